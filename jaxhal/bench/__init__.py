@@ -1,0 +1,106 @@
+"""Performance as ratios, measured side by side in one run; never in timed tests."""
+
+import difflib
+import importlib
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+# Each module has `rows() -> Iterator[dict]`; its docstring says what it answers.
+BENCHES = ("read",)
+
+
+def run(names: Sequence[str] = (), json_path: str | Path | None = None) -> list[dict]:
+    """Runs benches (all by default), prints a table and writes the rows as JSON.
+
+    Args:
+      names: of :data:`BENCHES`.
+      json_path: where the rows go as one JSON array; ``"-"`` is standard output.
+
+    Raises:
+      ValueError: on an unknown name, with the nearest known one.
+    """
+    for name in names:
+        if name not in BENCHES:
+            near = difflib.get_close_matches(name, BENCHES, n=1, cutoff=0.3)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise ValueError(
+                f"unknown bench {name!r}{hint} (known: {', '.join(BENCHES)})"
+            )
+    rows = []
+    for name in names or BENCHES:
+        for row in importlib.import_module(f"jaxhal.bench.{name}").rows():
+            rows.append(row)
+            print(_line(row), file=sys.stderr, flush=True)
+    if json_path is not None:
+        text = json.dumps(rows, indent=1) + "\n"
+        if str(json_path) == "-":
+            sys.stdout.write(text)
+        else:
+            Path(json_path).write_text(text, encoding="utf-8")
+    return rows
+
+
+def row(
+    bench: str,
+    case: str,
+    metric: str,
+    value: float,
+    target: float | None = None,
+    better: str = "lower",
+    spread: Sequence[float] = (),
+) -> dict[str, Any]:
+    """One result; ``spread`` is the interquartile range of the repeats."""
+    return {
+        "bench": bench,
+        "case": case,
+        "metric": metric,
+        "value": round(float(value), 4),
+        "target": target,
+        "better": better,
+        "spread": [round(float(x), 4) for x in spread],
+    }
+
+
+def _line(row: dict[str, Any]) -> str:
+    verdict = ""
+    if row["target"] is not None:
+        lower = row["better"] == "lower"
+        met = row["value"] <= row["target"] if lower else row["value"] >= row["target"]
+        sign = "<=" if lower else ">="
+        verdict = f"  target {sign} {row['target']}: {'met' if met else 'MISSED'}"
+    spread = f"  [{row['spread'][0]}, {row['spread'][1]}]" if row["spread"] else ""
+    return f"{row['case']:<16} {row['metric']:<52} {row['value']:>9}{spread}{verdict}"
+
+
+def interleave(functions: dict[str, Any], repeats: int) -> dict[str, list[float]]:
+    """Seconds of each function, called in turn ``repeats`` times after one warm-up.
+
+    Taking turns shows every function the same machine, so a round's ratios are fair.
+    """
+    import time
+
+    import jax
+
+    times: dict[str, list[float]] = {name: [] for name in functions}
+    for function in functions.values():
+        jax.block_until_ready(function())
+    for _ in range(repeats):
+        for name, function in functions.items():
+            begin = time.perf_counter()
+            jax.block_until_ready(function())
+            times[name].append(time.perf_counter() - begin)
+    return times
+
+
+def ratio(
+    times: dict[str, list[float]], over: str, under: str
+) -> tuple[float, tuple[float, float]]:
+    """Median and interquartile range of the per-round ratios ``over / under``."""
+    import numpy as np
+
+    rounds = np.array(times[over]) / np.array(times[under])
+    low, middle, high = np.percentile(rounds, [25, 50, 75])
+    return float(middle), (float(low), float(high))

@@ -1,0 +1,101 @@
+"""What users run today: Hugging Face torch models, with this library's own weights."""
+
+from typing import Any
+
+import numpy as np
+
+from jaxhal.models.lm import LM
+
+
+def torch_llama(lm: LM, attention: str) -> Any:
+    """A Hugging Face Llama with the weights of ``lm``; ``attention`` is sdpa or eager.
+
+    Raises:
+      ImportError: without torch.
+    """
+    import torch
+    import transformers
+
+    config = lm.config
+    rope = config.ropes[0]
+    settings = transformers.LlamaConfig(
+        vocab_size=config.vocab_size,
+        hidden_size=config.hidden_size,
+        intermediate_size=config.intermediate_size,
+        num_hidden_layers=config.num_hidden_layers,
+        num_attention_heads=config.num_attention_heads,
+        num_key_value_heads=config.num_key_value_heads,
+        head_dim=config.head_dim,
+        max_position_embeddings=config.context_length,
+        rms_norm_eps=config.norm_eps,
+        rope_parameters={"rope_type": "default", "rope_theta": rope.theta},
+        tie_word_embeddings=config.tie_word_embeddings,
+    )
+    settings._attn_implementation = attention
+    with torch.device("meta"):
+        model = transformers.LlamaForCausalLM(settings)
+    model = model.to_empty(device="cpu").float().eval()
+    model.load_state_dict(_state(lm), strict=False)
+    model.tie_weights()
+    # Buffers were emptied together with the weights.
+    model.model.rotary_emb = type(model.model.rotary_emb)(settings)
+    return model
+
+
+def _state(lm: LM) -> dict[str, Any]:
+    import torch
+
+    from jaxhal.models.weights import huggingface_table, paths, same
+
+    table = huggingface_table(lm.config)
+    state = {}
+    for path, leaf in paths(lm.params):
+        origin, array = table[path], np.array(leaf, np.float32)
+        stacked = enumerate(array) if path.startswith("blocks.") else [(0, array)]
+        for layer, part in stacked:
+            part = part if origin.turn is same else part.T
+            name = origin.name.format(layer)
+            state[name] = torch.from_numpy(np.ascontiguousarray(part))
+    return state
+
+
+def forward(model: Any, tokens: np.ndarray) -> None:
+    """A plain forward with logits of every position."""
+    import torch
+
+    with torch.no_grad():
+        model(torch.from_numpy(tokens).long(), use_cache=False)
+
+
+def toha_and_lookback(
+    model: Any, tokens: np.ndarray, context: int, prompt: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """The common recipe: all attention maps, then SciPy's MST head by head.
+
+    Returns:
+      MTop-Div ``[layer, heads]`` and lookback ratios ``[layer, heads, response]``.
+    """
+    import torch
+    from scipy.sparse.csgraph import minimum_spanning_tree
+
+    with torch.no_grad():
+        out = model(
+            torch.from_numpy(tokens).long(), output_attentions=True, use_cache=False
+        )
+    maps = np.stack([attention[0].numpy() for attention in out.attentions])
+    layers, heads, size, _ = maps.shape
+    divergence = np.zeros((layers, heads), np.float32)
+    for layer in range(layers):
+        for head in range(heads):
+            distance = 1 - np.maximum(maps[layer, head], 0)
+            np.fill_diagonal(distance, 0)
+            distance = np.minimum(distance, distance.T)
+            distance[:prompt, :prompt] = 0
+            # SciPy reads a weight of 0 as no edge: shift all weights by one.
+            tree = minimum_spanning_tree(distance + 1 - np.eye(size))
+            divergence[layer, head] = tree.sum() - (size - 1)
+    rows = maps[:, :, prompt - 1 : -1]
+    new = np.tril(np.ones((size, size)))[prompt - 1 : -1, context:]
+    back = rows[..., :context].mean(-1)
+    fresh = (rows[..., context:] * new).sum(-1) / new.sum(-1)
+    return divergence, back / (back + fresh)

@@ -1,0 +1,149 @@
+"""What does reading cost beside a plain forward, and what do others pay for it?
+
+The reader is SmolLM2-135M in float32, one answer at a time, random tokens.
+"""
+
+import math
+import sys
+from collections.abc import Iterator
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import jaxhal
+from jaxhal import capture
+from jaxhal.bench import interleave, peers, ratio, row
+from jaxhal.models import lm as lm_lib
+from jaxhal.types import Batch, Example, Reducer
+
+REDUCERS: dict[str, Reducer] = {
+    "lookback": jaxhal.LookbackRatio(),
+    "mtop_div": jaxhal.MTopDiv(),
+    "max_prompt": jaxhal.MaxPromptAttention(),
+    "hidden": jaxhal.HiddenStates(tokens="mean"),
+    "logprob": jaxhal.TokenLogprob(),
+    "entropy": jaxhal.TokenEntropy(),
+}
+_SUFFIX = 5  # prompt tokens after the context
+
+
+def random_batch(vocab: int, seq: int, response: int) -> Batch:
+    """One row of random tokens in the seam layout, without padding."""
+    prompt = seq - response
+    tokens = np.random.default_rng(0).integers(5, vocab, (1, seq), np.int32)
+    valid = np.ones((1, seq), bool)
+    context = valid & (np.arange(seq) < prompt - _SUFFIX)
+    offsets = np.zeros((1, response, 2), np.int32)
+    return Batch(tokens, valid, context, context, ~valid, offsets, prompt)
+
+
+def rows() -> Iterator[dict]:
+    lm = jaxhal.load("smollm2-135m")
+    models = _peers(lm)
+    for seq, response, repeats in ((512, 96, 9), (2048, 256, 5)):
+        yield from _speed(lm, models, seq, response, repeats)
+    yield from _memory(lm)
+    yield from _compilations(lm)
+
+
+def _peers(lm) -> dict:
+    try:
+        return {kind: peers.torch_llama(lm, kind) for kind in ("sdpa", "eager")}
+    except ImportError as error:
+        print(f"without torch no peers are measured ({error})", file=sys.stderr)
+        return {}
+
+
+def _speed(lm, models: dict, seq: int, response: int, repeats: int) -> Iterator[dict]:
+    case = f"S={seq} R={response}"
+    batch = random_batch(lm.config.vocab_size, seq, response)
+    prompt = batch.prompt_length
+    hidden = jax.jit(lambda lm, *inputs: lm_lib.hidden_states(lm, *inputs)[1])
+    tokens, valid = jnp.asarray(batch.tokens), jnp.asarray(batch.valid)
+    functions = {
+        "forward": lambda: lm.forward(batch.tokens),
+        "no logits": lambda: hidden(lm, tokens, valid),
+        "all": lambda: jaxhal.read(lm, batch, REDUCERS),
+    }
+    for name, reducer in REDUCERS.items():
+        functions[name] = lambda n=name, r=reducer: jaxhal.read(lm, batch, {n: r})
+    attention = {name: REDUCERS[name] for name in ("mtop_div", "lookback")}
+
+    def recipe():
+        context = prompt - _SUFFIX
+        return peers.toha_and_lookback(models["eager"], batch.tokens, context, prompt)
+
+    if models:
+        functions["sdpa"] = lambda: peers.forward(models["sdpa"], batch.tokens)
+        functions["ours"] = lambda: jaxhal.read(lm, batch, attention)
+        theirs, ours = recipe(), functions["ours"]()
+        mtop = np.asarray(ours["mtop_div"])[:, 0] * response
+        worst = float(np.abs(mtop - theirs[0]).max() / np.abs(theirs[0]).max())
+        worst = max(worst, float(np.abs(ours["lookback"][:, 0] - theirs[1]).max()))
+        yield row("read", case, "largest difference from the peer", worst, 1e-3)
+    times = interleave(functions, repeats)
+    value, spread = ratio(times, "all", "forward")
+    metric = "all reducers / plain forward with logits"
+    yield row("read", case, metric, value, 1.10, spread=spread)
+    value, spread = ratio(times, "all", "no logits")
+    yield row(
+        "read", case, "all reducers / forward without logits", value, spread=spread
+    )
+    for name in REDUCERS:
+        value, spread = ratio(times, name, "no logits")
+        metric = f"{name} alone / forward without logits"
+        yield row("read", case, metric, value, spread=spread)
+    if models:
+        value, spread = ratio(times, "forward", "sdpa")
+        metric = "plain forward / Hugging Face SDPA forward"
+        yield row("read", case, metric, value, 1.0, spread=spread)
+        slow = interleave({"recipe": recipe, "ours": functions["ours"]}, 3)
+        value, spread = ratio(slow, "recipe", "ours")
+        metric = "Hugging Face eager + SciPy MST / TOHA + lookback here"
+        yield row("read", case, metric, value, 8.0, "higher", spread)
+
+
+def _memory(lm) -> Iterator[dict]:
+    batch = random_batch(lm.config.vocab_size, 8192, 256)
+    tokens, valid = jnp.asarray(batch.tokens), jnp.asarray(batch.valid)
+    plain = _temporary_mib(lm_lib.forward.lower(lm, tokens, valid))
+    named = tuple(REDUCERS.items())
+    reading = _temporary_mib(capture.read_jit.lower(lm, batch, named))
+    case = "S=8192 R=256"
+    yield row("read", case, "temporary MiB, plain forward", plain)
+    metric = "temporary MiB, all reducers"
+    yield row("read", case, metric, reading, math.floor(min(plain + 256, 2048)))
+
+
+def _temporary_mib(lowered) -> float:
+    analysis = lowered.compile().memory_analysis()
+    if analysis is None:
+        raise RuntimeError("this XLA backend gives no memory analysis")
+    return analysis.temp_size_in_bytes / 2**20
+
+
+def _programs() -> int:
+    """Programs compiled so far for reading."""
+    return capture.read_jit._cache_size()  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def _compilations(lm) -> Iterator[dict]:
+    rng = np.random.default_rng(1)
+    words = "the bridge opened in March and carries two lanes of slow traffic".split()
+
+    def text(count: int) -> str:
+        return " ".join(rng.choice(words, count))
+
+    examples = [
+        Example(text(int(r)), context=text(int(c)), question="When?")
+        for c, r in zip(rng.integers(20, 300, 40), rng.integers(4, 40, 40), strict=True)
+    ]
+    before = _programs()
+    encoded = [lm.require_tokenizer().encode_example(example) for example in examples]
+    from jaxhal.models.tokenizer import lengths
+
+    buckets = len({lengths([row]) for row in encoded})
+    jaxhal.score(lm, examples, ["lookback_ratio"], batch_size=4, progress=False)
+    compiled = _programs() - before
+    yield row("read", "40 mixed lengths", "programs compiled", compiled, buckets)

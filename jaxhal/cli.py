@@ -1,0 +1,436 @@
+"""The ``jaxhal`` command.  Heavy imports wait until a command needs them."""
+
+import contextlib
+import dataclasses
+import enum
+import itertools
+import sys
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+    from jaxhal.datasets.jsonl import Row
+    from jaxhal.models.lm import LM
+    from jaxhal.report import Report
+
+# Rows scored together: enough to sort by length, few enough to hold in memory.
+_CHUNK = 1024
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+class Kind(enum.StrEnum):
+    """What ``jaxhal list`` can list."""
+
+    models = "models"
+    detectors = "detectors"
+    datasets = "datasets"
+
+
+Model = Annotated[
+    str,
+    typer.Option(
+        "--model",
+        "-m",
+        help="Registry name, folder with config.json and safetensors, .gguf file, or "
+        "Hugging Face hub id.",
+    ),
+]
+BatchSize = Annotated[int, typer.Option(min=1, help="Answers read together.")]
+
+
+def main() -> None:
+    """The entry point; exits 0, 1 when a row failed, 2 on bad usage, 130 on Ctrl-C."""
+    app(prog_name="jaxhal")
+
+
+def _version(wanted: bool) -> bool:
+    if wanted:
+        import jaxhal
+
+        typer.echo(f"jaxhal {jaxhal.__version__}")
+        raise typer.Exit
+    return wanted
+
+
+@app.callback()
+def _jaxhal(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_version, is_eager=True, help="Say the version."
+        ),
+    ] = False,
+) -> None:
+    """Finds hallucinations in what language models write."""
+
+
+@app.command()
+def demo(
+    out: Annotated[Path, typer.Option(help="Folder for the results.")] = Path(
+        "jaxhal-demo"
+    ),
+    model: Model = "smollm2-135m",
+    limit: Annotated[
+        int | None, typer.Option(min=1, help="Only the first N answers.")
+    ] = None,
+) -> None:
+    """Scores the bundled examples with a small real model."""
+    import jaxhal
+    from jaxhal.datasets import bundled
+    from jaxhal.datasets.jsonl import write_rows
+    from jaxhal.report import write_html
+
+    with _usage():
+        out.mkdir(parents=True, exist_ok=True)
+        lm = jaxhal.load(model)
+    examples = bundled()[:limit]
+    start = time.perf_counter()
+    reports = [_checked(report) for report in jaxhal.score(lm, examples)]
+    pace = (time.perf_counter() - start) / len(reports) * 1000
+    rows = _results(reports)
+    questions = len({_source(report) for report in reports})
+    note = (
+        f"{len(reports)} answers to {questions} questions. The reader, {model}, is a "
+        "small surrogate: the answers were written by hand, not by it. "
+        f"{_verdict(rows)} All detectors together took {pace:.0f} ms per answer, "
+        "compilation included."
+    )
+    write_rows(out / "scores.jsonl", (report.to_dict() for report in reports))
+    write_html(out / "report.html", reports, "jaxhal demo", rows, note)
+
+    console = _console(stderr=True)
+    if rows:
+        console.print(_table(rows))
+    console.print(note, style="dim")
+    _show(console, reports[:3])
+    for name in ("scores.jsonl", "report.html"):
+        console.print(f"wrote {out / name}", soft_wrap=True)
+    _finish(console, reports)
+
+
+@app.command()
+def detect(
+    model: Model,
+    source: Annotated[
+        str,
+        typer.Option(
+            "--input", "-i", help="JSON Lines of answers to judge, - for stdin."
+        ),
+    ],
+    output: Annotated[
+        str, typer.Option("--output", "-o", help="JSON Lines of scores, - for stdout.")
+    ] = "-",
+    detector: Annotated[
+        list[str] | None,
+        typer.Option("--detector", "-d", help="A detector by name; repeat for more."),
+    ] = None,
+    page: Annotated[
+        Path | None, typer.Option("--html", help="Write a page to read as well.")
+    ] = None,
+    batch_size: BatchSize = 8,
+) -> None:
+    """Scores the answers of a JSON Lines file.
+
+    A row is {"id", "response", and either "prompt" or "context" + "question"}; a
+    result is {"id", "scores", "spans", "error"}, in the order of the input.  A bad row
+    gets its error and the command exits 1.
+    """
+    import jaxhal
+    from jaxhal.datasets.jsonl import read_rows, write_rows
+    from jaxhal.report import write_html
+
+    with _usage():
+        jaxhal.detectors.get(detector or None)
+        rows = read_rows(source)
+        for path in (output, page):
+            _check_place(path)
+        lm = jaxhal.load(model)
+    console = _console(stderr=True)
+    kept: list[Report] = []
+    failed: list[Report] = []
+    total = 0
+
+    def lines() -> Iterator[Mapping[str, Any]]:
+        nonlocal total
+        for report in _scored(lm, rows, detector or None, batch_size):
+            total += 1
+            if report.error is not None:
+                failed.append(report)
+            if page is not None:
+                kept.append(report)
+            yield report.to_dict()
+
+    write_rows(output, lines())
+    if page is not None:
+        results = _results(kept)
+        note = _verdict(results) if results else ""
+        write_html(page, kept, f"jaxhal detect: {Path(source).name}", results, note)
+    place = "standard output" if output == "-" else output
+    what = f"{total - len(failed)} of {total} answers scored, written to {place}"
+    console.print(what, soft_wrap=True)
+    _finish(console, failed)
+
+
+@app.command("list")
+def list_(kind: Annotated[Kind, typer.Argument(help="What to list.")]) -> None:
+    """Lists what can be named on the command line."""
+    rows = {
+        Kind.models: _models,
+        Kind.detectors: _detectors,
+        Kind.datasets: _datasets,
+    }[kind]()
+    _console().print(_table(rows))
+
+
+@app.command()
+def bench(
+    names: Annotated[
+        list[str] | None, typer.Argument(help="Benchmarks; all by default.")
+    ] = None,
+    json: Annotated[
+        Path | None, typer.Option("--json", help="Write the rows to this file.")
+    ] = None,
+) -> None:
+    """Measures reading against a plain forward pass and against peers."""
+    from jaxhal import bench as benches
+
+    with _usage():
+        _check_place(json)
+        benches.run(names or [], json)
+
+
+def _scored(
+    lm: "LM", rows: Iterable["Row"], detectors: Sequence[str] | None, batch_size: int
+) -> Iterator["Report"]:
+    """One report a row, in order, bad rows among them."""
+    import jaxhal
+    from jaxhal.report import Report
+
+    rows = iter(rows)
+    while chunk := list(itertools.islice(rows, _CHUNK)):
+        good = [row.example for row in chunk if row.example is not None]
+        done = iter(jaxhal.score(lm, good, detectors, batch_size=batch_size))
+        for row in chunk:
+            if row.example is None:
+                yield Report(row.id, lm.name, "", {}, [], [], {}, "", error=row.error)
+                continue
+            report = _checked(next(done))
+            if report.error is not None:
+                error = f"line {row.line}: {report.error}"
+                report = dataclasses.replace(report, error=error)
+            yield report
+
+
+def _checked(report: "Report") -> "Report":
+    """The report, or its error when a score in it is no number."""
+    try:
+        report.to_dict()
+    except ValueError as error:
+        empty: dict[str, Any] = {"scores": {}, "tokens": [], "spans": [], "heads": {}}
+        return dataclasses.replace(report, **empty, error=str(error))
+    return report
+
+
+def _results(reports: Sequence["Report"]) -> list[dict[str, Any]]:
+    """A row per detector, methods first, best first; none without both labels."""
+    from jaxhal.detectors import CATALOGUE
+    from jaxhal.evaluation import auroc, bootstrap
+
+    known = [r for r in reports if r.error is None and r.label is not None]
+    labels = [report.label for report in known]
+    if len(set(labels)) < 2:
+        return []
+    groups = [_source(report) for report in known]
+    rows = []
+    for name in known[0].scores:
+        scores = [report.scores[name] for report in known]
+        low, high = bootstrap(scores, labels, groups)
+        rows.append(
+            {
+                "detector": name,
+                "AUROC": auroc(scores, labels),
+                "95 % interval": f"{low:.2f}–{high:.2f}",
+                "token AUROC": _token_auroc(known, name),
+                "control": name in CATALOGUE and CATALOGUE[name]().control,
+                "beats controls": None,
+                "low": low,
+            }
+        )
+    rows.sort(key=lambda row: (row["control"], -row["AUROC"]))
+    best = max((row["AUROC"] for row in rows if row["control"]), default=None)
+    for row in rows:
+        low = row.pop("low")
+        if best is not None and not row["control"]:
+            beats = "yes" if low > best else "within noise"
+            row["beats controls"] = beats if row["AUROC"] > best else "no"
+    return rows
+
+
+def _token_auroc(reports: Iterable["Report"], name: str) -> float | None:
+    """AUROC over all tokens against the annotated spans; ``None`` where undefined."""
+    from jaxhal.evaluation import auroc
+
+    pairs = [
+        (
+            token.scores[name],
+            any(token.start < span.end and span.start < token.end for span in labels),
+        )
+        for report in reports
+        if (labels := report.labels) is not None
+        for token in report.tokens
+        if name in token.scores and token.start < token.end
+    ]
+    if len({label for _, label in pairs}) < 2:
+        return None
+    scores, labels = zip(*pairs, strict=True)
+    return auroc(scores, labels)
+
+
+def _verdict(rows: Sequence[Mapping[str, Any]]) -> str:
+    """In words, which methods are worth more than the controls."""
+    if not rows:
+        return "Answers of one class have no AUROC."
+    text = (
+        "The intervals resample sources, since answers to one rise and fall together."
+    )
+    controls = [row for row in rows if row["control"]]
+    if not controls:
+        return text
+    best = max(controls, key=lambda row: row["AUROC"])
+    text += f" The best control is {best['detector']} ({best['AUROC']:.3f}); "
+    verdicts = {
+        "yes": "clearly above it: {}",
+        "within noise": "above it only within the noise: {}",
+        "no": "not above it: {}",
+    }
+    found = []
+    for verdict, phrase in verdicts.items():
+        names = [row["detector"] for row in rows if row["beats controls"] == verdict]
+        found += [phrase.format(", ".join(names))] if names else []
+    return f"{text}{'; '.join(found) or 'no method was scored'}."
+
+
+def _source(report: "Report") -> str | None:
+    return report.prompt if report.context is None else report.context
+
+
+def _models() -> list[dict[str, Any]]:
+    from jaxhal.models import registry
+
+    entries = [registry.entry(name) for name in registry.names()]
+    return [
+        {
+            "name": entry.name,
+            "size": f"{entry.size / 1e6:.0f} MB",
+            "licence": entry.licence,
+            "what": entry.note,
+        }
+        for entry in entries
+    ]
+
+
+def _detectors() -> list[dict[str, Any]]:
+    from jaxhal.detectors import get
+
+    return [
+        {
+            "name": each.name,
+            "what": each.summary,
+            "unit": each.unit,
+            "control": each.control,
+            "reference": each.reference,
+        }
+        for each in get()
+    ]
+
+
+def _datasets() -> list[dict[str, Any]]:
+    from jaxhal.datasets import bundled
+
+    what = (bundled.__doc__ or "").partition("\n")[0]
+    return [{"name": "bundled", "answers": len(bundled()), "what": what}]
+
+
+def _show(console: "Console", reports: Iterable["Report"]) -> None:
+    for report in reports:
+        label = "hallucinated" if report.label else "grounded"
+        console.print(f"\n{report.id} ({label})", style="bold")
+        console.print(report)
+    console.print(
+        "\nbackground: token score from 0.5, deeper from 0.75; underlined: annotated; "
+        "bold: predicted\n",
+        style="dim",
+    )
+
+
+def _finish(console: "Console", reports: Iterable["Report"]) -> None:
+    """Says what failed and exits 1 if anything did."""
+    errors = [report.error for report in reports if report.error is not None]
+    for error in errors[:10]:
+        console.print(f"error: {error}", soft_wrap=True)
+    if len(errors) > 10:
+        console.print(f"and {len(errors) - 10} more errors")
+    if errors:
+        raise typer.Exit(1)
+
+
+def _console(stderr: bool = False) -> "Console":
+    from rich.console import Console
+
+    terminal = (sys.stderr if stderr else sys.stdout).isatty()
+    return Console(
+        stderr=stderr,
+        width=None if terminal else 120 if stderr else 400,  # a line a name, to grep
+        markup=False,  # ids and paths may hold square brackets
+        highlight=False,
+    )
+
+
+def _table(rows: Sequence[Mapping[str, Any]]) -> "Table":
+    from rich.table import Table
+    from rich.text import Text
+
+    from jaxhal.report import cell
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for at, (name, value) in enumerate(rows[0].items()):
+        justify = "right" if cell(value)[1] else "left"
+        table.add_column(name, justify=justify, no_wrap=at == 0)
+    for row in rows:
+        table.add_row(*(Text(cell(value)[0]) for value in row.values()))
+    return table
+
+
+def _check_place(path: str | Path | None) -> None:
+    """Finds out that a result cannot be written before hours go into it."""
+    if path is None or path == "-":
+        return
+    if Path(path).is_dir():
+        raise IsADirectoryError(f"{path} is a folder; give a file name")
+    if not Path(path).resolve().parent.is_dir():
+        raise FileNotFoundError(f"{Path(path).parent}: no such folder; make it first")
+
+
+@contextlib.contextmanager
+def _usage() -> Iterator[None]:
+    """Turns what is wrong with the arguments into one line and exit code 2."""
+    try:
+        yield
+    except (ValueError, KeyError, OSError, RuntimeError) as error:
+        # A KeyError shows its message quoted.
+        text = error.args[0] if isinstance(error, KeyError) and error.args else error
+        typer.echo(f"jaxhal: {text}", err=True)
+        raise typer.Exit(2) from error

@@ -1,0 +1,3 @@
+"""Data sets of labelled answers."""
+
+from jaxhal.datasets.bundled import bundled as bundled

@@ -1,0 +1,209 @@
+"""From answers to reports: encode, read once, let every detector score."""
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from tqdm import tqdm
+
+from jaxhal import detectors as catalogue
+from jaxhal.capture import read
+from jaxhal.detectors import Detector
+from jaxhal.models.lm import LM
+from jaxhal.models.tokenizer import Encoded, check_length, collate, plan
+from jaxhal.report import Report, Span, Token
+from jaxhal.types import Example
+
+# The detector that colours tokens and finds spans when it is among those asked for.
+PREFERRED = "predictive_probability"
+
+
+def detect(
+    lm: LM,
+    *,
+    response: str,
+    context: str | None = None,
+    question: str | None = None,
+    prompt: str | None = None,
+    detectors: Sequence[str] | None = None,
+) -> Report:
+    """Judges one answer: scores, coloured tokens and suspicious spans.
+
+    Args:
+      lm: the reader, from :func:`jaxhal.load`.
+      response: the answer.
+      context, question: what it should rest on and what was asked.
+      prompt: instead of these two, the whole prompt.
+      detectors: catalogue names; all by default.
+
+    Raises:
+      ValueError: when the answer or prompt is empty, too long for the model, or a
+        detector is unknown.
+    """
+    example = Example(
+        response, prompt=prompt, context=context, question=question, id="answer"
+    )
+    report = score(lm, [example], detectors, batch_size=1)[0]
+    if report.error is not None:
+        raise ValueError(report.error)
+    return report
+
+
+def score(
+    lm: LM,
+    examples: Sequence[Example],
+    detectors: Sequence[str] | None = None,
+    *,
+    batch_size: int = 8,
+    progress: bool | None = None,
+    threshold: float = 0.99,
+) -> list[Report]:
+    """Scores many answers, a bucket of similar lengths at a time.
+
+    Args:
+      lm: the reader.
+      examples: the answers.
+      detectors: catalogue names; all by default.
+      batch_size: answers read together.
+      progress: show a progress bar; ``None`` shows it on a terminal.
+      threshold: token score from which on a token belongs to a span; for the default
+        detector 0.99 means that the reader gave the token less than 1 % probability.
+
+    Returns:
+      One report per example, in order.  An example that cannot be read (too long, not
+      encodable) comes back with its ``error`` and costs no other example.
+
+    Raises:
+      ValueError: on an unknown detector or a batch size below 1.
+    """
+    if batch_size < 1:
+        raise ValueError(f"batch_size is {batch_size}; it must be at least 1")
+    chosen = catalogue.get(detectors)
+    reducers = catalogue.reads(chosen)
+    tokenizer = lm.require_tokenizer()
+    rows: list[Encoded] = []
+    reports: dict[int, Report] = {}
+    kept: list[int] = []
+    for number, example in enumerate(examples):
+        try:
+            row = tokenizer.encode_example(example)
+            check_length(row, lm.config.context_length)
+        except ValueError as error:
+            reports[number] = _report(lm, example, chosen, error=str(error))
+            continue
+        rows.append(row)
+        kept.append(number)
+    bar = tqdm(
+        total=len(rows),
+        desc="scoring",
+        unit="answer",
+        disable=None if progress is None else not progress,
+    )
+    with bar:
+        for group in plan(rows, batch_size):
+            batch = collate(
+                [rows[i] for i in group],
+                tokenizer.pad_id,
+                batch_size=batch_size,
+            )
+            features = dict(read(lm, batch, reducers)) if reducers else {}
+            features["valid"] = batch.response_mask
+            texts = [examples[kept[i]] for i in group]
+            for name, function in {t for d in chosen for t in d.text}:
+                values = [function(example) for example in texts]
+                values += [0.0] * (batch_size - len(values))
+                features[name] = np.asarray(values, np.float32)
+            scores, tokens, heads = jax.device_get(_score(tuple(chosen), features))
+            for at, i in enumerate(group):
+                number = kept[i]
+                reports[number] = _fill(
+                    _report(lm, examples[number], chosen),
+                    rows[i],
+                    {name: float(value[at]) for name, value in scores.items()},
+                    {name: value[at] for name, value in tokens.items()},
+                    {name: value[:, at] for name, value in heads.items()},
+                    threshold,
+                )
+            bar.update(len(group))
+    return [reports[number] for number in range(len(examples))]
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _score(chosen: tuple[Detector, ...], features: dict[str, Any]) -> tuple:
+    scores = {d.name: d.score((), features) for d in chosen}
+    tokens = {d.name: d.tokens((), features) for d in chosen if d.tokens is not None}
+    heads = {}
+    for name, reducer in catalogue.reads(chosen).items():
+        if reducer.reads == "probs":
+            value = features[name]
+            rowwise = value.ndim == 4
+            heads[name] = catalogue.response_mean(value, features) if rowwise else value
+    return scores, tokens, heads
+
+
+def _report(
+    lm: LM, example: Example, chosen: Sequence[Detector], error: str | None = None
+) -> Report:
+    with_tokens = [d.name for d in chosen if d.tokens is not None]
+    preferred = PREFERRED if PREFERRED in with_tokens else (with_tokens or [""])[0]
+    return Report(
+        id=example.id,
+        model=lm.name,
+        response=example.response,
+        scores={},
+        tokens=[],
+        spans=[],
+        heads={},
+        detector=preferred,
+        context=example.context,
+        question=example.question,
+        prompt=example.prompt,
+        label=example.label,
+        labels=example.labels,
+        error=error,
+    )
+
+
+def _fill(
+    report: Report,
+    row: Encoded,
+    scores: dict[str, float],
+    tokens: dict[str, Any],
+    heads: dict[str, Any],
+    threshold: float,
+) -> Report:
+    listed = []
+    for at, (start, end) in enumerate(row.offsets.tolist()):
+        if start < end:  # the end-of-sequence token has no text
+            values = {name: float(value[at]) for name, value in tokens.items()}
+            listed.append(Token(report.response[start:end], start, end, values))
+    fields = {"scores": scores, "tokens": listed, "heads": heads}
+    spans = find_spans(report.response, listed, report.detector, threshold)
+    return Report(**{**vars(report), **fields, "spans": spans})
+
+
+def find_spans(
+    response: str, tokens: Sequence[Token], detector: str, threshold: float
+) -> list[Span]:
+    """Runs of tokens whose score reaches the threshold, without outer white space.
+
+    The confidence of a span is the mean score of its tokens.
+    """
+    spans: list[Span] = []
+    run: list[Token] = []
+    for token in [*tokens, None]:
+        if token is not None and token.scores.get(detector, 0.0) >= threshold:
+            run.append(token)
+            continue
+        if run:
+            start, end = run[0].start, run[-1].end
+            text = response[start:end]
+            start += len(text) - len(text.lstrip())
+            end -= len(text) - len(text.rstrip())
+            confidence = float(np.mean([t.scores[detector] for t in run]))
+            if start < end:
+                spans.append(Span(start, end, response[start:end], confidence))
+            run = []
+    return spans

@@ -1,0 +1,1 @@
+"""What number does the paper compute?  Each written for one head or one sample."""

@@ -1,0 +1,127 @@
+"""The way in for attention that comes from elsewhere: any framework, checked once."""
+
+import operator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+from jaxtyping import Array, Float
+
+# Reading values back costs a copy: beyond this many numbers only shapes are checked.
+_INSPECT_AT_MOST = 1 << 22
+_CAUSAL_TOLERANCE = 1e-6
+
+
+def to_jax(array: Any) -> Array:
+    """A JAX array with the values of ``array``, whatever framework holds them.
+
+    Args:
+      array: NumPy, PyTorch (any device or dtype, with or without gradient), TensorFlow
+        or JAX array, tracer, nested list of numbers; a tuple of these is stacked.
+
+    Raises:
+      TypeError: when the values are not numbers.
+
+    Example:
+      >>> to_jax((np.zeros((2, 2)), np.ones((2, 2)))).shape
+      (2, 2, 2)
+    """
+    if isinstance(array, jax.Array):
+        return array
+    if isinstance(array, tuple) and array:
+        return jnp.stack([to_jax(item) for item in array])
+    if (detach := getattr(array, "detach", None)) is not None:
+        # NumPy knows neither PyTorch's gradients nor its bfloat16.
+        array = detach().float().cpu().numpy()
+    try:
+        if array is None:  # which NumPy takes for NaN
+            raise TypeError("no array")
+        return jnp.asarray(np.asarray(array).astype(np.float32))
+    except (TypeError, ValueError) as error:
+        raise TypeError(
+            f"attention is {str(array)[:60]!r} ({type(array).__name__}); pass an array "
+            "of numbers (Hugging Face needs attn_implementation='eager' to return one)"
+        ) from error
+
+
+def causal_attention(attention: Any, prompt_length: Any) -> Float[Array, "... seq seq"]:
+    """Checks causal attention and the length of its prompt before anything is traced.
+
+    Values are looked at only when they are at hand (not a tracer) and few, and only in
+    the rows that predict or are response tokens: rows of padding hold anything.
+
+    Args:
+      attention: ``[..., seq, seq]``, query rows by key columns, of any framework; a
+        tuple of them, one per layer, is stacked.
+      prompt_length: how many of the ``seq`` tokens are prompt, an integer that is
+        static under ``jit``.
+
+    Returns:
+      ``Float[... seq seq]`` in float32.
+
+    Raises:
+      TypeError: when ``prompt_length`` is not a static integer.
+      ValueError: when the attention has fewer than two dimensions or is not square,
+        when ``prompt_length`` is outside ``1..seq-1``, when a value is not finite or
+        a row attends to a later column.
+
+    Example:
+      >>> causal_attention(np.tri(3) / [[1], [2], [3]], prompt_length=1).dtype
+      dtype('float32')
+    """
+    attention = to_jax(attention)
+    prompt_length = static_int("prompt_length", prompt_length)
+    if attention.ndim < 2 or attention.shape[-1] != attention.shape[-2]:
+        raise ValueError(
+            f"attention has shape {attention.shape}; pass [..., seq, seq] with the "
+            "prompt and the response on both axes"
+        )
+    seq = attention.shape[-1]
+    if not 1 <= prompt_length < seq:
+        raise ValueError(
+            f"prompt_length is {prompt_length} but attention covers {seq} tokens; it "
+            f"must lie in 1..{seq - 1}, so that prompt and response hold a token each"
+        )
+    _inspect(attention, prompt_length - 1)
+    return attention.astype(jnp.float32)
+
+
+def static_int(name: str, value: Any) -> int:
+    """``value`` as a Python integer.
+
+    Raises:
+      TypeError: when it is traced or no integer.
+
+    Example:
+      >>> static_int("prompt_length", np.int64(3))
+      3
+    """
+    if isinstance(value, Tracer):
+        raise TypeError(
+            f"{name} is traced; keep it static: jax.jit(..., static_argnames={name!r})"
+        )
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name} is {value!r}; pass an integer") from None
+
+
+def _inspect(attention: Array, first_row: int) -> None:
+    """Raises on values no causal softmax can hold, from row ``first_row`` on."""
+    if isinstance(attention, Tracer) or attention.size > _INSPECT_AT_MOST:
+        return
+    rows = np.asarray(attention[..., first_row:, :], np.float32)
+    late = np.tri(*rows.shape[-2:], k=first_row) == 0
+    for bad, remedy in (
+        (~np.isfinite(rows), "compute the softmax in float32"),
+        (late & (np.abs(rows) > _CAUSAL_TOLERANCE), "a row must not see later columns"),
+    ):
+        if bad.any():
+            *lead, row, column = (int(axis) for axis in np.argwhere(bad)[0])
+            where = (*lead, row + first_row, column)
+            raise ValueError(
+                f"attention{list(where)} is {rows[(*lead, row, column)]}; {remedy}, "
+                "and rows are queries, columns are keys"
+            )

@@ -1,0 +1,66 @@
+"""The residual stream itself, as probes read it."""
+
+import dataclasses
+from typing import Literal
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from jaxhal.types import Reducer, View
+
+
+@dataclasses.dataclass(frozen=True)
+class HiddenStates(Reducer):
+    """Hidden states of the response tokens, in the residual stream's own unit.
+
+    ``[response width]`` per layer for ``tokens="response"``, else ``[width]``, which is
+    zero for an empty response.
+
+    Args:
+      layers: which to keep, numbered as Hugging Face's ``hidden_states``: 0 is the
+        embeddings, ``l`` the output of layer ``l``, the last of all comes after the
+        final norm; negative numbers count from the end and ``None`` keeps all.
+      tokens: ``"response"`` keeps every response token, ``"last"`` the last one,
+        ``"mean"`` averages them.
+
+    Raises:
+      ValueError: on no layers at all, or another ``tokens``.
+
+    Example:
+      >>> HiddenStates(layers=(-1,)).rowwise, HiddenStates(tokens="mean").rowwise
+      (True, False)
+    """
+
+    reads = "hidden"
+
+    layers: tuple[int, ...] | None = None
+    tokens: Literal["response", "last", "mean"] = "response"
+
+    def __post_init__(self):
+        if self.layers is not None and not self.layers:
+            raise ValueError(f"layers is {self.layers!r}; name some, or None for all")
+        if self.tokens not in ("response", "last", "mean"):
+            raise ValueError(
+                f"tokens is {self.tokens!r}; use 'response', 'last' or 'mean'"
+            )
+
+    @property
+    def rowwise(self) -> bool:
+        """True when every token is kept."""
+        return self.tokens == "response"
+
+    def rows(
+        self, rows: Float[Array, "query width"], view: View
+    ) -> Float[Array, "query width"]:
+        return rows.astype(jnp.float32)
+
+    def finish(
+        self, rows: Float[Array, "response width"], view: View
+    ) -> Float[Array, "*response width"]:
+        valid = view.valid[view.prompt_length :]
+        # Rows of padding are zero: they add nothing, and so does an empty response.
+        if self.tokens == "last":
+            return rows[jnp.where(valid, jnp.arange(len(valid)), 0).max()]
+        if self.tokens == "mean":
+            return rows.sum(0) / jnp.maximum(valid.sum(), 1)
+        return rows

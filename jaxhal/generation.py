@@ -1,0 +1,181 @@
+"""Prefill and decode steps on the seam cache; row-wise reducers ride along."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax.core import Tracer
+from jaxtyping import Array, Bool, Float, Int
+
+from jaxhal.capture import check
+from jaxhal.models import cache as cache_lib
+from jaxhal.models import decoder
+from jaxhal.models.cache import Cache
+from jaxhal.models.lm import LM
+from jaxhal.models.ops import STANDARD
+from jaxhal.rows import Named, Rows
+from jaxhal.types import Batch, Reducer
+
+
+def prefill(
+    lm: LM,
+    batch: Batch,
+    new_tokens: int,
+    reducers: Mapping[str, Reducer] | None = None,
+    target: Int[Array | np.ndarray, " batch"] | None = None,
+) -> tuple[Float[Array, "batch vocab"], Cache, dict[str, Any]]:
+    """Reads the prompts of a batch into a cache with room for ``new_tokens`` columns.
+
+    Args:
+      lm: the model.
+      batch: only its prompt columns ``[:, :P]`` are read.
+      new_tokens: columns that decoding may write.
+      reducers: row-wise reducers to apply to the last prompt token's row.
+      target: the token that follows each prompt, for reducers that ask for it.
+
+    Returns:
+      Logits of the first response token, the cache, and features of row ``P - 1`` with
+      a ``query`` axis of length 1.
+
+    Raises:
+      ValueError: when ``new_tokens`` is not positive, does not fit the model's context,
+        or a reducer is not row-wise.
+    """
+    named = _rowwise(lm, reducers, target)
+    if new_tokens < 1:
+        raise ValueError(f"new_tokens is {new_tokens}; a cache needs room for one")
+    if isinstance(batch.valid, np.ndarray):
+        longest = int(batch.valid[:, : batch.prompt_length].sum(axis=1).max())
+        if longest + new_tokens > lm.config.context_length:
+            raise ValueError(
+                f"a prompt of {longest} tokens and {new_tokens} new ones are over the "
+                f"model's context of {lm.config.context_length}; ask for fewer"
+            )
+    return _prefill(lm, batch, new_tokens, named, target)
+
+
+def step(
+    lm: LM,
+    cache: Cache,
+    tokens: Int[Array | np.ndarray, "batch query"],
+    reducers: Mapping[str, Reducer] | None = None,
+    *,
+    valid: Bool[Array | np.ndarray, "batch query"] | None = None,
+    target: Int[Array | np.ndarray, " batch"] | None = None,
+) -> tuple[Float[Array, "batch query vocab"], Cache, dict[str, Any]]:
+    """Reads the next tokens, one or several a row, against the cache.
+
+    Args:
+      lm: the model.
+      cache: from :func:`prefill` or an earlier step; it is not changed.
+      tokens: the next column or columns.
+      reducers: row-wise reducers to apply to the new rows.
+      valid: False where a row has no more tokens.
+      target: the token after the last column, for reducers that ask for it.
+
+    Returns:
+      Logits after each new token, the longer cache, and features of the new rows:
+      ``[layer, batch, heads, query, ...]`` as in :func:`jaxhal.read`.
+
+    Raises:
+      ValueError: when the cache has no room left or a reducer is not row-wise.
+    """
+    named = _rowwise(lm, reducers, target)
+    if not isinstance(cache.column, Tracer):
+        column = int(cache.column)
+        if column + tokens.shape[1] > cache.capacity:
+            raise ValueError(
+                f"the cache has {cache.capacity} columns, {column} of them written; no "
+                f"room for {tokens.shape[1]} more: prefill with more new_tokens"
+            )
+    if valid is None:
+        valid = np.ones(tokens.shape, bool)
+    return _step(lm, cache, jnp.asarray(tokens), jnp.asarray(valid), named, target)
+
+
+def _rowwise(lm: LM, reducers: Mapping[str, Reducer] | None, target: Any) -> Named:
+    named = check(lm.config, reducers or {})
+    for name, reducer in named:
+        if not reducer.rowwise:
+            raise ValueError(
+                f"reducer {name!r} needs all response rows at once; read(...) the "
+                "finished response instead"
+            )
+        if reducer.reads_target and target is None:
+            raise ValueError(
+                f"reducer {name!r} scores the token that follows a row; pass it as "
+                "target"
+            )
+    return named
+
+
+@jax.jit(static_argnames=("new_tokens", "named"))
+def _prefill(lm: LM, batch: Batch, new_tokens: int, named: Named, target):
+    model = nnx.merge(lm.graphdef, lm.params)
+    prompt = batch.prompt_length
+    tokens = jnp.asarray(batch.tokens)[:, :prompt]
+    valid = jnp.asarray(batch.valid)[:, :prompt]
+    position = cache_lib.positions(valid)
+    length = jnp.sum(valid, axis=1, dtype=jnp.int32)
+    geo = decoder.geometry(model.config, position, position, valid, length + new_tokens)
+    following = jnp.zeros(tokens.shape[0], tokens.dtype) if target is None else target
+    rows = Rows(
+        target=jnp.roll(tokens, -1, axis=1).at[:, -1].set(following),
+        valid=valid,
+        context=jnp.asarray(batch.context)[:, :prompt],
+        document=jnp.asarray(batch.document)[:, :prompt],
+        question=jnp.asarray(batch.question)[:, :prompt],
+        prompt_length=prompt,
+        first=prompt - 1,
+        explicit=1,
+        column=prompt - 1,
+        aligned=False,
+    )
+    x = decoder.embed(model, tokens, position)
+    tap = rows.tap(named, model)
+    hidden, attended, state, (key, value) = decoder.run(
+        model, x, geo, ops=STANDARD, tap=tap, keep=True
+    )
+    features = rows.features(named, model, hidden, attended, state, STANDARD)
+    logits = decoder.unembed(model, hidden[:, -1], STANDARD)
+    return logits, cache_lib.start(batch, key, value, new_tokens), features
+
+
+@jax.jit(static_argnames=("named",))
+def _step(lm: LM, cache: Cache, tokens, valid, named: Named, target):
+    model = nnx.merge(lm.graphdef, lm.params)
+    column = cache.column
+    cache, position = cache_lib.write(cache, valid)
+    geo = decoder.geometry(
+        model.config, position, cache.position, cache.valid, cache.rope_length
+    )
+    following = jnp.zeros(tokens.shape[0], tokens.dtype) if target is None else target
+    ahead = jnp.concatenate([tokens[:, 1:], following[:, None]], axis=1)
+    targets = jax.lax.dynamic_update_slice(
+        jnp.zeros(cache.valid.shape, tokens.dtype),
+        ahead.astype(tokens.dtype),
+        (jnp.zeros_like(column), column),
+    )
+    rows = Rows(
+        target=targets,
+        valid=cache.valid,
+        context=cache.context,
+        document=cache.document,
+        question=cache.question,
+        prompt_length=cache.prompt_length,
+        first=0,
+        explicit=tokens.shape[1],
+        column=column,
+        aligned=False,
+    )
+    x = decoder.embed(model, tokens, position)
+    tap = rows.tap(named, model)
+    hidden, attended, state, (key, value) = decoder.run(
+        model, x, geo, ops=STANDARD, tap=tap, cache=cache
+    )
+    features = rows.features(named, model, hidden, attended, state, STANDARD)
+    logits = decoder.unembed(model, hidden, STANDARD)
+    return logits, cache_lib.replace(cache, key, value), features

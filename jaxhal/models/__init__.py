@@ -1,0 +1,1 @@
+"""How a checkpoint becomes a pure function."""

@@ -1,0 +1,237 @@
+"""Decoders from GGUF files: metadata to :class:`Config`, quantised blocks to arrays."""
+
+import dataclasses
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxhal.models.config import Config, check_family, llama_like, rope_from
+from jaxhal.models.weights import Origin, Turn, linear, norm, same, transpose
+
+
+class GGUFSource:
+    """Metadata and dequantised tensors of one GGUF file."""
+
+    def __init__(self, path: Path):
+        import gguf
+
+        self.where = str(path)
+        try:
+            self.reader = gguf.GGUFReader(path)
+        except (ValueError, IndexError, OSError, UnicodeDecodeError) as error:
+            raise ValueError(
+                f"{path} is not a whole GGUF file ({error}); download it again"
+            ) from error
+        self._tensors = {tensor.name: tensor for tensor in self.reader.tensors}
+        size = Path(path).stat().st_size
+        for tensor in self.reader.tensors:
+            if tensor.data_offset + tensor.n_bytes > size:
+                raise ValueError(
+                    f"{path} is cut short: {tensor.name} ends at byte "
+                    f"{tensor.data_offset + tensor.n_bytes} of {size}; download it "
+                    "again"
+                )
+
+    def names(self) -> set[str]:
+        return set(self._tensors)
+
+    def get(self, name: str) -> np.ndarray:
+        import gguf
+
+        tensor = self._tensors[name]
+        try:
+            return gguf.quants.dequantize(tensor.data, tensor.tensor_type)
+        except NotImplementedError as error:
+            raise ValueError(
+                f"{self.where}: {name} is stored as {tensor.tensor_type.name}, which "
+                "the gguf package cannot dequantise; use another quantisation"
+            ) from error
+
+    def value(self, key: str, default: Any = None) -> Any:
+        """A metadata value, ``default`` when the file does not have it."""
+        field = self.reader.get_field(key)
+        return default if field is None else field.contents()
+
+
+_FAMILIES = {
+    "llama": "llama",
+    "qwen2": "qwen2",
+    "qwen3": "qwen3",
+    "falcon": "falcon",
+    "gpt2": "gpt2",
+    "gemma3": "gemma3_text",
+}
+
+
+def config_from_gguf(source: GGUFSource) -> Config:
+    """Builds a :class:`Config` from GGUF metadata.
+
+    Raises:
+      ValueError: on an architecture this decoder does not compute, or missing keys.
+    """
+    arch = source.value("general.architecture", "")
+    check_family(arch, _FAMILIES)
+
+    def get(key: str, default: Any = None) -> Any:
+        value = source.value(f"{arch}.{key}", default)
+        if value is None:
+            raise ValueError(f"{source.where} lacks the metadata {arch}.{key}")
+        return value
+
+    layers, heads = int(get("block_count")), int(get("attention.head_count"))
+    hidden, length = int(get("embedding_length")), int(get("context_length"))
+    head_dim = int(get("attention.key_length", hidden // heads))
+    names = source.names()
+    theta = float(get("rope.freq_base", 10000.0))
+    rope = rope_from(_scaling(source, arch), theta, length)
+    if "rope_freqs.weight" in names:
+        divisors = tuple(float(x) for x in source.get("rope_freqs.weight"))
+        rope = dataclasses.replace(rope, divisors=divisors)
+    layer_norm = arch in ("gpt2", "falcon")
+    eps = "attention.layer_norm_epsilon" if layer_norm else None
+    raw = {
+        "model_type": _FAMILIES[arch],
+        "vocab_size": source._tensors["token_embd.weight"].shape[1],
+        "hidden_size": hidden,
+        "intermediate_size": get("feed_forward_length"),
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": get("attention.head_count_kv", heads),
+        "head_dim": head_dim,
+        "max_position_embeddings": length,
+        "bos_token_id": source.value("tokenizer.ggml.bos_token_id"),
+        "eos_token_id": source.value("tokenizer.ggml.eos_token_id"),
+        "tie_word_embeddings": "output.weight" not in names,
+    }
+    window = int(get("attention.sliding_window", 0))
+    switches: dict[str, Any] = {
+        "norm_eps": float(get(eps or "attention.layer_norm_rms_epsilon")),
+        "qkv_bias": "blk.0.attn_q.bias" in names or "blk.0.attn_qkv.bias" in names,
+        "o_bias": "blk.0.attn_output.bias" in names,
+        "mlp_bias": "blk.0.ffn_down.bias" in names,
+        "qk_norm": "blk.0.attn_q_norm.weight" in names,
+        "ropes": (rope,),
+        "rope_of_layer": (0,) * layers,
+        "windows": (window,) * layers,
+    }
+    if layer_norm:
+        switches |= {"norm": "layer", "gated": False}
+        switches["activation"] = "gelu_tanh" if arch == "gpt2" else "gelu"
+    if arch == "gpt2":
+        switches["positions"] = "learned"
+    if arch == "falcon":
+        two = "blk.0.attn_norm_2.weight" in names
+        switches["block"] = "parallel_two_norms" if two else "parallel"
+    if arch == "gemma3":
+        switches |= _gemma3(source, hidden, heads, head_dim, layers, window, rope)
+    return llama_like(raw, **switches)
+
+
+def _scaling(source: GGUFSource, arch: str) -> dict[str, Any]:
+    prefix = f"{arch}.rope.scaling"
+    kind = source.value(f"{prefix}.type", "none")
+    if kind == "none":
+        return {}
+    return {
+        "rope_type": kind,
+        "factor": source.value(f"{prefix}.factor"),
+        "original_max_position_embeddings": source.value(
+            f"{prefix}.original_context_length"
+        ),
+    }
+
+
+def _gemma3(source, hidden, heads, head_dim, layers, window, rope) -> dict[str, Any]:
+    # Facts the file leaves out: every sixth layer is global, local layers turn with
+    # base 10,000 unscaled, and the 27B model (62 layers) scales by width over heads.
+    local = tuple(int((layer + 1) % 6 != 0) for layer in range(layers))
+    base = float(source.value("gemma3.rope.freq_base_swa", 10000.0))
+    per_head = hidden // heads if layers == 62 else head_dim
+    return {
+        "ropes": (rope, rope_from({}, base, rope.original_length)),
+        "rope_of_layer": local,
+        "windows": tuple(window * flag for flag in local),
+        "norm_offset": 1.0,
+        "activation": "gelu_tanh",
+        "block": "sandwich",
+        "embedding_scale": float(math.sqrt(hidden)),
+        "attention_scale": per_head**-0.5,
+    }
+
+
+def _unpermuted(heads: str, turn: Turn) -> Turn:
+    """llama.cpp interleaves the two halves of each rotary head; this undoes it."""
+
+    def restore(x: np.ndarray, config: Config) -> np.ndarray:
+        count = getattr(config, heads)
+        halves = x.reshape(count, config.head_dim // 2, 2, *x.shape[1:])
+        return turn(halves.swapaxes(1, 2).reshape(x.shape), config)
+
+    return restore
+
+
+def _less_one(x: np.ndarray, config: Config) -> np.ndarray:
+    """Gemma norms are stored with their 1 already added."""
+    return x - 1.0
+
+
+def gguf_table(config: Config) -> dict[str, Origin]:
+    """The key table of a GGUF file."""
+    layer = "blk.{}"
+    table = {
+        "embed_tokens.embedding": Origin("token_embd.weight", same),
+        "embed_positions.embedding": Origin("position_embd.weight", same),
+        "lm_head.kernel": Origin("output.weight", transpose),
+        **norm("norm", "output_norm"),
+        **norm("blocks.input_norm", f"{layer}.attn_norm"),
+        **norm("blocks.mlp_norm", f"{layer}.ffn_norm"),
+        **norm("blocks.self_attn.q_norm", f"{layer}.attn_q_norm"),
+        **norm("blocks.self_attn.k_norm", f"{layer}.attn_k_norm"),
+        **norm("blocks.post_attention_norm", f"{layer}.post_attention_norm"),
+        **norm("blocks.post_mlp_norm", f"{layer}.post_ffw_norm"),
+        **linear("blocks.self_attn.o_proj", f"{layer}.attn_output"),
+    }
+    for ours in ("gate", "up", "down"):
+        table |= linear(f"blocks.mlp.{ours}_proj", f"{layer}.ffn_{ours}")
+    for which, letter in enumerate("qkv"):
+        name = f"blocks.self_attn.{letter}_proj"
+        if config.family == "falcon" or config.family == "gpt2":
+            turn = _stored_in_order(which)
+            fused = f"{layer}.attn_qkv"
+            table[f"{name}.kernel"] = Origin(f"{fused}.weight", turn(transpose))
+            table[f"{name}.bias"] = Origin(f"{fused}.bias", turn(same))
+        else:
+            table |= linear(name, f"{layer}.attn_{letter}")
+    if config.family == "llama":
+        for letter, heads in (
+            ("q", "num_attention_heads"),
+            ("k", "num_key_value_heads"),
+        ):
+            name = f"blocks.self_attn.{letter}_proj"
+            for part, turn in (("kernel", transpose), ("bias", same)):
+                stored = table[f"{name}.{part}"].name
+                table[f"{name}.{part}"] = Origin(stored, _unpermuted(heads, turn))
+    if config.block == "parallel_two_norms":
+        table |= norm("blocks.input_norm", f"{layer}.attn_norm_2")
+        table |= norm("blocks.mlp_norm", f"{layer}.attn_norm")
+    if config.norm_offset:
+        for path, origin in table.items():
+            if path.endswith("norm.scale"):
+                table[path] = Origin(origin.name, _less_one)
+    return table
+
+
+def _stored_in_order(which: int):
+    """Fused rows are stored all queries, then all keys, then all values."""
+
+    def make(turn: Turn) -> Turn:
+        def part(x: np.ndarray, config: Config) -> np.ndarray:
+            q = config.num_attention_heads * config.head_dim
+            kv = config.num_key_value_heads * config.head_dim
+            return turn(np.split(x, [q, q + kv])[which], config)
+
+        return part
+
+    return make

@@ -1,0 +1,246 @@
+"""The tokenizer inside a GGUF file, rebuilt with ``tokenizers``.
+
+The conversion in transformers ignores ``tokenizer.ggml.pre``, which names how text is
+cut into words before the merges; with it one text in fourteen comes out different for
+SmolLM2.  Here the name decides, and an unknown name is an error.
+"""
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    import gguf
+    import tokenizers
+    import transformers
+
+_UNKNOWN, _NORMAL, _CONTROL, _USER_DEFINED = 2, 1, 3, 4  # tokenizer.ggml.token_type
+
+_WORDS = r"""(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|%s"""
+_WORDS += r"""| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"""
+
+
+class _Pre(NamedTuple):
+    """What one value of ``tokenizer.ggml.pre`` implies."""
+
+    splits: tuple[str, ...]
+    nfc: bool = False
+    ignore_merges: bool = False
+    adds_bos: bool = False
+
+
+_PRE = {
+    "falcon": _Pre(("punctuation", "gpt-2", "numbers", "[0-9][0-9][0-9]")),
+    "gpt-2": _Pre(("gpt-2",)),
+    "llama-bpe": _Pre((_WORDS % r"\p{N}{1,3}",), ignore_merges=True, adds_bos=True),
+    "qwen2": _Pre((_WORDS % r"\p{N}",), nfc=True),
+    "smollm": _Pre(("digits", "gpt-2")),
+}
+_PRE |= {"gpt2": _PRE["gpt-2"], "llama3": _PRE["llama-bpe"]}
+
+
+def read_metadata(source: "gguf.GGUFReader | str | os.PathLike") -> dict[str, Any]:
+    """Every ``tokenizer.*`` field of a GGUF file, as plain Python values.
+
+    Args:
+      source: an open reader, or the path of a file.
+    """
+    if isinstance(source, str | os.PathLike):
+        import gguf
+
+        source = gguf.GGUFReader(source)
+    return {
+        key: field.contents()
+        for key, field in source.fields.items()
+        if key.startswith("tokenizer.")
+    }
+
+
+def build(metadata: Mapping[str, Any]) -> "tokenizers.Tokenizer":
+    """The bare tokenizer: no special token is added around a text.
+
+    ``tokenizer.ggml.model`` is ``gpt2`` (byte-level BPE) or ``llama`` (SentencePiece).
+
+    Raises:
+      ValueError: on missing metadata, another model, an unknown
+        ``tokenizer.ggml.pre``.
+    """
+    from tokenizers import AddedToken
+
+    tokens = _need(metadata, "tokenizer.ggml.tokens")
+    types = metadata.get("tokenizer.ggml.token_type") or [_NORMAL] * len(tokens)
+    match _need(metadata, "tokenizer.ggml.model"):
+        case "gpt2":
+            tokenizer = _byte_level(metadata, tokens)
+        case "llama":
+            tokenizer = _sentencepiece(metadata, tokens, types)
+        case other:
+            raise ValueError(
+                f"tokenizer.ggml.model is {other!r}; known: gpt2, llama. Give a folder "
+                "with tokenizer.json instead of the GGUF file"
+            )
+    tokenizer.add_tokens(
+        [
+            AddedToken(token, special=kind == _CONTROL, normalized=False)
+            for token, kind in zip(tokens, types, strict=True)
+            if kind in (_CONTROL, _USER_DEFINED)
+        ]
+    )
+    return tokenizer
+
+
+def load(
+    source: "gguf.GGUFReader | str | os.PathLike",
+) -> "transformers.PreTrainedTokenizerFast":
+    """The tokenizer of a GGUF file with its special tokens and chat template.
+
+    A beginning- or end-of-sequence token is added as ``tokenizer.ggml.add_bos_token``
+    and ``add_eos_token`` say; where they say nothing, ``llama`` models and the
+    ``llama-bpe`` words of Llama 3 begin with one.
+
+    Args:
+      source: an open reader, or the path of a file.
+
+    Raises:
+      ValueError: as :func:`build`, and on a special token outside the vocabulary.
+    """
+    from transformers import PreTrainedTokenizerFast
+
+    metadata = read_metadata(source)
+    tokenizer = build(metadata)
+    tokens = metadata["tokenizer.ggml.tokens"]
+    special = {}
+    for role, key in (
+        ("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding")
+    ):  # fmt: skip
+        index = metadata.get(f"tokenizer.ggml.{key}_token_id")
+        if index is None:
+            continue
+        if not 0 <= index < len(tokens):
+            raise ValueError(
+                f"tokenizer.ggml.{key}_token_id is {index} but the vocabulary has "
+                f"{len(tokens)} tokens; convert the checkpoint again"
+            )
+        special[f"{role}_token"] = tokens[index]
+    by_default = metadata["tokenizer.ggml.model"] == "llama" or (
+        _pre(metadata["tokenizer.ggml.pre"]).adds_bos
+    )
+    adds_bos = metadata.get("tokenizer.ggml.add_bos_token", by_default)
+    adds_eos = metadata.get("tokenizer.ggml.add_eos_token", False)
+    for adds, role in ((adds_bos, "bos"), (adds_eos, "eos")):
+        if adds:
+            _need(metadata, f"tokenizer.ggml.{role}_token_id")
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        add_bos_token=adds_bos,
+        add_eos_token=adds_eos,
+        chat_template=metadata.get("tokenizer.chat_template"),
+        clean_up_tokenization_spaces=False,
+        **special,
+    )
+
+
+def _need(metadata: Mapping[str, Any], key: str) -> Any:
+    value = metadata.get(key)
+    if value is None or value == []:
+        raise ValueError(
+            f"the GGUF file has no {key!r}, so its tokenizer cannot be rebuilt; "
+            "convert the checkpoint again, or give a folder with tokenizer.json"
+        )
+    return value
+
+
+def _pre(name: str) -> _Pre:
+    if name not in _PRE:
+        raise ValueError(
+            f"tokenizer.ggml.pre is {name!r}, the way text is cut into words, which is "
+            f"not known here; known: {', '.join(sorted(_PRE))}. Give a folder with "
+            "tokenizer.json instead of the GGUF file"
+        )
+    return _PRE[name]
+
+
+def _byte_level(
+    metadata: Mapping[str, Any], tokens: Sequence[str]
+) -> "tokenizers.Tokenizer":
+    from tokenizers import Regex, Tokenizer, decoders, models, normalizers
+    from tokenizers import pre_tokenizers as pre
+
+    rule = _pre(_need(metadata, "tokenizer.ggml.pre"))
+    named = {
+        "digits": pre.Digits(individual_digits=True),
+        "gpt-2": pre.ByteLevel(add_prefix_space=False, use_regex=True),
+        "numbers": pre.Digits(individual_digits=False),
+        "punctuation": pre.Punctuation(behavior="contiguous"),
+    }
+    splits = [named.get(s) or pre.Split(Regex(s), "isolated") for s in rule.splits]
+    if "gpt-2" not in rule.splits:
+        splits.append(pre.ByteLevel(add_prefix_space=False, use_regex=False))
+    merges = _need(metadata, "tokenizer.ggml.merges")
+    tokenizer = Tokenizer(
+        models.BPE(
+            {token: index for index, token in enumerate(tokens)},
+            [tuple(merge.split(" ", 1)) for merge in merges],
+            ignore_merges=rule.ignore_merges,
+        )
+    )
+    if rule.nfc:
+        tokenizer.normalizer = normalizers.NFC()
+    tokenizer.pre_tokenizer = pre.Sequence(splits)
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+def _sentencepiece(
+    metadata: Mapping[str, Any], tokens: Sequence[str], types: Sequence[int]
+) -> "tokenizers.Tokenizer":
+    from tokenizers import Tokenizer, decoders, models, normalizers
+
+    scores = _need(metadata, "tokenizer.ggml.scores")
+    unknown = metadata.get("tokenizer.ggml.unknown_token_id")
+    if unknown is None and _UNKNOWN in types:
+        unknown = types.index(_UNKNOWN)
+    tokenizer = Tokenizer(
+        models.BPE(
+            {token: index for index, token in enumerate(tokens)},
+            _merges(tokens, scores, types),
+            unk_token=None if unknown is None else tokens[unknown],
+            fuse_unk=True,
+            byte_fallback=True,
+        )
+    )
+    prefix = metadata.get("tokenizer.ggml.add_space_prefix", True)
+    tokenizer.normalizer = normalizers.Sequence(
+        [normalizers.Prepend("▁")] * prefix + [normalizers.Replace(" ", "▁")]
+    )
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+        + [decoders.Strip(" ", 1, 0)] * prefix
+    )
+    return tokenizer
+
+
+def _merges(
+    tokens: Sequence[str], scores: Sequence[float], types: Sequence[int]
+) -> list[tuple[str, str]]:
+    """Every way to join two pieces into a third, the best-scored result first.
+
+    SentencePiece joins whichever neighbours give the best-scored piece, so each cut of
+    a piece into two known ones is a merge with the rank of the piece.
+
+    >>> _merges(["a", "b", "c", "ab", "abc"], [-9.0, -9.0, -9.0, -1.0, -2.0], [1] * 5)
+    [('a', 'b'), ('ab', 'c')]
+    """
+    score_of = {
+        token: score
+        for token, score, kind in zip(tokens, scores, types, strict=True)
+        if kind in (_NORMAL, _USER_DEFINED)
+    }
+    merges = [
+        (-score, -cut, cut - len(piece), piece[:cut], piece[cut:])
+        for piece, score in score_of.items()
+        for cut in range(1, len(piece))
+        if piece[:cut] in score_of and piece[cut:] in score_of
+    ]
+    merges.sort(key=lambda merge: merge[:3])
+    return [(left, right) for *_, left, right in merges]

@@ -1,0 +1,284 @@
+"""The parts of a decoder block: parameter containers whose calls take ``ops``.
+
+Attention is computed in blocks of query rows, so that no array of heads x seq x seq
+exists: prompt rows are mixed and dropped, and the rows from ``first_row`` on are shown
+to a tap, which turns them into small features.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Bool, Float, Int
+
+from jaxhal.models import rope
+from jaxhal.models.config import Config
+from jaxhal.models.ops import Ops
+
+# Bytes of attention probabilities alive at once for plain rows and for tapped rows.
+# Measured on CPU at (512, 96) and (2048, 256): small enough to stay near the caches,
+# large enough that a block's matrix product is efficient.
+PLAIN_BLOCK_BYTES = 8 << 20
+TAPPED_BLOCK_BYTES = 64 << 20
+_SEGMENTS = 8
+
+
+class Geometry(NamedTuple):
+    """Where the tokens of a call stand; shared by all layers."""
+
+    query_position: Int[Array, "batch query"]
+    key_position: Int[Array, "batch key"]
+    key_valid: Bool[Array, "batch key"]
+    cos: Float[Array, "rope batch query 1 head"] | None
+    sin: Float[Array, "rope batch query 1 head"] | None
+
+
+class LayerIndex(NamedTuple):
+    """What differs between the layers of one model, scanned along with the weights."""
+
+    layer: Int[Array, ""]
+    window: Int[Array, ""]
+    rope: Int[Array, ""]
+
+
+class RowTap(NamedTuple):
+    """``reduce(probs [batch heads query key], rows [query])`` for rows >= first_row."""
+
+    first_row: int
+    reduce: Callable[[Array, Array], Any]
+
+
+class Norm(nnx.Module):
+    """RMSNorm or LayerNorm, computed in float32."""
+
+    def __init__(self, config: Config, width: int, dtype: Any):
+        self.scale = nnx.Param(jnp.full(width, 1.0 - config.norm_offset, dtype))
+        centered = config.norm == "layer"
+        self.bias = nnx.Param(jnp.zeros(width, dtype)) if centered else None
+        self.eps, self.offset = config.norm_eps, config.norm_offset
+
+    def __call__(self, x: Array, ops: Ops) -> Array:
+        y = ops.normalize(x, self.eps, self.bias is not None)
+        y = y * (self.scale[...].astype(jnp.float32) + self.offset)
+        if self.bias is not None:
+            y = y + self.bias[...].astype(jnp.float32)
+        return y.astype(x.dtype)
+
+
+def _apply(layer: nnx.Linear, x: Array, ops: Ops) -> Array:
+    bias = None if layer.bias is None else layer.bias[...]
+    return ops.linear(x, layer.kernel[...], bias)
+
+
+class Attention(nnx.Module):
+    """Grouped-query attention with rotary or no position code."""
+
+    def __init__(self, config: Config, dtype: Any, rngs: nnx.Rngs):
+        self.config = config
+        d, width = config.head_dim, config.hidden_size
+
+        def project(features_in: int, features_out: int, bias: bool) -> nnx.Linear:
+            return nnx.Linear(
+                features_in, features_out, use_bias=bias, param_dtype=dtype, rngs=rngs
+            )
+
+        heads = config.num_attention_heads * d
+        kv_heads = config.num_key_value_heads * d
+        self.q_proj = project(width, heads, config.qkv_bias)
+        self.k_proj = project(width, kv_heads, config.qkv_bias)
+        self.v_proj = project(width, kv_heads, config.qkv_bias)
+        self.o_proj = project(heads, width, config.o_bias)
+        self.q_norm = Norm(config, d, dtype) if config.qk_norm else None
+        self.k_norm = Norm(config, d, dtype) if config.qk_norm else None
+
+    def project(
+        self, x: Float[Array, "batch query width"], geo: Geometry, at: LayerIndex, ops
+    ) -> tuple[Array, Array, Array]:
+        """Queries ``[batch kv group query head]``, keys and values without group."""
+        config, (batch, query, _) = self.config, x.shape
+        d, kv = config.head_dim, config.num_key_value_heads
+        q = _apply(self.q_proj, x, ops).reshape(batch, query, -1, d)
+        k = _apply(self.k_proj, x, ops).reshape(batch, query, kv, d)
+        v = _apply(self.v_proj, x, ops).reshape(batch, query, kv, d)
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = self.q_norm(q, ops), self.k_norm(k, ops)
+        if geo.cos is not None and geo.sin is not None:
+            cos, sin = geo.cos[at.rope], geo.sin[at.rope]
+            q, k = rope.rotate(q, cos, sin), rope.rotate(k, cos, sin)
+        q = (q * config.scale).reshape(batch, query, kv, -1, d)
+        swap = (0, 2, 1, 3)
+        return q.transpose(0, 2, 3, 1, 4), k.transpose(swap), v.transpose(swap)
+
+    def mix(
+        self,
+        q: Float[Array, "batch kv_heads group query head"],
+        k: Float[Array, "batch kv_heads key head"],
+        v: Float[Array, "batch kv_heads key head"],
+        geo: Geometry,
+        at: LayerIndex,
+        tap: RowTap | None,
+        ops: Ops,
+    ) -> tuple[Float[Array, "batch query width"], Any]:
+        """Attention output of every row, and what the tap made of the rows it saw."""
+        batch, _, _, rows, _ = q.shape
+        columns = k.shape[2]
+        first = rows if tap is None else tap.first_row
+        row_bytes = 4 * batch * self.config.num_attention_heads * columns
+        index = jnp.arange(rows)
+
+        def block(q, position, index, keys: int, reduce=None):
+            bias = _bias(position, geo, keys, at.window)
+            scores = ops.scores(q, k[:, :, :keys])
+            out, probs = ops.attend(scores, bias, v[:, :, :keys])
+            if reduce is None:
+                return out, None
+            merged = (batch, self.config.num_attention_heads, *probs.shape[-2:])
+            return out, reduce(probs.reshape(merged), index)
+
+        outputs, seen = [], None
+        # Keys beyond a segment's last row are masked anyway; a cached call (fewer rows
+        # than columns) cannot know its columns and looks at all of them.
+        segments = _segments(first, _SEGMENTS) if rows == columns else [(0, first)]
+        for start, stop in segments:
+            if start == stop:
+                continue
+            keys = stop if rows == columns else columns
+            size = max(16, PLAIN_BLOCK_BYTES // (row_bytes * keys // columns))
+            out, _ = _in_blocks(
+                lambda q, p, i, keys=keys: block(q, p, i, keys),
+                (q[..., start:stop, :], geo.query_position[:, start:stop]),
+                index[start:stop],
+                size,
+            )
+            outputs.append(out)
+        if tap is not None:
+            size = max(16, TAPPED_BLOCK_BYTES // row_bytes)
+            out, seen = _in_blocks(
+                lambda q, p, i: block(q, p, i, columns, tap.reduce),
+                (q[..., first:, :], geo.query_position[:, first:]),
+                index[first:],
+                size,
+            )
+            outputs.append(out)
+        out = jnp.concatenate(outputs, axis=3) if len(outputs) > 1 else outputs[0]
+        return out.transpose(0, 3, 1, 2, 4).reshape(batch, rows, -1), seen
+
+    def output(self, x: Array, ops: Ops) -> Array:
+        """The output projection."""
+        return _apply(self.o_proj, x, ops)
+
+
+def _bias(
+    position: Int[Array, "batch query"], geo: Geometry, keys: int, window: Array
+) -> Float[Array, "batch 1 1 query key"]:
+    """0 on valid keys up to the query and inside the window, -1e30 elsewhere."""
+    distance = position[:, :, None] - geo.key_position[:, None, :keys]
+    near = (window == 0) | (distance < window)
+    allowed = geo.key_valid[:, None, :keys] & (distance >= 0) & near
+    return jnp.where(allowed, 0.0, -1e30)[:, None, None]
+
+
+def _segments(rows: int, most: int) -> list[tuple[int, int]]:
+    """Splits rows into at most ``most`` ranges of a multiple of 64 rows."""
+    size = max(64, math.ceil(rows / most / 64) * 64)
+    return [(start, min(start + size, rows)) for start in range(0, rows, size)]
+
+
+def _in_blocks(function, arrays, index, size: int):
+    """Maps ``function(q, position, index)`` over blocks of at most ``size`` rows.
+
+    Rows are axis 3 of ``q`` and of the output, 1 of ``position`` and 2 of every leaf
+    that the tap returns.
+    """
+    q, position = arrays
+    rows = index.shape[0]
+    count = math.ceil(rows / size)
+    if count <= 1:
+        return function(q, position, index)
+    size = math.ceil(rows / count)
+    count = math.ceil(rows / size)
+    pad = count * size - rows
+
+    def split(x, axis):
+        x = jnp.pad(x, [(0, pad if a == axis else 0) for a in range(x.ndim)], "edge")
+        shape = (*x.shape[:axis], count, size, *x.shape[axis + 1 :])
+        return jnp.moveaxis(x.reshape(shape), axis, 0)
+
+    def join(x, axis):
+        x = jnp.moveaxis(x, 0, axis)
+        x = x.reshape(*x.shape[:axis], count * size, *x.shape[axis + 2 :])
+        return jax.lax.slice_in_dim(x, 0, rows, axis=axis)
+
+    blocks = (split(q, 3), split(position, 1), split(index, 0))
+    out, seen = jax.lax.map(lambda block: function(*block), blocks)
+    return join(out, 3), jax.tree.map(lambda leaf: join(leaf, 2), seen)
+
+
+class MLP(nnx.Module):
+    """``down(act(gate x) * up x)``, or ``down(act(up x))`` when not gated."""
+
+    def __init__(self, config: Config, dtype: Any, rngs: nnx.Rngs):
+        def project(features_in: int, features_out: int) -> nnx.Linear:
+            return nnx.Linear(
+                features_in,
+                features_out,
+                use_bias=config.mlp_bias,
+                param_dtype=dtype,
+                rngs=rngs,
+            )
+
+        width, inner = config.hidden_size, config.intermediate_size
+        self.gate_proj = project(width, inner) if config.gated else None
+        self.up_proj = project(width, inner)
+        self.down_proj = project(inner, width)
+        self.activation = config.activation
+
+    def __call__(self, x: Array, ops: Ops) -> Array:
+        up = _apply(self.up_proj, x, ops)
+        if self.gate_proj is None:
+            inner = ops.activate(up, self.activation)
+        else:
+            gate = ops.activate(_apply(self.gate_proj, x, ops), self.activation)
+            inner = ops.multiply(gate, up)
+        return _apply(self.down_proj, inner, ops)
+
+
+class Block(nnx.Module):
+    """One layer; ``config.block`` says how norms, parts and residuals are wired."""
+
+    def __init__(self, config: Config, dtype: Any, rngs: nnx.Rngs):
+        self.config = config
+        width = config.hidden_size
+        self.self_attn = Attention(config, dtype, rngs)
+        self.mlp = MLP(config, dtype, rngs)
+        self.input_norm = Norm(config, width, dtype)
+        two_norms = config.block != "parallel"
+        self.mlp_norm = Norm(config, width, dtype) if two_norms else None
+        sandwich = config.block == "sandwich"
+        self.post_attention_norm = Norm(config, width, dtype) if sandwich else None
+        self.post_mlp_norm = Norm(config, width, dtype) if sandwich else None
+
+    def __call__(
+        self,
+        x: Float[Array, "batch query width"],
+        attend: Callable[[Attention, Array], tuple[Array, Any]],
+        ops: Ops,
+    ) -> tuple[Float[Array, "batch query width"], Any]:
+        """``attend(self_attn, normed)`` returns mixed values and anything beside."""
+        normed = self.input_norm(x, ops)
+        mixed, beside = attend(self.self_attn, normed)
+        mixed = self.self_attn.output(mixed, ops)
+        if self.config.block in ("parallel", "parallel_two_norms"):
+            other = normed if self.mlp_norm is None else self.mlp_norm(x, ops)
+            return ops.add(x, ops.add(mixed, self.mlp(other, ops))), beside
+        if self.post_attention_norm is not None:
+            mixed = self.post_attention_norm(mixed, ops)
+        x = ops.add(x, mixed)
+        assert self.mlp_norm is not None
+        inner = self.mlp(self.mlp_norm(x, ops), ops)
+        if self.post_mlp_norm is not None:
+            inner = self.post_mlp_norm(inner, ops)
+        return ops.add(x, inner), beside

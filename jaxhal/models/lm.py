@@ -1,0 +1,247 @@
+"""A language model as a pytree: ``LM(graphdef, params)`` with its tokenizer."""
+
+import dataclasses
+import difflib
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jaxtyping import Array, Bool, Float, Int
+
+from jaxhal.models import cache as cache_lib
+from jaxhal.models import decoder, registry, weights
+from jaxhal.models.config import Config, Rope, read_config
+from jaxhal.models.gguf import GGUFSource, config_from_gguf, gguf_table
+from jaxhal.models.ops import STANDARD
+from jaxhal.models.tokenizer import Tokenizer, check_length, collate
+from jaxhal.types import Batch, Example
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class LM:
+    """A decoder as data: parameters are leaves, everything else is static.
+
+    Attributes:
+      params: the parameters, an ``nnx`` state whose blocks are stacked over layers.
+      graphdef: the static structure; ``nnx.merge(graphdef, params)`` is the module.
+      config: what the model is.
+      tokenizer: text to tokens and back; ``None`` for a model without one.
+      name: what it was loaded from.
+    """
+
+    params: Any
+    graphdef: Any = dataclasses.field(metadata={"static": True})
+    config: Config = dataclasses.field(metadata={"static": True})
+    tokenizer: Tokenizer | None = dataclasses.field(
+        default=None, metadata={"static": True}
+    )
+    name: str = dataclasses.field(default="", metadata={"static": True})
+
+    def forward(
+        self,
+        tokens: Int[Array | np.ndarray, "batch seq"],
+        valid: Bool[Array | np.ndarray, "batch seq"] | None = None,
+    ) -> Float[Array, "batch seq vocab"]:
+        """Next-token logits of every position, float32.
+
+        Args:
+          tokens: token ids.
+          valid: False on padding (left or right); all True by default.
+
+        Raises:
+          ValueError: when a row is longer than the model's context or an id is not in
+            the vocabulary.
+        """
+        if isinstance(tokens, np.ndarray) and tokens.size:
+            low, high = int(tokens.min()), int(tokens.max())
+            if low < 0 or high >= self.config.vocab_size:
+                raise ValueError(
+                    f"token id {low if low < 0 else high} is outside the vocabulary of "
+                    f"{self.config.vocab_size}; encode with this model's tokenizer"
+                )
+        if valid is None:
+            valid = np.ones(tokens.shape, bool)
+        if isinstance(valid, np.ndarray):
+            longest = int(valid.sum(axis=1).max())
+            if longest > self.config.context_length:
+                raise ValueError(
+                    f"a row has {longest} tokens, over the model's context of "
+                    f"{self.config.context_length}; shorten it"
+                )
+        return forward(self, jnp.asarray(tokens), jnp.asarray(valid))
+
+    def encode(
+        self,
+        examples: Sequence[Example],
+        *,
+        eos: bool = True,
+        prompt_length: int | None = None,
+        response_length: int | None = None,
+    ) -> Batch:
+        """Tokens of the examples in one seam-layout batch, padded to buckets.
+
+        Args:
+          examples: answers with their prompts.
+          eos: append the end-of-sequence token to each response, as the TOHA code does.
+          prompt_length: the column ``P``; a bucket that fits by default.
+          response_length: response columns ``R``; a bucket that fits by default.
+
+        Raises:
+          ValueError: naming both lengths when a prompt with its response is over the
+            model's context, or when there is nothing to encode.
+        """
+        if not examples:
+            raise ValueError("no examples to encode; give at least one")
+        tokenizer = self.require_tokenizer()
+        encoded = [tokenizer.encode_example(example, eos=eos) for example in examples]
+        for row in encoded:
+            check_length(row, self.config.context_length)
+        return collate(encoded, tokenizer.pad_id, prompt_length, response_length)
+
+    def require_tokenizer(self) -> Tokenizer:
+        """The tokenizer, or an error that says how to get one."""
+        if self.tokenizer is None:
+            raise ValueError(
+                f"model {self.name!r} has no tokenizer; load it from a folder with "
+                "tokenizer.json or from a GGUF file"
+            )
+        return self.tokenizer
+
+
+@jax.jit
+def forward(lm: LM, tokens: Array, valid: Array) -> Array:
+    return decoder.unembed(*hidden_states(lm, tokens, valid), STANDARD)
+
+
+def hidden_states(lm: LM, tokens: Array, valid: Array) -> tuple[decoder.Decoder, Array]:
+    model = nnx.merge(lm.graphdef, lm.params)
+    position = cache_lib.positions(valid)
+    length = jnp.sum(valid, axis=1, dtype=jnp.int32)
+    geo = decoder.geometry(lm.config, position, position, valid, length)
+    x = decoder.embed(model, tokens, position)
+    return model, decoder.run(model, x, geo, ops=STANDARD)[0]
+
+
+def random(config: Config, key: Array, dtype: Any = jnp.float32) -> LM:
+    """A model of the given shape with random weights, for tests and benches."""
+    model = decoder.Decoder(config, dtype, nnx.Rngs(key))
+    graphdef, params = nnx.split(model)
+    return LM(params, graphdef, config, name=f"random {config.family}")
+
+
+def load(source: str | os.PathLike, *, dtype: Any = jnp.float32) -> LM:
+    """Loads a checkpoint as a pure function with its tokenizer.
+
+    Args:
+      source: a registry name (``jaxhal list models``), a folder with config.json and
+        safetensors, a ``.gguf`` file, or a Hugging Face hub id.
+      dtype: of the parameters, ``float32`` or ``bfloat16``; softmax, norms and
+        log-probabilities are float32 in both.
+
+    Raises:
+      ValueError: on an unknown name, architecture, quantisation, or on weights that are
+        cut short, of the wrong shape or not finite.
+      FileNotFoundError: when config.json, weights or the tokenizer are missing.
+    """
+    if jnp.dtype(dtype) not in (jnp.dtype(jnp.float32), jnp.dtype(jnp.bfloat16)):
+        raise ValueError(f"dtype is {dtype}; use float32 or bfloat16")
+    name, path = str(source), Path(source)
+    if path.is_dir():
+        return _load_folder(path, name, dtype)
+    if path.suffix == ".gguf":
+        if not path.is_file():
+            raise FileNotFoundError(f"{path} does not exist")
+        return _load_gguf(path, name, dtype)
+    if name in registry.names():
+        return _load_gguf(registry.fetch(name), name, dtype)
+    if name.count("/") == 1 and not path.is_absolute() and not name.startswith("."):
+        return _load_folder(_from_hub(name), name, dtype)
+    near = difflib.get_close_matches(name, registry.names(), n=1, cutoff=0.3)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    raise ValueError(
+        f"{name!r} is no folder, no .gguf file, no known model and no hub id "
+        f"('owner/name'){hint} (known models: {', '.join(registry.names())})"
+    )
+
+
+def _from_hub(repo: str) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+    try:
+        return Path(
+            snapshot_download(
+                repo, allow_patterns=["*.json", "*.safetensors", "*.model", "*.jinja"]
+            )
+        )
+    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+        raise ValueError(
+            f"could not get {repo!r} from the Hugging Face hub ({error}); check the "
+            "name, log in for gated models, or give a local folder"
+        ) from error
+
+
+def _load_folder(folder: Path, name: str, dtype: Any) -> LM:
+    config = read_config(folder)
+    tokenizer = Tokenizer.from_folder(folder)
+    bare = "transformer." if config.family in ("gpt2", "falcon") else "model."
+    source = weights.SafetensorsSource(folder, bare)
+    graphdef, params = weights.fill(
+        config, source, weights.huggingface_table(config), dtype
+    )
+    return LM(params, graphdef, config, tokenizer, name)
+
+
+_CACHE_FORMAT = 1
+
+
+def _load_gguf(path: Path, name: str, dtype: Any) -> LM:
+    """Dequantises once and keeps the result, so that a second load reads arrays."""
+    stat = path.stat()
+    key = f"{path.resolve()}|{stat.st_size}|{stat.st_mtime_ns}|{_CACHE_FORMAT}"
+    folder = (
+        registry.cache_dir() / "gguf" / hashlib.sha256(key.encode()).hexdigest()[:24]
+    )
+    if not folder.is_dir():
+        _dequantise(path, folder)
+    config = _config_from_json(json.loads((folder / "decoder.json").read_text("utf-8")))
+    graphdef, params = weights.load_flat(folder / "params.safetensors", config, dtype)
+    return LM(params, graphdef, config, Tokenizer.from_folder(folder), name)
+
+
+def _dequantise(path: Path, folder: Path) -> None:
+    source = GGUFSource(path)
+    config = config_from_gguf(source)
+    _, params = weights.fill(config, source, gguf_table(config), jnp.float32)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    partial = Path(tempfile.mkdtemp(prefix=".partial-", dir=folder.parent))
+    try:
+        Tokenizer.from_gguf(source.reader).save(partial)
+        weights.save_flat(partial / "params.safetensors", params)
+        text = json.dumps(dataclasses.asdict(config), indent=1)
+        (partial / "decoder.json").write_text(text, encoding="utf-8")
+        try:
+            os.replace(partial, folder)
+        except OSError:
+            if not folder.is_dir():  # otherwise another process was first
+                raise
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _config_from_json(raw: dict[str, Any]) -> Config:
+    ropes = tuple(
+        Rope(**{**rope, "divisors": tuple(rope["divisors"])}) for rope in raw["ropes"]
+    )
+    layers = {name: tuple(raw[name]) for name in ("rope_of_layer", "windows")}
+    return Config(**{**raw, "ropes": ropes, **layers})

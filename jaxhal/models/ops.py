@@ -1,0 +1,96 @@
+"""The primitives a decoder is made of, as an argument of its one forward.
+
+Swapping an entry swaps how relevance flows back through it, and nothing is patched:
+inference passes :data:`STANDARD`.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+_ACTIVATIONS = {
+    "silu": jax.nn.silu,
+    "gelu": lambda x: jax.nn.gelu(x, approximate=False),
+    "gelu_tanh": lambda x: jax.nn.gelu(x, approximate=True),
+}
+
+
+def linear(
+    x: Float[Array, "*batch width_in"],
+    kernel: Float[Array, "width_in width_out"],
+    bias: Float[Array, " width_out"] | None,
+    dtype: Any = None,
+) -> Float[Array, "*batch width_out"]:
+    """``x W + b``, accumulated and returned in ``dtype`` (by default that of ``x``)."""
+    y = jnp.matmul(x, kernel, preferred_element_type=dtype)
+    return y if bias is None else y + bias.astype(y.dtype)
+
+
+def scores(
+    query: Float[Array, "batch kv_heads group query head"],
+    key: Float[Array, "batch kv_heads key head"],
+) -> Float[Array, "batch kv_heads group query key"]:
+    """``q k^T`` in float32, each key head shared by its group of query heads."""
+    return jnp.einsum(
+        "bngqd,bnkd->bngqk", query, key, preferred_element_type=jnp.float32
+    )
+
+
+def attend(
+    scores: Float[Array, "batch kv_heads group query key"],
+    bias: Float[Array, "batch 1 1 query key"],
+    value: Float[Array, "batch kv_heads key head"],
+) -> tuple[
+    Float[Array, "batch kv_heads group query head"],
+    Float[Array, "batch kv_heads group query key"],
+]:
+    """Softmax over keys and the values it mixes, and the probabilities themselves.
+
+    ``bias`` is 0 on allowed keys and hugely negative elsewhere; a row that allows none
+    comes out uniform, not NaN.  The values are mixed before the division: on CPU the
+    compiler otherwise recomputes the softmax inside the product, at three times the
+    cost, and a select in place of the addition costs as much again.
+    """
+    scores = scores + bias
+    weight = jnp.exp(scores - scores.max(axis=-1, keepdims=True))
+    total = weight.sum(axis=-1, keepdims=True)
+    mixed = jnp.einsum(
+        "bngqk,bnkd->bngqd",
+        weight.astype(value.dtype),
+        value,
+        preferred_element_type=jnp.float32,
+    )
+    return (mixed / total).astype(value.dtype), weight / total
+
+
+def normalize(
+    x: Float[Array, "*batch width"], eps: float, center: bool
+) -> Float[Array, "*batch width"]:
+    """Unit root mean square (``center``: unit variance about zero), in float32."""
+    x = x.astype(jnp.float32)
+    if center:
+        x = x - jnp.mean(x, axis=-1, keepdims=True)
+    return x * jax.lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + eps)
+
+
+def activate(x: Float[Array, "*shape"], kind: str) -> Float[Array, "*shape"]:
+    """The MLP's non-linearity."""
+    return _ACTIVATIONS[kind](x)
+
+
+class Ops(NamedTuple):
+    """One function per primitive; signatures as in this module."""
+
+    linear: Callable[..., Array] = linear
+    scores: Callable[..., Array] = scores
+    attend: Callable[..., tuple[Array, Array]] = attend
+    normalize: Callable[..., Array] = normalize
+    activate: Callable[..., Array] = activate
+    multiply: Callable[[Array, Array], Array] = jnp.multiply
+    add: Callable[[Array, Array], Array] = jnp.add
+
+
+STANDARD = Ops()

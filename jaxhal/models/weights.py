@@ -1,0 +1,354 @@
+"""Fills a decoder's parameters from named tensors, whoever stored them.
+
+A *key table* says, for every parameter of :class:`jaxhal.models.decoder.Decoder`, which
+stored tensor it comes from and how to turn it.  ``{}`` in a name is the layer number.
+"""
+
+import fnmatch
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+import jax
+import numpy as np
+from flax import nnx
+
+from jaxhal.models.config import Config
+from jaxhal.models.decoder import Decoder
+
+
+@runtime_checkable
+class Source(Protocol):
+    """Named tensors, read one at a time."""
+
+    where: str
+
+    def names(self) -> set[str]: ...
+
+    def get(self, name: str) -> np.ndarray: ...
+
+
+Turn = Callable[[np.ndarray, Config], np.ndarray]
+
+
+class Origin(NamedTuple):
+    """A stored tensor and how it becomes a parameter."""
+
+    name: str
+    turn: Turn
+
+
+Table = Mapping[str, Origin]
+
+
+def same(x: np.ndarray, config: Config) -> np.ndarray:
+    return x
+
+
+def transpose(x: np.ndarray, config: Config) -> np.ndarray:
+    """Stored linear layers are ``[out, in]``; ours are ``[in, out]``."""
+    return x.T
+
+
+def third(which: int, turn: Turn = same) -> Turn:
+    """One of three equal parts of a fused query-key-value tensor's last axis."""
+
+    def part(x: np.ndarray, config: Config) -> np.ndarray:
+        return turn(np.split(x, 3, axis=-1)[which], config)
+
+    return part
+
+
+def grouped(which: int, turn: Turn) -> Turn:
+    """Query, key or value of Falcon's fused tensor, ``[kv, group + 2, head, ...]``.
+
+    Plain multi-head Falcon stores ``[heads, 3, head, ...]`` and multi-query Falcon
+    ``[heads + 2, head, ...]``; both are cases of the same layout.
+    """
+
+    def part(x: np.ndarray, config: Config) -> np.ndarray:
+        kv, rest = config.num_key_value_heads, x.shape[1:]
+        fused = x.reshape(kv, -1, config.head_dim, *rest)
+        chosen = (fused[:, :-2], fused[:, -2:-1], fused[:, -1:])[which]
+        return turn(chosen.reshape(-1, *rest), config)
+
+    return part
+
+
+def linear(ours: str, stored: str, turn: Turn = transpose) -> dict[str, Origin]:
+    """Kernel and bias of one linear layer; the bias is dropped where we have none."""
+    bias = same if turn is transpose else turn
+    return {
+        f"{ours}.kernel": Origin(f"{stored}.weight", turn),
+        f"{ours}.bias": Origin(f"{stored}.bias", bias),
+    }
+
+
+def norm(ours: str, stored: str) -> dict[str, Origin]:
+    return {
+        f"{ours}.scale": Origin(f"{stored}.weight", same),
+        f"{ours}.bias": Origin(f"{stored}.bias", same),
+    }
+
+
+_PROJECTIONS = ("q_proj", "k_proj", "v_proj")
+
+
+def _llama_table() -> dict[str, Origin]:
+    table = {
+        "embed_tokens.embedding": Origin("model.embed_tokens.weight", same),
+        "lm_head.kernel": Origin("lm_head.weight", transpose),
+        **norm("norm", "model.norm"),
+        **norm("blocks.input_norm", "model.layers.{}.input_layernorm"),
+        **norm("blocks.mlp_norm", "model.layers.{}.post_attention_layernorm"),
+        **norm("blocks.self_attn.q_norm", "model.layers.{}.self_attn.q_norm"),
+        **norm("blocks.self_attn.k_norm", "model.layers.{}.self_attn.k_norm"),
+    }
+    for name in (*_PROJECTIONS, "o_proj"):
+        path = f"self_attn.{name}"
+        table |= linear(f"blocks.{path}", f"model.layers.{{}}.{path}")
+    for name in ("gate_proj", "up_proj", "down_proj"):
+        table |= linear(f"blocks.mlp.{name}", f"model.layers.{{}}.mlp.{name}")
+    return table
+
+
+def _gemma3_table() -> dict[str, Origin]:
+    layer = "model.layers.{}"
+    return {
+        **_llama_table(),
+        **norm("blocks.post_attention_norm", f"{layer}.post_attention_layernorm"),
+        **norm("blocks.mlp_norm", f"{layer}.pre_feedforward_layernorm"),
+        **norm("blocks.post_mlp_norm", f"{layer}.post_feedforward_layernorm"),
+    }
+
+
+def _gpt2_table() -> dict[str, Origin]:
+    layer = "transformer.h.{}"
+    table = {
+        "embed_tokens.embedding": Origin("transformer.wte.weight", same),
+        "embed_positions.embedding": Origin("transformer.wpe.weight", same),
+        "lm_head.kernel": Origin("lm_head.weight", transpose),
+        **norm("norm", "transformer.ln_f"),
+        **norm("blocks.input_norm", f"{layer}.ln_1"),
+        **norm("blocks.mlp_norm", f"{layer}.ln_2"),
+        # GPT-2 stores its layers as [in, out] already.
+        **linear("blocks.self_attn.o_proj", f"{layer}.attn.c_proj", same),
+        **linear("blocks.mlp.up_proj", f"{layer}.mlp.c_fc", same),
+        **linear("blocks.mlp.down_proj", f"{layer}.mlp.c_proj", same),
+    }
+    for which, name in enumerate(_PROJECTIONS):
+        turn = third(which)
+        table |= linear(f"blocks.self_attn.{name}", f"{layer}.attn.c_attn", turn)
+    return table
+
+
+def _falcon_table(config: Config) -> dict[str, Origin]:
+    layer = "transformer.h.{}"
+    two = config.block == "parallel_two_norms"
+    second = "ln_mlp" if two else "post_attention_layernorm"
+    table = {
+        "embed_tokens.embedding": Origin("transformer.word_embeddings.weight", same),
+        "lm_head.kernel": Origin("lm_head.weight", transpose),
+        **norm("norm", "transformer.ln_f"),
+        **norm(
+            "blocks.input_norm", f"{layer}.{'ln_attn' if two else 'input_layernorm'}"
+        ),
+        **norm("blocks.mlp_norm", f"{layer}.{second}"),
+        **linear("blocks.self_attn.o_proj", f"{layer}.self_attention.dense"),
+        **linear("blocks.mlp.up_proj", f"{layer}.mlp.dense_h_to_4h"),
+        **linear("blocks.mlp.down_proj", f"{layer}.mlp.dense_4h_to_h"),
+    }
+    fused = f"{layer}.self_attention.query_key_value"
+    for which, name in enumerate(_PROJECTIONS):
+        ours = f"blocks.self_attn.{name}"
+        table[f"{ours}.kernel"] = Origin(f"{fused}.weight", grouped(which, transpose))
+        table[f"{ours}.bias"] = Origin(f"{fused}.bias", grouped(which, same))
+    return table
+
+
+def huggingface_table(config: Config) -> dict[str, Origin]:
+    """The key table of a Hugging Face checkpoint."""
+    if config.family == "gpt2":
+        return _gpt2_table()
+    if config.family == "falcon":
+        return _falcon_table(config)
+    return _gemma3_table() if config.family == "gemma3_text" else _llama_table()
+
+
+# Stored names that carry nothing a decoder of these families computes with.
+_IGNORED = (
+    "*rotary_emb.inv_freq",
+    "*attn.bias",
+    "*attn.masked_bias",
+    "*vision_tower*",
+    "*multi_modal_projector*",
+    "rope_freqs.weight",
+)
+# Wrappers under which checkpoints keep the same decoder.
+_WRAPPERS = (
+    ("model.language_model.", "model."),
+    ("language_model.model.", "model."),
+    ("language_model.lm_head.", "lm_head."),
+)
+
+
+class SafetensorsSource:
+    """The ``*.safetensors`` of a folder, sharded or not."""
+
+    def __init__(self, folder: Path, bare_prefix: str = ""):
+        """``bare_prefix`` is put before names that lack it (headless checkpoints)."""
+        self.where = str(folder)
+        self._files: dict[str, tuple[Any, str]] = {}
+        for path in self._paths(Path(folder)):
+            handle = _open(path)
+            for stored in handle.keys():
+                name = stored
+                for wrapper, plain in _WRAPPERS:
+                    if name.startswith(wrapper):
+                        name = plain + name.removeprefix(wrapper)
+                if not name.startswith((bare_prefix, "lm_head.")):
+                    name = bare_prefix + name
+                self._files[name] = (handle, stored)
+
+    @staticmethod
+    def _paths(folder: Path) -> list[Path]:
+        index = folder / "model.safetensors.index.json"
+        if index.is_file():
+            shards = set(json.loads(index.read_text("utf-8"))["weight_map"].values())
+            paths = [folder / shard for shard in sorted(shards)]
+            missing = [path.name for path in paths if not path.is_file()]
+            if missing:
+                raise FileNotFoundError(
+                    f"{folder} lacks {len(missing)} of {len(paths)} weight shards: "
+                    f"{', '.join(missing[:3])}; download the checkpoint again"
+                )
+            return paths
+        paths = sorted(folder.glob("*.safetensors"))
+        if not paths:
+            raise FileNotFoundError(
+                f"{folder} holds no *.safetensors; convert other weight formats with "
+                "transformers' save_pretrained(safe_serialization=True)"
+            )
+        return paths
+
+    def names(self) -> set[str]:
+        return set(self._files)
+
+    def get(self, name: str) -> np.ndarray:
+        handle, stored = self._files[name]
+        return handle.get_tensor(stored)
+
+
+def _open(path: Path) -> Any:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        return safe_open(path, framework="np")
+    except (SafetensorError, OSError) as error:
+        raise ValueError(
+            f"{path} is not a whole safetensors file ({error}); download it again"
+        ) from error
+
+
+def abstract(config: Config, dtype: Any) -> tuple[Any, Any]:
+    """``(graphdef, params)`` with shapes only, nothing allocated."""
+    model = nnx.eval_shape(lambda: Decoder(config, dtype, nnx.Rngs(0)))
+    return nnx.split(model)
+
+
+def paths(params: Any) -> list[tuple[str, Any]]:
+    """``("blocks.mlp.up_proj.kernel", leaf)`` for every parameter."""
+    flat = jax.tree_util.tree_flatten_with_path(params)[0]
+    return [
+        (".".join(re.findall(r"\['(\w+)'\]", jax.tree_util.keystr(path))), leaf)
+        for path, leaf in flat
+    ]
+
+
+def fill(config: Config, source: Source, table: Table, dtype: Any) -> tuple[Any, Any]:
+    """``(graphdef, params)`` read from ``source``, one stored tensor at a time.
+
+    Raises:
+      ValueError: listing together every tensor that is missing, has the wrong shape,
+        holds NaN or infinity, or is stored but unknown to this architecture.
+    """
+    graphdef, shapes = abstract(config, dtype)
+    present, used, problems, arrays = source.names(), set(), [], []
+    for path, leaf in _progress(paths(shapes)):
+        origin = table[path]
+        array = np.empty(leaf.shape, leaf.dtype)
+        for name, target in _targets(path, origin, array):
+            used.add(name)
+            if name not in present:
+                problems.append(f"{name} is missing")
+                continue
+            stored = source.get(name)
+            value = _turned(origin, stored, config)
+            if value is None or value.shape != target.shape:
+                problems.append(
+                    f"{name} has shape {list(stored.shape)}, which does not give "
+                    f"{path} {list(target.shape)}"
+                )
+                continue
+            if not np.isfinite(value).all():
+                problems.append(f"{name} holds NaN or infinite values")
+            target[...] = value
+        arrays.append(array)
+    extra = sorted(
+        name
+        for name in present - used
+        if not any(fnmatch.fnmatch(name, pattern) for pattern in _IGNORED)
+        and name not in ("lm_head.weight", "output.weight")
+    )
+    problems += [f"{name} is stored but unknown to {config.family}" for name in extra]
+    if problems:
+        listed = "; ".join(problems[:8])
+        more = f"; and {len(problems) - 8} more" if len(problems) > 8 else ""
+        raise ValueError(
+            f"{source.where} does not fit its own configuration: {listed}{more}"
+        )
+    leaves = [jax.numpy.asarray(array) for array in arrays]
+    return graphdef, jax.tree.unflatten(jax.tree.structure(shapes), leaves)
+
+
+def _turned(origin: Origin, stored: np.ndarray, config: Config) -> np.ndarray | None:
+    try:
+        return origin.turn(stored, config)
+    except ValueError:
+        return None  # a shape that cannot be split; reported as a wrong shape
+
+
+def _targets(
+    path: str, origin: Origin, array: np.ndarray
+) -> Iterator[tuple[str, np.ndarray]]:
+    """The stored names behind one parameter and the part of it each fills."""
+    if path.startswith("blocks."):
+        for layer in range(array.shape[0]):
+            yield origin.name.format(layer), array[layer]
+    else:
+        yield origin.name, array
+
+
+def _progress(items: list) -> Any:
+    from tqdm import tqdm
+
+    return tqdm(items, desc="reading weights", unit="tensor", leave=False, disable=None)
+
+
+def save_flat(path: Path, params: Any) -> None:
+    """Writes stacked parameters under our own names (the cache of a GGUF file)."""
+    from safetensors.numpy import save_file
+
+    save_file({name: np.asarray(leaf) for name, leaf in paths(params)}, path)
+
+
+def load_flat(path: Path, config: Config, dtype: Any) -> tuple[Any, Any]:
+    """Reads what :func:`save_flat` wrote."""
+    handle = _open(path)
+    graphdef, shapes = abstract(config, dtype)
+    leaves = [
+        jax.numpy.asarray(handle.get_tensor(name), dtype) for name, _ in paths(shapes)
+    ]
+    return graphdef, jax.tree.unflatten(jax.tree.structure(shapes), leaves)

@@ -1,0 +1,260 @@
+"""How the rows of a pass reach reducers: which rows, which masks, mapped over what."""
+
+import dataclasses
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array
+
+from jaxhal.models import decoder
+from jaxhal.models.config import Config
+from jaxhal.models.layers import RowTap
+from jaxhal.models.ops import Ops
+from jaxhal.types import Batch, Reducer, View
+
+# Row features that wait for their `finish` together; more layers than fit are finished
+# group by group.
+GROUP_BYTES = 128 << 20
+# Logits alive at once while token reducers look at them.
+LOGIT_BYTES = 64 << 20
+
+Named = tuple[tuple[str, Reducer], ...]
+
+
+def layer_indices(reducer: Reducer, config: Config) -> tuple[int, ...]:
+    """Which hidden states (0 = embeddings, L = after the final norm) one asks for."""
+    count = config.num_hidden_layers + 1
+    wanted = getattr(reducer, "layers", None)
+    wanted = tuple(range(count)) if wanted is None else tuple(wanted)
+    for index in wanted:
+        if not -count <= index < count:
+            raise ValueError(
+                f"layer {index} is outside the {count} hidden states of this model; "
+                f"use {-count}..{count - 1} (0 = embeddings, {count - 1} = last)"
+            )
+    return tuple(index % count for index in wanted)
+
+
+@dataclasses.dataclass(frozen=True)
+class Rows:
+    """The explicit rows of a pass and the masks a :class:`View` is cut from.
+
+    ``first`` is the first explicit row among the rows computed, ``explicit`` how many
+    there are, ``column`` the column the first stands in.  ``aligned`` says that the
+    rows are P-1 .. P+R-1, of which a reducer gets either the last R (tokens' own) or
+    the first R (their predictors).
+    """
+
+    target: Array  # Int[batch seq]: the next column's token
+    valid: Array
+    context: Array
+    document: Array
+    question: Array
+    prompt_length: int
+    first: int
+    explicit: int
+    column: Any
+    aligned: bool
+
+    @classmethod
+    def of_batch(cls, batch: Batch) -> "Rows":
+        tokens = jnp.asarray(batch.tokens)
+        return cls(
+            target=jnp.roll(tokens, -1, axis=1),
+            valid=jnp.asarray(batch.valid),
+            context=jnp.asarray(batch.context),
+            document=jnp.asarray(batch.document),
+            question=jnp.asarray(batch.question),
+            prompt_length=batch.prompt_length,
+            first=batch.prompt_length - 1,
+            explicit=tokens.shape[1] - batch.prompt_length + 1,
+            column=batch.prompt_length - 1,
+            aligned=True,
+        )
+
+    def tap(self, named: Named, model: decoder.Decoder) -> decoder.Tap:
+        """What the decoder has to show and keep for these reducers."""
+        config, dtype = model.config, model.embed_tokens.embedding[...].dtype
+        attention = [(n, r) for n, r in named if r.reads == "probs"]
+        hidden = [(n, r) for n, r in named if r.reads == "hidden"]
+        state, slots = {}, {}
+        batch, count = self.valid.shape[0], config.num_hidden_layers
+
+        def per_layer(name: str, reducer: Reducer, x: Array) -> Any:
+            return self._finish(reducer, self._rows(reducer, x[:, self.first :]))
+
+        def show(x: Array) -> dict[str, Any]:
+            return {name: per_layer(name, r, x) for name, r in hidden}
+
+        shape = (batch, self.first + self.explicit, config.hidden_size)
+        shapes = jax.eval_shape(show, jax.ShapeDtypeStruct(shape, dtype))
+        for name, reducer in hidden:
+            wanted = layer_indices(reducer, config)
+            table = np.full(count + 1, len(wanted), np.int32)
+            table[list(wanted)] = np.arange(len(wanted))
+            slots[name] = jnp.asarray(table)
+            state[name] = _buffers(shapes[name], len(wanted))
+
+        def keep(state: dict, x: Array, layer: Array) -> dict:
+            # A slot past the end drops the write: that layer was not asked for.
+            return {
+                name: _put(state[name], part, slots[name][layer])
+                for name, part in show(x).items()
+            }
+
+        def reduce(probs: Array, rows: Array) -> dict[str, Any]:
+            column = rows - self.first + self.column
+            return {n: self._over_heads(r, probs, column) for n, r in attention}
+
+        def finish(stacked: dict[str, Any]) -> dict[str, Any]:
+            over_heads = {}
+            for name, reducer in attention:
+                lifted = jax.vmap(  # layers
+                    lambda rows, r=reducer: self._finish(r, rows, heads=True)
+                )
+                over_heads[name] = lifted(stacked[name])
+            return over_heads
+
+        rows = RowTap(self.first, reduce) if attention else None
+        waiting = [(n, r) for n, r in attention if not r.rowwise]
+        groups = self._groups(waiting, config) if waiting else 1
+        return decoder.Tap(rows, keep, state, finish, groups)
+
+    def features(
+        self,
+        named: Named,
+        model: decoder.Decoder,
+        hidden: Array,
+        attended: Any,
+        state: Any,
+        ops: Ops,
+    ) -> dict[str, Any]:
+        """Collects what the scan kept, adds the last hidden state and the logits."""
+        last = model.config.num_hidden_layers
+        explicit = hidden[:, self.first :]
+        out = dict(attended or {})
+        for name, reducer in named:
+            if reducer.reads == "hidden":
+                wanted = layer_indices(reducer, model.config)
+                out[name] = state[name]
+                if last in wanted:
+                    final = self._finish(reducer, self._rows(reducer, explicit))
+                    out[name] = _put(state[name], final, wanted.index(last))
+        logits = tuple((n, r) for n, r in named if r.reads == "logits")
+        if logits:
+            out |= self._logit_features(logits, model, explicit, ops)
+        return {name: out[name] for name, _ in named}
+
+    def _view(self, column: Array, masks: tuple) -> View:
+        target, *rest = masks
+        return View(column, target[column], *rest, prompt_length=self.prompt_length)
+
+    def _masks(self) -> tuple:
+        return (self.target, self.valid, self.context, self.document, self.question)
+
+    def _over_heads(self, reducer: Reducer, probs: Array, column: Array) -> Any:
+        """``rows`` of every sample and head: ``[batch heads query key]`` in."""
+
+        def sample(probs, *masks):
+            view = self._view(column, masks)
+            return jax.vmap(lambda head: reducer.rows(head, view))(probs)
+
+        return jax.vmap(sample)(probs, *self._masks())
+
+    def _rows(self, reducer: Reducer, x: Array, column: Array | None = None) -> Any:
+        """``rows`` of every sample, for what has no heads: ``[batch query ...]``."""
+        at = self.column + jnp.arange(x.shape[1]) if column is None else column
+
+        def sample(x, *masks):
+            return reducer.rows(x, self._view(at, masks))
+
+        return jax.vmap(sample)(x, *self._masks())
+
+    def _finish(self, reducer: Reducer, rows: Any, heads: bool = False) -> Any:
+        """Cuts rows to the response's, clears padding, and applies ``finish``."""
+        if not self.aligned:
+            return rows
+        axis = 1 + heads
+        own = reducer.row == "token"
+        real = self.valid[:, self.prompt_length :]
+
+        def cut(leaf: Array) -> Array:
+            count = leaf.shape[axis] - 1
+            leaf = jax.lax.slice_in_dim(leaf, int(own), count + int(own), axis=axis)
+            shape = [real.shape[0], *(1,) * heads, real.shape[1]]
+            shape += [1] * (leaf.ndim - len(shape))
+            return jnp.where(real.reshape(shape), leaf, 0)
+
+        rows = jax.tree.map(cut, rows)
+        if reducer.rowwise:
+            return rows
+        column = self.prompt_length - int(not own) + jnp.arange(real.shape[1])
+
+        def sample(rows, *masks):
+            view = self._view(column, masks)
+            if heads:
+                return jax.vmap(lambda head: reducer.finish(head, view))(rows)
+            return reducer.finish(rows, view)
+
+        return jax.vmap(sample)(rows, *self._masks())
+
+    def _groups(self, waiting: list, config: Config) -> int:
+        """The fewest equal groups of layers whose waiting rows fit ``GROUP_BYTES``."""
+        batch, keys = self.valid.shape
+        column = jnp.arange(self.explicit)
+        shapes = jax.eval_shape(
+            lambda probs: [self._over_heads(r, probs, column) for _, r in waiting],
+            jax.ShapeDtypeStruct(
+                (batch, config.num_attention_heads, self.explicit, keys), jnp.float32
+            ),
+        )
+        size = sum(
+            math.prod(leaf.shape) * leaf.dtype.itemsize
+            for leaf in jax.tree.leaves(shapes)
+        )
+        layers = config.num_hidden_layers
+        fits = max(1, GROUP_BYTES // size)
+        return next(
+            g for g in range(1, layers + 1) if layers % g == 0 and layers // g <= fits
+        )
+
+    def _logit_features(
+        self, named: Named, model: decoder.Decoder, hidden: Array, ops: Ops
+    ) -> dict[str, Any]:
+        """Logit reducers, a block of rows at a time so that few logits live at once."""
+        batch, rows, _ = hidden.shape
+        column = self.column + jnp.arange(rows)
+        size = max(1, LOGIT_BYTES // (4 * batch * model.config.vocab_size))
+        count = math.ceil(rows / size)
+        size = math.ceil(rows / count)
+        pad = count * size - rows
+
+        def block(x: tuple[Array, Array]) -> dict[str, Any]:
+            logits = decoder.unembed(model, x[0], ops)
+            return {name: self._rows(r, logits, x[1]) for name, r in named}
+
+        if count == 1:
+            seen = block((hidden, column))
+        else:
+            hidden = jnp.pad(hidden, [(0, 0), (0, pad), (0, 0)])
+            hidden = hidden.reshape(batch, count, size, -1).swapaxes(0, 1)
+            column = jnp.pad(column, (0, pad), "edge").reshape(count, size)
+
+            def join(leaf: Array) -> Array:
+                leaf = leaf.swapaxes(0, 1)
+                return leaf.reshape(batch, count * size, *leaf.shape[3:])[:, :rows]
+
+            seen = jax.tree.map(join, jax.lax.map(block, (hidden, column)))
+        return {name: self._finish(r, seen[name]) for name, r in named}
+
+
+def _buffers(shapes: Any, count: int) -> Any:
+    return jax.tree.map(lambda s: jnp.zeros((count, *s.shape), s.dtype), shapes)
+
+
+def _put(buffers: Any, part: Any, at: Any) -> Any:
+    """Writes one layer's part; a slot past the end drops it."""
+    return jax.tree.map(lambda b, x: b.at[at].set(x, mode="drop"), buffers, part)

@@ -1,0 +1,204 @@
+"""The shared vocabulary: examples, batches and what a reducer may see.
+
+Axis names used in every annotation of this package::
+
+    batch seq query key heads kv_heads group layer width vocab samples
+    prompt response
+
+**The seam.** In a batch the prompt is padded on the left to ``P`` columns and the
+response on the right to ``R`` columns, so the boundary between them is the static
+column ``P`` of every row.  Response rows are a static slice and prompt columns are
+``[:, :P]``.
+"""
+
+import dataclasses
+from typing import Any, ClassVar, Literal, NamedTuple
+
+import jax
+from jaxtyping import Array, Bool, Int
+
+
+class Label(NamedTuple):
+    """One annotated span of a response: characters ``[start, end)`` and its kind."""
+
+    start: int
+    end: int
+    label: str = "hallucination"
+
+
+@dataclasses.dataclass(frozen=True)
+class Example:
+    """One answer to be judged, with what it was supposed to rest on.
+
+    Give either ``prompt`` (the text the model was given, used as the user turn) or
+    ``context`` and ``question`` (a prompt is built from them).
+
+    Args:
+      response: the answer, not empty.
+      prompt: the whole prompt text.
+      context: the retrieved text.
+      question: what was asked; may be empty for a summary.
+      id: a name that comes back with the scores.
+      labels: hallucinated character spans of the response; empty means none, ``None``
+        means unknown.
+      label: 1 when the response is hallucinated, 0 when it is not, ``None`` when
+        unknown; follows from ``labels`` when these are given.
+
+    Raises:
+      ValueError: on an empty response or prompt, on both or neither of ``prompt`` and
+        ``context``, on label spans outside the response.
+    """
+
+    response: str
+    prompt: str | None = None
+    context: str | None = None
+    question: str | None = None
+    id: str = ""
+    labels: tuple[Label, ...] | None = None
+    label: int | None = None
+
+    def __post_init__(self):
+        where = f"example {self.id!r}: " if self.id else ""
+        if not self.response.strip():
+            raise ValueError(
+                f"{where}response is {self.response!r}; give an answer with at least "
+                "one visible character"
+            )
+        if (self.prompt is None) == (self.context is None):
+            given = "both" if self.prompt is not None else "neither"
+            raise ValueError(
+                f"{where}got {given} of 'prompt' and 'context'; give 'prompt', or "
+                "'context' with 'question'"
+            )
+        if self.prompt is not None and self.question is not None:
+            raise ValueError(
+                f"{where}'question' goes with 'context'; put it inside 'prompt' or "
+                "give 'context' instead of 'prompt'"
+            )
+        if self.prompt is not None and not self.prompt.strip():
+            raise ValueError(f"{where}prompt is {self.prompt!r}; it must hold text")
+        if self.context is not None and not (self.context.strip()):
+            raise ValueError(f"{where}context is {self.context!r}; it must hold text")
+        for span in self.labels or ():
+            if not 0 <= span.start < span.end <= len(self.response):
+                raise ValueError(
+                    f"{where}label span [{span.start}, {span.end}) lies outside the "
+                    f"response of {len(self.response)} characters; offsets count "
+                    "characters, end is exclusive"
+                )
+        if self.label not in (None, 0, 1):
+            raise ValueError(
+                f"{where}label is {self.label!r}; use 0, 1 or leave it out"
+            )
+        if self.labels is not None:
+            implied = int(bool(self.labels))
+            if self.label is None:
+                object.__setattr__(self, "label", implied)
+            elif self.label != implied:
+                raise ValueError(
+                    f"{where}label is {self.label} but {len(self.labels)} spans are "
+                    "given; drop one of the two"
+                )
+
+    @property
+    def source_text(self) -> str:
+        """The text the response may rest on: the prompt, or context and question."""
+        if self.prompt is not None:
+            return self.prompt
+        return "\n\n".join(part for part in (self.context, self.question) if part)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Batch:
+    """Tokens of several examples in the seam layout; a pytree.
+
+    Attributes:
+      tokens: ``Int[batch seq]``, ``seq = P + R``; padding holds the pad id.
+      valid: ``Bool[batch seq]``, False on padding.
+      context: ``Bool[batch seq]``, prompt tokens that count as context for the lookback
+        ratio: everything up to the end of the user's text, never the last prompt token.
+      document: ``Bool[batch seq]``, tokens of the retrieved text (the whole user text
+        when the example came as a bare prompt).
+      question: ``Bool[batch seq]``, tokens of the question.
+      offsets: ``Int[batch response 2]``, character span of each response token in its
+        response; ``(n, n)`` for the end-of-sequence token, zeros on padding.
+      prompt_length: the static column ``P`` where every response starts.
+    """
+
+    tokens: Any
+    valid: Any
+    context: Any
+    document: Any
+    question: Any
+    offsets: Any
+    prompt_length: int = dataclasses.field(metadata={"static": True})
+
+    @property
+    def response_mask(self) -> Any:
+        """``Bool[batch response]``, True on real response tokens."""
+        return self.valid[:, self.prompt_length :]
+
+
+class View(NamedTuple):
+    """What a reducer may know about one sample besides the rows it reduces.
+
+    ``position`` and ``target`` run along the query rows at hand, the masks along the
+    key columns of the whole sample (``seq = P + R``).
+    """
+
+    position: Int[Array, " query"]  # the column of each query row
+    target: Int[Array, " query"]  # the token each row predicts, i.e. the next column's
+    valid: Bool[Array, " key"]
+    context: Bool[Array, " key"]
+    document: Bool[Array, " key"]
+    question: Bool[Array, " key"]
+    prompt_length: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Reducer:
+    """Turns the rows of one forward pass into a small feature; subclass it.
+
+    A reducer is a frozen dataclass, so that two with equal fields compile once.  It is
+    written for **one head of one sample**; layers, batch and heads are mapped around
+    it.  Say what it reads and from which row::
+
+        @dataclasses.dataclass(frozen=True)
+        class QuestionAttention(jaxhal.Reducer):
+            '''Attention mass on the question, per head and response token.'''
+            def rows(self, probs, view):
+                return jnp.sum(probs * view.question, axis=-1)
+
+    Class attributes:
+      reads: ``"probs"`` gives ``rows`` the attention ``[query key]`` of one head,
+        ``"hidden"`` the residual stream ``[query width]``, ``"logits"`` the next-token
+        logits ``[query vocab]``, all float32 except hidden (the model's dtype).
+      row: whose row stands for a response token: ``"token"``, its own, or
+        ``"predictor"``, the row before it, which predicted it.
+      reads_target: whether ``rows`` looks at ``view.target``; while decoding, that
+        token must then be given.
+
+    A ``hidden`` reducer may have a field ``layers``, a tuple of hidden-state numbers
+    (0 = embeddings, L = after the final norm; ``None`` = all); only those are kept.
+
+    A reducer is *row-wise* when each query row alone gives its number; then it also
+    rides along while decoding.  One that overrides ``finish`` needs all response rows.
+    """
+
+    reads: ClassVar[Literal["probs", "hidden", "logits"]] = "probs"
+    row: ClassVar[Literal["token", "predictor"]] = "token"
+    reads_target: ClassVar[bool] = False
+
+    @property
+    def rowwise(self) -> bool:
+        """True when the reducer needs one query row at a time."""
+        return type(self).finish is Reducer.finish
+
+    def rows(self, rows: Any, view: View, /) -> Any:
+        """``[query ...] -> [query ...]``, one value (of any shape) a query row."""
+        raise NotImplementedError(f"{type(self).__name__} must define rows(rows, view)")
+
+    def finish(self, rows: Any, view: View, /) -> Any:
+        """``[response ...]`` of all response rows, zero on padding, to the feature."""
+        return rows

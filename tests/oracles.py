@@ -1,0 +1,182 @@
+"""Slow, obvious NumPy versions of what the package computes, and test data."""
+
+import functools
+import math
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxhal.types import View
+
+KINDS = ("softmax", "peaked", "ties", "zeros", "sink")
+
+
+# Data ---------------------------------------------------------------------------------
+
+
+def causal_attention(seed, *shape, kind="softmax"):
+    """Random causal attention ``[*shape, shape[-1]]``, float32, rows summing to one."""
+    rng = np.random.default_rng(seed)
+    n = shape[-1]
+    scores = rng.normal(size=(*shape, n)) * {"peaked": 6.0}.get(kind, 1.5)
+    if kind == "ties":
+        scores = np.round(scores)
+    if kind == "zeros":
+        scores = np.where(rng.random(scores.shape) < 0.6, -np.inf, scores)
+        scores[..., np.arange(n), np.arange(n)] = 0.0
+    if kind == "sink":
+        scores[..., 0] += 5.0
+    scores = np.where(np.tri(n) > 0, scores, -np.inf)
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    return (weights / weights.sum(-1, keepdims=True)).astype(np.float32)
+
+
+def padded(attention, prompt, *, left=0, right=0, context=1, garbage=0.0):
+    """One sample in the seam layout: ``[heads, seq, seq]`` attention and its view.
+
+    Rows and columns of padding hold ``garbage``.  The view lacks rows: see ``reduce``.
+    """
+    n = attention.shape[-1]
+    seq = left + n + right
+    matrix = np.full((*attention.shape[:-2], seq, seq), garbage, np.float32)
+    matrix[..., left : left + n, left : left + n] = attention
+    column = np.arange(seq)
+    valid = (column >= left) & (column < left + n)
+    view = View(
+        position=jnp.arange(seq),
+        target=jnp.zeros(seq, int),
+        valid=jnp.asarray(valid),
+        # Padding to the left is marked too: a reducer has to look at `valid`.
+        context=jnp.asarray(column < left + context),
+        document=jnp.zeros(seq, bool),
+        question=jnp.zeros(seq, bool),
+        prompt_length=left + prompt,
+    )
+    return jnp.asarray(matrix), view
+
+
+def reduce(reducer, matrix, view, tokens=None, block=None):
+    """What a reducer makes of one sample, from ``[heads seq ...]`` or ``[seq ...]``.
+
+    ``block`` hands it that many query rows at a time.
+    """
+    tokens = np.zeros(len(view.valid), int) if tokens is None else tokens
+    masks = view._replace(prompt_length=None)
+    args = (matrix, masks, np.asarray(tokens), view.prompt_length, block)
+    return np.asarray(_reduce(reducer, *args))
+
+
+@functools.partial(jax.jit, static_argnums=(0, 4, 5))
+def _reduce(reducer, matrix, masks, tokens, prompt_length, block):
+    view = masks._replace(prompt_length=prompt_length)
+    seq, valid = len(tokens), view.valid[prompt_length:]
+    query = np.arange(prompt_length, seq) - (reducer.row == "predictor")
+    block = block or len(query)
+
+    def one(rows):
+        parts = []
+        for start in range(0, len(query), block):
+            at = query[start : start + block]
+            target = tokens[np.minimum(at + 1, seq - 1)]
+            local = view._replace(position=jnp.asarray(at), target=target)
+            parts.append(reducer.rows(rows[at], local))
+        out = jnp.concatenate(parts)
+        real = valid.reshape(-1, *[1] * (out.ndim - 1))
+        return reducer.finish(jnp.where(real, out, 0.0), view)
+
+    return jax.vmap(one)(matrix) if reducer.reads == "probs" else one(matrix)
+
+
+# Topology -----------------------------------------------------------------------------
+
+
+def pseudo_distance(attention, prompt_length):
+    """``1 - attention``, symmetric, zero on the diagonal and inside the prompt."""
+    distance = 1.0 - np.clip(np.asarray(attention, np.float64), 0.0, None)
+    np.fill_diagonal(distance, 0.0)
+    distance = np.minimum(distance, distance.T)
+    distance[:prompt_length, :prompt_length] = 0.0
+    return distance
+
+
+def spanning_tree(distance):
+    """Weights of a minimum spanning tree, by Kruskal's algorithm with union-find."""
+    parent = list(range(len(distance)))
+
+    def find(vertex):
+        while parent[vertex] != vertex:
+            parent[vertex] = vertex = parent[parent[vertex]]
+        return vertex
+
+    weights = []
+    rows, columns = np.tril_indices(len(distance), -1)
+    order = np.argsort(distance[rows, columns], kind="stable")
+    for i, j in zip(rows[order].tolist(), columns[order].tolist(), strict=True):
+        a, b = find(i), find(j)
+        if a != b:
+            parent[a] = b
+            weights.append(distance[i, j])
+            if len(weights) == len(distance) - 1:
+                break
+    return weights
+
+
+def mtop_div(attention, prompt_length):
+    return sum(spanning_tree(pseudo_distance(attention, prompt_length)))
+
+
+def max_prompt(attention, prompt_length):
+    return np.asarray(attention)[..., prompt_length:, :prompt_length].max(-1)
+
+
+# Lookback -----------------------------------------------------------------------------
+
+
+def lookback_ratio(attention, context_length, prompt_length):
+    ratios = []
+    for row in range(prompt_length - 1, len(attention) - 1):
+        context = [float(attention[row][j]) for j in range(context_length)]
+        new = [float(attention[row][j]) for j in range(context_length, row + 1)]
+        back = sum(context) / len(context)
+        ahead = sum(new) / len(new) if new else 0.0
+        ratios.append(back / (back + ahead) if new else 1.0)
+    return np.array(ratios)
+
+
+# Uncertainty --------------------------------------------------------------------------
+
+
+def log_probabilities(logits):
+    highest = max(logits)
+    total = math.log(sum(math.exp(z - highest) for z in logits)) + highest
+    return [z - total for z in logits]
+
+
+def token_logprob(logits, target):
+    return np.array(
+        [
+            log_probabilities([float(z) for z in row])[t]
+            for row, t in zip(logits, target, strict=True)
+        ]
+    )
+
+
+def token_entropy(logits):
+    return np.array(
+        [
+            -sum(
+                math.exp(logp) * logp if math.exp(logp) > 0 else 0.0
+                for logp in log_probabilities([float(z) for z in row])
+            )
+            for row in logits
+        ]
+    )
+
+
+# Words --------------------------------------------------------------------------------
+
+
+def words(text):
+    return [word.lower() for word in re.split(r"[^\w]+", text) if word]

@@ -1,0 +1,275 @@
+"""One pass, every feature: against whole maps, padding, blocks and decoding."""
+
+import dataclasses
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tiny
+
+import jaxhal
+from jaxhal import capture
+from jaxhal import rows as rows_lib
+from jaxhal.models import layers
+from jaxhal.models.config import from_huggingface
+from jaxhal.models.lm import random
+from jaxhal.types import Batch, View
+
+ALL = {
+    "lookback": jaxhal.LookbackRatio(),
+    "mtop_div": jaxhal.MTopDiv(),
+    "max_prompt": jaxhal.MaxPromptAttention(),
+    "states": jaxhal.HiddenStates(layers=(0, 2, -1)),
+    "last": jaxhal.HiddenStates(tokens="last"),
+    "mean": jaxhal.HiddenStates(layers=(1,), tokens="mean"),
+    "logprob": jaxhal.TokenLogprob(),
+    "entropy": jaxhal.TokenEntropy(),
+}
+ROWWISE = {name: r for name, r in ALL.items() if r.rowwise}
+LENGTHS = [(9, 5), (4, 1), (13, 8)]  # (prompt, response) of three samples
+
+
+@pytest.fixture(scope="module", params=["llama-gqa", "gemma3-gqa", "gpt2-mha"])
+def lm(request):
+    meta = json.loads((tiny.GOLDEN / "parity.json").read_text("utf-8"))
+    config = from_huggingface(meta[request.param]["config"])
+    return random(config, jax.random.key(0))
+
+
+def batch(lengths, prompt: int, response: int, seed: int = 0) -> Batch:
+    """Samples whose tokens follow from their lengths, padded to the given columns."""
+    shape = (len(lengths), prompt + response)
+    tokens, valid = np.zeros(shape, np.int32), np.zeros(shape, bool)
+    context = np.zeros(shape, bool)
+    for row, (p, r) in enumerate(lengths):
+        rng = np.random.default_rng([seed, p, r])
+        columns = slice(prompt - p, prompt + r)
+        tokens[row, columns] = rng.integers(3, 61, p + r)
+        valid[row, columns] = True
+        context[row, prompt - p : prompt - 2] = True
+    offsets = np.zeros((len(lengths), response, 2), np.int32)
+    return Batch(tokens, valid, context, context, context & False, offsets, prompt)
+
+
+def unpadded(feature, name: str, row: int, response: int):
+    """One sample's own part of a batched feature."""
+    reducer = ALL[name]
+    feature = np.asarray(feature)
+    feature = feature[row] if reducer.reads == "logits" else feature[:, row]
+    if not reducer.rowwise:
+        return feature
+    axis = {"probs": 2, "hidden": 1, "logits": 0}[reducer.reads]
+    rest = np.take(feature, range(response, feature.shape[axis]), axis)
+    assert not rest.any(), f"{name} is not zero on padding"
+    return np.take(feature, range(response), axis)
+
+
+def test_padded_batch_equals_rows_alone(lm):
+    together = jaxhal.read(lm, batch(LENGTHS, 16, 8), ALL)
+    wider = jaxhal.read(lm, batch(LENGTHS[::-1], 24, 12), ALL)
+    for row, (p, r) in enumerate(LENGTHS):
+        alone = jaxhal.read(lm, batch([(p, r)], p, r), ALL)
+        for name in ALL:
+            want = unpadded(alone[name], name, 0, r)
+            for got in (
+                unpadded(together[name], name, row, r),
+                unpadded(wider[name], name, len(LENGTHS) - 1 - row, r),
+            ):
+                np.testing.assert_allclose(got, want, atol=1e-5, err_msg=name)
+
+
+@dataclasses.dataclass(frozen=True)
+class Row(jaxhal.Reducer):
+    """The attention row itself: what the other reducers are checked against."""
+
+    def rows(self, probs, view: View):
+        return probs
+
+
+def test_features_equal_functions_of_whole_maps(lm):
+    p, r = 11, 7
+    rows = jaxhal.read(lm, batch([(p, r)], p, r), {"row": Row(), **ALL})
+    maps = np.zeros((*rows["row"].shape[:3], p + r, p + r), np.float32)
+    maps[..., p:, :] = rows["row"]
+    own = jaxhal.read(lm, batch([(p + r - 1, 1)], p + r - 1, 1), {"row": Row()})
+    assert own["row"].shape[-1] == p + r
+    np.testing.assert_allclose(maps[..., p:, :].sum(-1), 1, atol=1e-5)
+    np.testing.assert_allclose(
+        rows["mtop_div"] * r, jaxhal.mtop_div(maps, p), atol=1e-5
+    )
+    np.testing.assert_allclose(rows["max_prompt"], maps[..., p:, :p].max(-1), atol=1e-6)
+    # Row P - 1 predicts the first response token and is not a token's own row.
+    maps[..., p - 1, :p] = 1.0
+    ratio = jaxhal.lookback_ratio(maps, p - 2, p)[..., 1:]
+    np.testing.assert_allclose(rows["lookback"][..., 1:], ratio, atol=1e-5)
+
+
+def test_logits_belong_to_the_predicting_rows(lm):
+    p, r = 6, 4
+    sample = batch([(p, r)], p, r)
+    logits = np.asarray(lm.forward(sample.tokens))[0, p - 1 : -1]
+    logp = (
+        logits - np.log(np.exp(logits - logits.max(-1, keepdims=True)).sum(-1))[:, None]
+    )
+    logp = logp - logits.max(-1, keepdims=True)
+    read = jaxhal.read(lm, sample, ALL)
+    want = logp[np.arange(r), sample.tokens[0, p:]]
+    np.testing.assert_allclose(read["logprob"][0], want, atol=1e-4)
+    np.testing.assert_allclose(
+        read["entropy"][0], -(np.exp(logp) * logp).sum(-1), atol=1e-4
+    )
+
+
+@pytest.mark.parametrize("chunks", [[1] * 7, [3, 4], [7]])
+def test_decoding_equals_teacher_forcing(lm, chunks):
+    lengths = [(9, 8), (4, 8)]
+    sample = batch(lengths, 12, 8)
+    forced = jaxhal.read(lm, sample, ROWWISE)
+    response = sample.tokens[:, 12:]
+    _, cache, seen = jaxhal.prefill(lm, sample, 8, ROWWISE, target=response[:, 0])
+    parts, at = [seen], 0
+    logits = []
+    for size in [*chunks, 1]:
+        following = response[:, (at + size) % 8]
+        out, cache, seen = jaxhal.step(
+            lm, cache, response[:, at : at + size], ROWWISE, target=following
+        )
+        logits.append(out)
+        parts.append(seen)
+        at += size
+    whole = np.asarray(lm.forward(sample.tokens, sample.valid))[:, 12:]
+    np.testing.assert_allclose(np.concatenate(logits, 1), whole, atol=1e-4)
+    for name, reducer in ROWWISE.items():
+        axis = {"probs": 3, "hidden": 2, "logits": 1}[reducer.reads]
+        rows = np.concatenate([np.asarray(part[name]) for part in parts], axis)
+        own = reducer.row == "token"
+        rows = np.take(rows, range(int(own), 8 + int(own)), axis)
+        if reducer.reads == "probs":
+            assert rows.shape == forced[name].shape
+        np.testing.assert_allclose(rows, forced[name], atol=1e-4, err_msg=name)
+
+
+def test_blocks_of_rows_and_groups_of_layers_change_nothing(lm, monkeypatch):
+    sample = batch([(34, 30), (21, 23)], 34, 30)
+    want = jaxhal.read(lm, sample, ALL)
+    monkeypatch.setattr(layers, "PLAIN_BLOCK_BYTES", 1)
+    monkeypatch.setattr(layers, "TAPPED_BLOCK_BYTES", 1)
+    monkeypatch.setattr(rows_lib, "GROUP_BYTES", 1)
+    monkeypatch.setattr(rows_lib, "LOGIT_BYTES", 1)
+    capture.read_jit.clear_cache()
+    got = jaxhal.read(lm, sample, ALL)
+    capture.read_jit.clear_cache()
+    for name in ALL:
+        np.testing.assert_allclose(got[name], want[name], atol=1e-5, err_msg=name)
+
+
+def _largest(jaxpr) -> int:
+    """Elements of the largest array anywhere inside a jaxpr."""
+    sizes = [0]
+    for equation in jaxpr.eqns:
+        sizes += [v.aval.size for v in equation.outvars if hasattr(v.aval, "size")]
+        for parameter in jax.tree.leaves(
+            equation.params, is_leaf=lambda x: hasattr(x, "eqns") or hasattr(x, "jaxpr")
+        ):
+            inner = getattr(parameter, "jaxpr", parameter)
+            if hasattr(inner, "eqns"):
+                sizes.append(_largest(inner))
+    return max(sizes)
+
+
+def test_no_array_of_heads_by_seq_by_seq(lm, monkeypatch):
+    monkeypatch.setattr(layers, "PLAIN_BLOCK_BYTES", 1 << 20)
+    config = dataclasses.replace(lm.config, context_length=2048)
+    wide = random(config, jax.random.key(0))
+    sample = batch([(1000, 24)], 1000, 24)
+    named = tuple(ALL.items())
+    closed = jax.make_jaxpr(lambda b: capture.read_jit(wide, b, named))(sample)
+    whole = config.num_attention_heads * 1024 * 1024
+    assert _largest(closed.jaxpr) < whole / 4
+
+
+@dataclasses.dataclass(frozen=True)
+class Sink(jaxhal.Reducer):
+    """Attention on the first real token, per head and response token."""
+
+    def rows(self, probs, view: View):
+        return probs[:, jnp.argmax(view.valid)]
+
+
+@dataclasses.dataclass(frozen=True)
+class Norms(jaxhal.Reducer):
+    """A reducer that returns a tree."""
+
+    reads = "hidden"
+    layers: tuple[int, ...] | None = None
+
+    def rows(self, hidden, view: View):
+        return {"l2": jnp.linalg.norm(hidden, axis=-1), "token": view.target}
+
+
+def test_own_reducer_under_jit_vmap_and_grad(lm):
+    sample = batch(LENGTHS, 16, 8)
+    plain = jaxhal.read(lm, sample, {"sink": Sink(), "norms": Norms()})
+    assert plain["norms"]["l2"].shape == (lm.config.num_hidden_layers + 1, 3, 8)
+    jitted = jax.jit(lambda b: jaxhal.read(lm, b, {"sink": Sink()})["sink"])(sample)
+    np.testing.assert_allclose(jitted, plain["sink"], atol=1e-6)
+
+    def one(tokens):
+        row = dataclasses.replace(batch([(13, 8)], 16, 8), tokens=tokens[None])
+        return jaxhal.read(lm, row, {"sink": Sink()})["sink"][:, 0]
+
+    alone = batch([(13, 8)], 16, 8).tokens
+    mapped = jax.vmap(one)(np.concatenate([alone, alone]))
+    np.testing.assert_allclose(mapped[1], plain["sink"][:, 2], atol=1e-5)
+
+    def total(params):
+        model = dataclasses.replace(lm, params=params)
+        features = jaxhal.read(model, sample, ALL | {"sink": Sink()})
+        return sum(jnp.sum(leaf) for leaf in jax.tree.leaves(features))
+
+    gradients = jax.grad(total)(lm.params)
+    assert all(jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(gradients))
+    assert any(jnp.abs(leaf).max() > 0 for leaf in jax.tree.leaves(gradients))
+
+
+def test_equal_reducers_compile_once(lm):
+    sample = batch([(5, 3)], 8, 4)
+    jaxhal.read(lm, sample, {"a": jaxhal.MTopDiv()})
+    before = capture.read_jit._cache_size()
+    jaxhal.read(lm, sample, {"a": jaxhal.MTopDiv()})
+    assert capture.read_jit._cache_size() == before
+
+
+def test_results_keep_the_order_of_the_request(lm):
+    sample = batch([(5, 3)], 8, 4)
+    names = ["z", "a", "m"]
+    assert list(jaxhal.read(lm, sample, dict.fromkeys(names, Sink()))) == names
+
+
+def test_bad_requests(lm):
+    sample = batch([(5, 3)], 8, 4)
+    with pytest.raises(TypeError, match="'x' is 3"):
+        jaxhal.read(lm, sample, {"x": 3})
+    with pytest.raises(ValueError, match="layer 99 is outside"):
+        jaxhal.read(lm, sample, {"x": jaxhal.HiddenStates(layers=(99,))})
+    with pytest.raises(ValueError, match="all response rows at once"):
+        jaxhal.prefill(lm, sample, 4, {"x": jaxhal.MTopDiv()})
+    with pytest.raises(ValueError, match="pass it as target"):
+        jaxhal.prefill(lm, sample, 4, {"x": jaxhal.TokenLogprob()})
+    with pytest.raises(ValueError, match="new_tokens is 0"):
+        jaxhal.prefill(lm, sample, 0)
+    with pytest.raises(ValueError, match="new ones are over"):
+        jaxhal.prefill(lm, sample, 10_000)
+    _, cache, _ = jaxhal.prefill(lm, sample, 1)
+    _, cache, _ = jaxhal.step(lm, cache, np.array([[3]], np.int32))
+    with pytest.raises(ValueError, match="no room"):
+        jaxhal.step(lm, cache, np.array([[3]], np.int32))
+    long = batch([(lm.config.context_length, 1)], lm.config.context_length, 1)
+    with pytest.raises(ValueError, match="over the model's context"):
+        jaxhal.read(lm, long, {"sink": Sink()})
+    with pytest.raises(ValueError, match="over the model's context"):
+        lm.forward(long.tokens)
+    with pytest.raises(ValueError, match="token id 61 is outside"):
+        lm.forward(np.full((1, 3), 61, np.int32))

@@ -1,0 +1,388 @@
+"""What the command prints, writes and exits with."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from typer.testing import CliRunner
+
+import jaxhal
+from jaxhal import cli
+from jaxhal.datasets import bundled
+from jaxhal.report import Report, Span, Token
+
+GOOD = {"id": "good", "prompt": "Why?", "response": "So it is."}
+
+
+def fake_report(example, scores=None, error=None):
+    """A report whose scores follow from the example."""
+    words, labels = example.response.split(" "), example.labels or ()
+    tokens, at = [], 0
+    for word in words:
+        made_up = any(at < end and start < at + len(word) for start, end, _ in labels)
+        value = 0.9 if made_up else 0.1
+        tokens.append(Token(word, at, at + len(word), {"token_entropy": value}))
+        at += len(word) + 1
+    return Report(
+        id=example.id,
+        model="fake",
+        response=example.response,
+        scores={} if error else scores or {"token_entropy": float(len(words))},
+        tokens=[] if error else tokens,
+        spans=[] if error else [Span(0, len(words[0]), words[0], 0.5)],
+        heads={},
+        detector="token_entropy",
+        context=example.context,
+        question=example.question,
+        prompt=example.prompt,
+        label=example.label,
+        labels=example.labels,
+        error=error,
+    )
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """Replaces model and scoring; collects how they were called."""
+    seen = []
+
+    def load(name):
+        if name == "gone":
+            raise ValueError("unknown model 'gone'; did you mean 'smollm2-135m'?")
+        return SimpleNamespace(name=name)
+
+    def score(lm, examples, detectors=None, *, batch_size=8, progress=None):
+        seen.append((lm.name, len(examples), detectors, batch_size))
+        return [
+            fake_report(each, error="over the context" if "long" in each.id else None)
+            for each in examples
+        ]
+
+    monkeypatch.setattr(jaxhal, "load", load)
+    monkeypatch.setattr(jaxhal, "score", score)
+    return seen
+
+
+def run(*arguments, **options):
+    return CliRunner().invoke(cli.app, [str(each) for each in arguments], **options)
+
+
+def lines(text):
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def write(path, *rows):
+    raw = (row if isinstance(row, bytes) else json.dumps(row).encode() for row in rows)
+    path.write_bytes(b"\n".join(raw) + b"\n")
+    return path
+
+
+def test_detect_to_stdout(tmp_path, calls):
+    source = write(tmp_path / "in.jsonl", GOOD, GOOD | {"id": 7})
+    found = run("detect", "--model", "m", "--input", source, "--output", "-")
+    assert found.exit_code == 0
+    assert lines(found.stdout) == [
+        {
+            "id": name,
+            "scores": {"token_entropy": 3.0},
+            "spans": [{"start": 0, "end": 2, "text": "So", "confidence": 0.5}],
+            "error": None,
+        }
+        for name in ("good", "7")
+    ]
+    assert "2 of 2 answers scored" in found.stderr
+    assert calls == [("m", 2, None, 8)]
+
+
+def test_bad_rows_keep_their_place_and_exit_1(tmp_path, calls):
+    source = write(
+        tmp_path / "in.jsonl",
+        GOOD | {"id": "first"},
+        b'{"id": "cut", "response": ',
+        GOOD | {"id": "long"},
+        b'{"id": "\xff"}',
+        GOOD | {"id": "empty", "response": " "},
+        GOOD | {"id": "last"},
+    )
+    output, page = tmp_path / "out.jsonl", tmp_path / "out.html"
+    found = run("detect", "-m", "m", "-i", source, "-o", output, "--html", page)
+    assert found.exit_code == 1 and found.stdout == ""
+    rows = lines(output.read_text())
+    assert [row["id"] for row in rows] == [
+        *("first", "line 2", "long", "line 4", "empty", "last")
+    ]
+    assert [row["error"] is None for row in rows] == [True, *[False] * 4, True]
+    assert rows[1]["error"].startswith("line 2: not JSON at column 26")
+    assert rows[2]["error"] == "line 3: over the context"
+    assert "0xff" in rows[3]["error"] and "line 5: " in rows[4]["error"]
+    assert rows[0]["scores"] == rows[5]["scores"] == {"token_entropy": 3.0}
+    assert all(not row["scores"] and not row["spans"] for row in rows[1:5])
+    assert "2 of 6 answers scored" in found.stderr
+    for row in rows[1:5]:
+        assert row["error"] in found.stderr
+    assert "4 not scored" in page.read_text("utf-8")
+
+
+def test_a_score_that_is_no_number_is_an_error_of_its_row(tmp_path, calls, monkeypatch):
+    def score(lm, examples, detectors=None, **options):
+        values = [1.0, float("nan"), 2.0]
+        return [
+            fake_report(example, scores={"toha": value})
+            for example, value in zip(examples, values, strict=True)
+        ]
+
+    monkeypatch.setattr(jaxhal, "score", score)
+    source = write(tmp_path / "in.jsonl", GOOD, GOOD | {"id": "bad"}, GOOD)
+    found = run("detect", "-m", "m", "-i", source, "--html", tmp_path / "out.html")
+    assert found.exit_code == 1
+    first, bad, last = lines(found.stdout)
+    assert (first["scores"], last["scores"]) == ({"toha": 1.0}, {"toha": 2.0})
+    assert bad["scores"] == {} and bad["error"].startswith("line 2: bad: toha is nan")
+
+
+def test_large_inputs_are_scored_in_parts(tmp_path, calls, monkeypatch):
+    monkeypatch.setattr(cli, "_CHUNK", 4)
+    rows = [GOOD | {"id": str(n)} for n in range(10)]
+    found = run("detect", "-m", "m", "-i", write(tmp_path / "in.jsonl", *rows))
+    assert [row["id"] for row in lines(found.stdout)] == [str(n) for n in range(10)]
+    assert [count for _, count, *_ in calls] == [4, 4, 2]
+
+
+def test_detect_reads_stdin_and_passes_options(calls):
+    options = ["--detector", "mtop_div", "-d", "novel_words", "--batch-size", "3"]
+    text = json.dumps(GOOD) + "\n"
+    found = run("detect", "-m", "m", "-i", "-", *options, input=text)
+    assert found.exit_code == 0 and len(lines(found.stdout)) == 1
+    assert calls == [("m", 1, ["mtop_div", "novel_words"], 3)]
+
+
+def test_square_brackets_are_no_markup(tmp_path, calls):
+    source = write(tmp_path / "in.jsonl", b"[bold]", GOOD)
+    output = tmp_path / "[red]out.jsonl"
+    found = run("detect", "-m", "m", "-i", source, "-o", output)
+    assert output.is_file() and str(output) in found.stderr
+
+
+def test_an_empty_file_is_no_error(tmp_path, calls):
+    source, page = write(tmp_path / "in.jsonl", b"", b"  "), tmp_path / "out.html"
+    found = run("detect", "-m", "m", "-i", source, "--html", page)
+    assert (found.exit_code, found.stdout) == (0, "")
+    assert "0 answers" in page.read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["-d", "mtop_dib"], "unknown detector 'mtop_dib'; did you mean 'mtop_div'?"),
+        (["-m", "gone"], "did you mean 'smollm2-135m'?"),
+        (["-i", "missing.jsonl"], "missing.jsonl: no such file"),
+        (["-i", "."], "is a folder"),
+        (["-o", "missing/out.jsonl"], "missing: no such folder"),
+        (["-o", "."], "is a folder"),
+        (["--html", "missing/out.html"], "missing: no such folder"),
+    ],
+)
+def test_usage_errors_exit_2(tmp_path, calls, monkeypatch, arguments, message):
+    monkeypatch.chdir(tmp_path)
+    write(Path("in.jsonl"), GOOD)
+    found = run("detect", "-m", "m", "-i", "in.jsonl", "-o", "out.jsonl", *arguments)
+    assert found.exit_code == 2 and found.stdout == ""
+    assert message in found.stderr and "Traceback" not in found.stderr
+    assert os.listdir() == ["in.jsonl"] and calls == []
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["detect"],
+        ["detect", "-m", "m", "-i", "-", "--batch-size", "0"],
+        ["demo", "--limit", "0"],
+        ["list", "planets"],
+        ["fly"],
+        ["demo", "--fast"],
+    ],
+)
+def test_wrong_arguments_exit_2(calls, arguments):
+    found = run(*arguments, input="")
+    assert found.exit_code == 2 and found.stdout == "" and found.stderr
+
+
+@pytest.mark.parametrize(
+    "error", [ValueError("so"), FileNotFoundError("so"), KeyError("so"), OSError("so")]
+)
+def test_what_loading_raises_is_one_line(tmp_path, calls, monkeypatch, error):
+    def load(name):
+        raise error
+
+    monkeypatch.setattr(jaxhal, "load", load)
+    source = write(tmp_path / "in.jsonl", GOOD)
+    found = run("detect", "-m", "m", "-i", source)
+    assert (found.exit_code, found.stderr) == (2, "jaxhal: so\n")
+
+
+def test_ctrl_c_writes_nothing(tmp_path, calls, monkeypatch):
+    def score(*arguments, **options):
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(jaxhal, "score", score)
+    source, output = write(tmp_path / "in.jsonl", GOOD), tmp_path / "out.jsonl"
+    found = run("detect", "-m", "m", "-i", source, "-o", output)
+    assert found.exit_code == 130
+    assert os.listdir(tmp_path) == ["in.jsonl"]
+
+
+SLOW = """
+import sys, time, types
+import jaxhal
+from jaxhal import cli
+jaxhal.load = lambda name: types.SimpleNamespace(name=name)
+def score(*arguments, **options):
+    print("scoring", file=sys.stderr, flush=True)
+    time.sleep(60)
+jaxhal.score = score
+cli.main()
+"""
+
+
+@pytest.mark.skipif(os.name == "nt", reason="POSIX signals")
+def test_ctrl_c_of_a_process(tmp_path):
+    source, output = write(tmp_path / "in.jsonl", GOOD), tmp_path / "out.jsonl"
+    output.write_text("old")
+    command = [sys.executable, "-c", SLOW, "detect", "-m", "m"]
+    process = subprocess.Popen(
+        [*command, "-i", source, "-o", output],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    with process:
+        assert process.stderr.readline() == "scoring\n"
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130 and "Traceback" not in errors
+    assert output.read_text() == "old"
+    assert sorted(os.listdir(tmp_path)) == ["in.jsonl", "out.jsonl"]
+
+
+def test_demo(tmp_path, calls):
+    out = tmp_path / "new" / "demo"
+    found = run("demo", "--out", out)
+    assert found.exit_code == 0 and found.stdout == ""
+    assert calls == [("smollm2-135m", 104, None, 8)]
+    rows = lines((out / "scores.jsonl").read_text("utf-8"))
+    assert [row["id"] for row in rows] == [example.id for example in bundled()]
+    page = (out / "report.html").read_text("utf-8")
+    for text in (page, " ".join(found.stderr.split())):
+        assert "104 answers to 52 questions" in text and "written by hand" in text
+        assert "smollm2-135m, is a small surrogate" in text
+        assert "token_entropy" in text and "ms per answer" in text
+    assert str(out / "report.html") in found.stderr
+    assert "tides-hallucinated (hallucinated)" in found.stderr
+
+
+def test_demo_of_one_answer_has_no_table(tmp_path, calls):
+    found = run("demo", "--out", tmp_path, "--limit", "1", "--model", "other")
+    assert found.exit_code == 0
+    assert calls == [("other", 1, None, 8)]
+    assert "Answers of one class have no AUROC" in " ".join(found.stderr.split())
+    assert len(lines((tmp_path / "scores.jsonl").read_text())) == 1
+
+
+def test_demo_folder_that_is_a_file(tmp_path, calls):
+    (tmp_path / "file").write_text("")
+    found = run("demo", "--out", tmp_path / "file")
+    assert found.exit_code == 2 and "Traceback" not in found.stderr and calls == []
+
+
+def test_results_compare_with_the_controls():
+    examples = bundled()
+    reports = [
+        fake_report(
+            example,
+            scores={
+                "novel_words": float(number % 7),
+                "token_entropy": float(example.label),
+                "mtop_div": -float(example.label),
+                "lookback_ratio": float(number % 7) + 0.1 * example.label,
+            },
+        )
+        for number, example in enumerate(examples)
+    ]
+    rows = cli._results(reports)
+    assert [row["detector"] for row in rows] == [
+        *("token_entropy", "lookback_ratio", "mtop_div", "novel_words")
+    ]
+    assert [row["AUROC"] for row in rows][::2] == [1.0, 0.0]
+    assert [row["control"] for row in rows] == [False, False, False, True]
+    assert [row["beats controls"] for row in rows] == [
+        *("yes", "within noise", "no", None)
+    ]
+    assert rows[0]["95 % interval"] == "1.00–1.00"
+    assert rows[0]["token AUROC"] > 0.95  # a word may end in punctuation outside
+    assert rows[1]["token AUROC"] is None
+    text = cli._verdict(rows)
+    assert "best control is novel_words" in text and "not above it: mtop_div" in text
+
+
+def test_results_need_both_classes():
+    grounded = [fake_report(each) for each in bundled() if each.label == 0]
+    assert cli._results(grounded) == cli._results([]) == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("models", ["smollm2-135m", "Apache-2.0"]),
+        ("detectors", ["mtop_div", "novel_words", "control", "Bazarova"]),
+        ("datasets", ["bundled", "104"]),
+    ],
+)
+def test_list(kind, words):
+    found = run("list", kind)
+    assert found.exit_code == 0 and found.stderr == ""
+    for word in words:
+        assert word in found.stdout
+
+
+def test_list_has_a_line_a_name():
+    names = [row.split()[0] for row in run("list", "detectors").stdout.splitlines()[1:]]
+    assert names == list(jaxhal.detectors.CATALOGUE)
+
+
+def test_bench_passes_on(tmp_path, monkeypatch):
+    seen = []
+    module = SimpleNamespace(run=lambda names, path: seen.append((names, path)))
+    monkeypatch.setitem(sys.modules, "jaxhal.bench", module)
+    monkeypatch.setattr(jaxhal, "bench", module, raising=False)
+    assert run("bench").exit_code == 0
+    assert run("bench", "read", "--json", tmp_path / "x.json").exit_code == 0
+    assert seen == [([], None), (["read"], tmp_path / "x.json")]
+    assert run("bench", "--json", tmp_path / "gone" / "x.json").exit_code == 2
+
+
+def test_version():
+    found = run("--version")
+    assert (found.exit_code, found.stdout) == (0, f"jaxhal {jaxhal.__version__}\n")
+
+
+def test_help_is_light_and_fast():
+    code = (
+        "import sys; from jaxhal import cli; sys.argv[1:] = ['--help']\n"
+        "try: cli.main()\n"
+        "except SystemExit as stop: assert stop.code == 0\n"
+        "heavy = {'jax', 'flax', 'numpy', 'transformers', 'pandas', 'matplotlib',"
+        " 'sklearn', 'jinja2'}\n"
+        "print(sorted(heavy & set(sys.modules)), file=sys.stderr)\n"
+    )
+    start = time.perf_counter()
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert time.perf_counter() - start < 5  # half a second where nothing else runs
+    assert done.returncode == 0 and done.stderr == "[]\n"
+    for command in ("demo", "detect", "list", "bench"):
+        assert command in done.stdout

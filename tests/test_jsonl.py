@@ -1,0 +1,210 @@
+"""Bad rows become errors with a line number, good rows around them survive."""
+
+import io
+import json
+import os
+import signal
+import sys
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from jaxhal.datasets.jsonl import Row, read_rows, replacing, write_rows
+from jaxhal.types import Label
+
+
+def read(*lines):
+    return list(read_rows(io.BytesIO(b"\n".join(lines) + b"\n")))
+
+
+def one(**row):
+    [found] = read(json.dumps({"prompt": "Why?", "response": "So."} | row).encode())
+    assert isinstance(found, Row)
+    return found
+
+
+def test_good_rows():
+    rows = read(
+        b'{"id": "a", "prompt": "Why?", "response": "Because."}',
+        b"",
+        b'{"id": 7, "context": "C", "question": "Q", "response": "R", "extra": [1]}\r',
+        b'  {"context": "C", "prompt": null, "response": "R", "label": 1}',
+    )
+    assert [(row.line, row.id, row.error) for row in rows] == [
+        (1, "a", None),
+        (3, "7", None),
+        (4, "line 4", None),
+    ]
+    first, second, third = (row.example for row in rows)
+    assert (first.prompt, first.context, first.id) == ("Why?", None, "a")
+    assert (second.context, second.question, second.label) == ("C", "Q", None)
+    assert (third.question, third.label, third.labels) == (None, 1, None)
+
+
+def test_labels():
+    spans = [{"start": 0, "end": 2, "label": "conflict"}, {"start": 2, "end": 3}]
+    row = one(labels=spans)
+    assert row.example.labels == (Label(0, 2, "conflict"), Label(2, 3, "hallucination"))
+    assert row.example.label == 1
+    assert one(labels=[]).example.label == 0
+    assert one(labels=None).example.label is None
+
+
+def test_offsets_count_characters_not_bytes():
+    row = one(response="Łódź 🎉", labels=[{"start": 5, "end": 6}])
+    assert row.example.response[5:6] == "🎉"
+    assert "outside" in one(response="🎉", labels=[{"start": 0, "end": 2}]).error
+
+
+@pytest.mark.parametrize(
+    ("row", "problem"),
+    [
+        ({"response": None}, "'response' is missing"),
+        ({"response": 3}, "'response' is 3; use text"),
+        ({"response": ["a"]}, "'response' is a list; use text"),
+        ({"response": " \n"}, "at least one visible character"),
+        ({"response": "\ud83d"}, "'response' holds half of a surrogate pair"),
+        ({"prompt": ""}, "prompt is ''"),
+        ({"prompt": None}, "neither of 'prompt' and 'context'"),
+        ({"context": "C"}, "both of 'prompt' and 'context'"),
+        ({"prompt": None, "context": " "}, "context is ' '"),
+        ({"prompt": {}}, "'prompt' is an object; use text"),
+        ({"question": "Q"}, "'question' goes with 'context'"),
+        ({"label": 2}, "'label' is 2; use 0, 1"),
+        ({"label": "yes"}, "'label' is \"yes\"; use 0, 1"),
+        ({"label": True}, "'label' is true; use 0, 1"),
+        ({"label": 1.0}, "'label' is 1.0; use 0, 1"),
+        ({"label": 0, "labels": [{"start": 0, "end": 1}]}, "label is 0 but 1 spans"),
+        ({"labels": "none"}, "'labels' is text; use a list"),
+        ({"labels": [[0, 1]]}, "'labels[0]' is a list; use {start, end, label}"),
+        ({"labels": [{"start": 0}]}, "'labels[0].end' is null; use a whole number"),
+        ({"labels": [{"start": "0", "end": 1}]}, "'labels[0].start' is \"0\""),
+        ({"labels": [{"start": 0, "end": 4}]}, "[0, 4) lies outside the response of 3"),
+        ({"labels": [{"start": -1, "end": 2}]}, "[-1, 2) lies outside"),
+        ({"labels": [{"start": 2, "end": 2}]}, "[2, 2) lies outside"),
+        ({"labels": [{"start": 0, "end": 1, "label": 5}]}, "'labels[0].label' is 5"),
+    ],
+)
+def test_bad_rows_say_what_is_wrong(row, problem):
+    found = one(id="q7", **row)
+    assert found.example is None and found.id == "q7"
+    assert found.error.startswith("line 1: ") and problem in found.error
+
+
+@pytest.mark.parametrize(
+    ("raw", "problem"),
+    [
+        (b'{"id": "a", "response": ', "not JSON at column 24: Expecting value"),
+        (b"response: hello", "not JSON"),
+        (b'["a"]', "expected a JSON object, got a list"),
+        (b"null", "expected a JSON object, got null"),
+        (b"3", "expected a JSON object, got 3"),
+        (b'{"id": "a", "response": "\xff"}', "not UTF-8: byte 0xff at column 26"),
+        (b"\xff\xfe{\x00}\x00", "not UTF-8: byte 0xff at column 1"),
+        (b'{"id": 1.5}', "'id' is 1.5; use text or a whole number"),
+        (b'{"id": true}', "'id' is true"),
+        (b'{"id": "\\udc00"}', "'id' holds half of a surrogate pair"),
+        (b"[" * 200_000, "not usable JSON"),
+        (b'{"label": ' + b"9" * 5000 + b"}", "not usable JSON"),
+    ],
+)
+def test_unreadable_lines_cost_nobody_else(raw, problem):
+    good = b'{"id": "good", "prompt": "Why?", "response": "So."}'
+    before, bad, after = read(good, raw, good)
+    assert before.example and after.example and (before.line, after.line) == (1, 3)
+    assert bad.example is None and bad.id == "line 2"
+    assert bad.error.startswith("line 2: ") and problem in bad.error
+
+
+def test_byte_order_mark_is_passed_over():
+    [row] = read(b'\xef\xbb\xbf{"id": "a", "prompt": "Why?", "response": "So."}')
+    assert row.id == "a" and row.error is None
+
+
+KEYS = ["id", "response", "prompt", "context", "question", "label", "labels"]
+LEAVES = st.none() | st.booleans() | st.integers() | st.floats() | st.text()
+VALUES = st.recursive(
+    LEAVES,
+    lambda inner: (
+        st.lists(inner)
+        | st.dictionaries(st.sampled_from(["start", "end", "label"]) | st.text(), inner)
+    ),
+    max_leaves=8,
+)
+ROWS = st.dictionaries(st.sampled_from(KEYS), VALUES).map(
+    lambda row: json.dumps(row).encode()
+)
+
+
+@settings(deadline=None, max_examples=300)
+@given(st.lists(st.binary() | ROWS, max_size=6))
+@example([b"\xef\xbb\xbf", b"\x00", b"{}"])
+def test_any_bytes_give_one_row_a_line(lines):
+    data = b"\n".join(lines)
+    rows = list(read_rows(io.BytesIO(data)))
+    full = [number for number, line in enumerate(data.split(b"\n"), 1) if line.strip()]
+    if data.startswith(b"\xef\xbb\xbf") and not data.split(b"\n")[0][3:].strip():
+        full = full[1:]
+    assert [row.line for row in rows] == full
+    for row in rows:
+        assert (row.example is None) == (row.error is not None)
+        assert row.id and (row.error is None or f"line {row.line}: " in row.error)
+        json.dumps([row.id, row.error], ensure_ascii=False).encode()
+
+
+def test_missing_file(tmp_path):
+    with pytest.raises(FileNotFoundError, match="gone.jsonl: no such file"):
+        read_rows(tmp_path / "gone.jsonl")
+    with pytest.raises(IsADirectoryError, match="is a folder"):
+        read_rows(str(tmp_path))
+
+
+def test_file_round_trip(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    rows = [{"id": "ł🎉", "prompt": "Why?", "response": "a\u2028b\nc"}, {"id": "b"}]
+    write_rows(path, rows)
+    assert [json.loads(line) for line in path.read_bytes().splitlines()] == rows
+    first, second = read_rows(path)
+    assert first.example.response == rows[0]["response"] and second.error
+    assert os.listdir(tmp_path) == ["rows.jsonl"]
+
+
+def test_standard_streams(monkeypatch, capfdbinary):
+    line = '{"id": "ł", "prompt": "Why?", "response": "So."}\n'.encode()
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(line)))
+    [row] = read_rows("-")
+    write_rows("-", [{"id": row.id}])
+    assert capfdbinary.readouterr().out == '{"id": "ł"}\n'.encode()
+
+
+def test_an_interrupted_write_keeps_the_old_file(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text("old\n")
+
+    def rows():
+        yield {"id": "a"}
+        signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        write_rows(path, rows())
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        write_rows(path, [{"score": float("nan")}])
+    assert path.read_text() == "old\n" and os.listdir(tmp_path) == ["rows.jsonl"]
+
+
+def test_write_needs_the_folder(tmp_path):
+    with pytest.raises(FileNotFoundError, match="no such folder"):
+        write_rows(tmp_path / "gone" / "rows.jsonl", [])
+
+
+def test_links_and_devices_stay(tmp_path):
+    target, link = tmp_path / "target", tmp_path / "link"
+    target.write_text("old")
+    link.symlink_to(target)
+    with replacing(link) as file:
+        file.write("new")
+    assert link.is_symlink() and target.read_text() == "new"
+    with replacing(os.devnull) as file:
+        file.write("new")
+    assert not os.path.isfile(os.devnull)

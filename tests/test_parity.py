@@ -1,0 +1,73 @@
+"""Every family against Hugging Face eager: hidden states of all layers and logits."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tiny
+
+import jaxhal
+from jaxhal.models import weights
+from jaxhal.models.config import from_huggingface
+from jaxhal.models.lm import LM
+from jaxhal.types import Batch
+
+
+def load(folder, config, shapes, dtype=jnp.float32) -> LM:
+    tiny.write_folder(folder, config, shapes)
+    ours = from_huggingface(config)
+    bare = "transformer." if ours.family in ("gpt2", "falcon") else "model."
+    source = weights.SafetensorsSource(folder, bare)
+    graphdef, params = weights.fill(
+        ours, source, weights.huggingface_table(ours), dtype
+    )
+    return LM(params, graphdef, ours)
+
+
+def batch(tokens: np.ndarray, prompt: int) -> Batch:
+    yes, no = np.ones(tokens.shape, bool), np.zeros(tokens.shape, bool)
+    offsets = np.zeros((len(tokens), tokens.shape[1] - prompt, 2), np.int32)
+    return Batch(tokens, yes, no, no, no, offsets, prompt)
+
+
+def error(ours, theirs) -> float:
+    """Largest difference relative to the largest value."""
+    return float(np.abs(np.asarray(ours) - theirs).max() / np.abs(theirs).max())
+
+
+def compare(lm: LM, hidden: np.ndarray, logits: np.ndarray, tolerance: float):
+    assert error(lm.forward(tiny.TOKENS), logits) < tolerance
+    states = {"states": jaxhal.HiddenStates()}
+    read = jaxhal.read(lm, batch(tiny.TOKENS, 1), states)["states"]
+    for layer, (ours, theirs) in enumerate(zip(read, hidden, strict=True)):
+        assert error(ours, theirs[:, 1:]) < tolerance, f"hidden state {layer}"
+
+
+@pytest.mark.parametrize("case", tiny.CASES)
+def test_golden(case, tmp_path):
+    want = tiny.golden(case)
+    lm = load(tmp_path, want["config"], want["shapes"])
+    compare(lm, want["hidden"], want["logits"], 1e-4)
+
+
+@pytest.mark.parametrize("case", tiny.CASES)
+def test_live(case, tmp_path):
+    pytest.importorskip(
+        "torch", reason="torch is not installed; golden values stand in"
+    )
+    import make_golden
+
+    meta, want = make_golden.run(case)
+    lm = load(tmp_path, meta["config"], meta["shapes"])
+    compare(lm, want["hidden"], want["logits"], 1e-4)
+
+
+@pytest.mark.parametrize("case", ["llama-gqa", "gemma3-gqa", "falcon-7b", "gpt2-mha"])
+def test_bfloat16(case, tmp_path):
+    # Against float32, root mean square over root mean square: three layers of random
+    # weights in 8-bit mantissas.
+    want = tiny.golden(case)
+    lm = load(tmp_path, want["config"], want["shapes"], jnp.bfloat16)
+    logits = np.asarray(lm.forward(tiny.TOKENS))
+    assert np.linalg.norm(logits - want["logits"]) < 0.04 * np.linalg.norm(
+        want["logits"]
+    )

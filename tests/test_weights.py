@@ -1,0 +1,396 @@
+"""Checkpoints of every kind, whole and broken."""
+
+import json
+
+import gguf
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tiny
+from safetensors.numpy import load_file, save_file
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+from jaxhal.models import registry, weights
+from jaxhal.models.config import from_huggingface, read_config
+from jaxhal.models.gguf import GGUFSource, config_from_gguf, gguf_table
+from jaxhal.models.lm import LM, load
+
+
+def _tokenizer(folder, size: int = 61):
+    vocab = {f"<{i}>": i for i in range(size - 3)} | {"a": 58, "b": 59, "c": 60}
+    tokenizer = Tokenizer(models.WordLevel(vocab, unk_token="<0>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    special = {"bos_token": "<1>", "eos_token": "<2>", "unk_token": "<0>"}
+    text = json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", **special})
+    (folder / "tokenizer_config.json").write_text(text)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    want = tiny.golden("llama-gqa")
+    tiny.write_folder(tmp_path / "model", want["config"], want["shapes"])
+    _tokenizer(tmp_path / "model")
+    return tmp_path / "model"
+
+
+def _logits(lm) -> np.ndarray:
+    return np.asarray(lm.forward(tiny.TOKENS))
+
+
+def _close(lm, case: str):
+    want = tiny.golden(case)["logits"]
+    assert np.abs(_logits(lm) - want).max() < 1e-4 * np.abs(want).max()
+
+
+def test_folder(folder):
+    _close(load(folder), "llama-gqa")
+
+
+def test_sharded_folder_in_bfloat16(folder):
+    tensors = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    names = sorted(tensors)
+    shards = {"one.safetensors": names[::2], "two.safetensors": names[1::2]}
+    where = {}
+    for shard, held in shards.items():
+        part = {name: tensors[name].astype(jnp.bfloat16) for name in held}
+        save_file(part, folder / shard)
+        where |= dict.fromkeys(held, shard)
+    index = folder / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": where}))
+    lm = load(folder, dtype=jnp.bfloat16)
+    rounded = load(folder)  # float32 parameters that hold the rounded numbers
+    want = _logits(rounded)
+    assert np.linalg.norm(_logits(lm) - want) < 0.04 * np.linalg.norm(want)
+    (folder / "two.safetensors").unlink()
+    with pytest.raises(FileNotFoundError, match="lacks 1 of 2 weight shards"):
+        load(folder)
+
+
+def test_headless_and_wrapped_names(folder):
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    save_file({f"language_model.{name}": x for name, x in tensors.items()}, path)
+    _close(load(folder), "llama-gqa")
+    save_file({name.removeprefix("model."): x for name, x in tensors.items()}, path)
+    _close(load(folder), "llama-gqa")
+
+
+def _broken(folder, change) -> str:
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    change(tensors)
+    save_file(tensors, path)
+    with pytest.raises(ValueError) as caught:
+        load(folder)
+    return str(caught.value)
+
+
+def test_wrong_tensors_are_listed_together(folder):
+    def change(tensors):
+        up = "model.layers.1.mlp.up_proj.weight"
+        tensors[up] = tensors[up][:-1].copy()
+        tensors["model.norm.weight"][3] = np.nan
+        del tensors["model.layers.2.self_attn.q_proj.weight"]
+        tensors["model.layers.0.self_attn.q_proj.bias"] = np.zeros(32, np.float32)
+
+    message = _broken(folder, change)
+    assert "model.layers.1.mlp.up_proj.weight has shape [47, 32]" in message
+    assert "model.norm.weight holds NaN" in message
+    assert "model.layers.2.self_attn.q_proj.weight is missing" in message
+    assert "self_attn.q_proj.bias is stored but unknown to llama" in message
+
+
+def test_truncated_safetensors(folder):
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(ValueError, match="not a whole safetensors file"):
+        load(folder)
+
+
+def test_missing_parts(folder, tmp_path):
+    (folder / "tokenizer.json").unlink()
+    with pytest.raises(FileNotFoundError, match="tokenizer.json"):
+        load(folder)
+    with pytest.raises(FileNotFoundError, match="config.json"):
+        load(tmp_path)
+    with pytest.raises(FileNotFoundError, match="does not exist"):
+        load(tmp_path / "none.gguf")
+    (folder / "model.safetensors").unlink()
+    _tokenizer(folder)
+    with pytest.raises(FileNotFoundError, match="no \\*.safetensors"):
+        load(folder)
+
+
+def test_unknown_names(folder):
+    with pytest.raises(ValueError, match="did you mean 'smollm2-135m'"):
+        load("smolm2-135m")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"model_type": "lama"}))
+    with pytest.raises(ValueError, match="unknown architecture 'lama'.*'llama'"):
+        load(folder)
+    (folder / "config.json").write_bytes(b'{"model_type": "\xff"}')
+    with pytest.raises(ValueError, match="not valid JSON"):
+        load(folder)
+    with pytest.raises(ValueError, match="use float32 or bfloat16"):
+        load(folder, dtype=jnp.float16)
+
+
+@pytest.mark.parametrize(
+    "extra, message",
+    [
+        ({"rope_scaling": {"rope_type": "longrope", "factor": 2}}, "longrope"),
+        ({"rope_scaling": {"rope_type": "linear"}}, "needs a 'factor'"),
+        ({"hidden_act": "relu6"}, "unknown activation 'relu6'"),
+    ],
+)
+def test_settings_that_cannot_be_computed(extra, message):
+    config = tiny.golden("llama-gqa")["config"]
+    config = {k: v for k, v in config.items() if k != "rope_parameters"}
+    with pytest.raises(ValueError, match=message):
+        from_huggingface(config | extra)
+
+
+@pytest.mark.parametrize("case", tiny.CASES)
+def test_old_and_new_config_spellings_agree(case):
+    new = tiny.golden(case)["config"]
+    old = {k: v for k, v in new.items() if k not in ("rope_parameters", "layer_types")}
+    rope = new.get("rope_parameters") or {}
+    if "full_attention" in rope:
+        old["rope_theta"] = rope["full_attention"]["rope_theta"]
+        old["rope_local_base_freq"] = rope["sliding_attention"]["rope_theta"]
+        old["sliding_window_pattern"] = 3
+        rope = rope["full_attention"]
+    elif rope:
+        old["rope_theta"] = rope["rope_theta"]
+    if rope.get("rope_type", "default") != "default":
+        old["rope_scaling"] = {
+            ("type" if k == "rope_type" else k): v for k, v in rope.items()
+        }
+    assert from_huggingface(old) == from_huggingface(new)
+
+
+# -- GGUF ---------------------------------------------------------------------------
+
+_NAMES = {
+    "model.embed_tokens": "token_embd",
+    "model.norm": "output_norm",
+    "lm_head": "output",
+    "model.layers.": "blk.",
+    "input_layernorm": "attn_norm",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+    "post_attention_layernorm": "ffn_norm",
+}
+_GEMMA_NAMES = _NAMES | {
+    "post_attention_layernorm": "post_attention_norm",
+    "pre_feedforward_layernorm": "ffn_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
+}
+_GPT2_NAMES = {
+    "transformer.wte": "token_embd",
+    "transformer.wpe": "position_embd",
+    "transformer.ln_f": "output_norm",
+    "transformer.h.": "blk.",
+    "ln_1": "attn_norm",
+    "ln_2": "ffn_norm",
+    "attn.c_attn": "attn_qkv",
+    "attn.c_proj": "attn_output",
+    "mlp.c_fc": "ffn_up",
+    "mlp.c_proj": "ffn_down",
+}
+_FALCON_NAMES = {
+    "transformer.word_embeddings": "token_embd",
+    "transformer.ln_f": "output_norm",
+    "transformer.h.": "blk.",
+    "input_layernorm": "attn_norm",
+    "ln_attn": "attn_norm_2",
+    "ln_mlp": "attn_norm",
+    "self_attention.query_key_value": "attn_qkv",
+    "self_attention.dense": "attn_output",
+    "mlp.dense_h_to_4h": "ffn_up",
+    "mlp.dense_4h_to_h": "ffn_down",
+}
+
+
+def _permuted(x: np.ndarray, heads: int) -> np.ndarray:
+    """What llama.cpp's converter does to query and key rows."""
+    halves = x.reshape(heads, 2, x.shape[0] // heads // 2, *x.shape[1:])
+    return halves.swapaxes(1, 2).reshape(x.shape)
+
+
+def _falcon_fused(x: np.ndarray, kv_heads: int, head_dim: int) -> np.ndarray:
+    """What llama.cpp's converter does to Falcon's query_key_value."""
+    groups = x.reshape(kv_heads, -1, head_dim, x.shape[-1])
+    parts = (groups[:, :-2], groups[:, -2], groups[:, -1])
+    return np.concatenate([part.reshape(-1, x.shape[-1]) for part in parts])
+
+
+def write_gguf(path, case: str):
+    """One tiny case as a GGUF file, converted by llama.cpp's rules."""
+    family = tiny.CASES[case][0]
+    arch = {"gemma3_text": "gemma3"}.get(family, family)
+    want = tiny.golden(case)
+    config = from_huggingface(want["config"])
+    writer = gguf.GGUFWriter(path, arch)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_context_length(config.context_length)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_key_length(config.head_dim)
+    writer.add_rope_freq_base(config.ropes[0].theta)
+    if config.norm == "layer":
+        writer.add_layer_norm_eps(config.norm_eps)
+    else:
+        writer.add_layer_norm_rms_eps(config.norm_eps)
+    if arch == "gemma3":
+        writer.add_sliding_window(8)
+    tables = {"gemma3": _GEMMA_NAMES, "gpt2": _GPT2_NAMES, "falcon": _FALCON_NAMES}
+    heads = {"q": config.num_attention_heads, "k": config.num_key_value_heads}
+    for stored, shape in want["shapes"].items():
+        x = tiny.weight(stored, tuple(shape))
+        name = stored
+        for theirs, ours in tables.get(arch, _NAMES).items():
+            name = name.replace(theirs, ours)
+        part = name.rsplit(".", 2)[-2]
+        if arch == "llama" and part in ("attn_q", "attn_k"):
+            x = _permuted(x, heads[part[-1]])
+        if arch == "gemma3" and name.endswith("norm.weight"):
+            x = x + 1
+        if arch == "gpt2" and x.ndim == 2 and "embd" not in name:
+            x = x.T
+        if part == "attn_qkv" and arch == "falcon":
+            x = _falcon_fused(x, config.num_key_value_heads, config.head_dim)
+        writer.add_tensor(name, np.ascontiguousarray(x))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        "llama-gqa",
+        "llama-biases",
+        "qwen2-gqa",
+        "qwen3-gqa",
+        "gpt2-mha",
+        "falcon-7b",
+        "falcon-40b",
+    ],
+)
+def test_gguf_equals_huggingface(case, tmp_path):
+    source = GGUFSource(write_gguf(tmp_path / "tiny.gguf", case))
+    config = config_from_gguf(source)
+    graphdef, params = weights.fill(config, source, gguf_table(config), jnp.float32)
+    _close(LM(params, graphdef, config), case)
+
+
+def test_gguf_gemma3(tmp_path):
+    """The file lacks the layer pattern and query scale; the rest must be restored."""
+    source = GGUFSource(write_gguf(tmp_path / "tiny.gguf", "gemma3-gqa"))
+    config = config_from_gguf(source)
+    assert config.rope_of_layer == (1, 1, 1, 1)  # every sixth layer would be global
+    assert config.windows == (8, 8, 8, 8)
+    _, params = weights.fill(config, source, gguf_table(config), jnp.float32)
+    theirs = from_huggingface(tiny.golden("gemma3-gqa")["config"])
+    graphdef, _ = weights.abstract(theirs, jnp.float32)
+    _close(LM(params, graphdef, theirs), "gemma3-gqa")
+
+
+def test_gguf_llama3_frequencies(tmp_path):
+    """Llama 3.1 files carry their rope scaling as a tensor of divisors."""
+    case = "llama-llama3"
+    want = tiny.golden(case)
+    theirs = from_huggingface(want["config"])
+    from jaxhal.models import rope
+
+    length = jnp.array([24])
+    plain = rope.Rope(theta=theirs.ropes[0].theta)
+    scaled = rope.frequencies(theirs.ropes[0], theirs.head_dim, length)
+    base = rope.frequencies(plain, theirs.head_dim, length)
+    divisors = tuple(float(x) for x in np.asarray(base / scaled)[0])
+    restored = rope.Rope(theta=plain.theta, divisors=divisors)
+    ours = rope.frequencies(restored, theirs.head_dim, length)
+    np.testing.assert_allclose(ours, scaled, rtol=1e-6)
+    assert max(divisors) > 1.5
+
+
+_KINDS = "F32 F16 BF16 Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q4_K Q5_K Q6_K".split()
+
+
+@pytest.mark.parametrize("name", _KINDS)
+def test_gguf_quantisations(name, tmp_path):
+    kind = gguf.GGMLQuantizationType[name]
+    size = gguf.GGML_QUANT_SIZES[kind][1] * 512 // gguf.GGML_QUANT_SIZES[kind][0]
+    raw = np.random.default_rng(0).integers(0, 60, (3, size), np.uint8)
+    writer = gguf.GGUFWriter(tmp_path / "q.gguf", "llama")
+    writer.add_tensor("x", raw, raw_shape=raw.shape, raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    got = GGUFSource(tmp_path / "q.gguf").get("x")
+    assert got.shape == (3, 512)
+    np.testing.assert_array_equal(got, gguf.quants.dequantize(raw, kind))
+
+
+def test_broken_gguf(tmp_path, smollm2_gguf, monkeypatch):
+    monkeypatch.setenv("JAXHAL_CACHE", str(tmp_path / "cache"))
+    data = smollm2_gguf.read_bytes()
+    for name, cut in (("head", 10), ("metadata", 100_000), ("tensors", len(data) // 2)):
+        path = tmp_path / f"{name}.gguf"
+        path.write_bytes(data[:cut])
+        with pytest.raises(ValueError, match="not a whole GGUF file|cut short"):
+            load(path)
+    text = tmp_path / "text.gguf"
+    text.write_text("not a model at all, but long enough to be read as a header")
+    with pytest.raises(ValueError, match="not a whole GGUF file"):
+        load(text)
+    assert not list(registry.cache_dir().glob("gguf/*"))
+
+
+def test_unknown_gguf_architecture(tmp_path):
+    writer = gguf.GGUFWriter(tmp_path / "m.gguf", "mamba")
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    with pytest.raises(ValueError, match="unknown architecture 'mamba'"):
+        config_from_gguf(GGUFSource(tmp_path / "m.gguf"))
+
+
+def test_real_shapes():
+    """Published configurations give the published parameter counts."""
+    import math
+
+    sizes = {
+        ("qwen2", 1536, 8960, 28, 12, 2, 151936, True): 1_543_714_304,
+        ("qwen2", 3584, 18944, 28, 28, 4, 152064, False): 7_615_616_512,
+        ("llama", 4096, 11008, 32, 32, 32, 32000, False): 6_738_415_616,
+        ("mistral", 4096, 14336, 32, 32, 8, 32000, False): 7_241_732_096,
+    }
+    names = "model_type hidden_size intermediate_size num_hidden_layers".split()
+    names += "num_attention_heads num_key_value_heads vocab_size".split()
+    names += ["tie_word_embeddings"]
+    for values, count in sizes.items():
+        config = from_huggingface(dict(zip(names, values, strict=True)))
+        _, params = weights.abstract(config, jnp.bfloat16)
+        leaves = [leaf for _, leaf in weights.paths(params)]
+        assert sum(math.prod(leaf.shape) for leaf in leaves) == count
+
+
+def test_config_file_errors(tmp_path):
+    with pytest.raises(FileNotFoundError, match="config.json"):
+        read_config(tmp_path)

@@ -1,0 +1,154 @@
+"""Tiny models of every family whose weights follow from their names alone."""
+
+import json
+import zlib
+from pathlib import Path
+
+import numpy as np
+from safetensors.numpy import save_file
+
+GOLDEN = Path(__file__).parent / "golden"
+
+_BASE = dict(
+    vocab_size=61,
+    hidden_size=32,
+    intermediate_size=48,
+    num_hidden_layers=3,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    max_position_embeddings=64,
+    bos_token_id=1,
+    eos_token_id=2,
+)
+_MHA, _MQA = {"num_key_value_heads": 4}, {"num_key_value_heads": 1}
+_UNTIED = {"tie_word_embeddings": False}
+
+
+def _rope(kind: str, **extra) -> dict:
+    settings = {"rope_type": kind, "rope_theta": 10000.0, "factor": 4.0, **extra}
+    return {"rope_parameters": settings}
+
+
+_FALCON = {k: v for k, v in _BASE.items() if k not in ("intermediate_size",)}
+_GPT2 = dict(
+    vocab_size=61,
+    n_embd=32,
+    n_layer=3,
+    n_head=4,
+    n_positions=64,
+    bos_token_id=1,
+    eos_token_id=2,
+)
+_GEMMA = dict(
+    _BASE,
+    head_dim=16,
+    num_hidden_layers=4,
+    sliding_window=8,
+    query_pre_attn_scalar=24,
+    layer_types=["sliding_attention", "sliding_attention", "full_attention"] * 2,
+)
+_GEMMA["layer_types"] = _GEMMA["layer_types"][:4]
+
+# name -> (model_type, settings)
+CASES = {
+    "llama-mha": ("llama", _BASE | _MHA | _UNTIED),
+    "llama-gqa": ("llama", _BASE | _UNTIED),
+    "llama-mqa": ("llama", _BASE | _MQA | {"tie_word_embeddings": True}),
+    "llama-biases": ("llama", _BASE | {"attention_bias": True, "mlp_bias": True}),
+    "llama-head-dim": ("llama", _BASE | {"head_dim": 16}),
+    "llama-llama3": (
+        "llama",
+        _BASE
+        | _rope(
+            "llama3",
+            low_freq_factor=1.0,
+            high_freq_factor=4.0,
+            original_max_position_embeddings=16,
+        ),
+    ),
+    "llama-linear": ("llama", _BASE | _rope("linear")),
+    "llama-dynamic": (
+        "llama",
+        _BASE | _rope("dynamic") | dict(max_position_embeddings=16),
+    ),
+    "llama-yarn": (
+        "llama",
+        _BASE
+        | _rope("yarn", original_max_position_embeddings=16)
+        | dict(max_position_embeddings=16),
+    ),
+    "mistral-gqa": ("mistral", _BASE | {"sliding_window": 8}),
+    "mistral-mha": ("mistral", _BASE | _MHA | {"sliding_window": None}),
+    "mistral-mqa": ("mistral", _BASE | _MQA | {"sliding_window": 5}),
+    "qwen2-mha": ("qwen2", _BASE | _MHA | _UNTIED),
+    "qwen2-gqa": ("qwen2", _BASE | {"tie_word_embeddings": True}),
+    "qwen2-mqa": ("qwen2", _BASE | _MQA),
+    "qwen2-window": (
+        "qwen2",
+        _BASE | dict(use_sliding_window=True, sliding_window=7, max_window_layers=1),
+    ),
+    "qwen3-mha": ("qwen3", _BASE | _MHA | {"head_dim": 8}),
+    "qwen3-gqa": ("qwen3", _BASE | {"head_dim": 16, "tie_word_embeddings": True}),
+    "qwen3-mqa": ("qwen3", _BASE | _MQA | {"head_dim": 16}),
+    "falcon-7b": ("falcon", _FALCON | dict(multi_query=True, parallel_attn=True)),
+    "falcon-bias-sequential": (
+        "falcon",
+        _FALCON | dict(multi_query=False, parallel_attn=False, bias=True),
+    ),
+    "falcon-40b": (
+        "falcon",
+        _FALCON | dict(new_decoder_architecture=True, num_kv_heads=2),
+    ),
+    "falcon-11b": (
+        "falcon",
+        _FALCON
+        | dict(
+            new_decoder_architecture=True, num_kv_heads=2, num_ln_in_parallel_attn=1
+        ),
+    ),
+    "gpt2-mha": ("gpt2", _GPT2),
+    "gemma3-gqa": ("gemma3_text", _GEMMA),
+    "gemma3-mqa": ("gemma3_text", _GEMMA | _MQA),
+    "gemma3-scaled": (
+        "gemma3_text",
+        _GEMMA
+        | _MHA
+        | {
+            "rope_parameters": {
+                "full_attention": {
+                    "rope_type": "linear",
+                    "rope_theta": 50000.0,
+                    "factor": 4.0,
+                },
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1000.0},
+            }
+        },
+    ),
+}
+TOKENS = (np.arange(2 * 24).reshape(2, 24) * 37 % 59 + 2).astype(np.int32)
+
+
+def weight(name: str, shape: tuple[int, ...]) -> np.ndarray:
+    """The tensor every party to a comparison uses under this name."""
+    rng = np.random.default_rng(zlib.crc32(name.encode()))
+    values = rng.standard_normal(shape).astype(np.float32)
+    if len(shape) == 1:
+        return values * 0.1 + (name.endswith("weight") and "gemma" not in name)
+    return values * 0.25
+
+
+def golden(case: str) -> dict:
+    """Config, tensor shapes and Hugging Face's outputs of one case."""
+    meta = json.loads((GOLDEN / "parity.json").read_text("utf-8"))[case]
+    with np.load(GOLDEN / "parity.npz") as arrays:
+        outputs = {key: arrays[f"{case}/{key}"] for key in ("hidden", "logits")}
+    return {**meta, **outputs}
+
+
+def write_folder(folder: Path, config: dict, shapes: dict[str, list[int]]) -> Path:
+    """A checkpoint folder (without a tokenizer) of one case."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    tensors = {name: weight(name, tuple(shape)) for name, shape in shapes.items()}
+    save_file(tensors, folder / "model.safetensors")
+    return folder
