@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax.core import Tracer
 
 from jaxhal.models import cache as cache_lib
 from jaxhal.models import decoder
@@ -41,8 +42,8 @@ def read(lm: LM, batch: Batch, reducers: Mapping[str, Any]) -> dict[str, Any]:
       ValueError: on unknown layers, or rows longer than the model's context.
     """
     named = check(lm.config, reducers)
-    if isinstance(batch.valid, np.ndarray):
-        longest = int(batch.valid.sum(axis=1).max())
+    if not isinstance(batch.valid, Tracer):
+        longest = int(np.asarray(batch.valid).sum(axis=1).max())
         if longest > lm.config.context_length:
             raise ValueError(
                 f"a row of the batch has {longest} tokens, over the model's context of "

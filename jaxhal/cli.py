@@ -91,6 +91,7 @@ def demo(
     import jaxhal
     from jaxhal.datasets import bundled
     from jaxhal.datasets.jsonl import write_rows
+    from jaxhal.evaluation import source, summarize, verdict
     from jaxhal.report import write_html
 
     with _usage():
@@ -100,12 +101,12 @@ def demo(
     start = time.perf_counter()
     reports = [_checked(report) for report in jaxhal.score(lm, examples)]
     pace = (time.perf_counter() - start) / len(reports) * 1000
-    rows = _results(reports)
-    questions = len({_source(report) for report in reports})
+    rows = summarize(reports)
+    questions = len({source(report) for report in reports})
     note = (
         f"{len(reports)} answers to {questions} questions. The reader, {model}, is a "
         "small surrogate: the answers were written by hand, not by it. "
-        f"{_verdict(rows)} All detectors together took {pace:.0f} ms per answer, "
+        f"{verdict(rows)} All detectors together took {pace:.0f} ms per answer, "
         "compilation included."
     )
     write_rows(out / "scores.jsonl", (report.to_dict() for report in reports))
@@ -150,6 +151,7 @@ def detect(
     """
     import jaxhal
     from jaxhal.datasets.jsonl import read_rows, write_rows
+    from jaxhal.evaluation import summarize, verdict
     from jaxhal.report import write_html
 
     with _usage():
@@ -175,8 +177,8 @@ def detect(
 
     write_rows(output, lines())
     if page is not None:
-        results = _results(kept)
-        note = _verdict(results) if results else ""
+        results = summarize(kept)
+        note = verdict(results) if results else ""
         write_html(page, kept, f"jaxhal detect: {Path(source).name}", results, note)
     place = "standard output" if output == "-" else output
     what = f"{total - len(failed)} of {total} answers scored, written to {place}"
@@ -242,89 +244,6 @@ def _checked(report: "Report") -> "Report":
         empty: dict[str, Any] = {"scores": {}, "tokens": [], "spans": [], "heads": {}}
         return dataclasses.replace(report, **empty, error=str(error))
     return report
-
-
-def _results(reports: Sequence["Report"]) -> list[dict[str, Any]]:
-    """A row per detector, methods first, best first; none without both labels."""
-    from jaxhal.detectors import CATALOGUE
-    from jaxhal.evaluation import auroc, bootstrap
-
-    known = [r for r in reports if r.error is None and r.label is not None]
-    labels = [report.label for report in known]
-    if len(set(labels)) < 2:
-        return []
-    groups = [_source(report) for report in known]
-    rows = []
-    for name in known[0].scores:
-        scores = [report.scores[name] for report in known]
-        low, high = bootstrap(scores, labels, groups)
-        rows.append(
-            {
-                "detector": name,
-                "AUROC": auroc(scores, labels),
-                "95 % interval": f"{low:.2f}–{high:.2f}",
-                "token AUROC": _token_auroc(known, name),
-                "control": name in CATALOGUE and CATALOGUE[name]().control,
-                "beats controls": None,
-                "low": low,
-            }
-        )
-    rows.sort(key=lambda row: (row["control"], -row["AUROC"]))
-    best = max((row["AUROC"] for row in rows if row["control"]), default=None)
-    for row in rows:
-        low = row.pop("low")
-        if best is not None and not row["control"]:
-            beats = "yes" if low > best else "within noise"
-            row["beats controls"] = beats if row["AUROC"] > best else "no"
-    return rows
-
-
-def _token_auroc(reports: Iterable["Report"], name: str) -> float | None:
-    """AUROC over all tokens against the annotated spans; ``None`` where undefined."""
-    from jaxhal.evaluation import auroc
-
-    pairs = [
-        (
-            token.scores[name],
-            any(token.start < span.end and span.start < token.end for span in labels),
-        )
-        for report in reports
-        if (labels := report.labels) is not None
-        for token in report.tokens
-        if name in token.scores and token.start < token.end
-    ]
-    if len({label for _, label in pairs}) < 2:
-        return None
-    scores, labels = zip(*pairs, strict=True)
-    return auroc(scores, labels)
-
-
-def _verdict(rows: Sequence[Mapping[str, Any]]) -> str:
-    """In words, which methods are worth more than the controls."""
-    if not rows:
-        return "Answers of one class have no AUROC."
-    text = (
-        "The intervals resample sources, since answers to one rise and fall together."
-    )
-    controls = [row for row in rows if row["control"]]
-    if not controls:
-        return text
-    best = max(controls, key=lambda row: row["AUROC"])
-    text += f" The best control is {best['detector']} ({best['AUROC']:.3f}); "
-    verdicts = {
-        "yes": "clearly above it: {}",
-        "within noise": "above it only within the noise: {}",
-        "no": "not above it: {}",
-    }
-    found = []
-    for verdict, phrase in verdicts.items():
-        names = [row["detector"] for row in rows if row["beats controls"] == verdict]
-        found += [phrase.format(", ".join(names))] if names else []
-    return f"{text}{'; '.join(found) or 'no method was scored'}."
-
-
-def _source(report: "Report") -> str | None:
-    return report.prompt if report.context is None else report.context
 
 
 def _models() -> list[dict[str, Any]]:

@@ -11,8 +11,8 @@ from tqdm import tqdm
 from jaxhal import detectors as catalogue
 from jaxhal.capture import read
 from jaxhal.detectors import Detector
+from jaxhal.models.batching import Encoded, check_length, collate, plan
 from jaxhal.models.lm import LM
-from jaxhal.models.tokenizer import Encoded, check_length, collate, plan
 from jaxhal.report import Report, Span, Token
 from jaxhal.types import Example
 
@@ -121,8 +121,8 @@ def score(
                 reports[number] = _fill(
                     _report(lm, examples[number], chosen),
                     rows[i],
-                    {name: float(value[at]) for name, value in scores.items()},
-                    {name: value[at] for name, value in tokens.items()},
+                    {d.name: float(scores[d.name][at]) for d in chosen},
+                    {d.name: tokens[d.name][at] for d in chosen if d.tokens},
                     {name: value[:, at] for name, value in heads.items()},
                     threshold,
                 )

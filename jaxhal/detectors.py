@@ -15,15 +15,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from jaxhal.features import controls
+from jaxhal.features import controls, uncertainty
 from jaxhal.features.lookback import LookbackRatio
 from jaxhal.features.topology import MaxPromptAttention, MTopDiv
-from jaxhal.features.uncertainty import (
-    TokenEntropy,
-    TokenLogprob,
-    entropy_score,
-    predictive_probability,
-)
+from jaxhal.features.uncertainty import TokenEntropy, TokenLogprob
 from jaxhal.types import Example, Reducer
 
 # name -> array; "valid" (Bool[batch response]) is always there.
@@ -127,14 +122,16 @@ def _perplexity(name: str, how: Any, summary: str) -> Detector:
         reference="Manakul et al. 2023 (SelfCheckGPT), grey-box scores",
         reads=(("logprob", TokenLogprob()),),
         score=lambda params, f: jax.vmap(
-            lambda logprob, valid: predictive_probability(logprob, valid, how)
+            lambda logprob, valid: uncertainty.predictive_probability(
+                logprob, valid, how
+            )
         )(f["logprob"], f["valid"]),
         tokens=_surprise,
     )
 
 
 @functools.cache
-def predictive_probability_mean() -> Detector:
+def predictive_probability() -> Detector:
     """Mean negative log probability of the response's tokens."""
     return _perplexity(
         "predictive_probability", "mean", "mean -log p of the response tokens"
@@ -157,7 +154,7 @@ def _entropy(name: str, how: Any, summary: str) -> Detector:
         reference="Fadeeva et al. 2024; maximum as in TOHA's baseline",
         reads=(("entropy", TokenEntropy()),),
         score=lambda params, f: jax.vmap(
-            lambda entropy, valid: entropy_score(entropy, valid, how)
+            lambda entropy, valid: uncertainty.entropy_score(entropy, valid, how)
         )(f["entropy"], f["valid"]),
         tokens=lambda params, f: -jnp.expm1(-f["entropy"]),
     )
@@ -217,7 +214,7 @@ def novel_word_share() -> Detector:
 CATALOGUE: dict[str, Callable[[], Detector]] = {
     "mtop_div": mtop_div,
     "lookback_ratio": lookback_ratio,
-    "predictive_probability": predictive_probability_mean,
+    "predictive_probability": predictive_probability,
     "predictive_probability_max": predictive_probability_max,
     "token_entropy": token_entropy,
     "token_entropy_mean": token_entropy_mean,

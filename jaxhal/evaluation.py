@@ -1,10 +1,13 @@
 """How well scores rank hallucinated answers above grounded ones, with intervals."""
 
-from collections.abc import Collection, Hashable, Sequence
-from typing import Any
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
+
+if TYPE_CHECKING:
+    from jaxhal.report import Report
 
 
 def auroc(scores: Collection[Any], labels: Collection[Any]) -> float:
@@ -112,3 +115,84 @@ def _auroc(
     low = np.bincount(rank, weight * ~positive)
     wins = high @ (np.cumsum(low) - low / 2)
     return float(wins / (high.sum() * low.sum()))
+
+
+def source(report: "Report") -> str | None:
+    """What an answer rests on; answers that share it are not independent."""
+    return report.prompt if report.context is None else report.context
+
+
+def summarize(reports: Sequence["Report"]) -> list[dict[str, Any]]:
+    """A row per detector, methods first, best first; none without both labels."""
+    from jaxhal.detectors import CATALOGUE  # reports need no detectors otherwise
+
+    known = [r for r in reports if r.error is None and r.label is not None]
+    labels = [report.label for report in known]
+    if len(set(labels)) < 2:
+        return []
+    groups = [source(report) for report in known]
+    rows = []
+    for name in known[0].scores:
+        scores = [report.scores[name] for report in known]
+        low, high = bootstrap(scores, labels, groups)
+        rows.append(
+            {
+                "detector": name,
+                "AUROC": auroc(scores, labels),
+                "95 % interval": f"{low:.2f}–{high:.2f}",
+                "token AUROC": _token_auroc(known, name),
+                "control": name in CATALOGUE and CATALOGUE[name]().control,
+                "beats controls": None,
+                "low": low,
+            }
+        )
+    rows.sort(key=lambda row: (row["control"], -row["AUROC"]))
+    best = max((row["AUROC"] for row in rows if row["control"]), default=None)
+    for row in rows:
+        low = row.pop("low")
+        if best is not None and not row["control"]:
+            beats = "yes" if low > best else "within noise"
+            row["beats controls"] = beats if row["AUROC"] > best else "no"
+    return rows
+
+
+def _token_auroc(reports: Iterable["Report"], name: str) -> float | None:
+    """AUROC over all tokens against the annotated spans; ``None`` where undefined."""
+    pairs = [
+        (
+            token.scores[name],
+            any(token.start < span.end and span.start < token.end for span in labels),
+        )
+        for report in reports
+        if (labels := report.labels) is not None
+        for token in report.tokens
+        if name in token.scores and token.start < token.end
+    ]
+    if len({label for _, label in pairs}) < 2:
+        return None
+    scores, labels = zip(*pairs, strict=True)
+    return auroc(scores, labels)
+
+
+def verdict(rows: Sequence[Mapping[str, Any]]) -> str:
+    """In words, which methods are worth more than the controls."""
+    if not rows:
+        return "Answers of one class have no AUROC."
+    text = (
+        "The intervals resample sources, since answers to one rise and fall together."
+    )
+    controls = [row for row in rows if row["control"]]
+    if not controls:
+        return text
+    best = max(controls, key=lambda row: row["AUROC"])
+    text += f" The best control is {best['detector']} ({best['AUROC']:.3f}); "
+    verdicts = {
+        "yes": "clearly above it: {}",
+        "within noise": "above it only within the noise: {}",
+        "no": "not above it: {}",
+    }
+    found = []
+    for verdict, phrase in verdicts.items():
+        names = [row["detector"] for row in rows if row["beats controls"] == verdict]
+        found += [phrase.format(", ".join(names))] if names else []
+    return f"{text}{'; '.join(found) or 'no method was scored'}."

@@ -47,8 +47,10 @@ def prefill(
     named = _rowwise(lm, reducers, target)
     if new_tokens < 1:
         raise ValueError(f"new_tokens is {new_tokens}; a cache needs room for one")
-    if isinstance(batch.valid, np.ndarray):
-        longest = int(batch.valid[:, : batch.prompt_length].sum(axis=1).max())
+    if not isinstance(batch.valid, Tracer):
+        longest = int(
+            np.asarray(batch.valid)[:, : batch.prompt_length].sum(axis=1).max()
+        )
         if longest + new_tokens > lm.config.context_length:
             raise ValueError(
                 f"a prompt of {longest} tokens and {new_tokens} new ones are over the "

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from jaxhal.datasets.jsonl import replacing
+from jaxhal.files import replacing
 from jaxhal.types import Label
 
 if TYPE_CHECKING:

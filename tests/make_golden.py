@@ -9,6 +9,7 @@ installed and against these files everywhere.
 import json
 
 import numpy as np
+
 import tiny
 
 

@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import tiny
 
 import jaxhal
+import tiny
 from jaxhal import capture
 from jaxhal import rows as rows_lib
 from jaxhal.models import layers

@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 import jaxhal
 from jaxhal import cli
 from jaxhal.datasets import bundled
+from jaxhal.evaluation import summarize, verdict
 from jaxhal.report import Report, Span, Token
 
 GOOD = {"id": "good", "prompt": "Why?", "response": "So it is."}
@@ -314,7 +315,7 @@ def test_results_compare_with_the_controls():
         )
         for number, example in enumerate(examples)
     ]
-    rows = cli._results(reports)
+    rows = summarize(reports)
     assert [row["detector"] for row in rows] == [
         *("token_entropy", "lookback_ratio", "mtop_div", "novel_words")
     ]
@@ -326,13 +327,13 @@ def test_results_compare_with_the_controls():
     assert rows[0]["95 % interval"] == "1.00–1.00"
     assert rows[0]["token AUROC"] > 0.95  # a word may end in punctuation outside
     assert rows[1]["token AUROC"] is None
-    text = cli._verdict(rows)
+    text = verdict(rows)
     assert "best control is novel_words" in text and "not above it: mtop_div" in text
 
 
 def test_results_need_both_classes():
     grounded = [fake_report(each) for each in bundled() if each.label == 0]
-    assert cli._results(grounded) == cli._results([]) == []
+    assert summarize(grounded) == summarize([]) == []
 
 
 @pytest.mark.parametrize(

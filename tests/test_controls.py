@@ -1,11 +1,11 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import oracles
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import oracles
 from jaxhal.features.controls import (
     max_prompt_score,
     novel_word_share,

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from jaxhal.datasets.jsonl import Row, read_rows, replacing, write_rows
+from jaxhal.datasets.jsonl import Row, read_rows, write_rows
+from jaxhal.files import replacing
 from jaxhal.types import Label
 
 

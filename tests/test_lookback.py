@@ -1,11 +1,11 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import oracles
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import oracles
 from jaxhal.features.lookback import LookbackRatio, _lookback, lookback_ratio
 
 # (seq, context, prompt): one context token, no new token at first, one response token.

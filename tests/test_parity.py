@@ -3,9 +3,9 @@
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import tiny
 
 import jaxhal
+import tiny
 from jaxhal.models import weights
 from jaxhal.models.config import from_huggingface
 from jaxhal.models.lm import LM

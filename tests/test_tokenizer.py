@@ -14,14 +14,8 @@ from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, tra
 from tokenizers import Tokenizer as Backend
 
 from jaxhal.models import gguf_tokenizer
-from jaxhal.models.tokenizer import (
-    Encoded,
-    Tokenizer,
-    bucket,
-    check_length,
-    collate,
-    plan,
-)
+from jaxhal.models.batching import Encoded, bucket, check_length, collate, plan
+from jaxhal.models.tokenizer import Tokenizer
 from jaxhal.types import Example
 
 GOLDEN = Path(__file__).parent / "golden" / "smollm2_tokenization.json"

@@ -2,13 +2,13 @@ import gudhi
 import jax
 import jax.numpy as jnp
 import numpy as np
-import oracles
 import pytest
 import ripser
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.sparse.csgraph import minimum_spanning_tree
 
+import oracles
 from jaxhal.features.arrays import causal_attention, static_int, to_jax
 from jaxhal.features.controls import max_prompt_score
 from jaxhal.features.topology import MaxPromptAttention, MTopDiv, _forest, mtop_div

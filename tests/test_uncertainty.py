@@ -3,9 +3,9 @@ from types import SimpleNamespace
 import jax
 import jax.numpy as jnp
 import numpy as np
-import oracles
 import pytest
 
+import oracles
 from jaxhal.features.hidden import HiddenStates
 from jaxhal.features.uncertainty import (
     TokenEntropy,

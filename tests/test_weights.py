@@ -1,15 +1,16 @@
 """Checkpoints of every kind, whole and broken."""
 
+import fnmatch
 import json
 
 import gguf
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import tiny
 from safetensors.numpy import load_file, save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 
+import tiny
 from jaxhal.models import registry, weights
 from jaxhal.models.config import from_huggingface, read_config
 from jaxhal.models.gguf import GGUFSource, config_from_gguf, gguf_table
@@ -121,6 +122,28 @@ def test_missing_parts(folder, tmp_path):
     _tokenizer(folder)
     with pytest.raises(FileNotFoundError, match="no \\*.safetensors"):
         load(folder)
+
+
+def test_hub_ids_go_through_huggingface_hub(folder, monkeypatch):
+    import huggingface_hub
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    asked = []
+
+    def download(repo, allow_patterns):
+        asked.append(repo)
+        if repo == "owner/gone":
+            raise LocalEntryNotFoundError("offline")
+        assert any(fnmatch.fnmatch("model-1.safetensors", p) for p in allow_patterns)
+        assert not any(fnmatch.fnmatch("pytorch_model.bin", p) for p in allow_patterns)
+        return str(folder)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    lm = load("owner/name")
+    assert (lm.name, asked) == ("owner/name", ["owner/name"])
+    _close(lm, "llama-gqa")
+    with pytest.raises(ValueError, match="could not get 'owner/gone'.*offline"):
+        load("owner/gone")
 
 
 def test_unknown_names(folder):

@@ -75,7 +75,9 @@ def _line(row: dict[str, Any]) -> str:
     return f"{row['case']:<16} {row['metric']:<52} {row['value']:>9}{spread}{verdict}"
 
 
-def interleave(functions: dict[str, Any], repeats: int) -> dict[str, list[float]]:
+def interleave(
+    functions: dict[str, Any], repeats: int, warm_up: bool = True
+) -> dict[str, list[float]]:
     """Seconds of each function, called in turn ``repeats`` times after one warm-up.
 
     Taking turns shows every function the same machine, so a round's ratios are fair.
@@ -85,7 +87,7 @@ def interleave(functions: dict[str, Any], repeats: int) -> dict[str, list[float]
     import jax
 
     times: dict[str, list[float]] = {name: [] for name in functions}
-    for function in functions.values():
+    for function in functions.values() if warm_up else ():
         jax.block_until_ready(function())
     for _ in range(repeats):
         for name, function in functions.items():

@@ -1,14 +1,13 @@
 """Rows of a JSON Lines file to examples and back, one bad row never costing another."""
 
-import contextlib
 import json
 import os
 import sys
-import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
+from jaxhal.files import replacing
 from jaxhal.types import Example, Label
 
 
@@ -84,31 +83,6 @@ def write_rows(path: str | os.PathLike, rows: Iterable[Mapping[str, Any]]) -> No
         return
     with replacing(path) as file:
         file.writelines(f"{line}\n" for line in lines)
-
-
-@contextlib.contextmanager
-def replacing(path: str | os.PathLike) -> Iterator[IO[str]]:
-    """A UTF-8 text file that takes its name only when the block ends well.
-
-    Raises:
-      FileNotFoundError: when the folder of ``path`` does not exist.
-    """
-    path = Path(path).resolve()  # a link stays a link, its target is replaced
-    if path.exists() and not path.is_file():  # a pipe or /dev/null: nothing to replace
-        with path.open("w", encoding="utf-8") as file:
-            yield file
-        return
-    if not path.parent.is_dir():
-        raise FileNotFoundError(f"{path.parent}: no such folder; make it first")
-    scratch = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
-    try:
-        with scratch.open("x", encoding="utf-8", newline="\n") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(scratch, path)
-    finally:
-        scratch.unlink(missing_ok=True)
 
 
 def _file_rows(path: Path) -> Iterator[Row]:

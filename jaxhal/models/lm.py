@@ -15,14 +15,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax.core import Tracer
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxhal.models import cache as cache_lib
 from jaxhal.models import decoder, registry, weights
+from jaxhal.models.batching import check_length, collate
 from jaxhal.models.config import Config, Rope, read_config
 from jaxhal.models.gguf import GGUFSource, config_from_gguf, gguf_table
 from jaxhal.models.ops import STANDARD
-from jaxhal.models.tokenizer import Tokenizer, check_length, collate
+from jaxhal.models.tokenizer import Tokenizer
 from jaxhal.types import Batch, Example
 
 
@@ -62,7 +64,7 @@ class LM:
           ValueError: when a row is longer than the model's context or an id is not in
             the vocabulary.
         """
-        if isinstance(tokens, np.ndarray) and tokens.size:
+        if not isinstance(tokens, Tracer) and tokens.size:
             low, high = int(tokens.min()), int(tokens.max())
             if low < 0 or high >= self.config.vocab_size:
                 raise ValueError(
@@ -71,8 +73,8 @@ class LM:
                 )
         if valid is None:
             valid = np.ones(tokens.shape, bool)
-        if isinstance(valid, np.ndarray):
-            longest = int(valid.sum(axis=1).max())
+        if not isinstance(valid, Tracer):
+            longest = int(np.asarray(valid).sum(axis=1).max())
             if longest > self.config.context_length:
                 raise ValueError(
                     f"a row has {longest} tokens, over the model's context of "

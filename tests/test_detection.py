@@ -1,0 +1,156 @@
+"""From answers to reports with the real small model."""
+
+import numpy as np
+import pytest
+
+import jaxhal
+from jaxhal import capture, detectors
+from jaxhal.detection import find_spans
+from jaxhal.models.batching import lengths
+from jaxhal.report import Token
+from jaxhal.types import Example
+
+CONTEXT = "The Marlow bridge opened in 1832 and spans 72 metres over the Thames."
+GOOD = Example("It opened in 1832.", context=CONTEXT, question="When?", id="good")
+LONGER = Example(
+    "The bridge, which crosses the Thames at Marlow, has been open since 1932, and it "
+    "is 310 metres long. Äußerst schön!",
+    context=CONTEXT + " " + CONTEXT.replace("1832", "1840") * 3,
+    question="When did it open, and how long is it?",
+    id="longer",
+)
+PROMPT = Example("Paris.", prompt="What is the capital of France?", id="prompt")
+TOO_LONG = Example("word " * 9000, prompt="Write a lot.", id="too long")
+
+
+@pytest.fixture(scope="module")
+def reports(smollm2):
+    return jaxhal.score(smollm2, [LONGER, TOO_LONG, GOOD, PROMPT], batch_size=2)
+
+
+def test_order_and_errors(reports):
+    assert [r.id for r in reports] == ["longer", "too long", "good", "prompt"]
+    assert [r.error is None for r in reports] == [True, False, True, True]
+    error = reports[1].error
+    assert "9002 response tokens" in error and "8192" in error
+    assert reports[1].scores == {} and reports[1].tokens == []
+
+
+def test_scores_do_not_depend_on_company(smollm2, reports):
+    for report, example in ((reports[0], LONGER), (reports[2], GOOD)):
+        alone = jaxhal.score(smollm2, [example], batch_size=1)[0]
+        assert list(alone.scores) == list(detectors.CATALOGUE)
+        for name, value in alone.scores.items():
+            assert report.scores[name] == pytest.approx(value, abs=2e-4), name
+        for ours, theirs in zip(report.tokens, alone.tokens, strict=True):
+            assert ours[:3] == theirs[:3]
+            assert ours.scores == pytest.approx(theirs.scores, abs=2e-4)
+
+
+def test_tokens_cover_the_response(reports):
+    for report in (reports[0], reports[2], reports[3]):
+        covered = set()
+        for token in report.tokens:
+            assert token.text == report.response[token.start : token.end]
+            assert all(0 <= value <= 1 for value in token.scores.values())
+            covered |= set(range(token.start, token.end))
+        spaces = {i for i, c in enumerate(report.response) if c.isspace()}
+        assert covered | spaces == set(range(len(report.response)))
+
+
+def test_scores_equal_the_features_by_hand(smollm2, reports):
+    batch = smollm2.encode([GOOD])
+    named = {"m": jaxhal.MTopDiv(), "l": jaxhal.LookbackRatio()}
+    named |= {"p": jaxhal.TokenLogprob(), "e": jaxhal.TokenEntropy()}
+    features = jaxhal.read(smollm2, batch, named)
+    count = int(np.asarray(batch.response_mask).sum())
+    logprob = np.asarray(features["p"])[0, :count]
+    entropy = np.asarray(features["e"])[0, :count]
+    lookback = np.asarray(features["l"])[:, 0, :, :count]
+    want = {
+        "mtop_div": float(np.asarray(features["m"]).mean()),
+        "lookback_ratio": 1 - lookback.mean(),
+        "predictive_probability": -logprob.mean(),
+        "predictive_probability_max": -logprob.min(),
+        "token_entropy": entropy.max(),
+        "token_entropy_mean": entropy.mean(),
+        "response_length": 4,
+        "novel_words": 1,  # "It"; the question counts as source text
+        "novel_word_share": 0.25,
+    }
+    for name, value in want.items():
+        assert reports[2].scores[name] == pytest.approx(float(value), abs=2e-4), name
+    shape = (smollm2.config.num_hidden_layers, smollm2.config.num_attention_heads)
+    assert {m.shape for m in reports[2].heads.values()} == {shape}
+    np.testing.assert_allclose(
+        reports[2].heads["lookback"], lookback.mean(-1), atol=2e-4
+    )
+
+
+def test_one_program_per_bucket(smollm2):
+    rng = np.random.default_rng(0)
+    examples = [
+        Example("yes " * int(r), prompt="word " * int(p))
+        for p, r in zip(rng.integers(5, 90, 12), rng.integers(2, 30, 12), strict=True)
+    ]
+    encode = smollm2.tokenizer.encode_example
+    buckets = {lengths([encode(example)]) for example in examples}
+    assert len(buckets) > 1
+    before = capture.read_jit._cache_size()
+    reports = jaxhal.score(smollm2, examples, ["max_prompt_attention"], batch_size=3)
+    assert all(report.error is None for report in reports)
+    assert capture.read_jit._cache_size() - before <= len(buckets)
+
+
+def test_detect(smollm2):
+    report = jaxhal.detect(
+        smollm2,
+        context=CONTEXT,
+        question="When?",
+        response="It opened in 1832.",
+        detectors=["mtop_div", "novel_words"],
+    )
+    assert list(report.scores) == ["mtop_div", "novel_words"]
+    with pytest.raises(ValueError, match="response is ' '"):
+        jaxhal.detect(smollm2, prompt="Why?", response=" ")
+    with pytest.raises(ValueError, match="over the model's context"):
+        jaxhal.detect(smollm2, prompt="Why?", response="word " * 9000)
+    with pytest.raises(ValueError, match="did you mean 'mtop_div'"):
+        jaxhal.detect(smollm2, prompt="Why?", response="So.", detectors=["mtopdiv"])
+    with pytest.raises(ValueError, match="batch_size is 0"):
+        jaxhal.score(smollm2, [GOOD], batch_size=0)
+    assert jaxhal.score(smollm2, []) == []
+
+
+def test_text_detectors_alone_need_no_reading(smollm2, monkeypatch):
+    monkeypatch.setattr("jaxhal.detection.read", None)
+    report = jaxhal.score(smollm2, [GOOD], ["response_length"])[0]
+    assert report.scores == {"response_length": 4.0}
+    assert report.spans == []
+
+
+def test_find_spans():
+    text = "a  bb ccc d"
+    pieces = [(0, 1, 0.9), (1, 5, 1.0), (5, 9, 0.2), (9, 11, 0.95)]
+    tokens = [Token(text[s:e], s, e, {"d": v}) for s, e, v in pieces]
+    spans = find_spans(text, tokens, "d", 0.9)
+    assert [(s.start, s.end, s.text) for s in spans] == [(0, 5, "a  bb"), (10, 11, "d")]
+    assert spans[0].confidence == pytest.approx(0.95)
+    assert find_spans(text, tokens, "d", 1.1) == []
+    assert find_spans(text, tokens, "other", 0.5) == []
+
+
+def test_conflicting_readers_are_refused():
+    one = detectors.mtop_div()
+    other = one._replace(
+        name="mine", reads=(("mtop_div", jaxhal.MTopDiv(normalize=False)),)
+    )
+    with pytest.raises(ValueError, match="'mine' reads 'mtop_div'"):
+        detectors.reads([one, other])
+
+
+def test_catalogue_names_are_functions():
+    for name, make in detectors.CATALOGUE.items():
+        assert make().name == name
+        assert make() is make()  # so that a jitted score compiles once
+        assert getattr(detectors, name)() == make()

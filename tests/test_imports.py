@@ -1,0 +1,83 @@
+"""The layout as the README draws it: imports point down and never in a circle."""
+
+import ast
+from pathlib import Path
+
+PACKAGE = Path(__file__).parent.parent / "jaxhal"
+# A room may import rooms of lower rank; rooms of one rank do not know each other.
+RANK = {
+    "types": 0,
+    "files": 0,
+    "models": 1,
+    "features": 1,
+    "datasets": 1,
+    "rows": 2,
+    "plotting": 2,
+    "capture": 3,
+    "generation": 4,
+    "detectors": 4,
+    "report": 4,
+    "evaluation": 5,
+    "detection": 5,
+    "bench": 6,
+    "cli": 7,
+}
+
+
+def _room(module: str) -> str:
+    return module.split(".")[1]
+
+
+def _modules():
+    for path in sorted(PACKAGE.rglob("*.py")):
+        name = ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts)
+        if name != "jaxhal.__init__":
+            yield name.removesuffix(".__init__"), ast.parse(path.read_text("utf-8"))
+
+
+def _imports(tree: ast.AST):
+    """Modules of this package named by imports anywhere, inside functions too."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(
+            "jaxhal."
+        ):
+            yield node.module
+        elif isinstance(node, ast.ImportFrom) and node.module == "jaxhal":
+            yield from (f"jaxhal.{alias.name}" for alias in node.names)
+
+
+def test_imports_point_down():
+    upward = []
+    for name, tree in _modules():
+        for imported in _imports(tree):
+            inside = _room(imported) == _room(name)
+            assert _room(imported) in RANK, f"{name} imports unknown {imported}"
+            if not inside and RANK[_room(imported)] >= RANK[_room(name)]:
+                upward.append(f"{name} -> {imported}")
+    assert not upward
+
+
+def test_no_circle_inside_a_room():
+    edges = {
+        name: {i for i in _imports(tree) if _room(i) == _room(name) and i != name}
+        for name, tree in _modules()
+    }
+    state: dict[str, int] = {}
+
+    def visit(name: str, path: tuple[str, ...]):
+        assert state.get(name) != 1, f"circle: {' -> '.join((*path, name))}"
+        if state.get(name) == 2:
+            return
+        state[name] = 1
+        for other in edges.get(name, ()):
+            visit(other, (*path, name))
+        state[name] = 2
+
+    for name in edges:
+        visit(name, ())
+    assert len(edges) > 20
+
+
+def test_every_room_has_a_rank():
+    rooms = {_room(name) for name, _ in _modules()}
+    assert rooms == set(RANK)
