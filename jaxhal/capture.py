@@ -5,7 +5,6 @@ the last prompt token on are shown to the reducers, which run inside the scan ov
 layers, so no array of heads x seq x seq exists at any time.
 """
 
-import difflib
 from collections.abc import Mapping
 from typing import Any
 
@@ -61,12 +60,17 @@ def check(config: Config, reducers: Mapping[str, Any]) -> Named:
                 f"reducer {name!r} is {reducer!r}; give an instance of a "
                 "jaxhal.Reducer subclass"
             )
+        try:
+            hash(reducer)
+        except TypeError as error:
+            raise TypeError(
+                f"reducer {name!r} is no static value ({error}); give it tuples "
+                "instead of lists or arrays"
+            ) from error
         if reducer.reads not in ("probs", "hidden", "logits"):
-            near = difflib.get_close_matches(
-                reducer.reads, ("probs", "hidden", "logits"), n=1, cutoff=0.1
-            )
             raise ValueError(
-                f"reducer {name!r} reads {reducer.reads!r}; did you mean {near}?"
+                f"reducer {name!r} reads {reducer.reads!r}; use 'probs', 'hidden' or "
+                "'logits'"
             )
         layer_indices(reducer, config)
     return tuple(reducers.items())

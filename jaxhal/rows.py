@@ -35,7 +35,10 @@ def layer_indices(reducer: Reducer, config: Config) -> tuple[int, ...]:
                 f"layer {index} is outside the {count} hidden states of this model; "
                 f"use {-count}..{count - 1} (0 = embeddings, {count - 1} = last)"
             )
-    return tuple(index % count for index in wanted)
+    numbers = tuple(index % count for index in wanted)
+    if len(set(numbers)) < len(numbers):
+        raise ValueError(f"layers {wanted} name one hidden state twice; name it once")
+    return numbers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,11 +86,9 @@ class Rows:
         state, slots = {}, {}
         batch, count = self.valid.shape[0], config.num_hidden_layers
 
-        def per_layer(name: str, reducer: Reducer, x: Array) -> Any:
-            return self._finish(reducer, self._rows(reducer, x[:, self.first :]))
-
         def show(x: Array) -> dict[str, Any]:
-            return {name: per_layer(name, r, x) for name, r in hidden}
+            x = x[:, self.first :]
+            return {name: self._finish(r, self._rows(r, x)) for name, r in hidden}
 
         shape = (batch, self.first + self.explicit, config.hidden_size)
         shapes = jax.eval_shape(show, jax.ShapeDtypeStruct(shape, dtype))

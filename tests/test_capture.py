@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -203,10 +204,14 @@ class Norms(jaxhal.Reducer):
     """A reducer that returns a tree."""
 
     reads = "hidden"
-    layers: tuple[int, ...] | None = None
+    layers: Any = None
 
     def rows(self, hidden, view: View):
         return {"l2": jnp.linalg.norm(hidden, axis=-1), "token": view.target}
+
+
+class Misread(Sink):
+    reads = "prob"
 
 
 def test_own_reducer_under_jit_vmap_and_grad(lm):
@@ -254,6 +259,12 @@ def test_bad_requests(lm):
         jaxhal.read(lm, sample, {"x": 3})
     with pytest.raises(ValueError, match="layer 99 is outside"):
         jaxhal.read(lm, sample, {"x": jaxhal.HiddenStates(layers=(99,))})
+    with pytest.raises(TypeError, match="tuples instead of lists"):
+        jaxhal.read(lm, sample, {"x": Norms(layers=np.array([1]))})
+    with pytest.raises(ValueError, match="reads 'prob'; use 'probs'"):
+        jaxhal.read(lm, sample, {"x": Misread()})
+    with pytest.raises(ValueError, match="one hidden state twice"):
+        jaxhal.read(lm, sample, {"x": jaxhal.HiddenStates(layers=(-1, 0, -1))})
     with pytest.raises(ValueError, match="all response rows at once"):
         jaxhal.prefill(lm, sample, 4, {"x": jaxhal.MTopDiv()})
     with pytest.raises(ValueError, match="pass it as target"):
