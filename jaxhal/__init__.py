@@ -54,7 +54,7 @@ _HOMES = {
 }
 _MODULES = ("datasets", "detectors", "evaluation", "features", "models", "report")
 
-__all__ = sorted([*_HOMES, *_MODULES])
+__all__ = sorted([*_HOMES, *_MODULES])  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def __getattr__(name: str) -> Any:

@@ -104,19 +104,21 @@ def score(
     with bar:
         for group in plan(rows, batch_size):
             batch = collate(
-                [rows[i] for i in group],
+                [rows[i] for i in group.rows],
                 tokenizer.pad_id,
-                batch_size=batch_size,
+                group.prompt_length,
+                group.response_length,
+                batch_size,
             )
             features = dict(read(lm, batch, reducers)) if reducers else {}
             features["valid"] = batch.response_mask
-            texts = [examples[kept[i]] for i in group]
+            texts = [examples[kept[i]] for i in group.rows]
             for name, function in {t for d in chosen for t in d.text}:
                 values = [function(example) for example in texts]
                 values += [0.0] * (batch_size - len(values))
                 features[name] = np.asarray(values, np.float32)
             scores, tokens, heads = jax.device_get(_score(tuple(chosen), features))
-            for at, i in enumerate(group):
+            for at, i in enumerate(group.rows):
                 number = kept[i]
                 reports[number] = _fill(
                     _report(lm, examples[number], chosen),
@@ -126,7 +128,7 @@ def score(
                     {name: value[:, at] for name, value in heads.items()},
                     threshold,
                 )
-            bar.update(len(group))
+            bar.update(len(group.rows))
     return [reports[number] for number in range(len(examples))]
 
 

@@ -14,7 +14,7 @@ from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, tra
 from tokenizers import Tokenizer as Backend
 
 from jaxhal.models import gguf_tokenizer
-from jaxhal.models.batching import Encoded, bucket, check_length, collate, plan
+from jaxhal.models.batching import Encoded, bucket, check_length, collate, lengths, plan
 from jaxhal.models.tokenizer import Tokenizer
 from jaxhal.types import Example
 
@@ -651,18 +651,39 @@ def test_collate_errors():
         collate([], 0)
 
 
-def test_plan_compiles_one_shape_per_bucket():
-    sizes = [(3, 2), (70, 2), (5, 9), (64, 17), (96, 16), (1, 1), (2, 2)]
+def test_plan_fills_batches_before_it_adds_shapes():
+    sizes = [(3, 2), (70, 2), (5, 9), (64, 17), (96, 16), (1, 1), (2, 2), (3, 3)]
     rows = [encoded(*size) for size in sizes]
     batches = plan(rows, batch_size=2)
-    assert batches == [[0, 2], [5, 6], [3], [1, 4]]
+    # Buckets (64, 16), (64, 24) and (96, 16): five, one and two rows.  The fifth row
+    # joins the sixth; nothing may move from (64, 24) to the shorter (96, 16).
+    assert batches == [
+        ([0, 2], 64, 16),
+        ([5, 6], 64, 16),
+        ([3, 7], 64, 24),
+        ([1, 4], 96, 16),
+    ]
     shapes = {
-        collate([rows[i] for i in batch], 0, batch_size=2).tokens.shape
+        collate([rows[i] for i in batch.rows], 0, *batch[1:], batch_size=2).tokens.shape
         for batch in batches
     }
     assert shapes == {(2, 80), (2, 88), (2, 112)}
     with pytest.raises(ValueError, match="batch_size is 0"):
         plan(rows, 0)
+
+
+def test_plan_keeps_every_row_once():
+    rng = np.random.default_rng(0)
+    sizes = zip(rng.integers(1, 300, 50), rng.integers(1, 80, 50), strict=True)
+    rows = [encoded(int(p), int(r)) for p, r in sizes]
+    batches = plan(rows, batch_size=8)
+    assert sorted(i for batch in batches for i in batch.rows) == list(range(50))
+    assert all(len(batch.rows) <= 8 for batch in batches)
+    for batch in batches:
+        prompt, response = lengths([rows[i] for i in batch.rows])
+        assert prompt <= batch.prompt_length and response <= batch.response_length
+    shapes = {batch[1:] for batch in batches}
+    assert len(shapes) < len({lengths([row]) for row in rows}) / 2
 
 
 def test_check_length():

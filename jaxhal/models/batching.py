@@ -3,6 +3,7 @@
 import collections
 import dataclasses
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -56,11 +57,21 @@ def lengths(encoded: Sequence[Encoded]) -> tuple[int, int]:
     return bucket(prompt, _SMALLEST_PROMPT), bucket(response, _SMALLEST_RESPONSE)
 
 
-def plan(encoded: Sequence[Encoded], batch_size: int) -> list[list[int]]:
-    """Indices of the examples, in batches that share their ``(P, R)`` bucket.
+class Planned(NamedTuple):
+    """Rows to be read together and the ``P`` and ``R`` they share."""
 
-    With ``collate(..., batch_size=batch_size)`` a data set compiles one program per
-    bucket.  Shorter batches come first; order is kept inside a bucket.
+    rows: list[int]
+    prompt_length: int
+    response_length: int
+
+
+def plan(encoded: Sequence[Encoded], batch_size: int) -> list[Planned]:
+    """Batches that share their ``(P, R)`` bucket, so that few programs are compiled.
+
+    Rows that do not fill a batch of their bucket move on to the next larger one that
+    has rows, where they cost a little padding instead of a compilation.  With
+    ``collate(..., batch_size=batch_size)`` there is at most one program per bucket.
+    Smaller buckets come first; order is kept inside a bucket.
 
     Raises:
       ValueError: when ``batch_size`` is below 1.
@@ -70,11 +81,20 @@ def plan(encoded: Sequence[Encoded], batch_size: int) -> list[list[int]]:
     groups = collections.defaultdict(list)
     for index, one in enumerate(encoded):
         groups[lengths([one])].append(index)
-    return [
-        group[start : start + batch_size]
-        for _, group in sorted(groups.items())
-        for start in range(0, len(group), batch_size)
-    ]
+    batches = []
+    buckets = sorted(groups)
+    for at, (prompt, response) in enumerate(buckets):
+        rows = sorted(groups[prompt, response])
+        larger = next((b for b in buckets[at + 1 :] if b[1] >= response), None)
+        if larger is not None:
+            whole = len(rows) - len(rows) % batch_size
+            groups[larger] += rows[whole:]
+            rows = rows[:whole]
+        batches += [
+            Planned(rows[start : start + batch_size], prompt, response)
+            for start in range(0, len(rows), batch_size)
+        ]
+    return batches
 
 
 def collate(
