@@ -11,6 +11,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+# Accelerators may round float32 products to fewer bits unless told otherwise; bfloat16
+# operands cost the same either way.
+EXACT = jax.lax.Precision.HIGHEST
+
 _ACTIVATIONS = {
     "silu": jax.nn.silu,
     "gelu": lambda x: jax.nn.gelu(x, approximate=False),
@@ -25,7 +29,7 @@ def linear(
     dtype: Any = None,
 ) -> Float[Array, "*batch width_out"]:
     """``x W + b``, accumulated and returned in ``dtype`` (by default that of ``x``)."""
-    y = jnp.matmul(x, kernel, preferred_element_type=dtype)
+    y = jnp.matmul(x, kernel, precision=EXACT, preferred_element_type=dtype)
     return y if bias is None else y + bias.astype(y.dtype)
 
 
@@ -35,7 +39,11 @@ def scores(
 ) -> Float[Array, "batch kv_heads group query key"]:
     """``q k^T`` in float32, each key head shared by its group of query heads."""
     return jnp.einsum(
-        "bngqd,bnkd->bngqk", query, key, preferred_element_type=jnp.float32
+        "bngqd,bnkd->bngqk",
+        query,
+        key,
+        precision=EXACT,
+        preferred_element_type=jnp.float32,
     )
 
 
@@ -61,6 +69,7 @@ def attend(
         "bngqk,bnkd->bngqd",
         weight.astype(value.dtype),
         value,
+        precision=EXACT,
         preferred_element_type=jnp.float32,
     )
     return (mixed / total).astype(value.dtype), weight / total
