@@ -10,12 +10,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
-from jax.core import Tracer
 
-from jaxhal.models import cache as cache_lib
 from jaxhal.models import decoder
+from jaxhal.models.batching import check_rows
 from jaxhal.models.config import Config
 from jaxhal.models.lm import LM
 from jaxhal.models.ops import STANDARD, Ops
@@ -41,13 +39,7 @@ def read(lm: LM, batch: Batch, reducers: Mapping[str, Any]) -> dict[str, Any]:
       ValueError: on unknown layers, or rows longer than the model's context.
     """
     named = check(lm.config, reducers)
-    if not isinstance(batch.valid, Tracer):
-        longest = int(np.asarray(batch.valid).sum(axis=1).max())
-        if longest > lm.config.context_length:
-            raise ValueError(
-                f"a row of the batch has {longest} tokens, over the model's context of "
-                f"{lm.config.context_length}; shorten it or use a longer-context model"
-            )
+    check_rows(batch.valid, lm.config.context_length)
     features = read_jit(lm, batch, named)
     return {name: features[name] for name in reducers}
 
@@ -80,11 +72,8 @@ def check(config: Config, reducers: Mapping[str, Any]) -> Named:
 def read_jit(lm: LM, batch: Batch, named: Named, ops: Ops = STANDARD) -> dict[str, Any]:
     model = nnx.merge(lm.graphdef, lm.params)
     tokens, valid = jnp.asarray(batch.tokens), jnp.asarray(batch.valid)
-    position = cache_lib.positions(valid)
-    length = jnp.sum(valid, axis=1, dtype=jnp.int32)
-    geo = decoder.geometry(model.config, position, position, valid, length)
     rows = Rows.of_batch(batch)
     tap = rows.tap(named, model)
-    x = decoder.embed(model, tokens, position)
+    x, geo = decoder.begin(model, tokens, valid)
     hidden, attended, state, _ = decoder.run(model, x, geo, ops=ops, tap=tap)
     return rows.features(named, model, hidden, attended, state, ops)

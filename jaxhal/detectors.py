@@ -104,7 +104,10 @@ def max_prompt_attention() -> Detector:
         unit="0 to 1",
         reference="control for MTop-Div: the forest with every token on the prompt",
         reads=(("max_prompt", MaxPromptAttention()),),
-        score=lambda params, f: 1 - response_mean(f["max_prompt"], f).mean((0, 2)),
+        score=lambda params, f: jax.vmap(
+            lambda largest, valid: controls.max_prompt_score(largest, valid).mean(),
+            in_axes=(1, 0),
+        )(f["max_prompt"], f["valid"]),
         tokens=lambda params, f: 1 - f["max_prompt"].mean((0, 2)),
         control=True,
     )

@@ -1,5 +1,6 @@
 """Prefill and decode steps on the seam cache; row-wise reducers ride along."""
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -120,9 +121,6 @@ def _prefill(lm: LM, batch: Batch, new_tokens: int, named: Named, target):
     prompt = batch.prompt_length
     tokens = jnp.asarray(batch.tokens)[:, :prompt]
     valid = jnp.asarray(batch.valid)[:, :prompt]
-    position = cache_lib.positions(valid)
-    length = jnp.sum(valid, axis=1, dtype=jnp.int32)
-    geo = decoder.geometry(model.config, position, position, valid, length + new_tokens)
     following = jnp.zeros(tokens.shape[0], tokens.dtype) if target is None else target
     rows = Rows(
         target=jnp.roll(tokens, -1, axis=1).at[:, -1].set(following),
@@ -136,7 +134,7 @@ def _prefill(lm: LM, batch: Batch, new_tokens: int, named: Named, target):
         column=prompt - 1,
         aligned=False,
     )
-    x = decoder.embed(model, tokens, position)
+    x, geo = decoder.begin(model, tokens, valid, new_tokens)
     tap = rows.tap(named, model)
     hidden, attended, state, (key, value) = decoder.run(
         model, x, geo, ops=STANDARD, tap=tap, keep=True
@@ -180,4 +178,4 @@ def _step(lm: LM, cache: Cache, tokens, valid, named: Named, target):
     )
     features = rows.features(named, model, hidden, attended, state, STANDARD)
     logits = decoder.unembed(model, hidden, STANDARD)
-    return logits, cache_lib.replace(cache, key, value), features
+    return logits, dataclasses.replace(cache, key=key, value=value), features

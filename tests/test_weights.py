@@ -11,7 +11,7 @@ from safetensors.numpy import load_file, save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 import tiny
-from jaxhal.models import registry, weights
+from jaxhal.models import registry, rope, weights
 from jaxhal.models.config import from_huggingface, read_config
 from jaxhal.models.gguf import GGUFSource, config_from_gguf, gguf_table
 from jaxhal.models.lm import LM, load
@@ -280,6 +280,13 @@ def write_gguf(path, case: str):
         writer.add_sliding_window(8)
     tables = {"gemma3": _GEMMA_NAMES, "gpt2": _GPT2_NAMES, "falcon": _FALCON_NAMES}
     heads = {"q": config.num_attention_heads, "k": config.num_key_value_heads}
+    if config.ropes[0].kind == "llama3":
+        plain = rope.Rope(theta=config.ropes[0].theta)
+        base, scaled = (
+            rope.frequencies(r, config.head_dim, jnp.array([1]))[0]
+            for r in (plain, config.ropes[0])
+        )
+        writer.add_tensor("rope_freqs.weight", np.asarray(base / scaled))
     for stored, shape in want["shapes"].items():
         x = tiny.weight(stored, tuple(shape))
         name = stored
@@ -336,19 +343,11 @@ def test_gguf_gemma3(tmp_path):
 def test_gguf_llama3_frequencies(tmp_path):
     """Llama 3.1 files carry their rope scaling as a tensor of divisors."""
     case = "llama-llama3"
-    want = tiny.golden(case)
-    theirs = from_huggingface(want["config"])
-    from jaxhal.models import rope
-
-    length = jnp.array([24])
-    plain = rope.Rope(theta=theirs.ropes[0].theta)
-    scaled = rope.frequencies(theirs.ropes[0], theirs.head_dim, length)
-    base = rope.frequencies(plain, theirs.head_dim, length)
-    divisors = tuple(float(x) for x in np.asarray(base / scaled)[0])
-    restored = rope.Rope(theta=plain.theta, divisors=divisors)
-    ours = rope.frequencies(restored, theirs.head_dim, length)
-    np.testing.assert_allclose(ours, scaled, rtol=1e-6)
-    assert max(divisors) > 1.5
+    source = GGUFSource(write_gguf(tmp_path / "tiny.gguf", case))
+    config = config_from_gguf(source)
+    assert max(config.ropes[0].divisors) > 1.5
+    graphdef, params = weights.fill(config, source, gguf_table(config), jnp.float32)
+    _close(LM(params, graphdef, config), case)
 
 
 _KINDS = "F32 F16 BF16 Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q4_K Q5_K Q6_K".split()

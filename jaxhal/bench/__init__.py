@@ -4,9 +4,13 @@ import difflib
 import importlib
 import json
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+import jax
+import numpy as np
 
 # Each module has `rows() -> Iterator[dict]`; its docstring says what it answers.
 BENCHES = ("read",)
@@ -82,10 +86,6 @@ def interleave(
 
     Taking turns shows every function the same machine, so a round's ratios are fair.
     """
-    import time
-
-    import jax
-
     times: dict[str, list[float]] = {name: [] for name in functions}
     for function in functions.values() if warm_up else ():
         jax.block_until_ready(function())
@@ -101,8 +101,6 @@ def ratio(
     times: dict[str, list[float]], over: str, under: str
 ) -> tuple[float, tuple[float, float]]:
     """Median and interquartile range of the per-round ratios ``over / under``."""
-    import numpy as np
-
     rounds = np.array(times[over]) / np.array(times[under])
     low, middle, high = np.percentile(rounds, [25, 50, 75])
     return float(middle), (float(low), float(high))

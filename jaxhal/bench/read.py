@@ -15,6 +15,7 @@ import jaxhal
 from jaxhal import capture
 from jaxhal.bench import interleave, peers, ratio, row
 from jaxhal.models import lm as lm_lib
+from jaxhal.models.batching import lengths
 from jaxhal.types import Batch, Example, Reducer
 
 REDUCERS: dict[str, Reducer] = {
@@ -158,8 +159,6 @@ def _compilations(lm) -> Iterator[dict]:
     ]
     before = _programs()
     encoded = [lm.require_tokenizer().encode_example(example) for example in examples]
-    from jaxhal.models.batching import lengths
-
     buckets = len({lengths([row]) for row in encoded})
     jaxhal.score(lm, examples, ["lookback_ratio"], batch_size=4, progress=False)
     compiled = _programs() - before

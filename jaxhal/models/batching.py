@@ -3,11 +3,12 @@
 import collections
 import dataclasses
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from jaxtyping import Bool, Int
 
 from jaxhal.types import Batch
@@ -175,3 +176,19 @@ def check_length(encoded: Encoded, context_length: int) -> None:
         f"{prompt + response}, over the model's context of {context_length}; {remedy} "
         "or choose a model with a longer one"
     )
+
+
+def check_rows(valid: Any, context_length: int) -> None:
+    """Makes sure that every row of ``Bool[batch seq]`` fits; a traced mask passes.
+
+    Raises:
+      ValueError: when a row has more tokens than the model's context.
+    """
+    if isinstance(valid, Tracer):
+        return
+    longest = int(np.asarray(valid).sum(axis=1).max())
+    if longest > context_length:
+        raise ValueError(
+            f"a row has {longest} tokens, over the model's context of "
+            f"{context_length}; shorten it or use a longer-context model"
+        )

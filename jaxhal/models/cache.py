@@ -99,8 +99,3 @@ def write(cache: Cache, valid: Bool[Array, "batch query"]) -> tuple[Cache, Array
         column=cache.column + valid.shape[1],
     )
     return entered, new
-
-
-def replace(cache: Cache, key: Array, value: Array) -> Cache:
-    """The cache with new keys and values."""
-    return dataclasses.replace(cache, key=key, value=value)

@@ -64,8 +64,6 @@ class Config:
     embedding_scale: float = 1.0
     attention_scale: float | None = None  # None = head_dim ** -0.5
     tie_word_embeddings: bool = False
-    bos_token_id: int | None = None
-    eos_token_id: int | None = None
 
     @property
     def scale(self) -> float:
@@ -190,15 +188,8 @@ def llama_like(raw: Mapping[str, Any], **switches: Any) -> Config:
         "activation": _activation(raw.get("hidden_act", "silu")),
         "windows": (0,) * layers,
         "tie_word_embeddings": bool(raw.get("tie_word_embeddings", False)),
-        "bos_token_id": _token(raw.get("bos_token_id")),
-        "eos_token_id": _token(raw.get("eos_token_id")),
     }
     return Config(**(settings | switches))
-
-
-def _token(value: Any) -> int | None:
-    """Some configs list several end tokens; the first is the one written by default."""
-    return value[0] if isinstance(value, list) else value
 
 
 def _llama(raw: Mapping[str, Any]) -> Config:

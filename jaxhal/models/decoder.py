@@ -6,10 +6,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from jaxhal.models import rope
-from jaxhal.models.cache import Cache
+from jaxhal.models.cache import Cache, positions
 from jaxhal.models.config import Config
 from jaxhal.models.layers import Block, Geometry, LayerIndex, Norm, RowTap
 from jaxhal.models.ops import Ops
@@ -98,6 +98,22 @@ def geometry(
     if config.positions == "rope":
         cos, sin = rope.tables(config.ropes, config.head_dim, query_position, length)
     return Geometry(query_position, key_position, key_valid, cos, sin)
+
+
+def begin(
+    model: Decoder,
+    tokens: Int[Array, "batch seq"],
+    valid: Bool[Array, "batch seq"],
+    new_tokens: int = 0,
+) -> tuple[Float[Array, "batch seq width"], Geometry]:
+    """Embeddings and geometry of a pass without a cache before it.
+
+    ``new_tokens`` is what decoding will add to the length ``dynamic`` rope assumes.
+    """
+    position = positions(valid)
+    length = jnp.sum(valid, axis=1, dtype=jnp.int32) + new_tokens
+    geo = geometry(model.config, position, position, valid, length)
+    return embed(model, tokens, position), geo
 
 
 def run(

@@ -101,8 +101,6 @@ def config_from_gguf(source: GGUFSource) -> Config:
         "num_key_value_heads": get("attention.head_count_kv", heads),
         "head_dim": head_dim,
         "max_position_embeddings": length,
-        "bos_token_id": source.value("tokenizer.ggml.bos_token_id"),
-        "eos_token_id": source.value("tokenizer.ggml.eos_token_id"),
         "tie_word_embeddings": "output.weight" not in names,
     }
     window = int(get("attention.sliding_window", 0))

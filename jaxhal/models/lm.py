@@ -18,9 +18,8 @@ from flax import nnx
 from jax.core import Tracer
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxhal.models import cache as cache_lib
 from jaxhal.models import decoder, registry, weights
-from jaxhal.models.batching import check_length, collate
+from jaxhal.models.batching import check_length, check_rows, collate
 from jaxhal.models.config import Config, Rope, read_config
 from jaxhal.models.gguf import GGUFSource, config_from_gguf, gguf_table
 from jaxhal.models.ops import STANDARD
@@ -73,13 +72,7 @@ class LM:
                 )
         if valid is None:
             valid = np.ones(tokens.shape, bool)
-        if not isinstance(valid, Tracer):
-            longest = int(np.asarray(valid).sum(axis=1).max())
-            if longest > self.config.context_length:
-                raise ValueError(
-                    f"a row has {longest} tokens, over the model's context of "
-                    f"{self.config.context_length}; shorten it"
-                )
+        check_rows(valid, self.config.context_length)
         return forward(self, jnp.asarray(tokens), jnp.asarray(valid))
 
     def encode(
@@ -127,10 +120,7 @@ def forward(lm: LM, tokens: Array, valid: Array) -> Array:
 
 def hidden_states(lm: LM, tokens: Array, valid: Array) -> tuple[decoder.Decoder, Array]:
     model = nnx.merge(lm.graphdef, lm.params)
-    position = cache_lib.positions(valid)
-    length = jnp.sum(valid, axis=1, dtype=jnp.int32)
-    geo = decoder.geometry(lm.config, position, position, valid, length)
-    x = decoder.embed(model, tokens, position)
+    x, geo = decoder.begin(model, tokens, valid)
     return model, decoder.run(model, x, geo, ops=STANDARD)[0]
 
 
@@ -204,7 +194,7 @@ def _load_folder(folder: Path, name: str, dtype: Any) -> LM:
     return LM(params, graphdef, config, tokenizer, name)
 
 
-_CACHE_FORMAT = 1
+_CACHE_FORMAT = 2
 
 
 def _load_gguf(path: Path, name: str, dtype: Any) -> LM:
