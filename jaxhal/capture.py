@@ -5,13 +5,17 @@ the last prompt token on are shown to the reducers, which run inside the scan ov
 layers, so no array of heads x seq x seq exists at any time.
 """
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
+from jax.core import Tracer
 
+from jaxhal.models import cache as cache_lib
 from jaxhal.models import decoder
 from jaxhal.models.batching import check_rows
 from jaxhal.models.config import Config
@@ -21,13 +25,17 @@ from jaxhal.rows import Named, Rows, layer_indices
 from jaxhal.types import Batch, Reducer
 
 
-def read(lm: LM, batch: Batch, reducers: Mapping[str, Any]) -> dict[str, Any]:
+def read(
+    lm: LM, batch: Batch, reducers: Mapping[str, Any], *, copies: int = 1
+) -> dict[str, Any]:
     """Reads a batch once and returns every reducer's feature, by name.
 
     Args:
       lm: the model.
       batch: from ``lm.encode``.
       reducers: name -> reducer; frozen dataclasses, so that equal ones compile once.
+      copies: how many consecutive rows share a prompt, which is then read once for all
+        of them: several answers to one question at the price of their own rows.
 
     Returns:
       Features of attention reducers are ``[layer, batch, heads, ...]``, of hidden-state
@@ -36,12 +44,42 @@ def read(lm: LM, batch: Batch, reducers: Mapping[str, Any]) -> dict[str, Any]:
 
     Raises:
       TypeError: when a value is not a :class:`jaxhal.Reducer`.
-      ValueError: on unknown layers, or rows longer than the model's context.
+      ValueError: on unknown layers, on rows longer than the model's context, or on
+        ``copies`` whose prompts differ.
     """
     named = check(lm.config, reducers)
     check_rows(batch.valid, lm.config.context_length)
-    features = read_jit(lm, batch, named)
+    if copies != 1:
+        _check_copies(lm.config, batch, copies)
+    features = read_jit(lm, batch, named, copies=copies)
     return {name: features[name] for name in reducers}
+
+
+def shares_prompts(config: Config) -> bool:
+    """Whether a prompt's keys are the same whatever response follows it."""
+    return all(rope.kind != "dynamic" for rope in config.ropes)
+
+
+def _check_copies(config: Config, batch: Batch, copies: int) -> None:
+    rows = len(batch.tokens)
+    if copies < 1 or rows % copies:
+        raise ValueError(
+            f"copies is {copies} for a batch of {rows} rows; it must divide them"
+        )
+    if not shares_prompts(config):
+        raise ValueError(
+            f"copies is {copies}, but this model's 'dynamic' rope turns a prompt by "
+            "the length of its response; read it with copies=1"
+        )
+    if isinstance(batch.tokens, Tracer):
+        return
+    for name in ("tokens", "valid"):
+        prompts = np.asarray(getattr(batch, name))[:, : batch.prompt_length]
+        if (prompts != np.repeat(prompts[::copies], copies, axis=0)).any():
+            raise ValueError(
+                f"copies is {copies}, but rows of one run of {copies} have different "
+                "prompts; put answers to one prompt next to each other"
+            )
 
 
 def check(config: Config, reducers: Mapping[str, Any]) -> Named:
@@ -68,12 +106,34 @@ def check(config: Config, reducers: Mapping[str, Any]) -> Named:
     return tuple(reducers.items())
 
 
-@jax.jit(static_argnames=("named", "ops"))
-def read_jit(lm: LM, batch: Batch, named: Named, ops: Ops = STANDARD) -> dict[str, Any]:
+@jax.jit(static_argnames=("named", "ops", "copies"))
+def read_jit(
+    lm: LM, batch: Batch, named: Named, ops: Ops = STANDARD, copies: int = 1
+) -> dict[str, Any]:
     model = nnx.merge(lm.graphdef, lm.params)
     tokens, valid = jnp.asarray(batch.tokens), jnp.asarray(batch.valid)
     rows = Rows.of_batch(batch)
+    if copies == 1:
+        tap = rows.tap(named, model)
+        x, geo = decoder.begin(model, tokens, valid)
+        hidden, attended, state, _ = decoder.run(model, x, geo, ops=ops, tap=tap)
+        return rows.features(named, model, hidden, attended, state, ops)
+    # The prompts but for their last token, which is the first explicit row; then every
+    # row's own tokens against its prompt's keys.
+    shared = batch.prompt_length - 1
+    x, geo = decoder.begin(model, tokens[::copies, :shared], valid[::copies, :shared])
+    keys = decoder.run(model, x, geo, ops=ops, keep=True)[-1]
+    key, value = (jnp.repeat(part, copies, axis=1) for part in keys)
+    head = dataclasses.replace(batch, prompt_length=shared)
+    cache = cache_lib.start(head, key, value, rows.explicit)
+    cache, position = cache_lib.write(cache, valid[:, shared:])
+    geo = decoder.geometry(
+        model.config, position, cache.position, cache.valid, cache.rope_length
+    )
+    x = decoder.embed(model, tokens[:, shared:], position)
+    rows = dataclasses.replace(rows, first=0)
     tap = rows.tap(named, model)
-    x, geo = decoder.begin(model, tokens, valid)
-    hidden, attended, state, _ = decoder.run(model, x, geo, ops=ops, tap=tap)
+    hidden, attended, state, _ = decoder.run(
+        model, x, geo, ops=ops, tap=tap, cache=cache
+    )
     return rows.features(named, model, hidden, attended, state, ops)

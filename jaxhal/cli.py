@@ -91,8 +91,8 @@ def demo(
     import jaxhal
     from jaxhal.datasets import bundled
     from jaxhal.datasets.jsonl import write_rows
-    from jaxhal.evaluation import source, summarize, verdict
     from jaxhal.report import write_html
+    from jaxhal.summary import source, summarize, verdict
 
     with _usage():
         out.mkdir(parents=True, exist_ok=True)
@@ -151,8 +151,8 @@ def detect(
     """
     import jaxhal
     from jaxhal.datasets.jsonl import read_rows, write_rows
-    from jaxhal.evaluation import summarize, verdict
     from jaxhal.report import write_html
+    from jaxhal.summary import summarize, verdict
 
     with _usage():
         jaxhal.detectors.get(detector or None)
@@ -198,6 +198,104 @@ def list_(kind: Annotated[Kind, typer.Argument(help="What to list.")]) -> None:
 
 
 @app.command()
+def data(
+    name: Annotated[
+        str,
+        typer.Argument(help="A name of `jaxhal list datasets`, .jsonl, or .parquet."),
+    ],
+    options: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[KEY=VALUE]...",
+            help="Options of the loader, such as split=test; a key given twice has "
+            "both values, null means none.",
+        ),
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Counts what is in a data set, and how far it can be judged without a model.
+
+    The controls are response length and words that the prompt does not hold; an AUROC
+    far from 0.5 says that the labels follow from these alone.  A bad row of a file is
+    named, the others are counted, and the command exits 1.
+    """
+    from jaxhal.cards import card, table
+    from jaxhal.datasets import DATASETS, load_dataset, read_file
+    from jaxhal.datasets.jsonl import write_rows
+
+    with _usage():
+        chosen = _options(options or [])
+        bad: list[Row] = []
+        if name in DATASETS or chosen:
+            examples = load_dataset(name, **chosen)
+        else:
+            rows = list(read_file(name))
+            bad = [row for row in rows if row.error is not None]
+            examples = [row.example for row in rows if row.example is not None]
+        parts = card(examples) if examples or not bad else []
+    if json:
+        write_rows("-", [{"name": name, "splits": parts}])
+    elif parts:
+        _console().print(_table(table(parts)))
+    _finish(_console(stderr=True), bad)
+
+
+Setting = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[KEY=VALUE]...", help="Dotted keys and YAML values."),
+]
+
+
+@app.command()
+def run(
+    config: Annotated[str, typer.Argument(help="A YAML configuration.")],
+    settings: Setting = None,
+) -> None:
+    """Runs one experiment and writes its directory.
+
+    It reads the answers (or finds them in the feature store), fits every detector to
+    the training part, judges the test part, and writes config.yaml, scores.parquet,
+    results.json, results.md, report.html and figures.
+    """
+    from jaxhal import experiments
+
+    with _usage():
+        result = experiments.run(config, settings or ())
+    if result.rows:
+        _console().print(_table([_brief(row) for row in result.rows]))
+    _console(stderr=True).print(f"written to {result.folder}", soft_wrap=True)
+
+
+@app.command()
+def sweep(
+    config: Annotated[str, typer.Argument(help="A YAML configuration.")],
+    settings: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="KEY=V1,V2...", help="Dotted keys; one with commas is swept."
+        ),
+    ],
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Write the table as CSV.")
+    ] = None,
+) -> None:
+    """Runs every combination of settings; the model is loaded and read once."""
+    from jaxhal import experiments
+
+    with _usage():
+        _check_place(output)
+        pairs = [setting.partition("=")[::2] for setting in settings]
+        grid = {key: values.split(",") for key, values in pairs if "," in values}
+        fixed = [f"{key}={value}" for key, value in pairs if "," not in value]
+        table = experiments.sweep(config, grid, fixed)
+    if output is not None:
+        table.to_csv(output, index=False)
+    keys = list(grid)
+    rows = table.to_dict("records")
+    _console().print(_table([{**{k: r[k] for k in keys}, **_brief(r)} for r in rows]))
+
+
+@app.command()
 def bench(
     names: Annotated[
         list[str] | None, typer.Argument(help="Benchmarks; all by default.")
@@ -212,6 +310,19 @@ def bench(
     with _usage():
         _check_place(json)
         benches.run(names or [], json)
+
+
+def _brief(row: Mapping[str, Any]) -> dict[str, Any]:
+    """The columns of a result that fit a terminal."""
+    return {
+        "method": row["method"],
+        "AUROC": row["AUROC"],
+        "95 % interval": f"{row['low']:.2f}–{row['high']:.2f}",
+        "F1": row["F1"],
+        "accuracy": row["accuracy"],
+        "control": row["control"],
+        "beats controls": row["beats controls"],
+    }
 
 
 def _scored(
@@ -262,25 +373,33 @@ def _models() -> list[dict[str, Any]]:
 
 
 def _detectors() -> list[dict[str, Any]]:
-    from jaxhal.detectors import get
+    from jaxhal.detectors import CATALOGUE, get
 
     return [
         {
             "name": each.name,
             "what": each.summary,
             "unit": each.unit,
+            "trained": each.fit is not None,
             "control": each.control,
             "reference": each.reference,
         }
-        for each in get()
+        for each in get(list(CATALOGUE))
     ]
 
 
 def _datasets() -> list[dict[str, Any]]:
-    from jaxhal.datasets import bundled
+    from jaxhal.datasets import DATASETS
 
-    what = (bundled.__doc__ or "").partition("\n")[0]
-    return [{"name": "bundled", "answers": len(bundled()), "what": what}]
+    return [
+        {
+            "name": name,
+            "what": entry.summary,
+            "licence": entry.licence,
+            "reference": entry.reference,
+        }
+        for name, entry in DATASETS.items()
+    ]
 
 
 def _show(console: "Console", reports: Iterable["Report"]) -> None:
@@ -295,7 +414,24 @@ def _show(console: "Console", reports: Iterable["Report"]) -> None:
     )
 
 
-def _finish(console: "Console", reports: Iterable["Report"]) -> None:
+def _options(pairs: Iterable[str]) -> dict[str, Any]:
+    """``key=value`` words; a key given again collects its values."""
+    words = {"null": None, "none": None, "true": True, "false": False}
+    found: dict[str, Any] = {}
+    for pair in pairs:
+        key, equals, text = pair.partition("=")
+        if not key or not equals:
+            raise ValueError(f"{pair!r} is no option; write key=value")
+        value = words.get(text.lower(), text)
+        found[key] = [*_several(found[key]), value] if key in found else value
+    return found
+
+
+def _several(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
+
+
+def _finish(console: "Console", reports: Iterable["Report | Row"]) -> None:
     """Says what failed and exits 1 if anything did."""
     errors = [report.error for report in reports if report.error is not None]
     for error in errors[:10]:

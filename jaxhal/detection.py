@@ -11,7 +11,9 @@ from tqdm import tqdm
 from jaxhal import detectors as catalogue
 from jaxhal.capture import read
 from jaxhal.detectors import Detector
-from jaxhal.models.batching import Encoded, check_length, collate, plan
+from jaxhal.fitting import Fitted
+from jaxhal.inputs import closed_book
+from jaxhal.models.batching import Encoded, Planned, check_length, collate, plan
 from jaxhal.models.lm import LM
 from jaxhal.report import Report, Span, Token
 from jaxhal.types import Example
@@ -27,7 +29,7 @@ def detect(
     context: str | None = None,
     question: str | None = None,
     prompt: str | None = None,
-    detectors: Sequence[str] | None = None,
+    detectors: Sequence[str | Fitted] | None = None,
 ) -> Report:
     """Judges one answer: scores, coloured tokens and suspicious spans.
 
@@ -36,7 +38,7 @@ def detect(
       response: the answer.
       context, question: what it should rest on and what was asked.
       prompt: instead of these two, the whole prompt.
-      detectors: catalogue names; all by default.
+      detectors: as :func:`score` takes them.
 
     Raises:
       ValueError: when the answer or prompt is empty, too long for the model, or a
@@ -54,7 +56,7 @@ def detect(
 def score(
     lm: LM,
     examples: Sequence[Example],
-    detectors: Sequence[str] | None = None,
+    detectors: Sequence[str | Fitted] | None = None,
     *,
     batch_size: int = 8,
     progress: bool | None = None,
@@ -65,7 +67,8 @@ def score(
     Args:
       lm: the reader.
       examples: the answers.
-      detectors: catalogue names; all by default.
+      detectors: catalogue names, or detectors that were fitted; by default all that
+        need neither training nor a second pass.
       batch_size: answers read together.
       progress: show a progress bar; ``None`` shows it on a terminal.
       threshold: token score from which on a token belongs to a span; for the default
@@ -76,20 +79,24 @@ def score(
       encodable) comes back with its ``error`` and costs no other example.
 
     Raises:
-      ValueError: on an unknown detector or a batch size below 1.
+      ValueError: on an unknown detector, one that must be fitted first, or a batch
+        size below 1.
     """
     if batch_size < 1:
         raise ValueError(f"batch_size is {batch_size}; it must be at least 1")
-    chosen = catalogue.get(detectors)
-    reducers = catalogue.reads(chosen)
+    chosen, params = _chosen(detectors)
+    needs_question = bool(catalogue.reads(chosen, closed_book=True))
     tokenizer = lm.require_tokenizer()
     rows: list[Encoded] = []
+    closed: list[Encoded] = []
     reports: dict[int, Report] = {}
     kept: list[int] = []
     for number, example in enumerate(examples):
         try:
             row = tokenizer.encode_example(example)
             check_length(row, lm.config.context_length)
+            if needs_question:
+                closed.append(tokenizer.encode_example(closed_book(example)))
         except ValueError as error:
             reports[number] = _report(lm, example, chosen, error=str(error))
             continue
@@ -103,21 +110,14 @@ def score(
     )
     with bar:
         for group in plan(rows, batch_size):
-            batch = collate(
-                [rows[i] for i in group.rows],
-                tokenizer.pad_id,
-                group.prompt_length,
-                group.response_length,
-                batch_size,
-            )
-            features = dict(read(lm, batch, reducers)) if reducers else {}
-            features["valid"] = batch.response_mask
+            features = _read(lm, chosen, rows, closed, group, batch_size)
             texts = [examples[kept[i]] for i in group.rows]
             for name, function in {t for d in chosen for t in d.text}:
-                values = [function(example) for example in texts]
-                values += [0.0] * (batch_size - len(values))
-                features[name] = np.asarray(values, np.float32)
-            scores, tokens, heads = jax.device_get(_score(tuple(chosen), features))
+                values = np.stack([np.asarray(function(e), np.float32) for e in texts])
+                pad = [(0, batch_size - len(values)), *[(0, 0)] * (values.ndim - 1)]
+                features[name] = np.pad(values, pad)
+            scored = _score(tuple(chosen), params, features)
+            scores, tokens, heads = jax.device_get(scored)
             for at, i in enumerate(group.rows):
                 number = kept[i]
                 reports[number] = _fill(
@@ -132,10 +132,62 @@ def score(
     return [reports[number] for number in range(len(examples))]
 
 
+def _chosen(
+    detectors: Sequence[str | Fitted] | None,
+) -> tuple[list[Detector], tuple[Any, ...]]:
+    """The detectors asked for and their parameters."""
+    if detectors is None:
+        found = catalogue.get()
+        return found, ((),) * len(found)
+    chosen, params = [], []
+    for one in detectors:
+        if isinstance(one, Fitted):
+            chosen.append(one.detector)
+            params.append(one.params)
+            continue
+        (detector,) = catalogue.get([one])
+        if detector.fit is not None:
+            raise ValueError(
+                f"detector {one!r} must be fitted to labelled answers first; pass what "
+                "jaxhal.fit or jaxhal.experiments.run returned instead of its name"
+            )
+        chosen.append(detector)
+        params.append(())
+    return chosen, tuple(params)
+
+
+def _read(
+    lm: LM,
+    chosen: Sequence[Detector],
+    rows: Sequence[Encoded],
+    closed: Sequence[Encoded],
+    group: Planned,
+    size: int,
+) -> dict[str, Any]:
+    """Features of one batch, after the whole prompt and after the question alone."""
+    pad_id, response = lm.require_tokenizer().pad_id, group.response_length
+    some = [rows[i] for i in group.rows]
+    batch = collate(some, pad_id, group.prompt_length, response, size)
+    marked = np.zeros(batch.response_mask.shape, bool)
+    features = {"valid": batch.response_mask, "marked": marked}
+    reducers = catalogue.reads(chosen)
+    if reducers:
+        features |= read(lm, batch, reducers)
+    reducers = catalogue.reads(chosen, closed_book=True)
+    if reducers:
+        some = [closed[i] for i in group.rows]
+        alone = collate(some, pad_id, response_length=response, batch_size=size)
+        features |= read(lm, alone, reducers)
+    return features
+
+
 @functools.partial(jax.jit, static_argnums=0)
-def _score(chosen: tuple[Detector, ...], features: dict[str, Any]) -> tuple:
-    scores = {d.name: d.score((), features) for d in chosen}
-    tokens = {d.name: d.tokens((), features) for d in chosen if d.tokens is not None}
+def _score(
+    chosen: tuple[Detector, ...], params: tuple[Any, ...], features: dict[str, Any]
+) -> tuple:
+    pairs = list(zip(chosen, params, strict=True))
+    scores = {d.name: d.score(p, features) for d, p in pairs}
+    tokens = {d.name: d.tokens(p, features) for d, p in pairs if d.tokens is not None}
     heads = {}
     for name, reducer in catalogue.reads(chosen).items():
         if reducer.reads == "probs":

@@ -30,8 +30,9 @@ class Label(NamedTuple):
 class Example:
     """One answer to be judged, with what it was supposed to rest on.
 
-    Give either ``prompt`` (the text the model was given, used as the user turn) or
-    ``context`` and ``question`` (a prompt is built from them).
+    Give ``prompt`` (the text the model was given, used as the user turn), or
+    ``context`` and ``question`` (a prompt is built from them), or all three: then the
+    context and the question are found inside the prompt.
 
     Args:
       response: the answer, not empty.
@@ -43,10 +44,15 @@ class Example:
         means unknown.
       label: 1 when the response is hallucinated, 0 when it is not, ``None`` when
         unknown; follows from ``labels`` when these are given.
+      source: what the answer rests on, by name; answers that share a source are not
+        independent, so splits and intervals keep them together. Its own
+        ``source_text`` when left out.
+      split: the part of a data set it belongs to, such as ``"train"`` or ``"test"``.
 
     Raises:
-      ValueError: on an empty response or prompt, on both or neither of ``prompt`` and
-        ``context``, on label spans outside the response.
+      ValueError: on an empty response or prompt, on neither ``prompt`` nor
+        ``context``, on a context or question that is not in the prompt, on label
+        spans outside the response.
     """
 
     response: str
@@ -56,6 +62,8 @@ class Example:
     id: str = ""
     labels: tuple[Label, ...] | None = None
     label: int | None = None
+    source: str = ""
+    split: str = ""
 
     def __post_init__(self):
         where = f"example {self.id!r}: " if self.id else ""
@@ -64,17 +72,19 @@ class Example:
                 f"{where}response is {self.response!r}; give an answer with at least "
                 "one visible character"
             )
-        if (self.prompt is None) == (self.context is None):
-            given = "both" if self.prompt is not None else "neither"
+        if self.prompt is None and self.context is None:
             raise ValueError(
-                f"{where}got {given} of 'prompt' and 'context'; give 'prompt', or "
+                f"{where}got neither 'prompt' nor 'context'; give 'prompt', or "
                 "'context' with 'question'"
             )
-        if self.prompt is not None and self.question is not None:
-            raise ValueError(
-                f"{where}'question' goes with 'context'; put it inside 'prompt' or "
-                "give 'context' instead of 'prompt'"
-            )
+        if self.prompt is not None:
+            for name in ("context", "question"):
+                part = getattr(self, name)
+                if part and part not in self.prompt:
+                    raise ValueError(
+                        f"{where}{name!r} is not in 'prompt', where it should be "
+                        "found word for word; leave one of the two out"
+                    )
         if self.prompt is not None and not self.prompt.strip():
             raise ValueError(f"{where}prompt is {self.prompt!r}; it must hold text")
         if self.context is not None and not (self.context.strip()):
@@ -106,6 +116,11 @@ class Example:
         if self.prompt is not None:
             return self.prompt
         return "\n\n".join(part for part in (self.context, self.question) if part)
+
+    @property
+    def group(self) -> str:
+        """What it shares with answers that are not independent of it."""
+        return self.source or self.source_text
 
 
 @jax.tree_util.register_dataclass

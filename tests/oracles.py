@@ -180,3 +180,59 @@ def token_entropy(logits):
 
 def words(text):
     return [word.lower() for word in re.split(r"[^\w]+", text) if word]
+
+
+# Forests and graphs -------------------------------------------------------------------
+
+
+def forest(attention, prompt_length):
+    """``(parents, weights)`` of the forest, joining the closest token one by one."""
+    attention = np.maximum(np.asarray(attention, np.float32), 0)
+    joined, loose, edges = [], list(range(prompt_length, len(attention))), {}
+    while loose:
+        best = None
+        for token in loose:
+            prompt = attention[token, :prompt_length]
+            found = (1 - prompt.max(), int(prompt.argmax()))
+            for other in joined:
+                weight = 1 - attention[max(token, other), min(token, other)]
+                if weight < found[0]:
+                    found = (weight, other)
+            if best is None or found[0] < best[0]:
+                best = (*found, token)
+        weight, parent, token = best
+        edges[token] = (parent, weight)
+        joined.append(token)
+        loose.remove(token)
+    parents, weights = zip(*(edges[token] for token in sorted(edges)), strict=True)
+    return np.array(parents), np.array(weights)
+
+
+def bar_statistics(bars, thresholds):
+    bars = [float(bar) for bar in bars]
+    total, mean = sum(bars), sum(bars) / len(bars)
+    shares = [bar / total for bar in bars if bar > 0]
+    return [
+        total,
+        mean,
+        sum((bar - mean) ** 2 for bar in bars) / len(bars),
+        max(bars),
+        -sum(share * math.log(share) for share in shares),
+        *(sum(bar >= t for bar in bars) for t in thresholds),
+    ]
+
+
+def degree_statistics(attention, prompt_length, thresholds):
+    """Edges, mean and largest degree of the response, a triple for each threshold."""
+    out = []
+    for threshold in thresholds:
+        degree, edges = [0] * len(attention), 0
+        for later in range(prompt_length, len(attention)):
+            for earlier in range(later):
+                if attention[later, earlier] >= np.float32(threshold):
+                    degree[later] += 1
+                    degree[earlier] += 1
+                    edges += 1
+        response = degree[prompt_length:]
+        out += [edges, sum(response) / len(response), max(response)]
+    return out

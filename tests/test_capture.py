@@ -284,3 +284,35 @@ def test_bad_requests(lm):
         lm.forward(long.tokens)
     with pytest.raises(ValueError, match="token id 61 is outside"):
         lm.forward(np.full((1, 3), 61, np.int32))
+
+
+@pytest.mark.parametrize("copies", [2, 3])
+def test_a_shared_prompt_changes_nothing(lm, copies):
+    """Answers of different lengths to each of two prompts, and one prompt of a token."""
+    samples = []
+    for prompt in (9, 1):
+        own = batch([(prompt, r) for r in (5, 2, 8)[:copies]], 13, 8, seed=prompt)
+        head = np.asarray(own.tokens)[:1, :13]
+        np.asarray(own.tokens)[:, :13] = head
+        samples.append(own)
+    both = jax.tree.map(lambda *parts: np.concatenate(parts), *samples)
+    alone = jaxhal.read(lm, both, ALL)
+    shared = jaxhal.read(lm, both, ALL, copies=copies)
+    for name, feature in alone.items():
+        np.testing.assert_allclose(
+            shared[name], feature, rtol=1e-4, atol=2e-5, err_msg=name
+        )
+
+
+def test_copies_must_share_their_prompt(lm):
+    rows = batch([(9, 5), (9, 2), (4, 3)], 13, 8)
+    with pytest.raises(ValueError, match="copies is 2 for a batch of 3 rows"):
+        jaxhal.read(lm, rows, ALL, copies=2)
+    with pytest.raises(ValueError, match="different prompts"):
+        jaxhal.read(lm, rows, ALL, copies=3)
+    scaled = dataclasses.replace(lm.config.ropes[0], kind="dynamic", factor=2.0)
+    dynamic = dataclasses.replace(
+        lm, config=dataclasses.replace(lm.config, ropes=(scaled,))
+    )
+    with pytest.raises(ValueError, match="'dynamic' rope"):
+        jaxhal.read(dynamic, rows, ALL, copies=3)

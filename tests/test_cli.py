@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -15,7 +16,7 @@ from typer.testing import CliRunner
 import jaxhal
 from jaxhal import cli
 from jaxhal.datasets import bundled
-from jaxhal.evaluation import summarize, verdict
+from jaxhal.summary import summarize, verdict
 from jaxhal.report import Report, Span, Token
 
 GOOD = {"id": "good", "prompt": "Why?", "response": "So it is."}
@@ -310,7 +311,7 @@ def test_results_compare_with_the_controls():
                 "novel_words": float(number % 7),
                 "token_entropy": float(example.label),
                 "mtop_div": -float(example.label),
-                "lookback_ratio": float(number % 7) + 0.1 * example.label,
+                "lookback_ratio": number % 7 + 0.1 * example.label * (number < 2),
             },
         )
         for number, example in enumerate(examples)
@@ -341,7 +342,7 @@ def test_results_need_both_classes():
     [
         ("models", ["smollm2-135m", "Apache-2.0"]),
         ("detectors", ["mtop_div", "novel_words", "control", "Bazarova"]),
-        ("datasets", ["bundled", "104"]),
+        ("datasets", ["bundled", "104", "ragtruth", "MIT", "Niu"]),
     ],
 )
 def test_list(kind, words):
@@ -354,6 +355,79 @@ def test_list(kind, words):
 def test_list_has_a_line_a_name():
     names = [row.split()[0] for row in run("list", "detectors").stdout.splitlines()[1:]]
     assert names == list(jaxhal.detectors.CATALOGUE)
+
+
+def test_data_counts():
+    found = run("data", "bundled")
+    assert found.exit_code == 0 and found.stderr == ""
+    rows = dict(re.split(r"  +", row)[:2] for row in found.stdout.splitlines())
+    assert (rows["split"], rows["rows"], rows["sources"]) == ("all", "104", "52")
+    assert (rows["hallucinated"], rows["spans: conflict"]) == ("52", "48")
+    assert rows["AUROC of response length"] == "0.471"
+
+
+def test_data_as_json(tmp_path):
+    source = write(
+        tmp_path / "in.jsonl",
+        GOOD | {"label": 1, "split": "train"},
+        {"prompt": "Why?", "answer": "No.", "is_hallucination": 0, "split": "test"},
+    )
+    found = run("data", source, "--json")
+    assert found.exit_code == 0 and found.stderr == ""
+    [card] = lines(found.stdout)
+    assert card["name"] == str(source)
+    assert [part["split"] for part in card["splits"]] == ["train", "test", "all"]
+    assert [part["share"] for part in card["splits"]] == [1.0, 0.0, 0.5]
+    assert card["splits"][2]["auroc"]["response_length"] == 1.0
+
+
+def test_data_with_bad_rows_counts_the_others(tmp_path):
+    source = write(tmp_path / "in.jsonl", b"{", GOOD, GOOD | {"response": " "})
+    found = run("data", source, "--json")
+    assert found.exit_code == 1
+    assert lines(found.stdout)[0]["splits"][0]["rows"] == 1
+    assert "line 1: not JSON" in found.stderr and "line 3: " in found.stderr
+    only = write(tmp_path / "bad.jsonl", b"{")
+    found = run("data", only, "--json")
+    assert found.exit_code == 1 and lines(found.stdout)[0]["splits"] == []
+    found = run("data", only)
+    assert (found.exit_code, found.stdout) == (1, "") and "line 1" in found.stderr
+
+
+def test_data_options(monkeypatch):
+    seen = []
+    entry = jaxhal.datasets.DATASETS["bundled"]
+
+    def loader(split=None, quality=None, whole=True):
+        seen.append((split, quality, whole))
+        return bundled()
+
+    entry = entry._replace(loader=loader)
+    monkeypatch.setitem(jaxhal.datasets.DATASETS, "bundled", entry)
+    options = ["split=a=b", "quality=x", "quality=null", "quality=3", "whole=False"]
+    assert run("data", "bundled", *options).exit_code == 0
+    assert seen == [("a=b", ["x", None, "3"], False)]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["bundeld"], "unknown data set 'bundeld'; did you mean 'bundled'?"),
+        (["gone.parquet"], "gone.parquet: no such file"),
+        (["bundled", "split"], "'split' is no option; write key=value"),
+        (["bundled", "=x"], "'=x' is no option"),
+        (["bundled", "split=x"], "unknown option 'split' of 'bundled'"),
+        (["ragtruth", "root=/gone"], "/gone, given as root, is no folder"),
+        (["empty.jsonl"], "got no examples"),
+        (["empty.jsonl", "split=x"], "unknown option 'split' of 'empty.jsonl'"),
+    ],
+)
+def test_data_bad_usage(tmp_path, monkeypatch, arguments, message):
+    (tmp_path / "empty.jsonl").write_text("")
+    monkeypatch.chdir(tmp_path)
+    found = run("data", *arguments)
+    assert (found.exit_code, found.stdout) == (2, "")
+    assert found.stderr.startswith("jaxhal: ") and message in found.stderr
 
 
 def test_bench_passes_on(tmp_path, monkeypatch):
@@ -385,5 +459,5 @@ def test_help_is_light_and_fast():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert time.perf_counter() - start < 5  # half a second where nothing else runs
     assert done.returncode == 0 and done.stderr == "[]\n"
-    for command in ("demo", "detect", "list", "bench"):
+    for command in ("demo", "detect", "list", "data", "bench"):
         assert command in done.stdout

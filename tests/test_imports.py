@@ -11,16 +11,23 @@ RANK = {
     "models": 1,
     "features": 1,
     "datasets": 1,
+    "evaluation": 1,
     "rows": 2,
     "plotting": 2,
+    "classifiers": 2,
+    "cards": 2,
     "capture": 3,
     "generation": 4,
+    "store": 4,
     "detectors": 4,
     "report": 4,
-    "evaluation": 5,
-    "detection": 5,
-    "bench": 6,
-    "cli": 7,
+    "fitting": 5,
+    "inputs": 5,
+    "summary": 5,
+    "detection": 6,
+    "experiments": 6,
+    "bench": 7,
+    "cli": 8,
 }
 
 
@@ -38,12 +45,17 @@ def _modules():
 def _imports(tree: ast.AST):
     """Modules of this package named by imports anywhere, inside functions too."""
     for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(
-            "jaxhal."
-        ):
-            yield node.module
-        elif isinstance(node, ast.ImportFrom) and node.module == "jaxhal":
-            yield from (f"jaxhal.{alias.name}" for alias in node.names)
+        if not isinstance(node, ast.ImportFrom):
+            continue
+        module = node.module or ""
+        if module.split(".")[0] != "jaxhal":
+            continue
+        for alias in node.names:
+            inner = f"{module}.{alias.name}"
+            path = PACKAGE.parent.joinpath(*inner.split("."))
+            is_module = path.with_suffix(".py").is_file() or path.is_dir()
+            if is_module or module != "jaxhal":
+                yield inner if is_module else module
 
 
 def test_imports_point_down():

@@ -52,6 +52,13 @@ def test_labels():
     assert one(labels=None).example.label is None
 
 
+def test_source_and_split():
+    example = one(source=12, split="test").example
+    assert (example.source, example.split) == ("12", "test")
+    example = one(source=None, split=None).example
+    assert (example.source, example.split, example.group) == ("", "", "Why?")
+
+
 def test_offsets_count_characters_not_bytes():
     row = one(response="Łódź 🎉", labels=[{"start": 5, "end": 6}])
     assert row.example.response[5:6] == "🎉"
@@ -67,11 +74,13 @@ def test_offsets_count_characters_not_bytes():
         ({"response": " \n"}, "at least one visible character"),
         ({"response": "\ud83d"}, "'response' holds half of a surrogate pair"),
         ({"prompt": ""}, "prompt is ''"),
-        ({"prompt": None}, "neither of 'prompt' and 'context'"),
-        ({"context": "C"}, "both of 'prompt' and 'context'"),
+        ({"prompt": None}, "neither 'prompt' nor 'context'"),
+        ({"context": "C"}, "'context' is not in 'prompt'"),
         ({"prompt": None, "context": " "}, "context is ' '"),
         ({"prompt": {}}, "'prompt' is an object; use text"),
-        ({"question": "Q"}, "'question' goes with 'context'"),
+        ({"question": "Q"}, "'question' is not in 'prompt'"),
+        ({"source": ["u"]}, "'source' is a list; use text or a whole number"),
+        ({"split": 1}, "'split' is 1; use text"),
         ({"label": 2}, "'label' is 2; use 0, 1"),
         ({"label": "yes"}, "'label' is \"yes\"; use 0, 1"),
         ({"label": True}, "'label' is true; use 0, 1"),

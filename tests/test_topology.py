@@ -11,7 +11,12 @@ from scipy.sparse.csgraph import minimum_spanning_tree
 import oracles
 from jaxhal.features.arrays import causal_attention, static_int, to_jax
 from jaxhal.features.controls import max_prompt_score
-from jaxhal.features.topology import MaxPromptAttention, MTopDiv, _forest, mtop_div
+from jaxhal.features.topology import (
+    MaxPromptAttention,
+    MTopDiv,
+    mtop_div,
+    spanning_forest,
+)
 
 # Few shapes, since each compiles once: (seq, prompt) with R = 1, P = 1 and both.
 SHAPES = [(2, 1), (7, 1), (7, 6), (12, 5), (33, 20)]
@@ -72,8 +77,8 @@ def test_only_earlier_tokens_count():
     similarity = np.c_[oracles.max_prompt(attention, 4), attention[4:, 4:]]
     want = oracles.mtop_div(attention, 4)
     similarity[:, 1:] += np.triu(np.full((5, 5), 0.9))
-    forest = _forest(jnp.asarray(similarity), jnp.ones(5, bool))
-    assert float(forest.sum()) == pytest.approx(want, abs=1e-5)
+    _, weights = spanning_forest(jnp.asarray(similarity), jnp.ones(5, bool))
+    assert float(weights.sum()) == pytest.approx(want, abs=1e-5)
 
 
 def test_scipy_needs_its_weights_shifted():

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 # Each module has `rows() -> Iterator[dict]`; its docstring says what it answers.
-BENCHES = ("read",)
+BENCHES = ("read", "extract", "probes")
 
 
 def run(names: Sequence[str] = (), json_path: str | Path | None = None) -> list[dict]:

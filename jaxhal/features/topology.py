@@ -13,19 +13,29 @@ from typing import Any, SupportsIndex
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Int
 
 from jaxhal.features.arrays import causal_attention, static_int
 from jaxhal.types import Reducer, View
 
 
-def _forest(
+def spanning_forest(
     similarity: Float[Array, "response parents"], valid: Bool[Array, " response"]
-) -> Float[Array, " response"]:
-    """Weight of the edge that attaches each response token of one head (Prim).
+) -> tuple[Int[Array, " response"], Float[Array, " response"]]:
+    """The edge that attaches each response token of one head: parent, weight (Prim).
 
     Column 0 is the similarity to the root, column ``1 + j`` to response token ``j``;
-    only ``j`` before the row counts.  Padded tokens join nothing and weigh 0.
+    only ``j`` before the row counts.  A parent is such a column; it may come after its
+    token, which then hangs from a token that looks back at it.  Among equals the
+    earliest token joins first, and it joins the root or else whoever joined before.
+    Padded tokens join nothing and weigh 0.
+
+    Example:
+      >>> parent, weight = spanning_forest(
+      ...     jnp.array([[0.5, 0.0, 0.0], [0.2, 0.75, 0.0]]), jnp.array([True, True])
+      ... )
+      >>> parent.tolist(), weight.tolist()
+      ([0, 1], [0.5, 0.25])
     """
     weight = 1.0 - jnp.maximum(similarity, 0.0)
     root, earlier = weight[:, 0], weight[:, 1:]
@@ -33,15 +43,17 @@ def _forest(
     distance = jnp.where(token < token[:, None], earlier, earlier.T)
 
     def grow(carry, _):
-        nearest, loose = carry
+        nearest, parent, loose = carry
         v = jnp.argmin(jnp.where(loose, nearest, jnp.inf))
         loose &= token != v
-        # A token keeps the weight it joined at; when none is loose, nothing changes.
+        # A token keeps the edge it joined by; when none is loose, nothing changes.
+        parent = jnp.where(loose & (distance[v] < nearest), 1 + v, parent)
         nearest = jnp.where(loose, jnp.minimum(nearest, distance[v]), nearest)
-        return (nearest, loose), None
+        return (nearest, parent, loose), None
 
-    (nearest, _), _ = lax.scan(grow, (root, valid), length=len(valid))
-    return jnp.where(valid, nearest, 0.0)
+    start = (root, jnp.zeros_like(token), valid)
+    (nearest, parent, _), _ = lax.scan(grow, start, length=len(valid))
+    return parent, jnp.where(valid, nearest, 0.0)
 
 
 @functools.partial(jax.jit, static_argnames="prompt_length")
@@ -52,8 +64,8 @@ def _mtop_div(
     root = response[..., :prompt_length].max(-1, keepdims=True)
     similarity = jnp.concatenate([root, response[..., prompt_length:]], -1)
     valid = jnp.ones(response.shape[-2], bool)
-    forest = jnp.vectorize(_forest, signature="(r,p),(r)->(r)")
-    return forest(similarity, valid).sum(-1)
+    forest = jnp.vectorize(spanning_forest, signature="(r,p),(r)->(r),(r)")
+    return forest(similarity, valid)[1].sum(-1)
 
 
 def mtop_div(attention: Any, prompt_length: SupportsIndex) -> Float[Array, "..."]:
@@ -129,7 +141,7 @@ class MTopDiv(Reducer):
         self, rows: Float[Array, "response parents"], view: View
     ) -> Float[Array, ""]:
         valid = view.valid[view.prompt_length :]
-        total = _forest(rows, valid).sum()
+        total = spanning_forest(rows, valid)[1].sum()
         return total / jnp.maximum(valid.sum(), 1) if self.normalize else total
 
 

@@ -215,13 +215,13 @@ class Tokenizer:
         def span(first: int, last: int) -> tuple[int, int]:
             return max(first + shift, start), min(last + shift, end)
 
-        document = question = (end, end)
-        if example.context is None:
-            document = (start, end)
-        else:
-            document = span(0, len(example.context))
-            if example.question:
-                question = span(len(text) - len(example.question), len(text))
+        document, question = (start, end), (end, end)
+        if example.context is not None:
+            first = text.index(example.context)
+            document = span(first, first + len(example.context))
+        if example.question:
+            first = _find_question(text, example.question, example.context or "")
+            question = span(first, first + len(example.question))
         return Prompt(prefix + middle + suffix, (start, end), document, question)
 
     def encode_example(self, example: Example, *, eos: bool = True) -> Encoded:
@@ -316,3 +316,12 @@ def _overlap(
 ) -> Bool[np.ndarray, " tokens"]:
     start, end = span
     return (spans[:, 0] < end) & (spans[:, 1] > start) & (start < end)
+
+
+def _find_question(text: str, question: str, context: str) -> int:
+    """Where the question stands: its last place that is not inside the context."""
+    start = text.index(context)
+    before, after = text[:start], text[start + len(context) :]
+    if question in after:
+        return start + len(context) + after.rindex(question)
+    return (before if question in before else text).rindex(question)

@@ -1,71 +1,19 @@
-"""The catalogue: a named method = what it reads + how it scores + where it is from.
+"""Methods that need no training, and what every method has to beat."""
 
-A detector is a tuple of pure functions, like ``optax.GradientTransformation``: ``init``
-makes its parameters (``()`` when there is nothing to fit) and ``score`` turns
-features into one number a response, **higher = more likely hallucinated**.  Several
-detectors share one reading pass: :func:`reads` merges what they ask for.
-"""
-
-import difflib
 import functools
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array
 
+from jaxhal.detectors.core import Detector, Features, response_mean, token_mean
 from jaxhal.features import controls, uncertainty
 from jaxhal.features.lookback import LookbackRatio
 from jaxhal.features.topology import MaxPromptAttention, MTopDiv
 from jaxhal.features.uncertainty import TokenEntropy, TokenLogprob
-from jaxhal.types import Example, Reducer
-
-# name -> array; "valid" (Bool[batch response]) is always there.
-Features = Mapping[str, Any]
-
-
-def _no_params(key: Any, features: Features) -> tuple[()]:
-    del key, features
-    return ()
-
-
-class Detector(NamedTuple):
-    """One method, as pure functions.
-
-    Attributes:
-      name: its catalogue name.
-      summary: what it measures, in one line.
-      unit: of the score, with its range.
-      reference: where it comes from.
-      score: ``(params, features) -> Float[batch]``.
-      tokens: ``(params, features) -> Float[batch response]`` in [0, 1], or ``None`` for
-        a method that only judges whole responses.
-      reads: reducers by feature name; equal names mean equal reducers everywhere.
-      text: numbers computed from the example's text, by feature name.
-      control: True for what a method has to beat to be worth its cost.
-      init: ``(key, features) -> params``.
-    """
-
-    name: str
-    summary: str
-    unit: str
-    reference: str
-    score: Callable[[Any, Features], Array]
-    tokens: Callable[[Any, Features], Array] | None = None
-    reads: tuple[tuple[str, Reducer], ...] = ()
-    text: tuple[tuple[str, Callable[[Example], float]], ...] = ()
-    control: bool = False
-    init: Callable[[Any, Features], Any] = _no_params
-
-
-def response_mean(
-    values: Float[Array, "*lead batch heads response"], features: Features
-) -> Float[Array, "*lead batch heads"]:
-    """Mean over the real tokens of each response; 0 for an empty one."""
-    valid = features["valid"][:, None]
-    count = jnp.maximum(valid.sum(-1), 1)
-    return jnp.where(valid, values, 0.0).sum(-1) / count
+from jaxhal.types import Example
 
 
 @functools.cache
@@ -77,7 +25,7 @@ def mtop_div() -> Detector:
         unit="mean edge weight, 0 to 1",
         reference="Bazarova et al. 2025 (TOHA), section 4",
         reads=(("mtop_div", MTopDiv()),),
-        score=lambda params, f: f["mtop_div"].mean((0, 2)),
+        inputs=lambda f: f["mtop_div"].mean((0, 2)),
     )
 
 
@@ -90,7 +38,7 @@ def lookback_ratio() -> Detector:
         unit="1 - mean lookback ratio, 0 to 1",
         reference="Chuang et al. 2024 (Lookback Lens), section 2.1",
         reads=(("lookback", LookbackRatio()),),
-        score=lambda params, f: 1 - response_mean(f["lookback"], f).mean((0, 2)),
+        inputs=lambda f: 1 - response_mean(f["lookback"], f).mean((0, 2)),
         tokens=lambda params, f: 1 - f["lookback"].mean((0, 2)),
     )
 
@@ -104,7 +52,7 @@ def max_prompt_attention() -> Detector:
         unit="0 to 1",
         reference="control for MTop-Div: the forest with every token on the prompt",
         reads=(("max_prompt", MaxPromptAttention()),),
-        score=lambda params, f: jax.vmap(
+        inputs=lambda f: jax.vmap(
             lambda largest, valid: controls.max_prompt_score(largest, valid).mean(),
             in_axes=(1, 0),
         )(f["max_prompt"], f["valid"]),
@@ -124,7 +72,7 @@ def _perplexity(name: str, how: Any, summary: str) -> Detector:
         unit="nats, 0 and up",
         reference="Manakul et al. 2023 (SelfCheckGPT), grey-box scores",
         reads=(("logprob", TokenLogprob()),),
-        score=lambda params, f: jax.vmap(
+        inputs=lambda f: jax.vmap(
             lambda logprob, valid: uncertainty.predictive_probability(
                 logprob, valid, how
             )
@@ -156,7 +104,7 @@ def _entropy(name: str, how: Any, summary: str) -> Detector:
         unit="nats, 0 and up",
         reference="Fadeeva et al. 2024; maximum as in TOHA's baseline",
         reads=(("entropy", TokenEntropy()),),
-        score=lambda params, f: jax.vmap(
+        inputs=lambda f: jax.vmap(
             lambda entropy, valid: uncertainty.entropy_score(entropy, valid, how)
         )(f["entropy"], f["valid"]),
         tokens=lambda params, f: -jnp.expm1(-f["entropy"]),
@@ -183,7 +131,7 @@ def _text_control(function: Callable[[Example], float], summary: str, unit: str)
         unit=unit,
         reference="text-only control",
         text=((name, function),),
-        score=lambda params, f: f[name],
+        inputs=lambda f: f[name],
         control=True,
     )
 
@@ -214,58 +162,42 @@ def novel_word_share() -> Detector:
     )
 
 
-CATALOGUE: dict[str, Callable[[], Detector]] = {
-    "mtop_div": mtop_div,
-    "lookback_ratio": lookback_ratio,
-    "predictive_probability": predictive_probability,
-    "predictive_probability_max": predictive_probability_max,
-    "token_entropy": token_entropy,
-    "token_entropy_mean": token_entropy_mean,
-    "max_prompt_attention": max_prompt_attention,
-    "response_length": response_length,
-    "novel_words": novel_words,
-    "novel_word_share": novel_word_share,
-}
+def _gain(features: Features) -> Array:
+    """What the context adds to the log probability of each response token, in nats."""
+    return features["logprob"] - features["closed_logprob"]
 
 
-def get(names: Sequence[str] | None = None) -> list[Detector]:
-    """Detectors by catalogue name; all of them for ``None``.
-
-    Raises:
-      ValueError: on an unknown name, with the nearest known one.
-
-    Example:
-      >>> [detector.name for detector in get(["mtop_div", "novel_words"])]
-      ['mtop_div', 'novel_words']
-    """
-    chosen = []
-    for name in CATALOGUE if names is None else names:
-        if name not in CATALOGUE:
-            near = difflib.get_close_matches(name, CATALOGUE, n=1, cutoff=0.4)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise ValueError(
-                f"unknown detector {name!r}{hint} (known: {', '.join(CATALOGUE)})"
-            )
-        chosen.append(CATALOGUE[name]())
-    return chosen
+def _context_gain(name: str, summary: str, unit: str, inputs: Any) -> Detector:
+    return Detector(
+        name=name,
+        summary=summary,
+        unit=unit,
+        reference="pointwise mutual information of token and context; van der Poel et "
+        "al. 2022 decode by it",
+        reads=(("logprob", TokenLogprob()),),
+        closed_book=(("closed_logprob", TokenLogprob()),),
+        inputs=inputs,
+        tokens=lambda params, f: jax.nn.sigmoid(-_gain(f)),
+    )
 
 
-def reads(detectors: Sequence[Detector]) -> dict[str, Reducer]:
-    """Everything the detectors read, each feature once.
+@functools.cache
+def context_gain() -> Detector:
+    """Minus the mean gain in log probability that a token owes to the context."""
+    return _context_gain(
+        "context_gain",
+        "minus the mean log probability that the context adds to a token",
+        "nats, any sign",
+        lambda f: -token_mean(_gain(f), f["valid"]),
+    )
 
-    Raises:
-      ValueError: when two detectors give one feature name to different reducers.
 
-    Example:
-      >>> sorted(reads(get(["predictive_probability", "predictive_probability_max"])))
-      ['logprob']
-    """
-    merged: dict[str, Reducer] = {}
-    for detector in detectors:
-        for name, reducer in detector.reads:
-            if merged.setdefault(name, reducer) != reducer:
-                raise ValueError(
-                    f"detector {detector.name!r} reads {name!r} as {reducer}, another "
-                    f"as {merged[name]}; name the feature otherwise"
-                )
-    return merged
+@functools.cache
+def context_gain_count() -> Detector:
+    """Number of response tokens that the context makes less likely."""
+    return _context_gain(
+        "context_gain_count",
+        "number of tokens that the context makes less likely",
+        "tokens",
+        lambda f: ((_gain(f) < 0) & f["valid"]).sum(-1).astype(jnp.float32),
+    )

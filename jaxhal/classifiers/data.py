@@ -1,0 +1,117 @@
+"""Labelled rows with weights: checks before tracing, class weights, moments."""
+
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+from jaxtyping import Array, Float
+
+Values = Array | np.ndarray  # what fitted probes are applied to
+
+# A spread this far below the mean is rounding: the feature is constant.
+_CONSTANT = 1e-6
+
+
+def check(
+    x: Any, y: Any, rows_axis: int = 0, **weights: Any
+) -> tuple[Float[Array, "..."], Float[Array, " rows"], list[Any]]:
+    """Float32 features, labels and weights that a probe can be trained on.
+
+    Args:
+      x: features with the rows on ``rows_axis``.
+      y: a label per row, 1 for hallucinated and 0 for grounded.
+      weights: by name, each ``[..., rows]``, none negative; ``None`` stays ``None``.
+
+    Raises:
+      ValueError: when shapes do not pair up, a label is not 0 or 1, a feature or a
+        weight is not finite, a weight is negative, or weights leave a class without
+        rows.  Values of tracers are not looked at.
+
+    Example:
+      >>> check([[0.5], [2.0]], [0, 1], weight=[1, 1])[1]
+      Array([0., 1.], dtype=float32)
+    """
+    x, y = jnp.asarray(x, jnp.float32), jnp.asarray(y)
+    if x.ndim <= rows_axis or y.ndim != 1 or x.shape[rows_axis] != len(y):
+        raise ValueError(
+            f"features of shape {x.shape} and labels of shape {y.shape} do not pair "
+            f"up; give one label per row of axis {rows_axis}"
+        )
+    if not isinstance(x, Tracer) and not jnp.isfinite(x).all():
+        where = [int(axis) for axis in np.argwhere(~np.isfinite(x))[0]]
+        raise ValueError(f"features{where} is not finite; drop that row or feature")
+    if not isinstance(y, Tracer) and not np.isin(y, (0, 1)).all():
+        row = int(np.argmin(np.isin(y, (0, 1))))
+        raise ValueError(f"labels[{row}] is {y[row]}; use 0 or 1")
+    checked = [
+        None if value is None else _check_weight(name, value, y)
+        for name, value in weights.items()
+    ]
+    return x, y.astype(jnp.float32), checked
+
+
+def _check_weight(name: str, weight: Any, y: Array) -> Float[Array, "..."]:
+    weight = jnp.asarray(weight, jnp.float32)
+    if weight.ndim < 1 or weight.shape[-1] != len(y):
+        raise ValueError(
+            f"{name} has shape {weight.shape} for {len(y)} rows; give one per row"
+        )
+    if isinstance(weight, Tracer) or isinstance(y, Tracer):
+        return weight
+    if not (jnp.isfinite(weight) & (weight >= 0)).all():
+        raise ValueError(f"{name} holds a negative or infinite weight; use 0 or more")
+    for label, kind in ((1, "hallucinated"), (0, "grounded")):
+        total = np.asarray((weight * (y == label)).sum(-1))
+        if not total.all():
+            where = "".join(f"[{axis}]" for axis in np.argwhere(total == 0)[0])
+            raise ValueError(
+                f"{name}{where} leaves no {kind} row (label {label}); a probe needs "
+                "rows of both classes"
+            )
+    return weight
+
+
+def balanced(y: Any, weight: Any) -> Float[Array, "*lead rows"]:
+    r"""Weights under which both classes count the same, with the same sum.
+
+    .. math:: \tilde w_i = w_i \frac{\sum_j w_j}{2 \sum_{j : y_j = y_i} w_j}
+
+    scikit-learn's ``class_weight="balanced"`` where the weights are all one.
+
+    Args:
+      y: ``[rows]`` of 0 and 1.
+      weight: ``[..., rows]``, such as one training mask per fold.
+
+    Raises:
+      ValueError: when shapes do not pair up or a class has no weight.
+
+    Example:
+      >>> balanced([0, 0, 0, 1], [1, 1, 1, 1])
+      Array([0.6666667, 0.6666667, 0.6666667, 2. ], dtype=float32)
+    """
+    label = jnp.asarray(y)
+    _, positive, (weight,) = check(label[..., None], label, weight=weight)
+    high = (weight * positive).sum(-1, keepdims=True)
+    total = weight.sum(-1, keepdims=True)
+    return weight * total / 2 / jnp.where(positive == 1, high, total - high)
+
+
+def moments(
+    x: Float[Array, "*rows width"], weight: Float[Array, "*rows"]
+) -> tuple[Float[Array, " width"], Float[Array, " width"]]:
+    """Weighted mean and standard deviation of each feature.
+
+    A constant feature has the deviation ``inf``, so standardising turns it to 0.
+
+    Example:
+      >>> x = jnp.array([[0.1, 1.0], [0.1, 3.0], [9.0, 9.0]])
+      >>> mean, std = moments(x, jnp.array([1.0, 1.0, 0.0]))
+      >>> print(mean, std)
+      [0.1 2. ] [inf  1.]
+    """
+    share = weight / weight.sum()
+    axes = share.ndim
+    mean = jnp.tensordot(share, x, axes)
+    std = jnp.sqrt(jnp.tensordot(share, (x - mean) ** 2, axes))
+    return mean, jnp.where(std > _CONSTANT * jnp.abs(mean), std, jnp.inf)

@@ -1,0 +1,280 @@
+"""Linear probes: L2-regularised logistic regression, one fit or a whole grid.
+
+Features are standardised with the weighted moments of the training rows, as
+scikit-learn's ``StandardScaler`` in front of its ``LogisticRegression`` does.
+"""
+
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+from jaxtyping import Array, Float
+
+from jaxhal.classifiers.data import Values, check, moments
+from jaxhal.classifiers.solver import Fold, Point, basis, solve
+from jaxhal.classifiers.train import Schedule, fit_probe
+
+SCHEDULE = Schedule(steps=2000)
+
+
+class Linear(NamedTuple):
+    """A linear probe: the logit is ``((x - mean) / std) @ w + b``; a pytree.
+
+    ``w mean std: Float[... width]``, ``b: Float[...]``.  A feature that was constant
+    in training has ``std = inf``, so it adds nothing, and ``w = 0``.
+    """
+
+    w: Float[Array, "*lead width"]
+    b: Float[Array, "*lead"]
+    mean: Float[Array, "*lead width"]
+    std: Float[Array, "*lead width"]
+
+
+def fit_linear(
+    x: Any,
+    y: Any,
+    weight: Any = None,
+    C: Any = 1.0,
+    *,
+    standardize: bool = True,
+) -> Linear:
+    r"""Logistic regression with an L2 penalty, solved to convergence.
+
+    .. math:: \min_{w, b} \tfrac{1}{2} \|w\|^2 + C \sum_i s_i
+      \log\left(1 + e^{-\tilde y_i (w^\top x_i + b)}\right), \quad \tilde y_i = \pm 1
+
+    Args:
+      x: ``[rows, width]`` features.
+      y: ``[rows]``, 1 for hallucinated and 0 for grounded.
+      weight: ``[rows]``, :math:`s_i`; 0 leaves a row out, also of the standardisation.
+        All one when left out; see :func:`~jaxhal.classifiers.data.balanced`.
+      C: strength of the data against the penalty, as in scikit-learn.
+      standardize: scale features to unit variance.
+
+    Raises:
+      ValueError: when shapes do not pair up, a value is not finite, a weight is
+        negative, a class has no rows, or ``C`` is not positive.
+
+    Example:
+      >>> probe = fit_linear([[0.0], [1.0], [2.0], [3.0]], [0, 0, 1, 1])
+      >>> print(linear_logits(probe, jnp.array([[1.5], [3.0]])).round(2) + 0.0)
+      [0.   1.27]
+    """
+    x = jnp.asarray(x, jnp.float32)
+    if x.ndim != 2:
+        raise ValueError(f"features have shape {x.shape}; pass [rows, width]")
+    weight = jnp.ones(x.shape[0]) if weight is None else jnp.asarray(weight)
+    grid = fit_grid(x[None], y, weight[None], [C], standardize=standardize)
+    return jax.tree.map(lambda leaf: leaf[0, 0, 0], grid)
+
+
+def linear_logits(
+    params: Linear, x: Float[Values, "*rows width"]
+) -> Float[Array, "*rows"]:
+    """Logits of one probe; higher = more likely hallucinated.
+
+    Example:
+      >>> probe = Linear(jnp.ones(2), jnp.array(0.5), jnp.zeros(2), jnp.ones(2))
+      >>> linear_logits(probe, jnp.array([1.0, 2.0]))
+      Array(3.5, dtype=float32)
+    """
+    with jax.default_matmul_precision("highest"):
+        return ((jnp.asarray(x) - params.mean) / params.std) @ params.w + params.b
+
+
+def fit_grid(x: Any, y: Any, train: Any, C: Any, *, standardize: bool = True) -> Linear:
+    """Every layer, fold and strength at once: one compiled program.
+
+    Each fit is that of :func:`fit_linear`, with its own standardisation.
+
+    Args:
+      x: ``[layers, rows, width]`` features.
+      y: ``[rows]``, 1 for hallucinated and 0 for grounded.
+      train: ``[folds, rows]``, weights; 0 leaves a row out of that fold's training.
+      C: ``[strengths]``, best in rising or falling order.
+      standardize: scale features to unit variance.
+
+    Returns:
+      A :class:`Linear` with leading axes ``[layers, folds, strengths]``.
+
+    Raises:
+      ValueError: as :func:`fit_linear` does.
+
+    Example:
+      >>> x = [[[0.0], [1.0], [2.0], [3.0]]]
+      >>> train = [[1, 1, 1, 1], [1, 0, 1, 1]]
+      >>> fit_grid(x, [0, 0, 1, 1], train, [0.1, 1.0, 10.0]).b.shape
+      (1, 2, 3)
+    """
+    x, y, (train,) = check(x, y, rows_axis=1, train=train)
+    if x.ndim != 3 or train.ndim != 2:
+        raise ValueError(
+            f"features have shape {x.shape} and train {train.shape}; pass "
+            "[layers, rows, width] and [folds, rows]"
+        )
+    C = jnp.asarray(C, jnp.float32)
+    if C.ndim != 1 or not len(C):
+        raise ValueError(f"C has shape {C.shape}; pass a flat list of strengths")
+    if not isinstance(C, Tracer) and not (jnp.isfinite(C) & (C > 0)).all():
+        raise ValueError(f"C is {C.tolist()}; every strength must be above 0")
+    return _fit_grid(x, y, train, C, standardize)
+
+
+@functools.partial(jax.jit, static_argnames="standardize")
+def _fit_grid(
+    x: Float[Array, "layers rows width"],
+    y: Float[Array, " rows"],
+    train: Float[Array, "folds rows"],
+    C: Float[Array, " strengths"],
+    standardize: bool,
+) -> Linear:
+    overall = train.mean(0)
+    # Neighbouring strengths take a similar number of steps, so pairs waste few of them,
+    # and two times the folds is enough columns for fast matrix products.
+    pairs = jnp.pad(C, (0, len(C) % 2), mode="edge").reshape(-1, 2)
+
+    def layer(x: Float[Array, "rows width"]) -> Linear:
+        # The frame of all folds, in which float32 loses nothing and folds are alike.
+        origin, unit = moments(x, overall)
+        unit = jnp.where(jnp.isfinite(unit) & standardize, unit, 1.0)
+        x = (x - origin) / unit
+        shared = basis(jnp.sqrt(overall)[:, None] * x)
+        mean, std = jax.vmap(lambda weight: moments(x, weight))(train)
+        std = std if standardize else jnp.ones_like(std)
+
+        def pair(start: Point, C: Float[Array, " pair"]) -> tuple[Point, Point]:
+            def fold(mean, scale, weight, start):
+                rows = Fold(x, mean, scale, y, weight)
+                return jax.vmap(lambda C: solve(shared, rows, C, start))(C)
+
+            found = jax.vmap(fold)(mean, 1 / std, train, start)
+            return jax.tree.map(lambda leaf: leaf[:, -1], found), found
+
+        def flat(a: Float[Array, "pairs folds pair *width"]) -> Array:
+            a = jnp.moveaxis(a, 0, 1)
+            return a.reshape(len(train), -1, *a.shape[3:])[:, : len(C)]
+
+        start = Point(jnp.zeros_like(mean), jnp.zeros(len(train)))
+        w, b = (flat(a) for a in jax.lax.scan(pair, start, pairs)[1])
+        mean, std = origin + unit * mean, unit * std
+        mean, std = (jnp.broadcast_to(a[:, None], w.shape) for a in (mean, std))
+        return Linear(jnp.where(jnp.isfinite(std), w, 0.0), b, mean, std)
+
+    with jax.default_matmul_precision("highest"):
+        return jax.lax.map(layer, x)
+
+
+@jax.jit
+def grid_logits(
+    params: Linear, x: Float[Values, "layers rows width"]
+) -> Float[Array, "layers folds strengths rows"]:
+    """Logits of every probe of :func:`fit_grid` on all rows of its layer.
+
+    Example:
+      >>> grid = fit_grid([[[0.0], [1.0]]], [0, 1], [[1, 1]], [0.1, 1.0])
+      >>> grid_logits(grid, jnp.zeros((1, 5, 1))).shape
+      (1, 1, 2, 5)
+    """
+    with jax.default_matmul_precision("highest"):
+        # Centred first: a large mean would eat the digits that tell rows apart.
+        centre = params.mean.mean((1, 2))
+        w = params.w / params.std
+        shift = ((centre[:, None, None] - params.mean) * w).sum(-1) + params.b
+        logits = jnp.einsum("lnd,lfsd->lfsn", x - centre[:, None], w)
+        return logits + shift[..., None]
+
+
+def fit_linear_early(
+    x: Any,
+    y: Any,
+    weight: Any,
+    validation_weight: Any,
+    schedule: Schedule = SCHEDULE,
+) -> Linear:
+    """A linear probe by AdamW, stopped early on validation rows instead of penalised.
+
+    Args:
+      x: ``[rows, width]`` features.
+      y: ``[rows]``, 1 for hallucinated and 0 for grounded.
+      weight: ``[rows]``, 0 off the training rows.
+      validation_weight: ``[rows]``, 0 off the validation rows, which should share no
+        source with the training rows.
+      schedule: of AdamW.
+
+    Raises:
+      ValueError: as :func:`fit_linear` does, for both parts.
+
+    Example:
+      >>> x, y = [[0.0], [1.0], [0.0], [1.0]], [0, 1, 0, 1]
+      >>> probe = fit_linear_early(x, y, [1, 1, 0, 0], [0, 0, 1, 1])
+      >>> bool(probe.w[0] > 1)
+      True
+    """
+    parts = {"weight": weight, "validation_weight": validation_weight}
+    x, y, (weight, validation_weight) = check(x, y, **parts)
+    if x.ndim != 2:
+        raise ValueError(f"features have shape {x.shape}; pass [rows, width]")
+    return _fit_early(x, y, weight, validation_weight, schedule)
+
+
+@functools.partial(jax.jit, static_argnames="schedule")
+def _fit_early(
+    x: Float[Array, "rows width"],
+    y: Float[Array, " rows"],
+    weight: Float[Array, " rows"],
+    validation_weight: Float[Array, " rows"],
+    schedule: Schedule,
+) -> Linear:
+    mean, std = moments(x, weight)
+    x = (x - mean) / std
+
+    def logits(params):
+        return x @ params[0] + params[1]
+
+    with jax.default_matmul_precision("highest"):
+        start = (jnp.zeros(x.shape[1]), jnp.zeros(()))
+        w, b = fit_probe(logits, start, y, weight, validation_weight, schedule)
+    return Linear(w, b, mean, std)
+
+
+def from_sklearn(
+    coef: Any,
+    intercept: Any,
+    positive: str,
+) -> Linear:
+    """A probe with the coefficients of a fitted scikit-learn ``LogisticRegression``.
+
+    The released Lookback Lens classifiers are trained to find *grounded* text (their
+    class 1 is faithful): then the sign turns, so that the probability here is
+    ``1 - predict_proba(x)[:, 1]``.
+
+    Args:
+      coef: ``coef_``, ``[width]`` or ``[1, width]``.
+      intercept: ``intercept_``, one number.
+      positive: what class 1 stands for there, ``"grounded"`` or ``"hallucinated"``.
+
+    Raises:
+      ValueError: on another ``positive``, on more than one row of coefficients or
+        more than one intercept, or on a value that is not finite.
+
+    Example:
+      >>> probe = from_sklearn([[2.0, -1.0]], [0.5], positive="grounded")
+      >>> linear_logits(probe, jnp.array([1.0, 1.0]))
+      Array(-1.5, dtype=float32)
+    """
+    if positive not in ("grounded", "hallucinated"):
+        raise ValueError(f"positive is {positive!r}; use 'grounded' or 'hallucinated'")
+    w, b = np.atleast_2d(np.asarray(coef)), np.atleast_1d(np.asarray(intercept))
+    if w.shape[0] != 1 or w.ndim != 2 or b.shape != (1,):
+        raise ValueError(
+            f"coef has shape {w.shape} and intercept {b.shape}; pass those of one "
+            "binary classifier, [1, width] and [1]"
+        )
+    if not (np.isfinite(w).all() and np.isfinite(b).all()):
+        raise ValueError("coef or intercept is not finite; export the classifier again")
+    sign = 1.0 if positive == "hallucinated" else -1.0
+    w, b = jnp.asarray(sign * w[0], jnp.float32), jnp.asarray(sign * b[0], jnp.float32)
+    return Linear(w, b, jnp.zeros_like(w), jnp.ones_like(w))

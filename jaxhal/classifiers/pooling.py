@@ -1,0 +1,174 @@
+"""Attention-pooling probe: which response tokens give a hallucination away?"""
+
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.core import Tracer
+from jaxtyping import Array, Bool, Float, PRNGKeyArray
+
+from jaxhal.classifiers.data import Values, check, moments
+from jaxhal.classifiers.train import Schedule, fit_probe
+
+_LOWEST = -1e30  # a finite minus infinity, whose differences are not NaN
+
+SCHEDULE = Schedule(learning_rate=1e-2)
+
+
+class Pooling(NamedTuple):
+    """A learned query, and a linear probe on the tokens it pools; a pytree."""
+
+    query: Float[Array, " width"]
+    w: Float[Array, " width"]
+    b: Float[Array, ""]
+    mean: Float[Array, " width"]
+    std: Float[Array, " width"]
+
+
+def fit_pooling(
+    key: PRNGKeyArray,
+    hidden: Any,
+    valid: Any,
+    y: Any,
+    weight: Any,
+    validation_weight: Any = None,
+    *,
+    schedule: Schedule = SCHEDULE,
+) -> Pooling:
+    r"""A query and a probe trained together, by AdamW with early stopping.
+
+    .. math:: \alpha = \mathrm{softmax}(H q), \quad
+      \mathrm{logit} = w^\top \textstyle\sum_t \alpha_t h_t + b
+
+    over valid response tokens, standardised by those of the training rows.
+
+    Args:
+      key: draws the starting query.
+      hidden: ``[rows, response, width]``, hidden states of one layer; padding may hold
+        anything.
+      valid: ``[rows, response]``, False on padding.
+      y: ``[rows]``, 1 for hallucinated and 0 for grounded.
+      weight: ``[rows]``, 0 off the training rows.
+      validation_weight: ``[rows]``, 0 off the validation rows, which should share no
+        source with the training rows; without it all steps are run.
+      schedule: of AdamW.
+
+    Raises:
+      ValueError: when shapes do not pair up, a value on a valid token is not finite, a
+        weight is negative, a class has no rows in a part, or no training row has a
+        valid token.
+
+    Example:
+      >>> hidden = jnp.array([[[0.0], [3.0]], [[0.0], [0.0]], [[1.0], [0.0]]])
+      >>> valid = jnp.array([[True, True], [True, True], [True, False]])
+      >>> probe = fit_pooling(jax.random.key(0), hidden, valid, [1, 0, 0], [1, 1, 1])
+      >>> print(pooling_logits(probe, hidden, valid) > 0)
+      [ True False False]
+
+    References:
+      CH-Wang et al., `Do Androids Know They're Only Dreaming of Electric Sheep?
+      <https://arxiv.org/abs/2312.17249>`_, 2023, the attention-pooling probe.
+    """
+    hidden, valid = jnp.asarray(hidden, jnp.float32), jnp.asarray(valid, bool)
+    if hidden.ndim != 3 or hidden.shape[:2] != valid.shape:
+        raise ValueError(
+            f"hidden has shape {hidden.shape} and valid {valid.shape}; pass "
+            "[rows, response, width] and [rows, response]"
+        )
+    hidden = jnp.where(valid[..., None], hidden, 0.0)
+    parts = {"weight": weight, "validation_weight": validation_weight}
+    hidden, y, (weight, validation_weight) = check(hidden, y, **parts)
+    tokens = (weight > 0) @ valid.astype(jnp.float32)
+    if not isinstance(tokens, Tracer) and not tokens.any():
+        raise ValueError("valid marks no token of a training row; mark the response")
+    return _fit(key, hidden, valid, y, weight, validation_weight, schedule)
+
+
+@functools.partial(jax.jit, static_argnames="schedule")
+def _fit(
+    key: PRNGKeyArray,
+    hidden: Float[Array, "rows response width"],
+    valid: Bool[Array, "rows response"],
+    y: Float[Array, " rows"],
+    weight: Float[Array, " rows"],
+    validation_weight: Float[Array, " rows"] | None,
+    schedule: Schedule,
+) -> Pooling:
+    mean, std = moments(hidden, weight[:, None] * valid)
+    hidden = jnp.where(valid[..., None], (hidden - mean) / std, 0.0)
+    width = hidden.shape[-1]
+    query = jax.random.normal(key, (width,)) / jnp.sqrt(width)
+    start = (query, jnp.zeros(width), jnp.zeros(()))
+
+    def logits(params):
+        query, w, b = params
+        return _pool(_attention(query, hidden, valid), hidden) @ w + b
+
+    with jax.default_matmul_precision("highest"):
+        query, w, b = fit_probe(logits, start, y, weight, validation_weight, schedule)
+    return Pooling(query, w, b, mean, std)
+
+
+def _attention(
+    query: Float[Array, " width"],
+    hidden: Float[Array, "*rows response width"],
+    valid: Bool[Values, "*rows response"],
+) -> Float[Array, "*rows response"]:
+    score = jnp.where(valid, hidden @ query, _LOWEST)
+    share = jnp.where(valid, jnp.exp(score - score.max(-1, keepdims=True)), 0.0)
+    # With a valid token the sum is at least 1; without one all weights are 0.
+    return share / jnp.maximum(share.sum(-1, keepdims=True), 1.0)
+
+
+def _pool(
+    attention: Float[Array, "*rows response"],
+    hidden: Float[Array, "*rows response width"],
+) -> Float[Array, "*rows width"]:
+    return jnp.einsum("...r,...rd->...d", attention, hidden)
+
+
+def _standardized(
+    params: Pooling,
+    hidden: Float[Values, "*rows response width"],
+    valid: Bool[Values, "*rows response"],
+) -> Float[Array, "*rows response width"]:
+    return jnp.where(valid[..., None], (hidden - params.mean) / params.std, 0.0)
+
+
+def pooling_attention(
+    params: Pooling,
+    hidden: Float[Values, "*rows response width"],
+    valid: Bool[Values, "*rows response"],
+) -> Float[Array, "*rows response"]:
+    """How much each token counts, in [0, 1] with sum 1; 0 on padding.
+
+    Example:
+      >>> one = jnp.ones(1)
+      >>> probe = Pooling(one, one, jnp.array(0.0), 0 * one, one)
+      >>> hidden, valid = jnp.array([[1.0], [1.0], [9.0]]), jnp.arange(3) < 2
+      >>> pooling_attention(probe, hidden, valid)
+      Array([0.5, 0.5, 0. ], dtype=float32)
+    """
+    with jax.default_matmul_precision("highest"):
+        return _attention(params.query, _standardized(params, hidden, valid), valid)
+
+
+def pooling_logits(
+    params: Pooling,
+    hidden: Float[Values, "*rows response width"],
+    valid: Bool[Values, "*rows response"],
+) -> Float[Array, "*rows"]:
+    """Logits of the probe; higher = more likely hallucinated, ``b`` when all padding.
+
+    Example:
+      >>> one = jnp.ones(1)
+      >>> probe = Pooling(0 * one, one, jnp.array(0.5), 0 * one, one)
+      >>> hidden, valid = jnp.array([[1.0], [3.0], [9.0]]), jnp.arange(3) < 2
+      >>> pooling_logits(probe, hidden, valid)
+      Array(2.5, dtype=float32)
+    """
+    with jax.default_matmul_precision("highest"):
+        hidden = _standardized(params, hidden, valid)
+        pooled = _pool(_attention(params.query, hidden, valid), hidden)
+        return pooled @ params.w + params.b

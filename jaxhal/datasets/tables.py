@@ -1,0 +1,211 @@
+"""Rows of tables in common layouts: dicts, Parquet, JSON Lines, Hugging Face data sets.
+
+A field may go by other names, as published data sets have it:
+
+========  ==============================================
+field     also read
+========  ==============================================
+response  ``answer``, ``output``, ``generated_answer``
+context   ``passages``, ``document``, ``knowledge``
+question  ``query``
+label     ``hallucination``, ``is_hallucination``
+source    ``source_id``
+========  ==============================================
+
+``id``, ``prompt``, ``labels`` and ``split`` have no other name.  This covers the rows
+of LettuceDetect (``prompt, answer, labels, split``, besides ``task_type, dataset,
+language``).  Other columns are ignored.  Two names of one field in one row are an
+error, since nothing says which is meant.
+"""
+
+import functools
+import math
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from jaxhal.datasets.fields import Row, kind, to_row
+from jaxhal.datasets.jsonl import numbered_lines, parse
+from jaxhal.types import Example
+
+if TYPE_CHECKING:
+    import datasets
+
+_NAMES = {
+    "id": ("id",),
+    "response": ("response", "answer", "output", "generated_answer"),
+    "prompt": ("prompt",),
+    "context": ("context", "passages", "document", "knowledge"),
+    "question": ("question", "query"),
+    "labels": ("labels",),
+    "label": ("label", "hallucination", "is_hallucination"),
+    "source": ("source", "source_id"),
+    "split": ("split",),
+}
+_COLUMNS = {name for names in _NAMES.values() for name in names}
+_VERDICTS = {1: 1, 0: 0, "yes": 1, "no": 0}  # True and 1.0 are equal to 1
+
+
+def from_rows(rows: Iterable[Any], split: str = "") -> Iterator[Row]:
+    """Dicts to rows, in order, under the names this module lists.
+
+    ``None`` and NaN mean left out.  A label may be 1, True or ``"yes"`` for
+    hallucinated, 0, False or ``"no"`` for grounded; spans may come as a list of
+    ``{start, end, label}`` or as a dict of lists.  A bad row comes back with its error
+    and never raises; ``"row 1"`` is the first.
+
+    Args:
+      rows: the dicts.
+      split: for rows that name none.
+
+    >>> rows = [{"prompt": "Hi", "answer": "Hello", "is_hallucination": False}, {}]
+    >>> for row in from_rows(rows):
+    ...     print(row.id, row.example and row.example.label, row.error)
+    row 1 0 None
+    row 2 None row 2: 'response' is missing; every row needs one
+    """
+    for number, row in enumerate(rows, 1):
+        yield to_row(number, "row", functools.partial(_own_names, row, split))
+
+
+def from_jsonl(path: str | os.PathLike) -> Iterator[Row]:
+    """The rows of a JSON Lines file, as :func:`from_rows` reads them.
+
+    Raises:
+      FileNotFoundError: when the file does not exist.
+      IsADirectoryError: when it is a folder.
+    """
+    return (
+        to_row(line, "line", lambda raw=raw: _own_names(parse(raw)))
+        for line, raw in numbered_lines(path)
+    )
+
+
+def from_parquet(path: str | os.PathLike) -> Iterator[Row]:
+    """The rows of a Parquet file, as :func:`from_rows` reads them.
+
+    Raises:
+      FileNotFoundError: when the file does not exist.
+      IsADirectoryError: when it is a folder.
+      ValueError: when it is no Parquet file, or has none of the columns.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    path = Path(path)
+    if not path.exists():
+        raise FileNotFoundError(f"{path}: no such file")
+    if path.is_dir():
+        raise IsADirectoryError(f"{path} is a folder; give a .parquet file")
+    try:
+        file = pq.ParquetFile(path)
+    except pa.ArrowInvalid as error:
+        raise ValueError(f"{path} is no Parquet file: {error}") from None
+    batches = file.iter_batches(columns=_known(file.schema_arrow.names))
+    return from_rows(row for batch in batches for row in batch.to_pylist())
+
+
+def from_dataset(dataset: "datasets.Dataset") -> Iterator[Row]:
+    """The rows of a Hugging Face data set, as :func:`from_rows` reads them.
+
+    Rows that name no split are of the data set's own.
+
+    Raises:
+      ValueError: on a ``DatasetDict``, of which one split must be chosen, or when it
+        has none of the columns.
+    """
+    if isinstance(dataset, Mapping):
+        raise ValueError(
+            f"got the splits {', '.join(map(str, dataset))}; give one of them, such as "
+            f"dataset[{next(iter(dataset), 'train')!r}]"
+        )
+    plain = dataset.with_format(None).select_columns(_known(dataset.column_names))
+    return from_rows(plain, str(dataset.split or ""))
+
+
+def from_hub(id: str, split: str, name: str | None = None) -> Iterator[Row]:
+    """The rows of a data set on the Hugging Face hub, as :func:`from_rows` reads them.
+
+    Data only: ``datasets`` refuses one that needs a script of its own to load, and
+    nothing here lets it run code.
+
+    Args:
+      id: such as ``"owner/name"``, or a folder of data files.
+      split: such as ``"test"``.
+      name: of the configuration, where there are several.
+
+    Raises:
+      RuntimeError: when the data set needs a script.
+      OSError, ValueError: when there is no such data set, split or configuration.
+    """
+    import datasets
+
+    return from_dataset(datasets.load_dataset(id, name, split=split))
+
+
+def examples(rows: Iterable[Row]) -> list[Example]:
+    """The examples of rows that are all good.
+
+    Raises:
+      ValueError: at the first bad row, with its number and problem.
+
+    >>> examples(from_rows([{"prompt": "Hi", "answer": "Hello"}]))[0].response
+    'Hello'
+    """
+    found = []
+    for row in rows:
+        if row.example is None:
+            raise ValueError(row.error)
+        found.append(row.example)
+    return found
+
+
+def _known(columns: Sequence[str]) -> list[str]:
+    """The columns to read: others may be large, or need a decoder."""
+    known = [name for name in columns if name in _COLUMNS]
+    if not known:
+        raise ValueError(
+            f"none of the columns {', '.join(columns)} is known; rename them to "
+            f"{', '.join(_NAMES)}"
+        )
+    return known
+
+
+def _own_names(row: Any, split: str = "") -> dict[str, Any]:
+    if not isinstance(row, Mapping):
+        raise ValueError(f"expected a dict of columns, got {kind(row)}")
+    fields: dict[str, Any] = {"split": split}
+    for field, names in _NAMES.items():
+        given = [name for name in names if not _left_out(row.get(name))]
+        if len(given) > 1:
+            raise ValueError(
+                f"{' and '.join(map(repr, given))} both stand for the {field}; drop or "
+                "rename all but one"
+            )
+        if given:
+            fields[field] = _READ.get(field, lambda value: value)(row[given[0]])
+    return fields
+
+
+def _left_out(value: Any) -> bool:
+    return value is None or (isinstance(value, float) and math.isnan(value))
+
+
+def _verdict(label: Any) -> Any:
+    known = isinstance(label, (int, float, str))
+    return _VERDICTS.get(label, label) if known else label
+
+
+def _spans(labels: Any) -> Any:
+    if not isinstance(labels, Mapping):
+        return labels
+    # Hugging Face turns a Sequence of structs into a struct of lists.
+    try:
+        spans = list(zip(*labels.values(), strict=True))
+    except (TypeError, ValueError):
+        raise ValueError("'labels' is a dict; use lists of one length in it") from None
+    return [dict(zip(labels, span, strict=True)) for span in spans]
+
+
+_READ = {"label": _verdict, "labels": _spans}

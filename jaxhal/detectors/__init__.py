@@ -1,0 +1,159 @@
+"""The catalogue: a named method = what it reads + how it scores + where it is from.
+
+Several detectors share one reading pass: :func:`reads` merges what they ask for.
+"""
+
+import difflib
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from jaxhal.detectors.controls import tfidf as tfidf
+from jaxhal.detectors.core import Detector as Detector
+from jaxhal.detectors.core import Features as Features
+from jaxhal.detectors.core import Targets as Targets
+from jaxhal.detectors.core import response_mean as response_mean
+from jaxhal.detectors.ensemble import ensemble as ensemble
+from jaxhal.detectors.ensemble import fit_all as fit_all
+from jaxhal.detectors.ensemble import out_of_fold as out_of_fold
+from jaxhal.detectors.ensemble import take as take
+from jaxhal.detectors.ensemble import weigh as weigh
+from jaxhal.detectors.trained import attention_pooling as attention_pooling
+from jaxhal.detectors.trained import linear_probe as linear_probe
+from jaxhal.detectors.trained import linear_probe_last as linear_probe_last
+from jaxhal.detectors.trained import lookback_lens as lookback_lens
+from jaxhal.detectors.trained import lookback_probe as lookback_probe
+from jaxhal.detectors.trained import max_prompt_probe as max_prompt_probe
+from jaxhal.detectors.trained import mlp_probe as mlp_probe
+from jaxhal.detectors.trained import toha as toha
+from jaxhal.detectors.trained import toha_supervised as toha_supervised
+from jaxhal.detectors.trained import topology_probe as topology_probe
+from jaxhal.detectors.untrained import context_gain as context_gain
+from jaxhal.detectors.untrained import context_gain_count as context_gain_count
+from jaxhal.detectors.untrained import lookback_ratio as lookback_ratio
+from jaxhal.detectors.untrained import max_prompt_attention as max_prompt_attention
+from jaxhal.detectors.untrained import mtop_div as mtop_div
+from jaxhal.detectors.untrained import novel_word_share as novel_word_share
+from jaxhal.detectors.untrained import novel_words as novel_words
+from jaxhal.detectors.untrained import predictive_probability as predictive_probability
+from jaxhal.detectors.untrained import (
+    predictive_probability_max as predictive_probability_max,
+)
+from jaxhal.detectors.untrained import response_length as response_length
+from jaxhal.detectors.untrained import token_entropy as token_entropy
+from jaxhal.detectors.untrained import token_entropy_mean as token_entropy_mean
+from jaxhal.types import Reducer
+
+CATALOGUE: dict[str, Callable[[], Detector]] = {
+    "mtop_div": mtop_div,
+    "lookback_ratio": lookback_ratio,
+    "predictive_probability": predictive_probability,
+    "predictive_probability_max": predictive_probability_max,
+    "token_entropy": token_entropy,
+    "token_entropy_mean": token_entropy_mean,
+    "context_gain": context_gain,
+    "context_gain_count": context_gain_count,
+    "toha": toha,
+    "toha_supervised": toha_supervised,
+    "topology_probe": topology_probe,
+    "lookback_lens": lookback_lens,
+    "lookback_probe": lookback_probe,
+    "linear_probe": linear_probe,
+    "linear_probe_last": linear_probe_last,
+    "mlp_probe": mlp_probe,
+    "attention_pooling": attention_pooling,
+    "max_prompt_probe": max_prompt_probe,
+    "max_prompt_attention": max_prompt_attention,
+    "response_length": response_length,
+    "novel_words": novel_words,
+    "novel_word_share": novel_word_share,
+    "tfidf": tfidf,
+}
+
+
+# Those that score at once: no labelled answers, one pass.
+AT_ONCE = tuple(
+    name
+    for name, make in CATALOGUE.items()
+    if make().fit is None and not make().closed_book
+)
+
+
+def get(names: Sequence[str] | None = None) -> list[Detector]:
+    """Detectors by catalogue name; for ``None`` those of :data:`AT_ONCE`.
+
+    Raises:
+      ValueError: on an unknown name, with the nearest known one.
+
+    Example:
+      >>> [detector.name for detector in get(["mtop_div", "novel_words"])]
+      ['mtop_div', 'novel_words']
+    """
+    chosen = []
+    for name in AT_ONCE if names is None else names:
+        if name not in CATALOGUE:
+            near = difflib.get_close_matches(name, CATALOGUE, n=1, cutoff=0.4)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise ValueError(
+                f"unknown detector {name!r}{hint} (known: {', '.join(CATALOGUE)})"
+            )
+        chosen.append(CATALOGUE[name]())
+    return chosen
+
+
+def build(spec: str | Mapping[str, Mapping[str, Any]]) -> Detector:
+    """A detector from a name, or from ``{name: {option: value}}`` as configs write it.
+
+    Raises:
+      ValueError: on an unknown name, or an option it does not take.
+
+    Example:
+      >>> build({"toha": {"max_heads": 3}}).name
+      'toha'
+    """
+    if isinstance(spec, str):
+        return get([spec])[0]
+    if len(spec) != 1:
+        raise ValueError(
+            f"detector {dict(spec)!r} is not of the form {{name: options}}"
+        )
+    ((name, options),) = spec.items()
+    options = dict(options or {})
+    if name == "ensemble":
+        members = [build(member) for member in options.pop("members", ())]
+        make: Callable[..., Detector] = functools.partial(ensemble, members)
+    else:
+        get([name])
+        make = CATALOGUE[name]
+    try:
+        return make(**options)
+    except TypeError as error:
+        raise ValueError(f"detector {name!r}: {error}") from error
+
+
+def reads(
+    detectors: Sequence[Detector], closed_book: bool = False
+) -> dict[str, Reducer]:
+    """Everything the detectors read, each feature once.
+
+    Args:
+      detectors: the methods.
+      closed_book: what they read from the response after its question alone, instead of
+        what they read after the whole prompt.
+
+    Raises:
+      ValueError: when two detectors give one feature name to different reducers.
+
+    Example:
+      >>> sorted(reads(get(["predictive_probability", "predictive_probability_max"])))
+      ['logprob']
+    """
+    merged: dict[str, Reducer] = {}
+    for detector in detectors:
+        for name, reducer in detector.closed_book if closed_book else detector.reads:
+            if merged.setdefault(name, reducer) != reducer:
+                raise ValueError(
+                    f"detector {detector.name!r} reads {name!r} as {reducer}, another "
+                    f"as {merged[name]}; name the feature otherwise"
+                )
+    return merged

@@ -1,0 +1,36 @@
+"""How good scores are: metrics, intervals, splits, calibration and tables.
+
+Plain NumPy on the host, in float64.  Scores are higher for what is more likely
+hallucinated; labels are 1 for hallucinated and 0 for grounded.
+"""
+
+from jaxhal.evaluation.calibration import Isotonic as Isotonic
+from jaxhal.evaluation.calibration import Platt as Platt
+from jaxhal.evaluation.calibration import best_f1_threshold as best_f1_threshold
+from jaxhal.evaluation.calibration import isotonic as isotonic
+from jaxhal.evaluation.calibration import platt as platt
+from jaxhal.evaluation.calibration import precision_threshold as precision_threshold
+from jaxhal.evaluation.intervals import Difference as Difference
+from jaxhal.evaluation.intervals import bootstrap as bootstrap
+from jaxhal.evaluation.intervals import interval as interval
+from jaxhal.evaluation.intervals import paired as paired
+from jaxhal.evaluation.metrics import Confusion as Confusion
+from jaxhal.evaluation.metrics import accuracy as accuracy
+from jaxhal.evaluation.metrics import brier as brier
+from jaxhal.evaluation.metrics import confusion as confusion
+from jaxhal.evaluation.metrics import ece as ece
+from jaxhal.evaluation.metrics import evaluate as evaluate
+from jaxhal.evaluation.metrics import f1 as f1
+from jaxhal.evaluation.metrics import precision as precision
+from jaxhal.evaluation.metrics import recall as recall
+from jaxhal.evaluation.ranking import auprc as auprc
+from jaxhal.evaluation.ranking import auprc_trapezoid as auprc_trapezoid
+from jaxhal.evaluation.ranking import auroc as auroc
+from jaxhal.evaluation.spans import span_f1 as span_f1
+from jaxhal.evaluation.spans import token_metrics as token_metrics
+from jaxhal.evaluation.splits import grouped_kfold as grouped_kfold
+from jaxhal.evaluation.splits import holdout as holdout
+from jaxhal.evaluation.splits import kfold as kfold
+from jaxhal.evaluation.splits import leaky_halves as leaky_halves
+from jaxhal.evaluation.splits import toha_splits as toha_splits
+from jaxhal.evaluation.tables import compare as compare

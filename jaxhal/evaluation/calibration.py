@@ -1,0 +1,190 @@
+"""From scores to probabilities, and to thresholds; fit them on answers held out.
+
+Both calibrations never decrease, so they keep the order of the scores.  Their fields
+are plain numbers: ``dataclasses.asdict`` makes them ready for JSON.
+"""
+
+import dataclasses
+from collections.abc import Collection
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from jaxhal.evaluation.checks import two_classes
+
+
+@dataclasses.dataclass(frozen=True)
+class Platt:
+    r"""A sigmoid of the score, :math:`p(s) = 1 / (1 + e^{-(a s + b)})`, in [0, 1].
+
+    Attributes:
+      slope: :math:`a`, at least 0.
+      intercept: :math:`b`.
+    """
+
+    slope: float
+    intercept: float
+
+    def __call__(self, scores: Collection[Any]) -> Float[np.ndarray, " rows"]:
+        """Probability of hallucination of each score."""
+        logit = self.slope * np.asarray(scores, float) + self.intercept
+        return np.exp(-np.logaddexp(0.0, -logit))
+
+
+@dataclasses.dataclass(frozen=True)
+class Isotonic:
+    """Lines between knots, constant outside them.
+
+    Attributes:
+      x: scores of the knots, increasing.
+      y: probability of hallucination at each knot, in [0, 1], never decreasing.
+    """
+
+    x: tuple[float, ...]
+    y: tuple[float, ...]
+
+    def __call__(self, scores: Collection[Any]) -> Float[np.ndarray, " rows"]:
+        """Probability of hallucination of each score."""
+        return np.interp(np.asarray(scores, float), self.x, self.y)
+
+
+def platt(scores: Collection[Any], labels: Collection[Any]) -> Platt:
+    r"""Fits the sigmoid of most likelihood among those that do not decrease.
+
+    Targets are smoothed to :math:`(N_+ + 1) / (N_+ + 2)` and :math:`1 / (N_- + 2)`, so
+    that separated classes get a finite slope.  Scores that rank no better than chance
+    get slope 0, a constant probability.
+
+    Args:
+      scores: one finite number per answer, higher = more likely hallucinated.
+      labels: 1 for hallucinated, 0 for grounded.
+
+    Raises:
+      ValueError: when only one class is present, a score is not finite, a label is not
+        0 or 1, or the lengths differ.
+
+    >>> platt([0.0, 1.0, 2.0, 3.0], [0, 0, 1, 1])([0.0, 1.5, 3.0]).round(2)
+    array([0.2, 0.5, 0.8])
+
+    References:
+      Platt, "Probabilistic Outputs for Support Vector Machines and Comparisons to
+      Regularized Likelihood Methods", 1999, section 2.2.
+    """
+    from sklearn.linear_model import LogisticRegression
+
+    score, positive = two_classes(scores, labels)
+    hits, misses = positive.sum(), (~positive).sum()
+    target = np.where(positive, (hits + 1) / (hits + 2), 1 / (misses + 2))
+    centred = score - score.mean()
+    spread = np.ptp(score) or 1.0
+    # Where the likelihood does not rise from slope 0, it is concave and never will.
+    if centred @ (target - target.mean()) <= 1e-9 * spread:
+        return Platt(0.0, float(np.log(target.mean() / (1 - target.mean()))))
+    # A target t is a hallucinated row of weight t and a grounded one of weight 1 - t.
+    model = LogisticRegression(C=np.inf, solver="newton-cholesky", tol=1e-8)
+    model.fit(
+        np.tile(centred / spread, 2)[:, None],
+        np.repeat([1, 0], len(score)),
+        np.append(target, 1 - target),
+    )
+    slope = float(np.ravel(model.coef_)[0] / spread)
+    return Platt(slope, float(np.ravel(model.intercept_)[0] - slope * score.mean()))
+
+
+def isotonic(scores: Collection[Any], labels: Collection[Any]) -> Isotonic:
+    """Fits the non-decreasing probabilities of least squared error.
+
+    Args:
+      scores: one finite number per answer, higher = more likely hallucinated.
+      labels: 1 for hallucinated, 0 for grounded.
+
+    Raises:
+      ValueError: as :func:`platt` does.
+
+    >>> isotonic([0.0, 1.0, 2.0, 3.0], [0, 1, 0, 1])
+    Isotonic(x=(0.0, 1.0, 2.0, 3.0), y=(0.0, 0.5, 0.5, 1.0))
+
+    References:
+      Zadrozny and Elkan, "Transforming Classifier Scores into Accurate Multiclass
+      Probability Estimates", 2002.
+    """
+    from sklearn.isotonic import IsotonicRegression
+
+    score, positive = two_classes(scores, labels)
+    model = IsotonicRegression(out_of_bounds="clip").fit(score, positive)
+    return Isotonic(
+        tuple(map(float, model.X_thresholds_)), tuple(map(float, model.y_thresholds_))
+    )
+
+
+def best_f1_threshold(scores: Collection[Any], labels: Collection[Any]) -> float:
+    """The threshold of highest F1, in the score's unit; the highest among equals.
+
+    Every way to split the distinct scores is tried.  The threshold lies half-way
+    between the lowest flagged score and the next below it.
+
+    Args:
+      scores: one finite number per answer, higher = more likely hallucinated.
+      labels: 1 for hallucinated, 0 for grounded.
+
+    Raises:
+      ValueError: as :func:`platt` does.
+
+    >>> best_f1_threshold([0.1, 0.4, 0.6, 0.9], [0, 0, 1, 1])
+    0.5
+    """
+    threshold, flagged, hits = _splits(scores, labels)
+    return float(threshold[np.argmax(2 * hits / (flagged + hits[-1]))])
+
+
+def precision_threshold(
+    scores: Collection[Any], labels: Collection[Any], target: float
+) -> float:
+    """The threshold of most recall whose precision reaches ``target``.
+
+    The highest among equals, half-way between the lowest flagged score and the next
+    below it.  Precision goes up and down along the scores, so a higher threshold may
+    well miss the target.
+
+    Args:
+      scores: one finite number per answer, higher = more likely hallucinated.
+      labels: 1 for hallucinated, 0 for grounded.
+      target: precision on these answers, above 0 and at most 1.
+
+    Raises:
+      ValueError: as :func:`platt` does, when ``target`` is not in (0, 1], or when no
+        threshold reaches it.
+
+    >>> precision_threshold([0.1, 0.4, 0.6, 0.9], [0, 1, 0, 1], target=0.6)
+    0.25
+    """
+    if not 0 < target <= 1:
+        raise ValueError(f"target is {target}; give a precision above 0, at most 1")
+    threshold, flagged, hits = _splits(scores, labels)
+    precision = hits / flagged
+    if precision.max() < target:
+        raise ValueError(
+            f"no threshold reaches a precision of {target}; the best is "
+            f"{precision.max():.3f}"
+        )
+    return float(threshold[np.argmax(np.where(precision >= target, hits, -1))])
+
+
+def _splits(
+    scores: Collection[Any], labels: Collection[Any]
+) -> tuple[
+    Float[np.ndarray, " splits"],
+    Int[np.ndarray, " splits"],
+    Int[np.ndarray, " splits"],
+]:
+    """Thresholds from the highest down, how many each flags, how many of them hits."""
+    score, positive = two_classes(scores, labels)
+    value, rank = np.unique(score, return_inverse=True)
+    below, above = value[:-1], value[1:]
+    half = below / 2 + above / 2
+    # Of neighbouring floats the lower may be its own half-way point.
+    threshold = np.append(value[0], np.where(half > below, half, above))
+    flagged = np.cumsum(np.bincount(rank)[::-1])
+    hits = np.cumsum(np.bincount(rank[positive], minlength=len(value))[::-1])
+    return threshold[::-1], flagged, hits

@@ -1,0 +1,83 @@
+"""What every measure asks of its rows: numbers that pair up with labels and groups."""
+
+from collections.abc import Collection, Hashable
+from typing import Any
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+
+
+def rows(
+    scores: Collection[Any], labels: Collection[Any], name: str = "scores"
+) -> tuple[Float[np.ndarray, " rows"], Bool[np.ndarray, " rows"]]:
+    """Scores as float64 and the mask of hallucinated rows.
+
+    Args:
+      scores: one finite number per row.
+      labels: 1 for hallucinated, 0 for grounded.
+      name: of the scores in an error.
+
+    Raises:
+      ValueError: without rows, when the lengths differ, a score is not finite or a
+        label is not 0 or 1.
+    """
+    score, label = np.asarray(scores, float), np.asarray(labels)
+    if score.ndim != 1 or score.shape != label.shape:
+        raise ValueError(
+            f"{name} of shape {score.shape} and labels of shape {label.shape} do not "
+            "pair up; give two flat sequences of one length"
+        )
+    if not len(score):
+        raise ValueError(f"{name} and labels are empty; give at least one row")
+    if not np.isfinite(score).all():
+        row = int(np.argmin(np.isfinite(score)))
+        raise ValueError(f"{name}[{row}] is {score[row]}; every number must be finite")
+    return score, mask(label)
+
+
+def mask(labels: Collection[Any]) -> Bool[np.ndarray, " rows"]:
+    """True where the label is 1.
+
+    Raises:
+      ValueError: when the labels are nested, or one is not 0 or 1.
+    """
+    label = np.asarray(labels)
+    if label.ndim != 1:
+        raise ValueError(f"labels are of shape {label.shape}; give a flat sequence")
+    if not np.isin(label, (0, 1)).all():
+        row = int(np.argmin(np.isin(label, (0, 1))))
+        raise ValueError(f"labels[{row}] is {label[row]!r}; use 0 or 1")
+    return label.astype(bool)
+
+
+def two_classes(
+    scores: Collection[Any], labels: Collection[Any], name: str = "scores"
+) -> tuple[Float[np.ndarray, " rows"], Bool[np.ndarray, " rows"]]:
+    """:func:`rows` with at least one hallucinated and one grounded among them.
+
+    Raises:
+      ValueError: as :func:`rows` does, or when only one class is present.
+    """
+    score, positive = rows(scores, labels, name)
+    if positive.all() or not positive.any():
+        raise ValueError(
+            f"all {len(positive)} labels are of one class; give at least one "
+            "hallucinated and one grounded answer"
+        )
+    return score, positive
+
+
+def group_codes(
+    groups: Collection[Hashable] | None, count: int
+) -> Int[np.ndarray, " rows"]:
+    """Groups numbered by first appearance; each row is its own group without any.
+
+    Raises:
+      ValueError: when there are not ``count`` groups.
+    """
+    if groups is None:
+        return np.arange(count)
+    if len(groups) != count:
+        raise ValueError(f"got {len(groups)} groups for {count} rows; give one per row")
+    codes: dict[Hashable, int] = {}
+    return np.array([codes.setdefault(group, len(codes)) for group in groups], int)

@@ -1,0 +1,205 @@
+"""Which answers are learnt from and which are judged.
+
+Answers that share a source are not independent: split them by group, or what was learnt
+from one is tested on its sibling.  The ungrouped splits are those of published
+protocols, kept to compare with their numbers.  Every part is an array of row numbers.
+"""
+
+from collections.abc import Collection, Hashable
+from typing import Any
+
+import numpy as np
+from jaxtyping import Bool, Int
+
+from jaxhal.evaluation.checks import group_codes, mask
+
+TrainTest = tuple[Int[np.ndarray, " train"], Int[np.ndarray, " test"]]
+TrainValidationTest = tuple[
+    Int[np.ndarray, " train"], Int[np.ndarray, " validation"], Int[np.ndarray, " test"]
+]
+
+
+def kfold(n: int, folds: int = 5, seed: int = 42) -> list[TrainTest]:
+    """Shuffled folds without regard to classes or groups, the protocol of LRP4RAG.
+
+    Args:
+      n: number of answers.
+      folds: number of test parts; each answer is in one.
+      seed: of the shuffle.
+
+    Raises:
+      ValueError: when ``folds`` is below 2 or above ``n``.
+
+    >>> [test.tolist() for _, test in kfold(5, folds=2)]
+    [[1, 2, 4], [0, 3]]
+
+    References:
+      Hu et al., "LRP4RAG: Detecting Hallucinations in Retrieval-Augmented Generation
+      via Layer-wise Relevance Propagation", 2024.
+    """
+    from sklearn.model_selection import KFold
+
+    if not 2 <= folds <= n:
+        raise ValueError(f"folds is {folds} for {n} answers; give 2 to {n}")
+    return list(KFold(folds, shuffle=True, random_state=seed).split(np.arange(n)))
+
+
+def grouped_kfold(
+    labels: Collection[Any],
+    groups: Collection[Hashable],
+    folds: int = 5,
+    seed: int = 0,
+) -> list[TrainTest]:
+    """Shuffled folds that keep groups whole and the share of the classes even.
+
+    Args:
+      labels: 1 for hallucinated, 0 for grounded.
+      groups: the source of each answer.
+      folds: number of test parts; each answer is in one.
+      seed: of the shuffle.
+
+    Raises:
+      ValueError: when a label is not 0 or 1, the lengths differ, ``folds`` is below 2,
+        or a fold is left without one of the classes.
+
+    >>> [test.tolist() for _, test in grouped_kfold([0, 1, 0, 1], "aabb", folds=2)]
+    [[2, 3], [0, 1]]
+    """
+    from sklearn.model_selection import StratifiedGroupKFold
+
+    positive = mask(labels)
+    group = group_codes(groups, len(positive))
+    if folds < 2:
+        raise ValueError(f"folds is {folds}; give at least 2")
+    for name, rows in (("hallucinated", positive), ("grounded", ~positive)):
+        found = len(set(group[rows]))
+        if found < folds:
+            raise ValueError(
+                f"the {name} answers come from {found} groups, too few for {folds} "
+                "folds; give fewer folds or more answers"
+            )
+    splitter = StratifiedGroupKFold(folds, shuffle=True, random_state=seed)
+    parts = list(splitter.split(positive, positive, group))
+    for _, test in parts:
+        _check_classes(positive[test], "a fold")
+    return parts
+
+
+def holdout(
+    labels: Collection[Any],
+    groups: Collection[Hashable],
+    share: float,
+    seed: int = 0,
+) -> TrainTest:
+    """One part held out, groups whole, with ``share`` of each class as near as can be.
+
+    Groups are gone through in random order; one changes sides when that brings the
+    numbers of hallucinated and of grounded answers in the part nearer to ``share`` of
+    all, until no group does.
+
+    Args:
+      labels: 1 for hallucinated, 0 for grounded.
+      groups: the source of each answer.
+      share: of the answers to hold out, between 0 and 1.
+      seed: of the order.
+
+    Returns:
+      The rows that stay and the rows held out, each ascending.
+
+    Raises:
+      ValueError: when a label is not 0 or 1, the lengths differ, ``share`` is not
+        between 0 and 1, or a side is left without one of the classes.
+
+    >>> rest, part = holdout([0, 1, 0, 1, 0, 1], "aabbcc", share=0.3)
+    >>> rest.tolist(), part.tolist()
+    ([0, 1, 2, 3], [4, 5])
+    """
+    positive = mask(labels)
+    group = group_codes(groups, len(positive))
+    if not 0 < share < 1:
+        raise ValueError(f"share is {share}; give a number between 0 and 1")
+    sizes = np.zeros((len(set(group)), 2))
+    np.add.at(sizes, (group, positive.astype(int)), 1)
+    lacking = share * sizes.sum(0)
+    taken = np.zeros(len(sizes), bool)
+    order, moved = np.random.default_rng(seed).permutation(len(sizes)), True
+    while moved:
+        moved = False
+        for at in order:
+            after = lacking + sizes[at] if taken[at] else lacking - sizes[at]
+            if np.abs(after).sum() < np.abs(lacking).sum():
+                lacking, taken[at], moved = after, not taken[at], True
+    rest, part = np.flatnonzero(~taken[group]), np.flatnonzero(taken[group])
+    _check_classes(positive[rest], "what stays")
+    _check_classes(positive[part], "what is held out")
+    return rest, part
+
+
+def toha_splits(n: int) -> list[TrainValidationTest]:
+    """The five random splits in which TOHA's published code averages its scores.
+
+    Seeds 42 to 46; a quarter is tested, rounded up, and 15 % of the remainder, rounded
+    down, is for the threshold.  Neither classes nor groups are regarded.
+
+    Args:
+      n: number of answers, without those the heads were chosen on.
+
+    Raises:
+      ValueError: when ``n`` is below 10, which leaves no answer for the threshold.
+
+    >>> [part.tolist() for part in toha_splits(10)[0]]
+    [[0, 7, 2, 9, 4, 3], [6], [8, 1, 5]]
+
+    References:
+      Bazarova et al., "Hallucination Detection in LLMs with Topological Divergence on
+      Attention Graphs", 2025.
+    """
+    from sklearn.model_selection import train_test_split
+
+    if n < 10:
+        raise ValueError(f"n is {n}; give at least 10 answers for three parts")
+    parts = []
+    for seed in range(42, 47):
+        rest, test = train_test_split(np.arange(n), test_size=0.25, random_state=seed)
+        cut = len(rest) - int(0.15 * len(rest))
+        parts.append((rest[:cut], rest[cut:], test))
+    return parts
+
+
+def leaky_halves(n: int, seed: int = 42) -> list[TrainTest]:
+    """Two random halves and the same swapped, the protocol of Lookback Lens.
+
+    Rows there are spans or windows, so one response has rows on both sides and the
+    scores come out too high: ``grouped_kfold(labels, responses, folds=2)`` has no such
+    leak.
+
+    Args:
+      n: number of rows.
+      seed: of the shuffle.
+
+    Raises:
+      ValueError: when ``n`` is below 2.
+
+    >>> [(train.tolist(), test.tolist()) for train, test in leaky_halves(4)]
+    [([0, 2], [1, 3]), ([1, 3], [0, 2])]
+
+    References:
+      Chuang et al., "Lookback Lens: Detecting and Mitigating Contextual Hallucinations
+      in Large Language Models Using Only Attention Maps", 2024.
+    """
+    from sklearn.model_selection import train_test_split
+
+    if n < 2:
+        raise ValueError(f"n is {n}; give at least 2 rows")
+    halves = train_test_split(np.arange(n), test_size=0.5, random_state=seed)
+    train, test = map(np.asarray, halves)
+    return [(train, test), (test, train)]
+
+
+def _check_classes(positive: Bool[np.ndarray, " rows"], where: str) -> None:
+    if positive.all() or not positive.any():
+        missing = "grounded" if positive.any() else "hallucinated"
+        raise ValueError(
+            f"{where} has no {missing} answer; give another seed, larger parts or "
+            "smaller groups"
+        )

@@ -1,0 +1,90 @@
+"""Methods side by side on the same answers, and beside the controls they must beat."""
+
+from collections.abc import Collection, Hashable, Mapping
+from typing import Any
+
+from jaxhal.evaluation.intervals import Difference, bootstrap, paired
+from jaxhal.evaluation.ranking import auprc, auroc
+
+
+def compare(
+    scores: Mapping[str, Collection[Any]],
+    labels: Collection[Any],
+    groups: Collection[Hashable] | None = None,
+    controls: Collection[str] = (),
+) -> list[dict[str, Any]]:
+    """A row per method, methods before controls, each kind from the highest AUROC down.
+
+    A method is worth its cost when it ranks the answers better than the best control
+    does: ``"beats controls"`` is ``"yes"`` when the 95 % interval of the paired
+    difference in AUROC lies above 0, ``"within noise"`` when only the difference does,
+    and ``"no"`` otherwise.
+
+    Args:
+      scores: per method, one finite number per answer, higher = more likely
+        hallucinated.
+      labels: 1 for hallucinated, 0 for grounded.
+      groups: the source of each answer; each answer by itself when left out.
+      controls: names of the methods that are controls.
+
+    Returns:
+      Rows with ``"method"``, ``"control"``, ``"AUROC"`` with its 95 % interval from
+      ``"low"`` to ``"high"``, ``"AUPRC"``, and for a method beside a control the
+      ``"difference"`` in AUROC from ``"difference low"`` to ``"difference high"`` with
+      its p-value ``"p"``, and ``"beats controls"``; ``None`` elsewhere.
+
+    Raises:
+      ValueError: when a control is not among the scores, or as :func:`paired` does for
+        a method, which is named.
+
+    >>> scores = {"ours": [1, 2, 3, 4], "length": [3, 4, 1, 2]}
+    >>> for row in compare(scores, [0, 0, 1, 1], controls={"length"}):
+    ...     print(row["method"], row["AUROC"], row["difference"], row["beats controls"])
+    ours 1.0 1.0 yes
+    length 0.0 None None
+    """
+    missing = sorted(set(controls) - set(scores))
+    if missing:
+        raise ValueError(f"no scores for the controls {missing}; got {[*scores]}")
+    rows = [_row(name, scores[name], labels, groups, controls) for name in scores]
+    rows.sort(key=lambda row: (row["control"], -row["AUROC"]))
+    best = next((row["method"] for row in rows if row["control"]), None)
+    for row in rows:
+        found = None
+        if best is not None and not row["control"]:
+            found = paired(scores[row["method"]], scores[best], labels, groups)
+        row |= {
+            "difference": found and found.value,
+            "difference low": found and found.low,
+            "difference high": found and found.high,
+            "p": found and found.p_value,
+            "beats controls": found and _beats(found),
+        }
+    return rows
+
+
+def _row(
+    name: str,
+    scores: Collection[Any],
+    labels: Collection[Any],
+    groups: Collection[Hashable] | None,
+    controls: Collection[str],
+) -> dict[str, Any]:
+    try:
+        low, high = bootstrap(scores, labels, groups)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from error
+    return {
+        "method": name,
+        "control": name in controls,
+        "AUROC": auroc(scores, labels),
+        "low": low,
+        "high": high,
+        "AUPRC": auprc(scores, labels),
+    }
+
+
+def _beats(found: Difference) -> str:
+    if found.value <= 0:
+        return "no"
+    return "yes" if found.low > 0 else "within noise"

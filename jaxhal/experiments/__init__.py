@@ -1,0 +1,117 @@
+"""Experiments: one YAML file in, one run directory out; sweeps that read once."""
+
+import dataclasses
+import itertools
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from jaxhal.experiments import folder, running
+from jaxhal.experiments.config import Config as Config
+from jaxhal.experiments.config import Data as Data
+from jaxhal.experiments.config import load_config as load_config
+from jaxhal.experiments.results import Judged
+from jaxhal.fitting import Fitted
+from jaxhal.inputs import Inputs
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """What a run found.
+
+    Attributes:
+      config: every setting.
+      folder: where it was written.
+      rows: a row per detector, best first, controls last; empty for a transfer run.
+      judged: the scores of every test part.
+      fitted: data set -> detector -> what was fitted on the first split.
+      data: what was read.
+    """
+
+    config: Config
+    folder: Path
+    rows: list[dict[str, Any]]
+    judged: list[Judged]
+    fitted: dict[str, dict[str, Fitted]]
+    data: dict[str, Inputs]
+
+    @property
+    def table(self) -> "pd.DataFrame":
+        """The rows as a data frame."""
+        import pandas as pd
+
+        return pd.DataFrame(self.rows)
+
+
+def run(
+    config: Any, overrides: Iterable[str] = (), *, progress: bool | None = None
+) -> Result:
+    """Runs an experiment and writes its directory.
+
+    Args:
+      config: a path, a mapping or a :class:`Config`.
+      overrides: dotted ``key=value`` pairs.
+      progress: show progress bars; ``None`` shows them on a terminal.
+
+    Raises:
+      FileNotFoundError: when the configuration or its data is not there.
+      ValueError: on a bad configuration, or data that its protocol cannot split.
+    """
+    config = load_config(config, overrides)
+    detectors = running.detectors_of(config)
+    seconds = {}
+    began = time.perf_counter()
+    data = running.read_data(config, detectors, progress)
+    seconds["reading"] = time.perf_counter() - began
+    began = time.perf_counter()
+    judged, fitted = running.judge(config, detectors, data, progress)
+    seconds["fitting and judging"] = time.perf_counter() - began
+    target = Path(config.out) / config.name
+    geometry = running.model(config.model, config.dtype).config
+    rows = folder.write(
+        target, config, detectors, data, judged, fitted, geometry, seconds
+    )
+    return Result(config, target, rows, judged, fitted, data)
+
+
+def sweep(
+    config: Any,
+    grid: Mapping[str, Sequence[Any]],
+    overrides: Iterable[str] = (),
+    *,
+    progress: bool | None = None,
+) -> "pd.DataFrame":
+    """Runs every combination of a grid; the model is loaded and read once.
+
+    Args:
+      config: as :func:`run` takes it.
+      grid: dotted key -> values.
+      overrides: dotted ``key=value`` pairs for all of them.
+      progress: show progress bars; ``None`` shows them on a terminal.
+
+    Returns:
+      A row per setting and detector: the grid's keys, then the columns of the table.
+
+    Raises:
+      ValueError: on an empty grid, and as :func:`run` does.
+    """
+    import pandas as pd
+
+    if not grid or not all(len(values) for values in grid.values()):
+        raise ValueError(f"grid is {dict(grid)!r}; give each key at least one value")
+    tables = []
+    for values in itertools.product(*grid.values()):
+        setting = dict(zip(grid, values, strict=True))
+        pairs = [f"{key}={value}" for key, value in setting.items()]
+        base = load_config(config, [*overrides, *pairs])
+        suffix = ",".join(f"{key.split('.')[-1]}={v}" for key, v in setting.items())
+        base.name = f"{base.name}/{suffix}".replace(" ", "")
+        table = run(base, progress=progress).table
+        for position, (key, value) in enumerate(setting.items()):
+            table.insert(position, key, value)
+        tables.append(table)
+    return pd.concat(tables, ignore_index=True)

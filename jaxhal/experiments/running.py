@@ -1,0 +1,148 @@
+"""One configuration to scores: read once, fit, judge."""
+
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from tqdm import tqdm
+
+from jaxhal.datasets import load_dataset
+from jaxhal.detectors import CATALOGUE, Detector, Targets, build
+from jaxhal.experiments.config import Config, Data
+from jaxhal.experiments.protocols import splits
+from jaxhal.experiments.results import Judged
+from jaxhal.fitting import Fitted, fit
+from jaxhal.inputs import Inputs, collect
+from jaxhal.models.lm import LM, load
+from jaxhal.models.registry import cache_dir
+from jaxhal.store import Store
+from jaxhal.types import Example
+
+
+@functools.lru_cache(maxsize=1)
+def model(name: str, dtype: str) -> LM:
+    """The reader, loaded once however many experiments ask for it."""
+    return load(name, dtype=jnp.dtype(dtype))
+
+
+def examples_of(data: Data, seed: int) -> list[Example]:
+    """The labelled answers of a data set, or of some of its sources.
+
+    Raises:
+      ValueError: when more sources are asked for than there are.
+    """
+    found = [e for e in load_dataset(data.name, **data.options) if e.label is not None]
+    if data.sources is None:
+        return found
+    groups = list(dict.fromkeys(example.group for example in found))
+    if not 1 <= data.sources <= len(groups):
+        raise ValueError(
+            f"data {data.name!r} has {len(groups)} sources; sources is {data.sources}"
+        )
+    drawn = np.random.default_rng(seed).permutation(len(groups))[: data.sources]
+    kept = {groups[number] for number in drawn}
+    return [example for example in found if example.group in kept]
+
+
+def read_data(
+    config: Config, detectors: Sequence[Detector], progress: bool | None = None
+) -> dict[str, Inputs]:
+    """Every data set of a configuration, read through its store."""
+    lm = model(config.model, config.dtype)
+    store = Store(config.store or cache_dir() / "features")
+    return {
+        data.label or data.name: collect(
+            lm,
+            examples_of(data, config.seed),
+            detectors,
+            store,
+            batch_size=config.batch_size,
+            progress=progress,
+        )
+        for data in config.data
+    }
+
+
+def judge(
+    config: Config,
+    detectors: Sequence[Detector],
+    data: Mapping[str, Inputs],
+    progress: bool | None = None,
+) -> tuple[list[Judged], dict[str, dict[str, Fitted]]]:
+    """Fits every detector on every training part and scores the test parts.
+
+    Returns:
+      The scores, and per data set the detectors fitted on its first split.
+    """
+    parts = {label: splits(config, one) for label, one in data.items()}
+    if len(data) > 1 and any(len(found) > 1 for found in parts.values()):
+        raise ValueError(
+            f"protocol {config.protocol!r} has several splits; with several data sets "
+            "use 'official' or 'holdout'"
+        )
+    judged, kept = [], {}
+    total = sum(len(found) for found in parts.values()) * len(detectors)
+    hide = None if progress is None else not progress
+    with tqdm(total=total, desc="fitting", unit="fit", disable=hide) as bar:
+        for label, found in parts.items():
+            for fold, (train, test) in enumerate(found):
+                fitted = _fit(config, detectors, data[label], train, fold, bar)
+                kept.setdefault(label, fitted)
+                for other, one in data.items():
+                    rows = test if other == label else parts[other][0].test
+                    frame = _frame(one, rows, fitted)
+                    judged.append(Judged(label, other, fold, frame))
+    return judged, kept
+
+
+def _fit(
+    config: Config,
+    detectors: Sequence[Detector],
+    data: Inputs,
+    train: np.ndarray,
+    fold: int,
+    bar: tqdm,
+) -> dict[str, Fitted]:
+    key = jax.random.fold_in(jax.random.key(config.seed), fold)
+    everything = Targets(data.labels, data.groups, np.ones(len(data.labels)), key)
+    targets = everything.only(train)
+    fitted: dict[str, Fitted] = {}
+    # Ensembles last: their members need not be fitted again.
+    for detector in sorted(detectors, key=lambda one: bool(one.members)):
+        fitted[detector.name] = fit(
+            detector,
+            data.inputs[detector.name],
+            targets,
+            precision=config.precision,
+            known=fitted,
+        )
+        bar.update()
+    return {detector.name: fitted[detector.name] for detector in detectors}
+
+
+def _frame(data: Inputs, rows: np.ndarray, fitted: Mapping[str, Fitted]) -> Any:
+    import pandas as pd
+
+    columns: dict[str, Any] = {
+        "row": rows,
+        "id": [data.examples[row].id for row in rows],
+        "source": data.groups[rows],
+        "label": data.labels[rows],
+    }
+    for name, one in fitted.items():
+        score = one.score(data.inputs[name])[rows]
+        columns[name] = score
+        columns[f"{name}.probability"] = one.calibration(score)
+        columns[f"{name}.flagged"] = score >= one.threshold
+    return pd.DataFrame(columns)
+
+
+def detectors_of(config: Config) -> list[Detector]:
+    """The configured detectors, and every control beside them."""
+    chosen = [build(one) for one in config.detectors]
+    names = {detector.name for detector in chosen}
+    every = [make() for make in CATALOGUE.values()]
+    return chosen + [d for d in every if d.control and d.name not in names]

@@ -1,0 +1,160 @@
+"""What a classifier may learn from attention graphs besides MTop-Div, per head.
+
+Only the rows of response tokens are looked at.  The features these go back to look at
+the rows of the prompt too, which say nothing about the answer that follows it.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from jaxhal.features.topology import MTopDiv, spanning_forest
+from jaxhal.types import Reducer, View
+
+
+def _check_thresholds(thresholds: tuple[float, ...]) -> None:
+    if not thresholds or not all(0 < t <= 1 for t in thresholds):
+        raise ValueError(
+            f"thresholds is {thresholds!r}; name at least one, each above 0 and at "
+            "most 1 as attention is"
+        )
+    if len(set(thresholds)) < len(thresholds):
+        raise ValueError(f"thresholds {thresholds} name a number twice; name it once")
+
+
+@dataclasses.dataclass(frozen=True)
+class Barcode(Reducer):
+    r"""Statistics of the :math:`H_0` bars of each head, ``[features]`` as in ``names``.
+
+    The bars are the edge weights of the forest behind
+    :func:`~jaxhal.features.topology.mtop_div`, one for each response token, in [0, 1]:
+
+    - ``sum``, ``mean``, ``variance`` and ``longest`` of their lengths,
+    - ``entropy`` of the lengths as shares of their sum, in nats,
+    - ``above_t``, how many are at least ``t`` long.
+
+    The barcode is that of response and prompt with the prompt as one vertex, not of
+    the whole text, and bars of length zero count.  Sum, entropy and counts grow with
+    the response, so compare a classifier on them with the response's length.  All are
+    0.0 for an empty response.
+
+    Args:
+      thresholds: lengths to count bars at, each in (0, 1].
+
+    Raises:
+      ValueError: on no thresholds, one outside (0, 1] or one named twice.
+
+    Example:
+      >>> Barcode(thresholds=(0.5,)).names
+      ('sum', 'mean', 'variance', 'longest', 'entropy', 'above_0.5')
+
+    References:
+      Bazarova et al., 2025, appendix D.3; Kushnareva et al., `Artificial Text Detection
+      via Examining the Topology of Attention Maps <https://arxiv.org/abs/2109.04825>`_,
+      2021, section 4.2.
+    """
+
+    thresholds: tuple[float, ...] = (0.25, 0.5, 0.75)
+
+    def __post_init__(self):
+        _check_thresholds(self.thresholds)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What stands where in the feature."""
+        counts = (f"above_{t:g}" for t in self.thresholds)
+        return ("sum", "mean", "variance", "longest", "entropy", *counts)
+
+    def rows(
+        self, rows: Float[Array, "query key"], view: View
+    ) -> Float[Array, "query parents"]:
+        return MTopDiv().rows(rows, view)
+
+    def finish(
+        self, rows: Float[Array, "response parents"], view: View
+    ) -> Float[Array, " features"]:
+        valid = view.valid[view.prompt_length :]
+        bars = spanning_forest(rows, valid)[1]
+        count, total = jnp.maximum(valid.sum(), 1), bars.sum()
+        mean = total / count
+        variance = jnp.where(valid, (bars - mean) ** 2, 0.0).sum() / count
+        share = bars / jnp.where(total > 0, total, 1.0)
+        entropy = -(share * jnp.log(jnp.where(share > 0, share, 1.0))).sum()
+        above = [(bars >= t).sum() for t in self.thresholds]
+        return jnp.stack(
+            [total, mean, variance, bars.max(initial=0.0), entropy, *above]
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class VertexDegree(Reducer):
+    """Edges and vertex degrees of each head's graph, ``[features]`` as in ``names``.
+
+    Two tokens are joined when the later one is of the response and pays the earlier one
+    attention of at least the threshold ``t``; attention to itself joins nothing.
+
+    - ``edges_t``: how many pairs are joined,
+    - ``mean_degree_t``, ``max_degree_t``: to how many tokens, earlier or later ones, a
+      response token is joined.
+
+    Pairs inside the prompt are left out, and so are the degrees of prompt tokens.  All
+    are 0.0 for an empty response.
+
+    Args:
+      thresholds: attention from which on two tokens are joined, each in (0, 1].
+
+    Raises:
+      ValueError: on no thresholds, one outside (0, 1] or one named twice.
+
+    Example:
+      >>> VertexDegree(thresholds=(0.5,)).names
+      ('edges_0.5', 'mean_degree_0.5', 'max_degree_0.5')
+
+    References:
+      Bazarova et al., 2025, appendix D.3; Kushnareva et al., 2021, section 4.1, where
+      the graph has all edges and the degree is averaged over all tokens.
+    """
+
+    thresholds: tuple[float, ...] = (0.025, 0.05, 0.1, 0.25, 0.5, 0.75)
+
+    def __post_init__(self):
+        _check_thresholds(self.thresholds)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What stands where in the feature."""
+        return tuple(
+            f"{kind}_{t:g}"
+            for t in self.thresholds
+            for kind in ("edges", "mean_degree", "max_degree")
+        )
+
+    def rows(
+        self, rows: Float[Array, "query key"], view: View
+    ) -> Float[Array, "query counts_and_response"]:
+        """Per threshold the edges to the prompt, then the attention to the response."""
+        prompt = slice(view.prompt_length)
+        seen = jnp.where(view.valid[prompt], rows[:, prompt], 0.0)
+        edges = [(seen >= t).sum(-1) for t in self.thresholds]
+        counts = jnp.stack(edges, -1).astype(rows.dtype)
+        return jnp.concatenate([counts, rows[:, view.prompt_length :]], -1)
+
+    def finish(
+        self, rows: Float[Array, "response counts_and_response"], view: View
+    ) -> Float[Array, " features"]:
+        valid = view.valid[view.prompt_length :]
+        to_prompt, attention = jnp.split(rows, [len(self.thresholds)], -1)
+        token = jnp.arange(len(valid))
+        real = valid & valid[:, None] & (token < token[:, None])
+        count = jnp.maximum(valid.sum(), 1)
+
+        def degrees(threshold, to_prompt):
+            joined = real & (attention >= threshold)
+            degree = to_prompt + joined.sum(0) + joined.sum(1)
+            edges = to_prompt.sum() + joined.sum()
+            return jnp.stack([edges, degree.sum() / count, degree.max(initial=0.0)])
+
+        thresholds = jnp.array(self.thresholds, rows.dtype)
+        return jax.vmap(degrees, (0, 1))(thresholds, to_prompt).ravel()

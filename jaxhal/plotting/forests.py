@@ -1,0 +1,215 @@
+"""The minimum spanning forest that MTop-Div weighs, drawn edge by edge."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+
+from jaxhal.plotting.style import GREY, GROUNDED, HALLUCINATED, INK, SMALL, canvas
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from matplotlib.patches import PathPatch
+
+_ROW = 0.17  # inches
+_LONGEST = 20  # characters of a token
+_MOST = 400  # response tokens on a readable page
+_ROUNDING = 1e-3  # of attention in half precision
+_FAINTEST = 0.1  # opacity of an edge without attention
+
+
+def forest_drawing(
+    parents: Any,
+    weights: Any,
+    tokens: Sequence[str],
+    prompt_length: int,
+    hallucinated: Any = None,
+) -> "Figure":
+    """The forest of one head: prompt on the left, response on the right.
+
+    An edge is as opaque as the attention along it; between response tokens it is an
+    arc.  Edges and tokens of hallucinated tokens are vermilion, others blue.  Of the
+    prompt only tokens with an edge are named, the rest is counted.
+
+    Args:
+      parents: ``[response]`` of :func:`jaxhal.features.forest.forest`, columns of
+        ``tokens``.
+      weights: ``[response]``, ``1 - attention`` along each edge.
+      tokens: text of every token, prompt first, without padding.
+      prompt_length: how many of them are prompt.
+      hallucinated: ``[response]``, True for tokens marked as hallucinated.
+
+    Raises:
+      ValueError: when the lengths do not add up, a parent is no column of ``tokens`` or
+        the token itself, a weight is outside [0, 1], or the response is too long to
+        be read.
+
+    Example:
+      >>> figure = forest_drawing([0, 2], [0.5, 0.2], ["<s>", "Hi", "a", "b"], 2)
+      >>> [text.get_text() for text in figure.axes[0].texts]
+      ['prompt', 'response', '<s>', '… 1 token', 'a', 'b']
+
+    References:
+      Bazarova et al., 2025, Figure 5.
+    """
+    parents, weights = np.asarray(parents), np.asarray(weights, float)
+    marked = np.zeros(len(parents)) if hallucinated is None else hallucinated
+    marked = np.asarray(marked).astype(bool)
+    _check(parents, weights, marked, len(tokens), prompt_length)
+    height, gaps, rows = _layout(parents.tolist(), len(tokens), prompt_length)
+    inches = 0.7 + _ROW * rows
+    figure, [[ax]] = canvas(np.clip(inches / 4, 5, 9), inches)
+    _text(ax, 0, -1.2, "prompt", GREY)
+    _text(ax, 1, -1.2, "response", GREY)
+    for column, y in height.items():
+        if column in gaps:
+            words = f"… {gaps[column]} token{'s' * (gaps[column] > 1)}"
+            _text(ax, 0, y, words, GREY)
+        elif column < prompt_length:
+            _text(ax, 0, y, _shown(tokens[column]), INK)
+            ax.plot(0, y, "o", color=INK, markersize=3)
+        else:
+            row = column - prompt_length
+            colour = HALLUCINATED if marked[row] else GROUNDED
+            _text(ax, 1, y, _shown(tokens[column]), colour)
+            ax.plot(1, y, "o", color=colour, markersize=3)
+            parent = int(parents[row])
+            edge = _edge(y, height[parent], parent < prompt_length, rows)
+            edge.set(
+                edgecolor=colour,
+                alpha=float(np.clip(1 - weights[row], _FAINTEST, 1)),
+                zorder=1 + 0.1 * marked[row],
+            )
+            ax.add_patch(edge)
+    ax.set(xlim=(-0.04, 1.04), ylim=(rows - 0.3, -1.8))
+    ax.axis("off")
+    _legend(figure, bool(marked.any()))
+    return figure
+
+
+def _check(
+    parents: Int[np.ndarray, "..."],
+    weights: Float[np.ndarray, "..."],
+    marked: Bool[np.ndarray, "..."],
+    length: int,
+    prompt_length: int,
+) -> None:
+    count = length - prompt_length
+    if not 1 <= prompt_length < length:
+        raise ValueError(
+            f"prompt_length is {prompt_length} but there are {length} tokens; give the "
+            "texts of prompt and response, at least one token each"
+        )
+    for name, array in (
+        ("parents", parents),
+        ("weights", weights),
+        ("hallucinated", marked),
+    ):
+        if array.shape != (count,):
+            raise ValueError(
+                f"{name} has shape {list(array.shape)} but the response has {count} "
+                f"tokens; give [response] of one head"
+            )
+    if count > _MOST:
+        raise ValueError(
+            f"the response has {count} tokens, more than the {_MOST} that can be read "
+            "on a page; draw a shorter answer"
+        )
+    own = prompt_length + np.arange(count)
+    bad = (parents < 0) | (parents >= length) | (parents == own)
+    if bad.any():
+        row = int(np.argmax(bad))
+        raise ValueError(
+            f"parents[{row}] is {parents[row]}; parents are columns of the {length} "
+            "tokens and never the token itself, so leave padding out and count columns "
+            "from the first real token"
+        )
+    if not ((weights > -_ROUNDING) & (weights < 1 + _ROUNDING)).all():
+        raise ValueError(
+            f"weights span [{weights.min():g}, {weights.max():g}]; an edge weighs "
+            "1 - attention, in [0, 1]"
+        )
+
+
+def _layout(
+    parents: list[int], length: int, prompt_length: int
+) -> tuple[dict[int, float], dict[int, int], int]:
+    """Height of each column to be drawn, gaps in the prompt, and rows of the page.
+
+    A gap, by the column it starts at, is how many prompt tokens have no edge there.
+    """
+    named = sorted({parent for parent in parents if parent < prompt_length})
+    gaps, start = {}, 0
+    for column in [*named, prompt_length]:
+        if column > start:
+            gaps[start] = column - start
+        start = column + 1
+    left, right = sorted([*named, *gaps]), range(prompt_length, length)
+    rows = max(len(left), len(right))
+    height = {}
+    for side in (left, right):
+        middle = (rows - 1) / 2
+        ends = (0, rows - 1) if len(side) > 1 else (middle, middle)
+        height |= dict(zip(side, np.linspace(*ends, len(side)).tolist(), strict=True))
+    return height, gaps, rows
+
+
+def _shown(token: str) -> str:
+    """A token on one line, in characters the font has."""
+    from matplotlib.font_manager import FontProperties, findfont, get_font
+
+    known = get_font(findfont(FontProperties())).get_charmap()
+    text = token.replace("\n", "↵").replace("\t", "⇥").strip() or "␣"
+    text = "".join(c if ord(c) in known else "□" for c in text)
+    return text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…"
+
+
+def _text(ax: "Axes", side: int, y: float, text: str, colour: str) -> None:
+    ax.text(
+        side + (0.025 if side else -0.025),
+        y,
+        text,
+        ha="left" if side else "right",
+        va="center",
+        fontsize=SMALL,
+        color=colour,
+        parse_math=False,
+    )
+
+
+def _edge(own: float, parent: float, straight: bool, rows: int) -> "PathPatch":
+    """A line to the prompt, or an arc that bulges the more the farther it goes."""
+    from matplotlib.patches import PathPatch
+    from matplotlib.path import Path
+
+    if straight:
+        path = Path([(1, own), (0, parent)])
+    else:
+        bulge = 0.92 - 0.45 * abs(own - parent) / rows
+        path = Path(
+            [(1, own), (bulge, own), (bulge, parent), (1, parent)],
+            [Path.MOVETO, Path.CURVE4, Path.CURVE4, Path.CURVE4],
+        )
+    return PathPatch(path, fill=False, capstyle="round", linewidth=1.2)
+
+
+def _legend(figure: "Figure", marked: bool) -> None:
+    from matplotlib.lines import Line2D
+
+    kinds = [("grounded", GROUNDED)]
+    kinds += [("hallucinated", HALLUCINATED)] if marked else []
+    handles = [
+        Line2D([], [], color=colour, marker="o", markersize=3, label=name)
+        for name, colour in kinds
+    ]
+    figure.legend(
+        handles=handles,
+        loc="outside upper center",
+        ncols=2,
+        frameon=False,
+        fontsize=SMALL,
+        title="opacity: attention along the edge",
+        title_fontsize=SMALL,
+    )

@@ -1,0 +1,183 @@
+"""One part: features of some answers, read by the model and kept as a Parquet file."""
+
+import json
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxhal.capture import read, read_jit
+from jaxhal.files import replacing
+from jaxhal.models.batching import Encoded, collate
+from jaxhal.models.lm import LM
+from jaxhal.store.planning import Group, Part
+from jaxhal.types import Batch, Reducer
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+def response_axes(lm: LM, reducers: Mapping[str, Reducer]) -> dict[str, list[int]]:
+    """Which axes of one answer's feature run along its response tokens.
+
+    Found by asking for the shapes of the same feature at two response lengths.
+    """
+    named = tuple(reducers.items())
+
+    def shapes(response: int) -> dict[str, Any]:
+        mask = jax.ShapeDtypeStruct((1, 8 + response), jnp.bool_)
+        ids = jax.ShapeDtypeStruct((1, 8 + response), jnp.int32)
+        offsets = jax.ShapeDtypeStruct((1, response, 2), jnp.int32)
+        batch = Batch(ids, mask, mask, mask, mask, offsets, 8)
+        return jax.eval_shape(lambda lm, b: read_jit(lm, b, named), lm, batch)
+
+    short, long = shapes(5), shapes(7)
+    axes = {}
+    for name, reducer in reducers.items():
+        if not isinstance(short[name], jax.ShapeDtypeStruct):
+            raise TypeError(
+                f"reducer {name} gives a {type(short[name]).__name__}; a store keeps "
+                "single arrays: split it into one reducer per array"
+            )
+        pairs = zip(
+            _drop_batch(short[name].shape, reducer),
+            _drop_batch(long[name].shape, reducer),
+            strict=True,
+        )
+        axes[name] = [axis for axis, (a, b) in enumerate(pairs) if a != b]
+    return axes
+
+
+def _batch_axis(reducer: Reducer) -> int:
+    return 0 if reducer.reads == "logits" else 1
+
+
+def _drop_batch(shape: tuple[int, ...], reducer: Reducer) -> tuple[int, ...]:
+    axis = _batch_axis(reducer)
+    return shape[:axis] + shape[axis + 1 :]
+
+
+def make_table(
+    lm: LM,
+    part: Part,
+    encoded: Mapping[str, Encoded],
+    reducers: Mapping[str, Reducer],
+    axes: Mapping[str, list[int]],
+    batch_size: int,
+) -> "pa.Table":
+    """Reads a part's answers and lays their features out as a table."""
+    import pyarrow as pa
+
+    values: dict[str, list[np.ndarray]] = defaultdict(list)
+    keys, tokens = [], []
+    for group in part.groups:
+        rows = [encoded[key] for key in group.keys]
+        features = _read_group(lm, group, rows, reducers, batch_size)
+        for at, (key, row) in enumerate(zip(group.keys, rows, strict=True)):
+            count = len(row.response_ids)
+            keys.append(key)
+            tokens.append(count)
+            for column, reducer in reducers.items():
+                value = np.take(features[column], at, axis=_batch_axis(reducer))
+                for axis in axes[column]:
+                    value = np.take(value, np.arange(count), axis=axis)
+                values[column].append(value)
+    table = {"key": pa.array(keys), "tokens": pa.array(tokens, pa.int32())}
+    fields = [pa.field("key", pa.string()), pa.field("tokens", pa.int32())]
+    for column in reducers:
+        flat = np.concatenate([value.ravel() for value in values[column]])
+        ends = np.cumsum([0, *(value.size for value in values[column])])
+        table[column] = pa.LargeListArray.from_arrays(pa.array(ends), pa.array(flat))
+        shape = list(values[column][0].shape)
+        for axis in axes[column]:
+            shape[axis] = -1
+        about = {"shape": json.dumps(shape)}
+        fields.append(pa.field(column, table[column].type, metadata=about))
+    return pa.table(table, schema=pa.schema(fields))
+
+
+def _read_group(
+    lm: LM,
+    group: Group,
+    rows: list[Encoded],
+    reducers: Mapping[str, Reducer],
+    batch_size: int,
+) -> dict[str, np.ndarray]:
+    size = max(1, batch_size // group.copies) * group.copies
+    batch = collate(
+        rows, lm.require_tokenizer().pad_id, group.prompt, group.response, size
+    )
+    return jax.device_get(read(lm, batch, reducers, copies=group.copies))
+
+
+def write_table(table: "pa.Table", path: Path) -> None:
+    import pyarrow.parquet as pq
+
+    with replacing(path, binary=True) as file:
+        pq.write_table(table, file, compression="zstd")
+
+
+def _parts(folder: Path) -> list[Path]:
+    return sorted((folder / "parts").glob("[!.]*.parquet"))
+
+
+def _contents(path: Path) -> tuple[set[str], list[str]]:
+    """Feature columns of a part, and the keys of its rows."""
+    import pyarrow.parquet as pq
+
+    with pq.ParquetFile(path) as file:
+        names = set(file.schema_arrow.names) - {"key", "tokens"}
+        return names, file.read(columns=["key"])["key"].to_pylist()
+
+
+def load(
+    folder: Path, keys: Sequence[str], columns: set[str]
+) -> tuple[dict[str, dict[str, np.ndarray]], dict[str, list[int]]]:
+    """``column -> key -> value`` in its own shape, and ``column -> response axes``."""
+    import pyarrow.parquet as pq
+
+    wanted = set(keys)
+    found: dict[str, dict[str, np.ndarray]] = {column: {} for column in columns}
+    axes: dict[str, list[int]] = {}
+    for path in _parts(folder):
+        names, inside = _contents(path)
+        names = sorted(names & columns)
+        if not names or wanted.isdisjoint(inside):
+            continue
+        table = pq.read_table(path, columns=names)
+        for name in names:
+            shape = json.loads(table.schema.field(name).metadata[b"shape"])
+            axes[name] = [axis for axis, n in enumerate(shape) if n == -1]
+            chunk = table[name].combine_chunks()
+            flat, ends = chunk.values.to_numpy(), chunk.offsets.to_numpy()
+            for at, key in enumerate(inside):
+                if key in wanted:
+                    value = flat[ends[at] : ends[at + 1]]
+                    found[name].setdefault(key, _shaped(value, shape))
+    return found, axes
+
+
+def _shaped(value: np.ndarray, shape: list[int]) -> np.ndarray:
+    open_axes = shape.count(-1)
+    if open_axes < 2:
+        return value.reshape(shape)
+    size = value.size // int(np.prod([n for n in shape if n != -1]))
+    length = round(size ** (1 / open_axes))
+    return value.reshape([length if n == -1 else n for n in shape])
+
+
+def missing(
+    folder: Path, encoded: Mapping[str, Encoded], columns: Mapping[str, Any]
+) -> dict[str, list[str]]:
+    """The columns that each row still lacks, for the rows that lack any."""
+    have: dict[str, set[str]] = defaultdict(set)
+    for path in _parts(folder):
+        names, keys = _contents(path)
+        for column in names & set(columns):
+            have[column].update(keys)
+    lack = {key: [c for c in sorted(columns) if key not in have[c]] for key in encoded}
+    return {key: names for key, names in lack.items() if names}

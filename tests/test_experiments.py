@@ -1,0 +1,371 @@
+"""Fitting, protocols, runs and sweeps, on a tiny model and few answers."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pandas as pd
+import pytest
+from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import roc_auc_score
+from sklearn.preprocessing import StandardScaler
+
+import jaxhal
+from jaxhal import detectors, experiments
+from jaxhal.classifiers import selection
+from jaxhal.detectors import CATALOGUE, Targets, build, ensemble
+from jaxhal.detectors.trained import lookback_spans
+from jaxhal.evaluation.splits import grouped_kfold
+from jaxhal.experiments import protocols, running
+from jaxhal.fitting import fit
+from jaxhal.inputs import closed_book, collect
+from jaxhal.store import Store, parts
+from jaxhal.types import Example, Label
+from tiny_lm import tiny_lm
+
+TRAINED = [
+    "toha",
+    "toha_supervised",
+    "lookback_lens",
+    "lookback_probe",
+    "linear_probe",
+    {"mlp_probe": {"layer": 1}},
+    {"attention_pooling": {"layer": 1}},
+    "tfidf",
+]
+
+
+def labelled(count: int = 60) -> list[Example]:
+    """Three answers to a source; made-up ones are longer and carry a span."""
+    examples = []
+    for number in range(count):
+        source, made_up = number // 3, number % 3 == 0 or number % 7 == 0
+        context = f"Crate {source} holds {'very ' * (source % 4)}ripe pears."
+        response = f"It holds pears, {number}."
+        labels = ()
+        if made_up:
+            start = len(response)
+            response += " And a dragon lives there."
+            labels = (Label(start + 1, len(response) - 1),)
+        examples.append(
+            Example(
+                response,
+                context=context,
+                question="What is in it?",
+                id=f"a{number}",
+                labels=labels,
+                source=f"s{source}",
+                split="train" if source < 14 else "test",
+            )
+        )
+    return examples
+
+
+@pytest.fixture(scope="module")
+def lm():
+    return tiny_lm()
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    return tmp_path_factory.mktemp("store")
+
+
+@pytest.fixture(scope="module")
+def data(lm, store):
+    chosen = [build(one) for one in [*TRAINED, "novel_words", "context_gain_count"]]
+    return collect(lm, labelled(), chosen, Store(store))
+
+
+@pytest.fixture
+def here(lm, store, tmp_path, monkeypatch):
+    """Configurations find the tiny model and the examples above."""
+    monkeypatch.setattr(running, "model", lambda name, dtype: lm)
+    monkeypatch.setattr(running, "load_dataset", lambda name, **options: labelled())
+    return {
+        "name": "tiny",
+        "data": [{"name": "crates"}],
+        "detectors": ["toha", "lookback_probe", "context_gain"],
+        "store": str(store),
+        "out": str(tmp_path),
+    }
+
+
+def targets_of(data, rows=None) -> Targets:
+    everything = Targets(
+        data.labels, data.groups, np.ones(len(data.labels)), jax.random.key(0)
+    )
+    return everything if rows is None else everything.only(rows)
+
+
+def test_inputs_equal_those_of_one_answer(lm, data):
+    """Chunks, padding and the store change nothing."""
+    for number in (0, 1, 34):
+        example = data.examples[number]
+        batch = lm.encode([example])
+        features = dict(
+            jaxhal.read(
+                lm,
+                batch,
+                detectors.reads(
+                    [build("linear_probe"), build("toha"), build("lookback_probe")]
+                ),
+            )
+        )
+        features["valid"] = batch.response_mask
+        for name in ("linear_probe", "toha", "lookback_probe"):
+            alone = np.asarray(build(name).inputs(features))[0]
+            np.testing.assert_allclose(
+                data.inputs[name][number], alone, atol=2e-5, err_msg=name
+            )
+
+
+def test_context_gain_counts_tokens_the_context_hurts(lm, data):
+    for number in (0, 4):
+        example = data.examples[number]
+        logp = {"logprob": jaxhal.TokenLogprob()}
+        opened = jaxhal.read(lm, lm.encode([example]), logp)["logprob"]
+        alone = jaxhal.read(lm, lm.encode([closed_book(example)]), logp)["logprob"]
+        count = len(data.rows[number].response_ids)
+        gain = np.asarray(opened)[0, :count] - np.asarray(alone)[0, :count]
+        assert data.inputs["context_gain_count"][number] == (gain < 0).sum()
+
+
+def test_closed_book_needs_a_question():
+    summary = Example("s", prompt="Summarise: TEXT now", context="TEXT")
+    assert closed_book(summary).prompt == "Summarise:  now"
+    with pytest.raises(ValueError, match="no question apart from its context"):
+        closed_book(Example("yes", context="C"))
+
+
+def test_spans_are_those_of_lookback_lens():
+    rng = np.random.default_rng(0)
+    ratio = rng.random((2, 3, 4, 9)).astype(np.float32)  # layer batch heads response
+    valid = np.arange(9) < np.array([[9], [7], [8]])
+    marked = np.zeros((3, 9), bool)
+    marked[0, [2, 3, 6]] = True
+    marked[1, [0, 6]] = True
+    features = {"lookback": ratio, "valid": valid, "marked": marked}
+    spans = lookback_spans(jax.tree.map(jnp.asarray, features))
+    expected = [
+        [[2, 3, 6], [0, 1], [7, 8]],
+        [[0, 6], [], []],
+        [[], [], []],
+    ]
+    for sample, parts_ in enumerate(expected):
+        for at, tokens in enumerate(parts_):
+            assert spans.there[sample, at] == bool(tokens)
+            if tokens:
+                mean = ratio[:, sample][..., tokens].mean(-1).ravel()
+                np.testing.assert_allclose(spans.parts[sample, at], mean, rtol=1e-5)
+        whole = ratio[:, sample][..., valid[sample]].mean(-1).ravel()
+        np.testing.assert_allclose(spans.whole[sample], whole, rtol=1e-5)
+
+
+def test_choice_of_layer_and_strength_equals_a_slow_search():
+    rng = np.random.default_rng(1)
+    labels = rng.integers(0, 2, 90)
+    groups = np.arange(90) // 2
+    x = rng.normal(size=(90, 3, 6)).astype(np.float32)
+    x[:, 1, :2] += 0.8 * labels[:, None]
+    weight = np.ones(90)
+    weight[80:] = 0
+    strengths = (0.01, 1.0)
+    chosen = selection.choose_linear(x, labels, groups, weight, strengths)
+    best = {}
+    folds = grouped_kfold(labels[:80], groups[:80].tolist(), 5)
+    for layer in range(3):
+        for c in strengths:
+            found = []
+            for train, test in folds:
+                scale = StandardScaler().fit(x[train, layer])
+                model = LogisticRegression(C=c, max_iter=1000)
+                model.fit(scale.transform(x[train, layer]), labels[train])
+                score = model.decision_function(scale.transform(x[test, layer]))
+                found.append(roc_auc_score(labels[test], score))
+            best[layer, c] = np.mean(found)
+    layer, c = max(best, key=lambda key: best[key])
+    assert (int(chosen.layer), float(chosen.strength)) == (layer, pytest.approx(c))
+    assert float(chosen.auroc) == pytest.approx(best[layer, c], abs=2e-3)
+    scale = StandardScaler().fit(x[:80, layer])
+    model = LogisticRegression(C=c, max_iter=1000)
+    model.fit(scale.transform(x[:80, layer]), labels[:80])
+    np.testing.assert_allclose(
+        selection.chosen_logits(chosen, x),
+        model.decision_function(scale.transform(x[:, layer])),
+        atol=5e-3,
+    )
+
+
+@pytest.mark.parametrize("spec", TRAINED, ids=str)
+def test_what_is_left_out_does_not_teach(data, spec):
+    """Rows of weight 0 may hold anything: neither labels nor inputs reach the fit."""
+    detector = build(spec)
+    rows = np.flatnonzero([e.split == "train" for e in data.examples])
+    hidden = np.setdiff1d(np.arange(len(data.labels)), rows)
+    targets = targets_of(data, rows)
+    inputs = data.inputs[detector.name]
+    fitted = fit(detector, inputs, targets)
+    spoiled = jax.tree.map(np.array, inputs)
+    for leaf in jax.tree.leaves(spoiled):
+        leaf[hidden] = leaf[hidden][::-1]
+    labels = np.array(targets.labels)
+    labels[hidden] = 1 - labels[hidden]
+    again = fit(detector, spoiled, targets._replace(labels=labels))
+    np.testing.assert_allclose(
+        fitted.score(inputs)[rows], again.score(inputs)[rows], rtol=1e-3, atol=1e-4
+    )
+    assert fitted.threshold == pytest.approx(again.threshold, rel=1e-3, abs=1e-4)
+    probability = fitted.probability(inputs)
+    assert ((0 <= probability) & (probability <= 1)).all()
+
+
+def test_dragons_are_found(data):
+    """The made-up answers are longer, so trained probes must rank them."""
+    rows = np.flatnonzero([e.split == "train" for e in data.examples])
+    test = np.setdiff1d(np.arange(len(data.labels)), rows)
+    for name in ("linear_probe", "lookback_probe", "tfidf"):
+        fitted = fit(build(name), data.inputs[name], targets_of(data, rows))
+        score = fitted.score(data.inputs[name])[test]
+        assert roc_auc_score(data.labels[test], score) > 0.9, name
+
+
+def test_an_ensemble_by_itself_and_from_known_members(data):
+    members = [build("linear_probe"), build("novel_words")]
+    both = ensemble(members)
+    inputs = {m.name: data.inputs[m.name] for m in members}
+    targets = targets_of(data)
+    known = {m.name: fit(m, inputs[m.name], targets) for m in members}
+    one = fit(both, inputs, targets)
+    two = fit(both, inputs, targets, known=known)
+    np.testing.assert_allclose(one.score(inputs), two.score(inputs), rtol=1e-3)
+    three = both.fit(inputs, targets)
+    score = both.decide(three, jax.device_put(inputs))
+    np.testing.assert_allclose(one.score(inputs), score, rtol=1e-3)
+    with pytest.raises(ValueError, match="at least two detectors"):
+        ensemble(members[:1])
+
+
+def test_fitted_detectors_judge_new_answers(lm, data):
+    fitted = fit(build("lookback_lens"), data.inputs["lookback_lens"], targets_of(data))
+    (report,) = jaxhal.score(lm, [data.examples[3]], [fitted])
+    expected = fitted.score(data.inputs["lookback_lens"])[3]
+    assert report.scores["lookback_lens"] == pytest.approx(expected, abs=1e-3)
+    assert all(0 <= t.scores["lookback_lens"] <= 1 for t in report.tokens)
+    with pytest.raises(ValueError, match="'toha' must be fitted"):
+        jaxhal.score(lm, [data.examples[3]], ["toha"])
+
+
+def test_precision_threshold(data):
+    targets = targets_of(data)
+    inputs = data.inputs["novel_words"]
+    fitted = fit(build("novel_words"), inputs, targets, precision=1.0)
+    flagged = inputs >= fitted.threshold
+    assert flagged.any() and data.labels[flagged].all()
+
+
+def test_a_run_leaves_its_directory(here, tmp_path):
+    result = experiments.run(here, progress=False)
+    names = {path.name for path in (tmp_path / "tiny").iterdir()}
+    assert {
+        "config.yaml", "scores.parquet", "results.json", "results.md", "report.html",
+        "auroc.png", "roc.png", "pr.png", "scores.png", "calibration.png",
+        "heads_crates.png", "timing.png",
+    } <= names  # fmt: skip
+    scores = pd.read_parquet(tmp_path / "tiny" / "scores.parquet")
+    assert set(scores["id"]) == {e.id for e in labelled() if e.split == "test"}
+    by_method = result.table.set_index("method")
+    controls = {d.name for d in (make() for make in CATALOGUE.values()) if d.control}
+    assert set(by_method.index[by_method["control"]]) == controls
+    for name in by_method.index:
+        expected = roc_auc_score(scores["label"], scores[name])
+        assert by_method.loc[name, "AUROC"] == pytest.approx(expected)
+        flagged = scores[f"{name}.flagged"] == scores["label"]
+        assert by_method.loc[name, "accuracy"] == pytest.approx(flagged.mean())
+    found = json.loads((tmp_path / "tiny" / "results.json").read_text("utf-8"))
+    assert found["rows"] == json.loads(json.dumps(result.rows))
+    page = (tmp_path / "tiny" / "report.html").read_text("utf-8")
+    assert "data:image/png" in page and 'src="auroc' not in page
+    again = experiments.run(tmp_path / "tiny" / "config.yaml", progress=False)
+    assert again.rows == result.rows  # the written configuration repeats the run
+
+
+@pytest.mark.parametrize("protocol", ["kfold", "grouped", "toha"])
+def test_protocols_with_several_splits(here, data, protocol):
+    changes = [f"protocol={protocol}", "folds=3", "train_size=30"]
+    config = experiments.load_config(here, changes)
+    splits = protocols.splits(config, data)
+    assert len(splits) == (5 if protocol == "toha" else 3)
+    for train, test in splits:
+        assert not set(train) & set(test)
+        if protocol == "grouped":
+            assert not set(data.groups[train]) & set(data.groups[test])
+    result = experiments.run(config, ["detectors=[lookback_probe]"], progress=False)
+    row = result.table.set_index("method").loc["lookback_probe"]
+    folds = [
+        roc_auc_score(part.frame["label"], part.frame["lookback_probe"])
+        for part in result.judged
+    ]
+    assert row["AUROC (folds)"] == pytest.approx(np.mean(folds))
+
+
+def test_transfer_between_data_sets(here):
+    pair = [{"name": "crates", "label": "a"}, {"name": "crates", "label": "b"}]
+    result = experiments.run(here | {"data": pair}, progress=False)
+    assert not result.rows and len(result.judged) == 4
+    text = (result.folder / "results.md").read_text("utf-8")
+    assert "## lookback_probe: AUROC, trained on rows, tested on columns" in text
+    same = [p.frame["lookback_probe"].to_numpy() for p in result.judged]
+    for other in same[1:]:
+        np.testing.assert_allclose(other, same[0], rtol=1e-4)
+
+
+def test_a_sweep_reads_once(here, lm, monkeypatch):
+    loads, reads = [], []
+    monkeypatch.setattr(running, "model", running.functools.lru_cache(
+        lambda name, dtype: loads.append(name) or lm))  # fmt: skip
+    real = parts.read
+    monkeypatch.setattr(parts, "read", lambda *a, **k: reads.append(1) or real(*a, **k))
+    only = ["detectors=[novel_words,mtop_div]"]
+    grid = {"seed": [0, 1, 2, 3, 4], "test_share": [0.2, 0.3, 0.4, 0.5]}
+    table = experiments.sweep(here, grid, [*only, "protocol=holdout"], progress=False)
+    assert loads == ["smollm2-135m"] and not reads  # the fixture had read everything
+    assert len(table[["seed", "test_share"]].drop_duplicates()) == 20
+    with pytest.raises(ValueError, match="grid is {}"):
+        experiments.sweep(here, {})
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ("folds=many", "folds|many"),
+        ("fold=3", "unknown key 'fold'"),
+        ("folds", "not of the form key=value"),
+        ("protocol=guess", "protocol is 'guess'"),
+        ("detectors=[]", "detectors is empty"),
+        ("data.0.sources=0", "sources is 0"),
+        ("detectors=[tohha]", "did you mean 'toha'"),
+        ("detectors=[{toha: {heads: 3}}]", "detector 'toha'"),
+        ("train_size=60 ", None),
+    ],
+)
+def test_bad_settings(here, change, problem):
+    if problem is None:
+        change, problem = "train_size=60", "train_size is 60 of 60"
+        here = here | {"protocol": "toha"}
+    with pytest.raises(ValueError, match=problem):
+        experiments.run(here, [change], progress=False)
+
+
+def test_missing_configuration(tmp_path):
+    with pytest.raises(FileNotFoundError, match="no such file"):
+        experiments.run(tmp_path / "none.yaml")
+
+
+def test_labels_are_needed(lm, store):
+    with pytest.raises(ValueError, match="'x' has no label"):
+        example = Example("a", prompt="b", id="x")
+        collect(lm, [example], [build("mtop_div")], Store(store))
+    with pytest.raises(ValueError, match="none of the detectors reads"):
+        collect(lm, labelled(), [build("novel_words")], Store(store))

@@ -1,0 +1,207 @@
+"""Choosing heads against a slow loop with scikit-learn, and maps between models."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.linear_model import LinearRegression, Ridge
+from sklearn.metrics import roc_auc_score
+
+from jaxhal.classifiers import heads
+
+
+def slow_choice(probe_scores, probe_labels, scores, labels, max_heads):
+    delta = []
+    for head in range(probe_scores.shape[1]):
+        column = probe_scores[:, head]
+        delta.append(
+            column[probe_labels == 1].mean() - column[probe_labels == 0].mean()
+        )
+    order = sorted(range(len(delta)), key=lambda head: -delta[head])
+    best, count, aurocs = -1.0, 0, []
+    for n in range(1, max_heads + 1):
+        total = sum(scores[:, head] for head in order[:n])
+        aurocs.append(roc_auc_score(labels, total))
+        if aurocs[-1] > best:
+            best, count = aurocs[-1], n
+    return order[:max_heads], count, delta, aurocs
+
+
+def sample(seed, rows=32, width=7, levels=None):
+    """Scores of which some heads lean up for hallucinated answers."""
+    rng = np.random.default_rng(seed)
+    labels = np.arange(rows) % 2
+    scores = rng.normal(size=(rows, width)) + labels[:, None] * rng.normal(size=width)
+    if levels:  # multiples of a power of two: sums are exact and ties are many
+        scores = np.round(scores * levels) / levels
+    return scores.astype(np.float32), labels
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.integers(0, 10**6), st.sampled_from([None, 1, 4]))
+def test_choice_equals_the_slow_loop(seed, levels):
+    probe, labels = sample(seed, levels=levels)
+    scores, _ = sample(seed + 1, levels=levels)
+    found = heads.choose_heads(probe, labels, scores, labels, max_heads=5)
+    order, count, delta, aurocs = slow_choice(probe, labels, scores, labels, 5)
+    assert found.heads.tolist() == order
+    assert int(found.count) == count
+    np.testing.assert_allclose(found.separation, delta, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(found.aurocs, aurocs, rtol=1e-6)
+    np.testing.assert_allclose(
+        heads.head_score(scores, found.chosen),
+        scores[:, order[:count]].mean(1),
+        rtol=1e-5,
+        atol=1e-6,
+    )
+
+
+def test_ties_go_to_the_first_head_and_the_fewest():
+    labels = np.array([0, 0, 1, 1])
+    column = np.array([0.0, 1.0, 2.0, 3.0])
+    scores = np.stack([column, -column, column, column], 1)
+    choice = heads.choose_heads(scores, labels, scores, labels, max_heads=4)
+    assert choice.heads.tolist() == [0, 2, 3, 1]
+    assert choice.chosen.tolist() == [0]
+    np.testing.assert_allclose(choice.aurocs, 1.0)
+
+
+def test_the_validation_set_decides_how_many():
+    labels = np.array([0, 0, 1, 1])
+    probe = np.array([[0, 0], [0, 0], [2, 1], [2, 1]])
+    validation = np.array([[3.0, 0.0], [0.0, 0.0], [2.0, 2.0], [2.0, 2.0]])
+    choice = heads.choose_heads(probe, labels, validation, labels, max_heads=2)
+    assert choice.chosen.tolist() == [0, 1]
+    np.testing.assert_allclose(choice.aurocs, [0.5, 1.0])
+
+
+def test_choice_under_jit_and_vmap():
+    samples = [sample(seed) for seed in range(3)]
+    scores, labels = np.stack([s for s, _ in samples]), samples[0][1]
+
+    def choose(scores):
+        return heads.choose_heads(scores, labels, scores, labels)
+
+    mapped = jax.jit(jax.vmap(choose))(scores)
+    for row in range(3):
+        alone = choose(scores[row])
+        for name in ("heads", "count", "separation", "aurocs"):
+            np.testing.assert_allclose(
+                getattr(mapped, name)[row], getattr(alone, name), rtol=1e-6
+            )
+
+
+def test_order_of_heads_and_rows_does_not_matter():
+    scores, labels = sample(5)
+    rng = np.random.default_rng(0)
+    rows, columns = rng.permutation(32), rng.permutation(7)
+    choice = heads.choose_heads(scores, labels, scores, labels)
+    other = scores[rows][:, columns], labels[rows]
+    moved = heads.choose_heads(*other, *other)
+    assert columns[moved.heads].tolist() == choice.heads.tolist()
+    assert moved.count == choice.count
+
+
+@pytest.mark.parametrize(
+    ("scores", "labels", "message"),
+    [
+        ([[1.0], [2.0]], [1, 1], "no grounded row"),
+        ([[1.0], [2.0]], [0, 0], "no hallucinated row"),
+        ([[1.0], [np.inf]], [0, 1], "is not finite"),
+        ([[1.0], [2.0]], [0, 1, 1], "do not pair up"),
+        ([1.0, 2.0], [0, 1], r"pass \[rows, heads\]"),
+    ],
+)
+def test_bad_samples_are_named(scores, labels, message):
+    good = np.array([[1.0], [2.0]]), np.array([0, 1])
+    for call in (
+        lambda: heads.separation(scores, labels),
+        lambda: heads.choose_heads(scores, labels, *good, max_heads=1),
+        lambda: heads.choose_heads(*good, scores, labels, max_heads=1),
+    ):
+        with pytest.raises(ValueError, match=message):
+            call()
+
+
+@pytest.mark.parametrize("max_heads", [0, -1, 8])
+def test_max_heads_is_checked(max_heads):
+    scores, labels = sample(0)
+    with pytest.raises(ValueError, match=rf"max_heads is {max_heads}; choose 1..7"):
+        heads.choose_heads(scores, labels, scores, labels, max_heads)
+
+
+def test_sets_of_different_models_are_refused():
+    scores, labels = sample(0)
+    with pytest.raises(ValueError, match="cover 6 heads, probe scores 7"):
+        heads.choose_heads(scores, labels, scores[:, 1:], labels)
+
+
+# Transfer ----------------------------------------------------------------------------
+
+
+def ratios(rows, seed=0, source=12, target=9):
+    """Lookback ratios of two models on the same responses, related but noisy."""
+    rng = np.random.default_rng(seed)
+    shared = rng.normal(size=(rows, 4))
+    return tuple(
+        (
+            1 / (1 + np.exp(-(shared @ rng.normal(size=(4, width)))))
+            + 0.05 * rng.normal(size=(rows, width))
+        ).astype(np.float32)
+        for width in (source, target)
+    )
+
+
+@pytest.mark.parametrize("rows", [80, 8])
+@pytest.mark.parametrize("ridge", [1e-4, 1.0])
+def test_transfer_equals_ridge(rows, ridge):
+    source, target = ratios(rows)
+    found = heads.per_head_transfer(source, target, ridge)
+    theirs = Ridge(ridge).fit(source.astype(float), target.astype(float))
+    assert found.weights.shape == (9, 12)
+    scale = np.abs(theirs.coef_).max()
+    np.testing.assert_allclose(found.weights, theirs.coef_, atol=2e-3 * scale)
+    new, _ = ratios(20, seed=1)
+    expected = theirs.predict(new.astype(float))
+    np.testing.assert_allclose(found.apply(new), expected, atol=1e-3 * scale)
+
+
+def test_transfer_is_least_squares_for_every_head():
+    source, target = ratios(80)
+    found = heads.per_head_transfer(source, target)
+    for head in range(9):
+        theirs = LinearRegression().fit(source.astype(float), target[:, head])
+        np.testing.assert_allclose(found.weights[head], theirs.coef_, atol=2e-3)
+        np.testing.assert_allclose(found.intercepts[head], theirs.intercept_, atol=2e-3)
+
+
+def test_collinear_heads_stay_finite():
+    source, target = ratios(40)
+    source = np.concatenate([source, source, np.full((40, 1), 0.5, np.float32)], 1)
+    found = heads.per_head_transfer(source, target)
+    assert all(np.isfinite(leaf).all() for leaf in found)
+    once = heads.per_head_transfer(source[:, :12], target)
+    np.testing.assert_allclose(
+        found.apply(source), once.apply(source[:, :12]), atol=2e-3
+    )
+    jitted = jax.jit(heads.per_head_transfer)(source, target)
+    np.testing.assert_allclose(jitted.apply(source), found.apply(source), atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "ridge", "message"),
+    [
+        (np.ones((3, 2)), np.ones((4, 2)), 1e-4, "of the same responses"),
+        (np.ones(3), np.ones((3, 2)), 1e-4, "of the same responses"),
+        (np.ones((1, 2)), np.ones((1, 2)), 1e-4, "got 1 responses"),
+        (np.ones((3, 2)), np.full((3, 2), np.nan), 1e-4, "target scores hold NaN"),
+        (np.full((3, 2), np.inf), np.ones((3, 2)), 1e-4, "source scores hold NaN"),
+        (np.ones((3, 2)), np.ones((3, 2)), 0.0, "ridge is 0.0"),
+        (np.ones((3, 2)), np.ones((3, 2)), np.nan, "ridge is nan"),
+    ],
+)
+def test_bad_transfers_are_named(source, target, ridge, message):
+    with pytest.raises(ValueError, match=message):
+        heads.per_head_transfer(jnp.asarray(source), target, ridge)

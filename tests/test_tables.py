@@ -1,0 +1,315 @@
+"""Rows of tables under their various names, and spans to tokens."""
+
+import json
+
+import datasets as hf
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jaxhal.datasets import (
+    examples,
+    from_dataset,
+    from_hub,
+    from_jsonl,
+    from_parquet,
+    from_rows,
+    token_labels,
+)
+from jaxhal.datasets.jsonl import read_rows
+from jaxhal.types import Example, Label
+
+GOOD = {"prompt": "Why?", "response": "So."}
+LETTUCE = {
+    "prompt": "User request: Why?\n\nBecause.",
+    "answer": "So it is.",
+    "labels": [{"start": 3, "end": 5, "label": "Evident Conflict", "category": "x"}],
+    "split": "dev",
+    "task_type": "QA",
+    "dataset": "ragtruth",
+    "language": "en",
+}
+
+
+def one(row):
+    [found] = from_rows([row])
+    return found
+
+
+def test_own_names():
+    row = {
+        "id": 7,
+        "response": "So.",
+        "context": "Text.",
+        "question": "Why?",
+        "labels": [{"start": 0, "end": 2}],
+        "source": 3,
+        "split": "test",
+        "other": object(),
+    }
+    want = Example(
+        "So.",
+        context="Text.",
+        question="Why?",
+        id="7",
+        labels=(Label(0, 2),),
+        source="3",
+        split="test",
+    )
+    assert one(row) == (1, "7", want, None)
+
+
+def test_rows_of_lettuce_detect():
+    example = one(LETTUCE).example
+    assert (example.prompt, example.response) == (LETTUCE["prompt"], "So it is.")
+    assert example.labels == (Label(3, 5, "Evident Conflict"),)
+    assert (example.split, example.source, example.context) == ("dev", "", None)
+    parts = one(LETTUCE | {"context": "Because.", "question": "Why?"}).example
+    assert (parts.context, parts.question) == ("Because.", "Why?")
+    assert one(LETTUCE | {"labels": []}).example.label == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "field"),
+    [
+        ("answer", "response"),
+        ("output", "response"),
+        ("generated_answer", "response"),
+        ("passages", "context"),
+        ("document", "context"),
+        ("knowledge", "context"),
+        ("query", "question"),
+        ("source_id", "source"),
+    ],
+)
+def test_other_names(name, field):
+    row = {"response": "R", "context": "C", "question": "Q", "source": "S"}
+    del row[field]
+    assert getattr(one(row | {name: "X"}).example, field) == "X"
+
+
+@pytest.mark.parametrize("name", ["label", "hallucination", "is_hallucination"])
+@pytest.mark.parametrize(
+    ("value", "label"),
+    [(1, 1), (0, 0), (True, 1), (False, 0), (1.0, 1), (0.0, 0), ("yes", 1), ("no", 0)],
+)
+def test_labels_by_other_names(name, value, label):
+    found = one(GOOD | {name: value}).example
+    assert found.label == label and type(found.label) is int
+
+
+@pytest.mark.parametrize("empty", [None, float("nan"), np.nan])
+def test_null_and_nan_mean_left_out(empty):
+    row = GOOD | {"label": empty, "labels": empty, "answer": empty, "context": empty}
+    assert one(row | {"id": empty}) == (1, "row 1", Example(**GOOD, id="row 1"), None)
+
+
+def test_a_dict_of_lists_is_a_list_of_spans():
+    labels = {"start": [0, 2], "end": [1, 3], "label": ["a", None]}
+    assert one(GOOD | {"labels": labels}).example.labels == (
+        Label(0, 1, "a"),
+        Label(2, 3),
+    )
+    assert one(GOOD | {"labels": {"start": [], "end": []}}).example.label == 0
+
+
+@pytest.mark.parametrize(
+    ("row", "problem"),
+    [
+        (GOOD | {"answer": "So."}, "'response' and 'answer' both stand for the resp"),
+        (GOOD | {"source": "a", "source_id": "b"}, "both stand for the source"),
+        (
+            {"prompt": "P", "output": "A", "generated_answer": "B"},
+            "'output' and 'generated_answer' both stand for the response; drop or",
+        ),
+        (GOOD | {"label": "maybe"}, "'label' is \"maybe\"; use 0, 1"),
+        (GOOD | {"label": 2}, "'label' is 2; use 0, 1"),
+        (GOOD | {"is_hallucination": [1]}, "'label' is [1]; use 0, 1"),
+        (GOOD | {"labels": {"start": [0], "end": []}}, "use lists of one length"),
+        (GOOD | {"labels": {"start": 0, "end": 1}}, "use lists of one length"),
+        (GOOD | {"labels": np.zeros(2)}, "use a list of spans"),
+        (GOOD | {"labels": [{"start": 0, "end": 9}]}, "[0, 9) lies outside"),
+        ({"prompt": "P", "answer": b"A"}, "'response' is \"b'A'\"; use text"),
+        ({"passages": ["a", "b"], "answer": "A"}, "'context' is a list; use text"),
+        (GOOD | {"split": 3}, "'split' is 3; use text"),
+        (GOOD | {"source": 1.5}, "'source' is 1.5; use text or a whole number"),
+        (GOOD | {"context": "else"}, "'context' is not in 'prompt'"),
+        ({"answer": "A"}, "neither 'prompt' nor 'context'"),
+        ({}, "'response' is missing"),
+        ("text", "expected a dict of columns, got text"),
+        (None, "expected a dict of columns, got null"),
+    ],
+)
+def test_a_bad_row_costs_nobody_else(row, problem):
+    before, bad, after = from_rows([GOOD, row, GOOD])
+    assert before.example and after.example and (before.line, after.line) == (1, 3)
+    assert bad.example is None
+    assert bad.error.startswith("row 2: ") and problem in bad.error
+    with pytest.raises(ValueError, match="^row 2: "):
+        examples(from_rows([GOOD, row, GOOD]))
+
+
+FIELDS = st.fixed_dictionaries(
+    {},
+    optional={
+        "id": st.text(max_size=3) | st.integers() | st.none(),
+        "response": st.sampled_from(["So.", " ", None]),
+        "prompt": st.sampled_from(["Why? Because.", None]),
+        "context": st.sampled_from(["Because.", "else", None]),
+        "question": st.sampled_from(["Why?", None]),
+        "label": st.sampled_from([0, 1, None]),
+        "labels": st.sampled_from([[], [{"start": 0, "end": 1}], [{}], None]),
+        "source": st.sampled_from(["a", 3, 1.5, None]),
+        "split": st.sampled_from(["test", 4, None]),
+        "extra": st.integers(),
+    },
+)
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.lists(FIELDS, min_size=1, max_size=4))
+def test_own_names_read_as_in_json_lines(rows):
+    lines = [json.dumps(row).encode() for row in rows]
+    for strict, free in zip(read_rows(lines), from_rows(rows), strict=True):
+        if free.error is not None:
+            number = f"row {free.line}"
+            assert strict.error == free.error.replace(number, f"line {free.line}")
+        elif free.id != f"row {free.line}":
+            assert strict == free
+        else:
+            assert strict.error is None and strict.id == f"line {strict.line}"
+
+
+def test_jsonl(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text(json.dumps(LETTUCE) + '\n\n{"id": \n', encoding="utf-8")
+    good, bad = from_jsonl(path)
+    assert good.example == one(LETTUCE | {"id": "line 1"}).example
+    assert bad.error.startswith("line 3: not JSON")
+    with pytest.raises(FileNotFoundError, match="gone.jsonl"):
+        from_jsonl(tmp_path / "gone.jsonl")
+
+
+def test_parquet(tmp_path):
+    rows = [LETTUCE | {"id": f"r{n}", "big": b"\0" * n} for n in range(3)]
+    rows[1] |= {"answer": None, "labels": None}
+    path = tmp_path / "rows.parquet"
+    pq.write_table(pa.Table.from_pylist(rows), path)
+    found = list(from_parquet(path))
+    assert [row.id for row in found] == ["r0", "r1", "r2"]
+    assert found[0].example == one(rows[0]).example
+    assert found[1].error == "row 2: 'response' is missing; every row needs one"
+    pd.DataFrame([GOOD | {"label": 1}, GOOD]).to_parquet(path)  # NaN beside 1.0
+    assert [row.example.label for row in from_parquet(path)] == [1, None]
+
+
+def test_parquet_bad_files(tmp_path):
+    path = tmp_path / "rows.parquet"
+    with pytest.raises(FileNotFoundError, match="rows.parquet: no such file"):
+        from_parquet(path)
+    with pytest.raises(IsADirectoryError, match="is a folder; give a .parquet file"):
+        from_parquet(tmp_path)
+    path.write_text("no")
+    with pytest.raises(ValueError, match="rows.parquet is no Parquet file"):
+        from_parquet(path)
+    pq.write_table(pa.table({"a": [1], "b": [2]}), path)
+    with pytest.raises(ValueError, match="none of the columns a, b is known; rename"):
+        from_parquet(path)
+
+
+def test_hugging_face_dataset():
+    rows = [LETTUCE | {"picture": "x"}, LETTUCE | {"answer": None, "picture": "y"}]
+    dataset = hf.Dataset.from_list(rows)
+    good, bad = from_dataset(dataset.with_format("numpy"))
+    assert good.example == one(LETTUCE).example
+    assert bad.error.startswith("row 2: 'response' is missing")
+    spans = hf.Sequence({"start": hf.Value("int64"), "end": hf.Value("int64")})
+    features = hf.Features(
+        prompt=hf.Value("string"), answer=hf.Value("string"), labels=spans
+    )
+    columns = {
+        "prompt": ["P"],
+        "answer": ["abc"],
+        "labels": [{"start": [0, 2], "end": [1, 3]}],
+    }
+    [row] = from_dataset(hf.Dataset.from_dict(columns, features))
+    assert row.example.labels == (Label(0, 1), Label(2, 3))
+
+
+def test_hugging_face_splits():
+    rows = [GOOD | {"split": None}, GOOD | {"split": "dev"}]
+    dataset = hf.Dataset.from_list(rows, split=hf.Split.TEST)
+    assert [row.example.split for row in from_dataset(dataset)] == ["test", "dev"]
+    both = hf.DatasetDict(train=dataset, test=dataset)
+    with pytest.raises(ValueError, match=r"splits train, test; .*dataset\['train'\]"):
+        from_dataset(both)
+    with pytest.raises(ValueError, match="none of the columns a is known"):
+        from_dataset(hf.Dataset.from_dict({"a": [1]}))
+
+
+@pytest.fixture
+def hub_cache(tmp_path, monkeypatch):
+    monkeypatch.setattr(hf.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    return tmp_path
+
+
+def test_hub_reads_data_files(hub_cache):
+    folder = hub_cache / "mine"
+    folder.mkdir()
+    (folder / "test.jsonl").write_text(json.dumps(LETTUCE | {"split": None}))
+    [row] = from_hub(str(folder), "test")
+    assert (row.example.split, row.example.response) == ("test", "So it is.")
+
+
+def test_hub_never_runs_a_script(hub_cache):
+    folder = hub_cache / "scripted"
+    folder.mkdir()
+    mark = hub_cache / "ran"
+    (folder / "scripted.py").write_text(f"open({str(mark)!r}, 'w')\n")
+    with pytest.raises(RuntimeError, match="scripts are no longer supported"):
+        from_hub(str(folder), "test")
+    assert not mark.exists()
+
+
+def test_hub_asks_for_what_is_named(monkeypatch):
+    seen = []
+
+    def load_dataset(*names, **options):
+        seen.append((names, options))
+        return hf.Dataset.from_list([GOOD])
+
+    monkeypatch.setattr(hf, "load_dataset", load_dataset)
+    assert [row.example.response for row in from_hub("a/b", "dev", "c")] == ["So."]
+    assert seen == [(("a/b", "c"), {"split": "dev"})]
+
+
+OFFSETS = st.lists(
+    st.tuples(st.integers(0, 12), st.integers(0, 4)).map(lambda x: (x[0], sum(x))),
+    max_size=6,
+)
+SPANS = st.lists(
+    st.tuples(st.integers(0, 12), st.integers(1, 4)).map(lambda x: Label(x[0], sum(x))),
+    max_size=4,
+)
+
+
+@settings(deadline=None)
+@given(OFFSETS, SPANS)
+def test_token_labels_equal_sets_of_characters(offsets, spans):
+    bad = {at for span in spans for at in range(span.start, span.end)}
+    want = [bool(bad & set(range(*offset))) for offset in offsets]
+    found = token_labels(np.array(offsets, int).reshape(-1, 2), spans)
+    assert found.tolist() == want and found.dtype == bool
+
+
+def test_tokens_without_characters_are_never_hallucinated():
+    offsets = np.array([[0, 2], [2, 6], [6, 6], [0, 0], [4, 4]])
+    labels = [Label(0, 6)]
+    assert token_labels(offsets, labels).tolist() == [True, True, False, False, False]
+    assert not token_labels(offsets, []).any()
+    with pytest.raises(ValueError, match="labels is None"):
+        token_labels(offsets, None)
