@@ -52,7 +52,15 @@ _HOMES = {
     "score": "detection",
     "step": "generation",
 }
-_MODULES = ("datasets", "detectors", "evaluation", "features", "models", "report")
+_MODULES = (
+    "datasets",
+    "detectors",
+    "evaluation",
+    "experiments",
+    "features",
+    "models",
+    "report",
+)
 
 __all__ = sorted([*_HOMES, *_MODULES])  # pyright: ignore[reportUnsupportedDunderAll]
 

@@ -14,6 +14,7 @@ from jaxhal.datasets.spans import token_labels
 from jaxhal.detectors import Detector, reads, take
 from jaxhal.models.batching import Encoded, bucket
 from jaxhal.models.lm import LM
+from jaxhal.spans import Part, Unit, parts_of
 from jaxhal.store import Store, Stored
 from jaxhal.types import Example, Reducer
 
@@ -26,7 +27,7 @@ class Inputs:
     """What detectors decide on, for the examples that could be read.
 
     Attributes:
-      examples: those that could be read, in order.
+      examples: those that could be read, in order, or the parts they were cut into.
       errors: why others could not, by their number in the request.
       rows: the examples as tokens.
       marked: per example ``Bool[response]``, tokens annotated as hallucinated.
@@ -57,16 +58,22 @@ def collect(
     detectors: Sequence[Detector],
     store: Store,
     *,
+    unit: Unit = "response",
     batch_size: int = 8,
     progress: bool | None = None,
 ) -> Inputs:
     """Reads answers, or finds them in the store, and makes every detector's inputs.
+
+    With another ``unit`` a row is not an answer but a part of it, and every detector
+    that averages over tokens averages over that part.
 
     Args:
       lm: the model.
       examples: labelled answers.
       detectors: the methods; those that read after the question alone need one.
       store: where features are kept.
+      unit: ``"response"``, or the parts of :func:`jaxhal.spans.parts_of`: ``"span"`` or
+        ``"window"``.
       batch_size: answers read together.
       progress: show a progress bar; ``None`` shows it on a terminal.
 
@@ -109,8 +116,21 @@ def collect(
             for name, reducer in reducers.items()
         ]
     chosen = [examples[n] for n in kept]
-    inputs = _inputs(tuple(detectors), chosen, rows, marked, columns)
-    return Inputs(chosen, errors, rows, marked, inputs)
+    units = [
+        Part(number, np.ones(len(row.response_ids), bool), example)
+        for number, (example, row) in enumerate(zip(chosen, rows, strict=True))
+    ]
+    if unit != "response":
+        units = [
+            part
+            for whole, row, known in zip(units, rows, marked, strict=True)
+            for part in parts_of(unit, whole, row.offsets, known)
+        ]
+        # A part has its own label; what is marked inside it says nothing more.
+        marked = [np.zeros_like(part.tokens) for part in units]
+        rows = [rows[part.row] for part in units]
+    inputs = _inputs(tuple(detectors), units, marked, columns)
+    return Inputs([part.example for part in units], errors, rows, marked, inputs)
 
 
 def closed_book(example: Example) -> Example:
@@ -152,27 +172,29 @@ class _Column:
 
 def _inputs(
     detectors: tuple[Detector, ...],
-    examples: Sequence[Example],
-    rows: Sequence[Encoded],
+    units: Sequence[Part],
     marked: Sequence[np.ndarray],
     columns: Sequence[_Column],
 ) -> dict[str, Any]:
     texts = {
-        name: np.stack([np.asarray(function(e), np.float32) for e in examples])
+        name: np.stack([np.asarray(function(u.example), np.float32) for u in units])
         for name, function in {text for d in detectors for text in d.text}
     }
     alike = defaultdict(list)
-    for number, row in enumerate(rows):
-        alike[bucket(len(row.response_ids), 16)].append(number)
+    for number, part in enumerate(units):
+        alike[bucket(len(part.tokens), 16)].append(number)
     order, chunks = [], []
     for response, numbers in sorted(alike.items()):
         for start in range(0, len(numbers), _CHUNK):
             some = numbers[start : start + _CHUNK]
-            features = {c.name: c.batch(some, response, _CHUNK) for c in columns}
+            of = [units[number].row for number in some]
+            features = {c.name: c.batch(of, response, _CHUNK) for c in columns}
             features["valid"] = np.zeros((_CHUNK, response), bool)
             features["marked"] = np.zeros((_CHUNK, response), bool)
             for at, number in enumerate(some):
-                features["valid"][at, : len(rows[number].response_ids)] = True
+                features["valid"][at, : len(units[number].tokens)] = units[
+                    number
+                ].tokens
                 features["marked"][at, : len(marked[number])] = marked[number]
             for name, values in texts.items():
                 whole = np.zeros((_CHUNK, *values.shape[1:]), np.float32)

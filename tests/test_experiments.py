@@ -12,7 +12,7 @@ from sklearn.metrics import roc_auc_score
 from sklearn.preprocessing import StandardScaler
 
 import jaxhal
-from jaxhal import detectors, experiments
+from jaxhal import detectors, experiments, saving
 from jaxhal.classifiers import selection
 from jaxhal.detectors import CATALOGUE, Targets, build, ensemble
 from jaxhal.detectors.trained import lookback_spans
@@ -20,6 +20,7 @@ from jaxhal.evaluation.splits import grouped_kfold
 from jaxhal.experiments import protocols, running
 from jaxhal.fitting import fit
 from jaxhal.inputs import closed_book, collect
+from jaxhal.spans import Part, parts_of
 from jaxhal.store import Store, parts
 from jaxhal.types import Example, Label
 from tiny_lm import tiny_lm
@@ -369,3 +370,84 @@ def test_labels_are_needed(lm, store):
         collect(lm, [example], [build("mtop_div")], Store(store))
     with pytest.raises(ValueError, match="none of the detectors reads"):
         collect(lm, labelled(), [build("novel_words")], Store(store))
+
+
+def test_spans_and_windows_of_an_answer():
+    example = Example("one two three four", context="C", labels=(Label(4, 7),), id="e")
+    offsets = np.array([[0, 3], [3, 7], [7, 13], [13, 18], [18, 18]])
+    marked = np.array([False, True, False, False, False])
+    whole = Part(3, np.ones(5, bool), example)
+    spans = list(parts_of("span", whole, offsets, marked))
+    assert [(p.example.response, p.example.label) for p in spans] == [
+        (" two", 1), ("one", 0), (" three four", 0)]  # fmt: skip
+    assert [p.tokens.tolist() for p in spans][2] == [False, False, True, True, True]
+    assert {(p.row, p.example.source) for p in spans} == {(3, "C")}
+    assert not list(parts_of("window", whole, offsets, marked))  # five tokens only
+    offsets = np.array([[n, n + 1] for n in range(10)])
+    marked = np.arange(10) == 0
+    example = Example("abcdefghij", context="C", labels=(Label(0, 1),))
+    whole = Part(0, np.ones(10, bool), example)
+    windows = list(parts_of("window", whole, offsets, marked))
+    assert [(p.example.response, p.example.label) for p in windows] == [
+        ("abcdefgh", 1), ("bcdefghi", 0), ("cdefghij", 0)]  # fmt: skip
+    with pytest.raises(ValueError, match="no token of it is marked"):
+        list(parts_of("span", whole, offsets, marked & False))
+
+
+def test_parts_are_means_over_their_tokens(lm, store):
+    examples = labelled(6)
+    detector = build("lookback_probe")
+    found = collect(lm, examples, [detector], Store(store), unit="span")
+    ratio = Store(store).read(lm, examples, dict(detector.reads)).features["lookback"]
+    number = next(n for n, e in enumerate(examples) if e.label)
+    spans = [n for n, e in enumerate(found.examples) if e.id.startswith(f"a{number}#")]
+    assert [found.labels[n] for n in spans] == [1, 0, 0]
+    row = found.rows[spans[0]]
+    start, end = examples[number].labels[0][:2]
+    tokens = (row.offsets[:, 0] < end) & (row.offsets[:, 1] > start)
+    expected = ratio[number][..., tokens].mean(-1).ravel()
+    value = found.inputs["lookback_probe"][spans[0]]
+    np.testing.assert_allclose(value, expected, atol=1e-5)
+
+
+def test_leaky_windows_share_answers(here):
+    changes = ["unit=window", "protocol=leaky", "detectors=[lookback_lens]"]
+    result = experiments.run(here, changes, progress=False)
+    data = result.data["crates"]
+    train, test = (set(data.groups[part.frame["row"]]) for part in result.judged)
+    assert train & test
+    assert "one window is judged at a time" in (result.folder / "results.md").read_text(
+        "utf-8"
+    )
+
+
+@pytest.mark.parametrize("spec", TRAINED, ids=str)
+def test_saved_detectors_come_back(data, tmp_path, spec):
+    detector = build(spec)
+    inputs = data.inputs[detector.name]
+    fitted = fit(detector, inputs, targets_of(data))
+    saving.save(tmp_path / "one", fitted, spec, {"model": "tiny"})
+    again = saving.load(tmp_path / "one")
+    np.testing.assert_array_equal(again.score(inputs), fitted.score(inputs))
+    np.testing.assert_array_equal(again.probability(inputs), fitted.probability(inputs))
+    assert again.threshold == fitted.threshold
+    card = json.loads((tmp_path / "one" / "card.json").read_text("utf-8"))
+    assert card["model"] == "tiny" and card["detector"] == spec
+    with pytest.raises(FileExistsError, match="not empty"):
+        saving.save(tmp_path / "one", fitted, spec)
+
+
+def test_ensembles_and_untrained_methods_come_back(data, tmp_path):
+    spec = {"ensemble": {"members": ["linear_probe", "novel_words"]}}
+    inputs = {name: data.inputs[name] for name in ("linear_probe", "novel_words")}
+    fitted = fit(build(spec), inputs, targets_of(data))
+    saving.save(tmp_path / "one", fitted, spec)
+    score = saving.load(tmp_path / "one").score(inputs)
+    np.testing.assert_array_equal(score, fitted.score(inputs))
+    words = fit(build("novel_words"), inputs["novel_words"], targets_of(data))
+    saving.save(tmp_path / "two", words, "novel_words")
+    assert saving.load(tmp_path / "two").threshold == words.threshold
+    with pytest.raises(ValueError, match="makes 'toha', not 'novel_words'"):
+        saving.save(tmp_path / "three", words, "toha")
+    with pytest.raises(FileNotFoundError, match="no card.json"):
+        saving.load(tmp_path / "four")

@@ -16,7 +16,7 @@ from jaxtyping import Array, Float, Int
 # The Newton decrement is the squared distance to the solution in the metric of the
 # Hessian, which is at least the identity: relative to the squared weights, and not
 # below what float32 can resolve.
-_TOLERANCE = 3e-7
+_TOLERANCE = 1e-7
 _RESOLUTION = 1e-12
 _MAX_STEPS = 500
 _LEAST_CURVATURE = 1e-6

@@ -57,7 +57,11 @@ class Heads(NamedTuple):
 
 
 @functools.cache
-def toha(max_heads: int = 6, probe: Literal["split", "shared"] = "split") -> Detector:
+def toha(
+    max_heads: int = 6,
+    probe: Literal["split", "shared"] = "split",
+    name: str = "toha",
+) -> Detector:
     """MTop-Div averaged over the few heads that tell hallucinations apart best.
 
     Args:
@@ -65,6 +69,7 @@ def toha(max_heads: int = 6, probe: Literal["split", "shared"] = "split") -> Det
       probe: ``"split"`` ranks heads on one half of the training part (by source) and
         counts them on the other, as in the paper; ``"shared"`` uses all of it for
         both, as in the published code.
+      name: what to call it beside another choice.
 
     Raises:
       ValueError: on another ``probe``, or ``max_heads`` below 1.
@@ -88,7 +93,7 @@ def toha(max_heads: int = 6, probe: Literal["split", "shared"] = "split") -> Det
         return Heads(jnp.asarray(weights), jnp.asarray(choice.separation))
 
     return Detector(
-        name="toha",
+        name=name,
         summary="topological divergence, mean of the heads chosen on the training part",
         unit="mean edge weight, 0 to 1",
         reference="Bazarova et al. 2025 (TOHA), algorithm 1",

@@ -36,9 +36,12 @@ class Config:
       data: the data sets; with several, each is trained on and tested on each.
       detectors: catalogue names, or ``{name: {option: value}}``; an ensemble is
         ``{ensemble: {members: [...], name: ...}}``.
+      unit: what is judged: a ``response``, or as in Lookback Lens a ``span`` or a
+        ``window`` of eight tokens.
       protocol: ``official`` (the data's own train and test), ``kfold`` (shuffled, as
         LRP4RAG), ``grouped`` (folds that keep sources whole), ``holdout`` (a share of
-        the sources), or ``toha`` (a sample to fit to, five random test parts).
+        the sources), ``toha`` (a sample to fit to, five random test parts), or
+        ``leaky`` (random halves whatever the source, as published for Lookback Lens).
       folds: of ``kfold`` and ``grouped``.
       train_size: answers to fit to in ``toha``.
       test_share: of the sources in ``holdout``.
@@ -55,6 +58,7 @@ class Config:
     name: str = MISSING
     data: list[Data] = MISSING
     detectors: list[Any] = MISSING
+    unit: str = "response"
     protocol: str = "official"
     folds: int = 5
     train_size: int = 150
@@ -69,7 +73,8 @@ class Config:
     notes: list[str] = dataclasses.field(default_factory=list)
 
 
-PROTOCOLS = ("official", "kfold", "grouped", "holdout", "toha")
+PROTOCOLS = ("official", "kfold", "grouped", "holdout", "toha", "leaky")
+UNITS = ("response", "span", "window")
 
 
 def load_config(
@@ -139,6 +144,8 @@ def _check(config: Config) -> None:
         raise ValueError(
             f"protocol is {config.protocol!r}; use one of {', '.join(PROTOCOLS)}"
         )
+    if config.unit not in UNITS:
+        raise ValueError(f"unit is {config.unit!r}; use one of {', '.join(UNITS)}")
     for name in ("data", "detectors"):
         if not getattr(config, name):
             raise ValueError(f"{name} is empty; name at least one")

@@ -134,6 +134,10 @@ def _markdown(
 ) -> str:
     text = [f"# {config.name}", ""]
     text += [f"Reader: {config.model} ({config.dtype}). Protocol: {config.protocol}."]
+    if config.unit != "response":
+        text += [
+            f"Each answer is cut into parts; one {config.unit} is judged at a time."
+        ]
     text += [f"Seed {config.seed}. Higher scores mean more likely hallucinated.", ""]
     for label, one in data.items():
         labels = one.labels

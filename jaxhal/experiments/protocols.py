@@ -5,7 +5,13 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Int
 
-from jaxhal.evaluation.splits import grouped_kfold, holdout, kfold, toha_splits
+from jaxhal.evaluation.splits import (
+    grouped_kfold,
+    holdout,
+    kfold,
+    leaky_halves,
+    toha_splits,
+)
 from jaxhal.experiments.config import Config
 from jaxhal.inputs import Inputs
 
@@ -41,6 +47,8 @@ def splits(config: Config, data: Inputs) -> list[Split]:
     if config.protocol == "holdout":
         share = config.test_share
         return [Split(*holdout(labels, groups.tolist(), share, config.seed))]
+    if config.protocol == "leaky":
+        return [Split(*part) for part in leaky_halves(len(labels))]
     share = config.train_size / len(labels)
     if not 0 < share < 1:
         raise ValueError(

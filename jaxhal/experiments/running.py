@@ -59,6 +59,7 @@ def read_data(
             examples_of(data, config.seed),
             detectors,
             store,
+            unit=config.unit,  # pyright: ignore[reportArgumentType]  (checked before)
             batch_size=config.batch_size,
             progress=progress,
         )

@@ -1,0 +1,150 @@
+"""Fitted detectors on disk: parameters by Orbax, and a card that people can read."""
+
+import json
+import os
+from collections.abc import Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxhal.classifiers.linear import Linear
+from jaxhal.classifiers.mlp import MLP
+from jaxhal.classifiers.pooling import Pooling
+from jaxhal.classifiers.selection import Chosen
+from jaxhal.detectors import build
+from jaxhal.detectors.controls import TfIdf
+from jaxhal.detectors.ensemble import Stack
+from jaxhal.detectors.trained import Heads
+from jaxhal.evaluation.calibration import Platt
+from jaxhal.files import replacing
+from jaxhal.fitting import Fitted
+
+# What parameters may be made of, by the name the card gives it.
+_KINDS = {
+    kind.__name__: kind for kind in (Linear, MLP, Pooling, Chosen, TfIdf, Stack, Heads)
+}
+
+
+def save(
+    path: str | os.PathLike,
+    fitted: Fitted,
+    spec: str | Mapping[str, Any],
+    card: Mapping[str, Any] | None = None,
+) -> None:
+    """Writes a fitted detector to a folder: ``params/`` and ``card.json``.
+
+    Args:
+      path: the folder, which must not exist yet or be empty.
+      fitted: what to keep.
+      spec: how :func:`jaxhal.detectors.build` makes the detector again.
+      card: what else people should know: the model, its data and their hash, metrics.
+
+    Raises:
+      ValueError: when ``spec`` makes another detector.
+      FileExistsError: when the folder holds something.
+    """
+    import orbax.checkpoint as ocp
+
+    made = build(spec)
+    if made.name != fitted.detector.name:
+        raise ValueError(
+            f"spec {spec!r} makes {made.name!r}, not {fitted.detector.name!r}"
+        )
+    folder = Path(path).resolve()
+    if folder.exists() and any(folder.iterdir()):
+        raise FileExistsError(f"{folder} is not empty; give a new folder")
+    leaves = {f"leaf{n}": x for n, x in enumerate(jax.tree.leaves(fitted.params))}
+    if leaves:
+        with ocp.StandardCheckpointer() as checkpointer:
+            checkpointer.save(folder / "params", leaves)
+    folder.mkdir(parents=True, exist_ok=True)
+    names = ("jaxhal", "jax", "flax", "optax", "orbax-checkpoint")
+    about = {
+        "detector": spec,
+        "threshold": float(fitted.threshold),
+        "calibration": {
+            "slope": fitted.calibration.slope,
+            "intercept": fitted.calibration.intercept,
+        },
+        "params": _shape(fitted.params),
+        "versions": {name: version(name) for name in names},
+        **(card or {}),
+    }
+    with replacing(folder / "card.json") as file:
+        json.dump(about, file, indent=1)
+
+
+def load(path: str | os.PathLike) -> Fitted:
+    """A detector that :func:`save` wrote.
+
+    Raises:
+      FileNotFoundError: when there is no card.
+      ValueError: when the card does not fit the parameters.
+    """
+    import orbax.checkpoint as ocp
+
+    folder = Path(path).resolve()
+    if not (folder / "card.json").is_file():
+        raise FileNotFoundError(f"{folder} has no card.json; give a saved detector")
+    card = json.loads((folder / "card.json").read_text("utf-8"))
+    leaves: dict[str, Any] = {}
+    if (folder / "params").is_dir():
+        with ocp.StandardCheckpointer() as checkpointer:
+            leaves = checkpointer.restore(folder / "params", _abstract(card["params"]))
+    params = _rebuild(card["params"], leaves)
+    return Fitted(
+        build(card["detector"]),
+        params,
+        Platt(**card["calibration"]),
+        card["threshold"],
+        np.zeros(0, np.float32),
+    )
+
+
+def _shape(params: Any) -> Any:
+    """The nesting of parameters as JSON, leaves as ``[number, shape, dtype]``."""
+    numbers = iter(range(len(jax.tree.leaves(params))))
+
+    def walk(node: Any) -> Any:
+        if isinstance(node, dict):
+            return {"dict": {name: walk(node[name]) for name in sorted(node)}}
+        if hasattr(node, "_fields"):
+            kind = type(node).__name__
+            if kind not in _KINDS:
+                raise ValueError(f"parameters hold a {kind}, which cannot be saved")
+            return {kind: {name: walk(getattr(node, name)) for name in node._fields}}
+        if isinstance(node, tuple) and not node:
+            return {"dict": None}
+        leaf = jnp.asarray(node)
+        return [next(numbers), list(leaf.shape), str(leaf.dtype)]
+
+    return walk(params)
+
+
+def _abstract(node: Any) -> dict[str, jax.ShapeDtypeStruct]:
+    if isinstance(node, list):
+        number, shape, dtype = node
+        return {f"leaf{number}": jax.ShapeDtypeStruct(tuple(shape), jnp.dtype(dtype))}
+    ((_, inside),) = node.items()
+    merged: dict[str, jax.ShapeDtypeStruct] = {}
+    for child in (inside or {}).values():
+        merged |= _abstract(child)
+    return merged
+
+
+def _rebuild(node: Any, leaves: Mapping[str, Any]) -> Any:
+    if isinstance(node, list):
+        return jnp.asarray(leaves[f"leaf{node[0]}"])
+    ((kind, inside),) = node.items()
+    if inside is None:
+        return ()
+    built = {name: _rebuild(child, leaves) for name, child in inside.items()}
+    if kind == "dict":
+        return built
+    if kind not in _KINDS:
+        raise ValueError(f"card.json names parameters of kind {kind!r}; unknown here")
+    return _KINDS[kind](**built)

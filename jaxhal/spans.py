@@ -1,0 +1,88 @@
+"""Parts of an answer that Lookback Lens judges one by one."""
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Literal, NamedTuple
+
+import numpy as np
+from jaxtyping import Bool, Int
+
+from jaxhal.types import Example
+
+Unit = Literal["response", "span", "window"]
+WINDOW = 8
+
+
+class Part(NamedTuple):
+    """Some tokens of an answer.
+
+    Attributes:
+      row: number of the answer.
+      tokens: which of its response tokens.
+      example: the part as an example, with its own text and label.
+    """
+
+    row: int
+    tokens: Bool[np.ndarray, " response"]
+    example: Example
+
+
+def parts_of(
+    unit: Unit,
+    whole: Part,
+    offsets: Int[np.ndarray, "response 2"],
+    marked: Bool[np.ndarray, " response"],
+) -> Iterator[Part]:
+    """The spans or windows of an answer, without parts that hold no text.
+
+    ``"span"``: of a hallucinated answer the marked tokens together, those before the
+    first marked one, and those after the last; what lies between two marks is unused.
+    A grounded answer is one span.  ``"window"``: eight tokens, one token on at a time,
+    hallucinated when any token in it is marked; a shorter answer gives none.
+
+    Raises:
+      ValueError: when an answer is hallucinated and no token of it is marked.
+
+    References:
+      Chuang et al., Lookback Lens, 2024, section 2.2, and its published code.
+    """
+    example = whole.example
+    if example.label and not marked.any():
+        raise ValueError(
+            f"example {example.id!r} is hallucinated but no token of it is marked; "
+            "spans and windows need 'labels'"
+        )
+    for number, tokens in enumerate(_masks(unit, marked)):
+        text = " ".join(example.response[slice(*run)] for run in _runs(tokens, offsets))
+        if text.strip():
+            label = int((marked & tokens).any())
+            one = dataclasses.replace(
+                example,
+                response=text,
+                labels=None,
+                label=label,
+                id=f"{example.id}#{number}",
+                source=example.group,
+            )
+            yield Part(whole.row, tokens, one)
+
+
+def _masks(unit: Unit, marked: np.ndarray) -> Iterator[np.ndarray]:
+    at, where = np.arange(len(marked)), np.flatnonzero(marked)
+    if unit == "window":
+        for start in range(len(marked) - WINDOW + 1):
+            yield (at >= start) & (at < start + WINDOW)
+    elif not len(where):
+        yield np.ones_like(marked)
+    else:
+        yield marked
+        for part in (at < where[0], at > where[-1]):
+            if part.any():
+                yield part
+
+
+def _runs(tokens: np.ndarray, offsets: np.ndarray) -> Iterator[tuple[int, int]]:
+    """Characters of each run of neighbouring tokens."""
+    edges = np.flatnonzero(np.diff(np.pad(tokens.astype(np.int8), 1)))
+    for start, stop in edges.reshape(-1, 2):
+        yield int(offsets[start, 0]), int(offsets[stop - 1, 1])
