@@ -206,16 +206,17 @@ def _claim(folder: Path, name: str, wait: bool) -> Iterator[bool]:
     import filelock
 
     lock = filelock.FileLock(folder / "locks" / f"{name}.lock")
-    try:
-        with _explained(folder):
+    mine = True
+    with _explained(folder):
+        try:
             lock.acquire(timeout=-1 if wait else 0)
-    except filelock.Timeout:
-        yield False
-        return
+        except filelock.Timeout:
+            mine = False
     try:
-        yield True
+        yield mine
     finally:
-        lock.release()
+        if mine:
+            lock.release()
 
 
 @contextlib.contextmanager
@@ -224,7 +225,7 @@ def _explained(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise type(error)(
+        raise OSError(  # of the subclass that belongs to the number
             error.errno,
             f"cannot write the feature store: {error.strerror}; make room or choose "
             "another folder, then run the same again: finished parts are kept",
