@@ -285,8 +285,10 @@ def sweep(
     with _usage():
         _check_place(output)
         pairs = [setting.partition("=")[::2] for setting in settings]
-        grid = {key: values.split(",") for key, values in pairs if "," in values}
-        fixed = [f"{key}={value}" for key, value in pairs if "," not in value]
+        lists = {k: v.split(",") for k, v in pairs}
+        # A YAML list or mapping is one value, whatever commas it holds.
+        grid = {k: v for k, v in lists.items() if len(v) > 1 and v[0][0] not in "[{"}
+        fixed = [f"{key}={value}" for key, value in pairs if key not in grid]
         table = experiments.sweep(config, grid, fixed)
     if output is not None:
         table.to_csv(output, index=False)

@@ -288,7 +288,7 @@ def test_bad_requests(lm):
 
 @pytest.mark.parametrize("copies", [2, 3])
 def test_a_shared_prompt_changes_nothing(lm, copies):
-    """Answers of different lengths to each of two prompts, and one prompt of a token."""
+    """Answers of different lengths to each of two prompts, one of a single token."""
     samples = []
     for prompt in (9, 1):
         own = batch([(prompt, r) for r in (5, 2, 8)[:copies]], 13, 8, seed=prompt)

@@ -16,8 +16,8 @@ from typer.testing import CliRunner
 import jaxhal
 from jaxhal import cli
 from jaxhal.datasets import bundled
-from jaxhal.summary import summarize, verdict
 from jaxhal.report import Report, Span, Token
+from jaxhal.summary import summarize, verdict
 
 GOOD = {"id": "good", "prompt": "Why?", "response": "So it is."}
 
@@ -461,3 +461,24 @@ def test_help_is_light_and_fast():
     assert done.returncode == 0 and done.stderr == "[]\n"
     for command in ("demo", "detect", "list", "data", "bench"):
         assert command in done.stdout
+
+
+def test_run_and_sweep(smollm2_gguf, tmp_path):
+    """Both commands on a few bundled sources; a list is one value, commas and all."""
+    settings = ["data.0.sources=14", "test_share=0.5", f"out={tmp_path}"]
+    settings += [f"store={tmp_path / 'store'}", "detectors=[mtop_div,novel_words]"]
+    config = str(Path(__file__).parent.parent / "configs" / "smoke.yaml")
+    runner = CliRunner()
+    result = runner.invoke(cli.app, ["run", config, *settings])
+    assert result.exit_code == 0, result.output
+    assert (
+        "mtop_div" in result.stdout and (tmp_path / "smoke" / "report.html").is_file()
+    )
+    table = tmp_path / "table.csv"
+    swept = ["sweep", config, "seed=0,1", *settings, "-o", str(table)]
+    result = runner.invoke(cli.app, swept)
+    assert result.exit_code == 0, result.output
+    rows = table.read_text("utf-8").splitlines()
+    assert rows[0].startswith("seed,method") and len(rows) > 3
+    result = runner.invoke(cli.app, ["run", "none.yaml"])
+    assert result.exit_code == 2 and "no such file" in result.output

@@ -157,6 +157,13 @@ def _markdown(
             "difference in AUROC to the best control with its interval. Thresholds and "
             "calibration come from the training part.",
         ]
+        if len(judged) > 1:
+            text += [
+                "",
+                "Parts are pooled by calibrated probability, which is constant (AUROC "
+                "0.5) for a score that ranked the training part the wrong way round; "
+                "the AUROC of folds is that of the score itself.",
+            ]
     for name, matrix in matrices.items():
         text += ["", f"## {name}: AUROC, trained on rows, tested on columns", ""]
         text += [_matrix(matrix)]
