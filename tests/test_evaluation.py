@@ -262,5 +262,5 @@ def test_inputs_of_other_libraries():
 
 
 def test_public_names_are_no_modules():
-    for name in ("evaluate", "interval", "paired", "summarize", "compare"):
+    for name in ("evaluate", "interval", "paired", "compare"):
         assert callable(getattr(evaluation, name))
