@@ -451,3 +451,8 @@ def test_ensembles_and_untrained_methods_come_back(data, tmp_path):
         saving.save(tmp_path / "three", words, "toha")
     with pytest.raises(FileNotFoundError, match="no card.json"):
         saving.load(tmp_path / "four")
+
+
+def test_a_layer_that_is_not_there(lm, store):
+    with pytest.raises(ValueError, match="hidden state 20 of 3; choose layer in 0..2"):
+        collect(lm, labelled(), [build("mlp_probe")], Store(store))

@@ -299,6 +299,15 @@ def mlp_probe(layer: int = 20) -> Detector:
       layer: which hidden state; 20 is two thirds up a model of 30 layers.
     """
 
+    def inputs(features: Features) -> Array:
+        hidden = features["hidden_mean"]
+        if not 0 <= layer < len(hidden):
+            raise ValueError(
+                f"mlp_probe looks at hidden state {layer} of {len(hidden)}; choose "
+                f"layer in 0..{len(hidden) - 1}"
+            )
+        return hidden[layer]
+
     def fit(inputs: Any, targets: Targets) -> Any:
         train, stop = _early_parts(targets)
         y = jnp.asarray(targets.labels)
@@ -310,7 +319,7 @@ def mlp_probe(layer: int = 20) -> Detector:
         unit=LOG_ODDS,
         reference="Azaria and Mitchell 2023 (SAPLMA), one hidden layer",
         reads=(("hidden_mean", HiddenStates(tokens="mean")),),
-        inputs=lambda f: f["hidden_mean"][layer],
+        inputs=inputs,
         decide=mlp.mlp_logits,
         fit=fit,
     )
