@@ -36,8 +36,13 @@ def column_name(reducer: Reducer) -> str:
     name = f"{kind.__name__}({values})"
     if kind.__module__.split(".")[0] == "jaxhal":
         return name
+    # Of its methods, since a class in a notebook cell has no source of its own.
+    bases = [c for c in kind.__mro__ if c.__module__.split(".")[0] != "jaxhal"]
+    items = [item for base in bases for item in vars(base).values()]
+    methods = [item for item in items if inspect.isfunction(item)]
     try:
-        source = inspect.getsource(kind)
+        own = [inspect.getsource(m) for m in methods if not m.__name__.startswith("__")]
+        source = "\n".join(own)
     except (OSError, TypeError) as error:
         raise TypeError(
             f"reducer {name} has no source that can be read ({error}), so a store "
