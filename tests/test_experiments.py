@@ -412,6 +412,7 @@ def test_parts_are_means_over_their_tokens(lm, store):
 
 def test_leaky_windows_share_answers(here):
     changes = ["unit=window", "protocol=leaky", "detectors=[lookback_lens]"]
+    changes += ["data.0.sources=12"]
     result = experiments.run(here, changes, progress=False)
     data = result.data["crates"]
     train, test = (set(data.groups[part.frame["row"]]) for part in result.judged)
