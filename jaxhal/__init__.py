@@ -58,8 +58,10 @@ _MODULES = (
     "evaluation",
     "experiments",
     "features",
+    "fitting",
     "models",
     "report",
+    "saving",
 )
 
 __all__ = sorted([*_HOMES, *_MODULES])  # pyright: ignore[reportUnsupportedDunderAll]

@@ -149,7 +149,8 @@ def _chosen(
         if detector.fit is not None:
             raise ValueError(
                 f"detector {one!r} must be fitted to labelled answers first; pass what "
-                "jaxhal.fit or jaxhal.experiments.run returned instead of its name"
+                "jaxhal.fitting.fit or jaxhal.experiments.run returned instead of its "
+                "name"
             )
         chosen.append(detector)
         params.append(())

@@ -98,7 +98,8 @@ def collect(
         raise ValueError("none of the detectors reads the model; name one that does")
     errors = {k: v for stored, _ in parts for k, v in stored.errors.items()}
     kept = [n for n in range(len(examples)) if n not in errors]
-    rows = [parts[0][0].rows[parts[0][0].kept.index(n)] for n in kept]
+    encoded = dict(zip(parts[0][0].kept, parts[0][0].rows, strict=True))
+    rows = [encoded[n] for n in kept]
     marked = [
         token_labels(row.offsets, examples[n].labels or ())
         for n, row in zip(kept, rows, strict=True)
@@ -192,9 +193,8 @@ def _inputs(
             features["valid"] = np.zeros((_CHUNK, response), bool)
             features["marked"] = np.zeros((_CHUNK, response), bool)
             for at, number in enumerate(some):
-                features["valid"][at, : len(units[number].tokens)] = units[
-                    number
-                ].tokens
+                tokens = units[number].tokens
+                features["valid"][at, : len(tokens)] = tokens
                 features["marked"][at, : len(marked[number])] = marked[number]
             for name, values in texts.items():
                 whole = np.zeros((_CHUNK, *values.shape[1:]), np.float32)

@@ -7,10 +7,10 @@ from typing import Literal, NamedTuple
 import numpy as np
 from jaxtyping import Bool, Int
 
+from jaxhal.features.lookback import WINDOW
 from jaxhal.types import Example
 
 Unit = Literal["response", "span", "window"]
-WINDOW = 8
 
 
 class Part(NamedTuple):

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 import pytest
+from sklearn.feature_extraction.text import TfidfTransformer
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
 from sklearn.preprocessing import StandardScaler
@@ -457,3 +458,28 @@ def test_ensembles_and_untrained_methods_come_back(data, tmp_path):
 def test_a_layer_that_is_not_there(lm, store):
     with pytest.raises(ValueError, match="hidden state 20 of 3; choose layer in 0..2"):
         collect(lm, labelled(), [build("mlp_probe")], Store(store))
+
+
+def test_tokens_are_judged_by_their_window(lm, data):
+    """The mean ratio of a token and the seven before it, through the classifier."""
+    fitted = fit(
+        build("lookback_probe"), data.inputs["lookback_probe"], targets_of(data)
+    )
+    example = data.examples[0]
+    batch = lm.encode([example])
+    ratio = jaxhal.read(lm, batch, dict(fitted.detector.reads))["lookback"]
+    features = {"lookback": ratio, "valid": batch.response_mask}
+    found = np.asarray(fitted.detector.tokens(fitted.params, features))[0]
+    probe = jax.tree.map(np.asarray, fitted.params.linear)
+    for at in range(len(data.rows[0].response_ids)):
+        window = np.asarray(ratio)[:, 0, :, max(0, at - 7) : at + 1].mean(-1).ravel()
+        logit = ((window - probe.mean) / probe.std) @ probe.w + probe.b
+        assert found[at] == pytest.approx(1 / (1 + np.exp(-logit)), abs=1e-4)
+
+
+def test_tfidf_weights_are_those_of_scikit_learn(data):
+    counts = data.inputs["tfidf"]
+    rows = np.arange(40)
+    params = build("tfidf").fit(counts, targets_of(data, rows))
+    expected = TfidfTransformer().fit(counts[rows])
+    np.testing.assert_allclose(params.idf, expected.idf_, rtol=1e-5)

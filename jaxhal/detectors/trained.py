@@ -20,12 +20,10 @@ from jaxhal.detectors.core import (
 from jaxhal.evaluation.splits import holdout
 from jaxhal.features.graphs import Barcode, VertexDegree
 from jaxhal.features.hidden import HiddenStates
-from jaxhal.features.lookback import LookbackRatio
+from jaxhal.features.lookback import WINDOW, LookbackRatio
 from jaxhal.features.topology import MaxPromptAttention, MTopDiv
 
 LOG_ODDS = "log odds of a hallucination"
-# Tokens whose mean ratio a token is judged by: the window of Lookback Lens.
-WINDOW = 8
 
 
 def _linear(inputs: Float[Array, "samples *layers size"]) -> Float[Array, "..."]:
@@ -87,9 +85,8 @@ def toha(
         choice = heads.choose_heads(
             scores[first], labels[first], scores[second], labels[second], max_heads
         )
-        chosen = np.asarray(choice.heads)[: int(choice.count)]
         weights = np.zeros(scores.shape[1], np.float32)
-        weights[chosen] = 1 / len(chosen)
+        weights[np.asarray(choice.chosen)] = 1 / int(choice.count)
         return Heads(jnp.asarray(weights), jnp.asarray(choice.separation))
 
     return Detector(
@@ -104,13 +101,13 @@ def toha(
     )
 
 
-def _head_probe(name: str, summary: str, reference: str, feature: Any, inputs: Any):
+def _head_probe(name: str, summary: str, reference: str, inputs: Any, *reads: Any):
     return Detector(
         name=name,
         summary=summary,
         unit=LOG_ODDS,
         reference=reference,
-        reads=(feature,),
+        reads=reads,
         inputs=inputs,
         decide=_decide_linear,
         fit=_fit_linear,
@@ -124,25 +121,23 @@ def toha_supervised() -> Detector:
         "toha_supervised",
         "logistic regression on the topological divergence of all heads",
         "Bazarova et al. 2025 (TOHA), supervised variant",
-        ("mtop_div", MTopDiv()),
         lambda f: flat_heads(f["mtop_div"]),
+        ("mtop_div", MTopDiv()),
     )
 
 
 @functools.cache
 def topology_probe() -> Detector:
     """Logistic regression on barcodes and vertex degrees of all heads' graphs."""
-    return Detector(
-        name="topology_probe",
-        summary="logistic regression on barcodes and vertex degrees of all heads",
-        unit=LOG_ODDS,
-        reference="Bazarova et al. 2025 (TOHA), appendix D.3; Kushnareva et al. 2021",
-        reads=(("barcode", Barcode()), ("degree", VertexDegree())),
-        inputs=lambda f: jnp.concatenate(
+    return _head_probe(
+        "topology_probe",
+        "logistic regression on barcodes and vertex degrees of all heads",
+        "Bazarova et al. 2025 (TOHA), appendix D.3; Kushnareva et al. 2021",
+        lambda f: jnp.concatenate(
             [flat_heads(f["barcode"]), flat_heads(f["degree"])], 1
         ),
-        decide=_decide_linear,
-        fit=_fit_linear,
+        ("barcode", Barcode()),
+        ("degree", VertexDegree()),
     )
 
 
@@ -153,8 +148,8 @@ def max_prompt_probe() -> Detector:
         "max_prompt_probe",
         "logistic regression on the largest prompt attention of all heads",
         "control for toha_supervised: the same without topology",
-        ("max_prompt", MaxPromptAttention()),
         lambda f: flat_heads(response_mean(f["max_prompt"], f)),
+        ("max_prompt", MaxPromptAttention()),
     )
 
 
@@ -165,8 +160,8 @@ def lookback_probe() -> Detector:
         "lookback_probe",
         "logistic regression on the mean lookback ratios of all heads",
         "Chuang et al. 2024 (Lookback Lens), one span per response",
-        ("lookback", LookbackRatio()),
         lambda f: flat_heads(response_mean(f["lookback"], f)),
+        ("lookback", LookbackRatio()),
     )._replace(tokens=_lookback_tokens)
 
 

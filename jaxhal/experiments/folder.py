@@ -21,6 +21,7 @@ from jaxhal.files import replacing
 from jaxhal.fitting import Fitted
 from jaxhal.inputs import Inputs
 from jaxhal.models.config import Config as ModelConfig
+from jaxhal.summary import verdict
 
 # Curves of more methods than this cannot be told apart.
 _CURVES = 8
@@ -146,16 +147,17 @@ def _markdown(
             f"- {label}: {len(labels)} answers to {sources} sources, "
             f"{int(labels.sum())} hallucinated; {len(one.errors)} could not be read"
         )
-        text += [f"  - row {n}: {why}" for n, why in list(one.errors.items())[:10]]
+        text += [f"  - row {n}: {why}" for n, why in one.errors.items()]
     tested = [f"{p.train} to {p.test}: {len(p.frame)}" for p in judged]
     text += ["", f"Answers judged ({'; '.join(tested)}).", ""]
     if rows:
-        text += [results.markdown(rows, len(judged) > 1), "", results.sentence(rows)]
+        named = [row | {"detector": row["method"]} for row in rows]
+        text += [results.markdown(rows, len(judged) > 1), "", verdict(named)]
         text += [
             "",
-            "Intervals resample whole sources (95 %); the last column is the paired "
-            "difference in AUROC to the best control with its interval. Thresholds and "
-            "calibration come from the training part.",
+            "The last column is the paired difference in AUROC to the best control, "
+            "with its 95 % interval. Thresholds and calibration come from the training "
+            "part.",
         ]
         if len(judged) > 1:
             text += [

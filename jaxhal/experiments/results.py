@@ -1,4 +1,4 @@
-"""What a run found: scores, tables in three forms, and sentences that say it."""
+"""What a run found: scores, and tables in three forms."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -100,27 +100,6 @@ def _difference(row: Mapping[str, Any]) -> str:
         return ""
     low, high = row["difference low"], row["difference high"]
     return f"{row['difference']:+.3f} [{low:+.2f}, {high:+.2f}] {row['beats controls']}"
-
-
-def sentence(rows: Sequence[Mapping[str, Any]]) -> str:
-    """In words: which methods beat the best control."""
-    controls = [row for row in rows if row["control"]]
-    if not controls:
-        return "No controls were scored, so nothing can be said to beat them."
-    best = max(controls, key=lambda row: row["AUROC"])
-    text = f"The best control is {best['method']} (AUROC {best['AUROC']:.3f}). "
-    kinds = {
-        "yes": "above it beyond the noise",
-        "within noise": "above it within the noise",
-        "no": "not above it",
-    }
-    found = []
-    for kind, phrase in kinds.items():
-        names = [row["method"] for row in rows if row["beats controls"] == kind]
-        if names:
-            found.append(f"{phrase}: {', '.join(names)}")
-    listed = "; ".join(found)
-    return f"{text}{listed[:1].upper()}{listed[1:]}."
 
 
 def transfer(

@@ -13,6 +13,8 @@ from jaxhal.types import Reducer, View
 
 # Rows of a softmax sum to one, so a sum of two means this small is a row of padding.
 _EMPTY = 1e-12
+# Tokens of a sliding window, as published.
+WINDOW = 8
 
 
 def _lookback(

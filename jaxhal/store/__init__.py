@@ -108,11 +108,11 @@ class Store:
         kept, errors, rows = encode(lm, examples)
         columns = {name: column_name(reducer) for name, reducer in named.items()}
         by_column = {columns[name]: reducer for name, reducer in named.items()}
-        encoded = {key_of(row): row for row in rows}
+        wanted = [key_of(row) for row in rows]
+        encoded = dict(zip(wanted, rows, strict=True))
         folder = self._folder(lm)
         if encoded:
             self._compute(lm, folder, encoded, by_column, batch_size, progress)
-        wanted = [key_of(row) for row in rows]
         found, axes = load(folder, wanted, set(by_column))
         features = {
             name: [found[column][key] for key in wanted]
@@ -126,7 +126,7 @@ class Store:
         if known is None:
             known = (lm.params, fingerprint(lm))  # held, so that its id stays its own
             self._fingerprints[id(lm.params)] = known
-        folder = self.root / known[1]
+        folder = self.root / f"{known[1]}-{_REVISION}"
         if not (folder / "model.json").is_file():
             with _explained(folder):
                 for name in ("plans", "parts", "locks"):
@@ -148,7 +148,7 @@ class Store:
         lacking = missing(folder, encoded, reducers)
         if not lacking:
             return
-        request = [_REVISION, sorted(reducers), list(encoded), batch_size]
+        request = [sorted(reducers), list(encoded), batch_size]
         path = folder / "plans" / f"{digest(json.dumps(request))}.json"
         with _explained(folder):
             parts = read_plan(path) or write_plan(
