@@ -151,7 +151,7 @@ def _markdown(
     tested = [f"{p.train} to {p.test}: {len(p.frame)}" for p in judged]
     text += ["", f"Answers judged ({'; '.join(tested)}).", ""]
     if rows:
-        named = [row | {"detector": row["method"]} for row in rows]
+        named = [{**row, "detector": row["method"]} for row in rows]
         text += [results.markdown(rows, len(judged) > 1), "", verdict(named)]
         text += [
             "",
