@@ -146,16 +146,18 @@ def detect(
     """Scores the answers of a JSON Lines file.
 
     A row is {"id", "response", and either "prompt" or "context" + "question"}; a
-    result is {"id", "scores", "spans", "error"}, in the order of the input.  A bad row
-    gets its error and the command exits 1.
+    result is {"id", "scores", "probabilities", "flagged", "spans", "error"}, in the
+    order of the input; probabilities and flags are those of fitted detectors.  A bad
+    row gets its error and the command exits 1.
     """
     import jaxhal
     from jaxhal.datasets.jsonl import read_rows, write_rows
+    from jaxhal.detection import resolve
     from jaxhal.report import write_html
     from jaxhal.summary import summarize, verdict
 
     with _usage():
-        jaxhal.detectors.get(detector or None)
+        resolve(model, detector or None)
         rows = read_rows(source)
         for path in (output, page):
             _check_place(path)
@@ -261,8 +263,7 @@ def run(
 
     with _usage():
         result = experiments.run(config, settings or ())
-    if result.rows:
-        _console().print(_table([_brief(row) for row in result.rows]))
+    _console().print(_table([_brief(row) for row in result.rows]))
     _console(stderr=True).print(f"written to {result.folder}", soft_wrap=True)
 
 
@@ -316,7 +317,9 @@ def bench(
 
 def _brief(row: Mapping[str, Any]) -> dict[str, Any]:
     """The columns of a result that fit a terminal."""
+    pair = {key: row[key] for key in ("train", "test") if key in row}
     return {
+        **pair,
         "method": row["method"],
         "AUROC": row["AUROC"],
         "95 % interval": f"{row['low']:.2f}–{row['high']:.2f}",

@@ -1,25 +1,22 @@
 """From answers to reports: encode, read once, let every detector score."""
 
-import functools
 from collections.abc import Sequence
 from typing import Any
 
-import jax
 import numpy as np
 from tqdm import tqdm
 
 from jaxhal import detectors as catalogue
 from jaxhal.capture import read
 from jaxhal.detectors import Detector
-from jaxhal.fitting import Fitted
+from jaxhal.fitting import Fitted, untrained
 from jaxhal.inputs import closed_book
+from jaxhal.judging import THRESHOLD, empty, judge, report
 from jaxhal.models.batching import Encoded, Planned, check_length, collate, plan
 from jaxhal.models.lm import LM
-from jaxhal.report import Report, Span, Token
+from jaxhal.report import Report
+from jaxhal.shipped import shipped
 from jaxhal.types import Example
-
-# The detector that colours tokens and finds spans when it is among those asked for.
-PREFERRED = "predictive_probability"
 
 
 def detect(
@@ -47,10 +44,10 @@ def detect(
     example = Example(
         response, prompt=prompt, context=context, question=question, id="answer"
     )
-    report = score(lm, [example], detectors, batch_size=1)[0]
-    if report.error is not None:
-        raise ValueError(report.error)
-    return report
+    (found,) = score(lm, [example], detectors, batch_size=1)
+    if found.error is not None:
+        raise ValueError(found.error)
+    return found
 
 
 def score(
@@ -60,7 +57,7 @@ def score(
     *,
     batch_size: int = 8,
     progress: bool | None = None,
-    threshold: float = 0.99,
+    threshold: float = THRESHOLD,
 ) -> list[Report]:
     """Scores many answers, a bucket of similar lengths at a time.
 
@@ -68,7 +65,8 @@ def score(
       lm: the reader.
       examples: the answers.
       detectors: catalogue names, or detectors that were fitted; by default all that
-        need neither training nor a second pass.
+        need no second pass and no training, or that the package ships fitted for the
+        reader: :data:`jaxhal.shipped.MODELS`.
       batch_size: answers read together.
       progress: show a progress bar; ``None`` shows it on a terminal.
       threshold: token score from which on a token belongs to a span; for the default
@@ -84,8 +82,9 @@ def score(
     """
     if batch_size < 1:
         raise ValueError(f"batch_size is {batch_size}; it must be at least 1")
-    chosen, params = _chosen(detectors)
-    needs_question = bool(catalogue.reads(chosen, closed_book=True))
+    chosen = resolve(lm.name, detectors)
+    named = [one.detector for one in chosen]
+    needs_question = bool(catalogue.reads(named, closed_book=True))
     tokenizer = lm.require_tokenizer()
     rows: list[Encoded] = []
     closed: list[Encoded] = []
@@ -98,7 +97,7 @@ def score(
             if needs_question:
                 closed.append(tokenizer.encode_example(closed_book(example)))
         except ValueError as error:
-            reports[number] = _report(lm, example, chosen, error=str(error))
+            reports[number] = empty(lm.name, example, named, str(error))
             continue
         rows.append(row)
         kept.append(number)
@@ -110,51 +109,51 @@ def score(
     )
     with bar:
         for group in plan(rows, batch_size):
-            features = _read(lm, chosen, rows, closed, group, batch_size)
+            features = _read(lm, named, rows, closed, group, batch_size)
             texts = [examples[kept[i]] for i in group.rows]
-            for name, function in {t for d in chosen for t in d.text}:
+            for name, function in {t for d in named for t in d.text}:
                 values = np.stack([np.asarray(function(e), np.float32) for e in texts])
                 pad = [(0, batch_size - len(values)), *[(0, 0)] * (values.ndim - 1)]
                 features[name] = np.pad(values, pad)
-            scored = _score(tuple(chosen), params, features)
-            scores, tokens, heads = jax.device_get(scored)
-            for at, i in enumerate(group.rows):
-                number = kept[i]
-                reports[number] = _fill(
-                    _report(lm, examples[number], chosen),
-                    rows[i],
-                    {d.name: float(scores[d.name][at]) for d in chosen},
-                    {d.name: tokens[d.name][at] for d in chosen if d.tokens},
-                    {name: value[:, at] for name, value in heads.items()},
-                    threshold,
+            judged = judge(chosen, features)
+            for at, (i, example) in enumerate(zip(group.rows, texts, strict=True)):
+                reports[kept[i]] = report(
+                    chosen, lm.name, example, rows[i], judged, at, threshold
                 )
             bar.update(len(group.rows))
     return [reports[number] for number in range(len(examples))]
 
 
-def _chosen(
-    detectors: Sequence[str | Fitted] | None,
-) -> tuple[list[Detector], tuple[Any, ...]]:
-    """The detectors asked for and their parameters."""
+def resolve(model: str, detectors: Sequence[str | Fitted] | None) -> list[Fitted]:
+    """The detectors asked for, with the parameters that the package ships.
+
+    Args:
+      model: name of the reader.
+      detectors: as :func:`score` takes them.
+
+    Raises:
+      ValueError: on an unknown detector, or one that must be fitted first.
+    """
+    ready = shipped(model)
     if detectors is None:
-        found = catalogue.get()
-        return found, ((),) * len(found)
-    chosen, params = [], []
+        later = [n for n, one in ready.items() if not one.detector.closed_book]
+        detectors = list(dict.fromkeys([*catalogue.AT_ONCE, *later]))
+    chosen = []
     for one in detectors:
         if isinstance(one, Fitted):
-            chosen.append(one.detector)
-            params.append(one.params)
-            continue
-        (detector,) = catalogue.get([one])
-        if detector.fit is not None:
-            raise ValueError(
-                f"detector {one!r} must be fitted to labelled answers first; pass what "
-                "jaxhal.fitting.fit or jaxhal.experiments.run returned instead of its "
-                "name"
-            )
-        chosen.append(detector)
-        params.append(())
-    return chosen, tuple(params)
+            chosen.append(one)
+        elif one in ready:
+            chosen.append(ready[one])
+        else:
+            (detector,) = catalogue.get([one])
+            if detector.fit is not None:
+                raise ValueError(
+                    f"detector {one!r} must be fitted to labelled answers of "
+                    f"{model!r} first; pass what jaxhal.fitting.fit, jaxhal.saving."
+                    "load or jaxhal.experiments.run returned instead of its name"
+                )
+            chosen.append(untrained(detector))
+    return chosen
 
 
 def _read(
@@ -180,85 +179,3 @@ def _read(
         alone = collate(some, pad_id, response_length=response, batch_size=size)
         features |= read(lm, alone, reducers)
     return features
-
-
-@functools.partial(jax.jit, static_argnums=0)
-def _score(
-    chosen: tuple[Detector, ...], params: tuple[Any, ...], features: dict[str, Any]
-) -> tuple:
-    pairs = list(zip(chosen, params, strict=True))
-    scores = {d.name: d.score(p, features) for d, p in pairs}
-    tokens = {d.name: d.tokens(p, features) for d, p in pairs if d.tokens is not None}
-    heads = {}
-    for name, reducer in catalogue.reads(chosen).items():
-        if reducer.reads == "probs":
-            value = features[name]
-            rowwise = value.ndim == 4
-            heads[name] = catalogue.response_mean(value, features) if rowwise else value
-    return scores, tokens, heads
-
-
-def _report(
-    lm: LM, example: Example, chosen: Sequence[Detector], error: str | None = None
-) -> Report:
-    with_tokens = [d.name for d in chosen if d.tokens is not None]
-    preferred = PREFERRED if PREFERRED in with_tokens else (with_tokens or [""])[0]
-    return Report(
-        id=example.id,
-        model=lm.name,
-        response=example.response,
-        scores={},
-        tokens=[],
-        spans=[],
-        heads={},
-        detector=preferred,
-        context=example.context,
-        question=example.question,
-        prompt=example.prompt,
-        label=example.label,
-        labels=example.labels,
-        error=error,
-    )
-
-
-def _fill(
-    report: Report,
-    row: Encoded,
-    scores: dict[str, float],
-    tokens: dict[str, Any],
-    heads: dict[str, Any],
-    threshold: float,
-) -> Report:
-    listed = []
-    for at, (start, end) in enumerate(row.offsets.tolist()):
-        if start < end:  # the end-of-sequence token has no text
-            values = {name: float(value[at]) for name, value in tokens.items()}
-            listed.append(Token(report.response[start:end], start, end, values))
-    fields = {"scores": scores, "tokens": listed, "heads": heads}
-    spans = find_spans(report.response, listed, report.detector, threshold)
-    return Report(**{**vars(report), **fields, "spans": spans})
-
-
-def find_spans(
-    response: str, tokens: Sequence[Token], detector: str, threshold: float
-) -> list[Span]:
-    """Runs of tokens whose score reaches the threshold, without outer white space.
-
-    The confidence of a span is the mean score of its tokens.
-    """
-    spans: list[Span] = []
-    run: list[Token] = []
-    for token in [*tokens, None]:
-        if token is not None and token.scores.get(detector, 0.0) >= threshold:
-            run.append(token)
-            continue
-        if run:
-            start, end = run[0].start, run[-1].end
-            text = response[start:end]
-            start += len(text) - len(text.lstrip())
-            end -= len(text) - len(text.rstrip())
-            confidence = float(np.mean([t.scores[detector] for t in run]))
-            if start < end:
-                spans.append(Span(start, end, response[start:end], confidence))
-            run = []
-    return spans

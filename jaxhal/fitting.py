@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 
 from jaxhal.classifiers.selection import chosen_logits
 from jaxhal.detectors import Detector, Targets, fit_all, out_of_fold, weigh
@@ -26,25 +26,62 @@ class Fitted:
     Attributes:
       detector: the method.
       params: its parameters, a pytree.
-      calibration: score -> probability of a hallucination, as in the training part.
-      threshold: the score from which on an answer is flagged.
+      calibration: score -> probability of a hallucination, as in the training part;
+        ``None`` for a method that was shown no labelled answers.
+      threshold: the score from which on an answer is flagged; ``None`` likewise.
       unseen: ``Float[samples]``, scores of the rows learnt from by fits that had not
         seen them; calibration and threshold come from these.
     """
 
     detector: Detector
     params: Any
-    calibration: Platt
-    threshold: float
+    calibration: Platt | None
+    threshold: float | None
     unseen: Float[np.ndarray, " samples"]
 
     def score(self, inputs: Any) -> Float[np.ndarray, " samples"]:
         """Scores of answers from the detector's inputs."""
         return np.asarray(self.detector.decide(self.params, jax.device_put(inputs)))
 
-    def probability(self, inputs: Any) -> Float[np.ndarray, " samples"]:
-        """Calibrated probabilities of a hallucination."""
-        return self.calibration(self.score(inputs))
+    def probabilities(self, scores: Any) -> Float[np.ndarray, " samples"]:
+        """Calibrated probabilities of a hallucination.
+
+        Raises:
+          ValueError: when the method was shown no labelled answers.
+        """
+        if self.calibration is None:
+            raise ValueError(_uncalibrated(self.detector))
+        return self.calibration(scores)
+
+    def flags(self, scores: Any) -> Bool[np.ndarray, " samples"]:
+        """Which scores reach the threshold.
+
+        Raises:
+          ValueError: when the method was shown no labelled answers.
+        """
+        if self.threshold is None:
+            raise ValueError(_uncalibrated(self.detector))
+        return np.asarray(scores) >= self.threshold
+
+
+def _uncalibrated(detector: Detector) -> str:
+    return (
+        f"detector {detector.name!r} was shown no labelled answers, so its scores have "
+        "no probability and no threshold; use jaxhal.fitting.fit"
+    )
+
+
+def untrained(detector: Detector) -> Fitted:
+    """A method without parameters as it is: scores, but no probability.
+
+    Raises:
+      ValueError: when the method must be fitted.
+    """
+    if detector.fit is not None:
+        raise ValueError(
+            f"detector {detector.name!r} must be fitted to labelled answers first"
+        )
+    return Fitted(detector, (), None, None, np.zeros(0, np.float32))
 
 
 def fit(

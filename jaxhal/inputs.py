@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -16,9 +16,10 @@ from jaxhal.models.batching import Encoded, bucket
 from jaxhal.models.lm import LM
 from jaxhal.spans import Part, Unit, parts_of
 from jaxhal.store import Store, Stored
+from jaxhal.store.columns import Column
 from jaxhal.types import Example, Reducer
 
-# Answers whose inputs are computed together.
+# Answers, or parts of answers, whose inputs are computed together.
 _CHUNK = 32
 
 
@@ -32,6 +33,7 @@ class Inputs:
       rows: the examples as tokens.
       marked: per example ``Bool[response]``, tokens annotated as hallucinated.
       inputs: detector -> pytree, leaves ``[example, ...]``.
+      source: where their features are, for what is wanted of a few.
     """
 
     examples: list[Example]
@@ -39,6 +41,7 @@ class Inputs:
     rows: list[Encoded]
     marked: list[np.ndarray]
     inputs: dict[str, Any]
+    source: "Source"
 
     @property
     def labels(self) -> Int[np.ndarray, " examples"]:
@@ -98,22 +101,21 @@ def collect(
         raise ValueError("none of the detectors reads the model; name one that does")
     errors = {k: v for stored, _ in parts for k, v in stored.errors.items()}
     kept = [n for n in range(len(examples)) if n not in errors]
+    if not kept:
+        first = next(iter(errors.values()), "there are none")
+        raise ValueError(f"none of the {len(examples)} examples can be read: {first}")
     encoded = dict(zip(parts[0][0].kept, parts[0][0].rows, strict=True))
     rows = [encoded[n] for n in kept]
     marked = [
         token_labels(row.offsets, examples[n].labels or ())
         for n, row in zip(kept, rows, strict=True)
     ]
-    columns = []
+    found = []
     for stored, reducers in parts:
         at = {n: index for index, n in enumerate(stored.kept)}
-        columns += [
-            _Column(
-                name,
-                reducer,
-                stored.axes[name],
-                [stored.features[name][at[n]] for n in kept],
-            )
+        numbers = [at[n] for n in kept]
+        found += [
+            _Feature(name, reducer, stored.features[name].only(numbers))
             for name, reducer in reducers.items()
         ]
     chosen = [examples[n] for n in kept]
@@ -130,8 +132,11 @@ def collect(
         # A part has its own label; what is marked inside it says nothing more.
         marked = [np.zeros_like(part.tokens) for part in units]
         rows = [rows[part.row] for part in units]
-    inputs = _inputs(tuple(detectors), units, marked, columns)
-    return Inputs([part.example for part in units], errors, rows, marked, inputs)
+    text = {text for detector in detectors for text in detector.text}
+    source = Source(units, marked, found, sorted(text, key=lambda one: one[0]))
+    inputs = _inputs(detectors, source)
+    chosen = [part.example for part in units]
+    return Inputs(chosen, errors, rows, marked, inputs, source)
 
 
 def closed_book(example: Example) -> Example:
@@ -152,59 +157,117 @@ def closed_book(example: Example) -> Example:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Column:
-    """One feature of every example, and which of its axes run along the response."""
+class _Feature:
+    """One feature of every example, as its reducer gives it."""
 
     name: str
     reducer: Reducer
-    axes: list[int]
-    values: list[np.ndarray]
+    column: Column
 
-    def batch(self, rows: Sequence[int], response: int, size: int) -> np.ndarray:
-        """Some examples padded with zeros, with the axis of ``jaxhal.read``."""
-        first = self.values[rows[0]]
-        shape = [response if a in self.axes else n for a, n in enumerate(first.shape)]
+    def batch(self, parts: Sequence[Part], response: int, size: int) -> np.ndarray:
+        """The tokens of some parts padded with zeros, with the axes of `jaxhal.read`.
+
+        A part's tokens stand together whatever lay between them: every detector looks
+        at means, sums and extremes over tokens, or at neighbours inside a part.
+        """
+        values = [self._cut(part) for part in parts]
+        first, axes = values[0], self.column.axes
+        shape = [response if a in axes else n for a, n in enumerate(first.shape)]
         out = np.zeros([size, *shape], first.dtype)
-        for at, row in enumerate(rows):
-            value = self.values[row]
+        for at, value in enumerate(values):
             out[(at, *(slice(n) for n in value.shape))] = value
         return np.moveaxis(out, 0, 0 if self.reducer.reads == "logits" else 1)
 
+    def _cut(self, part: Part) -> np.ndarray:
+        value = self.column[part.row]
+        if not part.tokens.all():
+            for axis in self.column.axes:
+                value = np.compress(part.tokens, value, axis)
+        return value
 
-def _inputs(
-    detectors: tuple[Detector, ...],
-    units: Sequence[Part],
-    marked: Sequence[np.ndarray],
-    columns: Sequence[_Column],
-) -> dict[str, Any]:
-    texts = {
-        name: np.stack([np.asarray(function(u.example), np.float32) for u in units])
-        for name, function in {text for d in detectors for text in d.text}
-    }
-    alike = defaultdict(list)
-    for number, part in enumerate(units):
-        alike[bucket(len(part.tokens), 16)].append(number)
-    order, chunks = [], []
-    for response, numbers in sorted(alike.items()):
-        for start in range(0, len(numbers), _CHUNK):
-            some = numbers[start : start + _CHUNK]
-            of = [units[number].row for number in some]
-            features = {c.name: c.batch(of, response, _CHUNK) for c in columns}
-            features["valid"] = np.zeros((_CHUNK, response), bool)
-            features["marked"] = np.zeros((_CHUNK, response), bool)
-            for at, number in enumerate(some):
-                tokens = units[number].tokens
-                features["valid"][at, : len(tokens)] = tokens
-                features["marked"][at, : len(marked[number])] = marked[number]
-            for name, values in texts.items():
-                whole = np.zeros((_CHUNK, *values.shape[1:]), np.float32)
-                whole[: len(some)] = values[some]
-                features[name] = whole
-            made = jax.device_get(_make(detectors, features))
-            chunks.append(take(made, slice(len(some))))
-            order += some
-    back = np.argsort(order)
-    return jax.tree.map(lambda *leaves: _join(leaves)[back], *chunks)
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """Features of examples on disk, and how a detector's batches are made of them.
+
+    Attributes:
+      parts: the examples, or the parts they were cut into.
+      marked: per part, which tokens of the whole response are annotated.
+      features: what was read.
+      text: numbers computed from an example's text, by feature name.
+    """
+
+    parts: Sequence[Part]
+    marked: Sequence[np.ndarray]
+    features: Sequence[_Feature]
+    text: Sequence[tuple[str, Callable[[Example], Any]]]
+
+    def chunks(
+        self, numbers: Iterable[int] | None = None
+    ) -> Iterator[tuple[list[int], dict[str, np.ndarray]]]:
+        """Numbers of parts and their features, ``_CHUNK`` rows, those after them zero.
+
+        Parts of similar length come together, and of these the ones in one file.
+
+        Args:
+          numbers: of the parts; all by default.
+        """
+        alike = defaultdict(list)
+        for number in range(len(self.parts)) if numbers is None else numbers:
+            alike[bucket(int(self.parts[number].tokens.sum()), 16)].append(number)
+        places = self.features[0].column.places
+        for response, some in sorted(alike.items()):
+            some.sort(key=lambda n: (places[self.parts[n].row], n))
+            for start in range(0, len(some), _CHUNK):
+                chunk = some[start : start + _CHUNK]
+                yield chunk, self._batch(chunk, response)
+
+    def _batch(self, numbers: Sequence[int], response: int) -> dict[str, np.ndarray]:
+        parts = [self.parts[number] for number in numbers]
+        batch = {f.name: f.batch(parts, response, _CHUNK) for f in self.features}
+        batch["valid"] = np.zeros((_CHUNK, response), bool)
+        batch["marked"] = np.zeros((_CHUNK, response), bool)
+        for at, (number, part) in enumerate(zip(numbers, parts, strict=True)):
+            count = int(part.tokens.sum())
+            batch["valid"][at, :count] = True
+            batch["marked"][at, :count] = self.marked[number][part.tokens]
+        for name, function in self.text:
+            values = [np.asarray(function(part.example)) for part in parts]
+            batch[name] = np.zeros((_CHUNK, *values[0].shape), np.float32)
+            batch[name][: len(parts)] = values
+        return batch
+
+
+def _inputs(detectors: Sequence[Detector], source: Source) -> dict[str, Any]:
+    """Detector -> inputs; members of an ensemble share theirs with everyone."""
+    alone = {d.name: d for d in _flat(detectors)}
+    for one in _flat(detectors):
+        if alone[one.name] != one:
+            raise ValueError(
+                f"two detectors are named {one.name!r}; give one another 'name'"
+            )
+    order, made = [], []
+    for numbers, features in source.chunks():
+        whole = jax.device_get(_make(tuple(alone.values()), features))
+        made.append(take(whole, slice(len(numbers))))
+        order += numbers
+    known = jax.tree.map(lambda *leaves: _in_order(leaves, order), *made)
+
+    def gathered(detector: Detector) -> Any:
+        if not detector.members:
+            return known[detector.name]
+        return {member.name: gathered(member) for member in detector.members}
+
+    return {detector.name: gathered(detector) for detector in detectors}
+
+
+def _flat(detectors: Iterable[Detector]) -> Iterator[Detector]:
+    """Detectors and members of ensembles, without the ensembles."""
+    for detector in detectors:
+        if detector.members:
+            yield from _flat(detector.members)
+        else:
+            yield detector
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -212,14 +275,13 @@ def _make(detectors: tuple[Detector, ...], features: dict[str, Any]) -> dict[str
     return {detector.name: detector.inputs(features) for detector in detectors}
 
 
-def _join(leaves: Sequence[np.ndarray]) -> np.ndarray:
-    """Chunks one below the other, the shorter responses padded with zeros."""
-    shape = np.max([leaf.shape[1:] for leaf in leaves], axis=0)
-    padded = [
-        np.pad(
-            leaf,
-            [(0, 0), *((0, n - m) for n, m in zip(shape, leaf.shape[1:], strict=True))],
-        )
-        for leaf in leaves
-    ]
-    return np.concatenate(padded)
+def _in_order(leaves: Sequence[np.ndarray], order: Sequence[int]) -> np.ndarray:
+    """Chunks as one array, rows where they belong, short responses padded with 0."""
+    shape = np.max([leaf.shape[1:] for leaf in leaves], axis=0).astype(int)
+    out = np.zeros((len(order), *shape), leaves[0].dtype)
+    start = 0
+    for leaf in leaves:
+        rows = np.asarray(order[start : start + len(leaf)])
+        out[(rows, *(slice(n) for n in leaf.shape[1:]))] = leaf
+        start += len(leaf)
+    return out

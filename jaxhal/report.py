@@ -9,7 +9,7 @@ import json
 import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -81,12 +81,16 @@ class Report:
       label: 1 hallucinated, 0 grounded, ``None`` unknown.
       labels: annotated spans, ``None`` unknown.
       error: why the answer could not be scored, ``None`` when it was.
+      probabilities: detector -> calibrated probability of a hallucination, for those
+        that were fitted to labelled answers.
+      flagged: the detectors whose score reaches their threshold.
 
     >>> report = Report("a", "tiny", "It is red.", {"toha": 0.25}, [], [], {}, "toha")
     >>> print(report)
     a: toha 0.25
     >>> report.to_dict()
-    {'id': 'a', 'scores': {'toha': 0.25}, 'spans': [], 'error': None}
+    {'id': 'a', 'scores': {'toha': 0.25}, 'probabilities': {}, 'flagged': [],
+     'spans': [], 'error': None}
     """
 
     id: str
@@ -103,6 +107,8 @@ class Report:
     label: int | None = None
     labels: tuple[Label, ...] | None = None
     error: str | None = None
+    probabilities: dict[str, float] = field(default_factory=dict)
+    flagged: list[str] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:
         """The output row: plain Python numbers, ready for JSON.
@@ -116,6 +122,11 @@ class Report:
                 name: _finite(score, f"{self.id}: {name}")
                 for name, score in self.scores.items()
             },
+            "probabilities": {
+                name: _finite(value, f"{self.id}: probability of {name}")
+                for name, value in self.probabilities.items()
+            },
+            "flagged": list(self.flagged),
             "spans": [
                 {
                     "start": int(span.start),
@@ -248,6 +259,7 @@ def write_html(
     title: str,
     summary: Sequence[Mapping[str, Any]] | None = None,
     note: str = "",
+    body: str = "",
 ) -> None:
     """Writes one page that holds everything: no network, no other file.
 
@@ -257,6 +269,7 @@ def write_html(
       title: the page's heading.
       summary: rows of a table of results; the keys of the first are its columns.
       note: a paragraph under the table, such as how to read it.
+      body: HTML that is shown as it is, above the answers.
 
     Raises:
       FileNotFoundError: when the folder of ``path`` does not exist.
@@ -275,6 +288,7 @@ def write_html(
         columns=list(summary[0]) if summary else [],
         summary=[[cell(value) for value in row.values()] for row in summary or ()],
         note=note,
+        body=body,
         data=_script(_page_data(reports)),
     )
     with replacing(path) as file:
@@ -291,6 +305,7 @@ def _page_data(reports: Sequence[Report]) -> dict[str, Any]:
 
 
 def _answer(report: Report) -> dict[str, Any]:
+    row = report.to_dict()
     return {
         "id": report.id,
         "source": ("Context", report.context)
@@ -307,7 +322,9 @@ def _answer(report: Report) -> dict[str, Any]:
             ]
             for name in _token_detectors([report])
         },
-        "scores": report.to_dict()["scores"],
+        "scores": row["scores"],
+        "probabilities": row["probabilities"],
+        "flagged": row["flagged"],
         "heads": {
             name: _rounded(heads, f"{report.id}: {name}")
             for name, heads in report.heads.items()

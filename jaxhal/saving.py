@@ -44,7 +44,8 @@ def save(
       card: what else people should know: the model, its data and their hash, metrics.
 
     Raises:
-      ValueError: when ``spec`` makes another detector.
+      ValueError: when ``spec`` makes another detector, or the detector was shown no
+        labelled answers.
       FileExistsError: when the folder holds something.
     """
     import orbax.checkpoint as ocp
@@ -54,6 +55,8 @@ def save(
         raise ValueError(
             f"spec {spec!r} makes {made.name!r}, not {fitted.detector.name!r}"
         )
+    if fitted.threshold is None or fitted.calibration is None:
+        raise ValueError(f"{made.name!r} was not fitted; there is nothing to save")
     folder = Path(path).resolve()
     if folder.exists() and any(folder.iterdir()):
         raise FileExistsError(f"{folder} is not empty; give a new folder")

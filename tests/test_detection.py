@@ -5,7 +5,7 @@ import pytest
 
 import jaxhal
 from jaxhal import capture, detectors
-from jaxhal.detection import find_spans
+from jaxhal.judging import find_spans
 from jaxhal.models.batching import lengths
 from jaxhal.report import Token
 from jaxhal.types import Example

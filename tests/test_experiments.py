@@ -1,5 +1,6 @@
 """Fitting, protocols, runs and sweeps, on a tiny model and few answers."""
 
+import dataclasses
 import json
 
 import jax
@@ -9,7 +10,7 @@ import pandas as pd
 import pytest
 from sklearn.feature_extraction.text import TfidfTransformer
 from sklearn.linear_model import LogisticRegression
-from sklearn.metrics import roc_auc_score
+from sklearn.metrics import f1_score, roc_auc_score
 from sklearn.preprocessing import StandardScaler
 
 import jaxhal
@@ -19,6 +20,7 @@ from jaxhal.detectors import CATALOGUE, Targets, build, ensemble
 from jaxhal.detectors.trained import lookback_spans
 from jaxhal.evaluation.splits import grouped_kfold
 from jaxhal.experiments import protocols, running
+from jaxhal.experiments.answers import reports, token_table
 from jaxhal.fitting import fit
 from jaxhal.inputs import closed_book, collect
 from jaxhal.spans import Part, parts_of
@@ -34,6 +36,7 @@ TRAINED = [
     "linear_probe",
     {"mlp_probe": {"layer": 1}},
     {"attention_pooling": {"layer": 1}},
+    {"token_probe": {"layer": 1}},
     "tfidf",
 ]
 
@@ -219,7 +222,7 @@ def test_what_is_left_out_does_not_teach(data, spec):
         fitted.score(inputs)[rows], again.score(inputs)[rows], rtol=1e-3, atol=1e-4
     )
     assert fitted.threshold == pytest.approx(again.threshold, rel=1e-3, abs=1e-4)
-    probability = fitted.probability(inputs)
+    probability = fitted.probabilities(fitted.score(inputs))
     assert ((0 <= probability) & (probability <= 1)).all()
 
 
@@ -289,6 +292,9 @@ def test_a_run_leaves_its_directory(here, tmp_path):
     assert found["rows"] == json.loads(json.dumps(result.rows))
     page = (tmp_path / "tiny" / "report.html").read_text("utf-8")
     assert "data:image/png" in page and 'src="auroc' not in page
+    assert f"Below are {len(scores)} answers" in page
+    for example in labelled():
+        assert (f'"id":"{example.id}"' in page) == (example.split == "test")
     again = experiments.run(tmp_path / "tiny" / "config.yaml", progress=False)
     assert again.rows == result.rows  # the written configuration repeats the run
 
@@ -315,12 +321,87 @@ def test_protocols_with_several_splits(here, data, protocol):
 def test_transfer_between_data_sets(here):
     pair = [{"name": "crates", "label": "a"}, {"name": "crates", "label": "b"}]
     result = experiments.run(here | {"data": pair}, progress=False)
-    assert not result.rows and len(result.judged) == 4
+    assert len(result.judged) == 4
+    pairs = {(row["train"], row["test"]) for row in result.rows}
+    assert pairs == {("a", "a"), ("a", "b"), ("b", "a"), ("b", "b")}
+    for row in result.rows:
+        (part,) = [
+            p for p in result.judged if (p.train, p.test) == (row["train"], row["test"])
+        ]
+        area = roc_auc_score(part.frame["label"], part.frame[row["method"]])
+        assert row["AUROC"] == pytest.approx(area) and row["low"] <= area <= row["high"]
     text = (result.folder / "results.md").read_text("utf-8")
     assert "## lookback_probe: AUROC, trained on rows, tested on columns" in text
+    assert "## Trained on a, tested on b" in text
     same = [p.frame["lookback_probe"].to_numpy() for p in result.judged]
     for other in same[1:]:
         np.testing.assert_allclose(other, same[0], rtol=1e-4)
+
+
+def test_a_run_leaves_its_detectors(here, tmp_path):
+    result = experiments.run(here, progress=False)
+    for name, fitted in result.fitted["crates"].items():
+        again = saving.load(tmp_path / "tiny" / "fitted" / "crates" / name)
+        inputs = result.data["crates"].inputs[name]
+        np.testing.assert_array_equal(again.score(inputs), fitted.score(inputs))
+    card = json.loads(
+        (tmp_path / "tiny/fitted/crates/toha/card.json").read_text("utf-8")
+    )
+    assert card["model"] == "smollm2-135m" and card["data"]["answers"] == 42
+    assert [row["method"] for row in card["metrics"]] == ["toha"]
+
+
+def test_stored_answers_are_judged_like_those_read_anew(lm, data):
+    names = ["lookback_probe", "toha", "novel_words"]
+    fitted = {n: fit(build(n), data.inputs[n], targets_of(data)) for n in names}
+    kept = reports("tiny", data, fitted, [7, 0, 33])
+    chosen = [data.examples[number] for number in (7, 0, 33)]
+    for one, other in zip(
+        kept, jaxhal.score(lm, chosen, [*fitted.values()]), strict=True
+    ):
+        assert one.id == other.id and one.flagged == other.flagged
+        for name in names:
+            assert one.scores[name] == pytest.approx(other.scores[name], abs=1e-4)
+            probability = fitted[name].probabilities([one.scores[name]])[0]
+            assert one.probabilities[name] == pytest.approx(probability)
+            flagged = one.scores[name] >= fitted[name].threshold
+            assert (name in one.flagged) == flagged
+        assert [token.text for token in one.tokens] == [t.text for t in other.tokens]
+        for a, b in zip(one.tokens, other.tokens, strict=True):
+            assert a.scores == pytest.approx(b.scores, abs=1e-4)
+        for name, values in one.heads.items():
+            np.testing.assert_allclose(values, other.heads[name], atol=1e-4)
+
+
+def test_token_table_against_scikit_learn(data):
+    names = ["lookback_probe", "novel_words"]
+    fitted = {n: fit(build(n), data.inputs[n], targets_of(data)) for n in names}
+    train, test = np.arange(30), np.arange(30, 60)
+    (row,) = token_table(data, fitted, train, test)
+    assert row["method"] == "lookback_probe"
+
+    detector, params = (
+        fitted["lookback_probe"].detector,
+        fitted["lookback_probe"].params,
+    )
+    scores, labels = {}, {}
+    for numbers, features in data.source.chunks():
+        values = np.asarray(detector.tokens(params, features))
+        for at, number in enumerate(numbers):
+            count = len(data.marked[number]) - 1  # without the end of the sequence
+            scores[number] = values[at, :count]
+            labels[number] = data.marked[number][:count]
+    s, y = (np.concatenate([some[n] for n in test]) for some in (scores, labels))
+    assert row["token AUROC"] == pytest.approx(roc_auc_score(y, s))
+    seen, known = (
+        np.concatenate([some[n] for n in train]) for some in (scores, labels)
+    )
+    best = max(f1_score(known, seen >= cut) for cut in np.unique(seen))
+    cuts = [cut for cut in np.unique(seen) if f1_score(known, seen >= cut) == best]
+    assert any(row["token F1"] == pytest.approx(f1_score(y, s >= cut)) for cut in cuts)
+    assert row["tokens marked"] == pytest.approx(y.mean())
+    nothing = dataclasses.replace(data, marked=[m & False for m in data.marked])
+    assert token_table(nothing, fitted, train, test) == []
 
 
 def test_a_sweep_reads_once(here, lm, monkeypatch):
@@ -430,8 +511,11 @@ def test_saved_detectors_come_back(data, tmp_path, spec):
     fitted = fit(detector, inputs, targets_of(data))
     saving.save(tmp_path / "one", fitted, spec, {"model": "tiny"})
     again = saving.load(tmp_path / "one")
-    np.testing.assert_array_equal(again.score(inputs), fitted.score(inputs))
-    np.testing.assert_array_equal(again.probability(inputs), fitted.probability(inputs))
+    score = again.score(inputs)
+    np.testing.assert_array_equal(score, fitted.score(inputs))
+    np.testing.assert_array_equal(
+        again.probabilities(score), fitted.probabilities(score)
+    )
     assert again.threshold == fitted.threshold
     card = json.loads((tmp_path / "one" / "card.json").read_text("utf-8"))
     assert card["model"] == "tiny" and card["detector"] == spec
@@ -475,6 +559,32 @@ def test_tokens_are_judged_by_their_window(lm, data):
         window = np.asarray(ratio)[:, 0, :, max(0, at - 7) : at + 1].mean(-1).ravel()
         logit = ((window - probe.mean) / probe.std) @ probe.w + probe.b
         assert found[at] == pytest.approx(1 / (1 + np.exp(-logit)), abs=1e-4)
+
+
+def test_token_probe_against_scikit_learn(data):
+    inputs = data.inputs["token_probe"]
+    detector = build({"token_probe": {"layer": 1}})
+    rows = np.arange(40)
+    params = detector.fit(inputs, targets_of(data, rows))
+    hidden = np.concatenate([inputs.hidden[n][inputs.valid[n]] for n in rows])
+    marked = np.concatenate([data.marked[n] for n in rows])
+    known = np.concatenate(
+        [
+            np.full(inputs.valid[n].sum(), data.marked[n].any() or not data.labels[n])
+            for n in rows
+        ]
+    )
+    scaler = StandardScaler().fit(hidden[known])
+    model = LogisticRegression(C=10 / known.sum(), tol=1e-8, max_iter=1000)
+    model.fit(scaler.transform(hidden[known]), marked[known])
+    score = np.asarray(detector.decide(params, inputs))
+    for number in (0, 1, 55):
+        tokens = inputs.hidden[number][inputs.valid[number]]
+        logits = model.decision_function(scaler.transform(tokens))
+        assert score[number] == pytest.approx(np.sort(logits)[-5:].mean(), abs=2e-3)
+    blind = inputs._replace(marked=inputs.marked & False)
+    with pytest.raises(ValueError, match="no token of the training part is marked"):
+        detector.fit(blind, targets_of(data))
 
 
 def test_tfidf_weights_are_those_of_scikit_learn(data):

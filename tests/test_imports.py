@@ -25,11 +25,13 @@ RANK = {
     "spans": 4,
     "inputs": 5,
     "saving": 6,
+    "judging": 6,
+    "shipped": 7,
     "summary": 5,
-    "detection": 6,
-    "experiments": 6,
-    "bench": 7,
-    "cli": 8,
+    "detection": 8,
+    "experiments": 8,
+    "bench": 9,
+    "cli": 10,
 }
 
 

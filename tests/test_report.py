@@ -53,12 +53,16 @@ def test_to_dict_is_the_output_row():
     assert row == {
         "id": "a",
         "scores": {"toha": 0.25, "novel": 3.0},
+        "probabilities": {},
+        "flagged": [],
         "spans": [{"start": 6, "end": 9, "text": "red", "confidence": 0.9}],
         "error": None,
     }
     assert json.loads(json.dumps(row)) == row
     failed = report(scores={}, spans=[], error="too long").to_dict()
-    assert failed == {"id": "a", "scores": {}, "spans": [], "error": "too long"}
+    assert failed == row | {"scores": {}, "spans": [], "error": "too long"}
+    sure = report(probabilities={"toha": 0.4}, flagged=["toha"]).to_dict()
+    assert sure == row | {"probabilities": {"toha": 0.4}, "flagged": ["toha"]}
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])

@@ -17,6 +17,7 @@ import pytest
 
 import jaxhal
 from jaxhal.store import Store, column_name, encode, key_of, parts, planning
+from jaxhal.store.columns import Cache, Column
 from jaxhal.types import Example
 from tiny_lm import answers, tiny_lm
 
@@ -106,13 +107,25 @@ def test_parts_are_plain_parquet(lm, tmp_path):
     assert (ratio == frame["tokens"] * 2 * 4).all()
 
 
+def test_features_are_read_from_disk_again_when_forgotten(lm, tmp_path):
+    stored = Store(tmp_path).read(lm, answers(40), REDUCERS, batch_size=4)
+    for name, column in stored.features.items():
+        small = Column(column.name, column.places, Cache(budget=1))
+        assert len({place.path for place in small.places}) > 1
+        for number in (39, 0, 20, 0):
+            assert small[number].tobytes() == column[number].tobytes()
+        part = column[3:9:2]
+        assert [v.tobytes() for v in part] == [column[n].tobytes() for n in (3, 5, 7)]
+        assert part.axes == column.axes, name
+
+
 def test_rows_that_do_not_fit_cost_no_other(lm, tmp_path):
     examples = [answers(1)[0], Example("x" * 600, prompt="long"), answers(2)[1]]
     stored = Store(tmp_path).read(lm, examples, {"logprob": REDUCERS["logprob"]})
     assert stored.kept == [0, 2] and list(stored.errors) == [1]
     assert "601 response tokens" in stored.errors[1]
     none = Store(tmp_path).read(lm, examples[1:2], {"logprob": REDUCERS["logprob"]})
-    assert none.kept == [] and none.features == {"logprob": []}
+    assert none.kept == [] and not len(none.features["logprob"])
 
 
 def test_models_do_not_mix(lm, tmp_path):

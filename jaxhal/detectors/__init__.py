@@ -18,6 +18,7 @@ from jaxhal.detectors.ensemble import fit_all as fit_all
 from jaxhal.detectors.ensemble import out_of_fold as out_of_fold
 from jaxhal.detectors.ensemble import take as take
 from jaxhal.detectors.ensemble import weigh as weigh
+from jaxhal.detectors.tokenwise import token_probe as token_probe
 from jaxhal.detectors.trained import attention_pooling as attention_pooling
 from jaxhal.detectors.trained import linear_probe as linear_probe
 from jaxhal.detectors.trained import linear_probe_last as linear_probe_last
@@ -40,12 +41,14 @@ from jaxhal.detectors.untrained import (
     predictive_probability_max as predictive_probability_max,
 )
 from jaxhal.detectors.untrained import response_length as response_length
+from jaxhal.detectors.untrained import sink_share as sink_share
 from jaxhal.detectors.untrained import token_entropy as token_entropy
 from jaxhal.detectors.untrained import token_entropy_mean as token_entropy_mean
 from jaxhal.types import Reducer
 
 CATALOGUE: dict[str, Callable[[], Detector]] = {
     "mtop_div": mtop_div,
+    "sink_share": sink_share,
     "lookback_ratio": lookback_ratio,
     "predictive_probability": predictive_probability,
     "predictive_probability_max": predictive_probability_max,
@@ -62,6 +65,7 @@ CATALOGUE: dict[str, Callable[[], Detector]] = {
     "linear_probe_last": linear_probe_last,
     "mlp_probe": mlp_probe,
     "attention_pooling": attention_pooling,
+    "token_probe": token_probe,
     "max_prompt_probe": max_prompt_probe,
     "max_prompt_attention": max_prompt_attention,
     "response_length": response_length,
@@ -71,11 +75,11 @@ CATALOGUE: dict[str, Callable[[], Detector]] = {
 }
 
 
-# Those that score at once: no labelled answers, one pass.
+# Those that score at once: no labelled answers, one pass, no forest drawn twice.
 AT_ONCE = tuple(
     name
     for name, make in CATALOGUE.items()
-    if make().fit is None and not make().closed_book
+    if make().fit is None and not make().closed_book and name != "sink_share"
 )
 
 

@@ -8,8 +8,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from jaxhal.classifiers.selection import Chosen, choose_linear, chosen_logits
-from jaxhal.detectors.core import Detector, Targets
-from jaxhal.detectors.trained import LOG_ODDS
+from jaxhal.detectors.core import LOG_ODDS, Detector, Targets
 from jaxhal.types import Example
 
 BUCKETS = 4096

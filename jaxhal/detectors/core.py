@@ -9,6 +9,8 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxhal.types import Example, Reducer
 
+LOG_ODDS = "log odds of a hallucination"
+
 # name -> array with a batch axis where `jaxhal.read` has it.  Always there: "valid",
 # Bool[batch response], and "marked", the same for tokens annotated as hallucinated
 # (all False where no spans are known).

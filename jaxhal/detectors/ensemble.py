@@ -9,8 +9,7 @@ import numpy as np
 from jaxtyping import Float
 
 from jaxhal.classifiers.selection import FOLDS, Chosen, choose_linear, chosen_logits
-from jaxhal.detectors.core import Detector, Features, Targets
-from jaxhal.detectors.trained import LOG_ODDS
+from jaxhal.detectors.core import LOG_ODDS, Detector, Features, Targets
 from jaxhal.evaluation.splits import grouped_kfold
 
 

@@ -11,6 +11,7 @@ from jaxtyping import Array, Bool, Float
 from jaxhal.classifiers import heads, linear, mlp, pooling, selection
 from jaxhal.classifiers.data import balanced
 from jaxhal.detectors.core import (
+    LOG_ODDS,
     Detector,
     Features,
     Targets,
@@ -22,8 +23,6 @@ from jaxhal.features.graphs import Barcode, VertexDegree
 from jaxhal.features.hidden import HiddenStates
 from jaxhal.features.lookback import WINDOW, LookbackRatio
 from jaxhal.features.topology import MaxPromptAttention, MTopDiv
-
-LOG_ODDS = "log odds of a hallucination"
 
 
 def _linear(inputs: Float[Array, "samples *layers size"]) -> Float[Array, "..."]:

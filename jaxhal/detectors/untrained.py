@@ -10,6 +10,7 @@ from jaxtyping import Array
 
 from jaxhal.detectors.core import Detector, Features, response_mean, token_mean
 from jaxhal.features import controls, uncertainty
+from jaxhal.features.forest import SinkShare
 from jaxhal.features.lookback import LookbackRatio
 from jaxhal.features.topology import MaxPromptAttention, MTopDiv
 from jaxhal.features.uncertainty import TokenEntropy, TokenLogprob
@@ -26,6 +27,19 @@ def mtop_div() -> Detector:
         reference="Bazarova et al. 2025 (TOHA), section 4",
         reads=(("mtop_div", MTopDiv()),),
         inputs=lambda f: f["mtop_div"].mean((0, 2)),
+    )
+
+
+@functools.cache
+def sink_share() -> Detector:
+    """How much of the forest hangs from the prompt's first token, over every head."""
+    return Detector(
+        name="sink_share",
+        summary="forest edges that end in the prompt's first token, mean of all heads",
+        unit="share of edges, 0 to 1",
+        reference="Bazarova et al. 2025 (TOHA), section 5",
+        reads=(("sink_share", SinkShare()),),
+        inputs=lambda f: f["sink_share"].mean((0, 2)),
     )
 
 

@@ -26,7 +26,8 @@ class Result:
     Attributes:
       config: every setting.
       folder: where it was written.
-      rows: a row per detector, best first, controls last; empty for a transfer run.
+      rows: a row per detector, best first, controls last; with several data sets for
+        every pair of ``train`` and ``test``.
       judged: the scores of every test part.
       fitted: data set -> detector -> what was fitted on the first split.
       data: what was read.
@@ -68,14 +69,12 @@ def run(
     data = running.read_data(config, detectors, progress)
     seconds["reading"] = time.perf_counter() - began
     began = time.perf_counter()
-    judged, fitted = running.judge(config, detectors, data, progress)
+    found = running.judge(config, detectors, data, progress)
     seconds["fitting and judging"] = time.perf_counter() - began
     target = Path(config.out) / config.name
     geometry = running.model(config.model, config.dtype).config
-    rows = folder.write(
-        target, config, detectors, data, judged, fitted, geometry, seconds
-    )
-    return Result(config, target, rows, judged, fitted, data)
+    rows = folder.write(target, config, detectors, data, found, geometry, seconds)
+    return Result(config, target, rows, found.judged, found.fitted, data)
 
 
 def sweep(

@@ -95,6 +95,15 @@ def markdown(rows: Sequence[Mapping[str, Any]], several: bool) -> str:
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
+def token_markdown(rows: Sequence[Mapping[str, Any]]) -> str:
+    """The table over tokens as people read it."""
+    head = list(rows[0])
+    lines = [head, ["---"] * len(head)]
+    for row in rows:
+        lines.append([v if isinstance(v, str) else f"{v:.3f}" for v in row.values()])
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
 def _difference(row: Mapping[str, Any]) -> str:
     if row["difference"] is None:
         return ""
@@ -103,18 +112,25 @@ def _difference(row: Mapping[str, Any]) -> str:
 
 
 def transfer(
-    judged: Sequence[Judged], detectors: Sequence[str]
-) -> dict[str, "pd.DataFrame"]:
+    judged: Sequence[Judged], detectors: Sequence[str], controls: Sequence[str]
+) -> list[dict[str, Any]]:
+    """The rows of :func:`table` for every pair of data sets, ``train`` and ``test``."""
+    return [
+        {"train": part.train, "test": part.test, **row}
+        for part in judged
+        for row in table([part], detectors, controls)
+    ]
+
+
+def matrices(rows: Sequence[Mapping[str, Any]]) -> dict[str, "pd.DataFrame"]:
     """Per detector the AUROC of every data set trained on (rows) and tested on."""
     import pandas as pd
 
-    from jaxhal.evaluation.ranking import auroc
-
-    matrices = {}
-    for name in detectors:
-        cells = {
-            (part.train, part.test): auroc(part.frame[name], part.frame["label"])
-            for part in judged
-        }
-        matrices[name] = pd.Series(cells).unstack()
-    return matrices
+    frame = pd.DataFrame(rows)
+    order = list(dict.fromkeys(frame["train"]))
+    return {
+        str(name): part.pivot(index="train", columns="test", values="AUROC").loc[
+            order, order
+        ]
+        for name, part in frame.groupby("method", sort=False)
+    }

@@ -1,5 +1,6 @@
 """One configuration to scores: read once, fit, judge."""
 
+import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,7 +13,7 @@ from tqdm import tqdm
 from jaxhal.datasets import load_dataset
 from jaxhal.detectors import CATALOGUE, Detector, Targets, build
 from jaxhal.experiments.config import Config, Data
-from jaxhal.experiments.protocols import splits
+from jaxhal.experiments.protocols import Split, splits
 from jaxhal.experiments.results import Judged
 from jaxhal.fitting import Fitted, fit
 from jaxhal.inputs import Inputs, collect
@@ -67,16 +68,31 @@ def read_data(
     }
 
 
+@dataclasses.dataclass(frozen=True)
+class Found:
+    """What a run computed.
+
+    Attributes:
+      judged: the scores of every test part.
+      splits: per data set, of its protocol.
+      fitted: data set -> detector -> what was fitted on the first split.
+    """
+
+    judged: list[Judged]
+    splits: dict[str, list[Split]]
+    fitted: dict[str, dict[str, Fitted]]
+
+
 def judge(
     config: Config,
     detectors: Sequence[Detector],
     data: Mapping[str, Inputs],
     progress: bool | None = None,
-) -> tuple[list[Judged], dict[str, dict[str, Fitted]]]:
+) -> Found:
     """Fits every detector on every training part and scores the test parts.
 
-    Returns:
-      The scores, and per data set the detectors fitted on its first split.
+    Raises:
+      ValueError: when data cannot be split, or several data sets have several splits.
     """
     parts = {label: splits(config, one) for label, one in data.items()}
     if len(data) > 1 and any(len(found) > 1 for found in parts.values()):
@@ -101,7 +117,7 @@ def judge(
                     rows = test if other == label else parts[other][0].test
                     frame = _frame(one, rows, fitted)
                     judged.append(Judged(label, other, fold, frame))
-    return judged, kept
+    return Found(judged, parts, kept)
 
 
 def _fit(
@@ -141,14 +157,18 @@ def _frame(data: Inputs, rows: np.ndarray, fitted: Mapping[str, Fitted]) -> Any:
     for name, one in fitted.items():
         score = one.score(data.inputs[name])[rows]
         columns[name] = score
-        columns[f"{name}.probability"] = one.calibration(score)
-        columns[f"{name}.flagged"] = score >= one.threshold
+        columns[f"{name}.probability"] = one.probabilities(score)
+        columns[f"{name}.flagged"] = one.flags(score)
     return pd.DataFrame(columns)
+
+
+def specs_of(config: Config) -> dict[str, Any]:
+    """How every detector of a run is built: those configured, then all controls."""
+    chosen = {build(spec).name: spec for spec in config.detectors}
+    every = {name: make() for name, make in CATALOGUE.items()}
+    return chosen | {n: n for n, d in every.items() if d.control and n not in chosen}
 
 
 def detectors_of(config: Config) -> list[Detector]:
     """The configured detectors, and every control beside them."""
-    chosen = [build(one) for one in config.detectors]
-    names = {detector.name for detector in chosen}
-    every = [make() for make in CATALOGUE.values()]
-    return chosen + [d for d in every if d.control and d.name not in names]
+    return [build(spec) for spec in specs_of(config).values()]

@@ -20,15 +20,21 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from tqdm import tqdm
 
 from jaxhal.capture import check
 from jaxhal.files import replacing
 from jaxhal.models.batching import Encoded, check_length
 from jaxhal.models.lm import LM
+from jaxhal.store.columns import Column
 from jaxhal.store.keys import column_name, digest, fingerprint, key_of
-from jaxhal.store.parts import load, make_table, missing, response_axes, write_table
+from jaxhal.store.parts import (
+    locate,
+    make_table,
+    missing,
+    response_axes,
+    write_table,
+)
 from jaxhal.store.planning import make_plan, read_plan, write_plan
 from jaxhal.types import Example, Reducer
 
@@ -45,15 +51,13 @@ class Stored:
       errors: why the others could not, by number.
       rows: the kept examples as tokens.
       features: name -> one array per kept example, without padding: the axes of
-        :func:`jaxhal.read` without ``batch``.
-      axes: name -> which of these axes run along the response's tokens.
+        :func:`jaxhal.read` without ``batch``. Each is read from disk when indexed.
     """
 
     kept: list[int]
     errors: dict[int, str]
     rows: list[Encoded]
-    features: dict[str, list[np.ndarray]]
-    axes: dict[str, list[int]]
+    features: dict[str, Column]
 
 
 class Store:
@@ -113,13 +117,9 @@ class Store:
         folder = self._folder(lm)
         if encoded:
             self._compute(lm, folder, encoded, by_column, batch_size, progress)
-        found, axes = load(folder, wanted, set(by_column))
-        features = {
-            name: [found[column][key] for key in wanted]
-            for name, column in columns.items()
-        }
-        along = {name: axes.get(column, []) for name, column in columns.items()}
-        return Stored(kept, errors, rows, features, along)
+        found = locate(folder, wanted, by_column)
+        features = {name: found[column] for name, column in columns.items()}
+        return Stored(kept, errors, rows, features)
 
     def _folder(self, lm: LM) -> Path:
         known = self._fingerprints.get(id(lm.params))

@@ -2,7 +2,7 @@
 
 import json
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,7 @@ from jaxhal.capture import read, read_jit
 from jaxhal.files import replacing
 from jaxhal.models.batching import Encoded, collate
 from jaxhal.models.lm import LM
+from jaxhal.store.columns import Cache, Column, Place
 from jaxhal.store.planning import Group, Part
 from jaxhal.types import Batch, Reducer
 
@@ -134,40 +135,23 @@ def _contents(path: Path) -> tuple[set[str], list[str]]:
         return names, file.read(columns=["key"])["key"].to_pylist()
 
 
-def load(
-    folder: Path, keys: Sequence[str], columns: set[str]
-) -> tuple[dict[str, dict[str, np.ndarray]], dict[str, list[int]]]:
-    """``column -> key -> value`` in its own shape, and ``column -> response axes``."""
-    import pyarrow.parquet as pq
-
+def locate(
+    folder: Path, keys: Sequence[str], columns: Iterable[str]
+) -> dict[str, Column]:
+    """The features of some answers, by column; all of them must have been computed."""
     wanted = set(keys)
-    found: dict[str, dict[str, np.ndarray]] = {column: {} for column in columns}
-    axes: dict[str, list[int]] = {}
+    found: dict[str, dict[str, Place]] = {column: {} for column in columns}
     for path in _parts(folder):
         names, inside = _contents(path)
-        names = sorted(names & columns)
-        if not names or wanted.isdisjoint(inside):
-            continue
-        table = pq.read_table(path, columns=names)
-        for name in names:
-            shape = json.loads(table.schema.field(name).metadata[b"shape"])
-            axes[name] = [axis for axis, n in enumerate(shape) if n == -1]
-            chunk = table[name].combine_chunks()
-            flat, ends = chunk.values.to_numpy(), chunk.offsets.to_numpy()
+        for name in names & set(found):
             for at, key in enumerate(inside):
                 if key in wanted:
-                    value = flat[ends[at] : ends[at + 1]]
-                    found[name].setdefault(key, _shaped(value, shape))
-    return found, axes
-
-
-def _shaped(value: np.ndarray, shape: list[int]) -> np.ndarray:
-    open_axes = shape.count(-1)
-    if open_axes < 2:
-        return value.reshape(shape)
-    size = value.size // int(np.prod([n for n in shape if n != -1]))
-    length = round(size ** (1 / open_axes))
-    return value.reshape([length if n == -1 else n for n in shape])
+                    found[name].setdefault(key, Place(path, at))
+    cache = Cache()
+    return {
+        name: Column(name, [places[key] for key in keys], cache)
+        for name, places in found.items()
+    }
 
 
 def missing(

@@ -1,0 +1,181 @@
+"""From features to reports: detectors judge a batch, each answer gets its page."""
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jaxtyping import Array
+
+from jaxhal import detectors as catalogue
+from jaxhal.detectors import Detector
+from jaxhal.fitting import Fitted
+from jaxhal.models.batching import Encoded
+from jaxhal.report import Report, Span, Token
+from jaxhal.types import Example
+
+# The detector that colours tokens and finds spans when it is among those asked for.
+PREFERRED = "predictive_probability"
+# Token score from which on a token belongs to a span: for the preferred detector, a
+# probability below 1 %.
+THRESHOLD = 0.99
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def response_scores(
+    detectors: tuple[Detector, ...], params: tuple[Any, ...], features: dict[str, Any]
+) -> dict[str, Array]:
+    """Detector -> ``Float[batch]``."""
+    pairs = zip(detectors, params, strict=True)
+    return {d.name: d.score(p, features) for d, p in pairs}
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def token_scores(
+    detectors: tuple[Detector, ...], params: tuple[Any, ...], features: dict[str, Any]
+) -> dict[str, Array]:
+    """Detector -> ``Float[batch response]``, for those that score tokens."""
+    pairs = zip(detectors, params, strict=True)
+    return {d.name: d.tokens(p, features) for d, p in pairs if d.tokens is not None}
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def head_maps(
+    detectors: tuple[Detector, ...], features: dict[str, Any]
+) -> dict[str, Array]:
+    """Feature -> ``Float[layer batch heads]``, for what is one number a head."""
+    maps = {}
+    for name, reducer in catalogue.reads(detectors).items():
+        value = features[name]
+        if reducer.reads == "probs" and value.ndim == 4:
+            maps[name] = catalogue.response_mean(value, features)
+        elif reducer.reads == "probs" and value.ndim == 3:
+            maps[name] = value
+    return maps
+
+
+class Judged(NamedTuple):
+    """What detectors say of a batch, as NumPy arrays."""
+
+    scores: dict[str, np.ndarray]
+    tokens: dict[str, np.ndarray]
+    heads: dict[str, np.ndarray]
+
+
+def judge(
+    chosen: Sequence[Fitted],
+    features: dict[str, Any],
+    scores: dict[str, np.ndarray] | None = None,
+) -> Judged:
+    """Lets every detector judge a batch.
+
+    Args:
+      chosen: the detectors with their parameters.
+      features: what they read, as :func:`jaxhal.read` gives it, with ``"valid"``,
+        ``"marked"`` and numbers computed from the text.
+      scores: of the responses, where they are known.
+    """
+    params = tuple(one.params for one in chosen)
+    detectors = tuple(one.detector for one in chosen)
+    known = response_scores(detectors, params, features) if scores is None else scores
+    tokens = token_scores(detectors, params, features)
+    maps = head_maps(detectors, features)
+    return Judged(*jax.device_get((known, tokens, maps)))
+
+
+def report(
+    chosen: Sequence[Fitted],
+    model: str,
+    example: Example,
+    row: Encoded,
+    judged: Judged,
+    at: int,
+    threshold: float = THRESHOLD,
+) -> Report:
+    """The report of one answer.
+
+    Args:
+      chosen: the detectors that judged it.
+      model: name of the reader.
+      example: the answer.
+      row: the same as tokens.
+      judged: what the detectors say of its batch.
+      at: its row in the batch.
+      threshold: token score from which on a token belongs to a span.
+    """
+    names = [one.detector.name for one in chosen]
+    with_tokens = [name for name in names if name in judged.tokens]
+    blank = empty(model, example, [one.detector for one in chosen])
+    listed = []
+    for number, (start, end) in enumerate(row.offsets.tolist()):
+        if start < end:  # the end-of-sequence token has no text
+            values = {n: float(judged.tokens[n][at, number]) for n in with_tokens}
+            listed.append(Token(example.response[start:end], start, end, values))
+    scores = {name: float(judged.scores[name][at]) for name in names}
+    known = {d.detector.name: d for d in chosen if d.calibration is not None}
+    return dataclasses.replace(
+        blank,
+        scores=scores,
+        probabilities={
+            name: float(one.probabilities([scores[name]])[0])
+            for name, one in known.items()
+        },
+        flagged=[name for name, one in known.items() if one.flags([scores[name]])[0]],
+        tokens=listed,
+        spans=find_spans(example.response, listed, blank.detector, threshold),
+        heads={name: value[:, at] for name, value in judged.heads.items()},
+    )
+
+
+def empty(
+    model: str,
+    example: Example,
+    detectors: Sequence[Detector],
+    error: str | None = None,
+) -> Report:
+    """A report without a verdict."""
+    with_tokens = [d.name for d in detectors if d.tokens is not None]
+    preferred = PREFERRED if PREFERRED in with_tokens else (with_tokens or [""])[0]
+    return Report(
+        id=example.id,
+        model=model,
+        response=example.response,
+        scores={},
+        tokens=[],
+        spans=[],
+        heads={},
+        detector=preferred,
+        context=example.context,
+        question=example.question,
+        prompt=example.prompt,
+        label=example.label,
+        labels=example.labels,
+        error=error,
+    )
+
+
+def find_spans(
+    response: str, tokens: Sequence[Token], detector: str, threshold: float
+) -> list[Span]:
+    """Runs of tokens whose score reaches the threshold, without outer white space.
+
+    The confidence of a span is the mean score of its tokens.
+    """
+    spans: list[Span] = []
+    run: list[Token] = []
+    for token in [*tokens, None]:
+        if token is not None and token.scores.get(detector, 0.0) >= threshold:
+            run.append(token)
+            continue
+        if run:
+            start, end = run[0].start, run[-1].end
+            text = response[start:end]
+            start += len(text) - len(text.lstrip())
+            end -= len(text) - len(text.rstrip())
+            confidence = float(np.mean([t.scores[detector] for t in run]))
+            if start < end:
+                spans.append(Span(start, end, response[start:end], confidence))
+            run = []
+    return spans
