@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from sklearn.feature_extraction.text import TfidfTransformer
-from sklearn.linear_model import LogisticRegression
+from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.metrics import f1_score, roc_auc_score
 from sklearn.preprocessing import StandardScaler
 
@@ -34,6 +34,7 @@ TRAINED = [
     "lookback_lens",
     "lookback_probe",
     "linear_probe",
+    {"hidden_probe": {"layer": 1}},
     {"mlp_probe": {"layer": 1}},
     {"attention_pooling": {"layer": 1}},
     {"token_probe": {"layer": 1}},
@@ -404,6 +405,30 @@ def test_token_table_against_scikit_learn(data):
     assert token_table(nothing, fitted, train, test) == []
 
 
+def test_a_classifier_judges_what_another_model_reads(here, lm, store, monkeypatch):
+    other = tiny_lm(seed=1)
+    models = {"smollm2-135m": lm, "other": other}
+    monkeypatch.setattr(running, "model", lambda name, dtype: models[name])
+    changes = ["detectors=[lookback_probe]"]
+    table = experiments.across_models(here, "other", changes, progress=False)
+    assert [*table.columns] == ["detector", "fitted on", "AUROC", "low", "high"]
+    area = table.set_index("fitted on")["AUROC"]
+    chosen = [build("lookback_probe")]
+    ours, theirs = (
+        collect(m, labelled(), chosen, Store(store)) for m in models.values()
+    )
+    x, z = (one.inputs["lookback_probe"] for one in (theirs, ours))
+    train = np.array([e.split == "train" for e in ours.examples])
+    mapping = Ridge(alpha=1e-4).fit(x[train], z[train])
+    probe = fit(chosen[0], z, targets_of(ours, np.flatnonzero(train)))
+    y = ours.labels[~train]
+    score = probe.score(mapping.predict(x).astype(np.float32))[~train]
+    assert area["transferred"] == pytest.approx(roc_auc_score(y, score), abs=0.03)
+    assert area["first"] == pytest.approx(roc_auc_score(y, probe.score(z)[~train]))
+    with pytest.raises(ValueError, match="one vector an answer; use lookback_probe"):
+        experiments.across_models(here, "other", ["detectors=[lookback_lens]"])
+
+
 def test_a_sweep_reads_once(here, lm, monkeypatch):
     loads, reads = [], []
     monkeypatch.setattr(running, "model", running.functools.lru_cache(
@@ -585,6 +610,19 @@ def test_token_probe_against_scikit_learn(data):
     blind = inputs._replace(marked=inputs.marked & False)
     with pytest.raises(ValueError, match="no token of the training part is marked"):
         detector.fit(blind, targets_of(data))
+
+
+def test_the_heads_of_the_largest_coefficients(data):
+    inputs = data.inputs["lookback_lens"]
+    size = inputs.whole.shape[1]
+    every = build("lookback_lens").fit(inputs, targets_of(data)).linear
+    few = build({"lookback_lens": {"heads": 3, "name": "three"}})
+    found = np.flatnonzero(few.fit(inputs, targets_of(data)).linear.w)
+    assert set(found) == set(np.argsort(-np.abs(np.asarray(every.w)))[:3])
+    for heads in (0, size + 1):
+        wrong = build({"lookback_lens": {"heads": heads}})
+        with pytest.raises(ValueError, match=f"choose in 1..{size}"):
+            wrong.fit(inputs, targets_of(data))
 
 
 def test_tfidf_weights_are_those_of_scikit_learn(data):

@@ -20,6 +20,7 @@ from jaxhal.detectors.ensemble import take as take
 from jaxhal.detectors.ensemble import weigh as weigh
 from jaxhal.detectors.tokenwise import token_probe as token_probe
 from jaxhal.detectors.trained import attention_pooling as attention_pooling
+from jaxhal.detectors.trained import hidden_probe as hidden_probe
 from jaxhal.detectors.trained import linear_probe as linear_probe
 from jaxhal.detectors.trained import linear_probe_last as linear_probe_last
 from jaxhal.detectors.trained import lookback_lens as lookback_lens
@@ -63,6 +64,7 @@ CATALOGUE: dict[str, Callable[[], Detector]] = {
     "lookback_probe": lookback_probe,
     "linear_probe": linear_probe,
     "linear_probe_last": linear_probe_last,
+    "hidden_probe": hidden_probe,
     "mlp_probe": mlp_probe,
     "attention_pooling": attention_pooling,
     "token_probe": token_probe,

@@ -85,7 +85,9 @@ def token_probe(layer: int = 20) -> Detector:
         reference="Obeso et al. 2025, linear probes of tokens",
         reads=((name, HiddenStates(layers=(layer,))),),
         inputs=lambda f: Marked(f[name][0], f["valid"], f["marked"] & f["valid"]),
-        decide=lambda params, x: highest_mean(linear_logits(params, x.hidden), x.valid),
+        decide=lambda params, x: highest_mean(
+            linear_logits(params, x.hidden), jnp.asarray(x.valid)
+        ),
         fit=fit,
         tokens=tokens,
     )

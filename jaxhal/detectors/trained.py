@@ -195,7 +195,7 @@ def lookback_spans(features: Features) -> Spans:
     return Spans(whole, jnp.stack(parts, 1), there)
 
 
-def _fit_spans(inputs: Spans, targets: Targets) -> selection.Chosen:
+def _fit_spans(inputs: Spans, targets: Targets, heads: int | None) -> selection.Chosen:
     """Logistic regression on spans, unscaled and with C = 1 as published."""
     labels = jnp.asarray(targets.labels)
     spanned = jnp.asarray(inputs.there).any(1)
@@ -206,13 +206,18 @@ def _fit_spans(inputs: Spans, targets: Targets) -> selection.Chosen:
     y = jnp.concatenate([labels[:, None], jnp.tile(kind, (len(labels), 1))], 1)
     weight = jnp.concatenate([~spanned[:, None], inputs.there], 1)
     weight = weight * jnp.asarray(targets.weight)[:, None]
-    fitted = linear.fit_linear(
-        x.reshape(-1, x.shape[-1]),
-        y.reshape(-1),
-        weight.reshape(-1),
-        1.0,
-        standardize=False,
-    )
+    x, y, weight = x.reshape(-1, x.shape[-1]), y.reshape(-1), weight.reshape(-1)
+    fitted = linear.fit_linear(x, y, weight, 1.0, standardize=False)
+    if heads is not None:
+        if not 1 <= heads <= x.shape[1]:
+            raise ValueError(
+                f"heads is {heads}; the model has {x.shape[1]}, choose in "
+                f"1..{x.shape[1]}"
+            )
+        chosen = jnp.argsort(-jnp.abs(fitted.w))[:heads]
+        kept = jnp.zeros(x.shape[1]).at[chosen].set(1.0)
+        fitted = linear.fit_linear(x * kept, y, weight, 1.0, standardize=False)
+        fitted = fitted._replace(w=fitted.w * kept)
     nothing = jnp.zeros(())
     return selection.Chosen(fitted, nothing.astype(jnp.int32), nothing + 1, nothing)
 
@@ -230,18 +235,43 @@ def _lookback_tokens(params: Any, features: Features) -> Array:
 
 
 @functools.cache
-def lookback_lens() -> Detector:
-    """Lookback Lens: logistic regression on the lookback ratios of annotated spans."""
+def lookback_lens(heads: int | None = None, name: str = "lookback_lens") -> Detector:
+    """Lookback Lens: logistic regression on the lookback ratios of annotated spans.
+
+    Args:
+      heads: use only so many, those of the largest coefficients in a first fit to all,
+        as in the paper's study of heads; all by default.
+      name: what to call it beside another choice.
+    """
     return Detector(
-        name="lookback_lens",
+        name=name,
         summary="logistic regression on lookback ratios, fitted to annotated spans",
         unit=LOG_ODDS,
         reference="Chuang et al. 2024 (Lookback Lens), predefined spans",
         reads=(("lookback", LookbackRatio()),),
         inputs=lookback_spans,
         decide=lambda params, inputs: _decide_linear(params, inputs.whole),
-        fit=_fit_spans,
+        fit=functools.partial(_fit_spans, heads=heads),
         tokens=_lookback_tokens,
+    )
+
+
+@functools.cache
+def hidden_probe(layer: int = 20) -> Detector:
+    """Logistic regression on the mean hidden state of one layer's tokens.
+
+    Unlike :func:`linear_probe` it can judge a part of a response.
+
+    Args:
+      layer: which hidden state; 20 is two thirds up a model of 30 layers.
+    """
+    name = f"hidden_{layer}"
+    return _head_probe(
+        "hidden_probe",
+        "logistic regression on one layer's hidden states, mean of the tokens",
+        "Chuang et al. 2024 (Lookback Lens), hidden-state baseline",
+        lambda f: response_mean(jnp.swapaxes(f[name][0], 1, 2), f),
+        (name, HiddenStates(layers=(layer,))),
     )
 
 

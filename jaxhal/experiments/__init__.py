@@ -11,6 +11,7 @@ from jaxhal.experiments import folder, running
 from jaxhal.experiments.config import Config as Config
 from jaxhal.experiments.config import Data as Data
 from jaxhal.experiments.config import load_config as load_config
+from jaxhal.experiments.crossing import across_models as across_models
 from jaxhal.experiments.results import Judged
 from jaxhal.fitting import Fitted
 from jaxhal.inputs import Inputs

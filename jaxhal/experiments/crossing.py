@@ -1,0 +1,95 @@
+"""A classifier fitted on one model's heads judges what another model reads."""
+
+import dataclasses
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+
+from jaxhal.classifiers.heads import per_head_transfer
+from jaxhal.detectors import Detector, Targets
+from jaxhal.evaluation.tables import compare
+from jaxhal.experiments import running
+from jaxhal.experiments.config import Config, load_config
+from jaxhal.experiments.protocols import splits
+from jaxhal.fitting import fit
+from jaxhal.inputs import Inputs
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+def across_models(
+    config: Any,
+    reader: str,
+    overrides: Iterable[str] = (),
+    *,
+    progress: bool | None = None,
+) -> "pd.DataFrame":
+    """Lets detectors fitted on one model judge answers that another model reads.
+
+    Every head of the first model is predicted from all heads of the other by least
+    squares, on the training part without its labels; then the first model's classifier
+    is applied to the predictions.
+
+    Args:
+      config: an experiment on one data set; its ``model`` is the first model, and its
+        detectors decide on one vector an answer, as ``lookback_probe`` does.
+      reader: the other model.
+      overrides: dotted ``key=value`` pairs.
+      progress: show progress bars; ``None`` shows them on a terminal.
+
+    Returns:
+      Three rows a detector, of the first test part: AUROC with interval of the first
+      model, of the other fitted by itself, and of the ``transferred`` classifier.
+
+    Raises:
+      ValueError: on several data sets, or a detector that decides on something else.
+
+    References:
+      Chuang et al., Lookback Lens, 2024, cross-model transfer.
+    """
+    import pandas as pd
+
+    config = load_config(config, overrides)
+    if len(config.data) != 1:
+        raise ValueError(f"config has {len(config.data)} data sets; give one")
+    detectors = [d for d in running.detectors_of(config) if not d.control and d.fit]
+    both = (config, dataclasses.replace(config, model=reader))
+    first, other = (
+        next(iter(running.read_data(c, detectors, progress).values())) for c in both
+    )
+    if first.errors != other.errors:
+        raise ValueError(
+            "the models could not read the same answers; leave out those that are too "
+            f"long for one of them: {first.errors or other.errors}"
+        )
+    rows = []
+    for detector in detectors:
+        scores, labels, groups = _scores(config, detector, first, other)
+        for row in compare(scores, labels, groups):
+            rows.append({"detector": detector.name, "fitted on": row["method"], **row})
+    kept = ["detector", "fitted on", "AUROC", "low", "high"]
+    return pd.DataFrame(rows)[kept]
+
+
+def _scores(config: Config, detector: Detector, first: Inputs, other: Inputs) -> tuple:
+    ours, theirs = first.inputs[detector.name], other.inputs[detector.name]
+    if not isinstance(ours, np.ndarray) or ours.ndim != 2:
+        raise ValueError(
+            f"detector {detector.name!r} does not decide on one vector an answer; use "
+            "lookback_probe, max_prompt_probe, toha_supervised or toha"
+        )
+    train, test = splits(config, first)[0]
+    key = jax.random.key(config.seed)
+    weight = np.ones(len(first.labels))
+    targets = Targets(first.labels, first.groups, weight, key).only(train)
+    fitted = fit(detector, ours, targets)
+    mapped = per_head_transfer(theirs[train], ours[train]).apply(theirs)
+    scores = {
+        "first": fitted.score(ours)[test],
+        "other": fit(detector, theirs, targets).score(theirs)[test],
+        "transferred": fitted.score(np.asarray(mapped))[test],
+    }
+    return scores, first.labels[test], first.groups[test].tolist()
