@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import numpy as np
@@ -13,6 +13,7 @@ from jaxhal.detectors import Detector, Targets, fit_all, out_of_fold, weigh
 from jaxhal.detectors.ensemble import Stack, folds_of
 from jaxhal.evaluation.calibration import (
     Platt,
+    best_accuracy_threshold,
     best_f1_threshold,
     platt,
     precision_threshold,
@@ -89,6 +90,7 @@ def fit(
     inputs: Any,
     targets: Targets,
     *,
+    objective: Literal["f1", "accuracy"] = "f1",
     precision: float | None = None,
     known: Mapping[str, Fitted] | None = None,
 ) -> Fitted:
@@ -98,7 +100,8 @@ def fit(
       detector: the method, trained or not.
       inputs: of :func:`jaxhal.inputs.collect`.
       targets: labels, sources, and which rows to learn from.
-      precision: choose the threshold for this precision; for the best F1 by default.
+      objective: what the threshold is chosen for.
+      precision: choose the threshold for this precision instead.
       known: members of an ensemble that were fitted to the same rows before.
 
     Raises:
@@ -112,10 +115,12 @@ def fit(
         unseen = out_of_fold(detector, inputs, targets)
         params = fit_all(detector, inputs, targets)
     seen, labels = unseen[targets.rows], np.asarray(targets.labels)[targets.rows]
-    if precision is None:
-        threshold = best_f1_threshold(seen, labels)
-    else:
+    if precision is not None:
         threshold = precision_threshold(seen, labels, precision)
+    elif objective == "accuracy":
+        threshold = best_accuracy_threshold(seen, labels)
+    else:
+        threshold = best_f1_threshold(seen, labels)
     return Fitted(detector, params, platt(seen, labels), threshold, unseen)
 
 

@@ -8,11 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import minimize
-from sklearn.metrics import f1_score
+from sklearn.metrics import accuracy_score, f1_score
 
 from jaxhal.evaluation import (
     Isotonic,
     Platt,
+    accuracy,
+    best_accuracy_threshold,
     best_f1_threshold,
     brier,
     ece,
@@ -134,14 +136,21 @@ def test_calibrations_survive_json(fit):
     assert isinstance(found, (Platt, Isotonic)) and hash(found) is not None
 
 
+@pytest.mark.parametrize(
+    ("find", "metric", "reference"),
+    [
+        (best_f1_threshold, f1, f1_score),
+        (best_accuracy_threshold, accuracy, accuracy_score),
+    ],
+)
 @settings(deadline=None, max_examples=50)
 @given(rows)
-def test_best_f1_is_best_of_all(rows):
+def test_the_best_threshold_is_best_of_all(find, metric, reference, rows):
     scores, labels = map(np.array, zip(*rows, strict=True))
-    threshold = best_f1_threshold(scores, labels)
-    every = {value: f1_score(labels, scores >= value) for value in set(scores)}
+    threshold = find(scores, labels)
+    every = {value: reference(labels, scores >= value) for value in set(scores)}
     best = max(every.values())
-    assert f1(scores, labels, threshold) == pytest.approx(best)
+    assert metric(scores, labels, threshold) == pytest.approx(best)
     # The highest among equals flags as few as any, and lies between two scores.
     equal = [value for value in every if every[value] == pytest.approx(best)]
     assert (scores >= threshold).sum() == min((scores >= v).sum() for v in equal)
@@ -200,6 +209,7 @@ def test_thresholds_of_neighbouring_floats():
         platt,
         isotonic,
         best_f1_threshold,
+        best_accuracy_threshold,
         lambda scores, labels: precision_threshold(scores, labels, 0.5),
     ],
 )

@@ -26,7 +26,7 @@ def ragtruth(
     root: str | os.PathLike | None = None,
     *,
     task: str | None = "QA",
-    model: str | None = None,
+    model: str | Collection[str] | None = None,
     split: str | None = None,
     quality: str | Collection[str] | None = ("good",),
     implicit_true: bool = True,
@@ -47,7 +47,8 @@ def ragtruth(
     Args:
       root: see :func:`jaxhal.datasets.root.data_root`.
       task: ``"QA"``, ``"Summary"``, ``"Data2txt"``, or ``None`` for all.
-      model: the model that answered, such as ``"llama-2-7b-chat"``; all by default.
+      model: the model that answered, such as ``"llama-2-7b-chat"``, or several; all by
+        default.
       split: ``"train"`` or ``"test"``, the official one; both by default.
       quality: kept ratings, of ``"good"``, ``"truncated"``, ``"incorrect_refusal"``;
         ``None`` keeps all.

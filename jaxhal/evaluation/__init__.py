@@ -6,6 +6,9 @@ hallucinated; labels are 1 for hallucinated and 0 for grounded.
 
 from jaxhal.evaluation.calibration import Isotonic as Isotonic
 from jaxhal.evaluation.calibration import Platt as Platt
+from jaxhal.evaluation.calibration import (
+    best_accuracy_threshold as best_accuracy_threshold,
+)
 from jaxhal.evaluation.calibration import best_f1_threshold as best_f1_threshold
 from jaxhal.evaluation.calibration import isotonic as isotonic
 from jaxhal.evaluation.calibration import platt as platt

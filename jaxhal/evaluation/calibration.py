@@ -138,6 +138,25 @@ def best_f1_threshold(scores: Collection[Any], labels: Collection[Any]) -> float
     return float(threshold[np.argmax(2 * hits / (flagged + hits[-1]))])
 
 
+def best_accuracy_threshold(scores: Collection[Any], labels: Collection[Any]) -> float:
+    """The threshold of highest accuracy, in the score's unit; the highest among equals.
+
+    As :func:`best_f1_threshold`, which flags more where answers of both kinds mix.
+
+    Args:
+      scores: one finite number per answer, higher = more likely hallucinated.
+      labels: 1 for hallucinated, 0 for grounded.
+
+    Raises:
+      ValueError: as :func:`platt` does.
+
+    >>> best_accuracy_threshold([0.1, 0.4, 0.6, 0.9], [1, 0, 0, 1])
+    0.75
+    """
+    threshold, flagged, hits = _splits(scores, labels)
+    return float(threshold[np.argmax(2 * hits - flagged)])
+
+
 def precision_threshold(
     scores: Collection[Any], labels: Collection[Any], target: float
 ) -> float:

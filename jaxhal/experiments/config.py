@@ -45,7 +45,8 @@ class Config:
       folds: of ``kfold`` and ``grouped``.
       train_size: answers to fit to in ``toha``.
       test_share: of the sources in ``holdout``.
-      precision: choose thresholds for this precision; for the best F1 by default.
+      threshold: what thresholds are chosen for, ``f1`` or ``accuracy``.
+      precision: choose thresholds for this precision instead.
       model: what reads the answers.
       dtype: of its parameters.
       batch_size: answers read together.
@@ -63,6 +64,7 @@ class Config:
     folds: int = 5
     train_size: int = 150
     test_share: float = 0.3
+    threshold: str = "f1"
     precision: float | None = None
     model: str = "smollm2-135m"
     dtype: str = "float32"
@@ -75,6 +77,7 @@ class Config:
 
 PROTOCOLS = ("official", "kfold", "grouped", "holdout", "toha", "leaky")
 UNITS = ("response", "span", "window")
+THRESHOLDS = ("f1", "accuracy")
 
 
 def load_config(
@@ -140,12 +143,11 @@ def _check_key(merged: Any, key: str) -> None:
 
 
 def _check(config: Config) -> None:
-    if config.protocol not in PROTOCOLS:
-        raise ValueError(
-            f"protocol is {config.protocol!r}; use one of {', '.join(PROTOCOLS)}"
-        )
-    if config.unit not in UNITS:
-        raise ValueError(f"unit is {config.unit!r}; use one of {', '.join(UNITS)}")
+    choices = {"protocol": PROTOCOLS, "unit": UNITS, "threshold": THRESHOLDS}
+    for name, known in choices.items():
+        value = getattr(config, name)
+        if value not in known:
+            raise ValueError(f"{name} is {value!r}; use one of {', '.join(known)}")
     for name in ("data", "detectors"):
         if not getattr(config, name):
             raise ValueError(f"{name} is empty; name at least one")

@@ -138,6 +138,7 @@ def _fit(
             detector,
             data.inputs[detector.name],
             targets,
+            objective=config.threshold,  # pyright: ignore[reportArgumentType]  (checked)
             precision=config.precision,
             known=fitted,
         )
