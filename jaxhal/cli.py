@@ -379,6 +379,7 @@ def _models() -> list[dict[str, Any]]:
 
 def _detectors() -> list[dict[str, Any]]:
     from jaxhal.detectors import CATALOGUE, get
+    from jaxhal.shipped import MODELS, shipped
 
     return [
         {
@@ -386,6 +387,7 @@ def _detectors() -> list[dict[str, Any]]:
             "what": each.summary,
             "unit": each.unit,
             "trained": each.fit is not None,
+            "fitted for": ", ".join(m for m in MODELS if each.name in shipped(m)),
             "control": each.control,
             "reference": each.reference,
         }

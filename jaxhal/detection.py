@@ -11,7 +11,7 @@ from jaxhal.capture import read
 from jaxhal.detectors import Detector
 from jaxhal.fitting import Fitted, untrained
 from jaxhal.inputs import closed_book
-from jaxhal.judging import THRESHOLD, empty, judge, report
+from jaxhal.judging import empty, judge, report
 from jaxhal.models.batching import Encoded, Planned, check_length, collate, plan
 from jaxhal.models.lm import LM
 from jaxhal.report import Report
@@ -57,7 +57,7 @@ def score(
     *,
     batch_size: int = 8,
     progress: bool | None = None,
-    threshold: float = THRESHOLD,
+    threshold: float | None = None,
 ) -> list[Report]:
     """Scores many answers, a bucket of similar lengths at a time.
 
@@ -69,8 +69,8 @@ def score(
         reader: :data:`jaxhal.shipped.MODELS`.
       batch_size: answers read together.
       progress: show a progress bar; ``None`` shows it on a terminal.
-      threshold: token score from which on a token belongs to a span; for the default
-        detector 0.99 means that the reader gave the token less than 1 % probability.
+      threshold: token score from which on a token belongs to a span; by default that
+        of :data:`jaxhal.judging.PREFERRED`.
 
     Returns:
       One report per example, in order.  An example that cannot be read (too long, not

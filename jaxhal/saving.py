@@ -131,7 +131,10 @@ def _shape(params: Any) -> Any:
 def _abstract(node: Any) -> dict[str, jax.ShapeDtypeStruct]:
     if isinstance(node, list):
         number, shape, dtype = node
-        return {f"leaf{number}": jax.ShapeDtypeStruct(tuple(shape), jnp.dtype(dtype))}
+        # Here, not on the device that wrote it, which may not exist.
+        here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+        leaf = jax.ShapeDtypeStruct(tuple(shape), jnp.dtype(dtype), sharding=here)
+        return {f"leaf{number}": leaf}
     ((_, inside),) = node.items()
     merged: dict[str, jax.ShapeDtypeStruct] = {}
     for child in (inside or {}).values():

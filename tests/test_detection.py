@@ -39,7 +39,8 @@ def test_order_and_errors(reports):
 def test_scores_do_not_depend_on_company(smollm2, reports):
     for report, example in ((reports[0], LONGER), (reports[2], GOOD)):
         alone = jaxhal.score(smollm2, [example], batch_size=1)[0]
-        assert list(alone.scores) == list(detectors.AT_ONCE)
+        at_once = list(detectors.AT_ONCE)
+        assert list(alone.scores)[: len(at_once)] == at_once
         for name, value in alone.scores.items():
             assert report.scores[name] == pytest.approx(value, abs=2e-4), name
         for ours, theirs in zip(report.tokens, alone.tokens, strict=True):

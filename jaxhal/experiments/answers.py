@@ -74,6 +74,7 @@ def token_table(
         rows.append(
             {
                 "method": name,
+                "threshold": threshold,
                 "token AUROC": tokens["auroc"],
                 "token F1": tokens["f1"],
                 "token precision": tokens["precision"],

@@ -125,7 +125,8 @@ def _save(
         for detector in detectors:
             metrics = [row for row in rows if row["method"] == detector.name]
             place = folder / label / detector.name
-            shutil.rmtree(place, ignore_errors=True)
+            if place.exists():
+                shutil.rmtree(place)
             card = {**about, "metrics": metrics}
             save(place, found.fitted[label][detector.name], specs[detector.name], card)
 

@@ -35,11 +35,11 @@ def markdown(
 ) -> str:
     """The results of a run, figures named beside it."""
     text = _head(config, data)
-    tested = [f"{p.train} to {p.test}: {len(p.frame)}" for p in judged]
-    text += ["", f"Answers judged ({'; '.join(tested)}).", ""]
     if len(data) > 1:
-        text += _transfer(rows)
+        text += ["", *_transfer(rows)]
     else:
+        counts = ", ".join(str(len(part.frame)) for part in judged)
+        text += ["", f"Judged in each test part: {counts}.", ""]
         named = [{**row, "detector": row["method"]} for row in rows]
         text += [results.markdown(rows, len(judged) > 1), "", verdict(named), ""]
     text += [_READING, ""]
@@ -105,6 +105,7 @@ def html(text: str, pictures: Mapping[str, bytes], answers: int) -> str:
             "the scores, probabilities and thresholds of detectors that had not seen "
             "their sources.\n"
         )
+    _, _, text = text.partition("\n")  # the page has the heading
     body = MarkdownIt("commonmark").enable("table").render(text)
     for name, png in pictures.items():
         data = base64.b64encode(png).decode()

@@ -1,0 +1,71 @@
+"""The detectors that come with the package, on the model they were fitted for."""
+
+import json
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+import jaxhal
+from jaxhal import detectors
+from jaxhal.detection import resolve
+from jaxhal.experiments import load_config
+from jaxhal.experiments.running import specs_of
+from jaxhal.shipped import MODELS, shipped
+
+ROOT = Path(__file__).parent.parent
+MODEL = "smollm2-135m"
+
+
+def test_they_are_what_their_configuration_makes():
+    assert MODELS == (MODEL,)
+    config = load_config(ROOT / "configs" / "shipped.yaml")
+    found = shipped(MODEL)
+    assert set(found) == set(specs_of(config)) >= set(detectors.AT_ONCE)
+    for name, one in found.items():
+        path = ROOT / "jaxhal" / "shipped" / MODEL / name / "card.json"
+        card = json.loads(path.read_text("utf-8"))
+        assert card["model"] == config.model == MODEL
+        assert card["detector"] == specs_of(config)[name]
+        assert card["data"]["answers"] > 1000 and len(card["data"]["sha256"]) == 64
+        (metrics,) = card["metrics"]
+        assert metrics["method"] == name
+        assert metrics["low"] <= metrics["AUROC"] <= metrics["high"]
+        assert one.threshold == card["threshold"] and one.detector.name == name
+        for leaf in jax.tree.leaves(one.params):
+            assert np.isfinite(np.asarray(leaf, float)).all(), name
+    assert shipped("another") == {}
+
+
+def test_scores_come_with_probabilities(smollm2):
+    context = "The Marlow bridge opened in 1832 and spans 72 metres."
+    question = "When did the bridge open?"
+    answer = "It opened in 1832, and Queen Victoria crossed it in a golden carriage."
+    asked = {"context": context, "question": question, "response": answer}
+    report = jaxhal.detect(smollm2, **asked)
+    assert set(report.scores) == set(report.probabilities) == set(shipped(MODEL))
+    assert all(0 <= p <= 1 for p in report.probabilities.values())
+    for name, one in shipped(MODEL).items():
+        flagged = report.scores[name] >= one.threshold
+        assert (name in report.flagged) == flagged, name
+    assert report.detector == "token_probe"
+    scores = [token.scores["token_probe"] for token in report.tokens]
+    assert all(0 <= score <= 1 for score in scores)
+    row = report.to_dict()
+    assert row["probabilities"]["ensemble"] == report.probabilities["ensemble"]
+    only = jaxhal.detect(smollm2, **asked, detectors=["ensemble"])
+    assert only.scores["ensemble"] == pytest.approx(report.scores["ensemble"], abs=1e-3)
+
+
+def test_other_models_must_be_fitted_first():
+    with pytest.raises(
+        ValueError, match="must be fitted to labelled answers of 'tiny'"
+    ):
+        resolve("tiny", ["token_probe"])
+    (one,) = resolve("tiny", ["mtop_div"])
+    assert one.calibration is None and one.threshold is None
+    with pytest.raises(ValueError, match="no probability and no threshold"):
+        one.probabilities([0.5])
+    with pytest.raises(ValueError, match="no probability and no threshold"):
+        one.flags([0.5])
