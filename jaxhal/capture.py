@@ -15,9 +15,9 @@ import numpy as np
 from flax import nnx
 from jax.core import Tracer
 
-from jaxhal.models import cache as cache_lib
 from jaxhal.models import decoder
 from jaxhal.models.batching import check_rows
+from jaxhal.models.cache import positions
 from jaxhal.models.config import Config
 from jaxhal.models.lm import LM
 from jaxhal.models.ops import STANDARD, Ops
@@ -122,18 +122,14 @@ def read_jit(
     # row's own tokens against its prompt's keys.
     shared = batch.prompt_length - 1
     x, geo = decoder.begin(model, tokens[::copies, :shared], valid[::copies, :shared])
-    keys = decoder.run(model, x, geo, ops=ops, keep=True)[-1]
-    key, value = (jnp.repeat(part, copies, axis=1) for part in keys)
-    head = dataclasses.replace(batch, prompt_length=shared)
-    cache = cache_lib.start(head, key, value, rows.explicit)
-    cache, position = cache_lib.write(cache, valid[:, shared:])
-    geo = decoder.geometry(
-        model.config, position, cache.position, cache.valid, cache.rope_length
-    )
-    x = decoder.embed(model, tokens[:, shared:], position)
+    prefix = decoder.run(model, x, geo, ops=ops, keep=True)[-1]
+    position, length = positions(valid), jnp.sum(valid, axis=1, dtype=jnp.int32)
+    own = position[:, shared:]
+    geo = decoder.geometry(model.config, own, position, valid, length)
     rows = dataclasses.replace(rows, first=0)
     tap = rows.tap(named, model)
+    x = decoder.embed(model, tokens[:, shared:], own)
     hidden, attended, state, _ = decoder.run(
-        model, x, geo, ops=ops, tap=tap, cache=cache
+        model, x, geo, ops=ops, tap=tap, prefix=prefix
     )
     return rows.features(named, model, hidden, attended, state, ops)

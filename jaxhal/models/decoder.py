@@ -124,6 +124,7 @@ def run(
     ops: Ops,
     tap: Tap = Tap(),  # noqa: B008  (an immutable default)
     cache: Cache | None = None,
+    prefix: tuple[Array, Array] | None = None,
     keep: bool = False,
 ) -> tuple[Float[Array, "batch query width"], Any, Any, Any]:
     """All layers and the final norm.
@@ -131,6 +132,8 @@ def run(
     Args:
       x: embedded tokens; without a cache they are the whole sequence, with one they
         are the columns just entered by :func:`jaxhal.models.cache.write`.
+      prefix: keys and values that stand before those of ``x``, as a prefill keeps them;
+        a row of it serves as many consecutive rows of ``x`` as there are for one.
       keep: return the keys and values of all layers (a prefill).
 
     Returns:
@@ -150,7 +153,7 @@ def run(
 
     def body(carry, scanned):
         x, state, stored = carry
-        weights, at = scanned
+        weights, at, before = scanned
         block = nnx.merge(definition, weights)
         state = tap.hidden(state, x, at.layer)
 
@@ -160,6 +163,8 @@ def run(
             kept = (k, v) if keep else None
             if cache is not None:
                 stored, (k, v) = _append(stored, (k, v), at.layer, cache, columns)
+            if before is not None:
+                k, v = _after(before[0], k), _after(before[1], v)
             mixed, rows = attention.mix(q, k, v, geo, at, tap.rows, ops)
             return mixed, (rows, kept)
 
@@ -176,7 +181,7 @@ def run(
     def unfold(leaf):
         return leaf.reshape(layers, *leaf.shape[2:])
 
-    carry, scanned = (x, tap.state, stored), (weights, index)
+    carry, scanned = (x, tap.state, stored), (weights, index, prefix)
     if groups == 1:
         (x, state, stored), (rows, kept) = group(carry, scanned)
     else:
@@ -184,6 +189,12 @@ def run(
         (x, state, stored), (rows, kept) = jax.lax.scan(group, carry, scanned)
         rows, kept = jax.tree.map(unfold, (rows, kept))
     return model.norm(x, ops), rows, state, kept if keep else stored
+
+
+def _after(prefix: Array, new: Array) -> Array:
+    """Keys or values of the shared columns, then of a row's own."""
+    shared = jnp.repeat(prefix, new.shape[0] // prefix.shape[0], axis=0)
+    return jnp.concatenate([shared, new], axis=2)
 
 
 def _append(stored, new, layer, cache: Cache, columns: int):
