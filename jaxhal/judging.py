@@ -49,7 +49,7 @@ def head_maps(
     maps = {}
     for name, reducer in catalogue.reads(detectors).items():
         value = features[name]
-        if reducer.reads == "probs" and value.ndim == 4:
+        if reducer.reads == "probs" and reducer.rowwise and value.ndim == 4:
             maps[name] = catalogue.response_mean(value, features)
         elif reducer.reads == "probs" and value.ndim == 3:
             maps[name] = value
