@@ -69,9 +69,9 @@ def across_models(
     for detector in detectors:
         scores, labels, groups = _scores(config, detector, first, other)
         for row in compare(scores, labels, groups):
-            rows.append({"detector": detector.name, "fitted on": row["method"], **row})
-    kept = ["detector", "fitted on", "AUROC", "low", "high"]
-    return pd.DataFrame(rows)[kept]
+            kept = {key: row[key] for key in ("AUROC", "low", "high")}
+            rows.append({"detector": detector.name, "fitted on": row["method"], **kept})
+    return pd.DataFrame(rows)
 
 
 def _scores(config: Config, detector: Detector, first: Inputs, other: Inputs) -> tuple:
