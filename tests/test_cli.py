@@ -93,6 +93,8 @@ def test_detect_to_stdout(tmp_path, calls):
         {
             "id": name,
             "scores": {"token_entropy": 3.0},
+            "probabilities": {},
+            "flagged": [],
             "spans": [{"start": 0, "end": 2, "text": "So", "confidence": 0.5}],
             "error": None,
         }
