@@ -64,6 +64,8 @@ def save(
     if leaves:
         with ocp.StandardCheckpointer() as checkpointer:
             checkpointer.save(folder / "params", leaves)
+        # It only names the scratch folder of the machine; reading does without it.
+        (folder / "params" / "commit_success.txt").unlink(missing_ok=True)
     folder.mkdir(parents=True, exist_ok=True)
     names = ("jaxhal", "jax", "flax", "optax", "orbax-checkpoint")
     about = {
