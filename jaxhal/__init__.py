@@ -49,6 +49,9 @@ _HOMES = {
     "mtop_div": "features.topology",
     "prefill": "generation",
     "read": "capture",
+    "relevance": "lrp",
+    "relevance_means": "lrp",
+    "relevance_resampled": "lrp",
     "score": "detection",
     "step": "generation",
 }
@@ -59,6 +62,7 @@ _MODULES = (
     "experiments",
     "features",
     "fitting",
+    "lrp",
     "models",
     "report",
     "saving",

@@ -12,7 +12,7 @@ from jaxhal.models import rope
 from jaxhal.models.cache import Cache, positions
 from jaxhal.models.config import Config
 from jaxhal.models.layers import Block, Geometry, LayerIndex, Norm, RowTap
-from jaxhal.models.ops import Ops
+from jaxhal.models.ops import Ops, wide
 
 
 class Tap(NamedTuple):
@@ -78,12 +78,12 @@ def embed(
 def unembed(
     model: Decoder, hidden: Float[Array, "*rows width"], ops: Ops
 ) -> Float[Array, "*rows vocab"]:
-    """Float32 logits of hidden states that went through the final norm."""
+    """Logits, float32 or wider, of hidden states that went through the final norm."""
     if model.lm_head is None:
         kernel = model.embed_tokens.embedding[...].T
     else:
         kernel = model.lm_head.kernel[...]
-    return ops.linear(hidden, kernel, None, jnp.float32)
+    return ops.linear(hidden, kernel, None, wide(hidden.dtype))
 
 
 def geometry(
@@ -126,6 +126,7 @@ def run(
     cache: Cache | None = None,
     prefix: tuple[Array, Array] | None = None,
     keep: bool = False,
+    remat: bool = False,
 ) -> tuple[Float[Array, "batch query width"], Any, Any, Any]:
     """All layers and the final norm.
 
@@ -135,6 +136,8 @@ def run(
       prefix: keys and values that stand before those of ``x``, as a prefill keeps them;
         a row of it serves as many consecutive rows of ``x`` as there are for one.
       keep: return the keys and values of all layers (a prefill).
+      remat: for a pass that is differentiated, keep only what enters each layer and
+        compute the rest again on the way back.
 
     Returns:
       Normed hidden states, the tap's row features ``[layer, ...]``, the tap's final
@@ -170,6 +173,9 @@ def run(
 
         x, beside = block(x, attend, ops)
         return (x, state, stored), beside
+
+    if remat:
+        body = jax.checkpoint(body, prevent_cse=False)
 
     def group(carry, scanned):
         carry, (rows, kept) = jax.lax.scan(body, carry, scanned)

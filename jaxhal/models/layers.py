@@ -52,7 +52,7 @@ class RowTap(NamedTuple):
 
 
 class Norm(nnx.Module):
-    """RMSNorm or LayerNorm, computed in float32."""
+    """RMSNorm or LayerNorm, computed in float32 or wider."""
 
     def __init__(self, config: Config, width: int, dtype: Any):
         self.scale = nnx.Param(jnp.full(width, 1.0 - config.norm_offset, dtype))
@@ -62,9 +62,9 @@ class Norm(nnx.Module):
 
     def __call__(self, x: Array, ops: Ops) -> Array:
         y = ops.normalize(x, self.eps, self.bias is not None)
-        y = y * (self.scale[...].astype(jnp.float32) + self.offset)
+        y = y * (self.scale[...].astype(y.dtype) + self.offset)
         if self.bias is not None:
-            y = y + self.bias[...].astype(jnp.float32)
+            y = y + self.bias[...].astype(y.dtype)
         return y.astype(x.dtype)
 
 

@@ -15,6 +15,13 @@ from jaxtyping import Array, Float
 # operands cost the same either way.
 EXACT = jax.lax.Precision.HIGHEST
 
+
+
+def wide(dtype: Any) -> Any:
+    """What sums are taken in: float32, or float64 where that is asked for."""
+    return jnp.promote_types(dtype, jnp.float32)
+
+
 _ACTIVATIONS = {
     "silu": jax.nn.silu,
     "gelu": lambda x: jax.nn.gelu(x, approximate=False),
@@ -37,13 +44,13 @@ def scores(
     query: Float[Array, "batch kv_heads group query head"],
     key: Float[Array, "batch kv_heads key head"],
 ) -> Float[Array, "batch kv_heads group query key"]:
-    """``q k^T`` in float32, each key head shared by its group of query heads."""
+    """``q k^T`` in float32 or wider, each key head shared by its group of query heads."""
     return jnp.einsum(
         "bngqd,bnkd->bngqk",
         query,
         key,
         precision=EXACT,
-        preferred_element_type=jnp.float32,
+        preferred_element_type=wide(query.dtype),
     )
 
 
@@ -70,7 +77,7 @@ def attend(
         weight.astype(value.dtype),
         value,
         precision=EXACT,
-        preferred_element_type=jnp.float32,
+        preferred_element_type=wide(value.dtype),
     )
     return (mixed / total).astype(value.dtype), weight / total
 
@@ -78,8 +85,8 @@ def attend(
 def normalize(
     x: Float[Array, "*batch width"], eps: float, center: bool
 ) -> Float[Array, "*batch width"]:
-    """Unit root mean square (``center``: unit variance about zero), in float32."""
-    x = x.astype(jnp.float32)
+    """Unit root mean square (``center``: unit variance about zero), in float32 or wider."""
+    x = x.astype(wide(x.dtype))
     if center:
         x = x - jnp.mean(x, axis=-1, keepdims=True)
     return x * jax.lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + eps)

@@ -12,6 +12,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from jaxhal.models.config import Rope
+from jaxhal.models.ops import wide
 
 
 def frequencies(
@@ -103,6 +104,7 @@ def rotate(
     sin: Float[Array, "batch query 1 head"],
 ) -> Float[Array, "batch query heads head"]:
     """Turns each channel pair ``(i, i + head/2)`` by its position's angle."""
-    first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+    exact = x.astype(wide(x.dtype))
+    first, second = jnp.split(exact, 2, axis=-1)
     turned = jnp.concatenate([-second, first], axis=-1)
-    return (x.astype(jnp.float32) * cos + turned * sin).astype(x.dtype)
+    return (exact * cos + turned * sin).astype(x.dtype)

@@ -1,0 +1,178 @@
+"""Reading backwards: which tokens does each token of a response rest on?
+
+The forward pass of a batch gives one number for every response token, its seed.  The
+relevance of the tokens before it is the input times what the rules make of the seed's
+derivative.  All of ``R*`` is one pull-back per response token, in blocks that share the
+forward pass; a mean over response tokens is one pull-back, and a mean over prompt
+tokens one push forward.
+"""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+from jaxtyping import Array, Bool, Float
+
+from jaxhal.features.relevance import bin_weights
+from jaxhal.lrp import programs
+from jaxhal.lrp.programs import share
+from jaxhal.lrp.rules import RuleSet
+from jaxhal.lrp.sets import resolve
+from jaxhal.models.batching import check_rows
+from jaxhal.models.lm import LM
+from jaxhal.types import Batch
+
+SEEDS = ("logit", "max_logit", "logit_over_t2", "logprob")
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Relevance:
+    """What the tokens of a response rest on, signed and not normalised; a pytree.
+
+    Attributes:
+      matrix: ``R*``; row ``t`` holds what the prompt and the earlier response tokens
+        add to the seed of response token ``t``, and zeros on padding and later tokens.
+      valid: ``Bool[batch seq]``, False on padding.
+      prompt_length: the static column where responses start.
+    """
+
+    matrix: Float[Array, "batch response seq"]
+    valid: Bool[Array, "batch seq"]
+    prompt_length: int = dataclasses.field(metadata={"static": True})
+
+    @property
+    def to_prompt(self) -> Float[Array, "batch response prompt"]:
+        """The columns of the prompt."""
+        return self.matrix[..., : self.prompt_length]
+
+    @property
+    def prompt(self) -> Float[Array, "batch prompt"]:
+        """Relevance of each prompt token, mean over response tokens (eq. 5)."""
+        rows = self.valid[:, self.prompt_length :]
+        return jnp.einsum("brp,br->bp", self.to_prompt, share(rows))
+
+    @property
+    def response(self) -> Float[Array, "batch response"]:
+        """Relevance behind each response token, mean over prompt tokens (eq. 6)."""
+        columns = self.valid[:, : self.prompt_length]
+        return jnp.einsum("brp,bp->br", self.to_prompt, share(columns))
+
+
+def relevance(
+    lm: LM,
+    batch: Batch,
+    rules: str | RuleSet = "attnlrp",
+    *,
+    seed: str = "logit",
+    temperature: Any = 1.0,
+    block: int | None = None,
+) -> Relevance:
+    """``R*``: what every response token rests on, token by token.
+
+    Args:
+      lm: the model; its parameters should be float32.
+      batch: from ``lm.encode``.
+      rules: how relevance flows, a name of :data:`jaxhal.lrp.RULE_SETS` or a set of
+        one's own.
+      seed: what is explained: ``"logit"`` of the response token, ``"max_logit"`` of
+        whatever token the model would have chosen (the paper), ``"logit_over_t2"`` (the
+        published code, which divides by the temperature twice), or ``"logprob"``.
+      temperature: the answer's sampling temperature, one or one per row; used by
+        ``"logit_over_t2"`` alone.
+      block: response tokens that are pulled back together; what fits 1 GiB by default.
+
+    Raises:
+      TypeError, ValueError: on unknown rules or seed, on a temperature or block that is
+        not positive, on a row without a prompt or response token, on rows longer than
+        the model's context.
+
+    References:
+      Hu et al., `LRP4RAG <https://arxiv.org/abs/2408.15533>`_, 2024, section 3.2.
+    """
+    flow, over = _check(lm, batch, rules, seed, temperature)
+    if block is None:
+        block = programs.block_size(lm, batch)
+    elif block < 1:
+        raise ValueError(f"block is {block}; pull back at least 1 token at a time")
+    matrix = programs.matrix(lm, batch, over, flow, seed, block)
+    return Relevance(matrix, jnp.asarray(batch.valid), batch.prompt_length)
+
+
+def relevance_means(
+    lm: LM,
+    batch: Batch,
+    rules: str | RuleSet = "attnlrp",
+    *,
+    seed: str = "logit",
+    temperature: Any = 1.0,
+) -> programs.Means:
+    """Both means of ``R*`` without ``R*``: one pull-back and one push forward.
+
+    Args and Raises as :func:`relevance`, and:
+
+    Raises:
+      ValueError: on a rule set that is not linear in the seed.
+    """
+    flow, over = _check(lm, batch, rules, seed, temperature)
+    flow.ops(forward=True)  # raises where there is none
+    return programs.means(lm, batch, over, flow, seed)
+
+
+def relevance_resampled(
+    lm: LM,
+    batch: Batch,
+    shape: tuple[int, int],
+    rules: str | RuleSet = "attnlrp",
+    *,
+    seed: str = "logit",
+    temperature: Any = 1.0,
+    padding: str = "last",
+) -> Float[Array, "batch rows columns"]:
+    """``R*`` of the prompt, mean-resampled along both axes, without ``R*``.
+
+    Means of pull-backs are pull-backs of means: it takes as many passes as ``shape``
+    has rows, or columns, whichever are fewer, where ``R*`` takes one per token.
+
+    Args:
+      shape: bins along the response and along the prompt.
+      padding: of bins without a token, as :func:`jaxhal.lrp.resample`.
+
+    Other arguments and errors as :func:`relevance`; a shape below 1 is one as well.
+    """
+    flow, over = _check(lm, batch, rules, seed, temperature)
+    if min(shape) < 1:
+        raise ValueError(f"shape is {tuple(shape)}; ask for at least 1 bin each way")
+    valid, start = np.asarray(batch.valid), batch.prompt_length
+    rows = jax.vmap(lambda v: bin_weights(v, shape[0], padding))(valid[:, start:])
+    columns = jax.vmap(lambda v: bin_weights(v, shape[1], padding))(valid[:, :start])
+    pushed = flow.linear and shape[1] < shape[0]
+    block = programs.block_size(lm, batch)
+    bins = (rows, columns)
+    return programs.resampled(lm, batch, over, bins, flow, seed, block, pushed)
+
+
+def _check(
+    lm: LM, batch: Batch, rules: str | RuleSet, seed: str, temperature: Any
+) -> tuple[RuleSet, np.ndarray]:
+    """The rule set and, per row, the temperature; errors before tracing."""
+    flow = resolve(rules)
+    if seed not in SEEDS:
+        raise ValueError(f"unknown seed {seed!r}; use one of {', '.join(SEEDS)}")
+    over = np.broadcast_to(np.asarray(temperature, np.float32), len(batch.tokens))
+    if not (np.isfinite(over) & (over > 0)).all():
+        raise ValueError(f"temperature is {temperature}; it must be positive")
+    check_rows(batch.valid, lm.config.context_length)
+    if not isinstance(batch.valid, Tracer):
+        prompt, response = np.split(np.asarray(batch.valid), [batch.prompt_length], 1)
+        for name, part in (("prompt", prompt), ("response", response)):
+            empty = np.flatnonzero(~part.any(1))
+            if empty.size:
+                raise ValueError(
+                    f"row {empty[0]} of the batch has no {name} token, only padding; "
+                    "relevance is between a prompt and its response"
+                )
+    return flow, over

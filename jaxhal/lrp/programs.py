@@ -1,0 +1,165 @@
+"""The compiled programs behind relevance: pull-backs and pushes of whole batches."""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Bool, Float
+
+from jaxhal.lrp.rules import RuleSet
+from jaxhal.models import decoder
+from jaxhal.models.lm import LM
+from jaxhal.models.ops import Ops, wide
+from jaxhal.types import Batch
+
+# What pull-backs that run together may keep alive.
+BLOCK_BYTES = 1 << 30
+# What one pass may keep of all layers; beyond it layers are computed again.
+KEPT_BYTES = 2 << 30
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Means:
+    """The two means of ``R*`` over prompt columns, and the seeds; a pytree.
+
+    Attributes:
+      prompt: mean over response tokens, of each prompt token (eq. 5).
+      response: mean over prompt tokens, of each response token (eq. 6).
+      seed: the number of each response token that was explained.
+    """
+
+    prompt: Float[Array, "batch prompt"]
+    response: Float[Array, "batch response"]
+    seed: Float[Array, "batch response"]
+
+
+def share(mask: Bool[Array, "batch tokens"]) -> Float[Array, "batch tokens"]:
+    """One over the count of True for each of them; a row without any gives zeros."""
+    return mask / jnp.maximum(mask.sum(-1, keepdims=True), 1)
+
+
+def _seeds(lm: LM, batch: Batch, over: Array, ops: Ops, seed: str, remat: bool):
+    """Embeddings, and the function from them to the seed of each response token."""
+    model = nnx.merge(lm.graphdef, lm.params)
+    tokens, valid = jnp.asarray(batch.tokens), jnp.asarray(batch.valid)
+    start = batch.prompt_length
+    x, geo = decoder.begin(model, tokens, valid)
+    target, real = tokens[:, start:], valid[:, start:]
+
+    def function(x: Array) -> Float[Array, "batch response"]:
+        hidden = decoder.run(model, x, geo, ops=ops, remat=remat)[0]
+        hidden = hidden[:, start - 1 : -1]
+        if seed in ("logit", "logit_over_t2"):
+            out = _chosen(model, hidden, target, ops)
+        else:
+            logits = decoder.unembed(model, hidden, ops)
+            if seed == "max_logit":
+                out = logits.max(-1)
+            else:
+                out = jnp.take_along_axis(
+                    jax.nn.log_softmax(logits), target[..., None], -1
+                )[..., 0]
+        if seed == "logit_over_t2":
+            out = out / jnp.square(over)[:, None]
+        return jnp.where(real, out, 0.0)
+
+    return x, function
+
+
+def _chosen(model: decoder.Decoder, hidden: Array, target: Array, ops: Ops) -> Array:
+    """Logits of one token a row, without those of the others."""
+    if model.lm_head is None:
+        kernel = model.embed_tokens.embedding[...][target]
+    else:
+        kernel = jnp.moveaxis(model.lm_head.kernel[...][:, target], 0, -1)
+
+    def one(hidden: Array, kernel: Array) -> Array:
+        return ops.linear(hidden, kernel[:, None], None, wide(hidden.dtype))[0]
+
+    return jax.vmap(jax.vmap(one))(hidden, kernel)
+
+
+def _over_width(x: Array, slot: Array) -> Array:
+    return jnp.sum(x.astype(wide(x.dtype)) * slot, axis=-1)
+
+
+def block_size(lm: LM, batch: Batch) -> int:
+    """Pull-backs that fit :data:`BLOCK_BYTES` together, in rounds of equal size."""
+    config, (rows, seq) = lm.config, batch.tokens.shape
+    attention = 3 * config.num_attention_heads * seq
+    width = 4 * config.hidden_size + 3 * config.intermediate_size
+    fits = max(1, BLOCK_BYTES // (4 * rows * seq * (attention + width)))
+    response = seq - batch.prompt_length
+    return math.ceil(response / math.ceil(response / fits))
+
+
+def _kept(lm: LM, batch: Batch) -> int:
+    """Bytes one pass keeps for its way back when no layer is computed again."""
+    config, (rows, seq) = lm.config, batch.tokens.shape
+    attention = 3 * config.num_attention_heads * seq
+    width = 8 * config.hidden_size + 4 * config.intermediate_size
+    return 4 * config.num_hidden_layers * rows * seq * (attention + width)
+
+
+def _pulled(
+    pull: Callable[[Array], Any], x: Array, cotangents: Array, block: int
+) -> Float[Array, "count batch seq"]:
+    """Relevance of every token for each cotangent ``[count batch response]``."""
+    count = len(cotangents)
+    padded = jnp.pad(cotangents, [(0, -count % block), (0, 0), (0, 0)])
+    blocks = padded.reshape(-1, block, *cotangents.shape[1:])
+    together = jax.vmap(lambda seeded: _over_width(x, pull(seeded)[0]))
+    out = jax.lax.map(together, blocks)
+    return out.reshape(-1, *out.shape[2:])[:count]
+
+
+@functools.partial(jax.jit, static_argnames=("rules", "seed", "block"))
+def matrix(lm, batch, over, rules: RuleSet, seed: str, block: int):
+    x, function = _seeds(lm, batch, over, rules.ops(), seed, True)
+    out, pull = jax.vjp(function, x)
+    each = jnp.eye(out.shape[1], dtype=out.dtype)
+    rows = _pulled(pull, x, jnp.repeat(each[:, None], len(x), 1), block)
+    return jnp.moveaxis(rows, 0, 1)
+
+
+@functools.partial(jax.jit, static_argnames=("rules", "seed"))
+def means(lm, batch, over, rules: RuleSet, seed: str) -> Means:
+    valid, start = jnp.asarray(batch.valid), batch.prompt_length
+    remat = _kept(lm, batch) > KEPT_BYTES
+    x, function = _seeds(lm, batch, over, rules.ops(), seed, remat)
+    out, pull = jax.vjp(function, x)
+    mean = share(valid[:, start:]).astype(out.dtype)
+    prompt = _over_width(x, pull(mean)[0])[:, :start]
+    x, function = _seeds(lm, batch, over, rules.ops(forward=True), seed, False)
+    columns = jnp.pad(share(valid[:, :start]), [(0, 0), (0, x.shape[1] - start)])
+    _, response = jax.jvp(function, (x,), ((x * columns[..., None]).astype(x.dtype),))
+    return Means(prompt, response, out)
+
+
+@functools.partial(jax.jit, static_argnames=("rules", "seed", "block", "pushed"))
+def resampled(
+    lm, batch, over, bins, rules: RuleSet, seed: str, block: int, pushed: bool
+) -> Float[Array, "batch rows columns"]:
+    start, (rows, columns) = batch.prompt_length, bins
+    if not pushed:
+        x, function = _seeds(lm, batch, over, rules.ops(), seed, True)
+        out, pull = jax.vjp(function, x)
+        cotangents = jnp.moveaxis(rows, 1, 0).astype(out.dtype)
+        pulled = _pulled(pull, x, cotangents, min(block, len(cotangents)))
+        return jnp.einsum("ibp,bjp->bij", pulled[..., :start], columns)
+    x, function = _seeds(lm, batch, over, rules.ops(forward=True), seed, False)
+    _, push = jax.linearize(function, x)
+    later = x.shape[1] - start
+    weights = jnp.pad(jnp.moveaxis(columns, 1, 0), [(0, 0), (0, 0), (0, later)])
+
+    def one(weight: Array) -> Array:
+        return push((x * weight[..., None]).astype(x.dtype))
+
+    pushed_forward = jax.lax.map(one, weights, batch_size=min(block, len(weights)))
+    return jnp.einsum("jbr,bir->bij", pushed_forward, rows)

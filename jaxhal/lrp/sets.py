@@ -1,0 +1,284 @@
+"""The published rules and the sets they come in.
+
+References:
+  Bach et al. 2015, On Pixel-Wise Explanations by Layer-Wise Relevance Propagation;
+  Ali et al. 2022, XAI for Transformers (CP-LRP); Achtibat et al. 2024, AttnLRP;
+  Hu et al. 2024, `LRP4RAG <https://arxiv.org/abs/2408.15533>`_.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array
+
+from jaxhal.lrp.rules import Rule, RuleSet, rule_set, rules_of
+from jaxhal.models import ops as primitives
+from jaxhal.models.ops import Ops
+
+
+def _gain(output: Array, eps: float) -> Array:
+    """z / (z + eps sign z): what a stabiliser leaves of a sum's relevance."""
+    size = jnp.abs(output)
+    return size / (size + eps)
+
+
+def _matmul(x: Array, kernel: Array, dtype: Any) -> Array:
+    return primitives.linear(x, kernel, None, dtype)
+
+
+def epsilon_linear(eps: float) -> Rule:
+    r"""Epsilon rule: :math:`R_i = \sum_o x_i W_{io} R_o / (z_o + \epsilon\,sign z_o)`.
+
+    The bias takes its share of relevance and keeps it.
+    """
+    return _epsilon_linear(eps)
+
+
+@functools.cache
+def _epsilon_linear(eps: float) -> Rule:
+    def tangent(args, output, tangents):
+        return _gain(output, eps) * _matmul(tangents[0], args[1], output.dtype)
+
+    return Rule(primitives.linear, tangent)
+
+
+def _scores_tangent(args, output, tangents):
+    del output
+    query, key = args
+    d_query, d_key = tangents
+    return primitives.scores(d_query, key) + primitives.scores(query, d_key)
+
+
+def _attend_tangent(args, output, tangents):
+    """Of the values mixed by softmax: ordinary, as the deep Taylor rule has it.
+
+    The softmax's own term, probs * sum(probs * d_scores), is taken after the values are
+    mixed, so that going back it is a product of rows with the output and not one more
+    pass over all probabilities.
+    """
+    (scores, bias, value), (d_scores, d_value) = args, tangents
+    probs = jax.nn.softmax(scores + bias, axis=-1)
+    moved = probs * d_scores
+    common = moved.sum(-1, keepdims=True) * output
+    return _mixed(moved, value) - common.astype(value.dtype) + _mixed(probs, d_value)
+
+
+def _mixed(probs, value):
+    return jnp.einsum(
+        "bngqk,bnkd->bngqd",
+        probs.astype(value.dtype),
+        value,
+        precision=primitives.EXACT,
+        preferred_element_type=primitives.wide(value.dtype),
+    ).astype(value.dtype)
+
+
+def _half_scores(args, output, tangents):
+    return 0.5 * _scores_tangent(args, output, tangents)
+
+
+def _half_attend(args, output, tangents):
+    return 0.5 * _attend_tangent(args, output, tangents)
+
+
+def _product(args, output, tangents):
+    del output
+    return tangents[0] * args[1] + args[0] * tangents[1]
+
+
+def _half_product(args, output, tangents):
+    return 0.5 * _product(args, output, tangents)
+
+
+def _sum(args, output, tangents):
+    del args, output
+    return tangents[0] + tangents[1]
+
+
+def _identity_norm(args, output, tangents):
+    """The scale is a constant; of LayerNorm the mean is subtracted as it is."""
+    (x, eps, center), (moved,) = args, tangents
+    x, moved = x.astype(output.dtype), moved.astype(output.dtype)
+    if center:
+        x = x - jnp.mean(x, axis=-1, keepdims=True)
+        moved = moved - jnp.mean(moved, axis=-1, keepdims=True)
+    return moved * jax.lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + eps)
+
+
+def _identity_activation(args, output, tangents):
+    """The slope of the line from the origin, 1/2 at the origin for SiLU and GELU."""
+    x = args[0]
+    slope = jnp.where(x == 0, 0.5, output / jnp.where(x == 0, 1, x))
+    return slope * tangents[0]
+
+
+def _only_values(args, output, tangents):
+    del output
+    scores, bias, _ = args
+    return _mixed(jax.nn.softmax(scores + bias, axis=-1), tangents[1])
+
+
+def _only_second(args, output, tangents):
+    del output
+    return args[0] * tangents[1]
+
+
+def _nothing(args, output, tangents):
+    del args, tangents
+    return jnp.zeros_like(output)
+
+
+def _stabilised(tangent: Callable, eps: float) -> Callable:
+    """A rule whose relevance is divided by output + eps instead of by output."""
+
+    def stabilised(args, output, tangents):
+        moved = tangent(args, output, tangents)
+        return _gain(output, eps).astype(moved.dtype) * moved
+
+    return stabilised
+
+
+@functools.cache
+def gradient_x_input() -> RuleSet:
+    """No rule at all: the input times its ordinary derivative."""
+    rules = {name: Rule(getattr(primitives.STANDARD, name)) for name in Ops._fields}
+    return rule_set("gradient_x_input", rules)
+
+
+@functools.cache
+def attnlrp() -> RuleSet:
+    """AttnLRP: what the published LRP4RAG code ran, its stabilisers taken to 0.
+
+    Products of two streams give each half, softmax follows its Taylor expansion, norms
+    and activations pass everything on.  Softmax and biases absorb relevance, so the sum
+    over input tokens is not the seed.
+    """
+    rules = rules_of(gradient_x_input())
+    rules |= {
+        "scores": Rule(primitives.scores, _half_scores),
+        "attend": Rule(primitives.attend, _half_attend),
+        "normalize": Rule(primitives.normalize, _identity_norm),
+        "activate": Rule(primitives.activate, _identity_activation),
+        "multiply": Rule(jnp.multiply, _half_product),
+    }
+    return rule_set("attnlrp", rules)
+
+
+@functools.cache
+def cp_lrp() -> RuleSet:
+    """CP-LRP: attention weights and gates are constants, all else is linear.
+
+    Nothing is absorbed but by biases: without them the relevance of all input tokens
+    adds up to the seed.
+    """
+    rules = rules_of(attnlrp())
+    rules |= {
+        "scores": Rule(primitives.scores, _nothing),
+        "attend": Rule(primitives.attend, _only_values),
+        "multiply": Rule(jnp.multiply, _only_second),
+    }
+    return rule_set("cp_lrp", rules)
+
+
+@functools.cache
+def epsilon(eps: float = 1e-6) -> RuleSet:
+    """AttnLRP with a stabiliser in every sum, as its explicit rules are written.
+
+    Args:
+      eps: the larger, the more of weak and cancelling contributions is absorbed.  It
+        has the sign of the sum; the published code adds it to negative sums as well,
+        which divides by zero at ``-eps``.
+
+    Raises:
+      ValueError: on a negative stabiliser.
+    """
+    if eps < 0:
+        raise ValueError(f"eps is {eps}; a stabiliser is at least 0")
+    rules = rules_of(attnlrp())
+    rules |= {
+        "linear": epsilon_linear(eps),
+        "scores": Rule(primitives.scores, _stabilised(_half_scores, eps)),
+        "attend": Rule(primitives.attend, _stabilised(_half_attend, eps)),
+        "add": Rule(jnp.add, _stabilised(_sum, eps)),
+    }
+    return rule_set("epsilon", rules)
+
+
+@functools.cache
+def _jacobian(function: Callable) -> Callable:
+    """The derivative as it is, by forward mode, of a function of one stream."""
+
+    def tangent(args, output, tangents):
+        del output
+        return jax.jvp(lambda x: function(x, *args[1:]), args[:1], tangents)[1]
+
+    return tangent
+
+
+@functools.cache
+def lrp4rag() -> RuleSet:
+    """Equations 1 to 4 of the LRP4RAG paper, relevance normalised with its 1e-6.
+
+    ``R_A = R_C B^T * A`` for both operands of a product, each of which takes all of it
+    (eq. 1), ``R_I = R_O W^T * I`` for linear layers (eq. 2), and the Jacobian in place
+    of ``W`` for softmax, norms and activations (eq. 3, 4).  As printed they lack the
+    division by the output that makes relevance of a product: taken literally, every
+    step multiplies relevance by activations, and through 30 layers hardly any of it
+    stays a finite number.  Section 4.2 speaks of an epsilon of 1e-6 when relevance is
+    normalised, so ``R`` on their right-hand sides is read as ``R / (output + 1e-6)``.
+    What that gives is gradient x input up to the stabiliser; nothing is conserved,
+    since every product counts twice.
+    """
+    eps = 1e-6
+    rules = {
+        "linear": epsilon_linear(eps),
+        "scores": Rule(primitives.scores, _stabilised(_scores_tangent, eps)),
+        "attend": Rule(primitives.attend, _stabilised(_attend_tangent, eps)),
+        "normalize": Rule(
+            primitives.normalize, _stabilised(_jacobian(primitives.normalize), eps)
+        ),
+        "activate": Rule(
+            primitives.activate, _stabilised(_jacobian(primitives.activate), eps)
+        ),
+        "multiply": Rule(jnp.multiply, _stabilised(_product, eps)),
+        "add": Rule(jnp.add, _stabilised(_sum, eps)),
+    }
+    return rule_set("lrp4rag", rules)
+
+
+RULE_SETS: dict[str, Callable[[], RuleSet]] = {
+    "lrp4rag": lrp4rag,
+    "attnlrp": attnlrp,
+    "cp_lrp": cp_lrp,
+    "epsilon": epsilon,
+    "gradient_x_input": gradient_x_input,
+}
+
+
+def resolve(rules: Any) -> RuleSet:
+    """A rule set by name, or the one given.
+
+    Raises:
+      ValueError: on an unknown name.
+      TypeError: on anything else.
+
+    Example:
+      >>> resolve("cp_lrp").name
+      'cp_lrp'
+    """
+    if isinstance(rules, RuleSet):
+        return rules
+    if not isinstance(rules, str):
+        raise TypeError(
+            f"rules are {rules!r}; give a name ({', '.join(RULE_SETS)}) or a RuleSet "
+            "of jaxhal.lrp.rule_set"
+        )
+    if rules not in RULE_SETS:
+        raise ValueError(
+            f"unknown rules {rules!r}; known are {', '.join(RULE_SETS)}, and "
+            "jaxhal.lrp.rule_set composes others"
+        )
+    return RULE_SETS[rules]()

@@ -1,0 +1,284 @@
+"""Relevance of whole models: parity, means, conservation, padding, bad input."""
+
+import dataclasses
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from test_parity import batch, load
+
+import tiny
+from jaxhal import lrp
+from jaxhal.features.relevance import resample_2d
+from jaxhal.models import ops, weights
+from jaxhal.models.config import read_config
+from jaxhal.models.lm import LM
+from jaxhal.types import Batch
+from tiny_lm import answers, tiny_lm
+
+LXT = Path(__file__).parent / "golden" / "lrp"
+PROMPT = 15
+SEEDS = ("logit", "max_logit", "logit_over_t2", "logprob")
+
+
+def family(case: str, folder, dtype=jnp.float32) -> LM:
+    want = tiny.golden(case)
+    return load(folder, want["config"], want["shapes"], dtype)
+
+
+def relative(ours, theirs) -> float:
+    return float(np.abs(np.asarray(ours) - theirs).max() / np.abs(theirs).max())
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> LM:
+    return family("llama-gqa", tmp_path_factory.mktemp("llama"))
+
+
+@pytest.fixture(scope="module")
+def two() -> Batch:
+    """Two rows, one padded on both sides."""
+    rows = batch(tiny.TOKENS, PROMPT)
+    valid = np.array(rows.valid)
+    valid[1, :4] = valid[1, -3:] = False
+    return dataclasses.replace(rows, valid=valid)
+
+
+def lxt(name: str, dtype) -> tuple[LM, Batch]:
+    folder = LXT / name
+    config = read_config(folder)
+    source = weights.SafetensorsSource(folder, "model.")
+    table = weights.huggingface_table(config)
+    graphdef, params = weights.fill(config, source, table, dtype)
+    with np.load(folder / "attnlrp.npz") as stored:
+        tokens, prompt = stored["input_ids"].astype(np.int32), stored["prompt_length"]
+    return LM(params, graphdef, config), batch(tokens, int(prompt))
+
+
+@pytest.mark.parametrize("name", ["tiny_llama", "tiny_qwen2"])
+@pytest.mark.parametrize("rules", ["attnlrp", "cp_lrp"])
+def test_equal_to_lxt(name, rules):
+    with np.load(LXT / name / f"{rules}.npz") as stored:
+        theirs = stored["relevance"]
+    with jax.enable_x64(True):
+        lm, rows = lxt(name, jnp.float64)
+        ours = np.asarray(lrp.relevance(lm, rows, rules).matrix[0])
+    assert ours.dtype == np.float64
+    assert relative(ours, theirs) < 1e-6
+    lm, rows = lxt(name, jnp.float32)
+    ours = np.asarray(lrp.relevance(lm, rows, rules).matrix[0])
+    assert ours.dtype == np.float32
+    cosine = (ours * theirs).sum() / np.linalg.norm(ours) / np.linalg.norm(theirs)
+    assert cosine > 0.9999
+
+
+# One of each wiring: biases, windows, two norms in parallel, one norm in parallel,
+# sequential with biases, learned positions, sandwiched norms, normed queries.
+FAMILIES = [
+    "llama-biases",
+    "mistral-gqa",
+    "falcon-40b",
+    "falcon-7b",
+    "falcon-bias-sequential",
+    "gpt2-mha",
+    "gemma3-gqa",
+    "qwen3-gqa",
+]
+
+
+@pytest.mark.parametrize(
+    ("case", "rules"),
+    [(case, "attnlrp") for case in FAMILIES]
+    + [("llama-gqa", rules) for rules in lrp.RULE_SETS if rules != "attnlrp"],
+)
+def test_means_are_those_of_the_matrix(case, rules, tmp_path, two):
+    lm = family(case, tmp_path)
+    whole = lrp.relevance(lm, two, rules)
+    means = lrp.relevance_means(lm, two, rules)
+    assert relative(means.prompt, np.asarray(whole.prompt)) < 1e-4
+    assert relative(means.response, np.asarray(whole.response)) < 1e-4
+    # Written out: plain means over the tokens that are there.
+    matrix, valid = np.asarray(whole.matrix), two.valid
+    for row in range(2):
+        block = matrix[row][valid[row, PROMPT:]][:, :PROMPT][:, valid[row, :PROMPT]]
+        kept = np.asarray(means.prompt)[row][valid[row, :PROMPT]]
+        np.testing.assert_allclose(kept, block.mean(0), atol=1e-5)
+        kept = np.asarray(means.response)[row][valid[row, PROMPT:]]
+        np.testing.assert_allclose(kept, block.mean(1), atol=1e-5)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_seeds(seed, model, two):
+    over = np.array([0.5, 2.0])
+    logits = np.asarray(model.forward(two.tokens, two.valid))[:, PROMPT - 1 : -1]
+    target = two.tokens[:, PROMPT:, None]
+    chosen = np.take_along_axis(logits, target, -1)[..., 0]
+    shifted = logits - logits.max(-1, keepdims=True)
+    normal = np.log(np.exp(shifted).sum(-1)) + logits.max(-1)
+    want = {
+        "logit": chosen,
+        "max_logit": logits.max(-1),
+        "logit_over_t2": chosen / over[:, None] ** 2,
+        "logprob": chosen - normal,
+    }[seed]
+    real = two.valid[:, PROMPT:]
+    means = lrp.relevance_means(model, two, seed=seed, temperature=over)
+    np.testing.assert_allclose(means.seed, np.where(real, want, 0), atol=2e-5)
+    whole = lrp.relevance(model, two, seed=seed, temperature=over)
+    assert relative(means.prompt, np.asarray(whole.prompt)) < 1e-4
+
+
+def test_the_published_seed_divides_twice(model, two):
+    once = lrp.relevance(model, two).matrix
+    over = np.array([0.5, 2.0])
+    twice = lrp.relevance(model, two, seed="logit_over_t2", temperature=over).matrix
+    assert relative(twice, np.asarray(once) / over[:, None, None] ** 2) < 1e-6
+
+
+@pytest.mark.parametrize(
+    "case", ["llama-gqa", "mistral-gqa", "qwen3-gqa", "gemma3-gqa"]
+)
+def test_cp_lrp_conserves_without_biases(case, tmp_path, two):
+    lm = family(case, tmp_path)
+    whole = lrp.relevance(lm, two, "cp_lrp")
+    seed = lrp.relevance_means(lm, two, "cp_lrp").seed
+    assert relative(whole.matrix.sum(-1), np.asarray(seed)) < 1e-5
+    # Softmax absorbs what AttnLRP gives it: its sums are not the seed, as documented.
+    other = lrp.relevance(lm, two, "attnlrp").matrix.sum(-1)
+    assert relative(other, np.asarray(seed)) > 0.01
+
+
+def test_gradient_x_input_by_finite_differences(tmp_path):
+    from flax import nnx
+
+    from jaxhal.models import decoder
+
+    with jax.enable_x64(True):
+        lm = family("llama-gqa", tmp_path, jnp.float64)
+        rows = batch(tiny.TOKENS[:1], PROMPT)
+        model = nnx.merge(lm.graphdef, lm.params)
+        x, geo = decoder.begin(model, jnp.asarray(rows.tokens), jnp.asarray(rows.valid))
+
+        def seeds(x):
+            hidden = decoder.run(model, x, geo, ops=ops.STANDARD)[0][:, PROMPT - 1 : -1]
+            logits = decoder.unembed(model, hidden, ops.STANDARD)
+            target = rows.tokens[:, PROMPT:, None]
+            return np.asarray(jnp.take_along_axis(logits, target, -1)[0, :, 0])
+
+        matrix = np.asarray(lrp.relevance(lm, rows, "gradient_x_input").matrix[0])
+        for token in (0, 7, PROMPT + 2):
+            # Along the token's own embedding, the directional derivative is R.
+            h = 1e-6 * x * (jnp.arange(x.shape[1]) == token)[:, None]
+            slope = (seeds(x + h) - seeds(x - h)) / 2e-6
+            np.testing.assert_allclose(matrix[:, token], slope, atol=1e-7)
+
+
+@pytest.mark.parametrize("rules", ["attnlrp", "lrp4rag"])
+def test_padding_and_company_change_nothing(rules, model, two):
+    together = lrp.relevance(model, two, rules).matrix
+    assert (np.asarray(together)[1][:, ~two.valid[1]] == 0).all()
+    assert (np.asarray(together)[1][~two.valid[1, PROMPT:]] == 0).all()
+    alone = batch(two.tokens[1:, 4:-3], PROMPT - 4)
+    single = np.asarray(lrp.relevance(model, alone, rules).matrix[0])
+    assert relative(np.asarray(together)[1, :-3, 4:-3], single) < 1e-5
+
+
+def test_no_relevance_of_later_tokens(model, two):
+    matrix = np.asarray(lrp.relevance(model, two).matrix)
+    for row in range(matrix.shape[1]):
+        assert (matrix[:, row, PROMPT + row :] == 0).all()
+        assert (matrix[0, row, : PROMPT + row] != 0).all()
+
+
+def test_blocks_change_nothing(model, two):
+    once = np.asarray(lrp.relevance(model, two).matrix)
+    for block in (1, 4, 100):
+        assert relative(lrp.relevance(model, two, block=block).matrix, once) < 1e-6
+
+
+@pytest.mark.parametrize("shape", [(3, 4), (4, 3), (20, 5), (5, 30)])
+@pytest.mark.parametrize("padding", ["last", "zeros"])
+def test_resampled_without_the_matrix(shape, padding, model, two):
+    whole = np.asarray(lrp.relevance(model, two).to_prompt)
+    ours = lrp.relevance_resampled(model, two, shape, padding=padding)
+    for row in range(2):
+        valid = two.valid[row]
+        want = resample_2d(whole[row], shape, valid[PROMPT:], valid[:PROMPT], padding)
+        assert relative(ours[row], np.asarray(want)) < 1e-4
+
+
+def test_resampled_takes_the_fewer_passes(model, two, monkeypatch):
+    from jaxhal.lrp import programs
+
+    taken = []
+    inner = programs.resampled
+
+    def spied(*args):
+        taken.append(args[-1])
+        return inner(*args)
+
+    monkeypatch.setattr(programs, "resampled", spied)
+    lrp.relevance_resampled(model, two, (8, 3))
+    lrp.relevance_resampled(model, two, (3, 8))
+    assert taken == [True, False]
+
+
+def test_a_set_that_is_not_linear_has_only_the_matrix(model, two):
+    def positive(args, output, slot):
+        del output
+        return (jnp.maximum(slot, 0) @ args[1].T,)
+
+    own = lrp.Rule(ops.linear, pullback=positive)
+    mine = lrp.rule_set("mine", lrp.rules_of(lrp.attnlrp()) | {"linear": own})
+    whole = lrp.relevance(model, two, mine)
+    assert np.isfinite(whole.matrix).all() and np.asarray(whole.matrix).any()
+    with pytest.raises(ValueError, match="'mine' has a rule given by its pullback"):
+        lrp.relevance_means(model, two, mine)
+
+
+def test_under_jit_and_as_a_pytree(model, two):
+    inside = jax.jit(lambda lm, rows: lrp.relevance(lm, rows))(model, two)
+    outside = lrp.relevance(model, two)
+    assert relative(inside.matrix, np.asarray(outside.matrix)) < 1e-6
+    assert len(jax.tree.leaves(outside)) == 2
+
+
+def test_encoded_answers():
+    lm = tiny_lm()
+    rows = lm.encode(answers(3))
+    whole = lrp.relevance(lm, rows)
+    means = lrp.relevance_means(lm, rows)
+    assert relative(means.response, np.asarray(whole.response)) < 1e-4
+    assert whole.to_prompt.shape[-1] == rows.prompt_length
+
+
+def test_one_response_token(model):
+    whole = lrp.relevance(model, batch(tiny.TOKENS, 23))
+    assert whole.matrix.shape == (2, 1, 24)
+    np.testing.assert_allclose(whole.prompt, whole.matrix[:, 0, :23], rtol=1e-6)
+
+
+def test_bad_input(model, two):
+    with pytest.raises(ValueError, match="unknown rules 'lrp'; known are lrp4rag"):
+        lrp.relevance(model, two, "lrp")
+    with pytest.raises(TypeError, match="rules are 3"):
+        lrp.resolve(3)
+    with pytest.raises(ValueError, match="unknown seed 'prob'"):
+        lrp.relevance(model, two, seed="prob")
+    with pytest.raises(ValueError, match=r"temperature is 0\.0; it must be positive"):
+        lrp.relevance(model, two, temperature=0.0)
+    with pytest.raises(ValueError, match="block is 0"):
+        lrp.relevance(model, two, block=0)
+    with pytest.raises(ValueError, match=r"shape is \(0, 3\)"):
+        lrp.relevance_resampled(model, two, (0, 3))
+    for part, name in ((slice(0, PROMPT), "prompt"), (slice(PROMPT, None), "response")):
+        valid = np.array(two.valid)
+        valid[1, part] = False
+        empty = dataclasses.replace(two, valid=valid)
+        with pytest.raises(ValueError, match=f"row 1 of the batch has no {name} token"):
+            lrp.relevance(model, empty)
+    long = batch(np.zeros((1, 80), np.int32), 40)
+    with pytest.raises(ValueError, match="80"):
+        lrp.relevance_means(model, long)
