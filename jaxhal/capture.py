@@ -15,6 +15,7 @@ import numpy as np
 from flax import nnx
 from jax.core import Tracer
 
+from jaxhal import lrp
 from jaxhal.models import decoder
 from jaxhal.models.batching import check_rows
 from jaxhal.models.cache import positions
@@ -39,8 +40,8 @@ def read(
 
     Returns:
       Features of attention reducers are ``[layer, batch, heads, ...]``, of hidden-state
-      reducers ``[layer, batch, ...]``, of logit reducers ``[batch, ...]``; row-wise
-      ones have a ``response`` axis that is zero on padding.
+      reducers ``[layer, batch, ...]``, of logit and relevance reducers
+      ``[batch, ...]``; row-wise ones have a ``response`` axis, zero on padding.
 
     Raises:
       TypeError: when a value is not a :class:`jaxhal.Reducer`.
@@ -97,7 +98,7 @@ def check(config: Config, reducers: Mapping[str, Any]) -> Named:
                 f"reducer {name!r} is no static value ({error}); give it tuples "
                 "instead of lists or arrays"
             ) from error
-        if reducer.reads not in ("probs", "hidden", "logits"):
+        if reducer.reads not in ("probs", "hidden", "logits", "relevance"):
             raise ValueError(
                 f"reducer {name!r} reads {reducer.reads!r}; use 'probs', 'hidden' or "
                 "'logits'"
@@ -109,6 +110,15 @@ def check(config: Config, reducers: Mapping[str, Any]) -> Named:
 @jax.jit(static_argnames=("named", "ops", "copies"))
 def read_jit(
     lm: LM, batch: Batch, named: Named, ops: Ops = STANDARD, copies: int = 1
+) -> dict[str, Any]:
+    backwards = {n: r for n, r in named if r.reads == "relevance"}
+    forwards = tuple((n, r) for n, r in named if n not in backwards)
+    out = lrp.features(lm, batch, backwards) if backwards else {}
+    return out | _forwards(lm, batch, forwards, ops, copies) if forwards else out
+
+
+def _forwards(
+    lm: LM, batch: Batch, named: Named, ops: Ops, copies: int
 ) -> dict[str, Any]:
     model = nnx.merge(lm.graphdef, lm.params)
     tokens, valid = jnp.asarray(batch.tokens), jnp.asarray(batch.valid)

@@ -157,11 +157,12 @@ def detect(
     from jaxhal.summary import summarize, verdict
 
     with _usage():
-        resolve(model, detector or None)
+        resolve(model, detector or None)  # a wrong name should cost no download
         rows = read_rows(source)
         for path in (output, page):
             _check_place(path)
         lm = jaxhal.load(model)
+        resolve(lm.name, detector or None)  # a folder may be called like a model
     console = _console(stderr=True)
     kept: list[Report] = []
     failed: list[Report] = []
@@ -285,10 +286,14 @@ def sweep(
 
     with _usage():
         _check_place(output)
-        pairs = [setting.partition("=")[::2] for setting in settings]
-        lists = {k: v.split(",") for k, v in pairs}
+        pairs = [_pair(setting) for setting in settings]
         # A YAML list or mapping is one value, whatever commas it holds.
-        grid = {k: v for k, v in lists.items() if len(v) > 1 and v[0][0] not in "[{"}
+        grid = {k: v.split(",") for k, v in pairs if "," in v and v[0] not in "[{"}
+        for key, values in grid.items():
+            if not all(values):
+                raise ValueError(
+                    f"{key}={','.join(values)} has an empty value; write {key}=V1,V2"
+                )
         fixed = [f"{key}={value}" for key, value in pairs if key not in grid]
         table = experiments.sweep(config, grid, fixed)
     if output is not None:
@@ -426,12 +431,17 @@ def _options(pairs: Iterable[str]) -> dict[str, Any]:
     words = {"null": None, "none": None, "true": True, "false": False}
     found: dict[str, Any] = {}
     for pair in pairs:
-        key, equals, text = pair.partition("=")
-        if not key or not equals:
-            raise ValueError(f"{pair!r} is no option; write key=value")
+        key, text = _pair(pair)
         value = words.get(text.lower(), text)
         found[key] = [*_several(found[key]), value] if key in found else value
     return found
+
+
+def _pair(text: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not key or not equals:
+        raise ValueError(f"{text!r} is no option; write key=value")
+    return key, value
 
 
 def _several(value: Any) -> list[Any]:

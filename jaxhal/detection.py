@@ -16,6 +16,7 @@ from jaxhal.models.batching import Encoded, Planned, check_length, collate, plan
 from jaxhal.models.lm import LM
 from jaxhal.report import Report
 from jaxhal.shipped import shipped
+from jaxhal.spans import has_text
 from jaxhal.types import Example
 
 
@@ -39,7 +40,7 @@ def detect(
 
     Raises:
       ValueError: when the answer or prompt is empty, too long for the model, or a
-        detector is unknown.
+        detector is unknown or named twice.
     """
     example = Example(
         response, prompt=prompt, context=context, question=question, id="answer"
@@ -77,8 +78,8 @@ def score(
       encodable) comes back with its ``error`` and costs no other example.
 
     Raises:
-      ValueError: on an unknown detector, one that must be fitted first, or a batch
-        size below 1.
+      ValueError: on an unknown detector, one that must be fitted first, no detector or
+        two of one name, or a batch size below 1.
     """
     if batch_size < 1:
         raise ValueError(f"batch_size is {batch_size}; it must be at least 1")
@@ -132,7 +133,8 @@ def resolve(model: str, detectors: Sequence[str | Fitted] | None) -> list[Fitted
       detectors: as :func:`score` takes them.
 
     Raises:
-      ValueError: on an unknown detector, or one that must be fitted first.
+      ValueError: on an unknown detector, one that must be fitted first, no detector, or
+        two of one name.
     """
     ready = shipped(model)
     if detectors is None:
@@ -153,6 +155,15 @@ def resolve(model: str, detectors: Sequence[str | Fitted] | None) -> list[Fitted
                     "load or jaxhal.experiments.run returned instead of its name"
                 )
             chosen.append(untrained(detector))
+    names = [one.detector.name for one in chosen]
+    if not names:
+        raise ValueError("detectors is empty; name at least one, or leave it out")
+    for name in names:
+        if names.count(name) > 1:
+            raise ValueError(
+                f"detector {name!r} is given {names.count(name)} times, and scores go "
+                "by name; give it once, or one of them another 'name'"
+            )
     return chosen
 
 
@@ -169,7 +180,11 @@ def _read(
     some = [rows[i] for i in group.rows]
     batch = collate(some, pad_id, group.prompt_length, response, size)
     marked = np.zeros(batch.response_mask.shape, bool)
-    features = {"valid": batch.response_mask, "marked": marked}
+    features = {
+        "valid": batch.response_mask,
+        "text": has_text(batch.offsets),
+        "marked": marked,
+    }
     reducers = catalogue.reads(chosen)
     if reducers:
         features |= read(lm, batch, reducers)

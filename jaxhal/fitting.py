@@ -1,23 +1,29 @@
 """Fitting a detector: parameters, a calibrated probability and a threshold."""
 
 import dataclasses
+import json
+import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Literal
 
 import jax
 import numpy as np
 from jaxtyping import Bool, Float
 
-from jaxhal.classifiers.selection import chosen_logits
-from jaxhal.detectors import Detector, Targets, fit_all, out_of_fold, weigh
-from jaxhal.detectors.ensemble import Stack, folds_of
+from jaxhal.classifiers.linear import from_sklearn
+from jaxhal.classifiers.selection import published
+from jaxhal.detectors import Detector, Targets, fit_held_out, lookback_lens
 from jaxhal.evaluation.calibration import (
+    Isotonic,
     Platt,
     best_accuracy_threshold,
     best_f1_threshold,
+    isotonic,
     platt,
     precision_threshold,
 )
+from jaxhal.evaluation.splits import SplitError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,12 +37,14 @@ class Fitted:
         ``None`` for a method that was shown no labelled answers.
       threshold: the score from which on an answer is flagged; ``None`` likewise.
       unseen: ``Float[samples]``, scores of the rows learnt from by fits that had not
-        seen them; calibration and threshold come from these.
+        seen their sources, on the scale of :meth:`score`; calibration and threshold
+        come from these.  What other rows hold means nothing; empty when the detector
+        was not fitted here.
     """
 
     detector: Detector
     params: Any
-    calibration: Platt | None
+    calibration: Platt | Isotonic | None
     threshold: float | None
     unseen: Float[np.ndarray, " samples"]
 
@@ -62,7 +70,8 @@ class Fitted:
         """
         if self.threshold is None:
             raise ValueError(_uncalibrated(self.detector))
-        return np.asarray(scores) >= self.threshold
+        # The threshold lies between two scores, where float32 may not tell it apart.
+        return np.asarray(scores, float) >= self.threshold
 
 
 def _uncalibrated(detector: Detector) -> str:
@@ -85,6 +94,47 @@ def untrained(detector: Detector) -> Fitted:
     return Fitted(detector, (), None, None, np.zeros(0, np.float32))
 
 
+def released_lookback(path: str | os.PathLike) -> Fitted:
+    """Lookback Lens as its authors fitted it, to judge what a like model reads.
+
+    Their class 1 is faithful text, so the sign turns: the score is the log odds of a
+    hallucination, the probability its logistic, ``predict_proba(x)[:, 0]``, and a half
+    the threshold.  Any reader of as many heads is judged; only that of the same model
+    was what they fitted to, Llama-2-7b-chat with 32 layers of 32 heads.
+
+    Args:
+      path: a released classifier exported to JSON: ``n_layers``, ``n_heads``,
+        ``classes`` [0, 1], ``coef`` (layer-major) and ``intercept``.
+
+    Raises:
+      FileNotFoundError: when there is no such file.
+      ValueError: when it lacks one of these, or they do not fit together.
+
+    References:
+      Chuang et al., `Lookback Lens <https://arxiv.org/abs/2407.07071>`_, 2024, and the
+      classifiers beside its code.
+    """
+    try:
+        about = json.loads(Path(path).read_text("utf-8"))
+        layers, heads, classes = (
+            about[key] for key in ("n_layers", "n_heads", "classes")
+        )
+        linear = from_sklearn(about["coef"], about["intercept"], positive="grounded")
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"{path} is no released classifier ({type(error).__name__}: {error}); "
+            "export n_layers, n_heads, classes, coef and intercept"
+        ) from error
+    if linear.w.shape != (layers * heads,) or classes != [0, 1]:
+        raise ValueError(
+            f"{path} has {len(linear.w)} coefficients for {layers} layers of {heads} "
+            f"heads, and classes {classes}; a released classifier has one a head, and "
+            "classes [0, 1]"
+        )
+    nothing = np.zeros(0, np.float32)
+    return Fitted(lookback_lens(), published(linear), Platt(1.0, 0.0), 0.0, nothing)
+
+
 def fit(
     detector: Detector,
     inputs: Any,
@@ -92,6 +142,7 @@ def fit(
     *,
     objective: Literal["f1", "accuracy"] = "f1",
     precision: float | None = None,
+    calibration: Literal["platt", "isotonic"] = "platt",
     known: Mapping[str, Fitted] | None = None,
 ) -> Fitted:
     """Fits a detector to a training part.
@@ -102,18 +153,24 @@ def fit(
       targets: labels, sources, and which rows to learn from.
       objective: what the threshold is chosen for.
       precision: choose the threshold for this precision instead.
+      calibration: how scores become probabilities: a sigmoid, or any steps that rise,
+        which take more answers to find.
       known: members of an ensemble that were fitted to the same rows before.
 
     Raises:
       ValueError: when the rows have one class, too few sources for the folds, or cannot
-        reach the precision.
+        reach the precision, or on another ``calibration``.
     """
-    inputs = jax.device_put(inputs)
-    if detector.members:
-        params, unseen = _stack(detector, inputs, targets, known or {})
-    else:
-        unseen = out_of_fold(detector, inputs, targets)
-        params = fit_all(detector, inputs, targets)
+    if calibration not in ("platt", "isotonic"):
+        raise ValueError(f"calibration is {calibration!r}; use 'platt' or 'isotonic'")
+    before = {name: (one.params, one.unseen) for name, one in (known or {}).items()}
+    try:
+        params, unseen = fit_held_out(detector, inputs, targets, before)
+    except SplitError as error:
+        raise ValueError(
+            f"detector {detector.name!r} cannot be fitted: {error.args[0]}; give more "
+            "labelled sources of each class"
+        ) from error
     seen, labels = unseen[targets.rows], np.asarray(targets.labels)[targets.rows]
     if precision is not None:
         threshold = precision_threshold(seen, labels, precision)
@@ -121,19 +178,5 @@ def fit(
         threshold = best_accuracy_threshold(seen, labels)
     else:
         threshold = best_f1_threshold(seen, labels)
-    return Fitted(detector, params, platt(seen, labels), threshold, unseen)
-
-
-def _stack(
-    detector: Detector, inputs: Any, targets: Targets, known: Mapping[str, Fitted]
-) -> tuple[Stack, np.ndarray]:
-    members = {
-        m.name: known.get(m.name) or fit(m, inputs[m.name], targets)
-        for m in detector.members
-    }
-    unseen = [one.unseen for one in members.values()]
-    x, out = np.stack(unseen, 1)[:, None], np.zeros(len(unseen[0]), np.float32)
-    for seen, test in folds_of(targets, seed=2):
-        out[test] = np.asarray(chosen_logits(weigh(unseen, seen), x))[test]
-    params = {name: one.params for name, one in members.items()}
-    return Stack(params, weigh(unseen, targets)), out
+    calibrate = platt if calibration == "platt" else isotonic
+    return Fitted(detector, params, calibrate(seen, labels), threshold, unseen)

@@ -12,11 +12,13 @@ from jaxtyping import Int
 
 from jaxhal.datasets.spans import token_labels
 from jaxhal.detectors import Detector, reads, take
+from jaxhal.features.lookback import WINDOW
 from jaxhal.models.batching import Encoded, bucket
 from jaxhal.models.lm import LM
-from jaxhal.spans import Part, Unit, parts_of
+from jaxhal.spans import Part, Unit, has_text, parts_of
 from jaxhal.store import Store, Stored
 from jaxhal.store.columns import Column
+from jaxhal.store.parts import response_axes
 from jaxhal.types import Example, Reducer
 
 # Answers, or parts of answers, whose inputs are computed together.
@@ -81,8 +83,9 @@ def collect(
       progress: show a progress bar; ``None`` shows it on a terminal.
 
     Raises:
-      ValueError: on an example without a label, or one that a method needs a question
-        of and that has none.
+      ValueError: on an example without a label, one that :func:`closed_book` refuses
+        and a method needs, or with another ``unit`` when a method reads a feature that
+        is no series of tokens, or when no answer can be cut.
     """
     for example in examples:
         if example.label is None:
@@ -91,6 +94,8 @@ def collect(
             )
     options = {"batch_size": batch_size, "progress": progress}
     opened, closed = reads(detectors), reads(detectors, closed_book=True)
+    if unit != "response":
+        _check_cuts(lm, detectors, {**opened, **closed}, unit)
     parts: list[tuple[Stored, dict[str, Reducer]]] = []
     if opened:
         parts.append((store.read(lm, examples, opened, **options), opened))
@@ -129,21 +134,39 @@ def collect(
             for whole, row, known in zip(units, rows, marked, strict=True)
             for part in parts_of(unit, whole, row.offsets, known)
         ]
+        if not units:
+            raise ValueError(
+                f"none of the {len(rows)} answers has the {WINDOW} tokens of a window; "
+                "use unit 'span' or 'response'"
+            )
         # A part has its own label; what is marked inside it says nothing more.
         marked = [np.zeros_like(part.tokens) for part in units]
         rows = [rows[part.row] for part in units]
     text = {text for detector in detectors for text in detector.text}
-    source = Source(units, marked, found, sorted(text, key=lambda one: one[0]))
+    source = Source(units, rows, marked, found, sorted(text, key=lambda one: one[0]))
     inputs = _inputs(detectors, source)
     chosen = [part.example for part in units]
     return Inputs(chosen, errors, rows, marked, inputs, source)
+
+
+def _check_cuts(
+    lm: LM, detectors: Sequence[Detector], reducers: dict[str, Reducer], unit: Unit
+) -> None:
+    """Makes sure that every feature can be cut to the tokens of a part."""
+    for name, axes in response_axes(lm, reducers).items():
+        if not axes:
+            of = [d.name for d in detectors if name in dict(d.reads + d.closed_book)]
+            raise ValueError(
+                f"feature {name!r} belongs to a whole answer and cannot be cut to a "
+                f"{unit}; leave out {', '.join(of)}, or use unit 'response'"
+            )
 
 
 def closed_book(example: Example) -> Example:
     """The same response after its question alone, or after a prompt without context.
 
     Raises:
-      ValueError: when nothing but the context was given.
+      ValueError: when nothing but the context was given, or nothing but the question.
     """
     prompt = example.question
     if not prompt and example.prompt is not None and example.context:
@@ -152,6 +175,11 @@ def closed_book(example: Example) -> Example:
         raise ValueError(
             f"example {example.id!r} has no question apart from its context, which the "
             "context gain compares with; give 'question'"
+        )
+    if prompt.strip() == example.source_text.strip():
+        raise ValueError(
+            f"example {example.id!r} has no context apart from its question; leave out "
+            "context_gain"
         )
     return Example(example.response, prompt=prompt, id=example.id)
 
@@ -176,7 +204,7 @@ class _Feature:
         out = np.zeros([size, *shape], first.dtype)
         for at, value in enumerate(values):
             out[(at, *(slice(n) for n in value.shape))] = value
-        return np.moveaxis(out, 0, 0 if self.reducer.reads == "logits" else 1)
+        return np.moveaxis(out, 0, self.reducer.batch_axis)
 
     def _cut(self, part: Part) -> np.ndarray:
         value = self.column[part.row]
@@ -192,12 +220,14 @@ class Source:
 
     Attributes:
       parts: the examples, or the parts they were cut into.
+      rows: per part, the whole answer as tokens.
       marked: per part, which tokens of the whole response are annotated.
       features: what was read.
       text: numbers computed from an example's text, by feature name.
     """
 
     parts: Sequence[Part]
+    rows: Sequence[Encoded]
     marked: Sequence[np.ndarray]
     features: Sequence[_Feature]
     text: Sequence[tuple[str, Callable[[Example], Any]]]
@@ -225,11 +255,12 @@ class Source:
     def _batch(self, numbers: Sequence[int], response: int) -> dict[str, np.ndarray]:
         parts = [self.parts[number] for number in numbers]
         batch = {f.name: f.batch(parts, response, _CHUNK) for f in self.features}
-        batch["valid"] = np.zeros((_CHUNK, response), bool)
-        batch["marked"] = np.zeros((_CHUNK, response), bool)
+        for name in ("valid", "text", "marked"):
+            batch[name] = np.zeros((_CHUNK, response), bool)
         for at, (number, part) in enumerate(zip(numbers, parts, strict=True)):
-            count = int(part.tokens.sum())
+            count, offsets = int(part.tokens.sum()), self.rows[number].offsets
             batch["valid"][at, :count] = True
+            batch["text"][at, :count] = has_text(offsets)[part.tokens]
             batch["marked"][at, :count] = self.marked[number][part.tokens]
         for name, function in self.text:
             values = [np.asarray(function(part.example)) for part in parts]

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -74,7 +75,7 @@ def judge(
     Args:
       chosen: the detectors with their parameters.
       features: what they read, as :func:`jaxhal.read` gives it, with ``"valid"``,
-        ``"marked"`` and numbers computed from the text.
+        ``"text"``, ``"marked"`` and numbers computed from the example.
       scores: of the responses, where they are known.
     """
     params = tuple(one.params for one in chosen)
@@ -164,21 +165,22 @@ def find_spans(
 ) -> list[Span]:
     """Runs of tokens whose score reaches the threshold, without outer white space.
 
-    The confidence of a span is the mean score of its tokens.
+    A character cut into several tokens has the highest of their scores.  The confidence
+    of a span is the mean score of its tokens.
     """
+    scored = [
+        (place, max(token.scores.get(detector, 0.0) for token in same))
+        for place, same in itertools.groupby(tokens, lambda t: (t.start, t.end))
+    ]
     spans: list[Span] = []
-    run: list[Token] = []
-    for token in [*tokens, None]:
-        if token is not None and token.scores.get(detector, 0.0) >= threshold:
-            run.append(token)
-            continue
-        if run:
-            start, end = run[0].start, run[-1].end
+    for high, run in itertools.groupby(scored, lambda one: one[1] >= threshold):
+        if high:
+            places, scores = zip(*run, strict=True)
+            start, end = places[0][0], places[-1][1]
             text = response[start:end]
             start += len(text) - len(text.lstrip())
             end -= len(text) - len(text.rstrip())
-            confidence = float(np.mean([t.scores[detector] for t in run]))
             if start < end:
+                confidence = float(np.mean(scores))
                 spans.append(Span(start, end, response[start:end], confidence))
-            run = []
     return spans

@@ -1,5 +1,6 @@
 """Fitted detectors on disk: parameters by Orbax, and a card that people can read."""
 
+import dataclasses
 import json
 import os
 from collections.abc import Mapping
@@ -12,20 +13,28 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxhal.classifiers.linear import Linear
+from jaxhal.classifiers.lstm import LSTM, Cell
 from jaxhal.classifiers.mlp import MLP
+from jaxhal.classifiers.nested import Tuned
 from jaxhal.classifiers.pooling import Pooling
 from jaxhal.classifiers.selection import Chosen
-from jaxhal.detectors import build
+from jaxhal.classifiers.svm import SVM
+from jaxhal.classifiers.trees import Forest
+from jaxhal.detectors import Detector, build
 from jaxhal.detectors.controls import TfIdf
 from jaxhal.detectors.ensemble import Stack
 from jaxhal.detectors.trained import Heads
-from jaxhal.evaluation.calibration import Platt
+from jaxhal.evaluation.calibration import Isotonic, Platt
 from jaxhal.files import replacing
 from jaxhal.fitting import Fitted
 
 # What parameters may be made of, by the name the card gives it.
 _KINDS = {
-    kind.__name__: kind for kind in (Linear, MLP, Pooling, Chosen, TfIdf, Stack, Heads)
+    kind.__name__: kind
+    for kind in (
+        *(Linear, Chosen, MLP, Pooling, Heads, TfIdf, Stack),
+        *(SVM, Forest, LSTM, Cell, Tuned),
+    )
 }
 
 
@@ -44,19 +53,29 @@ def save(
       card: what else people should know: the model, its data and their hash, metrics.
 
     Raises:
-      ValueError: when ``spec`` makes another detector, or the detector was shown no
-        labelled answers.
+      ValueError: when ``spec`` makes another detector, the detector was shown no
+        labelled answers, or ``card`` has a key that loading needs.
       FileExistsError: when the folder holds something.
     """
     import orbax.checkpoint as ocp
 
-    made = build(spec)
-    if made.name != fitted.detector.name:
-        raise ValueError(
-            f"spec {spec!r} makes {made.name!r}, not {fitted.detector.name!r}"
-        )
+    _check_same(spec, build(spec), fitted.detector)
     if fitted.threshold is None or fitted.calibration is None:
-        raise ValueError(f"{made.name!r} was not fitted; there is nothing to save")
+        name = fitted.detector.name
+        raise ValueError(f"{name!r} was not fitted; there is nothing to save")
+    names = ("jaxhal", "jax", "flax", "optax", "orbax-checkpoint")
+    about = {
+        "detector": spec,
+        "threshold": float(fitted.threshold),
+        "calibration": dataclasses.asdict(fitted.calibration),
+        "params": _shape(fitted.params),
+        "versions": {name: version(name) for name in names},
+    }
+    if taken := sorted(set(about) & set(card or {})):
+        raise ValueError(
+            f"card has {', '.join(map(repr, taken))}, which save writes itself; give "
+            "that another key"
+        )
     folder = Path(path).resolve()
     if folder.exists() and any(folder.iterdir()):
         raise FileExistsError(f"{folder} is not empty; give a new folder")
@@ -67,20 +86,8 @@ def save(
         # It only names the scratch folder of the machine; reading does without it.
         (folder / "params" / "commit_success.txt").unlink(missing_ok=True)
     folder.mkdir(parents=True, exist_ok=True)
-    names = ("jaxhal", "jax", "flax", "optax", "orbax-checkpoint")
-    about = {
-        "detector": spec,
-        "threshold": float(fitted.threshold),
-        "calibration": {
-            "slope": fitted.calibration.slope,
-            "intercept": fitted.calibration.intercept,
-        },
-        "params": _shape(fitted.params),
-        "versions": {name: version(name) for name in names},
-        **(card or {}),
-    }
     with replacing(folder / "card.json") as file:
-        json.dump(about, file, indent=1)
+        json.dump({**about, **(card or {})}, file, indent=1)
 
 
 def load(path: str | os.PathLike) -> Fitted:
@@ -88,13 +95,24 @@ def load(path: str | os.PathLike) -> Fitted:
 
     Raises:
       FileNotFoundError: when there is no card.
-      ValueError: when the card does not fit the parameters.
+      ValueError: when the card cannot be read or does not fit the parameters.
     """
-    import orbax.checkpoint as ocp
-
     folder = Path(path).resolve()
     if not (folder / "card.json").is_file():
         raise FileNotFoundError(f"{folder} has no card.json; give a saved detector")
+    try:
+        return _load(folder)
+    # What Python says of a missing key or a wrong type does not say which folder.
+    except (AttributeError, KeyError, OSError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"{folder} holds no whole detector; copy it again, or save the detector "
+            f"anew ({type(error).__name__}: {error})"
+        ) from error
+
+
+def _load(folder: Path) -> Fitted:
+    import orbax.checkpoint as ocp
+
     card = json.loads((folder / "card.json").read_text("utf-8"))
     leaves: dict[str, Any] = {}
     if (folder / "params").is_dir():
@@ -104,10 +122,38 @@ def load(path: str | os.PathLike) -> Fitted:
     return Fitted(
         build(card["detector"]),
         params,
-        Platt(**card["calibration"]),
+        _calibration(**card["calibration"]),
         card["threshold"],
         np.zeros(0, np.float32),
     )
+
+
+def _calibration(**fields: Any) -> Platt | Isotonic:
+    if "slope" in fields:
+        return Platt(**fields)
+    return Isotonic(**{name: tuple(knots) for name, knots in fields.items()})
+
+
+def _check_same(spec: Any, made: Detector, kept: Detector) -> None:
+    """Makes sure that a spec makes what was fitted, as far as that can be seen.
+
+    Functions cannot be compared; what they depend on shows in what a detector reads, in
+    its summary, or in its parameters.
+    """
+    if made.name != kept.name:
+        raise ValueError(f"spec {spec!r} makes {made.name!r}, not {kept.name!r}")
+    for field in ("reads", "closed_book", "text", "summary"):
+        ours, theirs = getattr(made, field), getattr(kept, field)
+        if field == "text":
+            ours, theirs = ([name for name, _ in pairs] for pairs in (ours, theirs))
+        if ours != theirs:
+            raise ValueError(
+                f"spec {spec!r} makes another {made.name!r} than the one that was "
+                f"fitted: its {field} is {ours!r}, not {theirs!r}; give the options it "
+                "was built with"
+            )
+    for one, other in zip(made.members, kept.members, strict=True):
+        _check_same(spec, one, other)
 
 
 def _shape(params: Any) -> Any:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, Int
+from jaxtyping import Array, Bool, Int
 
 from jaxhal.features.lookback import WINDOW
 from jaxhal.types import Example
@@ -27,18 +27,33 @@ class Part(NamedTuple):
     example: Example
 
 
+def has_text(
+    offsets: Int[np.ndarray | Array, "*batch response 2"],
+) -> Bool[np.ndarray | Array, "*batch response"]:
+    """Which tokens have text: neither padding nor the end of the sequence.
+
+    >>> has_text(np.array([[0, 3], [3, 9], [9, 9], [0, 0]]))
+    array([ True,  True, False, False])
+    """
+    return offsets[..., 0] < offsets[..., 1]
+
+
 def parts_of(
     unit: Unit,
     whole: Part,
     offsets: Int[np.ndarray, "response 2"],
     marked: Bool[np.ndarray, " response"],
 ) -> Iterator[Part]:
-    """The spans or windows of an answer, without parts that hold no text.
+    """The spans or windows of an answer, made of its tokens that have text.
+
+    The end of the sequence has none and is never marked: a part that held it would be
+    grounded for certain, so no part does.
 
     ``"span"``: of a hallucinated answer the marked tokens together, those before the
     first marked one, and those after the last; what lies between two marks is unused.
     A grounded answer is one span.  ``"window"``: eight tokens, one token on at a time,
-    hallucinated when any token in it is marked; a shorter answer gives none.
+    hallucinated when any token in it is marked; a shorter answer gives none.  Parts of
+    nothing but white space are left out.
 
     Raises:
       ValueError: when an answer is hallucinated and no token of it is marked.
@@ -52,10 +67,12 @@ def parts_of(
             f"example {example.id!r} is hallucinated but no token of it is marked; "
             "spans and windows need 'labels'"
         )
-    for number, tokens in enumerate(_masks(unit, marked)):
-        text = " ".join(example.response[slice(*run)] for run in _runs(tokens, offsets))
+    there = np.flatnonzero(has_text(offsets))
+    offsets, known = offsets[there], marked[there]
+    for number, part in enumerate(_masks(unit, known)):
+        text = " ".join(example.response[slice(*run)] for run in _runs(part, offsets))
         if text.strip():
-            label = int((marked & tokens).any())
+            label = int((known & part).any())
             one = dataclasses.replace(
                 example,
                 response=text,
@@ -64,6 +81,8 @@ def parts_of(
                 id=f"{example.id}#{number}",
                 source=example.group,
             )
+            tokens = np.zeros_like(marked)
+            tokens[there[part]] = True
             yield Part(whole.row, tokens, one)
 
 

@@ -189,6 +189,7 @@ class Reducer:
       reads: ``"probs"`` gives ``rows`` the attention ``[query key]`` of one head,
         ``"hidden"`` the residual stream ``[query width]``, ``"logits"`` the next-token
         logits ``[query vocab]``, all float32 except hidden (the model's dtype).
+        (``"relevance"`` marks those of :mod:`jaxhal.lrp`, which are read backwards.)
       row: whose row stands for a response token: ``"token"``, its own, or
         ``"predictor"``, the row before it, which predicted it.
       reads_target: whether ``rows`` looks at ``view.target``; while decoding, that
@@ -201,9 +202,14 @@ class Reducer:
     rides along while decoding.  One that overrides ``finish`` needs all response rows.
     """
 
-    reads: ClassVar[Literal["probs", "hidden", "logits"]] = "probs"
+    reads: ClassVar[Literal["probs", "hidden", "logits", "relevance"]] = "probs"
     row: ClassVar[Literal["token", "predictor"]] = "token"
     reads_target: ClassVar[bool] = False
+
+    @property
+    def batch_axis(self) -> int:
+        """Of its feature: 0, or 1 after that of layers."""
+        return 1 if self.reads in ("probs", "hidden") else 0
 
     @property
     def rowwise(self) -> bool:

@@ -201,6 +201,16 @@ def test_usage_errors_exit_2(tmp_path, calls, monkeypatch, arguments, message):
     assert os.listdir() == ["in.jsonl"] and calls == []
 
 
+def test_a_folder_called_like_a_model_has_no_fitted_detectors(
+    tmp_path, calls, monkeypatch
+):
+    monkeypatch.setattr(jaxhal, "load", lambda name: SimpleNamespace(name=f"./{name}"))
+    source = write(tmp_path / "in.jsonl", GOOD)
+    found = run("detect", "-m", "smollm2-135m", "-i", source, "-d", "token_probe")
+    assert (found.exit_code, found.stdout) == (2, "") and calls == []
+    assert "labelled answers of './smollm2-135m' first" in found.stderr
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -441,6 +451,22 @@ def test_bench_passes_on(tmp_path, monkeypatch):
     assert run("bench", "read", "--json", tmp_path / "x.json").exit_code == 0
     assert seen == [([], None), (["read"], tmp_path / "x.json")]
     assert run("bench", "--json", tmp_path / "gone" / "x.json").exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("seed=,1", "seed=,1 has an empty value; write seed=V1,V2"),
+        ("seed=0,", "seed=0, has an empty value"),
+        ("precision", "'precision' is no option; write key=value"),
+        ("=0,1", "'=0,1' is no option"),
+    ],
+)
+def test_sweep_bad_usage(monkeypatch, setting, message):
+    monkeypatch.setattr("jaxhal.experiments.sweep", None)
+    found = run("sweep", "smoke.yaml", setting, "seed2=0,1")
+    assert (found.exit_code, found.stdout) == (2, "")
+    assert found.stderr.startswith(f"jaxhal: {message}")
 
 
 def test_version():

@@ -5,6 +5,8 @@ import pytest
 
 import jaxhal
 from jaxhal import capture, detectors
+from jaxhal.detection import resolve
+from jaxhal.fitting import untrained
 from jaxhal.judging import find_spans
 from jaxhal.models.batching import lengths
 from jaxhal.report import Token
@@ -139,6 +141,28 @@ def test_find_spans():
     assert spans[0].confidence == pytest.approx(0.95)
     assert find_spans(text, tokens, "d", 1.1) == []
     assert find_spans(text, tokens, "other", 0.5) == []
+
+
+def test_a_character_of_several_tokens_is_one():
+    """Its tokens have one place; only some of them are suspicious."""
+    text = "a🙂b"
+    pieces = [(0, 1, 0.1), (1, 2, 0.9), (1, 2, 0.2), (1, 2, 0.8), (2, 3, 0.7)]
+    tokens = [Token(text[s:e], s, e, {"d": v}) for s, e, v in pieces]
+    (span,) = find_spans(text, tokens, "d", 0.8)
+    assert (span.start, span.end, span.text) == (1, 2, "🙂")
+    assert span.confidence == pytest.approx(0.9)
+    (span,) = find_spans(text, tokens, "d", 0.5)
+    assert span.text == "🙂b" and span.confidence == pytest.approx(0.8)
+
+
+def test_names_are_given_once():
+    assert len(resolve("tiny", None)) == len(detectors.AT_ONCE)
+    mine = untrained(detectors.mtop_div()._replace(summary="mine"))
+    for chosen in (["mtop_div", "mtop_div"], ["novel_words", mine, "mtop_div"]):
+        with pytest.raises(ValueError, match="'mtop_div' is given 2 times"):
+            resolve("tiny", chosen)
+    with pytest.raises(ValueError, match="detectors is empty"):
+        resolve("tiny", [])
 
 
 def test_conflicting_readers_are_refused():

@@ -197,6 +197,7 @@ def test_token_metrics_are_micro_averages():
         ([[0.1], [0.2, 0.3]], [[0], [1]], "response 1 has 2 token scores and 1 token"),
         ([[0.1], [np.nan]], [[0], [1]], r"scores\[1\] is nan"),
         ([[0.1], [0.2]], [[0], [3]], r"labels\[1\] is .*3"),
+        ([[0.1], [0.2]], [[0.9], [1.9]], r"labels\[0\] is .*0.9"),
         ([[0.1], [0.2]], [[0], [0]], "one class"),
     ],
 )

@@ -165,7 +165,7 @@ def test_precision_threshold_has_most_recall(rows, target):
     good = [value for value in every if precision(scores, labels, value) >= target]
     if not good:
         best = max(precision(scores, labels, value) for value in every)
-        with pytest.raises(ValueError, match=f"the best is {best:.3f}"):
+        with pytest.raises(ValueError, match=f"best is {best:.3f}, so give a target"):
             precision_threshold(scores, labels, target)
         return
     threshold = precision_threshold(scores, labels, target)

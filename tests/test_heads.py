@@ -50,12 +50,6 @@ def test_choice_equals_the_slow_loop(seed, levels):
     assert int(found.count) == count
     np.testing.assert_allclose(found.separation, delta, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(found.aurocs, aurocs, rtol=1e-6)
-    np.testing.assert_allclose(
-        heads.head_score(scores, found.chosen),
-        scores[:, order[:count]].mean(1),
-        rtol=1e-5,
-        atol=1e-6,
-    )
 
 
 def test_ties_go_to_the_first_head_and_the_fewest():
@@ -75,6 +69,12 @@ def test_the_validation_set_decides_how_many():
     choice = heads.choose_heads(probe, labels, validation, labels, max_heads=2)
     assert choice.chosen.tolist() == [0, 1]
     np.testing.assert_allclose(choice.aurocs, [0.5, 1.0])
+
+
+def test_separation_keeps_its_digits_on_an_accelerator():
+    scores, labels = sample(0)
+    traced = str(jax.make_jaxpr(heads.separation)(scores, labels))
+    assert traced.count("dot_general") == traced.count("=(Precision.HIGHEST") == 2
 
 
 def test_choice_under_jit_and_vmap():
@@ -196,8 +196,8 @@ def test_collinear_heads_stay_finite():
         (np.ones((3, 2)), np.ones((4, 2)), 1e-4, "of the same responses"),
         (np.ones(3), np.ones((3, 2)), 1e-4, "of the same responses"),
         (np.ones((1, 2)), np.ones((1, 2)), 1e-4, "got 1 responses"),
-        (np.ones((3, 2)), np.full((3, 2), np.nan), 1e-4, "target scores hold NaN"),
-        (np.full((3, 2), np.inf), np.ones((3, 2)), 1e-4, "source scores hold NaN"),
+        (np.ones((2, 2)), [[1, 1], [1, np.nan]], 1e-4, r"target\[1, 1\] is nan"),
+        (np.full((3, 2), np.inf), np.ones((3, 2)), 1e-4, r"source\[0, 0\] is inf"),
         (np.ones((3, 2)), np.ones((3, 2)), 0.0, "ridge is 0.0"),
         (np.ones((3, 2)), np.ones((3, 2)), np.nan, "ridge is nan"),
     ],

@@ -17,7 +17,7 @@ RANK = {
     "classifiers": 2,
     "cards": 2,
     "capture": 3,
-    "lrp": 3,
+    "lrp": 2,
     "generation": 4,
     "store": 4,
     "detectors": 4,

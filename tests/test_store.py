@@ -1,6 +1,8 @@
 """Features on disk: found by content, resumed bit for bit, shared between processes."""
 
 import dataclasses
+import importlib.util
+import linecache
 import os
 import random
 import resource
@@ -8,7 +10,9 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -16,6 +20,7 @@ import pandas as pd
 import pytest
 
 import jaxhal
+from jaxhal import store as store_module
 from jaxhal.store import Store, column_name, encode, key_of, parts, planning
 from jaxhal.store.columns import Cache, Column
 from jaxhal.types import Example
@@ -189,6 +194,232 @@ def test_own_reducers(lm, tmp_path):
         assert peak.shape == (2, 4, count) and square.shape == (2, 4, count, count)
 
 
+BODY = """
+import dataclasses, functools, jax, jaxhal
+import numpy as np
+
+class Plain:
+    {plain}
+
+@dataclasses.dataclass(frozen=True)
+class Mine({base}, Plain):
+    scale: float = {default}
+    reads = {reads!r}
+    row = {row!r}
+    limit = {limit}
+    table = np.array({table})
+
+    def __post_init__(self):
+        {post}
+
+    @property
+    def two(self):
+        return {two}
+
+    @functools.cached_property
+    def three(self):
+        return {three}
+
+    @staticmethod
+    def four(x):
+        return {four}
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def rows(self, rows, view):
+        return {rows}
+"""
+USUAL = {
+    "plain": "five = 5",
+    "base": "jaxhal.Reducer",
+    "default": 1.0,
+    "reads": "probs",
+    "row": "token",
+    "limit": (1, "a"),
+    "table": "range(2000)",
+    "post": "pass",
+    "two": 2,
+    "three": 3,
+    "four": "4 * x",
+    "rows": "rows.max(-1)",
+}
+
+
+def written(folder, **changes):
+    """A reducer out of a file, with the value 1.0."""
+    path = folder / "own.py"
+    path.write_text(BODY.format(**{**USUAL, **changes}))
+    spec = importlib.util.spec_from_file_location("own", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["own"] = module
+    linecache.clearcache()
+    try:
+        spec.loader.exec_module(module)
+        return column_name(module.Mine(scale=1.0))
+    finally:
+        del sys.modules["own"]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"plain": "five = 6"},
+        {"base": "jaxhal.LookbackRatio"},
+        {"reads": "logits"},
+        {"row": "predictor"},
+        {"limit": (1, "b")},
+        {"table": "[0, *range(1, 1000), 0, *range(1001, 2000)]"},
+        {"post": "print()"},
+        {"two": 22},
+        {"three": 33},
+        {"four": "4 + x"},
+        {"rows": "rows.min(-1)"},
+    ],
+    ids=lambda changes: next(iter(changes)),
+)
+def test_a_changed_reducer_is_another_one(tmp_path, changes):
+    usual = written(tmp_path)
+    assert usual == written(tmp_path) == written(tmp_path, default=2.0)
+    assert usual.startswith("own.Mine(scale=1.0)@")
+    assert written(tmp_path, **changes) != usual
+
+
+@dataclasses.dataclass(frozen=True)
+class Called(jaxhal.Reducer):
+    """A function as a field: its text is where it lies in memory."""
+
+    function: Any = max
+
+    def rows(self, rows, view):
+        return self.function(rows)
+
+
+def test_reducers_without_a_name_of_their_own():
+    with pytest.raises(TypeError, match="holds <function .*use numbers, strings"):
+        column_name(Called(lambda rows: rows.max(-1)))
+
+
+@dataclasses.dataclass(frozen=True)
+class Odd(jaxhal.Reducer):
+    """What a store cannot keep."""
+
+    kind: str
+
+    def rows(self, rows, view):
+        return {
+            "keys": rows,
+            "prompt": rows[:, : view.prompt_length],
+            "twice": rows.max(-1),
+            "bfloat16": rows.max(-1).astype(jnp.bfloat16),
+            "bool": rows.max(-1),
+        }[self.kind]
+
+    def finish(self, rows, view):
+        if self.kind == "twice":
+            return jnp.repeat(rows, 2, 0)
+        return rows > 0.5 if self.kind == "bool" else rows
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("keys", r"Odd\(kind='keys'\).* an axis of \(13, 15, 16\) for .* response"),
+        ("prompt", r"an axis of \(8, 8, 11\) for prompts of \(8, 8, 11\)"),
+        ("twice", r"an axis of \(10, 14, 10\) for .* cut it to the response"),
+        ("bfloat16", r"Odd.* gives bfloat16; .* end it with .astype\(jnp.float32\)"),
+        ("bool", "gives bool; a store keeps float32, float16, int32: end it"),
+    ],
+)
+def test_features_a_store_cannot_keep(lm, tmp_path, kind, message):
+    with pytest.raises(TypeError, match=message):
+        Store(tmp_path).read(lm, answers(1), {"odd": Odd(kind)})
+    assert not list(tmp_path.glob("*/plans/*"))
+
+
+def one(name):
+    return {name: REDUCERS[name]}
+
+
+def test_a_deleted_part_is_read_again(lm, tmp_path, reads):
+    store = Store(tmp_path)
+    whole = store.read(lm, answers(2), one("mean"))
+    store.read(lm, answers(4), one("mean"))
+    # The first two are not in the plan of the four: they were there when it was made.
+    store.read(lm, answers(4), one("mean"))
+    for place in whole.features["mean"].places:
+        place.path.unlink(missing_ok=True)
+    reads.clear()
+    again = store.read(lm, answers(4), one("mean"))
+    assert len(reads) == 1
+    for a, b in zip(whole.features["mean"], again.features["mean"], strict=False):
+        assert a.tobytes() == b.tobytes()
+    for path in tmp_path.glob("*/parts/*"):  # and a third plan, where both are gone
+        path.unlink()
+    assert len(store.read(lm, answers(4), one("mean")).kept) == 4
+
+
+def emptied(data):
+    return b""
+
+
+def cut(data):
+    return data[: len(data) // 2]
+
+
+@pytest.mark.parametrize("damage", [emptied, cut])
+def test_a_damaged_part_is_named(lm, tmp_path, damage):
+    store = Store(tmp_path)
+    whole = store.read(lm, answers(2), one("mean"))
+    (path,) = tmp_path.glob("*/parts/*")
+    path.write_bytes(damage(path.read_bytes()))
+    with pytest.raises(ValueError, match=f"part .*{path.name}.* damaged.*delete it"):
+        store.read(lm, answers(2), one("mean"))
+    path.unlink()
+    same_bits(whole, store.read(lm, answers(2), one("mean")))
+
+
+def test_damage_inside_a_part_is_named(lm, tmp_path):
+    column = Store(tmp_path).read(lm, answers(2), one("mean")).features["mean"]
+    path = column.places[0].path
+    data = bytearray(path.read_bytes())
+    data[100:-2000] = b"\xff" * len(data[100:-2000])  # what lies before the schema
+    path.write_bytes(data)
+    again = Column(column.name, column.places, Cache())
+    with pytest.raises(ValueError, match=f"part .*{path.name}.* damaged.*delete it"):
+        again[0]
+
+
+def test_plans_need_no_hard_links(lm, tmp_path, monkeypatch):
+    def link(*arguments):
+        raise PermissionError("no hard links here")
+
+    monkeypatch.setattr(os, "link", link)
+    assert Store(tmp_path).read(lm, answers(1), one("mean")).kept == [0]
+    (folder,) = tmp_path.glob("*/plans")
+    assert [path.suffix for path in folder.iterdir()] == [".json"]
+
+
+def test_the_first_plan_counts(lm, tmp_path, monkeypatch):
+    """Of two processes that plan at once, the second takes what the first wrote."""
+    made = []
+    real = store_module.make_plan
+
+    def slowly(*arguments):
+        parts = real(*arguments)
+        made.append(parts)
+        time.sleep(0.2)
+        return parts
+
+    monkeypatch.setattr(store_module, "make_plan", slowly)
+    with ThreadPoolExecutor(4) as pool:
+        work = [
+            pool.submit(Store(tmp_path).read, lm, answers(2), one("mean"))
+            for _ in range(4)
+        ]
+        assert [each.result().kept for each in work] == [[0, 1]] * 4
+    assert len(made) == 1
+
+
 def test_bad_requests(lm, tmp_path):
     store = Store(tmp_path)
     with pytest.raises(ValueError, match="batch_size is 0"):
@@ -226,14 +457,24 @@ from test_store import small_parts, REDUCERS
 from jaxhal.store import Store
 from tiny_lm import answers, tiny_lm
 small_parts()
+lm = tiny_lm()
 print("ready", flush=True)
-Store({folder!r}).read(tiny_lm(), answers({count}), REDUCERS, batch_size=2)
+sys.stdin.readline()
+Store({folder!r}).read(lm, answers({count}), REDUCERS, batch_size=2)
 print("done", flush=True)
 """
 
 
 def small_parts():
+    """Parts of four answers, and a word for each that is made."""
     planning._PART_ROWS = 4
+    real = store_module.make_table
+
+    def make_table(*arguments):
+        print("made", flush=True)
+        return real(*arguments)
+
+    store_module.make_table = make_table
 
 
 def child(folder: Path, count: int) -> subprocess.Popen:
@@ -246,9 +487,18 @@ def child(folder: Path, count: int) -> subprocess.Popen:
         "JAX_COMPILATION_CACHE_DIR": str(cache),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
     }
-    return subprocess.Popen(
-        [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=env
-    )
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    return subprocess.Popen([sys.executable, "-c", code], text=True, env=env, **pipes)
+
+
+def go(*processes: subprocess.Popen) -> None:
+    """Lets processes read, once all of them are ready to."""
+    for process in processes:
+        assert process.stdout is not None and process.stdout.readline() == "ready\n"
+    for process in processes:
+        assert process.stdin is not None
+        process.stdin.write("\n")
+        process.stdin.flush()
 
 
 def test_killed_at_any_moment_it_resumes_bit_for_bit(lm, tmp_path, monkeypatch):
@@ -258,10 +508,9 @@ def test_killed_at_any_moment_it_resumes_bit_for_bit(lm, tmp_path, monkeypatch):
     folder = tmp_path / "killed"
     rng = random.Random(0)
     seen: dict[str, int] = {}
-    kills = 0
-    while kills < 10:
+    for _ in range(10):
         process = child(folder, count)
-        assert process.stdout is not None and process.stdout.readline() == "ready\n"
+        go(process)
         before = len(list(folder.glob("*/parts/[!.]*")))
         target = before + rng.randrange(0, 3)
         # Until some more parts are there, and then any moment of the next one.
@@ -273,11 +522,9 @@ def test_killed_at_any_moment_it_resumes_bit_for_bit(lm, tmp_path, monkeypatch):
         process.send_signal(signal.SIGKILL)
         output, _ = process.communicate()
         assert "done" not in output, "it had finished before the kill"
-        kills += 1
         for path in folder.glob("*/parts/[!.]*"):
             stamp = path.stat().st_mtime_ns
             assert seen.setdefault(str(path), stamp) == stamp  # never written again
-    assert kills == 10
     resumed = Store(folder).read(lm, answers(count), REDUCERS, batch_size=2)
     same_bits(whole, resumed)
     for path, stamp in seen.items():
@@ -290,8 +537,10 @@ def test_two_processes_share_the_work(lm, tmp_path, monkeypatch):
     whole = Store(tmp_path / "whole").read(lm, answers(count), REDUCERS, batch_size=2)
     folder = tmp_path / "both"
     both = [child(folder, count) for _ in range(2)]
-    for process in both:
-        output, _ = process.communicate(timeout=120)
-        assert process.returncode == 0 and output.endswith("done\n")
+    go(*both)
+    outputs = [process.communicate(timeout=120)[0] for process in both]
+    assert all(output.endswith("done\n") for output in outputs)
+    # No part was made by both: a second one would have the same name and bits.
+    assert sum(output.count("made") for output in outputs) == count // 4
     assert len(list(folder.glob("*/parts/[!.]*"))) == count // 4
     same_bits(whole, Store(folder).read(lm, answers(count), REDUCERS, batch_size=2))

@@ -2,10 +2,11 @@
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
 Values = Array | np.ndarray  # what fitted probes are applied to
 
@@ -59,8 +60,10 @@ def _check_weight(name: str, weight: Any, y: Array) -> Float[Array, "..."]:
         )
     if isinstance(weight, Tracer) or isinstance(y, Tracer):
         return weight
-    if not (jnp.isfinite(weight) & (weight >= 0)).all():
-        raise ValueError(f"{name} holds a negative or infinite weight; use 0 or more")
+    good = np.asarray(jnp.isfinite(weight) & (weight >= 0))
+    if not good.all():
+        at = tuple(np.argwhere(~good)[0].tolist())
+        raise ValueError(f"{name}{[*at]} is {weight[at]}; use 0 or more, but finite")
     for label, kind in ((1, "hallucinated"), (0, "grounded")):
         total = np.asarray((weight * (y == label)).sum(-1))
         if not total.all():
@@ -112,6 +115,30 @@ def moments(
     """
     share = weight / weight.sum()
     axes = share.ndim
-    mean = jnp.tensordot(share, x, axes)
-    std = jnp.sqrt(jnp.tensordot(share, (x - mean) ** 2, axes))
+    with jax.default_matmul_precision("highest"):
+        mean = jnp.tensordot(share, x, axes)
+        std = jnp.sqrt(jnp.tensordot(share, (x - mean) ** 2, axes))
     return mean, jnp.where(std > _CONSTANT * jnp.abs(mean), std, jnp.inf)
+
+
+def auroc(
+    scores: Float[Array, " rows"],
+    positive: Bool[Array, " rows"],
+    negative: Bool[Array, " rows"],
+) -> Float[Array, ""]:
+    """Share of pairs of a positive and a negative row in the right order, in [0, 1].
+
+    A tie counts one half.  Rows that are neither are left out, so that under ``vmap``
+    every fold has one shape.
+
+    Example:
+      >>> high = jnp.array([False, True, False, True])
+      >>> auroc(jnp.array([0.0, 2.0, 2.0, 3.0]), high, ~high)
+      Array(0.875, dtype=float32)
+    """
+    below = jnp.sort(jnp.where(negative, scores, jnp.inf))
+    # Twice the pairs, in whole numbers: equal orders have equal values, whatever the
+    # scores, until a float32 cannot count them.
+    wins = sum(jnp.searchsorted(below, scores, side) for side in ("left", "right"))
+    wins = jnp.where(positive, wins, 0).astype(jnp.float32).sum()
+    return wins / (2.0 * positive.sum() * negative.sum())

@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
-from jaxhal.classifiers.data import Values, check
+from jaxhal.classifiers.data import Values, auroc, check
 
 
 @jax.tree_util.register_dataclass
@@ -52,8 +52,9 @@ def separation(scores: Any, labels: Any) -> Float[Array, " heads"]:
       Attention Graphs <https://arxiv.org/abs/2504.10063>`_, 2025, section 4.2.
     """
     scores, labels = _check(scores, labels)
-    high = labels @ scores / labels.sum()
-    return high - (1 - labels) @ scores / (1 - labels).sum()
+    with jax.default_matmul_precision("highest"):
+        high = labels @ scores / labels.sum()
+        return high - (1 - labels) @ scores / (1 - labels).sum()
 
 
 def choose_heads(
@@ -105,31 +106,8 @@ def choose_heads(
     heads = jnp.argsort(-delta, stable=True)[:max_heads]
     # Sums rank as means do.
     sums = jnp.cumsum(scores[:, heads], 1)
-    wins = jax.vmap(_wins, (1, None))(sums, labels == 1)
-    pairs = 2 * labels.sum() * (1 - labels).sum()
-    return HeadChoice(heads, jnp.argmax(wins) + 1, delta, wins / pairs)
-
-
-def _wins(
-    scores: Float[Array, " rows"], positive: Bool[Array, " rows"]
-) -> Int[Array, ""]:
-    """Twice the pairs in the right order plus the ties: AUROC without its rounding."""
-    negatives = jnp.sort(jnp.where(positive, jnp.inf, scores))
-    below = jnp.searchsorted(negatives, scores, side="left")
-    up_to = jnp.searchsorted(negatives, scores, side="right")
-    return jnp.where(positive, below + up_to, 0).sum()
-
-
-def head_score(
-    scores: Float[Values, "*rows heads"], heads: Int[Values, " chosen"]
-) -> Float[Array, "*rows"]:
-    """Mean score over the chosen heads; higher = more likely hallucinated.
-
-    Example:
-      >>> head_score(jnp.array([1.0, 2.0, 6.0]), jnp.array([0, 2]))
-      Array(3.5, dtype=float32)
-    """
-    return jnp.asarray(scores)[..., heads].mean(-1)
+    aurocs = jax.vmap(auroc, (1, None, None))(sums, labels == 1, labels == 0)
+    return HeadChoice(heads, jnp.argmax(aurocs) + 1, delta, aurocs)
 
 
 class Transfer(NamedTuple):
@@ -185,8 +163,9 @@ def per_head_transfer(source: Any, target: Any, ridge: float = 1e-4) -> Transfer
         raise ValueError(f"ridge is {ridge}; give a small number above 0")
     for name, scores in (("source", source), ("target", target)):
         if not isinstance(scores, Tracer) and not jnp.isfinite(scores).all():
+            row, head = np.argwhere(~np.isfinite(scores))[0].tolist()
             raise ValueError(
-                f"{name} scores hold NaN or infinity; drop those responses"
+                f"{name}[{row}, {head}] is {scores[row, head]}; drop that response"
             )
     return _transfer(source, target, jnp.float32(ridge))
 

@@ -15,9 +15,6 @@ from jaxtyping import Array, Float
 
 from jaxhal.classifiers.data import Values, check, moments
 from jaxhal.classifiers.solver import Fold, Point, basis, solve
-from jaxhal.classifiers.train import Schedule, fit_probe
-
-SCHEDULE = Schedule(steps=2000)
 
 
 class Linear(NamedTuple):
@@ -185,59 +182,6 @@ def grid_logits(
         shift = ((centre[:, None, None] - params.mean) * w).sum(-1) + params.b
         logits = jnp.einsum("lnd,lfsd->lfsn", x - centre[:, None], w)
         return logits + shift[..., None]
-
-
-def fit_linear_early(
-    x: Any,
-    y: Any,
-    weight: Any,
-    validation_weight: Any,
-    schedule: Schedule = SCHEDULE,
-) -> Linear:
-    """A linear probe by AdamW, stopped early on validation rows instead of penalised.
-
-    Args:
-      x: ``[rows, width]`` features.
-      y: ``[rows]``, 1 for hallucinated and 0 for grounded.
-      weight: ``[rows]``, 0 off the training rows.
-      validation_weight: ``[rows]``, 0 off the validation rows, which should share no
-        source with the training rows.
-      schedule: of AdamW.
-
-    Raises:
-      ValueError: as :func:`fit_linear` does, for both parts.
-
-    Example:
-      >>> x, y = [[0.0], [1.0], [0.0], [1.0]], [0, 1, 0, 1]
-      >>> probe = fit_linear_early(x, y, [1, 1, 0, 0], [0, 0, 1, 1])
-      >>> bool(probe.w[0] > 1)
-      True
-    """
-    parts = {"weight": weight, "validation_weight": validation_weight}
-    x, y, (weight, validation_weight) = check(x, y, **parts)
-    if x.ndim != 2:
-        raise ValueError(f"features have shape {x.shape}; pass [rows, width]")
-    return _fit_early(x, y, weight, validation_weight, schedule)
-
-
-@functools.partial(jax.jit, static_argnames="schedule")
-def _fit_early(
-    x: Float[Array, "rows width"],
-    y: Float[Array, " rows"],
-    weight: Float[Array, " rows"],
-    validation_weight: Float[Array, " rows"],
-    schedule: Schedule,
-) -> Linear:
-    mean, std = moments(x, weight)
-    x = (x - mean) / std
-
-    def logits(params):
-        return x @ params[0] + params[1]
-
-    with jax.default_matmul_precision("highest"):
-        start = (jnp.zeros(x.shape[1]), jnp.zeros(()))
-        w, b = fit_probe(logits, start, y, weight, validation_weight, schedule)
-    return Linear(w, b, mean, std)
 
 
 def from_sklearn(

@@ -128,32 +128,6 @@ def _pool(
     return jnp.einsum("...r,...rd->...d", attention, hidden)
 
 
-def _standardized(
-    params: Pooling,
-    hidden: Float[Values, "*rows response width"],
-    valid: Bool[Values, "*rows response"],
-) -> Float[Array, "*rows response width"]:
-    return jnp.where(valid[..., None], (hidden - params.mean) / params.std, 0.0)
-
-
-def pooling_attention(
-    params: Pooling,
-    hidden: Float[Values, "*rows response width"],
-    valid: Bool[Values, "*rows response"],
-) -> Float[Array, "*rows response"]:
-    """How much each token counts, in [0, 1] with sum 1; 0 on padding.
-
-    Example:
-      >>> one = jnp.ones(1)
-      >>> probe = Pooling(one, one, jnp.array(0.0), 0 * one, one)
-      >>> hidden, valid = jnp.array([[1.0], [1.0], [9.0]]), jnp.arange(3) < 2
-      >>> pooling_attention(probe, hidden, valid)
-      Array([0.5, 0.5, 0. ], dtype=float32)
-    """
-    with jax.default_matmul_precision("highest"):
-        return _attention(params.query, _standardized(params, hidden, valid), valid)
-
-
 def pooling_logits(
     params: Pooling,
     hidden: Float[Values, "*rows response width"],
@@ -169,6 +143,6 @@ def pooling_logits(
       Array(2.5, dtype=float32)
     """
     with jax.default_matmul_precision("highest"):
-        hidden = _standardized(params, hidden, valid)
+        hidden = jnp.where(valid[..., None], (hidden - params.mean) / params.std, 0.0)
         pooled = _pool(_attention(params.query, hidden, valid), hidden)
         return pooled @ params.w + params.b

@@ -6,8 +6,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
+from jaxhal.classifiers.data import auroc
 from jaxhal.classifiers.linear import (
     Linear,
     fit_grid,
@@ -45,9 +46,20 @@ def choose_linear(
     groups: Int[Any, " samples"],
     weight: Float[Any, " samples"],
     strengths: Sequence[float] = STRENGTHS,
-    folds: int = FOLDS,
     standardize: bool = True,
 ) -> Chosen:
+    """The probe of :func:`choose_held_out`, without its scores."""
+    return choose_held_out(x, labels, groups, weight, strengths, standardize)[0]
+
+
+def choose_held_out(
+    x: Float[Any, "samples layers size"],
+    labels: Int[Any, " samples"],
+    groups: Int[Any, " samples"],
+    weight: Float[Any, " samples"],
+    strengths: Sequence[float] = STRENGTHS,
+    standardize: bool = True,
+) -> tuple[Chosen, Float[np.ndarray, " samples"]]:
     """Fits layers x folds x strengths at once, then the best pair to everything.
 
     The best has the highest mean AUROC over grouped folds; among equals the lower layer
@@ -59,30 +71,85 @@ def choose_linear(
       groups: the source of each answer; a fold never splits one.
       weight: 1 for the answers to learn from, 0 for those to leave out.
       strengths: inverse penalties C, as in scikit-learn.
-      folds: how many.
       standardize: scale features by their training deviation.
 
+    Returns:
+      The probe, and the :func:`unseen_scores` of the folds at its layer and strength.
+
     Raises:
-      ValueError: when the folds cannot hold both classes.
+      SplitError: when the folds cannot hold both classes.
     """
-    labels, weight = np.asarray(labels), np.asarray(weight, np.float32)
-    rows = np.flatnonzero(weight > 0)
-    sources = np.asarray(groups)[rows].tolist()
-    train = np.tile(weight, (folds, 1))
-    for fold, (_, test) in enumerate(grouped_kfold(labels[rows], sources, folds)):
-        train[fold, rows[test]] = 0.0
+    train = folds_of(labels, groups, weight)
     x, y = jnp.asarray(x), jnp.asarray(labels)
     layers = jnp.swapaxes(x, 0, 1)
     c = jnp.asarray(sorted(strengths), jnp.float32)
     grid = fit_grid(layers, y, jnp.asarray(train), c, standardize=standardize)
-    found = _held_out_auroc(grid_logits(grid, layers), y, weight - train).mean(1)
+    logits, test = grid_logits(grid, layers), train < train.max(0)
+    found = _held_out_auroc(logits, y == 1, jnp.asarray(test)).mean(1)
     layer, strength = np.unravel_index(int(jnp.argmax(found)), found.shape)
     linear = fit_linear(
         layers[layer], y, weight, float(c[strength]), standardize=standardize
     )
-    return Chosen(
+    chosen = Chosen(
         linear, jnp.asarray(layer, jnp.int32), c[strength], found[layer, strength]
     )
+    final = linear_logits(linear, layers[layer])
+    return chosen, unseen_scores(logits[layer, :, strength], train, final)
+
+
+def folds_of(
+    labels: Int[Any, " samples"],
+    groups: Int[Any, " samples"],
+    weight: Float[Any, " samples"],
+) -> Float[np.ndarray, "folds samples"]:
+    """The weights without one fold after the other; a fold never splits a source.
+
+    Raises:
+      SplitError: when the folds cannot hold both classes.
+    """
+    rows = np.flatnonzero(np.asarray(weight) > 0)
+    labels, groups = np.asarray(labels)[rows], np.asarray(groups)[rows]
+    train = np.tile(np.asarray(weight, np.float32), (FOLDS, 1))
+    for fold, (_, test) in enumerate(grouped_kfold(labels, groups.tolist(), FOLDS)):
+        train[fold, rows[test]] = 0.0
+    return train
+
+
+def unseen_scores(
+    scores: Float[Any, "folds samples"],
+    train: Float[np.ndarray, "folds samples"],
+    final: Float[Any, " samples"],
+) -> Float[np.ndarray, " samples"]:
+    """Of each row the score by the fit that left it out, on the scale of the final fit.
+
+    Every fit has a scale of its own, so scores of different folds cannot be compared:
+    each is brought to the mean and deviation that the final fit gives to the rows this
+    one has seen.
+
+    Args:
+      scores: of all rows, by a fit without each fold.
+      train: of :func:`folds_of`.
+      final: of all rows, by the fit to all that is learnt from.
+
+    Returns:
+      ``Float[samples]``; 0 for rows that are not learnt from.
+    """
+    # In float64 the deviation of equal scores is 0.
+    scores, final = np.asarray(scores, float), np.asarray(final, float)
+    unseen = np.zeros(len(final), np.float32)
+    for score, fold in zip(scores, train, strict=True):
+        seen, test = fold > 0, fold < train.max(0)
+        spread = score[seen].std()
+        scale = final[seen].std() / spread if spread else 1.0
+        apart = score[test] - score[seen].mean()
+        unseen[test] = scale * apart + final[seen].mean()
+    return unseen
+
+
+def published(linear: Linear) -> Chosen:
+    """A probe of one layer with C = 1, which nobody chose."""
+    nothing = jnp.zeros(())
+    return Chosen(linear, nothing.astype(jnp.int32), nothing + 1, nothing)
 
 
 def chosen_logits(
@@ -96,20 +163,12 @@ def chosen_logits(
 @jax.jit
 def _held_out_auroc(
     logits: Float[Array, "layers folds strengths samples"],
-    labels: Int[Array, " samples"],
-    test: Float[Array, "folds samples"],
+    positive: Bool[Array, " samples"],
+    test: Bool[Any, "folds samples"],
 ) -> Float[Array, "layers folds strengths"]:
-    """AUROC of every fit on the rows it did not see; a tie counts one half."""
-
-    def one(logits, test):
-        order = jnp.argsort(logits)
-        score, weight = logits[order], test[order]
-        high, low = weight * labels[order], weight * (1 - labels[order])
-        below = jnp.cumsum(low) - low
-        left = jnp.searchsorted(score, score, side="left")
-        right = jnp.searchsorted(score, score, side="right") - 1
-        tied = below[right] + low[right] - below[left]
-        return (high * (below[left] + tied / 2)).sum() / (high.sum() * low.sum())
-
-    over_strengths = jax.vmap(one, in_axes=(0, None))
-    return jax.vmap(jax.vmap(over_strengths), in_axes=(0, None))(logits, test)
+    """AUROC of every fit on the rows it did not see."""
+    over_strengths = jax.vmap(auroc, in_axes=(0, None, None))
+    over_folds = jax.vmap(over_strengths)
+    return jax.vmap(over_folds, in_axes=(0, None, None))(
+        logits, test & positive, test & ~positive
+    )

@@ -5,19 +5,24 @@ Several detectors share one reading pass: :func:`reads` merges what they ask for
 
 import difflib
 import functools
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from jaxhal.detectors.controls import tfidf as tfidf
 from jaxhal.detectors.core import Detector as Detector
 from jaxhal.detectors.core import Features as Features
+from jaxhal.detectors.core import Known as Known
 from jaxhal.detectors.core import Targets as Targets
 from jaxhal.detectors.core import response_mean as response_mean
 from jaxhal.detectors.ensemble import ensemble as ensemble
-from jaxhal.detectors.ensemble import fit_all as fit_all
-from jaxhal.detectors.ensemble import out_of_fold as out_of_fold
+from jaxhal.detectors.ensemble import fit_held_out as fit_held_out
 from jaxhal.detectors.ensemble import take as take
-from jaxhal.detectors.ensemble import weigh as weigh
+from jaxhal.detectors.relevance import lrp4rag_forest as lrp4rag_forest
+from jaxhal.detectors.relevance import lrp4rag_lstm as lrp4rag_lstm
+from jaxhal.detectors.relevance import lrp4rag_mlp as lrp4rag_mlp
+from jaxhal.detectors.relevance import lrp4rag_svm as lrp4rag_svm
+from jaxhal.detectors.relevance import lrp4rag_threshold as lrp4rag_threshold
 from jaxhal.detectors.tokenwise import token_probe as token_probe
 from jaxhal.detectors.trained import attention_pooling as attention_pooling
 from jaxhal.detectors.trained import hidden_probe as hidden_probe
@@ -68,6 +73,11 @@ CATALOGUE: dict[str, Callable[[], Detector]] = {
     "mlp_probe": mlp_probe,
     "attention_pooling": attention_pooling,
     "token_probe": token_probe,
+    "lrp4rag_svm": lrp4rag_svm,
+    "lrp4rag_mlp": lrp4rag_mlp,
+    "lrp4rag_forest": lrp4rag_forest,
+    "lrp4rag_lstm": lrp4rag_lstm,
+    "lrp4rag_threshold": lrp4rag_threshold,
     "max_prompt_probe": max_prompt_probe,
     "max_prompt_attention": max_prompt_attention,
     "response_length": response_length,
@@ -77,19 +87,23 @@ CATALOGUE: dict[str, Callable[[], Detector]] = {
 }
 
 
-# Those that score at once: no labelled answers, one pass, no forest drawn twice.
-AT_ONCE = tuple(
-    name
-    for name, make in CATALOGUE.items()
-    if make().fit is None and not make().closed_book and name != "sink_share"
-)
+def _at_once(detector: Detector) -> bool:
+    """No labelled answers, one forward pass, no forest drawn twice."""
+    backwards = any(reducer.reads == "relevance" for _, reducer in detector.reads)
+    second = bool(detector.closed_book) or backwards
+    return detector.fit is None and not second and detector.name != "sink_share"
+
+
+# Those that score at once.
+AT_ONCE = tuple(name for name, make in CATALOGUE.items() if _at_once(make()))
 
 
 def get(names: Sequence[str] | None = None) -> list[Detector]:
     """Detectors by catalogue name; for ``None`` those of :data:`AT_ONCE`.
 
     Raises:
-      ValueError: on an unknown name, with the nearest known one.
+      ValueError: on an unknown name, with the nearest known one, or ``"ensemble"``,
+        which is no detector before it has members.
 
     Example:
       >>> [detector.name for detector in get(["mtop_div", "novel_words"])]
@@ -97,6 +111,11 @@ def get(names: Sequence[str] | None = None) -> list[Detector]:
     """
     chosen = []
     for name in AT_ONCE if names is None else names:
+        if name == "ensemble":
+            raise ValueError(
+                "an ensemble needs members, and must be fitted: jaxhal.detectors.build("
+                "{'ensemble': {'members': ['linear_probe', 'novel_words']}})"
+            )
         if name not in CATALOGUE:
             near = difflib.get_close_matches(name, CATALOGUE, n=1, cutoff=0.4)
             hint = f"; did you mean {near[0]!r}?" if near else ""
@@ -109,6 +128,9 @@ def get(names: Sequence[str] | None = None) -> list[Detector]:
 
 def build(spec: str | Mapping[str, Mapping[str, Any]]) -> Detector:
     """A detector from a name, or from ``{name: {option: value}}`` as configs write it.
+
+    An option at its default changes nothing: the detector is the same object, which
+    compiles once.
 
     Raises:
       ValueError: on an unknown name, or an option it does not take.
@@ -131,6 +153,8 @@ def build(spec: str | Mapping[str, Mapping[str, Any]]) -> Detector:
     else:
         get([name])
         make = CATALOGUE[name]
+        usual = {k: p.default for k, p in inspect.signature(make).parameters.items()}
+        options = {k: v for k, v in options.items() if k not in usual or usual[k] != v}
     try:
         return make(**options)
     except TypeError as error:

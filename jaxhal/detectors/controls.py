@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from jaxhal.classifiers.selection import Chosen, choose_linear, chosen_logits
-from jaxhal.detectors.core import LOG_ODDS, Detector, Targets
+from jaxhal.classifiers.selection import Chosen, choose_held_out, chosen_logits
+from jaxhal.detectors.core import LOG_ODDS, Detector, Known, Targets
 from jaxhal.types import Example
 
 BUCKETS = 4096
@@ -37,12 +37,15 @@ def _weighted(counts: Array, idf: Array) -> Float[Array, "samples 1 buckets"]:
     return (weighted / jnp.where(norm > 0, norm, 1.0))[:, None]
 
 
-def _fit(counts: Any, targets: Targets) -> TfIdf:
+def _fit_held_out(
+    counts: Any, targets: Targets, known: Known
+) -> tuple[TfIdf, Float[np.ndarray, " samples"]]:
+    del known
     counts, weight = jnp.asarray(counts), jnp.asarray(targets.weight)
     holding = weight @ (counts > 0)
     idf = jnp.log((1 + weight.sum()) / (1 + holding)) + 1
     # Unit vectors are not standardised: a rare word would weigh as much as a common.
-    probe = choose_linear(
+    probe, unseen = choose_held_out(
         _weighted(counts, idf),
         targets.labels,
         targets.groups,
@@ -50,7 +53,7 @@ def _fit(counts: Any, targets: Targets) -> TfIdf:
         strengths=(0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0),
         standardize=False,
     )
-    return TfIdf(idf, probe)
+    return TfIdf(idf, probe), unseen
 
 
 @functools.cache
@@ -66,6 +69,7 @@ def tfidf() -> Detector:
         decide=lambda params, counts: chosen_logits(
             params.probe, _weighted(counts, params.idf)
         ),
-        fit=_fit,
+        fit=lambda counts, targets: _fit_held_out(counts, targets, {})[0],
+        fit_held_out=_fit_held_out,
         control=True,
     )

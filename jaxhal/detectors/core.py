@@ -11,10 +11,15 @@ from jaxhal.types import Example, Reducer
 
 LOG_ODDS = "log odds of a hallucination"
 
-# name -> array with a batch axis where `jaxhal.read` has it.  Always there: "valid",
-# Bool[batch response], and "marked", the same for tokens annotated as hallucinated
-# (all False where no spans are known).
+# name -> array with a batch axis where `jaxhal.read` has it.  Always there, as
+# Bool[batch response]: "valid", real tokens; "text", those of them that have text,
+# which the end of the sequence has not; and "marked", those annotated as hallucinated
+# (none where no spans are known).
 Features = Mapping[str, Any]
+
+# Detector -> its parameters, and scores of the rows it learnt from by fits that had not
+# seen them.
+Known = Mapping[str, tuple[Any, Float[Any, " samples"]]]
 
 
 class Targets(NamedTuple):
@@ -27,7 +32,7 @@ class Targets(NamedTuple):
       labels: 1 hallucinated, 0 grounded.
       groups: a number per source; answers to one source stay on one side of a split.
       weight: 1 for the answers to learn from, 0 for those to leave out.
-      key: of everything random in a fit.
+      key: of the weights that a network starts from; splits inside a fit are fixed.
     """
 
     labels: Int[Any, " samples"]
@@ -67,8 +72,12 @@ class Detector(NamedTuple):
       inputs: ``features -> inputs``, a pytree whose leaves lead with ``batch``.
       decide: ``(params, inputs) -> Float[batch]``; the inputs themselves by default.
       fit: ``(inputs, targets) -> params``, for a method that is trained.
-      tokens: ``(params, features) -> Float[batch response]`` in [0, 1], or ``None`` for
-        a method that only judges whole responses.
+      fit_held_out: ``(inputs, targets, known) -> (params, Float[samples])``: ``fit``,
+        and scores of the rows to learn from by fits that had not seen their source, on
+        the scale of its own; ``None`` where folds are to be fitted for that.  An
+        ensemble takes from ``known`` members that were fitted to the same rows.
+      tokens: ``(params, features) -> Float[batch response]`` in [0, 1] and 0 on
+        padding, or ``None`` for a method that only judges whole responses.
       reads: reducers by feature name; equal names mean equal reducers everywhere.
       closed_book: the same, read from the response after its question alone.
       text: numbers computed from the example's text, by feature name.
@@ -83,6 +92,7 @@ class Detector(NamedTuple):
     inputs: Callable[[Features], Any]
     decide: Callable[[Any, Any], Array] = _as_it_is
     fit: Callable[[Any, Targets], Any] | None = None
+    fit_held_out: Callable[[Any, Targets, Known], tuple[Any, Any]] | None = None
     tokens: Callable[[Any, Features], Array] | None = None
     reads: tuple[tuple[str, Reducer], ...] = ()
     closed_book: tuple[tuple[str, Reducer], ...] = ()
@@ -110,6 +120,13 @@ def token_mean(
     """Mean over the real tokens of each response; 0 for an empty one."""
     total = jnp.where(valid, values, 0.0).sum(-1)
     return total / jnp.maximum(valid.sum(-1), 1)
+
+
+def on_tokens(
+    values: Float[Array, "batch response"], features: Features
+) -> Float[Array, "batch response"]:
+    """The values of real tokens, 0 on padding."""
+    return jnp.where(features["valid"], values, 0.0)
 
 
 def flat_heads(values: Float[Array, "layer batch *rest"]) -> Float[Array, "batch size"]:

@@ -1,26 +1,43 @@
 """Several detectors as one: a logistic regression over their scores."""
 
-from collections.abc import Iterable, Iterator, Sequence
+import functools
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Int
 
-from jaxhal.classifiers.selection import FOLDS, Chosen, choose_linear, chosen_logits
-from jaxhal.detectors.core import LOG_ODDS, Detector, Features, Targets
-from jaxhal.evaluation.splits import grouped_kfold
+from jaxhal.classifiers.selection import (
+    Chosen,
+    choose_held_out,
+    choose_linear,
+    chosen_logits,
+    folds_of,
+    unseen_scores,
+)
+from jaxhal.detectors.core import LOG_ODDS, Detector, Features, Known, Targets
+
+# What a member has to add to the AUROC to be chosen.
+GAIN = 0.001
 
 
 class Stack(NamedTuple):
-    """Members fitted to the whole training part, and how they are weighed."""
+    """Members fitted to the whole training part, and how they are weighed.
+
+    Attributes:
+      members: name -> parameters, of the members that count.
+      weights: of their scores, in the order in which the detector lists them.
+    """
 
     members: dict[str, Any]
     weights: Chosen
 
 
-def ensemble(members: Sequence[Detector], name: str = "ensemble") -> Detector:
+def ensemble(
+    members: Sequence[Detector], name: str = "ensemble", choose: bool = False
+) -> Detector:
     """A logistic regression over the standardised scores of other detectors.
 
     It is fitted to scores of answers that a trained member had not seen, by grouped
@@ -29,6 +46,8 @@ def ensemble(members: Sequence[Detector], name: str = "ensemble") -> Detector:
     Args:
       members: any detectors.
       name: what to call it.
+      choose: keep few of them: first the one of the highest AUROC on those scores, then
+        again and again the one that adds most to it, while that is 0.001 or more.
 
     Raises:
       ValueError: on fewer than two members, or two of one name.
@@ -44,72 +63,104 @@ def ensemble(members: Sequence[Detector], name: str = "ensemble") -> Detector:
         return {member.name: member.inputs(features) for member in members}
 
     def decide(params: Stack, inputs: dict[str, Any]) -> Any:
-        each = [m.decide(params.members[m.name], inputs[m.name]) for m in members]
+        each = [
+            m.decide(params.members[m.name], inputs[m.name])
+            for m in members
+            if m.name in params.members
+        ]
         return chosen_logits(params.weights, jnp.stack(each, 1)[:, None])
 
-    def fit(inputs: dict[str, Any], targets: Targets) -> Stack:
-        unseen = {m.name: out_of_fold(m, inputs[m.name], targets) for m in members}
-        fitted = {m.name: fit_all(m, inputs[m.name], targets) for m in members}
-        return Stack(fitted, weigh([unseen[name] for name in names], targets))
-
+    stack = functools.partial(_stack, members, choose)
+    kept = "those chosen of " if choose else ""
     return Detector(
         name=name,
-        summary=f"logistic regression over the scores of {', '.join(names)}",
+        summary=f"logistic regression over the scores of {kept}{', '.join(names)}",
         unit=LOG_ODDS,
-        reference="Wolpert 1992, stacked generalization",
+        reference="Wolpert 1992, stacked generalization"
+        + ("; Caruana et al. 2004, forward selection" if choose else ""),
         reads=_merged(member.reads for member in members),
         closed_book=_merged(member.closed_book for member in members),
         text=_merged(member.text for member in members),
         inputs=inputs,
         decide=decide,
-        fit=fit,
+        fit=lambda inputs, targets: stack(inputs, targets, {})[0],
+        fit_held_out=stack,
         members=members,
     )
 
 
-def weigh(unseen: Sequence[Float[Any, " samples"]], targets: Targets) -> Chosen:
-    """The logistic regression over scores of answers that the members had not seen."""
-    x = np.stack(unseen, 1)[:, None]
-    return choose_linear(x, targets.labels, targets.groups, targets.weight)
+def _stack(
+    members: Sequence[Detector],
+    choose: bool,
+    inputs: dict[str, Any],
+    targets: Targets,
+    known: Known,
+) -> tuple[Stack, Float[np.ndarray, " samples"]]:
+    """Members that count with their weights, and unseen scores of the whole."""
+    fitted = {
+        m.name: known.get(m.name) or fit_held_out(m, inputs[m.name], targets, known)
+        for m in members
+    }
+    names, scores = list(fitted), np.stack([unseen for _, unseen in fitted.values()], 1)
+    if choose:
+        kept = _forward(scores, targets)
+        names, scores = [names[at] for at in kept], scores[:, kept]
+    weights, unseen = choose_held_out(
+        scores[:, None], targets.labels, targets.groups, targets.weight
+    )
+    return Stack({name: fitted[name][0] for name in names}, weights), unseen
 
 
-def fit_all(detector: Detector, inputs: Any, targets: Targets) -> Any:
-    """Parameters from every row to learn from; ``()`` for a method without any."""
-    return () if detector.fit is None else detector.fit(inputs, targets)
+def _forward(
+    scores: Float[np.ndarray, "samples members"], targets: Targets
+) -> Int[np.ndarray, " kept"]:
+    """Members that the ensemble gains by, found one by one."""
+    kept, best = np.zeros(scores.shape[1], bool), 0.0
+    while True:
+        # The members so far and each of the others, one set a layer to choose from.
+        # Scores of 0 weigh nothing, and with them every step has one shape.
+        sets = kept | np.eye(len(kept), dtype=bool)
+        found = choose_linear(
+            scores[:, None] * sets, targets.labels, targets.groups, targets.weight
+        )
+        if float(found.auroc) < best + GAIN:
+            return np.flatnonzero(kept)
+        kept, best = sets[int(found.layer)], float(found.auroc)
 
 
-def folds_of(targets: Targets, seed: int) -> Iterator[tuple[Targets, np.ndarray]]:
-    """The rows to learn from in folds: targets without one, and that one's rows.
+def fit_held_out(
+    detector: Detector, inputs: Any, targets: Targets, known: Known | None = None
+) -> tuple[Any, Float[np.ndarray, " samples"]]:
+    """Parameters from every row to learn from, and unseen scores of these rows.
+
+    An unseen score is by a fit that knew nothing of the row's source, on the scale of
+    the final one: :func:`~jaxhal.classifiers.selection.unseen_scores`.  Where
+    ``detector.fit_held_out`` does not give them, the detector is fitted again without
+    each fold.
+
+    Args:
+      detector: the method; one without parameters has ``()`` and its scores.
+      inputs: what it decides on.
+      targets: labels, sources, and which rows to learn from.
+      known: results for members of an ensemble.
+
+    Returns:
+      Parameters and ``Float[samples]``; what other rows hold means nothing.
 
     Raises:
-      ValueError: when the folds cannot hold both classes.
-    """
-    rows = targets.rows
-    labels, groups = np.asarray(targets.labels)[rows], np.asarray(targets.groups)[rows]
-    for train, test in grouped_kfold(labels, groups.tolist(), FOLDS, seed):
-        yield targets.only(rows[train]), rows[test]
-
-
-def out_of_fold(
-    detector: Detector, inputs: Any, targets: Targets
-) -> Float[np.ndarray, " samples"]:
-    """A score of each row to learn from, by a fit that had not seen its source.
-
-    Other rows get what the first fold's fit says.
-
-    Raises:
-      ValueError: when the folds cannot hold both classes.
+      SplitError: when the folds cannot hold both classes.
     """
     inputs = jax.device_put(inputs)
     if detector.fit is None:
-        return np.asarray(detector.decide((), inputs))
-    out = None
-    for seen, test in folds_of(targets, seed=1):
-        score = np.array(detector.decide(detector.fit(inputs, seen), inputs))
-        out = score if out is None else out
-        out[test] = score[test]
-    assert out is not None
-    return out
+        return (), np.asarray(detector.decide((), inputs))
+    if detector.fit_held_out is not None:
+        params, unseen = detector.fit_held_out(inputs, targets, known or {})
+        return params, np.asarray(unseen)
+    params = detector.fit(inputs, targets)
+    train = folds_of(targets.labels, targets.groups, targets.weight)
+    parts = [detector.fit(inputs, targets._replace(weight=fold)) for fold in train]
+    scores = np.stack([np.asarray(detector.decide(part, inputs)) for part in parts])
+    return params, unseen_scores(scores, train, detector.decide(params, inputs))
 
 
 def take(inputs: Any, rows: Any) -> Any:

@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float
 
 from jaxhal.classifiers.linear import Linear, fit_linear, linear_logits
-from jaxhal.detectors.core import LOG_ODDS, Detector, Features, Targets
+from jaxhal.detectors.core import LOG_ODDS, Detector, Features, Targets, on_tokens
 from jaxhal.features.hidden import HiddenStates
 
 # Tokens whose log odds an answer's score is the mean of.  On the training part of
@@ -28,22 +28,20 @@ class Marked(NamedTuple):
 
 
 def highest_mean(
-    values: Float[Array, "batch response"],
-    valid: Bool[Array, "batch response"],
-    count: int = HIGHEST,
+    values: Float[Array, "batch response"], valid: Bool[Array, "batch response"]
 ) -> Float[Array, " batch"]:
-    """Mean of the highest values over real tokens; of all where there are fewer.
+    """Mean of the five highest values over real tokens; of all where there are fewer.
 
     0 for an empty response.
     """
-    there = jnp.minimum(valid.sum(-1), count)
-    ordered = -jnp.sort(-jnp.where(valid, values, -jnp.inf), -1)[:, :count]
+    there = jnp.minimum(valid.sum(-1), HIGHEST)
+    ordered = -jnp.sort(-jnp.where(valid, values, -jnp.inf), -1)[:, :HIGHEST]
     chosen = jnp.arange(ordered.shape[1]) < there[:, None]
     return jnp.where(chosen, ordered, 0.0).sum(-1) / jnp.maximum(there, 1)
 
 
 @functools.cache
-def token_probe(layer: int = 20) -> Detector:
+def token_probe(layer: int = 20, name: str = "token_probe") -> Detector:
     """Logistic regression on the hidden state of every token; the worst few count.
 
     It learns from annotated spans, which say more than one label an answer does.  The
@@ -51,6 +49,7 @@ def token_probe(layer: int = 20) -> Detector:
 
     Args:
       layer: which hidden state; 20 is two thirds up a model of 30 layers.
+      name: what to call it beside another choice.
 
     Fitting raises:
       ValueError: when no token of the training part is marked.
@@ -65,7 +64,7 @@ def token_probe(layer: int = 20) -> Detector:
         weight = np.asarray(targets.weight) * known
         if not marked[weight[row] > 0].any():
             raise ValueError(
-                "token_probe learns from annotated spans, and no token of the training "
+                f"{name} learns from annotated spans, and no token of the training "
                 "part is marked; give 'labels', or use linear_probe"
             )
         weight = weight[row]
@@ -74,17 +73,17 @@ def token_probe(layer: int = 20) -> Detector:
         return fit_linear(hidden, marked.astype(int), weight, strength)
 
     def tokens(params: Linear, features: Features) -> Array:
-        logits = linear_logits(params, features[name][0])
-        return jnp.where(features["valid"], jax.nn.sigmoid(logits), 0.0)
+        logits = linear_logits(params, features[state][0])
+        return on_tokens(jax.nn.sigmoid(logits), features)
 
-    name = f"hidden_{layer}"
+    state = f"hidden_{layer}"
     return Detector(
-        name="token_probe",
+        name=name,
         summary="logistic regression on every token's hidden state, fitted to spans",
         unit=f"{LOG_ODDS} of a token, mean of the {HIGHEST} highest",
         reference="Obeso et al. 2025, linear probes of tokens",
-        reads=((name, HiddenStates(layers=(layer,))),),
-        inputs=lambda f: Marked(f[name][0], f["valid"], f["marked"] & f["valid"]),
+        reads=((state, HiddenStates(layers=(layer,))),),
+        inputs=lambda f: Marked(f[state][0], f["valid"], f["marked"] & f["valid"]),
         decide=lambda params, x: highest_mean(
             linear_logits(params, x.hidden), jnp.asarray(x.valid)
         ),

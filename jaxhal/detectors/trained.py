@@ -14,8 +14,10 @@ from jaxhal.detectors.core import (
     LOG_ODDS,
     Detector,
     Features,
+    Known,
     Targets,
     flat_heads,
+    on_tokens,
     response_mean,
 )
 from jaxhal.evaluation.splits import holdout
@@ -30,14 +32,27 @@ def _linear(inputs: Float[Array, "samples *layers size"]) -> Float[Array, "..."]
     return inputs if inputs.ndim == 3 else inputs[:, None]
 
 
-def _fit_linear(inputs: Any, targets: Targets) -> selection.Chosen:
+def _fit_held_out(
+    inputs: Any, targets: Targets, known: Known
+) -> tuple[selection.Chosen, Float[np.ndarray, " samples"]]:
     """Layer and penalty by grouped folds inside the training part, then all of it."""
-    return selection.choose_linear(
+    del known
+    return selection.choose_held_out(
         _linear(jnp.asarray(inputs)), targets.labels, targets.groups, targets.weight
     )
 
 
+def _fit_linear(inputs: Any, targets: Targets) -> selection.Chosen:
+    return _fit_held_out(inputs, targets, {})[0]
+
+
 def _decide_linear(params: selection.Chosen, inputs: Array) -> Array:
+    fitted, given = params.linear.w.shape[-1], inputs.shape[-1]
+    if fitted != given:
+        raise ValueError(
+            f"the classifier was fitted to {fitted} features (of lookback ratios, one "
+            f"a head) and is given {given}; read with the model it was fitted to"
+        )
     return selection.chosen_logits(params, _linear(inputs))
 
 
@@ -95,7 +110,8 @@ def toha(
         reference="Bazarova et al. 2025 (TOHA), algorithm 1",
         reads=(("mtop_div", MTopDiv()),),
         inputs=lambda f: flat_heads(f["mtop_div"]),
-        decide=lambda params, inputs: inputs @ params.weights,
+        # No matrix product: on an accelerator that would round to a few digits.
+        decide=lambda params, inputs: (inputs * params.weights).sum(-1),
         fit=fit,
     )
 
@@ -110,6 +126,7 @@ def _head_probe(name: str, summary: str, reference: str, inputs: Any, *reads: An
         inputs=inputs,
         decide=_decide_linear,
         fit=_fit_linear,
+        fit_held_out=_fit_held_out,
     )
 
 
@@ -146,7 +163,7 @@ def max_prompt_probe() -> Detector:
     return _head_probe(
         "max_prompt_probe",
         "logistic regression on the largest prompt attention of all heads",
-        "control for toha_supervised: the same without topology",
+        "comparison for toha_supervised: the same without topology",
         lambda f: flat_heads(response_mean(f["max_prompt"], f)),
         ("max_prompt", MaxPromptAttention()),
     )
@@ -168,7 +185,7 @@ class Spans(NamedTuple):
     """Mean lookback ratios of parts of a response, as Lookback Lens is fitted to them.
 
     Attributes:
-      whole: over the response.
+      whole: over the response's text.
       parts: over the marked tokens together, those before the first marked one, and
         those after the last.
       there: whether a part has any token.
@@ -181,17 +198,17 @@ class Spans(NamedTuple):
 
 def lookback_spans(features: Features) -> Spans:
     """The predefined spans of Lookback Lens; what lies between two marks is unused."""
-    ratio, valid = features["lookback"], features["valid"]
-    marked = features["marked"] & valid
-    before = valid & (jnp.cumsum(marked, -1) == 0) & marked.any(-1, keepdims=True)
+    # The end of the sequence is never marked: in a part it would give the label away.
+    ratio, text = features["lookback"], features["text"]
+    marked = features["marked"] & text
+    before = text & (jnp.cumsum(marked, -1) == 0) & marked.any(-1, keepdims=True)
     left = jnp.cumsum(marked[:, ::-1], -1)[:, ::-1]
-    after = valid & (left == 0) & marked.any(-1, keepdims=True)
-    parts = [
+    after = text & (left == 0) & marked.any(-1, keepdims=True)
+    whole, *parts = (
         flat_heads(response_mean(ratio, {"valid": part}))
-        for part in (marked, before, after)
-    ]
+        for part in (text, marked, before, after)
+    )
     there = jnp.stack([part.any(-1) for part in (marked, before, after)], 1)
-    whole = flat_heads(response_mean(ratio, features))
     return Spans(whole, jnp.stack(parts, 1), there)
 
 
@@ -218,8 +235,7 @@ def _fit_spans(inputs: Spans, targets: Targets, heads: int | None) -> selection.
         kept = jnp.zeros(x.shape[1]).at[chosen].set(1.0)
         fitted = linear.fit_linear(x * kept, y, weight, 1.0, standardize=False)
         fitted = fitted._replace(w=fitted.w * kept)
-    nothing = jnp.zeros(())
-    return selection.Chosen(fitted, nothing.astype(jnp.int32), nothing + 1, nothing)
+    return selection.published(fitted)
 
 
 def _lookback_tokens(params: Any, features: Features) -> Array:
@@ -231,17 +247,23 @@ def _lookback_tokens(params: Any, features: Features) -> Array:
     count = jnp.minimum(jnp.arange(response) + 1, WINDOW)
     means = (total[..., WINDOW:] - total[..., :-WINDOW]) / count
     logits = jax.vmap(lambda one: _decide_linear(params, one.T))(means)
-    return jnp.where(features["valid"], jax.nn.sigmoid(logits), 0.0)
+    return on_tokens(jax.nn.sigmoid(logits), features)
 
 
 @functools.cache
 def lookback_lens(heads: int | None = None, name: str = "lookback_lens") -> Detector:
     """Lookback Lens: logistic regression on the lookback ratios of annotated spans.
 
+    A hallucinated answer without marks is learnt whole, as hallucinated; the published
+    code skips it.
+
     Args:
       heads: use only so many, those of the largest coefficients in a first fit to all,
         as in the paper's study of heads; all by default.
       name: what to call it beside another choice.
+
+    Fitting raises:
+      ValueError: when ``heads`` is below 1 or above the number the model has.
     """
     return Detector(
         name=name,
@@ -257,48 +279,53 @@ def lookback_lens(heads: int | None = None, name: str = "lookback_lens") -> Dete
 
 
 @functools.cache
-def hidden_probe(layer: int = 20) -> Detector:
+def hidden_probe(layer: int = 20, name: str = "hidden_probe") -> Detector:
     """Logistic regression on the mean hidden state of one layer's tokens.
 
     Unlike :func:`linear_probe` it can judge a part of a response.
 
     Args:
       layer: which hidden state; 20 is two thirds up a model of 30 layers.
+      name: what to call it beside another choice.
     """
-    name = f"hidden_{layer}"
+    state = f"hidden_{layer}"
     return _head_probe(
-        "hidden_probe",
+        name,
         "logistic regression on one layer's hidden states, mean of the tokens",
         "Chuang et al. 2024 (Lookback Lens), hidden-state baseline",
-        lambda f: response_mean(jnp.swapaxes(f[name][0], 1, 2), f),
-        (name, HiddenStates(layers=(layer,))),
+        lambda f: response_mean(jnp.swapaxes(f[state][0], 1, 2), f),
+        (state, HiddenStates(layers=(layer,))),
     )
 
 
 @functools.cache
-def linear_probe(tokens: Literal["mean", "last"] = "mean") -> Detector:
+def linear_probe(
+    tokens: Literal["mean", "last"] = "mean", name: str | None = None
+) -> Detector:
     """Logistic regression on the hidden state of the layer that suits it best.
 
     Args:
       tokens: of the response's mean, or of its last token (the end of sequence).
+      name: what to call it; by default as in the catalogue.
     """
-    name = "hidden_mean" if tokens == "mean" else "hidden_last"
+    state = f"hidden_{tokens}"
     return Detector(
-        name="linear_probe" if tokens == "mean" else "linear_probe_last",
+        name=name or ("linear_probe" if tokens == "mean" else "linear_probe_last"),
         summary=f"logistic regression on a hidden state, {tokens} of the response",
         unit=LOG_ODDS,
         reference="Bazarova et al. 2025 (TOHA), linear probe; layer chosen in training",
-        reads=((name, HiddenStates(tokens=tokens)),),
-        inputs=lambda f: jnp.moveaxis(f[name], 1, 0),
+        reads=((state, HiddenStates(tokens=tokens)),),
+        inputs=lambda f: jnp.moveaxis(f[state], 1, 0),
         decide=_decide_linear,
         fit=_fit_linear,
+        fit_held_out=_fit_held_out,
     )
 
 
 @functools.cache
 def linear_probe_last() -> Detector:
     """:func:`linear_probe` on the last response token, the end of sequence."""
-    return linear_probe("last")
+    return linear_probe(tokens="last")
 
 
 def _parts(targets: Targets, share: float) -> tuple[np.ndarray, np.ndarray]:
@@ -309,37 +336,38 @@ def _parts(targets: Targets, share: float) -> tuple[np.ndarray, np.ndarray]:
     return rows[rest], rows[part]
 
 
-def _early_parts(targets: Targets) -> tuple[Array, Array]:
+def early_parts(targets: Targets) -> tuple[Array, Array]:
     """Weights of the rows to train on and of the fifth to stop by, classes even."""
     train, stop = (targets.only(rows).weight for rows in _parts(targets, 0.2))
     return balanced(targets.labels, train), balanced(targets.labels, stop)
 
 
 @functools.cache
-def mlp_probe(layer: int = 20) -> Detector:
+def mlp_probe(layer: int = 20, name: str = "mlp_probe") -> Detector:
     """A network of one hidden layer on the mean hidden state of one layer.
 
     Args:
       layer: which hidden state; 20 is two thirds up a model of 30 layers.
+      name: what to call it beside another choice.
     """
 
     def inputs(features: Features) -> Array:
         hidden = features["hidden_mean"]
         if not 0 <= layer < len(hidden):
             raise ValueError(
-                f"mlp_probe looks at hidden state {layer} of {len(hidden)}; choose "
+                f"{name} looks at hidden state {layer} of {len(hidden)}; choose "
                 f"layer in 0..{len(hidden) - 1}"
             )
         return hidden[layer]
 
     def fit(inputs: Any, targets: Targets) -> Any:
-        train, stop = _early_parts(targets)
+        train, stop = early_parts(targets)
         y = jnp.asarray(targets.labels)
         return mlp.fit_mlp(targets.key, jnp.asarray(inputs), y, train, stop)
 
     return Detector(
-        name="mlp_probe",
-        summary="a small network on the mean hidden state of the response",
+        name=name,
+        summary=f"a small network on hidden state {layer}, mean of the response",
         unit=LOG_ODDS,
         reference="Azaria and Mitchell 2023 (SAPLMA), one hidden layer",
         reads=(("hidden_mean", HiddenStates(tokens="mean")),),
@@ -357,27 +385,28 @@ class Tokens(NamedTuple):
 
 
 @functools.cache
-def attention_pooling(layer: int = 20) -> Detector:
+def attention_pooling(layer: int = 20, name: str = "attention_pooling") -> Detector:
     """A learned query pools the response's hidden states, a linear probe judges them.
 
     Args:
       layer: which hidden state; 20 is two thirds up a model of 30 layers.
+      name: what to call it beside another choice.
     """
 
     def fit(inputs: Tokens, targets: Targets) -> Any:
-        train, stop = _early_parts(targets)
+        train, stop = early_parts(targets)
         y = jnp.asarray(targets.labels)
         hidden, valid = jnp.asarray(inputs.hidden), jnp.asarray(inputs.valid)
         return pooling.fit_pooling(targets.key, hidden, valid, y, train, stop)
 
-    name = f"hidden_{layer}"
+    state = f"hidden_{layer}"
     return Detector(
-        name="attention_pooling",
+        name=name,
         summary="a learned query pools hidden states of the response",
         unit=LOG_ODDS,
         reference="CH-Wang et al. 2023, attention-pooling probe",
-        reads=((name, HiddenStates(layers=(layer,))),),
-        inputs=lambda f: Tokens(f[name][0], f["valid"]),
+        reads=((state, HiddenStates(layers=(layer,))),),
+        inputs=lambda f: Tokens(f[state][0], f["valid"]),
         decide=lambda params, x: pooling.pooling_logits(params, x.hidden, x.valid),
         fit=fit,
     )

@@ -2,44 +2,60 @@
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from jaxhal.detectors.core import Detector, Features, response_mean, token_mean
+from jaxhal.detectors.core import (
+    Detector,
+    Features,
+    on_tokens,
+    response_mean,
+    token_mean,
+)
 from jaxhal.features import controls, uncertainty
 from jaxhal.features.forest import SinkShare
 from jaxhal.features.lookback import LookbackRatio
 from jaxhal.features.topology import MaxPromptAttention, MTopDiv
 from jaxhal.features.uncertainty import TokenEntropy, TokenLogprob
-from jaxhal.types import Example
+from jaxhal.types import Example, Reducer
+
+
+def _head_mean(reducer: Reducer, name: str, summary: str, unit: str, section: str):
+    """A number a head, mean of all of them."""
+    return Detector(
+        name=name,
+        summary=f"{summary}, mean of all heads",
+        unit=unit,
+        reference=f"Bazarova et al. 2025 (TOHA), section {section}",
+        reads=((name, reducer),),
+        inputs=lambda f: f[name].mean((0, 2)),
+    )
 
 
 @functools.cache
 def mtop_div() -> Detector:
     """MTop-Div averaged over every head: TOHA before it has chosen its heads."""
-    return Detector(
-        name="mtop_div",
-        summary="topological divergence of response and prompt, mean of all heads",
-        unit="mean edge weight, 0 to 1",
-        reference="Bazarova et al. 2025 (TOHA), section 4",
-        reads=(("mtop_div", MTopDiv()),),
-        inputs=lambda f: f["mtop_div"].mean((0, 2)),
+    return _head_mean(
+        MTopDiv(),
+        "mtop_div",
+        "topological divergence of response and prompt",
+        "mean edge weight, 0 to 1",
+        "4",
     )
 
 
 @functools.cache
 def sink_share() -> Detector:
     """How much of the forest hangs from the prompt's first token, over every head."""
-    return Detector(
-        name="sink_share",
-        summary="forest edges that end in the prompt's first token, mean of all heads",
-        unit="share of edges, 0 to 1",
-        reference="Bazarova et al. 2025 (TOHA), section 5",
-        reads=(("sink_share", SinkShare()),),
-        inputs=lambda f: f["sink_share"].mean((0, 2)),
+    return _head_mean(
+        SinkShare(),
+        "sink_share",
+        "forest edges that end in the prompt's first token",
+        "share of edges, 0 to 1",
+        "5",
     )
 
 
@@ -53,7 +69,7 @@ def lookback_ratio() -> Detector:
         reference="Chuang et al. 2024 (Lookback Lens), section 2.1",
         reads=(("lookback", LookbackRatio()),),
         inputs=lambda f: 1 - response_mean(f["lookback"], f).mean((0, 2)),
-        tokens=lambda params, f: 1 - f["lookback"].mean((0, 2)),
+        tokens=lambda params, f: on_tokens(1 - f["lookback"].mean((0, 2)), f),
     )
 
 
@@ -70,71 +86,80 @@ def max_prompt_attention() -> Detector:
             lambda largest, valid: controls.max_prompt_score(largest, valid).mean(),
             in_axes=(1, 0),
         )(f["max_prompt"], f["valid"]),
-        tokens=lambda params, f: 1 - f["max_prompt"].mean((0, 2)),
+        tokens=lambda params, f: on_tokens(1 - f["max_prompt"].mean((0, 2)), f),
         control=True,
     )
 
 
-def _surprise(params: Any, features: Features) -> Array:
-    return -jnp.expm1(features["logprob"])
+# Nats of each token: the reducer, how they become one score, the sign that makes them a
+# log probability, and the source.
+_NATS = {
+    "logprob": (
+        TokenLogprob(),
+        uncertainty.predictive_probability,
+        1,
+        "Manakul et al. 2023 (SelfCheckGPT), grey-box scores",
+    ),
+    "entropy": (
+        TokenEntropy(),
+        uncertainty.entropy_score,
+        -1,
+        "Fadeeva et al. 2024; maximum as in TOHA's baseline",
+    ),
+}
 
 
-def _perplexity(name: str, how: Any, summary: str) -> Detector:
+def _aggregate(
+    name: str, feature: str, how: Literal["mean", "max"], summary: str
+) -> Detector:
+    reducer, score, sign, reference = _NATS[feature]
     return Detector(
         name=name,
         summary=summary,
         unit="nats, 0 and up",
-        reference="Manakul et al. 2023 (SelfCheckGPT), grey-box scores",
-        reads=(("logprob", TokenLogprob()),),
-        inputs=lambda f: jax.vmap(
-            lambda logprob, valid: uncertainty.predictive_probability(
-                logprob, valid, how
-            )
-        )(f["logprob"], f["valid"]),
-        tokens=_surprise,
+        reference=reference,
+        reads=((feature, reducer),),
+        inputs=lambda f: jax.vmap(functools.partial(score, how=how))(
+            f[feature], f["valid"]
+        ),
+        tokens=lambda params, f: on_tokens(-jnp.expm1(sign * f[feature]), f),
     )
 
 
 @functools.cache
 def predictive_probability() -> Detector:
     """Mean negative log probability of the response's tokens."""
-    return _perplexity(
-        "predictive_probability", "mean", "mean -log p of the response tokens"
+    return _aggregate(
+        "predictive_probability",
+        "logprob",
+        "mean",
+        "mean -log p of the response tokens",
     )
 
 
 @functools.cache
 def predictive_probability_max() -> Detector:
     """Negative log probability of the least likely token."""
-    return _perplexity(
-        "predictive_probability_max", "max", "-log p of the least likely token"
-    )
-
-
-def _entropy(name: str, how: Any, summary: str) -> Detector:
-    return Detector(
-        name=name,
-        summary=summary,
-        unit="nats, 0 and up",
-        reference="Fadeeva et al. 2024; maximum as in TOHA's baseline",
-        reads=(("entropy", TokenEntropy()),),
-        inputs=lambda f: jax.vmap(
-            lambda entropy, valid: uncertainty.entropy_score(entropy, valid, how)
-        )(f["entropy"], f["valid"]),
-        tokens=lambda params, f: -jnp.expm1(-f["entropy"]),
+    return _aggregate(
+        "predictive_probability_max",
+        "logprob",
+        "max",
+        "-log p of the least likely token",
     )
 
 
 @functools.cache
 def token_entropy() -> Detector:
     """Largest entropy of a next-token distribution along the response."""
-    return _entropy("token_entropy", "max", "largest next-token entropy")
+    return _aggregate("token_entropy", "entropy", "max", "largest next-token entropy")
 
 
 @functools.cache
 def token_entropy_mean() -> Detector:
     """Mean entropy of the next-token distributions along the response."""
-    return _entropy("token_entropy_mean", "mean", "mean next-token entropy")
+    return _aggregate(
+        "token_entropy_mean", "entropy", "mean", "mean next-token entropy"
+    )
 
 
 def _text_control(function: Callable[[Example], float], summary: str, unit: str):
@@ -191,7 +216,7 @@ def _context_gain(name: str, summary: str, unit: str, inputs: Any) -> Detector:
         reads=(("logprob", TokenLogprob()),),
         closed_book=(("closed_logprob", TokenLogprob()),),
         inputs=inputs,
-        tokens=lambda params, f: jax.nn.sigmoid(-_gain(f)),
+        tokens=lambda params, f: on_tokens(jax.nn.sigmoid(-_gain(f)), f),
     )
 
 

@@ -185,7 +185,7 @@ def precision_threshold(
     if precision.max() < target:
         raise ValueError(
             f"no threshold reaches a precision of {target}; the best is "
-            f"{precision.max():.3f}"
+            f"{precision.max():.3f}, so give a target no higher"
         )
     return float(threshold[np.argmax(np.where(precision >= target, hits, -1))])
 

@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from jaxhal.evaluation.checks import group_codes, two_classes
-from jaxhal.evaluation.ranking import auroc, weighted_auroc
+from jaxhal.evaluation.ranking import auroc
 
 # (scores, labels) -> number; labels are integers.
 Metric = Callable[[Any, Any], float]
@@ -147,11 +147,30 @@ def _of_draws(
     positive: Bool[np.ndarray, " rows"],
 ) -> Callable[[np.ndarray], float]:
     """The metric as a function of how often each row is drawn."""
-    if metric is auroc:  # ranks stay, so one sort serves every resample
-        rank = np.unique(score, return_inverse=True)[1]
-        return lambda drawn: weighted_auroc(rank, positive, drawn)
+    if metric is auroc:
+        return _auroc_of_draws(score, positive)
     label = positive.astype(int)
     return lambda drawn: float(metric(np.repeat(score, drawn), np.repeat(label, drawn)))
+
+
+def _auroc_of_draws(
+    score: Float[np.ndarray, " rows"], positive: Bool[np.ndarray, " rows"]
+) -> Callable[[np.ndarray], float]:
+    """AUROC of a resample; the order of the scores stays, so one sort serves all."""
+    hallucinated, grounded = np.flatnonzero(positive), np.flatnonzero(~positive)
+    grounded = grounded[np.argsort(score[grounded])]
+    # Grounded rows below each hallucinated one, and those up to it: a tie is half won.
+    below, up_to = (
+        np.searchsorted(score[grounded], score[hallucinated], side)
+        for side in ("left", "right")
+    )
+
+    def measure(drawn: Int[np.ndarray, " rows"]) -> float:
+        hits, misses = drawn[hallucinated], np.append(0, np.cumsum(drawn[grounded]))
+        wins = hits @ (misses[below] + misses[up_to])
+        return float(wins / (2 * hits.sum() * misses[-1]))
+
+    return measure
 
 
 def _draws(
@@ -165,10 +184,11 @@ def _draws(
         raise ValueError(f"repeats is {repeats}; give at least 1")
     group = group_codes(groups, len(positive))
     total = int(group.max()) + 1
+    kinds = [np.unique(group[kind]) for kind in (positive, ~positive)]
     rng = np.random.default_rng(seed)
     made = 0
     while made < repeats:
-        drawn = np.bincount(rng.integers(total, size=total), minlength=total)[group]
-        if drawn[positive].any() and drawn[~positive].any():
+        drawn = np.bincount(rng.integers(total, size=total), minlength=total)
+        if all(drawn[sources].any() for sources in kinds):
             made += 1
-            yield drawn
+            yield drawn[group]

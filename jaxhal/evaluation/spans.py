@@ -38,7 +38,7 @@ def token_metrics(
                 "labels; give one each per token"
             )
     scores = np.concatenate([np.asarray(each, float) for each in token_scores])
-    labels = np.concatenate([np.asarray(each, int) for each in token_labels])
+    labels = np.concatenate([np.asarray(each) for each in token_labels])
     return {
         "precision": precision(scores, labels, threshold),
         "recall": recall(scores, labels, threshold),

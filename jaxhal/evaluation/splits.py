@@ -19,6 +19,13 @@ TrainValidationTest = tuple[
 ]
 
 
+class SplitError(ValueError):
+    """Answers that no split can keep whole: the problem, then what to do about it."""
+
+    def __str__(self) -> str:
+        return "; ".join(self.args)
+
+
 def kfold(n: int, folds: int = 5, seed: int = 42) -> list[TrainTest]:
     """Shuffled folds without regard to classes or groups, the protocol of LRP4RAG.
 
@@ -42,6 +49,39 @@ def kfold(n: int, folds: int = 5, seed: int = 42) -> list[TrainTest]:
     if not 2 <= folds <= n:
         raise ValueError(f"folds is {folds} for {n} answers; give 2 to {n}")
     return list(KFold(folds, shuffle=True, random_state=seed).split(np.arange(n)))
+
+
+def stratified_kfold(
+    labels: Collection[Any], folds: int = 5, seed: int = 0
+) -> list[TrainTest]:
+    """Shuffled folds with the share of the classes even, whatever the groups.
+
+    Answers that share a source may be on both sides: :func:`grouped_kfold` has no such
+    leak.
+
+    Args:
+      labels: 1 for hallucinated, 0 for grounded.
+      folds: number of test parts; each answer is in one.
+      seed: of the shuffle.
+
+    Raises:
+      ValueError: when a label is not 0 or 1, ``folds`` is below 2, or a class has fewer
+        answers than there are folds.
+
+    >>> [test.tolist() for _, test in stratified_kfold([0, 0, 1, 1], folds=2)]
+    [[1, 2], [0, 3]]
+    """
+    from sklearn.model_selection import StratifiedKFold
+
+    positive = mask(labels)
+    fewest = int(min(positive.sum(), (~positive).sum()))
+    if not 2 <= folds <= fewest:
+        raise ValueError(
+            f"folds is {folds}; give at least 2, and at most {fewest}, the number of "
+            "answers of the rarer class"
+        )
+    splitter = StratifiedKFold(folds, shuffle=True, random_state=seed)
+    return list(splitter.split(positive, positive))
 
 
 def grouped_kfold(
@@ -74,9 +114,10 @@ def grouped_kfold(
     for name, rows in (("hallucinated", positive), ("grounded", ~positive)):
         found = len(set(group[rows]))
         if found < folds:
-            raise ValueError(
+            raise SplitError(
                 f"the {name} answers come from {found} groups, too few for {folds} "
-                "folds; give fewer folds or more answers"
+                "folds",
+                "give fewer folds or more answers",
             )
     splitter = StratifiedGroupKFold(folds, shuffle=True, random_state=seed)
     parts = list(splitter.split(positive, positive, group))
@@ -199,7 +240,7 @@ def leaky_halves(n: int, seed: int = 42) -> list[TrainTest]:
 def _check_classes(positive: Bool[np.ndarray, " rows"], where: str) -> None:
     if positive.all() or not positive.any():
         missing = "grounded" if positive.any() else "hallucinated"
-        raise ValueError(
-            f"{where} has no {missing} answer; give another seed, larger parts or "
-            "smaller groups"
+        raise SplitError(
+            f"{where} has no {missing} answer",
+            "give another seed, larger parts or smaller groups",
         )

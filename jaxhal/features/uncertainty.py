@@ -114,7 +114,7 @@ def entropy_score(
 
     References:
       Manakul et al., 2023, the grey-box scores Max(H) and Avg(H); Bazarova et al.,
-      `TOHA <https://arxiv.org/abs/2504.10063>`_, 2025, take the maximum (appendix D).
+      `TOHA <https://arxiv.org/abs/2504.10063>`_, 2025, take the maximum (appendix E).
     """
     return _over_tokens(entropy, valid, how)
 

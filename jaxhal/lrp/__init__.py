@@ -7,6 +7,10 @@ from jaxhal.lrp.passes import relevance as relevance
 from jaxhal.lrp.passes import relevance_means as relevance_means
 from jaxhal.lrp.passes import relevance_resampled as relevance_resampled
 from jaxhal.lrp.programs import Means as Means
+from jaxhal.lrp.reducers import PromptRelevance as PromptRelevance
+from jaxhal.lrp.reducers import RelevanceMap as RelevanceMap
+from jaxhal.lrp.reducers import ResponseRelevance as ResponseRelevance
+from jaxhal.lrp.reducers import features as features
 from jaxhal.lrp.rules import Rule as Rule
 from jaxhal.lrp.rules import RuleSet as RuleSet
 from jaxhal.lrp.rules import rule_set as rule_set

@@ -16,7 +16,6 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, Bool, Float
 
-from jaxhal.features.relevance import bin_weights
 from jaxhal.lrp import programs
 from jaxhal.lrp.programs import share
 from jaxhal.lrp.rules import RuleSet
@@ -146,12 +145,9 @@ def relevance_resampled(
     flow, over = _check(lm, batch, rules, seed, temperature)
     if min(shape) < 1:
         raise ValueError(f"shape is {tuple(shape)}; ask for at least 1 bin each way")
-    valid, start = np.asarray(batch.valid), batch.prompt_length
-    rows = jax.vmap(lambda v: bin_weights(v, shape[0], padding))(valid[:, start:])
-    columns = jax.vmap(lambda v: bin_weights(v, shape[1], padding))(valid[:, :start])
     pushed = flow.linear and shape[1] < shape[0]
     block = programs.block_size(lm, batch)
-    bins = (rows, columns)
+    bins = programs.bins_of(batch, shape, padding)
     return programs.resampled(lm, batch, over, bins, flow, seed, block, pushed)
 
 

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float
 
+from jaxhal.features.relevance import bin_weights
 from jaxhal.lrp.rules import RuleSet
 from jaxhal.models import decoder
 from jaxhal.models.lm import LM
@@ -42,6 +43,17 @@ class Means:
 def share(mask: Bool[Array, "batch tokens"]) -> Float[Array, "batch tokens"]:
     """One over the count of True for each of them; a row without any gives zeros."""
     return mask / jnp.maximum(mask.sum(-1, keepdims=True), 1)
+
+
+def bins_of(batch: Batch, shape: tuple[int, int], padding: str) -> tuple[Array, Array]:
+    """Weights of response tokens and of prompt tokens in their bins, per row."""
+    valid, start = jnp.asarray(batch.valid), batch.prompt_length
+    parts = (valid[:, start:], valid[:, :start])
+    rows, columns = (
+        jax.vmap(lambda v, n=count: bin_weights(v, n, padding))(part)
+        for part, count in zip(parts, shape, strict=True)
+    )
+    return rows, columns
 
 
 def _seeds(lm: LM, batch: Batch, over: Array, ops: Ops, seed: str, remat: bool):
@@ -130,6 +142,19 @@ def matrix(lm, batch, over, rules: RuleSet, seed: str, block: int):
 
 @functools.partial(jax.jit, static_argnames=("rules", "seed"))
 def means(lm, batch, over, rules: RuleSet, seed: str) -> Means:
+    if _kept(lm, batch) <= KEPT_BYTES:
+        return _means(lm, batch, over, rules, seed)
+
+    def alone(row: tuple[Batch, Array]) -> tuple[Array, ...]:
+        rows, over = jax.tree.map(lambda leaf: leaf[None], row)
+        one = _means(lm, rows, over, rules, seed)
+        return one.prompt[0], one.response[0], one.seed[0]
+
+    rows = (jax.tree.map(jnp.asarray, batch), over)
+    return Means(*jax.lax.map(alone, rows))
+
+
+def _means(lm, batch, over, rules: RuleSet, seed: str) -> Means:
     valid, start = jnp.asarray(batch.valid), batch.prompt_length
     remat = _kept(lm, batch) > KEPT_BYTES
     x, function = _seeds(lm, batch, over, rules.ops(), seed, remat)

@@ -136,7 +136,8 @@ def load(source: str | os.PathLike, *, dtype: Any = jnp.float32) -> LM:
 
     Args:
       source: a registry name (``jaxhal list models``), a folder with config.json and
-        safetensors, a ``.gguf`` file, or a Hugging Face hub id.
+        safetensors, a ``.gguf`` file, or a Hugging Face hub id.  A folder comes first,
+        and one that is called like a registry model is named ``./`` and its name.
       dtype: of the parameters, ``float32`` or ``bfloat16``; softmax, norms and
         log-probabilities are float32 in both.
 
@@ -149,6 +150,8 @@ def load(source: str | os.PathLike, *, dtype: Any = jnp.float32) -> LM:
         raise ValueError(f"dtype is {dtype}; use float32 or bfloat16")
     name, path = str(source), Path(source)
     if path.is_dir():
+        # By its name alone a model gets the detectors that were fitted for it.
+        name = f"./{name}" if name in registry.names() else name
         return _load_folder(path, name, dtype)
     if path.suffix == ".gguf":
         if not path.is_file():

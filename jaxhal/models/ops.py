@@ -16,7 +16,6 @@ from jaxtyping import Array, Float
 EXACT = jax.lax.Precision.HIGHEST
 
 
-
 def wide(dtype: Any) -> Any:
     """What sums are taken in: float32, or float64 where that is asked for."""
     return jnp.promote_types(dtype, jnp.float32)
@@ -44,7 +43,7 @@ def scores(
     query: Float[Array, "batch kv_heads group query head"],
     key: Float[Array, "batch kv_heads key head"],
 ) -> Float[Array, "batch kv_heads group query key"]:
-    """``q k^T`` in float32 or wider, each key head shared by its group of query heads."""
+    """``q k^T``, float32 or wider; each key head serves its group of query heads."""
     return jnp.einsum(
         "bngqd,bnkd->bngqk",
         query,
@@ -85,7 +84,7 @@ def attend(
 def normalize(
     x: Float[Array, "*batch width"], eps: float, center: bool
 ) -> Float[Array, "*batch width"]:
-    """Unit root mean square (``center``: unit variance about zero), in float32 or wider."""
+    """Unit root mean square (``center``: variance about the mean), float32 or wider."""
     x = x.astype(wide(x.dtype))
     if center:
         x = x - jnp.mean(x, axis=-1, keepdims=True)

@@ -35,7 +35,7 @@ from jaxhal.store.parts import (
     response_axes,
     write_table,
 )
-from jaxhal.store.planning import make_plan, read_plan, write_plan
+from jaxhal.store.planning import Part, holds, make_plan, read_plan, write_plan
 from jaxhal.types import Example, Reducer
 
 # Raised when the same text, model and reducer give other numbers than before.
@@ -99,8 +99,9 @@ class Store:
           progress: show a progress bar; ``None`` shows it on a terminal.
 
         Raises:
-          TypeError: when a value is no reducer, or one whose feature is not an array.
-          ValueError: on a batch size below 1, or no reducers.
+          TypeError: when a value is no reducer, or one whose feature a store cannot
+            keep: see :func:`jaxhal.store.parts.response_axes`.
+          ValueError: on a batch size below 1, no reducers, or a part that is damaged.
           OSError: when the disk is full or the folder cannot be written; what was
             finished stays.
         """
@@ -148,19 +149,14 @@ class Store:
         lacking = missing(folder, encoded, reducers)
         if not lacking:
             return
-        request = [sorted(reducers), list(encoded), batch_size]
-        path = folder / "plans" / f"{digest(json.dumps(request))}.json"
-        with _explained(folder):
-            parts = read_plan(path) or write_plan(
-                path, make_plan(lm.config, encoded, lacking, batch_size)
-            )
+        axes = response_axes(lm, reducers)
+        parts = _plan(lm, folder, encoded, reducers, lacking, batch_size)
         bar = tqdm(
             total=sum(part.count for part in parts),
             desc="reading",
             unit="answer",
             disable=None if progress is None else not progress,
         )
-        axes = response_axes(lm, reducers)
         with bar:
             # What is left after the first round is in the hands of other processes.
             for wait in (False, True):
@@ -198,6 +194,30 @@ def encode(
         kept.append(number)
         rows.append(row)
     return kept, errors, rows
+
+
+def _plan(
+    lm: LM,
+    folder: Path,
+    encoded: dict[str, Encoded],
+    reducers: Mapping[str, Reducer],
+    lacking: dict[str, list[str]],
+    batch_size: int,
+) -> list[Part]:
+    """The plan that was made when this was first asked for, by whichever process."""
+    name = digest(json.dumps([sorted(reducers), list(encoded), batch_size]))
+    while True:
+        path = folder / "plans" / f"{name}.json"
+        with _claim(folder, name, wait=True):
+            parts = read_plan(path)
+            if parts is None:
+                parts = make_plan(lm.config, encoded, lacking, batch_size)
+                with _explained(path):
+                    write_plan(path, parts)
+        if holds(parts, lacking):
+            return parts
+        # Something that was there when it was made has been deleted since.
+        name = digest(name)
 
 
 @contextlib.contextmanager

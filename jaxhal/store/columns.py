@@ -1,8 +1,9 @@
 """One feature of many answers, read from its parts as it is asked for."""
 
+import contextlib
 import json
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple, overload
 
@@ -17,6 +18,23 @@ class Place(NamedTuple):
 
     path: Path
     row: int
+
+
+@contextlib.contextmanager
+def readable(path: Path) -> Iterator[None]:
+    """Says what to do about a part that was cut short or overwritten."""
+    import pyarrow as pa
+
+    try:
+        yield
+    # Arrow has no number for what it could not decode; a disk's own errors have one.
+    except (pa.ArrowException, OSError) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise
+        raise ValueError(
+            f"part {path} of the feature store is damaged; delete it and run the same "
+            f"again, which reads its answers anew ({error})"
+        ) from error
 
 
 class Cache:
@@ -34,7 +52,8 @@ class Cache:
 
         key = (path, name)
         if key not in self._held:
-            chunk = pq.read_table(path, columns=[name])[name].combine_chunks()
+            with readable(path):
+                chunk = pq.read_table(path, columns=[name])[name].combine_chunks()
             flat, ends = chunk.values.to_numpy(), chunk.offsets.to_numpy()
             self._held[key] = flat, ends
             used = sum(flat.nbytes for flat, _ in self._held.values())
@@ -88,4 +107,5 @@ class Column(Sequence[np.ndarray]):
 def _shape(path: Path, name: str) -> list[int]:
     import pyarrow.parquet as pq
 
-    return json.loads(pq.read_schema(path).field(name).metadata[b"shape"])
+    with readable(path):
+        return json.loads(pq.read_schema(path).field(name).metadata[b"shape"])

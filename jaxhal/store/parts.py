@@ -14,7 +14,7 @@ from jaxhal.capture import read, read_jit
 from jaxhal.files import replacing
 from jaxhal.models.batching import Encoded, collate
 from jaxhal.models.lm import LM
-from jaxhal.store.columns import Cache, Column, Place
+from jaxhal.store.columns import Cache, Column, Place, readable
 from jaxhal.store.planning import Group, Part
 from jaxhal.types import Batch, Reducer
 
@@ -22,43 +22,60 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
+# What a part can hold and NumPy reads back without a copy.
+_DTYPES = ("float32", "float16", "int32")
+# Prompts and responses of different lengths, to see what a feature's axes follow.
+_PROMPTS, _RESPONSES = (8, 8, 11), (5, 7, 5)
+
+
 def response_axes(lm: LM, reducers: Mapping[str, Reducer]) -> dict[str, list[int]]:
     """Which axes of one answer's feature run along its response tokens.
 
-    Found by asking for the shapes of the same feature at two response lengths.
+    Found by asking for the shapes of the same feature at several lengths.
+
+    Raises:
+      TypeError: when a feature is not one array of float32, float16 or int32, or has an
+        axis that is neither of fixed length nor as long as the response.
     """
     named = tuple(reducers.items())
 
-    def shapes(response: int) -> dict[str, Any]:
-        mask = jax.ShapeDtypeStruct((1, 8 + response), jnp.bool_)
-        ids = jax.ShapeDtypeStruct((1, 8 + response), jnp.int32)
+    def shapes(prompt: int, response: int) -> dict[str, Any]:
+        mask = jax.ShapeDtypeStruct((1, prompt + response), jnp.bool_)
+        ids = jax.ShapeDtypeStruct((1, prompt + response), jnp.int32)
         offsets = jax.ShapeDtypeStruct((1, response, 2), jnp.int32)
-        batch = Batch(ids, mask, mask, mask, mask, offsets, 8)
+        batch = Batch(ids, mask, mask, mask, mask, offsets, prompt)
         return jax.eval_shape(lambda lm, b: read_jit(lm, b, named), lm, batch)
 
-    short, long = shapes(5), shapes(7)
+    seen = [shapes(*pair) for pair in zip(_PROMPTS, _RESPONSES, strict=True)]
     axes = {}
     for name, reducer in reducers.items():
-        if not isinstance(short[name], jax.ShapeDtypeStruct):
+        values = [one[name] for one in seen]
+        if not isinstance(values[0], jax.ShapeDtypeStruct):
             raise TypeError(
-                f"reducer {name} gives a {type(short[name]).__name__}; a store keeps "
+                f"reducer {name} gives a {type(values[0]).__name__}; a store keeps "
                 "single arrays: split it into one reducer per array"
             )
-        pairs = zip(
-            _drop_batch(short[name].shape, reducer),
-            _drop_batch(long[name].shape, reducer),
-            strict=True,
-        )
-        axes[name] = [axis for axis, (a, b) in enumerate(pairs) if a != b]
+        if str(values[0].dtype) not in _DTYPES:
+            raise TypeError(
+                f"reducer {name} gives {values[0].dtype}; a store keeps "
+                f"{', '.join(_DTYPES)}: end it with .astype(jnp.float32)"
+            )
+        # Per axis, its length each time.
+        sizes = list(zip(*(_drop_batch(v.shape, reducer) for v in values), strict=True))
+        axes[name] = [axis for axis, size in enumerate(sizes) if size == _RESPONSES]
+        for axis, size in enumerate(sizes):
+            if axis not in axes[name] and len(set(size)) > 1:
+                raise TypeError(
+                    f"reducer {name} has an axis of {size} for prompts of {_PROMPTS} "
+                    f"and responses of {_RESPONSES} padded tokens; a store keeps axes "
+                    "of fixed length or as long as the response: sum over this one, or "
+                    "cut it to the response"
+                )
     return axes
 
 
-def _batch_axis(reducer: Reducer) -> int:
-    return 0 if reducer.reads == "logits" else 1
-
-
 def _drop_batch(shape: tuple[int, ...], reducer: Reducer) -> tuple[int, ...]:
-    axis = _batch_axis(reducer)
+    axis = reducer.batch_axis
     return shape[:axis] + shape[axis + 1 :]
 
 
@@ -83,7 +100,7 @@ def make_table(
             keys.append(key)
             tokens.append(count)
             for column, reducer in reducers.items():
-                value = np.take(features[column], at, axis=_batch_axis(reducer))
+                value = np.take(features[column], at, axis=reducer.batch_axis)
                 for axis in axes[column]:
                     value = np.take(value, np.arange(count), axis=axis)
                 values[column].append(value)
@@ -130,7 +147,7 @@ def _contents(path: Path) -> tuple[set[str], list[str]]:
     """Feature columns of a part, and the keys of its rows."""
     import pyarrow.parquet as pq
 
-    with pq.ParquetFile(path) as file:
+    with readable(path), pq.ParquetFile(path) as file:
         names = set(file.schema_arrow.names) - {"key", "tokens"}
         return names, file.read(columns=["key"])["key"].to_pylist()
 

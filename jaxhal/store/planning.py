@@ -6,7 +6,6 @@ numbers would differ in the last bits.  So the plan of a request is a file of it
 
 import dataclasses
 import json
-import os
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -109,15 +108,18 @@ def read_plan(path: Path) -> list[Part] | None:
     ]
 
 
-def write_plan(path: Path, parts: list[Part]) -> list[Part]:
-    """Keeps the plan, unless another process wrote one first: then that one counts."""
-    scratch = path.with_name(f".{path.name}.{os.getpid()}")
-    with replacing(scratch) as file:
+def write_plan(path: Path, parts: list[Part]) -> None:
+    with replacing(path) as file:
         json.dump([dataclasses.asdict(part) for part in parts], file)
-    try:
-        os.link(scratch, path)
-    except FileExistsError:
-        pass
-    finally:
-        scratch.unlink()
-    return read_plan(path) or parts
+
+
+def holds(parts: list[Part], missing: dict[str, list[str]]) -> bool:
+    """Whether a plan reads everything that rows lack."""
+    planned = {
+        (key, column)
+        for part in parts
+        for group in part.groups
+        for key in group.keys
+        for column in part.columns
+    }
+    return all((key, c) in planned for key, columns in missing.items() for c in columns)

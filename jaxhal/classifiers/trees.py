@@ -1,0 +1,183 @@
+"""A random forest: fitted by scikit-learn, decided here on arrays."""
+
+import functools
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from jaxhal.classifiers.data import Values
+from jaxhal.classifiers.nested import FOLDS, Tuned, choose, weighted_rows
+
+# Of LRP4RAG, with 200 trees.
+PUBLISHED = {"max_depth": 3, "min_samples_leaf": 1}
+_SEED = 42
+
+_DEEPEST = 10  # of 2047 nodes a tree
+
+# Mean probabilities nearer to 0 or 1 have the log odds of this; a float32 holds both
+# it and its distance from 1.
+_NEAREST = 2.0**-20
+
+
+class Forest(NamedTuple):
+    """Trees of one depth as tables of nodes; a pytree.
+
+    From a node with ``x[feature] <= threshold`` a row goes ``left``, else ``right``; a
+    leaf leads to itself.  Every tree has the ``2 ** (depth + 1) - 1`` nodes of a full
+    one, so that every fold has one shape; nodes that it does not need are not reached.
+    ``probability`` is the share of class 1 among the training rows of a node.
+    """
+
+    feature: Int[Array, "trees nodes"]
+    threshold: Float[Array, "trees nodes"]
+    left: Int[Array, "trees nodes"]
+    right: Int[Array, "trees nodes"]
+    probability: Float[Array, "trees nodes"]
+
+
+def fit_forest(
+    x: Any,
+    labels: Any,
+    weight: Any,
+    max_depth: int = PUBLISHED["max_depth"],
+    min_samples_leaf: int = PUBLISHED["min_samples_leaf"],
+    trees: int = 200,
+) -> Forest:
+    """scikit-learn's ``RandomForestClassifier``, as arrays.
+
+    Args:
+      x: ``[samples, width]`` features.
+      labels: ``[samples]``, 1 for hallucinated and 0 for grounded.
+      weight: ``[samples]``; 0 leaves a row out.
+      max_depth: most questions asked of a row, 1 to 10.
+      min_samples_leaf: fewest training rows of a leaf.
+      trees: how many.
+
+    Raises:
+      ValueError: when shapes do not pair up, a value is not finite, a weight is
+        negative, a class has no rows, or a number is out of range.
+
+    Example:
+      >>> x, y = [[0.0], [1.0], [2.0], [3.0]], [0, 0, 1, 1]
+      >>> forest = fit_forest(x, y, [1, 1, 1, 1], trees=10)
+      >>> print((forest_logits(forest, jnp.array(x)) > 0).astype(int))
+      [0 0 1 1]
+
+    References:
+      Hu et al., `LRP4RAG <https://arxiv.org/abs/2408.15533>`_, 2024; the defaults and
+      the seed of its released code.
+    """
+    from sklearn.ensemble import RandomForestClassifier
+
+    if not 1 <= max_depth <= _DEEPEST:
+        raise ValueError(f"max_depth is {max_depth}; use 1 to {_DEEPEST}")
+    for name, value in (("min_samples_leaf", min_samples_leaf), ("trees", trees)):
+        if value < 1:
+            raise ValueError(f"{name} is {value}; use at least 1")
+    rows = weighted_rows(x, labels, weight)
+    forest = RandomForestClassifier(
+        trees,
+        max_depth=max_depth,
+        min_samples_leaf=min_samples_leaf,
+        random_state=_SEED,
+    )
+    nodes = 2 ** (max_depth + 1) - 1
+    tables = [_table(one.tree_, nodes) for one in rows.fit(forest).estimators_]
+    return Forest(
+        *(jnp.asarray(np.stack(column)) for column in zip(*tables, strict=True))
+    )
+
+
+def _table(tree: Any, nodes: int) -> tuple[np.ndarray, ...]:
+    """One fitted tree in so many nodes."""
+    at = np.arange(tree.node_count)
+    leaf = tree.children_left < 0
+    # A float32 is at most a float64 when it is at most the float32 below that.
+    below = tree.threshold.astype(np.float32)
+    below = np.where(
+        below > tree.threshold, np.nextafter(below, np.float32(-np.inf)), below
+    )
+    columns = (
+        np.where(leaf, 0, tree.feature).astype(np.int32),
+        below,
+        np.where(leaf, at, tree.children_left).astype(np.int32),
+        np.where(leaf, at, tree.children_right).astype(np.int32),
+        tree.value[:, 0, 1].astype(np.float32),
+    )
+    return tuple(np.pad(column, (0, nodes - len(at))) for column in columns)
+
+
+@jax.jit
+def forest_logits(
+    params: Forest, x: Float[Values, "*rows width"]
+) -> Float[Array, "*rows"]:
+    r"""Log odds of the mean probability of all trees, -13.9 to 13.9.
+
+    .. math:: \log \frac{p}{1 - p}, \quad
+      p = \operatorname{clip}(\overline{p_t(x)}, 2^{-20}, 1 - 2^{-20})
+
+    Example:
+      >>> tree = [[0, 0, 0]], [[0.5, 0.0, 0.0]], [[1, 1, 2]], [[2, 1, 2]]
+      >>> forest = Forest(*map(jnp.array, tree), jnp.array([[0.5, 0.25, 1.0]]))
+      >>> forest_logits(forest, jnp.array([[0.5], [0.6]]))
+      Array([-1.0986123, 13.862943 ], dtype=float32)
+    """
+    x = jnp.asarray(x)
+    depth = params.feature.shape[-1].bit_length() - 1
+
+    def probability(tree: Forest) -> Float[Array, "*rows"]:
+        def ask(_, node):
+            value = jnp.take_along_axis(x, tree.feature[node][..., None], -1)[..., 0]
+            low = value <= tree.threshold[node]
+            return jnp.where(low, tree.left[node], tree.right[node])
+
+        root = jnp.zeros(x.shape[:-1], jnp.int32)
+        return tree.probability[jax.lax.fori_loop(0, depth, ask, root)]
+
+    mean = jax.vmap(probability)(params).mean(0)
+    return jax.scipy.special.logit(jnp.clip(mean, _NEAREST, 1 - _NEAREST))
+
+
+def choose_forest(
+    x: Any,
+    labels: Any,
+    groups: Any,
+    weight: Any,
+    max_depths: Sequence[int] = (2, 3, 5),
+    leaves: Sequence[int] = (1, 5),
+    folds: int = FOLDS,
+    trees: int = 200,
+) -> tuple[Tuned, Float[np.ndarray, " samples"]]:
+    """A forest whose depth and leaves are chosen in training.
+
+    Among equals the shallower trees are taken, then the larger leaves.
+
+    Args:
+      x: ``[samples, width]`` features.
+      labels: ``[samples]``, 1 for hallucinated and 0 for grounded.
+      groups: ``[samples]``, the source of each answer; a fold never splits one.
+      weight: ``[samples]``, 0 for the answers to leave out.
+      max_depths: values of ``max_depth``.
+      leaves: values of ``min_samples_leaf``.
+      folds: number of parts, of which each is left out once.
+      trees: how many a forest has.
+
+    Returns:
+      The choice, whose ``params`` are a :class:`Forest`, and scores of the rows to
+      learn from by fits that had not seen their source; see
+      :func:`~jaxhal.classifiers.nested.choose`.
+
+    Raises:
+      ValueError: as :func:`fit_forest` and :func:`~jaxhal.classifiers.nested.choose`
+        do.
+    """
+    grid = {
+        "max_depth": sorted(max_depths),
+        "min_samples_leaf": sorted(leaves, reverse=True),
+    }
+    fit = functools.partial(fit_forest, trees=trees)
+    return choose(fit, forest_logits, grid, x, labels, groups, weight, folds)

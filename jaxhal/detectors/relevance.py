@@ -1,0 +1,193 @@
+"""LRP4RAG: how strongly a response rests on its prompt, by layer-wise relevance.
+
+The published settings were chosen on the folds they are reported for, without scaling,
+and zeros in empty bins tell the classifier how long the answer is.  Here settings are
+chosen inside the training part and empty bins repeat a value; ``published=True`` gives
+what the released code did.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+from jaxhal.classifiers import lstm, perceptron, svm, trees
+from jaxhal.classifiers.mlp import mlp_logits
+from jaxhal.classifiers.nested import Tuned
+from jaxhal.detectors.core import LOG_ODDS, Detector, Features, Known, Targets
+from jaxhal.detectors.trained import early_parts
+from jaxhal.features.relevance import profile_level, resample
+from jaxhal.lrp import RelevanceMap, ResponseRelevance
+
+_REFERENCE = "Hu et al. 2024 (LRP4RAG)"
+# The paper's best length of R_response, and the one in the released code.
+LENGTH, PUBLISHED_LENGTH = 220, 235
+
+
+def _profile(length: int, padding: str) -> Callable[[Features], Array]:
+    """``R_response`` of each answer, mean-resampled."""
+
+    def inputs(features: Features) -> Float[Array, "batch length"]:
+        return jax.vmap(lambda x, v: resample(x, length, v, padding))(
+            jnp.asarray(features["relevance"]), jnp.asarray(features["valid"])
+        )
+
+    return inputs
+
+
+def _classifier(
+    name: str,
+    kind: str,
+    choose: Callable[..., tuple[Tuned, Any]],
+    fit: Callable[..., Any],
+    decide: Callable[[Any, Array], Array],
+    length: int | None,
+    published: bool,
+) -> Detector:
+    if length is None:
+        length = PUBLISHED_LENGTH if published else LENGTH
+
+    def chosen(inputs: Any, targets: Targets, known: Known) -> tuple[Any, Any]:
+        del known
+        return choose(inputs, targets.labels, targets.groups, targets.weight)
+
+    def fit_nested(inputs: Any, targets: Targets) -> Any:
+        return chosen(inputs, targets, {})[0]
+
+    def fit_published(inputs: Any, targets: Targets) -> Any:
+        return fit(inputs, targets.labels, targets.weight)
+
+    how = "as released" if published else "setting chosen in training"
+    return Detector(
+        name=name,
+        summary=f"{kind} on the relevance behind {length} parts of the response, {how}",
+        unit=LOG_ODDS,
+        reference=f"{_REFERENCE}, table 2",
+        reads=(("relevance", ResponseRelevance()),),
+        inputs=_profile(length, "zeros" if published else "last"),
+        decide=decide if published else lambda tuned, x: decide(tuned.params, x),
+        fit=fit_published if published else fit_nested,
+        fit_held_out=None if published else chosen,
+    )
+
+
+@functools.cache
+def lrp4rag_svm(
+    length: int | None = None, published: bool = False, name: str = "lrp4rag_svm"
+) -> Detector:
+    """A support vector machine with a radial kernel on ``R_response``.
+
+    Args:
+      length: bins the profile is resampled to; 220, or 235 as released.
+      published: C = 30 and gamma = 1 on unscaled profiles with zeros in empty bins.
+      name: what to call it beside another choice.
+    """
+
+    def fit(x: Any, labels: Any, weight: Any) -> Any:
+        C, gamma = svm.PUBLISHED["C"], svm.PUBLISHED["gamma"]
+        return svm.fit_svm(x, labels, weight, C, gamma)
+
+    kind = "support vector machine"
+    decide = svm.svm_logits
+    return _classifier(name, kind, svm.choose_svm, fit, decide, length, published)
+
+
+@functools.cache
+def lrp4rag_forest(
+    length: int | None = None, published: bool = False, name: str = "lrp4rag_forest"
+) -> Detector:
+    """A random forest on ``R_response``.
+
+    Args:
+      length: bins the profile is resampled to; 220, or 235 as released.
+      published: 200 trees of depth 3 on profiles with zeros in empty bins.
+      name: what to call it beside another choice.
+    """
+    choose, decide = trees.choose_forest, trees.forest_logits
+    fit = trees.fit_forest
+    return _classifier(name, "random forest", choose, fit, decide, length, published)
+
+
+@functools.cache
+def lrp4rag_mlp(
+    length: int | None = None, published: bool = False, name: str = "lrp4rag_mlp"
+) -> Detector:
+    """A network with one hidden layer on ``R_response``.
+
+    Args:
+      length: bins the profile is resampled to; 220, or 235 as released.
+      published: unscaled, on profiles with zeros in empty bins.
+      name: what to call it beside another choice.
+    """
+    choose, fit = perceptron.choose_perceptron, perceptron.fit_perceptron
+    kind = "one hidden layer"
+    return _classifier(name, kind, choose, fit, mlp_logits, length, published)
+
+
+class Series(NamedTuple):
+    """``R*`` as a series over the response, its prompt bins as features."""
+
+    relevance: Float[Array, "batch time features"]
+    valid: Bool[Array, "batch time"]
+
+
+@functools.cache
+def lrp4rag_lstm(
+    response_bins: int = 64, prompt_bins: int = 16, name: str = "lrp4rag_lstm"
+) -> Detector:
+    """A recurrent network that reads ``R*`` along the response.
+
+    Args:
+      response_bins: steps in time; the released code has 300.
+      prompt_bins: features of a step; the released code has 800.  The fewer of the two
+        is what ``R*`` costs in passes.
+      name: what to call it beside another choice.
+    """
+
+    def inputs(features: Features) -> Series:
+        relevance = jnp.asarray(features[feature])
+        there = jnp.asarray(features["valid"]).any(-1, keepdims=True)
+        return Series(relevance, jnp.broadcast_to(there, relevance.shape[:2]))
+
+    def fit(inputs: Series, targets: Targets) -> Any:
+        train, stop = early_parts(targets)
+        series, y = jnp.asarray(inputs.relevance), jnp.asarray(targets.labels)
+        return lstm.fit_lstm(targets.key, series, inputs.valid, y, train, stop)
+
+    feature = f"relevance_{response_bins}x{prompt_bins}"
+    whole = RelevanceMap(response_bins=response_bins, prompt_bins=prompt_bins)
+    return Detector(
+        name=name,
+        summary=f"LSTM on {response_bins} x {prompt_bins} bins of relevance",
+        unit=LOG_ODDS,
+        reference=f"{_REFERENCE}, section 3.4",
+        reads=((feature, whole),),
+        inputs=inputs,
+        decide=lambda params, x: lstm.lstm_logits(params, x.relevance, x.valid),
+        fit=fit,
+    )
+
+
+@functools.cache
+def lrp4rag_threshold() -> Detector:
+    """The naive rule: a relevance profile that is low between its own extremes.
+
+    What the threshold is compared with depends on the shape of the profile alone, see
+    :func:`jaxhal.features.relevance.profile_level`.
+    """
+    return Detector(
+        name="lrp4rag_threshold",
+        summary="1 - mean of the response's relevance between its extremes",
+        unit="1 - mean relative relevance, 0 to 1",
+        reference=f"{_REFERENCE}, table 1",
+        reads=(("relevance", ResponseRelevance()),),
+        inputs=lambda f: (
+            1
+            - jax.vmap(profile_level)(
+                jnp.asarray(f["relevance"]), jnp.asarray(f["valid"])
+            )
+        ),
+    )

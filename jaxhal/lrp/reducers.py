@@ -1,0 +1,116 @@
+"""Relevance as features, to be read beside those of attention and logits."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array
+
+from jaxhal.features.relevance import resample
+from jaxhal.lrp import programs
+from jaxhal.lrp.sets import resolve
+from jaxhal.models.lm import LM
+from jaxhal.types import Batch, Reducer
+
+
+@dataclasses.dataclass(frozen=True)
+class _Relevance(Reducer):
+    """Features that share rules and seed share their passes.
+
+    Attributes:
+      rules: a name of :data:`jaxhal.lrp.RULE_SETS`.
+      seed: as :func:`jaxhal.relevance` takes it, but for ``"logit_over_t2"``, which
+        would need the answer's temperature.
+    """
+
+    reads: ClassVar[Literal["probs", "hidden", "logits", "relevance"]] = "relevance"
+    rules: str = "attnlrp"
+    seed: str = "logit"
+
+    def __post_init__(self):
+        resolve(self.rules)
+        if self.seed not in ("logit", "max_logit", "logprob"):
+            raise ValueError(
+                f"seed is {self.seed!r}; use 'logit', 'max_logit' or 'logprob'"
+            )
+
+    @property
+    def rowwise(self) -> bool:
+        """False: relevance is read backwards, from the whole response."""
+        return False
+
+
+@dataclasses.dataclass(frozen=True)
+class ResponseRelevance(_Relevance):
+    """``R_response``: relevance behind each response token, mean over prompt tokens.
+
+    ``[batch, response]``, in units of the seed, zero on padding.
+
+    References:
+      Hu et al., `LRP4RAG <https://arxiv.org/abs/2408.15533>`_, 2024, equation 6.
+    """
+
+
+@dataclasses.dataclass(frozen=True)
+class PromptRelevance(_Relevance):
+    """``R_prompt``: relevance of the prompt's tokens, mean over response tokens.
+
+    ``[batch, bins]``: prompts differ in length, so the profile comes mean-resampled.
+
+    Attributes:
+      bins: how many.
+
+    References:
+      Hu et al., 2024, equations 5 and 7-9.
+    """
+
+    bins: int = 500
+
+
+@dataclasses.dataclass(frozen=True)
+class RelevanceMap(_Relevance):
+    """``R*`` of the prompt, mean-resampled along both axes.
+
+    ``[batch, response_bins, prompt_bins]``; as many passes as the fewer of the two.
+
+    Attributes:
+      response_bins: along the response.
+      prompt_bins: along the prompt.
+      padding: of bins without a token, as :func:`jaxhal.features.relevance.resample`.
+
+    References:
+      Hu et al., 2024, section 3.3; the published LSTM reads 300 x 800 with zeros.
+    """
+
+    response_bins: int = 64
+    prompt_bins: int = 16
+    padding: str = "last"
+
+
+def features(lm: LM, batch: Batch, reducers: Mapping[str, Any]) -> dict[str, Array]:
+    """Every relevance feature of a batch, by name; ``reducers`` are those above."""
+    out: dict[str, Array] = {}
+    over = jnp.ones(batch.tokens.shape[0], jnp.float32)
+    means: dict[tuple[str, str], programs.Means] = {}
+    valid = jnp.asarray(batch.valid)[:, : batch.prompt_length]
+    for name, reducer in reducers.items():
+        flow = (resolve(reducer.rules), reducer.seed)
+        if isinstance(reducer, RelevanceMap):
+            shape = (reducer.response_bins, reducer.prompt_bins)
+            bins = programs.bins_of(batch, shape, reducer.padding)
+            block = programs.block_size(lm, batch)
+            pushed = reducer.prompt_bins < reducer.response_bins
+            out[name] = programs.resampled(lm, batch, over, bins, *flow, block, pushed)
+            continue
+        key = (reducer.rules, reducer.seed)
+        if key not in means:
+            means[key] = programs.means(lm, batch, over, *flow)
+        if isinstance(reducer, PromptRelevance):
+            out[name] = jax.vmap(lambda x, v, n=reducer.bins: resample(x, n, v))(
+                means[key].prompt, valid
+            )
+        else:
+            out[name] = means[key].response
+    return out

@@ -1,0 +1,512 @@
+"""Fits, their unseen scores, and the catalogue's numbers by hand; no model is read."""
+
+import json
+import os
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from sklearn.linear_model import LogisticRegression
+from sklearn.preprocessing import StandardScaler
+
+import jaxhal
+from jaxhal import saving
+from jaxhal.classifiers import selection
+from jaxhal.classifiers.linear import Linear
+from jaxhal.classifiers.selection import choose_held_out, published, unseen_scores
+from jaxhal.detectors import (
+    CATALOGUE,
+    Detector,
+    Targets,
+    build,
+    ensemble,
+    get,
+    reads,
+)
+from jaxhal.detectors.trained import Heads, Spans
+from jaxhal.evaluation import auroc, ece, isotonic, platt
+from jaxhal.evaluation.splits import grouped_kfold
+from jaxhal.fitting import Fitted, fit, released_lookback
+from jaxhal.inputs import collect
+from jaxhal.store import Store
+from tiny_lm import answers, tiny_lm
+
+
+def targets_of(labels, groups=None, weight=None) -> Targets:
+    groups = np.arange(len(labels)) // 2 if groups is None else groups
+    weight = np.ones(len(labels), np.float32) if weight is None else weight
+    return Targets(np.asarray(labels), groups, weight, jax.random.key(0))
+
+
+def draw(seed, rows=200):
+    """Answers of which a weak direction in many features tells the hallucinated."""
+    rng = np.random.default_rng(seed)
+    labels = rng.integers(0, 2, rows)
+    x = rng.normal(size=(rows, 30)) + 0.25 * labels[:, None] * (np.arange(30) > 9)
+    return x.astype(np.float32), labels
+
+
+def plain(name, column, **options) -> Detector:
+    """A detector without parameters, the score of which is a column."""
+    return Detector(name, "", "", "", inputs=lambda f: f[name][:, column], **options)
+
+
+# Unseen scores -----------------------------------------------------------------------
+
+
+def test_unseen_scores_know_nothing_of_the_source():
+    """A memory of the sources it was fitted to recognises none of the unseen ones."""
+    groups = np.arange(40) // 2
+    memory = Detector(
+        "memory", "", "", "",
+        inputs=lambda f: f,
+        decide=lambda params, x: jnp.isin(x, params).astype(float),
+        fit=lambda x, targets: jnp.asarray(targets.groups)[targets.rows],
+    )  # fmt: skip
+    weight = np.float32(groups < 15)
+    targets = targets_of(np.arange(40) % 2, groups, weight)
+    fitted = fit(memory, groups, targets)
+    np.testing.assert_array_equal(fitted.score(groups), weight)
+    np.testing.assert_array_equal(fitted.unseen[targets.rows], 0.0)
+    np.testing.assert_allclose(fitted.probabilities([0.0, 1.0]), 0.5)
+
+
+def test_unseen_scores_are_on_the_scale_of_the_final_fit():
+    rng = np.random.default_rng(0)
+    final = rng.normal(size=30)
+    train = np.ones((3, 30), np.float32)
+    for fold in range(3):
+        train[fold, fold:24:3] = 0.0
+    train[:, 24:] = 0.0  # not learnt from
+    scores = np.outer([1.0, 40.0, 0.01], final) + np.array([[0.0], [-7.0], [3.0]])
+    found = unseen_scores(scores, train, final)
+    np.testing.assert_allclose(found[:24], final[:24], rtol=1e-5, atol=1e-6)
+    assert not found[24:].any()
+    flat = np.full((3, 30), np.float32(0.1)) + (train == 0)
+    found = unseen_scores(flat, train, final)
+    for fold in range(3):
+        level = final[train[fold] > 0].mean() + 1.0
+        np.testing.assert_allclose(found[fold:24:3], level, rtol=1e-5)
+
+
+def test_unseen_scores_of_a_grid_are_its_own_folds():
+    x, labels = draw(1)
+    weight = np.float32(np.arange(200) < 180)
+    groups = np.arange(200) // 2
+    chosen, found = choose_held_out(x[:, None], labels, groups, weight)
+
+    def logits(rows):
+        scale = StandardScaler().fit(x[rows])
+        model = LogisticRegression(C=float(chosen.strength), tol=1e-8)
+        model.fit(scale.transform(x[rows]), labels[rows])
+        return model.decision_function(scale.transform(x))
+
+    final = logits(np.arange(180))
+    for seen, test in grouped_kfold(labels[:180], groups[:180].tolist(), 5):
+        score = logits(seen)
+        apart = (score[test] - score[seen].mean()) / score[seen].std()
+        expected = apart * final[seen].std() + final[seen].mean()
+        np.testing.assert_allclose(found[test], expected, rtol=5e-3, atol=5e-3)
+    assert not found[180:].any()
+
+
+def scored(name, x):
+    """A detector and its inputs from one vector an answer."""
+    if name == "ensemble":
+        alone = plain("ninth", 9)
+        both = ensemble([build("lookback_probe"), alone])
+        return both, {"lookback_probe": x, "ninth": alone.inputs({"ninth": x})}
+    if name == "lookback_lens":
+        parts, there = np.zeros((len(x), 3, x.shape[1])), np.zeros((len(x), 3), bool)
+        return build(name), Spans(x, parts.astype(np.float32), there)
+    return build(name), x
+
+
+@pytest.mark.parametrize(
+    "name", ["lookback_probe", "lookback_lens", "toha", "ensemble"]
+)
+def test_calibration_holds_for_fresh_answers(name):
+    """Folds choose penalties a thousand times apart, and so differ their logits."""
+    ratios, errors, gaps = [], [], []
+    for seed in range(3):
+        (x, labels), (fresh, truth) = draw(seed), draw(seed + 100, 3000)
+        detector, inputs = scored(name, x)
+        targets = targets_of(labels)
+        fitted = fit(detector, inputs, targets)
+        score = fitted.score(scored(name, fresh)[1])
+        ratios.append(fitted.unseen.std() / score.std())
+        errors.append(ece(fitted.probabilities(score), truth))
+        gaps.append(auroc(score, truth) - auroc(fitted.unseen, labels))
+    assert all(0.5 < ratio < 2 for ratio in ratios), ratios
+    assert np.mean(errors) < 0.08, errors
+    assert abs(np.mean(gaps)) < 0.08, gaps
+
+
+def test_the_folds_that_choose_also_score(monkeypatch):
+    """Nothing is fitted a second time for the unseen scores."""
+    calls, real = [], selection.fit_grid
+    monkeypatch.setattr(
+        selection, "fit_grid", lambda *a, **k: calls.append(a) or real(*a, **k)
+    )
+    x, labels = draw(0)
+    fit(build("lookback_probe"), x, targets_of(labels))
+    assert len(calls) == 1
+
+
+# Calibration and threshold -----------------------------------------------------------
+
+
+def test_a_probability_is_of_the_calibration_asked_for(tmp_path):
+    x, labels = draw(0)
+    column, targets = plain("novel_words", 20), targets_of(labels)
+    inputs = column.inputs({"novel_words": x})
+    for calibration, by_hand in (("platt", platt), ("isotonic", isotonic)):
+        fitted = fit(column, inputs, targets, calibration=calibration)
+        assert fitted.calibration == by_hand(inputs, labels)
+        fitted = fit(build("novel_words"), inputs, targets, calibration=calibration)
+        saving.save(tmp_path / calibration, fitted, "novel_words")
+        again = saving.load(tmp_path / calibration)
+        assert again.calibration == fitted.calibration
+        assert again.threshold == fitted.threshold
+    # Annotations, which tests check, refuse it before the function does.
+    with pytest.raises((ValueError, TypeError), match="'beta'"):
+        fit(column, inputs, targets, calibration="beta")
+
+
+def test_flags_are_told_apart_in_float64():
+    """As in a report, which compares numbers of Python."""
+    score = np.float32(1.0)
+    fitted = Fitted(plain("a", 0), (), None, 1.0 + 1e-9, np.zeros(0, np.float32))
+    assert not fitted.flags([score]).any()
+    assert fitted.flags([np.nextafter(score, np.float32(2.0))]).all()
+
+
+def test_too_few_sources_are_named():
+    x, labels = draw(0)
+    few = np.float32(np.arange(200) < 6)
+    for name in ("lookback_probe", "toha"):
+        with pytest.raises(ValueError) as caught:
+            fit(build(name), x, targets_of(labels, weight=few))
+        text = str(caught.value)
+        assert text.startswith(f"detector '{name}' cannot be fitted: ")
+        assert text.endswith("; give more labelled sources of each class")
+        assert "fewer folds" not in text and "seed" not in text
+    wrong = build({"lookback_lens": {"heads": 31}})
+    with pytest.raises(ValueError, match=r"^heads is 31; the model has 30"):
+        fit(wrong, scored("lookback_lens", x)[1], targets_of(labels))
+
+
+# Ensembles ---------------------------------------------------------------------------
+
+
+def test_known_members_are_not_fitted_again():
+    x, labels = draw(2)
+    calls = []
+
+    def counted(name):
+        def learn(x, targets):
+            calls.append(name)
+            return jnp.asarray(x)[targets.rows].mean()
+
+        return plain(name, 0)._replace(decide=lambda p, x: x - p, fit=learn)
+
+    a, b, c = counted("a"), counted("b"), plain("c", 2)
+    inner = ensemble([a, c], name="inner")
+    outer = ensemble([inner, b])
+    columns = {"a": x[:, 0], "b": x[:, 1], "c": x[:, 2]}
+    nested = {"inner": {"a": x[:, 0], "c": x[:, 2]}, "b": x[:, 1]}
+    nested = jax.device_put(nested)
+    targets = targets_of(labels)
+    alone = fit(outer, nested, targets)
+    assert sorted(calls) == ["a"] * 6 + ["b"] * 6  # one final fit and five folds
+    known = {d.name: fit(d, columns[d.name], targets) for d in (a, b)}
+    calls.clear()
+    again = fit(outer, nested, targets, known=known)
+    assert not calls
+    np.testing.assert_allclose(again.unseen, alone.unseen, rtol=1e-5)
+    np.testing.assert_allclose(again.score(nested), alone.score(nested), rtol=1e-5)
+    params = outer.fit(nested, targets)
+    np.testing.assert_allclose(outer.decide(params, nested), alone.score(nested), 1e-5)
+
+
+def test_an_ensemble_of_members_that_are_chosen(tmp_path):
+    rng = np.random.default_rng(2)
+    labels = np.arange(200) % 2
+    names = ["novel_words", "response_length", "predictive_probability"]
+    columns = {name: np.float32(rng.normal(size=200)) for name in names}
+    columns["response_length"] += 2 * labels
+    columns["predictive_probability"] -= 1.5 * labels
+    spec = {"ensemble": {"members": [*columns], "choose": True}}
+    few, targets = build(spec), targets_of(labels)
+    fitted = fit(few, columns, targets)
+    chosen = set(fitted.params.members)
+    assert chosen == {"response_length", "predictive_probability"}
+    assert np.sign(fitted.params.weights.linear.w).tolist() == [1.0, -1.0]
+    pair = ensemble([build(name) for name in names[1:]])
+    expected = fit(pair, {name: columns[name] for name in chosen}, targets)
+    np.testing.assert_allclose(
+        fitted.score(columns), expected.score(columns), rtol=1e-4, atol=1e-5
+    )
+    every = fit(build({"ensemble": {"members": [*columns]}}), columns, targets)
+    assert set(every.params.members) == set(columns)
+    saving.save(tmp_path / "few", fitted, spec)
+    again = saving.load(tmp_path / "few")
+    np.testing.assert_array_equal(again.score(columns), fitted.score(columns))
+    card = json.loads((tmp_path / "few" / "card.json").read_text("utf-8"))
+    assert set(card["params"]["Stack"]["members"]["dict"]) == chosen
+
+
+# The catalogue -----------------------------------------------------------------------
+
+
+def test_an_option_at_its_default_is_the_same_detector():
+    for spec, same in (
+        ({"toha": {"max_heads": 6}}, "toha"),
+        ({"toha": {"max_heads": 6, "probe": "split", "name": "toha"}}, "toha"),
+        ({"linear_probe": {"tokens": "last"}}, "linear_probe_last"),
+        ({"linear_probe": {"tokens": "mean"}}, "linear_probe"),
+        ({"token_probe": {"layer": 20}}, "token_probe"),
+    ):
+        assert build(spec) == build(same) and build(spec) is build(same)
+    assert build({"toha": {"max_heads": 5}}) != build("toha")
+
+
+@pytest.mark.parametrize(
+    "name", ["hidden_probe", "mlp_probe", "attention_pooling", "token_probe"]
+)
+def test_two_settings_of_one_stand_side_by_side(name):
+    deep = build({name: {"layer": 3, "name": "deep"}})
+    assert deep.name == "deep" and build(name).name == name
+    assert set(reads([deep])) <= set(reads([deep, build(name)]))
+    last = build({"linear_probe": {"tokens": "last", "name": "end"}})
+    assert last.name == "end" and last.reads == build("linear_probe_last").reads
+
+
+def test_an_ensemble_is_built_not_named():
+    with pytest.raises(ValueError, match="must be fitted: jaxhal.detectors.build"):
+        get(["ensemble"])
+
+
+VALID = np.array([[True, True, True, False], [True, True, False, False]])
+
+
+def features(seed=0):
+    """What is read of two answers, of two layers, three heads and at most 4 tokens."""
+    rng = np.random.default_rng(seed)
+    ratio = rng.random((2, 2, 3, 4))
+    made = {
+        "valid": VALID,
+        "text": VALID,
+        "marked": np.zeros_like(VALID),
+        "lookback": ratio,
+        "max_prompt": rng.random((2, 2, 3, 4)),
+        "sink_share": rng.random((2, 2, 3)),
+        "mtop_div": rng.random((2, 2, 3)),
+        "logprob": -3 * rng.random((2, 4)),
+        "closed_logprob": -3 * rng.random((2, 4)),
+        "entropy": 3 * rng.random((2, 4)),
+        "hidden_last": rng.normal(size=(3, 2, 5)),
+        "hidden_20": rng.normal(size=(1, 2, 4, 5)),
+    }
+    return {
+        name: jnp.asarray(value if value.dtype == bool else np.float32(value))
+        for name, value in made.items()
+    }
+
+
+def loops(values):
+    """Mean over layers, heads and real tokens, for each answer."""
+    return [
+        np.mean(
+            [np.asarray(values)[:, row, :, at] for at in np.flatnonzero(VALID[row])]
+        )
+        for row in range(2)
+    ]
+
+
+def test_scores_by_hand():
+    f = features()
+    logp, closed = np.asarray(f["logprob"]), np.asarray(f["closed_logprob"])
+    gain = [np.mean(closed[row, v] - logp[row, v]) for row, v in enumerate(VALID)]
+    for name, expected in {
+        "context_gain": gain,
+        "max_prompt_attention": 1 - np.array(loops(f["max_prompt"])),
+        "lookback_ratio": 1 - np.array(loops(f["lookback"])),
+        "sink_share": np.asarray(f["sink_share"]).mean((0, 2)),
+        "mtop_div": np.asarray(f["mtop_div"]).mean((0, 2)),
+    }.items():
+        np.testing.assert_allclose(build(name).score((), f), expected, 1e-5, 1e-6)
+
+
+def probe_of(size, layer=0):
+    rng = np.random.default_rng(size)
+    w, mean, std = np.float32(rng.random((3, size)) + 0.1)
+    linear = Linear(*map(jnp.asarray, (w, np.float32(0.3), mean, std)))
+    chosen = published(linear)._replace(layer=jnp.int32(layer))
+    return chosen, lambda x: ((x - mean) / std) @ w + 0.3
+
+
+def test_scores_of_probes_by_hand():
+    f = features()
+    chosen, by_hand = probe_of(6)
+    most = np.asarray(f["max_prompt"])
+    rows = [
+        [most[layer, row, head, v].mean() for layer in range(2) for head in range(3)]
+        for row, v in enumerate(VALID)
+    ]
+    found = build("max_prompt_probe").score(chosen, f)
+    np.testing.assert_allclose(found, by_hand(np.array(rows)), rtol=1e-5)
+    chosen, by_hand = probe_of(5, layer=2)
+    found = build("linear_probe_last").score(chosen, f)
+    np.testing.assert_allclose(found, by_hand(f["hidden_last"][2]), rtol=1e-5)
+    weights = jnp.array([0.5, 0, 0, 0, 0.5, 0])  # of layer 0, head 0; layer 1, head 1
+    found = build("toha").score(Heads(weights, weights), f)
+    divergence = np.asarray(f["mtop_div"])
+    expected = (divergence[0, :, 0] + divergence[1, :, 1]) / 2
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
+def params_of(name):
+    if name in ("lookback_lens", "lookback_probe"):
+        return probe_of(6)[0]
+    return probe_of(5)[0].linear if name == "token_probe" else ()
+
+
+def test_token_scores_by_hand():
+    f = features()
+    logp, closed, entropy = (
+        np.asarray(f[name]) for name in ("logprob", "closed_logprob", "entropy")
+    )
+    for name, expected in {
+        "predictive_probability": 1 - np.exp(logp),
+        "predictive_probability_max": 1 - np.exp(logp),
+        "token_entropy": 1 - np.exp(-entropy),
+        "token_entropy_mean": 1 - np.exp(-entropy),
+        "context_gain": 1 / (1 + np.exp(logp - closed)),
+        "context_gain_count": 1 / (1 + np.exp(logp - closed)),
+        "lookback_ratio": 1 - np.asarray(f["lookback"]).mean((0, 2)),
+        "max_prompt_attention": 1 - np.asarray(f["max_prompt"]).mean((0, 2)),
+    }.items():
+        found = np.asarray(build(name).tokens((), f))
+        np.testing.assert_allclose(found[VALID], expected[VALID], 1e-5, 1e-6, name)
+
+
+def test_token_scores_are_zero_on_padding():
+    f = features()
+    with_tokens = [d for d in (make() for make in CATALOGUE.values()) if d.tokens]
+    assert len(with_tokens) > 10
+    for detector in with_tokens:
+        found = np.asarray(detector.tokens(params_of(detector.name), f))
+        assert found.shape == VALID.shape and not found[~VALID].any(), detector.name
+        assert ((0 < found[VALID]) & (found[VALID] <= 1)).all(), detector.name
+
+
+def test_toha_needs_no_matrix_product():
+    """Which an accelerator would round to a few digits."""
+    weights = jnp.ones(6)
+    decide = jax.make_jaxpr(build("toha").decide)
+    assert "dot_general" not in str(decide(Heads(weights, weights), jnp.ones((2, 6))))
+
+
+# Released coefficients ---------------------------------------------------------------
+
+
+def release(path, layers=2, heads=4, **changes):
+    """A classifier of faithful text in the format of the released ones."""
+    rng = np.random.default_rng(layers * heads)
+    about = {
+        "n_layers": layers,
+        "n_heads": heads,
+        "classes": [0, 1],
+        "coef": (4 * rng.normal(size=layers * heads)).tolist(),
+        "intercept": [0.4],
+    }
+    path.write_text(json.dumps(about | changes), "utf-8")
+    return path
+
+
+def theirs_of(path):
+    about = json.loads(path.read_text("utf-8"))
+    model = LogisticRegression()
+    model.coef_ = np.array([about["coef"]])
+    model.intercept_ = np.array(about["intercept"])
+    model.classes_ = np.array(about["classes"])
+    return model
+
+
+def spans_of(x):
+    return scored("lookback_lens", np.float32(x))[1]
+
+
+def test_released_classifiers_are_those_of_scikit_learn(tmp_path):
+    root = os.environ.get("JAXHAL_DATA")
+    default = Path(__file__).parent.parent.parent / "shared" / "data"
+    folder = (Path(root) if root else default) / "lookback_lens"
+    paths = [release(tmp_path / "own.json"), *folder.glob("classifier_*.json")]
+    for path in paths:
+        theirs, fitted = theirs_of(path), released_lookback(path)
+        x = np.random.default_rng(0).random((40, theirs.coef_.shape[1]))
+        made_up = theirs.predict_proba(x)[:, 0]  # class 1 is faithful
+        score = fitted.score(spans_of(x))
+        np.testing.assert_allclose(fitted.probabilities(score), made_up, atol=1e-4)
+        clear = np.abs(made_up - 0.5) > 1e-4
+        flagged = fitted.flags(score)[clear]
+        np.testing.assert_array_equal(flagged, (theirs.predict(x) == 0)[clear])
+
+
+@pytest.fixture(scope="module")
+def lm():
+    return tiny_lm()
+
+
+def test_a_released_classifier_judges_answers_tokens_and_spans(lm, tmp_path):
+    path = release(tmp_path / "one.json")
+    fitted, theirs = released_lookback(path), theirs_of(path)
+    example = answers(1)[0]
+    (report,) = jaxhal.score(lm, [example], [fitted])
+    batch = lm.encode([example])
+    ratio = jaxhal.read(lm, batch, dict(fitted.detector.reads))["lookback"]
+    ratio = np.asarray(ratio)[:, 0][..., np.asarray(batch.response_mask)[0]]
+    whole = theirs.predict_proba(ratio.mean(-1).reshape(1, -1))[0, 0]  # layer-major
+    assert report.probabilities["lookback_lens"] == pytest.approx(whole, abs=1e-4)
+    windows = [
+        ratio[..., max(0, at - 7) : at + 1].mean(-1).ravel()
+        for at in range(len(report.tokens))
+    ]
+    found = [token.scores["lookback_lens"] for token in report.tokens]
+    np.testing.assert_allclose(found, theirs.predict_proba(windows)[:, 0], atol=1e-4)
+    store = Store(tmp_path / "store")
+    cut = collect(lm, [example], [fitted.detector], store, unit="window")
+    score = fitted.score(cut.inputs["lookback_lens"])
+    np.testing.assert_allclose(fitted.probabilities(score), found[7:], atol=1e-4)
+    saving.save(tmp_path / "kept", fitted, "lookback_lens")
+    again = saving.load(tmp_path / "kept")
+    assert (again.calibration, again.threshold) == (fitted.calibration, 0.0)
+
+
+def test_a_released_classifier_of_another_geometry_is_refused(lm, tmp_path):
+    fitted = released_lookback(release(tmp_path / "big.json", layers=3))
+    with pytest.raises(ValueError, match="fitted to 12 features.* is given 8"):
+        jaxhal.score(lm, answers(1), [fitted])
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"n_heads": 5}, "8 coefficients for 2 layers of 5 heads"),
+        ({"classes": [1, 0]}, r"classes \[1, 0\]"),
+        ({"coef": [float("nan")] * 8}, "no released classifier .* not finite"),
+        ({"intercept": [0.1, 0.2]}, "no released classifier .*intercept"),
+    ],
+)
+def test_bad_releases_are_named(tmp_path, changes, problem):
+    path = release(tmp_path / "bad.json", **changes)
+    with pytest.raises(ValueError, match=problem):
+        released_lookback(path)
+    path.write_text('{"n_layers": 2}', "utf-8")
+    with pytest.raises(ValueError, match=r"KeyError: 'n_heads'\); export"):
+        released_lookback(path)
+    with pytest.raises(FileNotFoundError):
+        released_lookback(tmp_path / "none.json")

@@ -1,0 +1,107 @@
+"""Saved detectors: only what a spec makes again, and errors that name the folder."""
+
+import json
+import shutil
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxhal.classifiers.linear import Linear
+from jaxhal.detectors import build
+from jaxhal.evaluation.calibration import Platt
+from jaxhal.fitting import Fitted
+from jaxhal.saving import load, save
+
+
+def fitted(spec, params=()):
+    return Fitted(build(spec), params, Platt(1.0, 0.0), 0.5, np.zeros(0, np.float32))
+
+
+@pytest.fixture
+def probe():
+    vector = jnp.ones(3)
+    return fitted("token_probe", Linear(vector, jnp.zeros(()), vector, vector))
+
+
+@pytest.mark.parametrize(
+    ("built", "spec", "field"),
+    [
+        ({"token_probe": {"layer": 1}}, "token_probe", "reads"),
+        ({"mlp_probe": {"layer": 1}}, "mlp_probe", "summary"),
+        (
+            {"ensemble": {"members": ["novel_words", {"mlp_probe": {"layer": 1}}]}},
+            {"ensemble": {"members": ["novel_words", "mlp_probe"]}},
+            "summary",
+        ),
+    ],
+)
+def test_a_spec_must_make_what_was_fitted(tmp_path, built, spec, field):
+    with pytest.raises(ValueError, match=f"makes another .*: its {field} is"):
+        save(tmp_path / "one", fitted(built), spec)
+    assert not (tmp_path / "one").exists()
+
+
+def test_options_may_be_written_out(tmp_path, probe):
+    save(tmp_path / "one", probe, {"token_probe": {"layer": 20}})
+    again = load(tmp_path / "one")
+    assert again.detector.reads == probe.detector.reads
+    assert [leaf.tolist() for leaf in again.params] == [
+        leaf.tolist() for leaf in probe.params
+    ]
+
+
+@pytest.mark.parametrize("key", ["detector", "threshold", "calibration", "params"])
+def test_a_card_cannot_take_the_place_of_what_loading_needs(tmp_path, probe, key):
+    with pytest.raises(ValueError, match=f"card has '{key}', which save writes itself"):
+        save(tmp_path / "one", probe, "token_probe", {key: 33, "model": "tiny"})
+    assert not (tmp_path / "one").exists()
+
+
+def without_params(folder):
+    shutil.rmtree(folder / "params")
+
+
+def without_data(folder):
+    shutil.rmtree(folder / "params" / "d")
+
+
+def cut_short(folder):
+    card = (folder / "card.json").read_text("utf-8")
+    (folder / "card.json").write_text(card[:40], encoding="utf-8")
+
+
+def changed(**keys):
+    def change(folder):
+        card = json.loads((folder / "card.json").read_text("utf-8"))
+        card = {k: v for k, v in {**card, **keys}.items() if v is not None}
+        (folder / "card.json").write_text(json.dumps(card), encoding="utf-8")
+
+    return change
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        without_params,
+        without_data,
+        cut_short,
+        changed(threshold=None),
+        changed(calibration=None),
+        changed(calibration={"slope": 1.0}),
+        changed(params=33),
+        changed(params={"Linear": {"w": [0, [3], "float32"]}}),
+        changed(params={"Unheard": {"w": [0, [3], "float32"]}}),
+        changed(detector="unheard"),
+    ],
+)
+def test_a_damaged_folder_is_named(tmp_path, probe, damage):
+    save(tmp_path / "one", probe, "token_probe")
+    damage(tmp_path / "one")
+    with pytest.raises(ValueError, match="one holds no whole detector; copy it again"):
+        load(tmp_path / "one")
+
+
+def test_a_folder_without_a_card(tmp_path):
+    with pytest.raises(FileNotFoundError, match="no card.json"):
+        load(tmp_path)
