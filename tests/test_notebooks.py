@@ -9,6 +9,10 @@ import pytest
 NOTEBOOKS = sorted((Path(__file__).parent.parent / "notebooks").glob("*.ipynb"))
 
 
+def test_there_are_notebooks():
+    assert len(NOTEBOOKS) >= 4
+
+
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_notebook(path, smollm2_gguf, monkeypatch):
     monkeypatch.setenv("MPLBACKEND", "agg")

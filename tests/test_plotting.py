@@ -236,6 +236,13 @@ def test_calibration_of_certain_answers():
     png(figure)
 
 
+def test_what_is_counted_is_named():
+    figure = plotting.score_histograms({"a": SCORES["toha"]}, LABELS, unit="windows")
+    assert figure.axes[0].get_ylabel() == "windows"
+    figure = plotting.calibration_curve([0.0, 1.0], [0, 1], unit="spans")
+    assert figure.axes[1].get_ylabel() == "spans"
+
+
 # Comparisons --------------------------------------------------------------------------
 
 
@@ -312,8 +319,9 @@ def test_timing_bars_show_seconds_and_shares():
 def test_forest_drawing_shows_every_edge_and_counts_the_rest():
     tokens = ["<s>", "a", "b", "$c", " d", "e", "\n", "x" * 40, "g"]
     figure = plotting.forest_drawing(
-        [3, 8, 0], [0.25, 0.5, 0.98], tokens, 6, [False, True, False]
+        [3, 8, 0], [0.25, 0.5, 0.98], tokens, 6, [False, True, False], "head $1"
     )
+    assert figure.axes[0].get_title() == "head $1"
     assert texts(figure) == [
         *("prompt", "response", "<s>", "… 2 tokens", "$c", "… 2 tokens"),
         *("↵", "x" * 19 + "…", "g"),

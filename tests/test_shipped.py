@@ -1,5 +1,6 @@
 """The detectors that come with the package, on the model they were fitted for."""
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from jaxhal.detection import resolve
 from jaxhal.experiments import load_config
 from jaxhal.experiments.running import specs_of
 from jaxhal.shipped import MODELS, shipped
+from tiny_lm import tiny_lm
 
 ROOT = Path(__file__).parent.parent
 MODEL = "smollm2-135m"
@@ -69,3 +71,17 @@ def test_other_models_must_be_fitted_first():
         one.probabilities([0.5])
     with pytest.raises(ValueError, match="no probability and no threshold"):
         one.flags([0.5])
+
+
+def test_a_folder_called_like_a_model_is_another_model(tmp_path, monkeypatch):
+    (tmp_path / MODEL).mkdir()
+    monkeypatch.chdir(tmp_path)
+    tiny = tiny_lm()
+    monkeypatch.setattr(
+        "jaxhal.models.lm._load_folder",
+        lambda path, name, dtype: dataclasses.replace(tiny, name=name),
+    )
+    names = {jaxhal.load(source).name for source in (MODEL, Path(MODEL), f"./{MODEL}")}
+    assert names == {f"./{MODEL}"}
+    with pytest.raises(ValueError, match=f"labelled answers of './{MODEL}' first"):
+        resolve(names.pop(), ["token_probe"])

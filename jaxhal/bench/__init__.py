@@ -12,8 +12,10 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxhal.files import replacing
+
 # Each module has `rows() -> Iterator[dict]`; its docstring says what it answers.
-BENCHES = ("read", "extract", "probes")
+BENCHES = ("read", "extract", "probes", "relevance")
 
 
 def run(names: Sequence[str] = (), json_path: str | Path | None = None) -> list[dict]:
@@ -33,18 +35,21 @@ def run(names: Sequence[str] = (), json_path: str | Path | None = None) -> list[
             raise ValueError(
                 f"unknown bench {name!r}{hint} (known: {', '.join(BENCHES)})"
             )
-    rows = []
+    rows, standard = [], str(json_path) == "-"
     for name in names or BENCHES:
         for row in importlib.import_module(f"jaxhal.bench.{name}").rows():
             rows.append(row)
             print(_line(row), file=sys.stderr, flush=True)
-    if json_path is not None:
-        text = json.dumps(rows, indent=1) + "\n"
-        if str(json_path) == "-":
-            sys.stdout.write(text)
-        else:
-            Path(json_path).write_text(text, encoding="utf-8")
+            if json_path and not standard:  # at each row: a later bench may fail
+                with replacing(json_path) as file:
+                    file.write(_json(rows))
+    if standard:
+        sys.stdout.write(_json(rows))
     return rows
+
+
+def _json(rows: Sequence[dict[str, Any]]) -> str:
+    return json.dumps(rows, indent=1) + "\n"
 
 
 def row(
@@ -56,7 +61,7 @@ def row(
     better: str = "lower",
     spread: Sequence[float] = (),
 ) -> dict[str, Any]:
-    """One result; ``spread`` is the interquartile range of the repeats."""
+    """One result on this device; ``spread`` is the interquartile range of repeats."""
     return {
         "bench": bench,
         "case": case,
@@ -64,6 +69,7 @@ def row(
         "value": round(float(value), 4),
         "target": target,
         "better": better,
+        "device": jax.devices()[0].device_kind,
         "spread": [round(float(x), 4) for x in spread],
     }
 

@@ -2,19 +2,31 @@
 
 from typing import Any
 
+import jax
 import numpy as np
 
 from jaxhal.models.lm import LM
 
 
 def torch_llama(lm: LM, attention: str) -> Any:
-    """A Hugging Face Llama with the weights of ``lm``; ``attention`` is sdpa or eager.
+    """A Hugging Face Llama with the weights of ``lm`` on the device that JAX runs on.
+
+    Args:
+      lm: where the weights are from.
+      attention: ``"sdpa"`` or ``"eager"``.
 
     Raises:
-      ImportError: without torch.
+      ImportError: without torch, or one that cannot use JAX's device.
     """
     import torch
     import transformers
+
+    device = {"cpu": "cpu", "gpu": "cuda"}.get(jax.default_backend())
+    if device is None or device == "cuda" and not torch.cuda.is_available():
+        raise ImportError(
+            f"JAX runs on {jax.default_backend()!r} and this torch does not, which "
+            "compares devices; set JAX_PLATFORMS=cpu or install torch for the device"
+        )
 
     config = lm.config
     rope = config.ropes[0]
@@ -34,11 +46,11 @@ def torch_llama(lm: LM, attention: str) -> Any:
     settings._attn_implementation = attention
     with torch.device("meta"):
         model = transformers.LlamaForCausalLM(settings)
-    model = model.to_empty(device="cpu").float().eval()
+    model = model.to_empty(device=device).float().eval()
     model.load_state_dict(_state(lm), strict=False)
     model.tie_weights()
     # Buffers were emptied together with the weights.
-    model.model.rotary_emb = type(model.model.rotary_emb)(settings)
+    model.model.rotary_emb = type(model.model.rotary_emb)(settings).to(device)
     return model
 
 
@@ -60,11 +72,18 @@ def _state(lm: LM) -> dict[str, Any]:
 
 
 def forward(model: Any, tokens: np.ndarray) -> None:
-    """A plain forward with logits of every position."""
+    """A plain forward with logits of every position, waited for."""
     import torch
 
     with torch.no_grad():
-        model(torch.from_numpy(tokens).long(), use_cache=False)
+        out = model(_on_device(model, tokens), use_cache=False)
+        out.logits[0, -1, 0].item()
+
+
+def _on_device(model: Any, tokens: np.ndarray) -> Any:
+    import torch
+
+    return torch.from_numpy(tokens).long().to(model.device)
 
 
 def toha_and_lookback(
@@ -79,10 +98,9 @@ def toha_and_lookback(
     from scipy.sparse.csgraph import minimum_spanning_tree
 
     with torch.no_grad():
-        out = model(
-            torch.from_numpy(tokens).long(), output_attentions=True, use_cache=False
-        )
-    maps = np.stack([attention[0].numpy() for attention in out.attentions])
+        read = _on_device(model, tokens)
+        out = model(read, output_attentions=True, use_cache=False)
+    maps = np.stack([attention[0].cpu().numpy() for attention in out.attentions])
     layers, heads, size, _ = maps.shape
     divergence = np.zeros((layers, heads), np.float32)
     for layer in range(layers):
@@ -99,3 +117,20 @@ def toha_and_lookback(
     back = rows[..., :context].mean(-1)
     fresh = (rows[..., context:] * new).sum(-1) / new.sum(-1)
     return divergence, back / (back + fresh)
+
+
+def relevance_by_token(model: Any, tokens: np.ndarray, prompt: int) -> np.ndarray:
+    """A forward and a backward for each response token: input times gradient.
+
+    Returns:
+      ``[response, seq]`` of the first row, as the published code builds it.
+    """
+    read = _on_device(model, tokens)
+    table = model.get_input_embeddings()
+    out = np.zeros((tokens.shape[1] - prompt, tokens.shape[1]), np.float32)
+    for row in range(len(out)):
+        x = table(read[:1, : prompt + row]).detach().requires_grad_()
+        logits = model(inputs_embeds=x, use_cache=False).logits
+        logits[0, -1, read[0, prompt + row]].backward()
+        out[row, : prompt + row] = (x * x.grad).sum(-1)[0].detach().cpu().numpy()
+    return out

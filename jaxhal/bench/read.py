@@ -53,7 +53,7 @@ def _peers(lm) -> dict:
     try:
         return {kind: peers.torch_llama(lm, kind) for kind in ("sdpa", "eager")}
     except ImportError as error:
-        print(f"without torch no peers are measured ({error})", file=sys.stderr)
+        print(f"no peers are measured: {error}", file=sys.stderr)
         return {}
 
 
@@ -125,16 +125,17 @@ def _recipe(case: str, recipe, ours, response: int, repeats: int) -> Iterator[di
 def _memory(lm) -> Iterator[dict]:
     batch = random_batch(lm.config.vocab_size, 8192, 256)
     tokens, valid = jnp.asarray(batch.tokens), jnp.asarray(batch.valid)
-    plain = _temporary_mib(lm_lib.forward.lower(lm, tokens, valid))
+    plain = temporary_mib(lm_lib.forward.lower(lm, tokens, valid))
     named = tuple(REDUCERS.items())
-    reading = _temporary_mib(capture.read_jit.lower(lm, batch, named))
+    reading = temporary_mib(capture.read_jit.lower(lm, batch, named))
     case = "S=8192 R=256"
     yield row("read", case, "temporary MiB, plain forward", plain)
     metric = "temporary MiB, all reducers"
     yield row("read", case, metric, reading, math.floor(min(plain + 256, 2048)))
 
 
-def _temporary_mib(lowered) -> float:
+def temporary_mib(lowered) -> float:
+    """What a program allocates beside its inputs and outputs."""
     analysis = lowered.compile().memory_analysis()
     if analysis is None:
         raise RuntimeError("this XLA backend gives no memory analysis")

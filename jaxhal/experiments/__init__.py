@@ -62,9 +62,12 @@ def run(
     Raises:
       FileNotFoundError: when the configuration or its data is not there.
       ValueError: on a bad configuration, or data that its protocol cannot split.
+      OSError: when the run's folder cannot be written.
     """
     config = load_config(config, overrides)
     detectors = running.detectors_of(config)
+    target = Path(config.out) / config.name
+    folder.begin(target, config)  # before hours go into reading
     seconds = {}
     began = time.perf_counter()
     data = running.read_data(config, detectors, progress)
@@ -72,9 +75,8 @@ def run(
     began = time.perf_counter()
     found = running.judge(config, detectors, data, progress)
     seconds["fitting and judging"] = time.perf_counter() - began
-    target = Path(config.out) / config.name
-    geometry = running.model(config.model, config.dtype).config
-    rows = folder.write(target, config, detectors, data, found, geometry, seconds)
+    lm = running.model(config.model, config.dtype)
+    rows = folder.write(target, config, detectors, data, found, lm, seconds)
     return Result(config, target, rows, found.judged, found.fitted, data)
 
 
@@ -94,7 +96,8 @@ def sweep(
       progress: show progress bars; ``None`` shows them on a terminal.
 
     Returns:
-      A row per setting and detector: the grid's keys, then the columns of the table.
+      A row per setting and detector: the grid's keys, then the columns of the table; a
+      column that has the name of a key is followed by ``" (metric)"``.
 
     Raises:
       ValueError: on an empty grid, and as :func:`run` does.
@@ -106,11 +109,14 @@ def sweep(
     tables = []
     for values in itertools.product(*grid.values()):
         setting = dict(zip(grid, values, strict=True))
-        pairs = [f"{key}={value}" for key, value in setting.items()]
+        texts = {k: "null" if v is None else str(v) for k, v in setting.items()}
+        pairs = [f"{key}={text}" for key, text in texts.items()]
         base = load_config(config, [*overrides, *pairs])
-        suffix = ",".join(f"{key.split('.')[-1]}={v}" for key, v in setting.items())
+        suffix = ",".join(f"{key.split('.')[-1]}={v}" for key, v in texts.items())
         base.name = f"{base.name}/{suffix}".replace(" ", "")
         table = run(base, progress=progress).table
+        # Of the precision reached when the one asked for is swept.
+        table = table.rename(columns={k: f"{k} (metric)" for k in setting})
         for position, (key, value) in enumerate(setting.items()):
             table.insert(position, key, value)
         tables.append(table)

@@ -1,13 +1,15 @@
 """An experiment as data: one small YAML file, every key checked."""
 
+import contextlib
 import dataclasses
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from omegaconf import MISSING, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
 
 @dataclasses.dataclass
@@ -17,7 +19,8 @@ class Data:
     Attributes:
       name: of :data:`jaxhal.datasets.DATASETS`, or a file.
       options: of its loader.
-      label: a short name for tables and plots; the data set's own by default.
+      label: a short name for tables, plots and files; by default the data set's own,
+        of a file the name without folder and ending.
       sources: keep this many sources, drawn by the experiment's seed; all by default.
     """
 
@@ -33,24 +36,31 @@ class Config:
 
     Attributes:
       name: of the run's folder.
-      data: the data sets; with several, each is trained on and tested on each.
+      data: the data sets; with several, each is trained on and tested on each, without
+        answers whose source was trained on.
       detectors: catalogue names, or ``{name: {option: value}}``; an ensemble is
         ``{ensemble: {members: [...], name: ...}}``.
       unit: what is judged: a ``response``, or as in Lookback Lens a ``span`` or a
         ``window`` of eight tokens.
       protocol: ``official`` (the data's own train and test), ``kfold`` (shuffled, as
-        LRP4RAG), ``grouped`` (folds that keep sources whole), ``holdout`` (a share of
-        the sources), ``toha`` (a sample to fit to, five random test parts), or
-        ``leaky`` (random halves whatever the source, as published for Lookback Lens).
-      folds: of ``kfold`` and ``grouped``.
+        LRP4RAG), ``stratified`` (folds with even classes, whatever the source),
+        ``grouped`` (the same with sources whole), ``holdout`` (a share of the sources),
+        ``toha`` (a sample to fit to, five random test parts), or ``leaky`` (random
+        halves whatever the source, as published for Lookback Lens).  Several data sets
+        need ``official`` or ``holdout``.
+      folds: of ``kfold``, ``stratified`` and ``grouped``.
       train_size: answers to fit to in ``toha``.
       test_share: of the sources in ``holdout``.
       threshold: what thresholds are chosen for, ``f1`` or ``accuracy``.
       precision: choose thresholds for this precision instead.
+      calibration: how scores become probabilities, ``platt`` or ``isotonic``.
       model: what reads the answers.
-      dtype: of its parameters.
+      dtype: of its parameters, ``float32`` or ``bfloat16``.
       batch_size: answers read together.
-      seed: of every random choice.
+      seed: of the sources drawn, of the splits ``stratified``, ``grouped`` and
+        ``holdout``, and of the networks' first weights.  ``kfold``, ``toha`` and
+        ``leaky`` split with the seeds they were published with, and folds inside a
+        training part are always the same.
       store: folder of the feature store; in the user's cache by default.
       out: folder that run folders go to.
       notes: sentences for the results, such as the paper's own figures.
@@ -66,6 +76,7 @@ class Config:
     test_share: float = 0.3
     threshold: str = "f1"
     precision: float | None = None
+    calibration: str = "platt"
     model: str = "smollm2-135m"
     dtype: str = "float32"
     batch_size: int = 8
@@ -75,9 +86,20 @@ class Config:
     notes: list[str] = dataclasses.field(default_factory=list)
 
 
-PROTOCOLS = ("official", "kfold", "grouped", "holdout", "toha", "leaky")
-UNITS = ("response", "span", "window")
+PROTOCOLS = (
+    "official",
+    "kfold",
+    "stratified",
+    "grouped",
+    "holdout",
+    "toha",
+    "leaky",
+)
+# What is judged, and what several of them are called.
+UNITS = {"response": "answers", "span": "spans", "window": "windows"}
 THRESHOLDS = ("f1", "accuracy")
+CALIBRATIONS = ("platt", "isotonic")
+DTYPES = ("float32", "bfloat16")
 
 
 def load_config(
@@ -92,7 +114,8 @@ def load_config(
 
     Raises:
       FileNotFoundError: when the file does not exist.
-      ValueError: on an unknown key, a value of the wrong kind, or a missing one.
+      ValueError: on what is not YAML, an unknown key, a value of the wrong kind or out
+        of range, or a missing one.
 
     >>> config = {"name": "a", "data": [{"name": "bundled"}], "detectors": ["toha"]}
     >>> load_config(config, ["folds=3", "data.0.sources=20"]).folds
@@ -102,7 +125,8 @@ def load_config(
         path = Path(source)
         if not path.is_file():
             raise FileNotFoundError(f"{path}: no such file; give a .yaml configuration")
-        found = OmegaConf.load(path)
+        with _explained(str(path)):
+            found = OmegaConf.load(path)
     elif isinstance(source, Config):
         found = OmegaConf.structured(source)
     else:
@@ -115,10 +139,14 @@ def load_config(
                 raise ValueError(f"override {pair!r} is not of the form key=value")
             if OmegaConf.select(merged, key, throw_on_missing=False) is None:
                 _check_key(merged, key)
-            OmegaConf.update(merged, key, _parse(value))
+            with _explained(pair):
+                parsed: Any = OmegaConf.create(f"x: {value}")
+            OmegaConf.update(merged, key, parsed["x"])
         config: Any = OmegaConf.to_object(merged)
     except OmegaConfBaseException as error:
         raise ValueError(f"configuration: {str(error).splitlines()[0]}") from error
+    for data in config.data:
+        data.label = data.label or Path(data.name).stem
     _check(config)
     return config
 
@@ -128,29 +156,79 @@ def to_yaml(config: Config) -> str:
     return OmegaConf.to_yaml(OmegaConf.structured(config))
 
 
-def _parse(value: str) -> Any:
-    parsed: Any = OmegaConf.create(f"x: {value}")
-    return parsed["x"]
+@contextlib.contextmanager
+def _explained(where: str) -> Iterator[None]:
+    """Says what is not YAML."""
+    try:
+        yield
+    except YAMLError as error:
+        problem = " ".join(str(error).split())
+        raise ValueError(
+            f"{where!r} is not YAML, close its brackets and quote its colons: {problem}"
+        ) from error
 
 
 def _check_key(merged: Any, key: str) -> None:
     """An override may name what has no value yet, but not what does not exist."""
     parent, _, last = key.rpartition(".")
     holder = OmegaConf.select(merged, parent) if parent else merged
-    known = [str(name) for name in holder] if OmegaConf.is_dict(holder) else []
-    if last not in known and not parent.endswith("options"):
-        raise ValueError(f"unknown key {key!r}; it takes {', '.join(known)}")
+    if holder is None:
+        _check_key(merged, parent)
+    elif OmegaConf.is_list(holder):
+        raise ValueError(
+            f"unknown key {key!r}; {parent!r} has {len(holder)}, counted from 0"
+        )
+    elif not OmegaConf.is_dict(holder):
+        raise ValueError(f"unknown key {key!r}; {parent!r} is one value, {holder!r}")
+    elif last not in holder.keys() and not parent.endswith("options"):
+        raise ValueError(f"unknown key {key!r}; it takes {', '.join(holder.keys())}")
 
 
 def _check(config: Config) -> None:
-    choices = {"protocol": PROTOCOLS, "unit": UNITS, "threshold": THRESHOLDS}
+    choices = {
+        "protocol": PROTOCOLS,
+        "unit": UNITS,
+        "threshold": THRESHOLDS,
+        "calibration": CALIBRATIONS,
+        "dtype": DTYPES,
+    }
     for name, known in choices.items():
         value = getattr(config, name)
         if value not in known:
             raise ValueError(f"{name} is {value!r}; use one of {', '.join(known)}")
+    ranges = {
+        "folds": (config.folds >= 2, "at least 2"),
+        "train_size": (config.train_size >= 1, "at least 1"),
+        "test_share": (0 < config.test_share < 1, "a share between 0 and 1"),
+        "precision": (
+            config.precision is None or 0 < config.precision <= 1,
+            "a share above 0 and at most 1",
+        ),
+        "batch_size": (config.batch_size >= 1, "at least 1"),
+        "seed": (0 <= config.seed < 2**32, "0 to 2**32 - 1"),
+    }
+    for name, (fine, remedy) in ranges.items():
+        if not fine:
+            raise ValueError(f"{name} is {getattr(config, name)}; give {remedy}")
     for name in ("data", "detectors"):
         if not getattr(config, name):
             raise ValueError(f"{name} is empty; name at least one")
-    labels = [data.label or data.name for data in config.data]
+    _check_data(config)
+
+
+def _check_data(config: Config) -> None:
+    labels = [data.label for data in config.data]
     if len(set(labels)) < len(labels):
         raise ValueError(f"data sets {labels} share a label; give each its own 'label'")
+    for data in config.data:
+        if Path(data.label).name != data.label:
+            raise ValueError(
+                f"label is {data.label!r}; it names files, so give one without slashes"
+            )
+        if data.sources is not None and data.sources < 1:
+            raise ValueError(f"sources is {data.sources}; give at least 1")
+    if len(labels) > 1 and config.protocol not in ("official", "holdout"):
+        raise ValueError(
+            f"protocol is {config.protocol!r} with {len(labels)} data sets; use "
+            "'official' or 'holdout', which split each of them once"
+        )

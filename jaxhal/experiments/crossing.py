@@ -9,9 +9,10 @@ import numpy as np
 
 from jaxhal.classifiers.heads import per_head_transfer
 from jaxhal.detectors import Detector, Targets
+from jaxhal.detectors.trained import Spans
 from jaxhal.evaluation.tables import compare
 from jaxhal.experiments import running
-from jaxhal.experiments.config import Config, load_config
+from jaxhal.experiments.config import UNITS, Config, load_config
 from jaxhal.experiments.protocols import splits
 from jaxhal.fitting import fit
 from jaxhal.inputs import Inputs
@@ -35,7 +36,8 @@ def across_models(
 
     Args:
       config: an experiment on one data set; its ``model`` is the first model, and its
-        detectors decide on one vector an answer, as ``lookback_probe`` does.
+        detectors decide on one vector an answer, as ``lookback_probe`` does, or are
+        ``lookback_lens``, of which whole answers are mapped.
       reader: the other model.
       overrides: dotted ``key=value`` pairs.
       progress: show progress bars; ``None`` shows them on a terminal.
@@ -45,7 +47,18 @@ def across_models(
       model, of the other fitted by itself, and of the ``transferred`` classifier.
 
     Raises:
-      ValueError: on several data sets, or a detector that decides on something else.
+      ValueError: on several data sets, a detector that decides on something else, or
+        models that do not read the same answers or cut them into the same parts.
+
+    Example:
+      The answers of ``configs/ragtruth_qa_llama2_7b.yaml``, read by two models; any
+      other setting is an override as on the command line::
+
+        across_models(
+            "configs/ragtruth_qa_llama2_7b.yaml",
+            "folder/of/another/model",
+            ["detectors=[lookback_lens, lookback_probe]"],
+        )
 
     References:
       Chuang et al., Lookback Lens, 2024, cross-model transfer.
@@ -60,10 +73,17 @@ def across_models(
     first, other = (
         next(iter(running.read_data(c, detectors, progress).values())) for c in both
     )
-    if first.errors != other.errors:
+    failed = sorted(first.errors.keys() ^ other.errors.keys())
+    if failed:
         raise ValueError(
-            "the models could not read the same answers; leave out those that are too "
-            f"long for one of them: {first.errors or other.errors}"
+            f"only one of the models could read rows {failed}; leave out what is too "
+            "long for the other"
+        )
+    if [e.id for e in first.examples] != [e.id for e in other.examples]:
+        raise ValueError(
+            f"the models cut the answers into different {UNITS[config.unit]}, "
+            f"{len(first.examples)} and {len(other.examples)}; use unit: response, or "
+            "models of one tokenizer"
         )
     rows = []
     for detector in detectors:
@@ -76,20 +96,28 @@ def across_models(
 
 def _scores(config: Config, detector: Detector, first: Inputs, other: Inputs) -> tuple:
     ours, theirs = first.inputs[detector.name], other.inputs[detector.name]
-    if not isinstance(ours, np.ndarray) or ours.ndim != 2:
-        raise ValueError(
-            f"detector {detector.name!r} does not decide on one vector an answer; use "
-            "lookback_probe, max_prompt_probe, toha_supervised or toha"
-        )
+    own, read = _vectors(detector, ours), _vectors(detector, theirs)
     train, test = splits(config, first)[0]
     key = jax.random.key(config.seed)
     weight = np.ones(len(first.labels))
     targets = Targets(first.labels, first.groups, weight, key).only(train)
     fitted = fit(detector, ours, targets)
-    mapped = per_head_transfer(theirs[train], ours[train]).apply(theirs)
+    mapped = np.asarray(per_head_transfer(read[train], own[train]).apply(read))
+    predicted = ours._replace(whole=mapped) if isinstance(ours, Spans) else mapped
     scores = {
         "first": fitted.score(ours)[test],
         "other": fit(detector, theirs, targets).score(theirs)[test],
-        "transferred": fitted.score(np.asarray(mapped))[test],
+        "transferred": fitted.score(predicted)[test],
     }
     return scores, first.labels[test], first.groups[test].tolist()
+
+
+def _vectors(detector: Detector, inputs: Any) -> np.ndarray:
+    """One vector an answer: all that a linear classifier decides on."""
+    vectors = inputs.whole if isinstance(inputs, Spans) else inputs
+    if not isinstance(vectors, np.ndarray) or vectors.ndim != 2:
+        raise ValueError(
+            f"detector {detector.name!r} does not decide on one vector an answer; use "
+            "lookback_probe, lookback_lens, max_prompt_probe, toha_supervised or toha"
+        )
+    return vectors

@@ -17,16 +17,37 @@ from jaxhal.detectors import Detector
 from jaxhal.experiments import page, results, running
 from jaxhal.experiments.answers import PAGE, reports, token_table
 from jaxhal.experiments.config import Config, to_yaml
+from jaxhal.experiments.figures import figures
 from jaxhal.experiments.running import Found
 from jaxhal.files import replacing
-from jaxhal.fitting import Fitted
 from jaxhal.inputs import Inputs
-from jaxhal.models.config import Config as ModelConfig
+from jaxhal.models.lm import LM
 from jaxhal.report import Report, write_html
 from jaxhal.saving import save
 
-# Curves of more methods than this cannot be told apart.
-_CURVES = 8
+_FILES = ("scores.parquet", "results.json", "results.md", "report.html")
+
+
+def begin(folder: Path, config: Config) -> None:
+    """Makes the folder of a run, without what another run left, and ``config.yaml``.
+
+    Raises:
+      OSError: when it cannot be written.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if (folder / "fitted").is_dir():
+            shutil.rmtree(folder / "fitted")
+        for path in (*folder.glob("*.png"), *(folder / name for name in _FILES)):
+            path.unlink(missing_ok=True)
+        with replacing(folder / "config.yaml") as file:
+            file.write(to_yaml(config))
+    except OSError as error:
+        raise OSError(  # of the subclass that belongs to the number
+            error.errno,
+            f"cannot write the run: {error.strerror}; choose another 'out'",
+            str(folder),
+        ) from error
 
 
 def write(
@@ -35,27 +56,22 @@ def write(
     detectors: Sequence[Detector],
     data: Mapping[str, Inputs],
     found: Found,
-    geometry: ModelConfig,
+    lm: LM,
     seconds: Mapping[str, float],
 ) -> list[dict[str, Any]]:
     """Writes everything a run found and returns the rows of its table.
 
-    ``config.yaml scores.parquet results.json results.md report.html``, figures, and the
-    detectors fitted on the first split in ``fitted/<data set>/<detector>/``.
+    ``scores.parquet results.json results.md report.html``, figures, and the detectors
+    fitted on the first split in ``fitted/<data set>/<detector>/``.
     """
     import pandas as pd
 
-    folder.mkdir(parents=True, exist_ok=True)
-    names = [detector.name for detector in detectors]
-    controls = [detector.name for detector in detectors if detector.control]
     make = results.transfer if len(data) > 1 else results.table
-    rows = make(found.judged, names, controls)
+    rows = make(found.judged, detectors)
     tokens = [] if config.unit != "response" else _tokens(data, found)
-    figures = dict(_figures(found, rows, controls, geometry))
-    figures["timing"] = plotting.timing_bars(seconds)
-    text = page.markdown(config, data, found.judged, rows, tokens, list(figures))
-    with replacing(folder / "config.yaml") as file:
-        file.write(to_yaml(config))
+    drawn = dict(figures(config, detectors, data, found, rows, lm))
+    drawn["timing"] = plotting.timing_bars(seconds)
+    text = page.markdown(config, data, found.judged, rows, tokens, list(drawn))
     frames = [
         part.frame.assign(train=part.train, test=part.test, fold=part.fold)
         for part in found.judged
@@ -73,7 +89,7 @@ def write(
         json.dump(everything, file, indent=1)
     with replacing(folder / "results.md") as file:
         file.write(text)
-    pictures = {name: _png(figure) for name, figure in figures.items()}
+    pictures = {name: _png(figure) for name, figure in drawn.items()}
     for name, png in pictures.items():
         with replacing(folder / f"{name}.png", binary=True) as file:
             file.write(png)
@@ -111,6 +127,8 @@ def _save(
     """The detectors of the first split, each with a card."""
     specs = running.specs_of(config)
     for label, one in data.items():
+        own = results.own(rows, label)
+        fits = {part.fit for part in found.judged if part.train == label}
         train = found.splits[label][0].train
         texts = [(one.examples[n].id, one.examples[n].response) for n in train]
         about = {
@@ -122,57 +140,15 @@ def _save(
                 "sha256": hashlib.sha256(json.dumps(texts).encode()).hexdigest(),
             },
         }
+        if len(fits) > 1:
+            about["note"] = (
+                f"metrics are over the test parts of {len(fits)} fits, this the first"
+            )
         for detector in detectors:
-            metrics = [row for row in rows if row["method"] == detector.name]
-            place = folder / label / detector.name
-            if place.exists():
-                shutil.rmtree(place)
+            metrics = [row for row in own if row["method"] == detector.name]
+            fitted = found.fitted[label][detector.name]
             card = {**about, "metrics": metrics}
-            save(place, found.fitted[label][detector.name], specs[detector.name], card)
-
-
-def _figures(
-    found: Found,
-    rows: Sequence[Mapping[str, Any]],
-    controls: Sequence[str],
-    geometry: ModelConfig,
-):
-    several = "train" in rows[0]
-    for name, matrix in results.matrices(rows).items() if several else ():
-        labels = [str(label) for label in matrix.index]
-        figure = plotting.transfer_map(matrix.to_numpy(), labels, [*matrix.columns])
-        figure.suptitle(name)
-        yield f"transfer_{name}", figure
-    if not several:
-        areas = {r["method"]: (r["AUROC"], r["low"], r["high"]) for r in rows}
-        yield "auroc", plotting.auroc_intervals(areas, controls)
-        best = [r["method"] for r in rows if not r["control"]][: _CURVES - 2]
-        best += [r["method"] for r in rows if r["control"]][:2]
-        shown = [name for name in controls if name in best]
-        first = found.judged[0].frame
-        scores = {name: first[name].to_numpy() for name in best}
-        labels = first["label"].to_numpy()
-        yield "roc", plotting.roc_curves(scores, labels, controls=shown)
-        yield "pr", plotting.precision_recall_curves(scores, labels, controls=shown)
-        yield "scores", plotting.score_histograms(scores, labels)
-        yield (
-            "calibration",
-            plotting.calibration_curve(first[f"{best[0]}.probability"], labels),
-        )
-    for label, fitted in found.fitted.items():
-        if "toha" in fitted:
-            yield f"heads_{label}", _toha_heads(fitted["toha"], geometry)
-
-
-def _toha_heads(toha: Fitted, geometry: ModelConfig) -> Any:
-    """The separation of every head, the chosen ones framed."""
-    shape = (geometry.num_hidden_layers, geometry.num_attention_heads)
-    delta = np.asarray(toha.params.separation).reshape(shape)
-    weights = np.asarray(toha.params.weights).reshape(shape)
-    framed = [(int(layer), int(head)) for layer, head in np.argwhere(weights > 0)]
-    return plotting.head_map(
-        delta, "MTop-Div, hallucinated minus grounded", "difference", framed=framed
-    )
+            save(folder / label / detector.name, fitted, specs[detector.name], card)
 
 
 def _png(figure: Any) -> bytes:

@@ -5,7 +5,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jaxhal.experiments import results
-from jaxhal.experiments.config import Config
+from jaxhal.experiments.config import UNITS, Config
+from jaxhal.experiments.protocols import PUBLISHED_SEEDS
 from jaxhal.experiments.results import Judged
 from jaxhal.inputs import Inputs
 from jaxhal.summary import verdict
@@ -14,14 +15,17 @@ _READING = (
     "The last column is the paired difference in AUROC to the best control, with its "
     "95 % interval. Thresholds and calibration come from the training part."
 )
+_ONE_FIT = "One fit judged all parts, which are pooled by its scores."
 _POOLED = (
-    "Parts are pooled by calibrated probability, which is constant (AUROC 0.5) for a "
-    "score that ranked the training part the wrong way round; the AUROC of folds is "
-    "that of the score itself."
+    "Scores of different fits are not comparable: fitted methods are pooled over the "
+    "parts by calibrated probability, which says nothing (AUROC about 0.5) for a score "
+    "that ranked the training part the wrong way round. The AUROC of folds is that of "
+    "the score itself. Methods that are not fitted are pooled by score."
 )
 _TOKENS = (
     "Tokens and characters of annotated spans in the first test part. Each method "
-    "marks tokens from the score on that gives the best F1 over the training part's."
+    "marks tokens from the score on that gives the best F1 over the training part's. "
+    "Intervals resample sources 200 times."
 )
 
 
@@ -36,15 +40,16 @@ def markdown(
     """The results of a run, figures named beside it."""
     text = _head(config, data)
     if len(data) > 1:
-        text += ["", *_transfer(rows)]
+        text += ["", *_transfer(judged, rows)]
     else:
         counts = ", ".join(str(len(part.frame)) for part in judged)
-        text += ["", f"Judged in each test part: {counts}.", ""]
+        judging = f"Judged in each test part: {counts} {UNITS[config.unit]}."
+        text += ["", judging, ""]
         named = [{**row, "detector": row["method"]} for row in rows]
         text += [results.markdown(rows, len(judged) > 1), "", verdict(named), ""]
     text += [_READING, ""]
     if len(judged) > 1 and len(data) == 1:
-        text += [_POOLED, ""]
+        text += [_ONE_FIT if len({part.fit for part in judged}) == 1 else _POOLED, ""]
     if tokens:
         text += ["## Tokens", "", results.token_markdown(tokens), "", _TOKENS, ""]
     if config.notes:
@@ -60,19 +65,29 @@ def _head(config: Config, data: Mapping[str, Inputs]) -> list[str]:
         text += [
             f"Each answer is cut into parts; one {config.unit} is judged at a time."
         ]
-    text += [f"Seed {config.seed}. Higher scores mean more likely hallucinated.", ""]
+    text += [f"Seed {config.seed}; {_split_seed(config)}."]
+    text += ["Higher scores mean more likely hallucinated.", ""]
     for label, one in data.items():
         labels = one.labels
         sources = len(set(one.groups.tolist()))
         text.append(
-            f"- {label}: {len(labels)} answers to {sources} sources, "
-            f"{int(labels.sum())} hallucinated; {len(one.errors)} could not be read"
+            f"- {label}: {len(labels)} {UNITS[config.unit]}, {sources} sources, "
+            f"{int(labels.sum())} hallucinated; {len(one.errors)} answers could not be "
+            "read"
         )
         text += [f"  - row {n}: {why}" for n, why in one.errors.items()]
     return text
 
 
-def _transfer(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+def _split_seed(config: Config) -> str:
+    if config.protocol == "official":
+        return "the split is the data's own"
+    if config.protocol in PUBLISHED_SEEDS:
+        return f"seed of the split {PUBLISHED_SEEDS[config.protocol]}, as published"
+    return f"seed of the split {config.seed}"
+
+
+def _transfer(judged: Sequence[Judged], rows: Sequence[Mapping[str, Any]]) -> list[str]:
     text = []
     for name, matrix in results.matrices(rows).items():
         head = ["", *map(str, matrix.columns)]
@@ -81,10 +96,17 @@ def _transfer(rows: Sequence[Mapping[str, Any]]) -> list[str]:
             lines.append([str(label), *(f"{value:.3f}" for value in values)])
         text += [f"## {name}: AUROC, trained on rows, tested on columns", ""]
         text += [f"| {' | '.join(cells)} |" for cells in lines] + [""]
-    for train, test in dict.fromkeys((row["train"], row["test"]) for row in rows):
-        some = [row for row in rows if (row["train"], row["test"]) == (train, test)]
+    for part in judged:
+        pair = part.train, part.test
+        some = [row for row in rows if (row["train"], row["test"]) == pair]
         named = [{**row, "detector": row["method"]} for row in some]
-        text += [f"## Trained on {train}, tested on {test}", ""]
+        text += [f"## Trained on {part.train}, tested on {part.test}", ""]
+        if part.left_out:
+            text += [
+                f"Left out of the test part, because their source was trained on: "
+                f"{part.left_out} of {part.left_out + len(part.frame)}.",
+                "",
+            ]
         text += [results.markdown(some, several=False), "", verdict(named), ""]
     return text
 
@@ -102,8 +124,8 @@ def html(text: str, pictures: Mapping[str, bytes], answers: int) -> str:
     if answers:
         text += (
             f"\n## Answers\n\nBelow are {answers} answers of the first test part, with "
-            "the scores, probabilities and thresholds of detectors that had not seen "
-            "their sources.\n"
+            "the scores, probabilities and thresholds of detectors that were fitted "
+            "without them.\n"
         )
     _, _, text = text.partition("\n")  # the page has the heading
     body = MarkdownIt("commonmark").enable("table").render(text)

@@ -10,10 +10,14 @@ from jaxhal.evaluation.splits import (
     holdout,
     kfold,
     leaky_halves,
+    stratified_kfold,
     toha_splits,
 )
 from jaxhal.experiments.config import Config
 from jaxhal.inputs import Inputs
+
+# Of protocols repeated as published; the others split by the configuration's seed.
+PUBLISHED_SEEDS = {"kfold": "42", "toha": "42 to 46", "leaky": "42"}
 
 
 class Split(NamedTuple):
@@ -41,6 +45,9 @@ def splits(config: Config, data: Inputs) -> list[Split]:
         return [Split(train, test)]
     if config.protocol == "kfold":
         return [Split(*part) for part in kfold(len(labels), config.folds)]
+    if config.protocol == "stratified":
+        parts = stratified_kfold(labels, config.folds, config.seed)
+        return [Split(*part) for part in parts]
     if config.protocol == "grouped":
         parts = grouped_kfold(labels, groups.tolist(), config.folds, config.seed)
         return [Split(*part) for part in parts]

@@ -2,10 +2,12 @@
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from jaxtyping import Float, Int
 
+from jaxhal.detectors import Detector
 from jaxhal.evaluation.metrics import evaluate
 from jaxhal.evaluation.tables import compare
 
@@ -30,6 +32,9 @@ class Judged:
       train: label of the data set fitted to.
       test: label of the data set judged.
       fold: number of the split.
+      fit: number of the split fitted to; parts that share it share their fits.
+      left_out: answers of the test part that are not judged, because their source was
+        fitted to in another data set.
       frame: a row per answer: ``id, source, label`` and per detector its score, its
         ``<detector>.probability`` and whether it was ``<detector>.flagged``.
     """
@@ -37,28 +42,61 @@ class Judged:
     train: str
     test: str
     fold: int
+    fit: int
+    left_out: int
     frame: "pd.DataFrame"
 
 
-def table(
-    judged: Sequence[Judged], detectors: Sequence[str], controls: Sequence[str]
-) -> list[dict[str, Any]]:
-    """A row per detector over all test parts together.
+class Pooled(NamedTuple):
+    """All test parts together, in the order of the data.
 
-    With one part the ranking is by score.  With several, fits differ in scale, so
-    answers are ranked by calibrated probability; metrics at a threshold are means over
-    the parts, and ``"AUROC (folds)"`` is the mean of the parts' own.  An answer that
-    several parts hold counts once, with the mean of its probabilities.
+    An answer that several parts hold counts once, with its mean.
+
+    Attributes:
+      scores: per detector, what ranks the answers.
+      probabilities: per detector, calibrated.
+      labels: 1 hallucinated, 0 grounded.
+      sources: a number per source.
+    """
+
+    scores: dict[str, Float[np.ndarray, " answers"]]
+    probabilities: dict[str, Float[np.ndarray, " answers"]]
+    labels: Int[np.ndarray, " answers"]
+    sources: list[int]
+
+
+def pooled(judged: Sequence[Judged], detectors: Sequence[Detector]) -> Pooled:
+    """Test parts as one.
+
+    Answers are ranked by score where one fit judged all parts, and for a method that is
+    not fitted.  Several fits differ in scale, so there it is by calibrated probability.
     """
     import pandas as pd
 
     whole = pd.concat([part.frame for part in judged])
-    suffix = "" if len(judged) == 1 else ".probability"
-    columns = {name: f"{name}{suffix}" for name in detectors}
     once: Any = whole.groupby("row", sort=True).mean(numeric_only=True)
-    scores = {name: once[column].to_numpy() for name, column in columns.items()}
+    one_fit = len({part.fit for part in judged}) == 1
+    scores, probabilities = {}, {}
+    for detector in detectors:
+        name = detector.name
+        probabilities[name] = once[f"{name}.probability"].to_numpy()
+        own = one_fit or detector.fit is None
+        scores[name] = once[name].to_numpy(float) if own else probabilities[name]
     labels = once["label"].to_numpy().astype(int)
-    rows = compare(scores, labels, once["source"].tolist(), controls)
+    return Pooled(scores, probabilities, labels, once["source"].astype(int).tolist())
+
+
+def table(
+    judged: Sequence[Judged], detectors: Sequence[Detector]
+) -> list[dict[str, Any]]:
+    """A row per detector over all test parts together, as :func:`pooled` ranks them.
+
+    Metrics at a threshold are means over the parts, and ``"AUROC (folds)"`` is the mean
+    of the parts' own.
+    """
+    scores, _, labels, sources = pooled(judged, detectors)
+    controls = [detector.name for detector in detectors if detector.control]
+    rows = compare(scores, labels, sources, controls)
     for row in rows:
         folds = [_metrics(part.frame, row["method"]) for part in judged]
         for key, name in _METRICS.items():
@@ -96,12 +134,19 @@ def markdown(rows: Sequence[Mapping[str, Any]], several: bool) -> str:
 
 
 def token_markdown(rows: Sequence[Mapping[str, Any]]) -> str:
-    """The table over tokens as people read it."""
-    head = list(rows[0])
+    """The table over tokens as people read it, intervals beside their numbers."""
+    shown = [name for name in rows[0] if not name.endswith((" low", " high"))]
+    head = [f"{name} [95 %]" if f"{name} low" in rows[0] else name for name in shown]
     lines = [head, ["---"] * len(head)]
-    for row in rows:
-        lines.append([v if isinstance(v, str) else f"{v:.3f}" for v in row.values()])
+    lines += [[_token_cell(row, name) for name in shown] for row in rows]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+def _token_cell(row: Mapping[str, Any], name: str) -> str:
+    value, low, high = row[name], row.get(f"{name} low"), row.get(f"{name} high")
+    if isinstance(value, str):
+        return value
+    return f"{value:.3f}" if low is None else f"{value:.3f} [{low:.2f}, {high:.2f}]"
 
 
 def _difference(row: Mapping[str, Any]) -> str:
@@ -112,14 +157,19 @@ def _difference(row: Mapping[str, Any]) -> str:
 
 
 def transfer(
-    judged: Sequence[Judged], detectors: Sequence[str], controls: Sequence[str]
+    judged: Sequence[Judged], detectors: Sequence[Detector]
 ) -> list[dict[str, Any]]:
     """The rows of :func:`table` for every pair of data sets, ``train`` and ``test``."""
     return [
         {"train": part.train, "test": part.test, **row}
         for part in judged
-        for row in table([part], detectors, controls)
+        for row in table([part], detectors)
     ]
+
+
+def own(rows: Sequence[Mapping[str, Any]], label: str) -> list[Mapping[str, Any]]:
+    """The rows of a data set tested on itself; all rows where there is one data set."""
+    return [r for r in rows if r.get("train", label) == r.get("test", label) == label]
 
 
 def matrices(rows: Sequence[Mapping[str, Any]]) -> dict[str, "pd.DataFrame"]:

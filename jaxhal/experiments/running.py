@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -39,7 +40,7 @@ def examples_of(data: Data, seed: int) -> list[Example]:
     if data.sources is None:
         return found
     groups = list(dict.fromkeys(example.group for example in found))
-    if not 1 <= data.sources <= len(groups):
+    if data.sources > len(groups):
         raise ValueError(
             f"data {data.name!r} has {len(groups)} sources; sources is {data.sources}"
         )
@@ -55,7 +56,7 @@ def read_data(
     lm = model(config.model, config.dtype)
     store = Store(config.store or cache_dir() / "features")
     return {
-        data.label or data.name: collect(
+        data.label: collect(
             lm,
             examples_of(data, config.seed),
             detectors,
@@ -92,32 +93,54 @@ def judge(
     """Fits every detector on every training part and scores the test parts.
 
     Raises:
-      ValueError: when data cannot be split, or several data sets have several splits.
+      ValueError: when data cannot be split, or two data sets share so many sources that
+        nothing is left to test on.
     """
     parts = {label: splits(config, one) for label, one in data.items()}
-    if len(data) > 1 and any(len(found) > 1 for found in parts.values()):
-        raise ValueError(
-            f"protocol {config.protocol!r} has several splits; with several data sets "
-            "use 'official' or 'holdout'"
-        )
+    elsewhere = _elsewhere(data, parts)
     judged, kept = [], {}
     total = sum(len(found) for found in parts.values()) * len(detectors)
     hide = None if progress is None else not progress
     with tqdm(total=total, desc="fitting", unit="fit", disable=hide) as bar:
         for label, found in parts.items():
             fitted: dict[str, Fitted] = {}
+            number = 0
             for fold, (train, test) in enumerate(found):
                 # The splits of `toha` differ in what they test only.
                 if fold and np.array_equal(train, found[fold - 1].train):
                     bar.update(len(detectors))
                 else:
                     fitted = _fit(config, detectors, data[label], train, fold, bar)
+                    number = fold
                 kept.setdefault(label, fitted)
                 for other, one in data.items():
-                    rows = test if other == label else parts[other][0].test
+                    whole = test if other == label else parts[other][0].test
+                    rows = elsewhere.get((label, other), whole)
+                    left_out = len(whole) - len(rows)
                     frame = _frame(one, rows, fitted)
-                    judged.append(Judged(label, other, fold, frame))
+                    judged.append(Judged(label, other, fold, number, left_out, frame))
     return Found(judged, parts, kept)
+
+
+def _elsewhere(
+    data: Mapping[str, Inputs], parts: Mapping[str, Sequence[Split]]
+) -> dict[tuple[str, str], np.ndarray]:
+    """What is tested in a second data set: no answer whose source the first fits to."""
+    rows = {}
+    for label, other in itertools.permutations(data, 2):
+        (train, _), (_, test) = parts[label][0], parts[other][0]
+        known = {data[label].examples[row].group for row in train}
+        examples = data[other].examples
+        kept = [row for row in test if examples[row].group not in known]
+        if len({examples[row].label for row in kept}) < 2:
+            raise ValueError(
+                f"data sets {label!r} and {other!r} share sources: what is trained on "
+                f"in {label!r} leaves {len(kept)} of {len(test)} test answers of "
+                f"{other!r}, not of both classes; give data sets, or 'sources' of "
+                "them, that overlap less"
+            )
+        rows[label, other] = np.array(kept)
+    return rows
 
 
 def _fit(
@@ -140,6 +163,7 @@ def _fit(
             targets,
             objective=config.threshold,  # pyright: ignore[reportArgumentType]  (checked)
             precision=config.precision,
+            calibration=config.calibration,  # pyright: ignore[reportArgumentType]
             known=fitted,
         )
         bar.update()
@@ -164,8 +188,19 @@ def _frame(data: Inputs, rows: np.ndarray, fitted: Mapping[str, Fitted]) -> Any:
 
 
 def specs_of(config: Config) -> dict[str, Any]:
-    """How every detector of a run is built: those configured, then all controls."""
-    chosen = {build(spec).name: spec for spec in config.detectors}
+    """How every detector of a run is built: those configured, then all controls.
+
+    Raises:
+      ValueError: when two are configured under one name.
+    """
+    chosen: dict[str, Any] = {}
+    for spec in config.detectors:
+        name = build(spec).name
+        if name in chosen:
+            raise ValueError(
+                f"two detectors are named {name!r}; give one another 'name'"
+            )
+        chosen[name] = spec
     every = {name: make() for name, make in CATALOGUE.items()}
     return chosen | {n: n for n, d in every.items() if d.control and n not in chosen}
 

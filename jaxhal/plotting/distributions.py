@@ -27,7 +27,7 @@ _COLUMNS = 3
 
 
 def score_histograms(
-    scores: Mapping[str, Any], labels: Any, bins: int = 20
+    scores: Mapping[str, Any], labels: Any, bins: int = 20, unit: str = "answers"
 ) -> "Figure":
     """A panel a detector: how its scores spread over grounded and hallucinated answers.
 
@@ -38,6 +38,7 @@ def score_histograms(
       scores: by detector, ``[rows]``, each in its own unit.
       labels: ``[rows]``, 1 for hallucinated, 0 for grounded.
       bins: of equal width in each panel.
+      unit: what the rows are.
 
     Raises:
       ValueError: on no scores, scores that do not pair up with the labels or are not
@@ -67,7 +68,7 @@ def score_histograms(
             ax.stairs(counts, edges, color=colour, linewidth=1.2)
         ax.locator_params(axis="both", nbins=4)
         ax.yaxis.get_major_locator().set_params(integer=True)
-        label(ax, title=name, y="answers" if number % columns == 0 else "")
+        label(ax, title=name, y=unit if number % columns == 0 else "")
     figure.supxlabel("score", fontsize=9, color=INK)
     handles = [axes.flat[0].patches[i] for i in (1, 3)]
     names = [f"grounded ({(labels == 0).sum()})", f"hallucinated ({labels.sum()})"]
@@ -82,7 +83,9 @@ def score_histograms(
     return figure
 
 
-def calibration_curve(probabilities: Any, labels: Any, bins: int = 10) -> "Figure":
+def calibration_curve(
+    probabilities: Any, labels: Any, bins: int = 10, unit: str = "answers"
+) -> "Figure":
     """How often answers are hallucinated that a detector calls so with probability p.
 
     The dotted diagonal is perfect calibration; bars below count the answers of each
@@ -92,6 +95,7 @@ def calibration_curve(probabilities: Any, labels: Any, bins: int = 10) -> "Figur
       probabilities: ``[rows]`` of being hallucinated, in [0, 1].
       labels: ``[rows]``, 1 for hallucinated, 0 for grounded.
       bins: of equal width over [0, 1].
+      unit: what the rows are.
 
     Raises:
       ValueError: on a probability outside [0, 1], lengths that differ, one class only,
@@ -139,7 +143,7 @@ def calibration_curve(probabilities: Any, labels: Any, bins: int = 10) -> "Figur
             )
     counts.set_ylim(0, 1.3 * count.max())
     counts.locator_params(axis="y", nbins=2, integer=True)
-    label(counts, "predicted probability", "answers")
+    label(counts, "predicted probability", unit)
     return figure
 
 

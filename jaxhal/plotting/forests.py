@@ -6,7 +6,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from jaxhal.plotting.style import GREY, GROUNDED, HALLUCINATED, INK, SMALL, canvas
+from jaxhal.plotting.style import (
+    GREY,
+    GROUNDED,
+    HALLUCINATED,
+    INK,
+    SMALL,
+    canvas,
+    label,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -26,6 +34,7 @@ def forest_drawing(
     tokens: Sequence[str],
     prompt_length: int,
     hallucinated: Any = None,
+    title: str = "",
 ) -> "Figure":
     """The forest of one head: prompt on the left, response on the right.
 
@@ -40,6 +49,7 @@ def forest_drawing(
       tokens: text of every token, prompt first, without padding.
       prompt_length: how many of them are prompt.
       hallucinated: ``[response]``, True for tokens marked as hallucinated.
+      title: above the axes.
 
     Raises:
       ValueError: when the lengths do not add up, a parent is no column of ``tokens`` or
@@ -85,6 +95,7 @@ def forest_drawing(
             ax.add_patch(edge)
     ax.set(xlim=(-0.04, 1.04), ylim=(rows - 0.3, -1.8))
     ax.axis("off")
+    label(ax, title=title)
     _legend(figure, bool(marked.any()))
     return figure
 

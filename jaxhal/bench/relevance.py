@@ -1,0 +1,86 @@
+"""What does relevance cost beside a forward pass, and what do others pay for it?
+
+The reader is SmolLM2-135M in float32, one answer of random tokens.
+"""
+
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+import jaxhal
+from jaxhal.bench import interleave, peers, ratio, row
+from jaxhal.bench.read import random_batch, temporary_mib
+from jaxhal.lrp import programs, resolve
+from jaxhal.types import Batch
+
+SEQ, RESPONSE = 512, 96
+_CASE = f"S={SEQ} R={RESPONSE}"
+
+
+def rows() -> Iterator[dict]:
+    lm = jaxhal.load("smollm2-135m")
+    batch = random_batch(lm.config.vocab_size, SEQ, RESPONSE)
+    functions = {
+        "forward": lambda: lm.forward(batch.tokens),
+        "means": lambda: jaxhal.relevance_means(lm, batch),
+    }
+    value, spread = ratio(interleave(functions, 7), "means", "forward")
+    metric = "R_prompt and R_response together / forward with logits"
+    yield row("relevance", _CASE, metric, value, 4.0, spread=spread)
+    yield from _memory(lm, batch)
+    yield from _whole(lm, batch)
+
+
+def _whole(lm: Any, batch: Batch) -> Iterator[dict]:
+    """All of R* against a forward and a backward for every response token."""
+    times = interleave(
+        {
+            "forward": lambda: lm.forward(batch.tokens),
+            "matrix": lambda: jaxhal.relevance(lm, batch),
+        },
+        2,
+    )
+    value, spread = ratio(times, "matrix", "forward")
+    metric = "all of R*, forwards per response token"
+    spread = [end / RESPONSE for end in spread]
+    yield row("relevance", _CASE, metric, value / RESPONSE, spread=spread)
+    try:
+        model = peers.torch_llama(lm, "eager")
+    except ImportError as error:
+        print(f"no peers are measured: {error}", file=sys.stderr)
+        return
+    seen = {}
+
+    def peer(frozen: bool):
+        model.requires_grad_(not frozen)
+        seen["theirs"] = peers.relevance_by_token(model, batch.tokens, SEQ - RESPONSE)
+
+    def ours():
+        whole = jaxhal.relevance(lm, batch, "gradient_x_input")
+        seen["ours"] = np.asarray(whole.matrix[0])
+
+    runs = {"frozen": lambda: peer(True), "ours": ours, "loaded": lambda: peer(False)}
+    times = interleave(runs, 2)
+    worst = np.abs(seen["ours"] - seen["theirs"]).max() / np.abs(seen["theirs"]).max()
+    yield row("relevance", _CASE, "largest difference from torch", worst, 1e-3)
+    for name, how in (("frozen", "weights frozen"), ("loaded", "as loaded")):
+        value, spread = ratio(times, name, "ours")
+        metric = f"torch eager token by token, {how} / all of R* here"
+        target = 3.0 if name == "frozen" else None
+        yield row("relevance", _CASE, metric, value, target, "higher", spread)
+
+
+def _memory(lm: Any, batch: Batch) -> Iterator[dict]:
+    rules, over = resolve("attnlrp"), np.ones(1, np.float32)
+    block = programs.block_size(lm, batch)
+    lowered = {
+        "both means": programs.means.lower(lm, batch, over, rules, "logit"),
+        f"all of R*, {block} tokens together": programs.matrix.lower(
+            lm, batch, over, rules, "logit", block
+        ),
+    }
+    for name, program in lowered.items():
+        value = temporary_mib(program)
+        yield row("relevance", _CASE, f"temporary MiB, {name}", value)

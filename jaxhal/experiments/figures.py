@@ -1,0 +1,142 @@
+"""The figures of a run."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from jaxhal import plotting
+from jaxhal.capture import read
+from jaxhal.detectors import Detector
+from jaxhal.detectors.trained import Heads
+from jaxhal.experiments import results
+from jaxhal.experiments.config import UNITS, Config
+from jaxhal.experiments.running import Found
+from jaxhal.features.forest import Forest
+from jaxhal.fitting import Fitted
+from jaxhal.inputs import Inputs
+from jaxhal.models.lm import LM
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+# Curves of more methods than this cannot be told apart.
+_CURVES = 8
+# The forest of an answer of more tokens is longer than a page.
+_DRAWN = 100
+
+
+def figures(
+    config: Config,
+    detectors: Sequence[Detector],
+    data: Mapping[str, Inputs],
+    found: Found,
+    rows: Sequence[Mapping[str, Any]],
+    lm: LM,
+) -> Iterator[tuple[str, "Figure"]]:
+    """Name and figure: transfer, curves of each data set, heads and forests of TOHA.
+
+    The curves show what the table ranks by.  Their names end in the data set's label
+    where there are several data sets.
+    """
+    if len(data) > 1:
+        for name, matrix in results.matrices(rows).items():
+            labels = [str(label) for label in matrix.index]
+            figure = plotting.transfer_map(matrix.to_numpy(), labels, [*matrix.columns])
+            figure.suptitle(name)
+            yield f"transfer_{name}", figure
+    for label in data:
+        end = f"_{label}" if len(data) > 1 else ""
+        own = results.own(rows, label)
+        judged = [part for part in found.judged if part.train == part.test == label]
+        pooled = results.pooled(judged, detectors)
+        for name, figure in _curves(own, pooled, UNITS[config.unit]):
+            yield f"{name}{end}", figure
+    for label, fitted in found.fitted.items():
+        chosen = [one for one in fitted.values() if isinstance(one.params, Heads)]
+        for one in chosen:
+            yield f"heads_{one.detector.name}_{label}", _head_map(one, lm)
+        if chosen and config.unit == "response":
+            test = found.splits[label][0].test
+            for kind, figure in forests(lm, data[label], test, chosen[0]):
+                yield f"forest_{label}_{kind}", figure
+
+
+def _curves(
+    rows: Sequence[Mapping[str, Any]], pooled: results.Pooled, unit: str
+) -> Iterator[tuple[str, "Figure"]]:
+    areas = {row["method"]: (row["AUROC"], row["low"], row["high"]) for row in rows}
+    controls = [row["method"] for row in rows if row["control"]]
+    yield "auroc", plotting.auroc_intervals(areas, controls)
+    methods = [name for name in areas if name not in controls]
+    best = [*methods[: _CURVES - 2], *controls[:2]]
+    scores = {name: pooled.scores[name] for name in best}
+    shown = [name for name in controls if name in best]
+    known = {name: areas[name] for name in best}
+    labels = pooled.labels
+    yield "roc", plotting.roc_curves(scores, labels, known, shown)
+    yield "pr", plotting.precision_recall_curves(scores, labels, shown)
+    yield "scores", plotting.score_histograms(scores, labels, unit=unit)
+    first = pooled.probabilities[best[0]]
+    figure = plotting.calibration_curve(first, labels, unit=unit)
+    figure.suptitle(best[0])
+    yield "calibration", figure
+
+
+def _grid(values: Any, lm: LM) -> np.ndarray:
+    """Numbers of all heads, ``[layer heads]``."""
+    shape = lm.config.num_hidden_layers, lm.config.num_attention_heads
+    return np.asarray(values).reshape(shape)
+
+
+def _head_map(toha: Fitted, lm: LM) -> "Figure":
+    """The separation of every head, the chosen ones framed."""
+    chosen = np.argwhere(_grid(toha.params.weights, lm) > 0)
+    return plotting.head_map(
+        _grid(toha.params.separation, lm),
+        f"{toha.detector.name}: MTop-Div, hallucinated minus grounded",
+        "difference",
+        framed=[(int(layer), int(head)) for layer, head in chosen],
+    )
+
+
+def forests(
+    lm: LM, data: Inputs, test: np.ndarray, toha: Fitted
+) -> Iterator[tuple[str, "Figure"]]:
+    """The forests of a hallucinated and a grounded answer, as in the paper's figure 5.
+
+    It is that of the chosen head that separates best, drawn for the hallucinated answer
+    of the highest and the grounded one of the lowest score; a kind whose answers are
+    all too long to be drawn is left out.
+    """
+    score = toha.score(data.inputs[toha.detector.name])
+    length = np.array([len(row.response_ids) for row in data.rows])
+    short = test[length[test] <= _DRAWN]
+    chosen = {}
+    for kind, label in (("hallucinated", 1), ("grounded", 0)):
+        some = short[data.labels[short] == label]
+        if len(some):
+            chosen[kind] = some[np.argmax(score[some] if label else -score[some])]
+    if not chosen:
+        return
+    params = toha.params
+    best = np.where(np.asarray(params.weights) > 0, params.separation, -np.inf)
+    layer, head = np.unravel_index(np.argmax(best), _grid(best, lm).shape)
+    batch = lm.encode([data.examples[row] for row in chosen.values()])
+    edges = read(lm, batch, {"forest": Forest()})["forest"]
+    decode = lm.require_tokenizer().decode
+    for at, (kind, row) in enumerate(chosen.items()):
+        valid = np.asarray(batch.valid[at])
+        pad = int((~valid[: batch.prompt_length]).sum())
+        count = int(length[row])
+        yield (
+            kind,
+            plotting.forest_drawing(
+                np.asarray(edges.parents[layer, at, head, :count]) - pad,
+                edges.weights[layer, at, head, :count],
+                [decode([int(token)]) for token in np.asarray(batch.tokens[at])[valid]],
+                batch.prompt_length - pad,
+                hallucinated=data.marked[row],
+                title=f"{data.examples[row].id}: layer {layer}, head {head}",
+            ),
+        )
