@@ -10,9 +10,8 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from jaxhal.classifiers.data import auroc, check, moments
-from jaxhal.classifiers.selection import unseen_scores
+from jaxhal.classifiers.selection import folds_of, unseen_scores
 from jaxhal.evaluation.checks import group_codes
-from jaxhal.evaluation.splits import grouped_kfold
 
 FOLDS = 3
 
@@ -64,8 +63,9 @@ def choose(
         rows, or a setting has no values.
       SplitError: when the folds cannot hold both classes.
     """
+    group = group_codes(np.asarray(groups).tolist(), len(labels))
     x, y, (weight,) = check(x, labels, weight=weight)
-    train = _folds(y, groups, weight, folds)
+    train = folds_of(y, group, weight, folds)
     settings = [
         dict(zip(grid, values, strict=True))
         for values in itertools.product(*grid.values())
@@ -87,19 +87,6 @@ def choose(
     setting = {name: jnp.asarray(value) for name, value in settings[best].items()}
     unseen = unseen_scores(scores[best], train, decide(params, x))
     return Tuned(params, setting, found[best]), unseen
-
-
-def _folds(
-    labels: Any, groups: Any, weight: Any, folds: int
-) -> Float[np.ndarray, "folds samples"]:
-    """The weights without one fold after the other."""
-    group = group_codes(np.asarray(groups).tolist(), len(labels))
-    rows = np.flatnonzero(weight)
-    train = np.tile(np.asarray(weight), (folds, 1))
-    parts = grouped_kfold(np.asarray(labels)[rows], group[rows].tolist(), folds)
-    for fold, (_, test) in enumerate(parts):
-        train[fold, rows[test]] = 0.0
-    return train
 
 
 class Rows(NamedTuple):

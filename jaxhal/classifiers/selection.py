@@ -101,6 +101,7 @@ def folds_of(
     labels: Int[Any, " samples"],
     groups: Int[Any, " samples"],
     weight: Float[Any, " samples"],
+    folds: int = FOLDS,
 ) -> Float[np.ndarray, "folds samples"]:
     """The weights without one fold after the other; a fold never splits a source.
 
@@ -109,8 +110,8 @@ def folds_of(
     """
     rows = np.flatnonzero(np.asarray(weight) > 0)
     labels, groups = np.asarray(labels)[rows], np.asarray(groups)[rows]
-    train = np.tile(np.asarray(weight, np.float32), (FOLDS, 1))
-    for fold, (_, test) in enumerate(grouped_kfold(labels, groups.tolist(), FOLDS)):
+    train = np.tile(np.asarray(weight, np.float32), (folds, 1))
+    for fold, (_, test) in enumerate(grouped_kfold(labels, groups.tolist(), folds)):
         train[fold, rows[test]] = 0.0
     return train
 
