@@ -67,7 +67,7 @@ def test_spans_of_lookback_lens_leave_out_the_end_of_the_sequence():
     }
     spans = lookback_spans(jax.tree.map(jnp.asarray, features))
     assert np.ravel(spans.parts).tolist() == [1.0, 0.0, 2.5]
-    assert spans.whole.item() == 2.0
+    assert spans.whole.item() == 1.5
     features["marked"] = np.array([[False, False, False, True, False]])
     spans = lookback_spans(jax.tree.map(jnp.asarray, features))
     assert spans.there.tolist() == [[True, True, False]]

@@ -65,7 +65,7 @@ def choose(
     """
     group = group_codes(np.asarray(groups).tolist(), len(labels))
     x, y, (weight,) = check(x, labels, weight=weight)
-    train = folds_of(y, group, weight, folds)
+    train = folds_of(np.asarray(y).astype(int), group, np.asarray(weight), folds)
     settings = [
         dict(zip(grid, values, strict=True))
         for values in itertools.product(*grid.values())

@@ -68,11 +68,11 @@ def resample(
       ValueError: as :func:`bin_weights` does.
 
     Example:
-      >>> resample([1.0, 2.0, 3.0, 4.0], 2)
+      >>> resample(jnp.array([1.0, 2.0, 3.0, 4.0]), 2)
       Array([1.5, 3.5], dtype=float32)
-      >>> resample([1.0, 2.0], 4)
+      >>> resample(jnp.array([1.0, 2.0]), 4)
       Array([1., 1., 2., 2.], dtype=float32)
-      >>> resample([1.0, 2.0], 4, padding="zeros")
+      >>> resample(jnp.array([1.0, 2.0]), 4, padding="zeros")
       Array([0., 1., 0., 2.], dtype=float32)
     """
     profile = jnp.asarray(profile)
@@ -91,7 +91,7 @@ def resample_2d(
     """:func:`resample` along both axes of a matrix.
 
     Example:
-      >>> resample_2d([[1.0, 3.0], [5.0, 7.0]], (1, 2))
+      >>> resample_2d(jnp.array([[1.0, 3.0], [5.0, 7.0]]), (1, 2))
       Array([[3., 5.]], dtype=float32)
     """
     matrix = jnp.asarray(matrix)
@@ -117,8 +117,8 @@ def normalized(
       ValueError: on another ``by``.
 
     Example:
-      >>> normalized(jnp.array([3.0, -1.0]), "sum").round(3)
-      Array([ 0.75, -0.25], dtype=float32)
+      >>> print(normalized(jnp.array([3.0, -1.0]), "sum").round(2))
+      [ 0.75 -0.25]
     """
     relevance = jnp.asarray(relevance)
     sizes = {"sum": jnp.sum, "max": jnp.max}
