@@ -15,8 +15,8 @@ READS = {
     "response": lrp.ResponseRelevance(),
     "prompt": lrp.PromptRelevance(bins=12),
     "map": lrp.RelevanceMap(response_bins=6, prompt_bins=4),
-    "cp": lrp.ResponseRelevance(rules="cp_lrp", seed="logprob"),
 }
+OTHER = {"cp": lrp.ResponseRelevance(rules="cp_lrp", seed="logprob")}
 
 
 @pytest.fixture(scope="module")
@@ -30,8 +30,9 @@ def batch(lm):
 
 
 def test_features_are_those_of_relevance(lm, batch):
-    read = jaxhal.read(lm, batch, READS | {"logprob": jaxhal.TokenLogprob()})
-    assert list(read) == [*READS, "logprob"]
+    wanted = READS | OTHER | {"logprob": jaxhal.TokenLogprob()}
+    read = jaxhal.read(lm, batch, wanted)
+    assert list(read) == list(wanted)
     means = jaxhal.relevance_means(lm, batch)
     np.testing.assert_allclose(read["response"], means.response, atol=1e-6)
     valid = batch.valid[:, : batch.prompt_length]
