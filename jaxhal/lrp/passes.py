@@ -138,14 +138,15 @@ def relevance_resampled(
 
     Args:
       shape: bins along the response and along the prompt.
-      padding: of bins without a token, as :func:`jaxhal.lrp.resample`.
+      padding: of bins without a token, as
+        :func:`jaxhal.features.relevance.resample`.
 
     Other arguments and errors as :func:`relevance`; a shape below 1 is one as well.
     """
     flow, over = _check(lm, batch, rules, seed, temperature)
     if min(shape) < 1:
         raise ValueError(f"shape is {tuple(shape)}; ask for at least 1 bin each way")
-    pushed = flow.linear and shape[1] < shape[0]
+    pushed = programs.pushes(flow, shape)
     block = programs.block_size(lm, batch)
     bins = programs.bins_of(batch, shape, padding)
     return programs.resampled(lm, batch, over, bins, flow, seed, block, pushed)

@@ -56,6 +56,11 @@ def bins_of(batch: Batch, shape: tuple[int, int], padding: str) -> tuple[Array, 
     return rows, columns
 
 
+def pushes(rules: RuleSet, shape: tuple[int, int]) -> bool:
+    """Whether pushing forward, one pass a column, is fewer than pulling back."""
+    return rules.linear and shape[1] < shape[0]
+
+
 def _seeds(lm: LM, batch: Batch, over: Array, ops: Ops, seed: str, remat: bool):
     """Embeddings, and the function from them to the seed of each response token."""
     model = nnx.merge(lm.graphdef, lm.params)
