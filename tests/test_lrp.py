@@ -198,7 +198,7 @@ def test_blocks_change_nothing(model, two):
         assert relative(lrp.relevance(model, two, block=block).matrix, once) < 1e-6
 
 
-@pytest.mark.parametrize("shape", [(3, 4), (4, 3), (20, 5), (5, 30)])
+@pytest.mark.parametrize("shape", [(3, 4), (4, 3), (90, 70), (5, 30)])
 @pytest.mark.parametrize("padding", ["last", "zeros"])
 def test_resampled_without_the_matrix(shape, padding, model, two):
     whole = np.asarray(lrp.relevance(model, two).to_prompt)
@@ -209,20 +209,31 @@ def test_resampled_without_the_matrix(shape, padding, model, two):
         assert relative(ours[row], np.asarray(want)) < 1e-4
 
 
-def test_resampled_takes_the_fewer_passes(model, two, monkeypatch):
+@pytest.mark.parametrize(
+    ("shape", "passes", "way"),
+    [((8, 3), 3, "push"), ((3, 8), 3, "pull"), ((90, 70), 9, "pull")],
+)
+def test_resampled_takes_the_fewest_passes(shape, passes, way, model, two, monkeypatch):
     from jaxhal.lrp import programs
 
     taken = []
-    inner = programs.resampled
+    probes, pulled = programs._probes, programs._pulled
 
-    def spied(*args):
-        taken.append(args[-1])
-        return inner(*args)
+    def counted(weights):
+        found = probes(weights)
+        taken.append(("push", len(found[0])))
+        return found
 
-    monkeypatch.setattr(programs, "resampled", spied)
-    lrp.relevance_resampled(model, two, (8, 3))
-    lrp.relevance_resampled(model, two, (3, 8))
-    assert taken == [True, False]
+    def pulls(pull, x, cotangents, block):
+        taken.append(("pull", len(cotangents)))
+        return pulled(pull, x, cotangents, block)
+
+    monkeypatch.setattr(programs, "_probes", counted)
+    monkeypatch.setattr(programs, "_pulled", pulls)
+    programs.resampled.clear_cache()
+    lrp.relevance_resampled(model, two, shape)
+    programs.resampled.clear_cache()
+    assert taken[-1] == (way, passes)
 
 
 def test_a_set_that_is_not_linear_has_only_the_matrix(model, two):

@@ -22,6 +22,7 @@ from jaxhal.lrp.rules import RuleSet
 from jaxhal.lrp.sets import resolve
 from jaxhal.models.batching import check_rows
 from jaxhal.models.lm import LM
+from jaxhal.models.ops import EXACT
 from jaxhal.types import Batch
 
 SEEDS = ("logit", "max_logit", "logit_over_t2", "logprob")
@@ -52,13 +53,13 @@ class Relevance:
     def prompt(self) -> Float[Array, "batch prompt"]:
         """Relevance of each prompt token, mean over response tokens (eq. 5)."""
         rows = self.valid[:, self.prompt_length :]
-        return jnp.einsum("brp,br->bp", self.to_prompt, share(rows))
+        return jnp.einsum("brp,br->bp", self.to_prompt, share(rows), precision=EXACT)
 
     @property
     def response(self) -> Float[Array, "batch response"]:
         """Relevance behind each response token, mean over prompt tokens (eq. 6)."""
         columns = self.valid[:, : self.prompt_length]
-        return jnp.einsum("brp,bp->br", self.to_prompt, share(columns))
+        return jnp.einsum("brp,bp->br", self.to_prompt, share(columns), precision=EXACT)
 
 
 def relevance(
@@ -133,8 +134,8 @@ def relevance_resampled(
 ) -> Float[Array, "batch rows columns"]:
     """``R*`` of the prompt, mean-resampled along both axes, without ``R*``.
 
-    Means of pull-backs are pull-backs of means: it takes as many passes as ``shape``
-    has rows, or columns, whichever are fewer, where ``R*`` takes one per token.
+    Means of pull-backs are pull-backs of means: it takes as many passes as there are
+    bins or tokens along the response, or along the prompt, whichever are fewest.
 
     Args:
       shape: bins along the response and along the prompt.
@@ -146,10 +147,9 @@ def relevance_resampled(
     flow, over = _check(lm, batch, rules, seed, temperature)
     if min(shape) < 1:
         raise ValueError(f"shape is {tuple(shape)}; ask for at least 1 bin each way")
-    pushed = programs.pushes(flow, shape)
     block = programs.block_size(lm, batch)
     bins = programs.bins_of(batch, shape, padding)
-    return programs.resampled(lm, batch, over, bins, flow, seed, block, pushed)
+    return programs.resampled(lm, batch, over, bins, flow, seed, block)
 
 
 def _check(

@@ -15,7 +15,7 @@ from jaxhal.features.relevance import bin_weights
 from jaxhal.lrp.rules import RuleSet
 from jaxhal.models import decoder
 from jaxhal.models.lm import LM
-from jaxhal.models.ops import Ops, wide
+from jaxhal.models.ops import EXACT, Ops, wide
 from jaxhal.types import Batch
 
 # What pull-backs that run together may keep alive.
@@ -54,11 +54,6 @@ def bins_of(batch: Batch, shape: tuple[int, int], padding: str) -> tuple[Array, 
         for part, count in zip(parts, shape, strict=True)
     )
     return rows, columns
-
-
-def pushes(rules: RuleSet, shape: tuple[int, int]) -> bool:
-    """Whether pushing forward, one pass a column, is fewer than pulling back."""
-    return rules.linear and shape[1] < shape[0]
 
 
 def _seeds(lm: LM, batch: Batch, over: Array, ops: Ops, seed: str, remat: bool):
@@ -172,24 +167,43 @@ def _means(lm, batch, over, rules: RuleSet, seed: str) -> Means:
     return Means(prompt, response, out)
 
 
-@functools.partial(jax.jit, static_argnames=("rules", "seed", "block", "pushed"))
+@functools.partial(jax.jit, static_argnames=("rules", "seed", "block"))
 def resampled(
-    lm, batch, over, bins, rules: RuleSet, seed: str, block: int, pushed: bool
+    lm, batch, over, bins, rules: RuleSet, seed: str, block: int
 ) -> Float[Array, "batch rows columns"]:
+    """Pulls back along the response, or pushes forward along the prompt, if fewer."""
     start, (rows, columns) = batch.prompt_length, bins
-    if not pushed:
-        x, function = _seeds(lm, batch, over, rules.ops(), seed, True)
-        out, pull = jax.vjp(function, x)
-        cotangents = jnp.moveaxis(rows, 1, 0).astype(out.dtype)
-        pulled = _pulled(pull, x, cotangents, min(block, len(cotangents)))
-        return jnp.einsum("ibp,bjp->bij", pulled[..., :start], columns)
-    x, function = _seeds(lm, batch, over, rules.ops(forward=True), seed, False)
-    _, push = jax.linearize(function, x)
-    later = x.shape[1] - start
-    weights = jnp.pad(jnp.moveaxis(columns, 1, 0), [(0, 0), (0, 0), (0, later)])
+    if rules.linear and min(columns.shape[1:]) < min(rows.shape[1:]):
+        x, function = _seeds(lm, batch, over, rules.ops(forward=True), seed, False)
+        _, push = jax.linearize(function, x)
+        probes, mix = _probes(columns)
+        later = x.shape[1] - start
+        weights = jnp.pad(probes, [(0, 0), (0, 0), (0, later)])
 
-    def one(weight: Array) -> Array:
-        return push((x * weight[..., None]).astype(x.dtype))
+        def one(weight: Array) -> Array:
+            return push((x * weight[..., None]).astype(x.dtype))
 
-    pushed_forward = jax.lax.map(one, weights, batch_size=min(block, len(weights)))
-    return jnp.einsum("jbr,bir->bij", pushed_forward, rows)
+        pushed = jax.lax.map(one, weights, batch_size=min(block, len(weights)))
+        return _product("kbr,bir,bjk->bij", pushed, rows, mix)
+    x, function = _seeds(lm, batch, over, rules.ops(), seed, True)
+    out, pull = jax.vjp(function, x)
+    probes, mix = _probes(rows)
+    pulled = _pulled(pull, x, probes.astype(out.dtype), min(block, len(probes)))
+    return _product("kbp,bjp,bik->bij", pulled[..., :start], columns, mix)
+
+
+def _probes(
+    weights: Float[Array, "batch bins tokens"],
+) -> tuple[Float[Array, "passes batch tokens"], Float[Array, "batch bins passes"]]:
+    """A pass per bin, or per token where those are fewer, and bins as sums of them."""
+    rows, bins, tokens = weights.shape
+    each = jnp.broadcast_to(
+        jnp.eye(min(bins, tokens)), (rows, *2 * (min(bins, tokens),))
+    )
+    if bins <= tokens:
+        return jnp.moveaxis(weights, 1, 0), each
+    return jnp.moveaxis(each, 1, 0), weights
+
+
+def _product(sums: str, *arrays: Array) -> Array:
+    return jnp.einsum(sums, *arrays, precision=EXACT)

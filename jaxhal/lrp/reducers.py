@@ -101,8 +101,7 @@ def features(lm: LM, batch: Batch, reducers: Mapping[str, Any]) -> dict[str, Arr
             shape = (reducer.response_bins, reducer.prompt_bins)
             bins = programs.bins_of(batch, shape, reducer.padding)
             block = programs.block_size(lm, batch)
-            pushed = programs.pushes(flow[0], shape)
-            out[name] = programs.resampled(lm, batch, over, bins, *flow, block, pushed)
+            out[name] = programs.resampled(lm, batch, over, bins, *flow, block)
             continue
         key = (reducer.rules, reducer.seed)
         if key not in means:
