@@ -1,9 +1,22 @@
-"""Fixtures that several test files share."""
+"""Fixtures that several test files share, and a compiler in a hurry."""
 
+import atexit
 import os
+import shutil
+import tempfile
 from pathlib import Path
 
 import pytest
+
+# Most of a test's time is compiling tiny programs: little is spent on making them fast,
+# and what one process has compiled, workers and notebooks find.  Set before jax is
+# imported, and inherited by all of them.
+if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+    _compiled = tempfile.mkdtemp(prefix="jaxhal-compiled-")
+    atexit.register(shutil.rmtree, _compiled, ignore_errors=True)
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = _compiled
+    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.1"
+    os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
 
 from jaxhal.models import registry
 

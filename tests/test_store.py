@@ -6,8 +6,6 @@ import linecache
 import os
 import random
 import resource
-import signal
-import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -24,15 +22,8 @@ from jaxhal import store as store_module
 from jaxhal.store import Store, column_name, encode, key_of, parts, planning
 from jaxhal.store.columns import Cache, Column
 from jaxhal.types import Example
+from store_child import PART_ROWS, REDUCERS, Child
 from tiny_lm import answers, tiny_lm
-
-REDUCERS = {
-    "lookback": jaxhal.LookbackRatio(),
-    "mtop_div": jaxhal.MTopDiv(),
-    "states": jaxhal.HiddenStates(layers=(1,)),
-    "mean": jaxhal.HiddenStates(tokens="mean"),
-    "logprob": jaxhal.TokenLogprob(),
-}
 
 
 @pytest.fixture(scope="module")
@@ -450,78 +441,27 @@ def test_a_full_disk_keeps_what_was_finished(lm, tmp_path, monkeypatch):
     assert len(store.read(lm, answers(8), REDUCERS).kept) == 8
 
 
-CHILD = """
-import sys
-sys.path.insert(0, {tests!r})
-from test_store import small_parts, REDUCERS
-from jaxhal.store import Store
-from tiny_lm import answers, tiny_lm
-small_parts()
-lm = tiny_lm()
-print("ready", flush=True)
-sys.stdin.readline()
-Store({folder!r}).read(lm, answers({count}), REDUCERS, batch_size=2)
-print("done", flush=True)
-"""
-
-
-def small_parts():
-    """Parts of four answers, and a word for each that is made."""
-    planning._PART_ROWS = 4
-    real = store_module.make_table
-
-    def make_table(*arguments):
-        print("made", flush=True)
-        return real(*arguments)
-
-    store_module.make_table = make_table
-
-
-def child(folder: Path, count: int) -> subprocess.Popen:
-    code = CHILD.format(
-        tests=str(Path(__file__).parent), folder=str(folder), count=count
-    )
-    cache = folder.parent / "compiled"
-    env = {
-        **os.environ,
-        "JAX_COMPILATION_CACHE_DIR": str(cache),
-        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-    }
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    return subprocess.Popen([sys.executable, "-c", code], text=True, env=env, **pipes)
-
-
-def go(*processes: subprocess.Popen) -> None:
-    """Lets processes read, once all of them are ready to."""
-    for process in processes:
-        assert process.stdout is not None and process.stdout.readline() == "ready\n"
-    for process in processes:
-        assert process.stdin is not None
-        process.stdin.write("\n")
-        process.stdin.flush()
-
-
 def test_killed_at_any_moment_it_resumes_bit_for_bit(lm, tmp_path, monkeypatch):
-    monkeypatch.setattr(planning, "_PART_ROWS", 4)
+    monkeypatch.setattr(planning, "_PART_ROWS", PART_ROWS)
     count = 192
     whole = Store(tmp_path / "whole").read(lm, answers(count), REDUCERS, batch_size=2)
     folder = tmp_path / "killed"
     rng = random.Random(0)
     seen: dict[str, int] = {}
     for _ in range(10):
-        process = child(folder, count)
-        go(process)
+        child = Child(folder, count)
+        child.go()
         before = len(list(folder.glob("*/parts/[!.]*")))
         target = before + rng.randrange(0, 3)
         # Until some more parts are there, and then any moment of the next one.
         while (
-            len(list(folder.glob("*/parts/[!.]*"))) < target and process.poll() is None
+            len(list(folder.glob("*/parts/[!.]*"))) < target
+            and child.process.is_alive()
         ):
             time.sleep(0.002)
         time.sleep(rng.random() * 0.05)
-        process.send_signal(signal.SIGKILL)
-        output, _ = process.communicate()
-        assert "done" not in output, "it had finished before the kill"
+        child.process.kill()
+        assert "done" not in child.said(), "it had finished before the kill"
         for path in folder.glob("*/parts/[!.]*"):
             stamp = path.stat().st_mtime_ns
             assert seen.setdefault(str(path), stamp) == stamp  # never written again
@@ -532,15 +472,16 @@ def test_killed_at_any_moment_it_resumes_bit_for_bit(lm, tmp_path, monkeypatch):
 
 
 def test_two_processes_share_the_work(lm, tmp_path, monkeypatch):
-    monkeypatch.setattr(planning, "_PART_ROWS", 4)
+    monkeypatch.setattr(planning, "_PART_ROWS", PART_ROWS)
     count = 64
     whole = Store(tmp_path / "whole").read(lm, answers(count), REDUCERS, batch_size=2)
     folder = tmp_path / "both"
-    both = [child(folder, count) for _ in range(2)]
-    go(*both)
-    outputs = [process.communicate(timeout=120)[0] for process in both]
-    assert all(output.endswith("done\n") for output in outputs)
+    both = [Child(folder, count) for _ in range(2)]
+    for child in both:
+        child.go()
+    said = [child.said(timeout=120) for child in both]
+    assert all(words[-1] == "done" for words in said)
     # No part was made by both: a second one would have the same name and bits.
-    assert sum(output.count("made") for output in outputs) == count // 4
-    assert len(list(folder.glob("*/parts/[!.]*"))) == count // 4
+    assert sum(words.count("made") for words in said) == count // PART_ROWS
+    assert len(list(folder.glob("*/parts/[!.]*"))) == count // PART_ROWS
     same_bits(whole, Store(folder).read(lm, answers(count), REDUCERS, batch_size=2))

@@ -1,0 +1,71 @@
+"""A process that reads answers into a store, says what it does, and can be killed.
+
+It is forked from a server that has imported everything and computed nothing.
+"""
+
+import multiprocessing
+import os
+from pathlib import Path
+from unittest import mock
+
+import jaxhal
+from jaxhal import store as store_module
+from jaxhal.store import Store, planning
+from tiny_lm import answers, tiny_lm
+
+PART_ROWS = 4
+REDUCERS = {
+    "lookback": jaxhal.LookbackRatio(),
+    "mtop_div": jaxhal.MTopDiv(),
+    "states": jaxhal.HiddenStates(layers=(1,)),
+    "mean": jaxhal.HiddenStates(tokens="mean"),
+    "logprob": jaxhal.TokenLogprob(),
+}
+
+
+def _read(folder, count, line):
+    planning._PART_ROWS = PART_ROWS
+    real = store_module.make_table
+
+    def make_table(*arguments):
+        line.send("made")
+        return real(*arguments)
+
+    store_module.make_table = make_table
+    lm = tiny_lm()
+    line.send("ready")
+    line.recv()
+    Store(folder).read(lm, answers(count), REDUCERS, batch_size=2)
+    line.send("done")
+
+
+class Child:
+    """A process that is ready to read ``count`` answers into a folder."""
+
+    def __init__(self, folder, count):
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["store_child"])
+        self._line, theirs = context.Pipe()
+        self.process = context.Process(target=_read, args=(folder, count, theirs))
+        # The server imports by a path of its own.
+        path = [str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
+        with mock.patch.dict(
+            os.environ, PYTHONPATH=os.pathsep.join(filter(None, path))
+        ):
+            self.process.start()
+        theirs.close()
+        assert self._line.recv() == "ready"
+
+    def go(self):
+        self._line.send("go")
+
+    def said(self, timeout=None):
+        """Everything it said until it ended, by itself or killed."""
+        self.process.join(timeout)
+        assert self.process.exitcode is not None, "it still reads"
+        words = []
+        try:
+            while True:
+                words.append(self._line.recv())
+        except (EOFError, ConnectionResetError):
+            return words
