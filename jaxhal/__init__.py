@@ -66,6 +66,7 @@ _MODULES = (
     "models",
     "report",
     "saving",
+    "tuning",
 )
 
 __all__ = sorted([*_HOMES, *_MODULES])  # pyright: ignore[reportUnsupportedDunderAll]

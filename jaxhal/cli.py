@@ -141,6 +141,14 @@ def detect(
     page: Annotated[
         Path | None, typer.Option("--html", help="Write a page to read as well.")
     ] = None,
+    relevance: Annotated[
+        str | None,
+        typer.Option(
+            metavar="RULES",
+            help="Show in the page what each token rests on, by these rules of "
+            "relevance propagation, such as attnlrp; a pass back for every token.",
+        ),
+    ] = None,
     batch_size: BatchSize = 8,
 ) -> None:
     """Scores the answers of a JSON Lines file.
@@ -151,13 +159,22 @@ def detect(
     row gets its error and the command exits 1.
     """
     import jaxhal
+    from jaxhal import lrp
     from jaxhal.datasets.jsonl import read_rows, write_rows
     from jaxhal.detection import resolve
     from jaxhal.report import write_html
     from jaxhal.summary import summarize, verdict
 
+    options: dict[str, Any] = {"batch_size": batch_size}
     with _usage():
         resolve(model, detector or None)  # a wrong name should cost no download
+        if relevance is not None:
+            lrp.resolve(relevance)
+            if page is None:
+                raise ValueError(
+                    f"--relevance {relevance} is shown in the page; give --html as well"
+                )
+            options["relevance"] = relevance
         rows = read_rows(source)
         for path in (output, page):
             _check_place(path)
@@ -170,7 +187,7 @@ def detect(
 
     def lines() -> Iterator[Mapping[str, Any]]:
         nonlocal total
-        for report in _scored(lm, rows, detector or None, batch_size):
+        for report in _scored(lm, rows, detector or None, **options):
             total += 1
             if report.error is not None:
                 failed.append(report)
@@ -269,6 +286,20 @@ def run(
 
 
 @app.command()
+def tune(
+    config: Annotated[str, typer.Argument(help="A YAML configuration.")],
+    settings: Setting = None,
+) -> None:
+    """Runs one experiment with the reader itself fine-tuned as one more method.
+
+    Its settings are those of the configuration's `tuning` block, such as
+    tuning.method=full or tuning.rank=4; without one they are the defaults.  A run that
+    was stopped goes on where it was when it is started again.
+    """
+    run(config, ["tuning={}", *(settings or ())])
+
+
+@app.command()
 def sweep(
     config: Annotated[str, typer.Argument(help="A YAML configuration.")],
     settings: Annotated[
@@ -336,7 +367,7 @@ def _brief(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _scored(
-    lm: "LM", rows: Iterable["Row"], detectors: Sequence[str] | None, batch_size: int
+    lm: "LM", rows: Iterable["Row"], detectors: Sequence[str] | None, **options: Any
 ) -> Iterator["Report"]:
     """One report a row, in order, bad rows among them."""
     import jaxhal
@@ -345,7 +376,7 @@ def _scored(
     rows = iter(rows)
     while chunk := list(itertools.islice(rows, _CHUNK)):
         good = [row.example for row in chunk if row.example is not None]
-        done = iter(jaxhal.score(lm, good, detectors, batch_size=batch_size))
+        done = iter(jaxhal.score(lm, good, detectors, **options))
         for row in chunk:
             if row.example is None:
                 yield Report(row.id, lm.name, "", {}, [], [], {}, "", error=row.error)
@@ -363,7 +394,8 @@ def _checked(report: "Report") -> "Report":
         report.to_dict()
     except ValueError as error:
         empty: dict[str, Any] = {"scores": {}, "tokens": [], "spans": [], "heads": {}}
-        return dataclasses.replace(report, **empty, error=str(error))
+        empty |= {"relevance": None, "error": str(error)}
+        return dataclasses.replace(report, **empty)
     return report
 
 

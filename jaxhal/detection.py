@@ -1,23 +1,27 @@
 """From answers to reports: encode, read once, let every detector score."""
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from tqdm import tqdm
 
 from jaxhal import detectors as catalogue
+from jaxhal import lrp
 from jaxhal.capture import read
-from jaxhal.detectors import Detector
+from jaxhal.detectors import Detector, Recast
 from jaxhal.fitting import Fitted, untrained
-from jaxhal.inputs import closed_book
 from jaxhal.judging import empty, judge, report
 from jaxhal.models.batching import Encoded, Planned, check_length, collate, plan
 from jaxhal.models.lm import LM
 from jaxhal.report import Report
 from jaxhal.shipped import shipped
+from jaxhal.sources import trace
 from jaxhal.spans import has_text
+from jaxhal.store.keys import column_name
 from jaxhal.types import Example
+from jaxhal.views import token_features, viewed
 
 
 def detect(
@@ -28,6 +32,7 @@ def detect(
     question: str | None = None,
     prompt: str | None = None,
     detectors: Sequence[str | Fitted] | None = None,
+    relevance: str | lrp.RuleSet | None = None,
 ) -> Report:
     """Judges one answer: scores, coloured tokens and suspicious spans.
 
@@ -36,16 +41,16 @@ def detect(
       response: the answer.
       context, question: what it should rest on and what was asked.
       prompt: instead of these two, the whole prompt.
-      detectors: as :func:`score` takes them.
+      detectors, relevance: as :func:`score` takes them.
 
     Raises:
-      ValueError: when the answer or prompt is empty, too long for the model, or a
-        detector is unknown or named twice.
+      ValueError: when the answer or prompt is empty, too long for the model, a
+        detector is unknown or named twice, or rules are unknown.
     """
     example = Example(
         response, prompt=prompt, context=context, question=question, id="answer"
     )
-    (found,) = score(lm, [example], detectors, batch_size=1)
+    (found,) = score(lm, [example], detectors, batch_size=1, relevance=relevance)
     if found.error is not None:
         raise ValueError(found.error)
     return found
@@ -59,6 +64,7 @@ def score(
     batch_size: int = 8,
     progress: bool | None = None,
     threshold: float | None = None,
+    relevance: str | lrp.RuleSet | None = None,
 ) -> list[Report]:
     """Scores many answers, a bucket of similar lengths at a time.
 
@@ -72,6 +78,9 @@ def score(
       progress: show a progress bar; ``None`` shows it on a terminal.
       threshold: token score from which on a token belongs to a span; by default that
         of :data:`jaxhal.judging.PREFERRED`.
+      relevance: also trace what each response token rests on, by a name of
+        :data:`jaxhal.lrp.RULE_SETS` or a rule set of one's own, for the page of
+        :func:`jaxhal.report.write_html`; it takes a pass back for every token.
 
     Returns:
       One report per example, in order.  An example that cannot be read (too long, not
@@ -79,28 +88,37 @@ def score(
 
     Raises:
       ValueError: on an unknown detector, one that must be fitted first, no detector or
-        two of one name, or a batch size below 1.
+        two of one name, a batch size below 1, or unknown rules.
     """
     if batch_size < 1:
         raise ValueError(f"batch_size is {batch_size}; it must be at least 1")
+    flow = None if relevance is None else lrp.resolve(relevance)
     chosen = resolve(lm.name, detectors)
     named = [one.detector for one in chosen]
-    needs_question = bool(catalogue.reads(named, closed_book=True))
+    along = token_features(lm, catalogue.views(named))
+    computed = {text for detector in named for text in detector.text}
     tokenizer = lm.require_tokenizer()
     rows: list[Encoded] = []
-    closed: list[Encoded] = []
+    others: list[dict[Recast, Encoded]] = []
+    numbers: list[dict[str, np.ndarray]] = []
     reports: dict[int, Report] = {}
     kept: list[int] = []
     for number, example in enumerate(examples):
         try:
             row = tokenizer.encode_example(example)
-            check_length(row, lm.config.context_length)
-            if needs_question:
-                closed.append(tokenizer.encode_example(closed_book(example)))
+            seen = {
+                of: tokenizer.encode_example(viewed(of, example, names))
+                for of, names in along.items()
+            }
+            for one in (row, *seen.values()):
+                check_length(one, lm.config.context_length)
+            known = {n: np.asarray(made(example), np.float32) for n, made in computed}
         except ValueError as error:
             reports[number] = empty(lm.name, example, named, str(error))
             continue
         rows.append(row)
+        others.append(seen)
+        numbers.append(known)
         kept.append(number)
     bar = tqdm(
         total=len(rows),
@@ -110,19 +128,36 @@ def score(
     )
     with bar:
         for group in plan(rows, batch_size):
-            features = _read(lm, named, rows, closed, group, batch_size)
+            features = _read(lm, named, rows, others, along, group, batch_size)
             texts = [examples[kept[i]] for i in group.rows]
-            for name, function in {t for d in named for t in d.text}:
-                values = np.stack([np.asarray(function(e), np.float32) for e in texts])
+            for name, _ in computed:
+                values = np.stack([numbers[i][name] for i in group.rows])
                 pad = [(0, batch_size - len(values)), *[(0, 0)] * (values.ndim - 1)]
                 features[name] = np.pad(values, pad)
             judged = judge(chosen, features)
             for at, (i, example) in enumerate(zip(group.rows, texts, strict=True)):
-                reports[kept[i]] = report(
-                    chosen, lm.name, example, rows[i], judged, at, threshold
-                )
+                found = report(chosen, lm.name, example, rows[i], judged, at, threshold)
+                if flow is not None:
+                    found = _traced(lm, found, example, rows[i], flow, group)
+                reports[kept[i]] = found
             bar.update(len(group.rows))
     return [reports[number] for number in range(len(examples))]
+
+
+def _traced(
+    lm: LM,
+    found: Report,
+    example: Example,
+    row: Encoded,
+    rules: lrp.RuleSet,
+    group: Planned,
+) -> Report:
+    """The report with what its tokens rest on, or with the error of the pass back."""
+    try:
+        sources = trace(lm, example, row, rules, *group[1:])
+    except ValueError as error:
+        return empty(lm.name, example, [], str(error))
+    return dataclasses.replace(found, relevance=sources)
 
 
 def resolve(model: str, detectors: Sequence[str | Fitted] | None) -> list[Fitted]:
@@ -138,7 +173,7 @@ def resolve(model: str, detectors: Sequence[str | Fitted] | None) -> list[Fitted
     """
     ready = shipped(model)
     if detectors is None:
-        later = [n for n, one in ready.items() if not one.detector.closed_book]
+        later = [n for n, one in ready.items() if not one.detector.views]
         detectors = list(dict.fromkeys([*catalogue.AT_ONCE, *later]))
     chosen = []
     for one in detectors:
@@ -171,11 +206,12 @@ def _read(
     lm: LM,
     chosen: Sequence[Detector],
     rows: Sequence[Encoded],
-    closed: Sequence[Encoded],
+    others: Sequence[Mapping[Recast, Encoded]],
+    along: Mapping[Recast, Sequence[str]],
     group: Planned,
     size: int,
 ) -> dict[str, Any]:
-    """Features of one batch, after the whole prompt and after the question alone."""
+    """Features of one batch, of the answers and of other views of them."""
     pad_id, response = lm.require_tokenizer().pad_id, group.response_length
     some = [rows[i] for i in group.rows]
     batch = collate(some, pad_id, group.prompt_length, response, size)
@@ -188,9 +224,12 @@ def _read(
     reducers = catalogue.reads(chosen)
     if reducers:
         features |= read(lm, batch, reducers)
-    reducers = catalogue.reads(chosen, closed_book=True)
-    if reducers:
-        some = [closed[i] for i in group.rows]
-        alone = collate(some, pad_id, response_length=response, batch_size=size)
-        features |= read(lm, alone, reducers)
+    for of, reducers in catalogue.views(chosen).items():
+        some = [others[i][of] for i in group.rows]
+        columns = response if along[of] else None
+        batch = collate(some, pad_id, response_length=columns, batch_size=size)
+        # Under names of their own, so that views which differ in these alone compile
+        # once.
+        seen = read(lm, batch, {column_name(r): r for r in reducers.values()})
+        features |= {name: seen[column_name(r)] for name, r in reducers.items()}
     return features

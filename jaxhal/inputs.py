@@ -11,15 +11,16 @@ import numpy as np
 from jaxtyping import Int
 
 from jaxhal.datasets.spans import token_labels
-from jaxhal.detectors import Detector, reads, take
+from jaxhal.detectors import Detector, reads, take, views
 from jaxhal.features.lookback import WINDOW
 from jaxhal.models.batching import Encoded, bucket
 from jaxhal.models.lm import LM
 from jaxhal.spans import Part, Unit, has_text, parts_of
-from jaxhal.store import Store, Stored
+from jaxhal.store import Store
 from jaxhal.store.columns import Column
 from jaxhal.store.parts import response_axes
 from jaxhal.types import Example, Reducer
+from jaxhal.views import read_all
 
 # Answers, or parts of answers, whose inputs are computed together.
 _CHUNK = 32
@@ -75,7 +76,7 @@ def collect(
     Args:
       lm: the model.
       examples: labelled answers.
-      detectors: the methods; those that read after the question alone need one.
+      detectors: the methods; some need a question beside the context.
       store: where features are kept.
       unit: ``"response"``, or the parts of :func:`jaxhal.spans.parts_of`: ``"span"`` or
         ``"window"``.
@@ -83,9 +84,10 @@ def collect(
       progress: show a progress bar; ``None`` shows it on a terminal.
 
     Raises:
-      ValueError: on an example without a label, one that :func:`closed_book` refuses
-        and a method needs, or with another ``unit`` when a method reads a feature that
-        is no series of tokens, or when no answer can be cut.
+      ValueError: on an example without a label, one that lacks what a method's view of
+        it is made of, or with another ``unit`` when a method reads a feature that is no
+        series of tokens, or when no answer can be cut.
+      TypeError: as :func:`jaxhal.views.viewed`.
     """
     for example in examples:
         if example.label is None:
@@ -93,36 +95,16 @@ def collect(
                 f"example {example.id!r} has no label; give 'label' or 'labels'"
             )
     options = {"batch_size": batch_size, "progress": progress}
-    opened, closed = reads(detectors), reads(detectors, closed_book=True)
     if unit != "response":
-        _check_cuts(lm, detectors, {**opened, **closed}, unit)
-    parts: list[tuple[Stored, dict[str, Reducer]]] = []
-    if opened:
-        parts.append((store.read(lm, examples, opened, **options), opened))
-    if closed:
-        asked = [closed_book(example) for example in examples]
-        parts.append((store.read(lm, asked, closed, **options), closed))
-    if not parts:
-        raise ValueError("none of the detectors reads the model; name one that does")
-    errors = {k: v for stored, _ in parts for k, v in stored.errors.items()}
-    kept = [n for n in range(len(examples)) if n not in errors]
+        _check_cuts(lm, detectors, unit)
+    kept, errors, rows, found = read_all(lm, examples, detectors, store, **options)
     if not kept:
         first = next(iter(errors.values()), "there are none")
         raise ValueError(f"none of the {len(examples)} examples can be read: {first}")
-    encoded = dict(zip(parts[0][0].kept, parts[0][0].rows, strict=True))
-    rows = [encoded[n] for n in kept]
     marked = [
         token_labels(row.offsets, examples[n].labels or ())
         for n, row in zip(kept, rows, strict=True)
     ]
-    found = []
-    for stored, reducers in parts:
-        at = {n: index for index, n in enumerate(stored.kept)}
-        numbers = [at[n] for n in kept]
-        found += [
-            _Feature(name, reducer, stored.features[name].only(numbers))
-            for name, reducer in reducers.items()
-        ]
     chosen = [examples[n] for n in kept]
     units = [
         Part(number, np.ones(len(row.response_ids), bool), example)
@@ -143,45 +125,30 @@ def collect(
         marked = [np.zeros_like(part.tokens) for part in units]
         rows = [rows[part.row] for part in units]
     text = {text for detector in detectors for text in detector.text}
-    source = Source(units, rows, marked, found, sorted(text, key=lambda one: one[0]))
+    features = [_Feature(*one) for one in found]
+    source = Source(units, rows, marked, features, sorted(text, key=lambda one: one[0]))
     inputs = _inputs(detectors, source)
     chosen = [part.example for part in units]
     return Inputs(chosen, errors, rows, marked, inputs, source)
 
 
-def _check_cuts(
-    lm: LM, detectors: Sequence[Detector], reducers: dict[str, Reducer], unit: Unit
-) -> None:
+def _check_cuts(lm: LM, detectors: Sequence[Detector], unit: Unit) -> None:
     """Makes sure that every feature can be cut to the tokens of a part."""
+    sets = [reads(detectors), *views(detectors).values()]
+    reducers = {name: r for named in sets for name, r in named.items()}
     for name, axes in response_axes(lm, reducers).items():
         if not axes:
-            of = [d.name for d in detectors if name in dict(d.reads + d.closed_book)]
+            of = [d.name for d in detectors if name in _names(d)]
             raise ValueError(
                 f"feature {name!r} belongs to a whole answer and cannot be cut to a "
                 f"{unit}; leave out {', '.join(of)}, or use unit 'response'"
             )
 
 
-def closed_book(example: Example) -> Example:
-    """The same response after its question alone, or after a prompt without context.
-
-    Raises:
-      ValueError: when nothing but the context was given, or nothing but the question.
-    """
-    prompt = example.question
-    if not prompt and example.prompt is not None and example.context:
-        prompt = example.prompt.replace(example.context, "")
-    if not prompt or not prompt.strip():
-        raise ValueError(
-            f"example {example.id!r} has no question apart from its context, which the "
-            "context gain compares with; give 'question'"
-        )
-    if prompt.strip() == example.source_text.strip():
-        raise ValueError(
-            f"example {example.id!r} has no context apart from its question; leave out "
-            "context_gain"
-        )
-    return Example(example.response, prompt=prompt, id=example.id)
+def _names(detector: Detector) -> set[str]:
+    """Of everything that a detector reads."""
+    pairs = [*detector.reads, *(pair for view in detector.views for pair in view.reads)]
+    return {name for name, _ in pairs}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from jaxhal.files import replacing
+from jaxhal.sources import Sources, page_data
 from jaxhal.types import Label
 
 if TYPE_CHECKING:
@@ -84,6 +85,7 @@ class Report:
       probabilities: detector -> calibrated probability of a hallucination, for those
         that were fitted to labelled answers.
       flagged: the detectors whose score reaches their threshold.
+      relevance: what each of ``tokens`` rests on, ``None`` when it was not asked for.
 
     >>> report = Report("a", "tiny", "It is red.", {"toha": 0.25}, [], [], {}, "toha")
     >>> print(report)
@@ -109,6 +111,7 @@ class Report:
     error: str | None = None
     probabilities: dict[str, float] = field(default_factory=dict)
     flagged: list[str] = field(default_factory=list)
+    relevance: Sources | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """The output row: plain Python numbers, ready for JSON.
@@ -306,6 +309,7 @@ def _page_data(reports: Sequence[Report]) -> dict[str, Any]:
 
 def _answer(report: Report) -> dict[str, Any]:
     row = report.to_dict()
+    spans = np.array([(t.start, t.end) for t in report.tokens], int).reshape(-1, 2)
     return {
         "id": report.id,
         "source": ("Context", report.context)
@@ -329,6 +333,9 @@ def _answer(report: Report) -> dict[str, Any]:
             name: _rounded(heads, f"{report.id}: {name}")
             for name, heads in report.heads.items()
         },
+        "relevance": None
+        if report.relevance is None
+        else page_data(report.relevance, report.response, spans),
         "label": report.label,
         "detector": report.detector,
         "error": report.error,

@@ -142,7 +142,7 @@ def _check_same(spec: Any, made: Detector, kept: Detector) -> None:
     """
     if made.name != kept.name:
         raise ValueError(f"spec {spec!r} makes {made.name!r}, not {kept.name!r}")
-    for field in ("reads", "closed_book", "text", "summary"):
+    for field in ("reads", "views", "text", "summary"):
         ours, theirs = getattr(made, field), getattr(kept, field)
         if field == "text":
             ours, theirs = ([name for name, _ in pairs] for pairs in (ours, theirs))

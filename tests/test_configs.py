@@ -26,7 +26,7 @@ def test_a_configuration_loads_and_says_what_to_expect(path):
     assert all(line.startswith("#") for line in header.split("\n"))
     found = dict(re.findall(r"^# ([\w']+): +((?:.|\n#  )+)", header, re.MULTILINE))
     assert tuple(found) == FIELDS
-    assert f"jaxhal run configs/{path.name}" in found["Command"]
+    assert re.search(f"jaxhal (run|sweep|tune) configs/{path.name}", found["Command"])
     assert re.search(r"\d", found["Minutes"])
     assert re.search(r"\d\.\d{3}", found["Expect"])
     assert "no run" not in found["Expect"]

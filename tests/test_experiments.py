@@ -16,7 +16,7 @@ from sklearn.preprocessing import StandardScaler
 import jaxhal
 from jaxhal import detectors, experiments, plotting, saving
 from jaxhal.classifiers import selection
-from jaxhal.detectors import CATALOGUE, Targets, build, ensemble
+from jaxhal.detectors import CATALOGUE, Targets, build, closed_book, ensemble
 from jaxhal.detectors.trained import Heads, lookback_spans
 from jaxhal.evaluation import Isotonic, auroc, f1, interval
 from jaxhal.evaluation.splits import grouped_kfold
@@ -24,7 +24,7 @@ from jaxhal.experiments import figures, folder, protocols, results, running
 from jaxhal.experiments.answers import reports, token_table
 from jaxhal.experiments.config import load_config
 from jaxhal.fitting import fit
-from jaxhal.inputs import closed_book, collect
+from jaxhal.inputs import collect
 from jaxhal.spans import Part, parts_of
 from jaxhal.store import Store, parts
 from jaxhal.types import Example, Label

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from jaxhal import detection
-from jaxhal.detectors import build
+from jaxhal.detectors import build, closed_book
 from jaxhal.detectors.trained import lookback_spans
-from jaxhal.inputs import closed_book, collect
+from jaxhal.inputs import collect
 from jaxhal.models.batching import plan
 from jaxhal.spans import Part, has_text, parts_of
 from jaxhal.store import Store
@@ -84,7 +84,7 @@ def test_every_batch_says_which_tokens_have_text(lm, tmp_path):
             assert textless[: len(numbers)].tolist() == expected
     rows = [lm.tokenizer.encode_example(example) for example in labelled(2)]
     (group,) = plan(rows, 2)
-    features = detection._read(lm, detectors, rows, [], group, 2)
+    features = detection._read(lm, detectors, rows, [], {}, group, 2)
     for at, number in enumerate(group.rows):
         count = len(rows[number].offsets)
         text = np.asarray(features["text"])[at]

@@ -11,13 +11,17 @@ from typing import Any
 
 from jaxhal.detectors.controls import tfidf as tfidf
 from jaxhal.detectors.core import Detector as Detector
+from jaxhal.detectors.core import ExampleView as ExampleView
 from jaxhal.detectors.core import Features as Features
 from jaxhal.detectors.core import Known as Known
+from jaxhal.detectors.core import Recast as Recast
 from jaxhal.detectors.core import Targets as Targets
 from jaxhal.detectors.core import response_mean as response_mean
 from jaxhal.detectors.ensemble import ensemble as ensemble
 from jaxhal.detectors.ensemble import fit_held_out as fit_held_out
 from jaxhal.detectors.ensemble import take as take
+from jaxhal.detectors.prompted import detection_prompt as detection_prompt
+from jaxhal.detectors.relevance import lrp4rag_comb as lrp4rag_comb
 from jaxhal.detectors.relevance import lrp4rag_forest as lrp4rag_forest
 from jaxhal.detectors.relevance import lrp4rag_lstm as lrp4rag_lstm
 from jaxhal.detectors.relevance import lrp4rag_mlp as lrp4rag_mlp
@@ -35,6 +39,7 @@ from jaxhal.detectors.trained import mlp_probe as mlp_probe
 from jaxhal.detectors.trained import toha as toha
 from jaxhal.detectors.trained import toha_supervised as toha_supervised
 from jaxhal.detectors.trained import topology_probe as topology_probe
+from jaxhal.detectors.untrained import closed_book as closed_book
 from jaxhal.detectors.untrained import context_gain as context_gain
 from jaxhal.detectors.untrained import context_gain_count as context_gain_count
 from jaxhal.detectors.untrained import lookback_ratio as lookback_ratio
@@ -62,6 +67,7 @@ CATALOGUE: dict[str, Callable[[], Detector]] = {
     "token_entropy_mean": token_entropy_mean,
     "context_gain": context_gain,
     "context_gain_count": context_gain_count,
+    "detection_prompt": detection_prompt,
     "toha": toha,
     "toha_supervised": toha_supervised,
     "topology_probe": topology_probe,
@@ -78,6 +84,7 @@ CATALOGUE: dict[str, Callable[[], Detector]] = {
     "lrp4rag_forest": lrp4rag_forest,
     "lrp4rag_lstm": lrp4rag_lstm,
     "lrp4rag_threshold": lrp4rag_threshold,
+    "lrp4rag_comb": lrp4rag_comb,
     "max_prompt_probe": max_prompt_probe,
     "max_prompt_attention": max_prompt_attention,
     "response_length": response_length,
@@ -90,7 +97,7 @@ CATALOGUE: dict[str, Callable[[], Detector]] = {
 def _at_once(detector: Detector) -> bool:
     """No labelled answers, one forward pass, no forest drawn twice."""
     backwards = any(reducer.reads == "relevance" for _, reducer in detector.reads)
-    second = bool(detector.closed_book) or backwards
+    second = bool(detector.views) or backwards
     return detector.fit is None and not second and detector.name != "sink_share"
 
 
@@ -161,29 +168,53 @@ def build(spec: str | Mapping[str, Mapping[str, Any]]) -> Detector:
         raise ValueError(f"detector {name!r}: {error}") from error
 
 
-def reads(
-    detectors: Sequence[Detector], closed_book: bool = False
-) -> dict[str, Reducer]:
-    """Everything the detectors read, each feature once.
-
-    Args:
-      detectors: the methods.
-      closed_book: what they read from the response after its question alone, instead of
-        what they read after the whole prompt.
+def reads(detectors: Sequence[Detector]) -> dict[str, Reducer]:
+    """Everything the detectors read from the answers themselves, each feature once.
 
     Raises:
-      ValueError: when two detectors give one feature name to different reducers.
+      ValueError: when two detectors give one feature name to different reducers, or
+        read it from different views.
 
     Example:
       >>> sorted(reads(get(["predictive_probability", "predictive_probability_max"])))
       ['logprob']
     """
-    merged: dict[str, Reducer] = {}
+    return _by_view(detectors)[None]
+
+
+def views(detectors: Sequence[Detector]) -> dict[Recast, dict[str, Reducer]]:
+    """Everything they read from other examples made of the answers, each view once.
+
+    Raises:
+      ValueError: as :func:`reads`.
+
+    Example:
+      >>> [sorted(named) for named in views(get(["context_gain"])).values()]
+      [['closed_logprob']]
+    """
+    return {of: named for of, named in _by_view(detectors).items() if of is not None}
+
+
+def _by_view(
+    detectors: Sequence[Detector],
+) -> dict[Recast | None, dict[str, Reducer]]:
+    """Features by what they are read from, ``None`` for the answers themselves."""
+    merged: dict[Recast | None, dict[str, Reducer]] = {None: {}}
+    places: dict[str, tuple[Recast | None, Reducer]] = {}
     for detector in detectors:
-        for name, reducer in detector.closed_book if closed_book else detector.reads:
-            if merged.setdefault(name, reducer) != reducer:
-                raise ValueError(
-                    f"detector {detector.name!r} reads {name!r} as {reducer}, another "
-                    f"as {merged[name]}; name the feature otherwise"
-                )
+        for of, pairs in ((None, detector.reads), *detector.views):
+            for name, reducer in pairs:
+                place, known = places.setdefault(name, (of, reducer))
+                if known != reducer:
+                    raise ValueError(
+                        f"detector {detector.name!r} reads {name!r} as {reducer}, "
+                        f"another as {known}; name the feature otherwise"
+                    )
+                if place != of:
+                    raise ValueError(
+                        f"detector {detector.name!r} reads {name!r} from another view "
+                        "of the answer than it is read from elsewhere; name the "
+                        "feature otherwise"
+                    )
+                merged.setdefault(of, {})[name] = reducer
     return merged

@@ -52,6 +52,25 @@ class Targets(NamedTuple):
         return self._replace(weight=weight)
 
 
+# From an answer to another example that is read in its place.
+Recast = Callable[[Example], Example]
+
+
+class ExampleView(NamedTuple):
+    """Another example that is made of an answer, and what is read from it.
+
+    Where its response is the answer's own, features may run along its tokens; where it
+    is another one, each feature is one array an answer, whatever their length.
+
+    Attributes:
+      of: ``example -> example``, static by value; views with one ``of`` are read once.
+      reads: reducers by feature name.
+    """
+
+    of: Recast
+    reads: tuple[tuple[str, Reducer], ...]
+
+
 def _as_it_is(params: Any, inputs: Any) -> Array:
     del params
     return inputs
@@ -79,7 +98,7 @@ class Detector(NamedTuple):
       tokens: ``(params, features) -> Float[batch response]`` in [0, 1] and 0 on
         padding, or ``None`` for a method that only judges whole responses.
       reads: reducers by feature name; equal names mean equal reducers everywhere.
-      closed_book: the same, read from the response after its question alone.
+      views: the same, read from other examples made of the answer.
       text: numbers computed from the example's text, by feature name.
       control: True for what a method has to beat to be worth its cost.
       members: the detectors whose scores an ensemble weighs.
@@ -95,7 +114,7 @@ class Detector(NamedTuple):
     fit_held_out: Callable[[Any, Targets, Known], tuple[Any, Any]] | None = None
     tokens: Callable[[Any, Features], Array] | None = None
     reads: tuple[tuple[str, Reducer], ...] = ()
-    closed_book: tuple[tuple[str, Reducer], ...] = ()
+    views: tuple[ExampleView, ...] = ()
     text: tuple[tuple[str, Callable[[Example], Any]], ...] = ()
     control: bool = False
     members: tuple["Detector", ...] = ()

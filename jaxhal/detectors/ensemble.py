@@ -79,7 +79,7 @@ def ensemble(
         reference="Wolpert 1992, stacked generalization"
         + ("; Caruana et al. 2004, forward selection" if choose else ""),
         reads=_merged(member.reads for member in members),
-        closed_book=_merged(member.closed_book for member in members),
+        views=_merged(member.views for member in members),
         text=_merged(member.text for member in members),
         inputs=inputs,
         decide=decide,
@@ -169,4 +169,4 @@ def take(inputs: Any, rows: Any) -> Any:
 
 
 def _merged(parts: Iterable[tuple]) -> tuple:
-    return tuple(dict.fromkeys(pair for part in parts for pair in part))
+    return tuple(dict.fromkeys(one for part in parts for one in part))

@@ -20,33 +20,58 @@ from jaxhal.classifiers.nested import Tuned
 from jaxhal.detectors.core import LOG_ODDS, Detector, Features, Known, Targets
 from jaxhal.detectors.trained import early_parts
 from jaxhal.features.relevance import profile_level, resample
-from jaxhal.lrp import RelevanceMap, ResponseRelevance
+from jaxhal.lrp import PromptRelevance, RelevanceMap, ResponseRelevance
+from jaxhal.types import Reducer
 
 _REFERENCE = "Hu et al. 2024 (LRP4RAG)"
 # The paper's best length of R_response, and the one in the released code.
 LENGTH, PUBLISHED_LENGTH = 220, 235
+# What each profile is read as.
+_READS: dict[str, tuple[str, Reducer]] = {
+    "response": ("relevance", ResponseRelevance()),
+    "prompt": ("prompt_relevance", PromptRelevance()),
+}
 
 
-def _profile(length: int, padding: str) -> Callable[[Features], Array]:
-    """``R_response`` of each answer, mean-resampled."""
+def _read(of: str) -> tuple[str, Reducer]:
+    if of not in _READS:
+        raise ValueError(f"of is {of!r}; use 'response' or 'prompt'")
+    return _READS[of]
 
+
+def _named(name: str | None, usual: str, of: str) -> str:
+    return name or (usual if of == "response" else f"{usual}_{of}")
+
+
+def _profiles(features: Features, of: str) -> tuple[Array, Array]:
+    """The profile of each answer, and where it has values."""
+    profile = jnp.asarray(features[_read(of)[0]])
+    if of == "prompt":  # in bins, of which none is empty
+        return profile, jnp.ones(profile.shape, bool)
+    return profile, jnp.asarray(features["valid"])
+
+
+def _resampled(of: str, length: int, padding: str) -> Callable[[Features], Array]:
     def inputs(features: Features) -> Float[Array, "batch length"]:
         return jax.vmap(lambda x, v: resample(x, length, v, padding))(
-            jnp.asarray(features["relevance"]), jnp.asarray(features["valid"])
+            *_profiles(features, of)
         )
 
     return inputs
 
 
 def _classifier(
-    name: str,
+    usual: str,
     kind: str,
     choose: Callable[..., tuple[Tuned, Any]],
     fit: Callable[..., Any],
     decide: Callable[[Any, Array], Array],
     length: int | None,
     published: bool,
+    of: str,
+    name: str | None,
 ) -> Detector:
+    read = _read(of)
     if length is None:
         length = PUBLISHED_LENGTH if published else LENGTH
 
@@ -62,69 +87,114 @@ def _classifier(
 
     how = "as released" if published else "setting chosen in training"
     return Detector(
-        name=name,
-        summary=f"{kind} on the relevance behind {length} parts of the response, {how}",
+        name=_named(name, usual, of),
+        summary=f"{kind} on the relevance of {length} parts of the {of}, {how}",
         unit=LOG_ODDS,
         reference=f"{_REFERENCE}, table 2",
-        reads=(("relevance", ResponseRelevance()),),
-        inputs=_profile(length, "zeros" if published else "last"),
+        reads=(read,),
+        inputs=_resampled(of, length, "zeros" if published else "last"),
         decide=decide if published else lambda tuned, x: decide(tuned.params, x),
         fit=fit_published if published else fit_nested,
         fit_held_out=None if published else chosen,
     )
 
 
+def _fit_svm(x: Any, labels: Any, weight: Any) -> svm.SVM:
+    return svm.fit_svm(x, labels, weight, svm.PUBLISHED["C"], svm.PUBLISHED["gamma"])
+
+
 @functools.cache
 def lrp4rag_svm(
-    length: int | None = None, published: bool = False, name: str = "lrp4rag_svm"
+    length: int | None = None,
+    published: bool = False,
+    of: str = "response",
+    name: str | None = None,
 ) -> Detector:
-    """A support vector machine with a radial kernel on ``R_response``.
+    """A support vector machine with a radial kernel on ``R_response`` or ``R_prompt``.
 
     Args:
       length: bins the profile is resampled to; 220, or 235 as released.
       published: C = 30 and gamma = 1 on unscaled profiles with zeros in empty bins.
-      name: what to call it beside another choice.
+      of: which profile; that of the ``"prompt"`` comes in 500 bins, none of them empty.
+      name: what to call it beside another choice; its own ends in ``_prompt`` for that
+        profile.
+
+    Raises:
+      ValueError: on another ``of``.
     """
 
-    def fit(x: Any, labels: Any, weight: Any) -> Any:
-        C, gamma = svm.PUBLISHED["C"], svm.PUBLISHED["gamma"]
-        return svm.fit_svm(x, labels, weight, C, gamma)
-
-    kind = "support vector machine"
-    decide = svm.svm_logits
-    return _classifier(name, kind, svm.choose_svm, fit, decide, length, published)
+    options = (length, published, of, name)
+    choose, decide, kind = svm.choose_svm, svm.svm_logits, "support vector machine"
+    return _classifier("lrp4rag_svm", kind, choose, _fit_svm, decide, *options)
 
 
 @functools.cache
 def lrp4rag_forest(
-    length: int | None = None, published: bool = False, name: str = "lrp4rag_forest"
+    length: int | None = None,
+    published: bool = False,
+    of: str = "response",
+    name: str | None = None,
 ) -> Detector:
-    """A random forest on ``R_response``.
+    """A random forest on ``R_response`` or ``R_prompt``.
 
     Args:
       length: bins the profile is resampled to; 220, or 235 as released.
       published: 200 trees of depth 3 on profiles with zeros in empty bins.
-      name: what to call it beside another choice.
+      of: which profile; that of the ``"prompt"`` comes in 500 bins, none of them empty.
+      name: what to call it beside another choice; its own ends in ``_prompt`` for that
+        profile.
+
+    Raises:
+      ValueError: on another ``of``.
     """
-    choose, decide = trees.choose_forest, trees.forest_logits
-    fit = trees.fit_forest
-    return _classifier(name, "random forest", choose, fit, decide, length, published)
+    options = (length, published, of, name)
+    choose, fit, decide = trees.choose_forest, trees.fit_forest, trees.forest_logits
+    return _classifier("lrp4rag_forest", "random forest", choose, fit, decide, *options)
 
 
 @functools.cache
 def lrp4rag_mlp(
-    length: int | None = None, published: bool = False, name: str = "lrp4rag_mlp"
+    length: int | None = None,
+    published: bool = False,
+    of: str = "response",
+    name: str | None = None,
 ) -> Detector:
-    """A network with one hidden layer on ``R_response``.
+    """A network with one hidden layer on ``R_response`` or ``R_prompt``.
 
     Args:
       length: bins the profile is resampled to; 220, or 235 as released.
       published: unscaled, on profiles with zeros in empty bins.
-      name: what to call it beside another choice.
+      of: which profile; that of the ``"prompt"`` comes in 500 bins, none of them empty.
+      name: what to call it beside another choice; its own ends in ``_prompt`` for that
+        profile.
+
+    Raises:
+      ValueError: on another ``of``.
     """
+    options = (length, published, of, name)
     choose, fit = perceptron.choose_perceptron, perceptron.fit_perceptron
     kind = "one hidden layer"
-    return _classifier(name, kind, choose, fit, mlp_logits, length, published)
+    return _classifier("lrp4rag_mlp", kind, choose, fit, mlp_logits, *options)
+
+
+@functools.cache
+def lrp4rag_comb() -> Detector:
+    """The published machine on empty bins alone: what zeros tell of the length.
+
+    Relevance is replaced by 1, so a response of fewer tokens than bins leaves a comb,
+    and a longer one nothing.  Whatever this ranks, ``lrp4rag_svm(published=True)`` can
+    rank by length without relevance.
+    """
+    comb = jax.vmap(lambda v: resample(jnp.ones(v.shape), PUBLISHED_LENGTH, v, "zeros"))
+    return Detector(
+        name="lrp4rag_comb",
+        summary=f"the published machine on which of {PUBLISHED_LENGTH} bins are empty",
+        unit=LOG_ODDS,
+        reference=f"length leak of {_REFERENCE}",
+        inputs=lambda features: comb(jnp.asarray(features["valid"])),
+        decide=svm.svm_logits,
+        fit=lambda x, targets: _fit_svm(x, targets.labels, targets.weight),
+    )
 
 
 class Series(NamedTuple):
@@ -172,22 +242,26 @@ def lrp4rag_lstm(
 
 
 @functools.cache
-def lrp4rag_threshold() -> Detector:
+def lrp4rag_threshold(of: str = "response", name: str | None = None) -> Detector:
     """The naive rule: a relevance profile that is low between its own extremes.
 
     What the threshold is compared with depends on the shape of the profile alone, see
     :func:`jaxhal.features.relevance.profile_level`.
+
+    Args:
+      of: which profile, that of the ``"response"`` or of the ``"prompt"``.
+      name: what to call it beside another choice; its own ends in ``_prompt`` for that
+        profile.
+
+    Raises:
+      ValueError: on another ``of``.
     """
+    read = _read(of)
     return Detector(
-        name="lrp4rag_threshold",
-        summary="1 - mean of the response's relevance between its extremes",
+        name=_named(name, "lrp4rag_threshold", of),
+        summary=f"1 - mean of the {of}'s relevance between its extremes",
         unit="1 - mean relative relevance, 0 to 1",
         reference=f"{_REFERENCE}, table 1",
-        reads=(("relevance", ResponseRelevance()),),
-        inputs=lambda f: (
-            1
-            - jax.vmap(profile_level)(
-                jnp.asarray(f["relevance"]), jnp.asarray(f["valid"])
-            )
-        ),
+        reads=(read,),
+        inputs=lambda features: 1 - jax.vmap(profile_level)(*_profiles(features, of)),
     )

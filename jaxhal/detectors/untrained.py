@@ -10,6 +10,7 @@ from jaxtyping import Array
 
 from jaxhal.detectors.core import (
     Detector,
+    ExampleView,
     Features,
     on_tokens,
     response_mean,
@@ -201,6 +202,28 @@ def novel_word_share() -> Detector:
     )
 
 
+def closed_book(example: Example) -> Example:
+    """The same response after its question alone, or after a prompt without context.
+
+    Raises:
+      ValueError: when nothing but the context was given, or nothing but the question.
+    """
+    prompt = example.question
+    if not prompt and example.prompt is not None and example.context:
+        prompt = example.prompt.replace(example.context, "")
+    if not prompt or not prompt.strip():
+        raise ValueError(
+            f"example {example.id!r} has no question apart from its context, which the "
+            "context gain compares with; give 'question'"
+        )
+    if prompt.strip() == example.source_text.strip():
+        raise ValueError(
+            f"example {example.id!r} has no context apart from its question; leave out "
+            "context_gain"
+        )
+    return Example(example.response, prompt=prompt, id=example.id)
+
+
 def _gain(features: Features) -> Array:
     """What the context adds to the log probability of each response token, in nats."""
     return features["logprob"] - features["closed_logprob"]
@@ -214,7 +237,7 @@ def _context_gain(name: str, summary: str, unit: str, inputs: Any) -> Detector:
         reference="pointwise mutual information of token and context; van der Poel et "
         "al. 2022 decode by it",
         reads=(("logprob", TokenLogprob()),),
-        closed_book=(("closed_logprob", TokenLogprob()),),
+        views=(ExampleView(closed_book, (("closed_logprob", TokenLogprob()),)),),
         inputs=inputs,
         tokens=lambda params, f: on_tokens(jax.nn.sigmoid(-_gain(f)), f),
     )

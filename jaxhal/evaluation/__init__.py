@@ -16,7 +16,11 @@ from jaxhal.evaluation.calibration import precision_threshold as precision_thres
 from jaxhal.evaluation.intervals import Difference as Difference
 from jaxhal.evaluation.intervals import bootstrap as bootstrap
 from jaxhal.evaluation.intervals import interval as interval
+from jaxhal.evaluation.intervals import mean_interval as mean_interval
 from jaxhal.evaluation.intervals import paired as paired
+from jaxhal.evaluation.mann_whitney import UTest as UTest
+from jaxhal.evaluation.mann_whitney import mann_whitney as mann_whitney
+from jaxhal.evaluation.mann_whitney import sampled_mann_whitney as sampled_mann_whitney
 from jaxhal.evaluation.metrics import Confusion as Confusion
 from jaxhal.evaluation.metrics import accuracy as accuracy
 from jaxhal.evaluation.metrics import brier as brier

@@ -95,6 +95,47 @@ def interval(
     return float(low), float(high)
 
 
+def mean_interval(
+    values: Collection[Any],
+    groups: Collection[Hashable] | None = None,
+    repeats: int = 1000,
+    seed: int = 0,
+) -> tuple[Float[np.ndarray, " columns"], Float[np.ndarray, " columns"]]:
+    """Percentile 95 % interval of each column's mean, in the unit of the values.
+
+    Args:
+      values: ``[rows, columns]``, finite.
+      groups: the source of each row; each row by itself when left out.
+      repeats: number of resamples.
+      seed: of the resampling; the same seed gives the same interval.
+
+    Raises:
+      ValueError: when there are no rows, a value is not finite, groups and rows differ
+        in number, or ``repeats`` is below 1.
+
+    >>> low, high = mean_interval([[1.0, 2.0], [3.0, 2.0]])
+    >>> low.tolist(), high.tolist()
+    ([1.0, 2.0], [3.0, 2.0])
+    """
+    value = np.asarray(values, float)
+    if value.ndim != 2 or not value.size or not np.isfinite(value).all():
+        raise ValueError(
+            f"values of shape {list(value.shape)} must be [rows, columns] of finite "
+            "numbers"
+        )
+    if repeats < 1:
+        raise ValueError(f"repeats is {repeats}; give at least 1")
+    group = group_codes(groups, len(value))
+    size = np.bincount(group)
+    total = np.zeros((len(size), value.shape[1]))
+    np.add.at(total, group, value)
+    rng = np.random.default_rng(seed)
+    drawn = rng.multinomial(len(size), np.full(len(size), 1 / len(size)), repeats)
+    found = (drawn @ total) / (drawn @ size)[:, None]
+    low, high = np.percentile(found, [2.5, 97.5], axis=0)
+    return low, high
+
+
 def paired(
     scores: Collection[Any],
     baseline: Collection[Any],

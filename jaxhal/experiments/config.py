@@ -11,6 +11,8 @@ from omegaconf import MISSING, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
+from jaxhal.tuning.settings import Tuning
+
 
 @dataclasses.dataclass
 class Data:
@@ -57,6 +59,9 @@ class Config:
       model: what reads the answers.
       dtype: of its parameters, ``float32`` or ``bfloat16``.
       batch_size: answers read together.
+      tuning: of the reader itself, which then judges the answers as well; none by
+        default.  A part of the training answers chooses its epoch, threshold and
+        calibration.
       seed: of the sources drawn, of the splits ``stratified``, ``grouped`` and
         ``holdout``, and of the networks' first weights.  ``kfold``, ``toha`` and
         ``leaky`` split with the seeds they were published with, and folds inside a
@@ -80,6 +85,7 @@ class Config:
     model: str = "smollm2-135m"
     dtype: str = "float32"
     batch_size: int = 8
+    tuning: Tuning | None = None
     seed: int = 0
     store: str = ""
     out: str = "runs"
@@ -137,6 +143,11 @@ def load_config(
             key, equals, value = pair.partition("=")
             if not equals:
                 raise ValueError(f"override {pair!r} is not of the form key=value")
+            if key.startswith("tuning."):
+                if merged.tuning is None:
+                    OmegaConf.update(merged, "tuning", {})
+                block: Any = merged.tuning
+                OmegaConf.set_readonly(block, False)  # what is frozen comes of it
             if OmegaConf.select(merged, key, throw_on_missing=False) is None:
                 _check_key(merged, key)
             with _explained(pair):
@@ -211,9 +222,24 @@ def _check(config: Config) -> None:
         if not fine:
             raise ValueError(f"{name} is {getattr(config, name)}; give {remedy}")
     for name in ("data", "detectors"):
-        if not getattr(config, name):
+        if not getattr(config, name) and (name == "data" or config.tuning is None):
             raise ValueError(f"{name} is empty; name at least one")
+    if config.tuning is not None:
+        _check_tuning(config, config.tuning)
     _check_data(config)
+
+
+def _check_tuning(config: Config, tuning: Tuning) -> None:
+    if config.unit != "response":
+        raise ValueError(
+            f"unit is {config.unit!r} with a 'tuning'; a tuned reader judges whole "
+            "answers, so use unit 'response'"
+        )
+    if not tuning.validation_share:
+        raise ValueError(
+            "tuning.validation_share is 0; an experiment needs a validation part for "
+            "the threshold, so give a share between 0 and 1"
+        )
 
 
 def _check_data(config: Config) -> None:

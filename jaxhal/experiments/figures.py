@@ -9,7 +9,7 @@ from jaxhal import plotting
 from jaxhal.capture import read
 from jaxhal.detectors import Detector
 from jaxhal.detectors.trained import Heads
-from jaxhal.experiments import results
+from jaxhal.experiments import relevance, results
 from jaxhal.experiments.config import UNITS, Config
 from jaxhal.experiments.running import Found
 from jaxhal.features.forest import Forest
@@ -34,7 +34,7 @@ def figures(
     rows: Sequence[Mapping[str, Any]],
     lm: LM,
 ) -> Iterator[tuple[str, "Figure"]]:
-    """Name and figure: transfer, curves of each data set, heads and forests of TOHA.
+    """Name and figure: transfer, curves of each data set, relevance, heads, forests.
 
     The curves show what the table ranks by.  Their names end in the data set's label
     where there are several data sets.
@@ -52,6 +52,9 @@ def figures(
         pooled = results.pooled(judged, detectors)
         for name, figure in _curves(own, pooled, UNITS[config.unit]):
             yield f"{name}{end}", figure
+        if config.unit == "response":
+            for name, figure in relevance.figures(data[label]):
+                yield f"{name}{end}", figure
     for label, fitted in found.fitted.items():
         chosen = [one for one in fitted.values() if isinstance(one.params, Heads)]
         for one in chosen:

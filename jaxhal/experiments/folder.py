@@ -1,5 +1,6 @@
 """The run directory: what a run leaves for people and for programs."""
 
+import dataclasses
 import hashlib
 import io
 import json
@@ -14,7 +15,7 @@ import numpy as np
 
 from jaxhal import plotting
 from jaxhal.detectors import Detector
-from jaxhal.experiments import page, results, running
+from jaxhal.experiments import finetuning, page, relevance, results, running
 from jaxhal.experiments.answers import PAGE, reports, token_table
 from jaxhal.experiments.config import Config, to_yaml
 from jaxhal.experiments.figures import figures
@@ -62,16 +63,24 @@ def write(
     """Writes everything a run found and returns the rows of its table.
 
     ``scores.parquet results.json results.md report.html``, figures, and the detectors
-    fitted on the first split in ``fitted/<data set>/<detector>/``.
+    fitted on the first split in ``fitted/<data set>/<detector>/``.  The checkpoints of
+    a tuning, which a run that is started again goes on from, are done with.
     """
     import pandas as pd
 
     make = results.transfer if len(data) > 1 else results.table
-    rows = make(found.judged, detectors)
-    tokens = [] if config.unit != "response" else _tokens(data, found)
-    drawn = dict(figures(config, detectors, data, found, rows, lm))
+    methods = [*detectors, *([finetuning.FINE_TUNED] if found.tuned else [])]
+    rows = make(found.judged, methods)
+    whole = config.unit == "response"
+    tokens = _tokens(data, found) if whole else []
+    differences = relevance.table(data) if whole else []
+    drawn = dict(figures(config, methods, data, found, rows, lm))
+    drawn |= finetuning.figures(found.tuned)
     drawn["timing"] = plotting.timing_bars(seconds)
-    text = page.markdown(config, data, found.judged, rows, tokens, list(drawn))
+    tables = rows, tokens, differences
+    notes = [*config.notes, *finetuning.notes(found.tuned)]
+    noted = dataclasses.replace(config, notes=notes)
+    text = page.markdown(noted, data, found.judged, *tables, list(drawn))
     frames = [
         part.frame.assign(train=part.train, test=part.test, fold=part.fold)
         for part in found.judged
@@ -82,6 +91,7 @@ def write(
         "name": config.name,
         "rows": rows,
         "tokens": tokens,
+        "relevance": differences,
         "seconds": dict(seconds),
         "versions": _versions(),
     }
@@ -93,10 +103,13 @@ def write(
     for name, png in pictures.items():
         with replacing(folder / f"{name}.png", binary=True) as file:
             file.write(png)
-    shown = [] if config.unit != "response" else _shown(config, data, found)
+    shown = _shown(config, data, found) if whole else []
     body = page.html(text, pictures, len(shown))
     write_html(folder / "report.html", shown, config.name, body=body)
     _save(folder / "fitted", config, detectors, data, found, rows)
+    for label, tuned in found.tuned.items():
+        tuned.save(folder / "fitted" / label / finetuning.FINE_TUNED.name)
+    shutil.rmtree(folder / finetuning.CHECKPOINTS, ignore_errors=True)
     return rows
 
 

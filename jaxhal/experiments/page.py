@@ -4,7 +4,7 @@ import base64
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jaxhal.experiments import results
+from jaxhal.experiments import relevance, results
 from jaxhal.experiments.config import UNITS, Config
 from jaxhal.experiments.protocols import PUBLISHED_SEEDS
 from jaxhal.experiments.results import Judged
@@ -35,6 +35,7 @@ def markdown(
     judged: Sequence[Judged],
     rows: Sequence[Mapping[str, Any]],
     tokens: Sequence[Mapping[str, Any]],
+    differences: Sequence[Mapping[str, Any]],
     figures: Sequence[str],
 ) -> str:
     """The results of a run, figures named beside it."""
@@ -52,6 +53,8 @@ def markdown(
         text += [_ONE_FIT if len({part.fit for part in judged}) == 1 else _POOLED, ""]
     if tokens:
         text += ["## Tokens", "", results.token_markdown(tokens), "", _TOKENS, ""]
+    if differences:
+        text += ["## Relevance", "", relevance.markdown(differences), ""]
     if config.notes:
         text += ["## Notes", "", *[f"- {note}" for note in config.notes], ""]
     text += [*[f"![{name}]({name}.png)" for name in figures], ""]

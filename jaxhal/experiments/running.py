@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import itertools
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -13,6 +14,7 @@ from tqdm import tqdm
 
 from jaxhal.datasets import load_dataset
 from jaxhal.detectors import CATALOGUE, Detector, Targets, build
+from jaxhal.experiments import finetuning
 from jaxhal.experiments.config import Config, Data
 from jaxhal.experiments.protocols import Split, splits
 from jaxhal.experiments.results import Judged
@@ -21,6 +23,7 @@ from jaxhal.inputs import Inputs, collect
 from jaxhal.models.lm import LM, load
 from jaxhal.models.registry import cache_dir
 from jaxhal.store import Store
+from jaxhal.tuning import Tuned
 from jaxhal.types import Example
 
 
@@ -77,11 +80,13 @@ class Found:
       judged: the scores of every test part.
       splits: per data set, of its protocol.
       fitted: data set -> detector -> what was fitted on the first split.
+      tuned: data set -> the reader tuned on the first split; empty without a tuning.
     """
 
     judged: list[Judged]
     splits: dict[str, list[Split]]
     fitted: dict[str, dict[str, Fitted]]
+    tuned: dict[str, Tuned] = dataclasses.field(default_factory=dict)
 
 
 def judge(
@@ -98,12 +103,13 @@ def judge(
     """
     parts = {label: splits(config, one) for label, one in data.items()}
     elsewhere = _elsewhere(data, parts)
-    judged, kept = [], {}
+    judged, kept, kept_tuned = [], {}, {}
     total = sum(len(found) for found in parts.values()) * len(detectors)
     hide = None if progress is None else not progress
     with tqdm(total=total, desc="fitting", unit="fit", disable=hide) as bar:
         for label, found in parts.items():
             fitted: dict[str, Fitted] = {}
+            tuned: finetuning.Judge | None = None
             number = 0
             for fold, (train, test) in enumerate(found):
                 # The splits of `toha` differ in what they test only.
@@ -111,6 +117,9 @@ def judge(
                     bar.update(len(detectors))
                 else:
                     fitted = _fit(config, detectors, data[label], train, fold, bar)
+                    if config.tuning is not None:
+                        tuned = _tune(config, label, data[label], train, fold, progress)
+                        kept_tuned.setdefault(label, tuned.tuned)
                     number = fold
                 kept.setdefault(label, fitted)
                 for other, one in data.items():
@@ -118,8 +127,13 @@ def judge(
                     rows = elsewhere.get((label, other), whole)
                     left_out = len(whole) - len(rows)
                     frame = _frame(one, rows, fitted)
+                    if tuned is not None:
+                        some = [one.examples[row] for row in rows]
+                        score = tuned.score(some, progress)
+                        name = finetuning.FINE_TUNED.name
+                        frame = frame.assign(**_columns(name, tuned.fitted, score))
                     judged.append(Judged(label, other, fold, number, left_out, frame))
-    return Found(judged, parts, kept)
+    return Found(judged, parts, kept, kept_tuned)
 
 
 def _elsewhere(
@@ -170,6 +184,19 @@ def _fit(
     return {detector.name: fitted[detector.name] for detector in detectors}
 
 
+def _tune(
+    config: Config,
+    label: str,
+    data: Inputs,
+    train: np.ndarray,
+    fold: int,
+    progress: bool | None,
+) -> finetuning.Judge:
+    lm = model(config.model, config.dtype)
+    folder = Path(config.out) / config.name / finetuning.CHECKPOINTS / label / str(fold)
+    return finetuning.tune(config, lm, data, train, folder, progress)
+
+
 def _frame(data: Inputs, rows: np.ndarray, fitted: Mapping[str, Fitted]) -> Any:
     import pandas as pd
 
@@ -180,11 +207,16 @@ def _frame(data: Inputs, rows: np.ndarray, fitted: Mapping[str, Fitted]) -> Any:
         "label": data.labels[rows],
     }
     for name, one in fitted.items():
-        score = one.score(data.inputs[name])[rows]
-        columns[name] = score
-        columns[f"{name}.probability"] = one.probabilities(score)
-        columns[f"{name}.flagged"] = one.flags(score)
+        columns |= _columns(name, one, one.score(data.inputs[name])[rows])
     return pd.DataFrame(columns)
+
+
+def _columns(name: str, one: Fitted, score: np.ndarray) -> dict[str, np.ndarray]:
+    return {
+        name: score,
+        f"{name}.probability": one.probabilities(score),
+        f"{name}.flagged": one.flags(score),
+    }
 
 
 def specs_of(config: Config) -> dict[str, Any]:

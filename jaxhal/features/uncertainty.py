@@ -149,6 +149,25 @@ class TokenLogprob(Reducer):
 
 
 @dataclasses.dataclass(frozen=True)
+class TextLogprob(TokenLogprob):
+    r"""Log probability of a whole response, in nats, its last token left out.
+
+    .. math:: \sum_{t < R} \log p_t
+
+    The last token is the end of the sequence, which ``lm.encode`` appends: whether the
+    model would stop there is no part of how likely it finds the text.  0 without text.
+
+    Example:
+      >>> TextLogprob().rowwise
+      False
+    """
+
+    def finish(self, rows: Float[Array, " response"], view: View) -> Float[Array, ""]:
+        length = view.valid[view.prompt_length :].sum()
+        return jnp.where(jnp.arange(len(rows)) < length - 1, rows, 0.0).sum()
+
+
+@dataclasses.dataclass(frozen=True)
 class TokenEntropy(Reducer):
     """Entropy of the distribution each response token was drawn from, in nats.
 

@@ -70,7 +70,8 @@ class Norm(nnx.Module):
 
 def _apply(layer: nnx.Linear, x: Array, ops: Ops) -> Array:
     bias = None if layer.bias is None else layer.bias[...]
-    return ops.linear(x, layer.kernel[...], bias)
+    # Not `kernel[...]`: a primitive may know kernels that are not one array.
+    return ops.linear(x, layer.kernel.get_value(), bias)
 
 
 class Attention(nnx.Module):

@@ -15,3 +15,7 @@ from jaxhal.plotting.distributions import score_histograms as score_histograms
 from jaxhal.plotting.forests import forest_drawing as forest_drawing
 from jaxhal.plotting.layers import head_map as head_map
 from jaxhal.plotting.layers import layer_curve as layer_curve
+from jaxhal.plotting.losses import loss_curve as loss_curve
+from jaxhal.plotting.relevance import relevance_boxes as relevance_boxes
+from jaxhal.plotting.relevance import relevance_lines as relevance_lines
+from jaxhal.plotting.relevance import relevance_maps as relevance_maps

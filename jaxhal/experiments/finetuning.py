@@ -1,0 +1,119 @@
+"""The fine-tuned reader as one more method of an experiment."""
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+from jaxtyping import Float
+
+from jaxhal import plotting, tuning
+from jaxhal.detectors import Detector, Targets
+from jaxhal.detectors.core import LOG_ODDS
+from jaxhal.experiments.config import Config
+from jaxhal.fitting import Fitted, fit
+from jaxhal.inputs import Inputs
+from jaxhal.models.lm import LM
+from jaxhal.types import Example
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+# Folder of a run that its checkpoints go to.
+CHECKPOINTS = "checkpoints"
+
+# Its inputs are the scores themselves, which a tuned reader makes of text.
+FINE_TUNED = Detector(
+    name="fine_tuned",
+    summary="the reader itself, fine-tuned to classify answers",
+    unit=LOG_ODDS,
+    reference="Hu et al., LRP4RAG, 2024, section 4.3, baseline LLM fine-tuning",
+    inputs=lambda features: features["fine_tuned"],
+    fit=lambda scores, targets: (),
+    fit_held_out=lambda scores, targets, known: ((), scores),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Judge:
+    """A tuned reader with its threshold and calibration.
+
+    Attributes:
+      lm: the reader before.
+      tuned: what was learned.
+      fitted: what its scores mean, as its validation part says.
+    """
+
+    lm: LM
+    tuned: tuning.Tuned
+    fitted: Fitted
+
+    def score(
+        self, examples: Sequence[Example], progress: bool | None
+    ) -> Float[np.ndarray, " answers"]:
+        """Log odds of a hallucination."""
+        return self.tuned.score(self.lm, examples, progress)
+
+
+def tune(
+    config: Config,
+    lm: LM,
+    data: Inputs,
+    train: np.ndarray,
+    folder: Path,
+    progress: bool | None,
+) -> Judge:
+    """Tunes the reader on the training part of a split.
+
+    Raises:
+      ValueError: as :func:`jaxhal.tuning.fit` does.
+    """
+    assert config.tuning is not None
+    examples = [data.examples[row] for row in train]
+    tuned = tuning.fit(lm, examples, config.tuning, folder, progress)
+    held_out = train[tuned.validation]
+    scores = np.zeros(len(data.labels), tuned.unseen.dtype)
+    scores[held_out] = tuned.unseen
+    weight = np.ones(len(scores))
+    everything = Targets(data.labels, data.groups, weight, jax.random.key(config.seed))
+    fitted = fit(
+        FINE_TUNED,
+        scores,
+        everything.only(held_out),
+        objective=config.threshold,  # pyright: ignore[reportArgumentType]
+        precision=config.precision,
+        calibration=config.calibration,  # pyright: ignore[reportArgumentType]
+    )
+    return Judge(lm, tuned, fitted)
+
+
+def figures(
+    tuned: Mapping[str, tuning.Tuned],
+) -> Iterator[tuple[str, "Figure"]]:
+    """Name and loss curve of every data set's first tuning."""
+    for label, one in tuned.items():
+        figure = plotting.loss_curve(one.losses, one.validation_losses)
+        yield f"tuning_{label}", figure
+
+
+def notes(tuned: Mapping[str, tuning.Tuned]) -> list[str]:
+    """How each reader was tuned, as sentences."""
+    return [_note(label, one) for label, one in tuned.items()]
+
+
+def _note(label: str, one: tuning.Tuned) -> str:
+    how: Any = one.tuning
+    what = "every weight"
+    if how.method == "lora":
+        what = f"LoRA of rank {how.rank} on {', '.join(how.targets)}"
+    best = int(np.argmin(one.validation_losses))
+    return (
+        f"{FINE_TUNED.name} is the reader itself, tuned on the training part of "
+        f"{label} ({what}; learning rate {how.learning_rate:g}; {len(one.losses)} "
+        f"steps of {how.batch_size} answers). Of that part, {len(one.validation)} "
+        f"answers were not learned from: they chose epoch {best + 1} of "
+        f"{len(one.validation_losses)}, with a validation loss of "
+        f"{one.validation_losses[best]:.3f} nats, the threshold and the calibration."
+    )

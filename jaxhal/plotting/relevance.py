@@ -1,0 +1,268 @@
+"""Where grounded and hallucinated answers differ in relevance."""
+
+import math
+from collections.abc import Collection, Hashable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from jaxhal.evaluation.intervals import mean_interval
+from jaxhal.plotting.style import (
+    GREY,
+    GROUNDED,
+    HALLUCINATED,
+    INK,
+    PALE,
+    SMALL,
+    canvas,
+    check_labels,
+    check_scores,
+    label,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_COLUMNS = 2
+_KINDS = (("grounded", GROUNDED), ("hallucinated", HALLUCINATED))
+
+
+def relevance_boxes(values: Mapping[str, Any], labels: Any) -> "Figure":
+    """A panel a quantity: its median, quartiles and reach in both classes.
+
+    Whiskers end at the last answer within 1.5 times the height of the box; how many lie
+    beyond, which are not drawn, stands below.
+
+    Args:
+      values: by quantity, named with its unit, ``[answers]``, such as its mean
+        relevance.
+      labels: ``[answers]``, 1 for hallucinated, 0 for grounded.
+
+    Raises:
+      ValueError: on no quantity, values that do not pair up with the labels or are not
+        finite, one class only.
+
+    Example:
+      >>> figure = relevance_boxes({"logit": [1, 2, 3, 1, 9]}, [0, 0, 0, 1, 1])
+      >>> print(figure.axes[0].get_xticklabels()[1].get_text())
+      hallucinated
+      2 answers
+      0 not drawn
+
+    References:
+      Hu et al., `LRP4RAG <https://arxiv.org/abs/2408.15533>`_, 2024, figure 2.
+    """
+    from matplotlib.cbook import boxplot_stats
+
+    labels = check_labels(labels)
+    checked = check_scores(values, labels)
+    columns = min(_COLUMNS, len(checked))
+    rows = math.ceil(len(checked) / columns)
+    figure, axes = canvas(0.4 + 2.8 * columns, 0.2 + 2.5 * rows, rows, columns)
+    figure.get_layout_engine().set(w_pad=0.1, h_pad=0.1)
+    for ax in axes.flat[len(checked) :]:
+        ax.set_visible(False)
+    for ax, (name, value) in zip(axes.flat, checked.items(), strict=False):
+        boxes = boxplot_stats([value[labels == kind] for kind in (0, 1)])
+        parts = ax.bxp(
+            boxes,
+            widths=0.5,
+            showfliers=False,
+            patch_artist=True,
+            medianprops={"linewidth": 1.8},
+        )
+        for number, (_, colour) in enumerate(_KINDS):
+            parts["boxes"][number].set(facecolor=(colour, 0.25), edgecolor=colour)
+            parts["medians"][number].set_color(colour)
+            for line in ("whiskers", "caps"):
+                for one in parts[line][2 * number : 2 * number + 2]:
+                    one.set_color(colour)
+        ax.set_xticks([1, 2], [_below(*pair, labels) for pair in enumerate(boxes)])
+        ax.tick_params(axis="x", length=0)
+        ax.grid(axis="y", color=PALE, linewidth=0.5)
+        ax.locator_params(axis="y", nbins=6)
+        label(ax, y=name)
+    return figure
+
+
+def _below(kind: int, box: Mapping[str, Any], labels: Int[np.ndarray, " rows"]) -> str:
+    name, count = _KINDS[kind][0], (labels == kind).sum()
+    return f"{name}\n{count} answers\n{len(box['fliers'])} not drawn"
+
+
+def relevance_lines(
+    profiles: Mapping[str, Any],
+    labels: Any,
+    groups: Collection[Hashable] | None = None,
+    unit: str = "",
+) -> "Figure":
+    """A panel a profile: its mean over the answers of each class, 95 % interval shaded.
+
+    Intervals are percentiles of the bootstrap.  Where a few bins lie far off all
+    others, as the prompt's first may, they leave the axes, which say how far they go.
+
+    Args:
+      profiles: by name, ``[answers, bins]``, relevance resampled to one length.
+      labels: ``[answers]``, 1 for hallucinated, 0 for grounded.
+      groups: the source of each answer, to be drawn whole; each answer by itself when
+        left out.
+      unit: of the relevance.
+
+    Raises:
+      ValueError: on no profile, profiles that are not ``[answers, bins]`` of finite
+        numbers, labels or groups that do not pair up with them, one class only.
+
+    Example:
+      >>> figure = relevance_lines({"R": [[1.0, 3.0], [2.0, 2.0]]}, [0, 1])
+      >>> [line.get_ydata().tolist() for line in figure.axes[0].lines[:2]]
+      [[1.0, 3.0], [2.0, 2.0]]
+
+    References:
+      Hu et al., `LRP4RAG <https://arxiv.org/abs/2408.15533>`_, 2024, figure 3.
+    """
+    from matplotlib.patches import Patch
+
+    labels = check_labels(labels)
+    if not profiles:
+        raise ValueError("profiles are empty; give at least one by its name")
+    if groups is not None and len(groups) != len(labels):
+        raise ValueError(
+            f"got {len(groups)} groups for {len(labels)} labels; give one per answer"
+        )
+    sources = [*(range(len(labels)) if groups is None else groups)]
+    checked = {n: _check(n, given, labels, 2) for n, given in profiles.items()}
+    figure, axes = canvas(max(4.8, 0.6 + 3.2 * len(checked)), 2.9, 1, len(checked))
+    for ax, (name, values) in zip(axes[0], checked.items(), strict=True):
+        ends = []
+        where = (np.arange(values.shape[1]) + 0.5) * 100 / values.shape[1]
+        for kind, (_, colour) in enumerate(_KINDS):
+            some = values[labels == kind]
+            own = [sources[row] for row in np.flatnonzero(labels == kind)]
+            low, high = mean_interval(some, own)
+            ax.fill_between(where, low, high, color=colour, alpha=0.2, lw=0)
+            ax.plot(where, some.mean(0), color=colour, linewidth=1.3)
+            ends += [low, high]
+        _limit(ax, where, np.stack(ends))
+        ax.set_xlim(0, 100)
+        ax.axhline(0, color=GREY, linewidth=0.8, linestyle=":", zorder=1)
+        label(ax, title=name)
+    label(axes[0, 0], title=axes[0, 0].get_title(), y=_of(unit))
+    figure.supxlabel("position, % of tokens", fontsize=9, color=INK)
+    names = [f"{name} ({(labels == n).sum()})" for n, (name, _) in enumerate(_KINDS)]
+    figure.legend(
+        [*axes[0, 0].lines[:2], Patch(color=GREY, alpha=0.3, linewidth=0)],
+        [*names, "95 % interval"],
+        loc="outside upper center",
+        ncols=3,
+        frameon=False,
+        fontsize=SMALL,
+    )
+    return figure
+
+
+def _limit(
+    ax: "Axes",
+    where: Float[np.ndarray, " bins"],
+    ends: Float[np.ndarray, "ends bins"],
+) -> None:
+    """Cuts extreme bins where they would flatten all others."""
+    low, high = np.percentile(ends, [2, 98])
+    room = 2 * (high - low)
+    some = ends[(low - room <= ends) & (ends <= high + room)]
+    pad = 0.08 * np.ptp(some)
+    if some.size < ends.size:
+        ax.set_ylim(some.min() - pad, some.max() + pad)
+    for at, far, top in (
+        (ends.max(0).argmax(), ends.max(), 1),
+        (ends.min(0).argmin(), ends.min(), 0),
+    ):
+        if not some.min() <= far <= some.max():
+            right = where[at] > 50
+            ax.annotate(
+                f"{'up' if top else 'down'} to {far:.2g}",
+                (where[at], top),
+                xycoords=("data", "axes fraction"),
+                xytext=(-5 if right else 5, -2 if top else 2),
+                textcoords="offset points",
+                ha="right" if right else "left",
+                va="top" if top else "bottom",
+                fontsize=SMALL,
+                color=INK,
+            )
+
+
+def relevance_maps(maps: Any, labels: Any, unit: str = "") -> "Figure":
+    """Mean relevance of prompt to response, grounded and hallucinated side by side.
+
+    Both have one scale, centred on 0.  It ends at the largest size, or at twice their
+    90th percentile, so that a few bins do not bleach all others; the colour bar is
+    pointed where any lie beyond.
+
+    Args:
+      maps: ``[answers, response, prompt]``, relevance in bins.
+      labels: ``[answers]``, 1 for hallucinated, 0 for grounded.
+      unit: of the relevance.
+
+    Raises:
+      ValueError: on maps that are not ``[answers, response, prompt]`` of finite
+        numbers, or do not pair up with the labels, one class only.
+
+    Example:
+      >>> figure = relevance_maps([[[1.0, -2.0]], [[4.0, 0.0]]], [0, 1])
+      >>> [ax.images[0].get_array().tolist() for ax in figure.axes[:2]]
+      [[[1.0, -2.0]], [[4.0, 0.0]]]
+
+    References:
+      Hu et al., `LRP4RAG <https://arxiv.org/abs/2408.15533>`_, 2024, figure 4.
+    """
+    labels = check_labels(labels)
+    values = _check("maps", maps, labels, 3)
+    means = np.stack([values[labels == kind].mean(0) for kind in (0, 1)])
+    sizes = np.abs(means)
+    limit = min(sizes.max(), 2 * np.percentile(sizes, 90)) or sizes.max()
+    figure, axes = canvas(7.0, 3.2, 1, 2)
+    for kind, (name, _) in enumerate(_KINDS):
+        ax = axes[0, kind]
+        ax.imshow(
+            means[kind],
+            aspect="auto",
+            cmap="RdBu_r",
+            vmin=-limit,
+            vmax=limit,
+            interpolation="nearest",
+            extent=(0, 100, 100, 0),
+        )
+        y = "" if kind else "position in response, %"
+        title = f"{name} ({(labels == kind).sum()})"
+        label(ax, "position in prompt, %", y, title)
+    beyond = {(False, False): "neither", (True, False): "min", (False, True): "max"}
+    extend = beyond.get((means.min() < -limit, means.max() > limit), "both")
+    image = axes[0, 1].images[0]
+    bar = figure.colorbar(image, ax=list(axes[0]), aspect=30, extend=extend)
+    bar.set_label(_of(unit), fontsize=9, color=INK)
+    bar.ax.tick_params(labelsize=SMALL)
+    bar.outline.set_visible(False)
+    return figure
+
+
+def _of(unit: str) -> str:
+    return f"mean relevance ({unit})" if unit else "mean relevance"
+
+
+def _check(
+    name: str, given: Any, labels: Int[np.ndarray, " rows"], rank: int
+) -> Float[np.ndarray, "rows *axes"]:
+    values = np.asarray(given, float)
+    axes = "[answers, bins]" if rank == 2 else "[answers, response, prompt]"
+    if values.ndim != rank or not values.size or not np.isfinite(values).all():
+        raise ValueError(
+            f"{name} of shape {list(values.shape)} must be {axes} of finite numbers"
+        )
+    if len(values) != len(labels):
+        raise ValueError(
+            f"{name} holds {len(values)} answers for {len(labels)} labels; give one "
+            "label per answer"
+        )
+    return values

@@ -1,0 +1,105 @@
+"""Low-rank additions to the projections of a frozen model.
+
+A projection multiplies by ``W + (alpha / rank) A B``, which is never formed: the
+product with ``A``, then ``B``, is added to that with ``W``.  As ``W`` itself is not
+differentiated, no gradient of its size is ever computed.
+
+References:
+  Hu et al., `LoRA <https://arxiv.org/abs/2106.09685>`_, 2021, section 4.1.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from jaxhal.models.ops import STANDARD, wide
+from jaxhal.models.weights import paths
+
+
+class Pair(NamedTuple):
+    """``A`` and ``B`` of one projection in every layer."""
+
+    down: Float[Array, "layer width_in rank"]
+    up: Float[Array, "layer rank width_out"]
+
+
+class Adapted(NamedTuple):
+    """Stands in a model for the kernel of a projection; ``up`` holds the scale."""
+
+    kernel: Any
+    down: Any
+    up: Any
+
+
+def linear(x: Array, kernel: Any, bias: Any, dtype: Any = None) -> Array:
+    """``x W + b``, and ``(x A) B`` more for an adapted kernel."""
+    if not isinstance(kernel, Adapted):
+        return STANDARD.linear(x, kernel, bias, dtype)
+    y = STANDARD.linear(x, kernel.kernel, bias, dtype)
+    low = STANDARD.linear(x, kernel.down.astype(x.dtype), None)
+    return y + STANDARD.linear(low, kernel.up.astype(x.dtype), None, dtype)
+
+
+OPS = STANDARD._replace(linear=linear)
+
+
+def pairs(
+    params: Any, targets: Sequence[str], rank: int, key: Array
+) -> dict[str, Pair]:
+    """Pairs to start from, by the name of their kernel: ``A`` random, ``B`` zero.
+
+    They change nothing yet.  ``A`` is Gaussian with variance ``1 / width_in``.
+
+    Args:
+      params: of the model.
+      targets: projections, such as ``"q_proj"``.
+      rank: columns of ``A`` and rows of ``B``.
+      key: of the random numbers.
+
+    Raises:
+      ValueError: when the model has no projection of that name.
+    """
+    kernels = {
+        name.split(".")[-2]: (name, leaf)
+        for name, leaf in paths(params)
+        if name.startswith("blocks.") and name.endswith(".kernel")
+    }
+    if unknown := [name for name in targets if name not in kernels]:
+        raise ValueError(
+            f"tuning targets {', '.join(unknown)} are no projections of the model; use "
+            f"some of {', '.join(sorted(kernels))}"
+        )
+    made = {}
+    for target, part in zip(targets, jax.random.split(key, len(targets)), strict=True):
+        name, kernel = kernels[target]
+        layers, width_in, width_out = kernel.shape
+        dtype = wide(kernel.dtype)
+        down = jax.random.normal(part, (layers, width_in, rank), dtype)
+        up = jnp.zeros((layers, rank, width_out), dtype)
+        made[name] = Pair(down / width_in**0.5, up)
+    return made
+
+
+def insert(params: Any, learned: Mapping[str, Any], scale: Any) -> Any:
+    """The model's parameters with what was learned in its place.
+
+    Args:
+      params: of the model, an ``nnx`` state.
+      learned: by parameter name a :class:`Pair` to add, or an array to put there.
+      scale: of the pairs, ``alpha / rank``.
+
+    Returns:
+      A state for a forward with :data:`OPS`.
+    """
+
+    def put(name: str, leaf: Array) -> Any:
+        value = learned.get(name, leaf)
+        if isinstance(value, Pair):
+            return Adapted(leaf, value.down, scale * value.up)
+        return value.astype(leaf.dtype)
+
+    leaves = [put(name, leaf) for name, leaf in paths(params)]
+    return jax.tree.unflatten(jax.tree.structure(params), leaves)

@@ -1,0 +1,97 @@
+"""Where a fine-tuning stands, on disk: written whole or not at all, by Orbax."""
+
+import contextlib
+import json
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+
+from jaxhal.files import replacing
+
+Tree = TypeVar("Tree")
+
+
+class Checkpoints:
+    """The latest state of one fine-tuning; :func:`opened` makes it."""
+
+    def __init__(self, manager: Any):
+        self._manager = manager
+
+    def restored(self, state: Tree) -> Tree:
+        """The state that was saved last, or the one given when none was."""
+        import orbax.checkpoint as ocp
+
+        step = self._manager.latest_step()
+        if step is None:
+            return state
+        # On the device that is here, not on the one that wrote it.
+        here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+        shapes = {
+            name: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=here)
+            for name, leaf in _leaves(state).items()
+        }
+        found = self._manager.restore(step, args=ocp.args.StandardRestore(shapes))
+        leaves = [found[name] for name in shapes]
+        return jax.tree.unflatten(jax.tree.structure(state), leaves)
+
+    def save(self, step: int, state: Any) -> None:
+        """Replaces what was saved before; a kill leaves the one or the other."""
+        import orbax.checkpoint as ocp
+
+        self._manager.save(step, args=ocp.args.StandardSave(_leaves(state)))
+
+
+def _leaves(state: Any) -> dict[str, jax.Array]:
+    leaves = jax.tree.leaves(state)
+    return {f"leaf{number}": jnp.asarray(leaf) for number, leaf in enumerate(leaves)}
+
+
+@contextlib.contextmanager
+def opened(
+    folder: str | os.PathLike, about: Mapping[str, Any]
+) -> Iterator[Checkpoints]:
+    """The checkpoints in a folder, which belongs to one fine-tuning.
+
+    Args:
+      folder: made when it is not there.
+      about: what decides the result: model, settings and data, as JSON.
+
+    Raises:
+      ValueError: when the folder holds another fine-tuning, naming what differs.
+      FileExistsError: when it holds something else.
+    """
+    import orbax.checkpoint as ocp
+
+    path = Path(folder).resolve()
+    _claim(path, json.loads(json.dumps(about)))
+    options = ocp.CheckpointManagerOptions(
+        max_to_keep=1, enable_async_checkpointing=False
+    )
+    with ocp.CheckpointManager(path / "steps", options=options) as manager:
+        yield Checkpoints(manager)
+
+
+def _claim(path: Path, about: dict[str, Any]) -> None:
+    card = path / "tuning.json"
+    if not card.is_file():
+        if path.is_dir() and any(path.iterdir()):
+            raise FileExistsError(f"{path} is no checkpoint folder; give a new folder")
+        path.mkdir(parents=True, exist_ok=True)
+        with replacing(card) as file:
+            json.dump(about, file, indent=1)
+        return
+    found = json.loads(card.read_text("utf-8"))
+    differing = [
+        f"{name} is {value!r} here and {found.get(name)!r} there"
+        for name, value in about.items()
+        if found.get(name) != value
+    ]
+    if differing:
+        raise ValueError(
+            f"{path} holds the checkpoint of another fine-tuning: "
+            f"{'; '.join(differing)}; delete it or give a new folder"
+        )

@@ -1,0 +1,217 @@
+"""Fine-tuning step by step: accumulated gradients, early stopping, resumption."""
+
+import contextlib
+import functools
+import os
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jaxtyping import Array, Float
+from tqdm import tqdm
+
+from jaxhal.models.lm import LM
+from jaxhal.tuning.checkpoints import Checkpoints, opened
+from jaxhal.tuning.classifier import Learned, batches, log_loss, start
+from jaxhal.tuning.settings import Tuning
+from jaxhal.tuning.task import Task, prepare
+from jaxhal.tuning.tuned import Tuned, scores
+from jaxhal.types import Example
+
+
+class State(NamedTuple):
+    """Where a fine-tuning stands; all of it is in a checkpoint.
+
+    Attributes:
+      step: steps done.
+      learned: after them.
+      optimizer: AdamW's moments and count.
+      best: what had the least validation loss, ``None`` without a validation part.
+      best_loss: that loss.
+      unseen: scores of the validation part by ``best``.
+      stale: epochs since.
+      losses: training loss of each step, NaN for those to come.
+      validation_losses: after each epoch, likewise.
+    """
+
+    step: Any
+    learned: Learned
+    optimizer: Any
+    best: Learned | None
+    best_loss: Any
+    unseen: Any
+    stale: Any
+    losses: Any
+    validation_losses: Any
+
+
+def fit(
+    lm: LM,
+    examples: Sequence[Example],
+    tuning: Tuning,
+    folder: str | os.PathLike | None = None,
+    progress: bool | None = None,
+) -> Tuned:
+    """Fine-tunes a reader to tell hallucinated from grounded answers.
+
+    Args:
+      lm: the model, which stays as it is.
+      examples: labelled answers.
+      tuning: the settings.
+      folder: where checkpoints are kept; a run that was killed goes on from there and
+        ends with the weights it would have had.
+      progress: show a progress bar; ``None`` shows it on a terminal.
+
+    Raises:
+      ValueError: on examples without labels, of one class or over the model's context,
+        too few sources for a validation part, an unknown target, a folder of another
+        fine-tuning, or a loss that is no number.
+      FileExistsError: when the folder holds something else.
+    """
+    task = prepare(lm, examples, tuning)
+    state = _begin(task, start(lm, tuning, jax.random.key(tuning.seed)))
+    place = contextlib.nullcontext() if folder is None else opened(folder, task.about())
+    with place as checkpoints:
+        if checkpoints is not None:
+            state = checkpoints.restored(state)
+        state = _train(task, state, checkpoints, progress)
+    learned, epochs = state.learned, 0
+    if state.best is not None:
+        learned, epochs = state.best, int(state.step) // task.steps_per_epoch
+    return Tuned(
+        tuning,
+        lm.name,
+        learned,
+        np.asarray(state.losses)[: int(state.step)],
+        np.asarray(state.validation_losses)[:epochs],
+        task.validation,
+        np.asarray(state.unseen),
+    )
+
+
+def _begin(task: Task, learned: Learned) -> State:
+    unknown: Any = learned
+    return State(
+        np.int32(0),
+        learned,
+        optax.adamw(0.0).init(unknown),
+        learned if len(task.validation) else None,
+        np.float32(np.inf),
+        np.zeros(len(task.validation), learned.head.w.dtype),
+        np.int32(0),
+        np.full(task.steps, np.nan, np.float32),
+        np.full(task.tuning.epochs, np.nan, np.float32),
+    )
+
+
+def learning_rate(tuning: Tuning, steps: int) -> optax.Schedule:
+    """After a linear warm-up, whose first step is not lost to a rate of 0."""
+    rate = tuning.learning_rate
+    rising = min(round(tuning.warmup * steps), steps - 1)
+    if tuning.schedule == "cosine":
+        after = optax.cosine_decay_schedule(rate, steps - rising)
+    else:
+        after = optax.constant_schedule(rate)
+    before = optax.linear_schedule(rate / (rising + 1), rate, rising)
+    return optax.join_schedules([before, after], [rising])
+
+
+def _train(
+    task: Task, state: State, checkpoints: Checkpoints | None, progress: bool | None
+) -> State:
+    tuning, rate = task.tuning, learning_rate(task.tuning, task.steps)
+    step = int(state.step)
+    full, part = divmod(step, task.steps_per_epoch)
+    done = full * len(task.train) + part * tuning.batch_size
+    with tqdm(
+        total=tuning.epochs * len(task.train),
+        initial=done,
+        desc="tuning",
+        unit="answer",
+        disable=None if progress is None else not progress,
+    ) as bar:
+        while step < task.steps and int(state.stale) < tuning.patience:
+            numbers = task.batch(step)
+            loss, gradient = _gradient(task, state.learned, numbers, bar)
+            learned, inner = _updated(
+                state.learned,
+                state.optimizer,
+                gradient,
+                float(rate(step)),
+                tuning.weight_decay,
+            )
+            losses = _with(state.losses, step, float(loss))
+            step += 1
+            state = state._replace(
+                step=np.int32(step), learned=learned, optimizer=inner, losses=losses
+            )
+            bar.set_postfix(loss=f"{float(loss):.3f}")
+            if step % task.steps_per_epoch == 0 and len(task.validation):
+                state = _validated(task, state, step // task.steps_per_epoch - 1)
+            ended = step == task.steps or int(state.stale) >= tuning.patience
+            if checkpoints is not None and (ended or step % tuning.save_every == 0):
+                checkpoints.save(step, state)
+    return state
+
+
+def _gradient(
+    task: Task, learned: Learned, numbers: list[int], bar: tqdm
+) -> tuple[Float[Array, ""], Learned]:
+    """Mean loss of a batch and its gradient, a micro-batch at a time."""
+    size = task.tuning.micro_batch
+    dtype = learned.head.w.dtype
+    total = jnp.zeros((), dtype), jax.tree.map(jnp.zeros_like, learned)
+    pad_id = task.lm.require_tokenizer().pad_id
+    for part, rows in batches(task.sequences, numbers, size, pad_id):
+        labels, weight = np.zeros((2, size), dtype)
+        labels[: len(part)] = task.labels[part]
+        weight[: len(part)] = 1 / len(numbers)
+        scale, remat = task.tuning.scale, task.tuning.remat
+        total = _accumulated(
+            remat, total, learned, task.lm, rows, labels, weight, scale
+        )
+        bar.update(len(part))
+    if not np.isfinite(total[0]):
+        raise ValueError(
+            f"the training loss became {float(total[0])}; give a lower learning_rate "
+            f"than {task.tuning.learning_rate}"
+        )
+    return total
+
+
+@functools.partial(jax.jit, static_argnums=0, donate_argnums=1)
+def _accumulated(remat, total, learned, *arguments):
+    found = jax.value_and_grad(log_loss)(learned, *arguments, remat)
+    return jax.tree.map(jnp.add, total, found)
+
+
+@jax.jit
+def _updated(learned, inner, gradient, rate, weight_decay):
+    adamw = optax.adamw(rate, weight_decay=weight_decay)
+    updates, inner = adamw.update(gradient, inner, learned)
+    return optax.apply_updates(learned, updates), inner
+
+
+def _with(losses: Any, at: int, loss: float) -> Float[np.ndarray, " losses"]:
+    losses = np.array(losses)
+    losses[at] = loss
+    return losses
+
+
+def _validated(task: Task, state: State, epoch: int) -> State:
+    """The state after an epoch, which is kept when its validation loss is the least."""
+    chosen = [task.sequences[number] for number in task.validation]
+    found = scores(task.lm, task.tuning, state.learned, chosen, progress=False)
+    sign = 2 * task.labels[task.validation] - 1
+    loss = np.float32(np.logaddexp(0, -sign * found).mean())
+    better = bool(loss < state.best_loss)
+    return state._replace(
+        best=state.learned if better else state.best,
+        best_loss=loss if better else state.best_loss,
+        unseen=found if better else state.unseen,
+        stale=np.int32(0 if better else state.stale + 1),
+        validation_losses=_with(state.validation_losses, epoch, float(loss)),
+    )

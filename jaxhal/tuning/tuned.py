@@ -1,0 +1,193 @@
+"""A reader that has been fine-tuned: scores, and its weights on disk."""
+
+import dataclasses
+import json
+import os
+from collections.abc import Mapping, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Float, Int
+from tqdm import tqdm
+
+from jaxhal.files import replacing
+from jaxhal.models.lm import LM
+from jaxhal.models.weights import paths
+from jaxhal.tuning.adapters import Pair
+from jaxhal.tuning.classifier import Head, Learned, batches, encode, log_odds
+from jaxhal.tuning.settings import Tuning
+from jaxhal.types import Example
+
+_CARD, _WEIGHTS = "tuned.json", "tuned.safetensors"
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Tuned:
+    """What fine-tuning found.
+
+    Attributes:
+      tuning: its settings.
+      model: name of the model that was tuned.
+      learned: the head, and what is added to or put into the model.
+      losses: training loss of each step, in nats an answer.
+      validation_losses: after each epoch; empty without a validation part.
+      validation: numbers of the examples that only chose the epoch.
+      unseen: their scores.
+    """
+
+    tuning: Tuning
+    model: str
+    learned: Learned
+    losses: Float[np.ndarray, " steps"]
+    validation_losses: Float[np.ndarray, " epochs"]
+    validation: Int[np.ndarray, " validation"]
+    unseen: Float[np.ndarray, " validation"]
+
+    def score(
+        self, lm: LM, examples: Sequence[Example], progress: bool | None = None
+    ) -> Float[np.ndarray, " examples"]:
+        """Log odds of a hallucination, higher = more likely hallucinated.
+
+        Args:
+          lm: the model that was tuned, as it was before.
+          examples: answers, with or without labels.
+          progress: show a progress bar; ``None`` shows it on a terminal.
+
+        Raises:
+          ValueError: when there are no examples, one is over the model's context, or
+            the weights do not fit the model.
+        """
+        self._check(lm)
+        sequences = encode(lm, examples)
+        return scores(lm, self.tuning, self.learned, sequences, progress)
+
+    def save(self, path: str | os.PathLike) -> None:
+        """Writes ``tuned.json`` and ``tuned.safetensors``, without the model itself.
+
+        Args:
+          path: the folder, which must not exist yet or be empty.
+
+        Raises:
+          FileExistsError: when the folder holds something.
+        """
+        from safetensors.numpy import save
+
+        folder = Path(path)
+        if folder.exists() and any(folder.iterdir()):
+            raise FileExistsError(f"{folder} is not empty; give a new folder")
+        folder.mkdir(parents=True, exist_ok=True)
+        arrays = {name: np.asarray(leaf) for name, leaf in _flat(self.learned).items()}
+        with replacing(folder / _WEIGHTS, binary=True) as file:
+            file.write(save(arrays))
+        card = {
+            "tuning": dataclasses.asdict(self.tuning),
+            "model": self.model,
+            **{name: getattr(self, name).tolist() for name in _ARRAYS},
+            "versions": {name: version(name) for name in ("jaxhal", "jax", "optax")},
+        }
+        with replacing(folder / _CARD) as file:
+            json.dump(card, file, indent=1)
+
+    def _check(self, lm: LM) -> None:
+        """Makes sure that the weights fit the model, before anything is traced."""
+        leaves = dict(paths(lm.params))
+        for name, value in self.learned.weights.items():
+            kernel = leaves.get(name)
+            if isinstance(value, Pair):
+                shape = (*value.down.shape[:2], value.up.shape[2])
+            else:
+                shape = value.shape
+            if kernel is None or kernel.shape != shape:
+                found = "missing" if kernel is None else f"{list(kernel.shape)}"
+                raise ValueError(
+                    f"{name} is {found} in model {lm.name!r} and {list(shape)} in "
+                    f"{self.model!r}, which was tuned; give that model"
+                )
+
+
+_ARRAYS = {
+    "losses": np.float32,
+    "validation_losses": np.float32,
+    "validation": np.int64,
+    "unseen": np.float32,
+}
+
+
+def load(path: str | os.PathLike) -> Tuned:
+    """What :meth:`Tuned.save` wrote.
+
+    Raises:
+      FileNotFoundError: when there is none.
+      ValueError: when it cannot be read.
+    """
+    from safetensors import SafetensorError
+    from safetensors.numpy import load_file
+
+    folder = Path(path)
+    if not (folder / _CARD).is_file():
+        raise FileNotFoundError(f"{folder} has no {_CARD}; give a saved fine-tuning")
+    try:
+        card = json.loads((folder / _CARD).read_text("utf-8"))
+        learned = _nested(load_file(folder / _WEIGHTS))
+        settings = card["tuning"]
+        tuning = Tuning(**{**settings, "targets": tuple(settings["targets"])})
+        arrays = {name: np.array(card[name], kind) for name, kind in _ARRAYS.items()}
+        return Tuned(tuning, card["model"], learned, **arrays)
+    except (KeyError, OSError, SafetensorError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"{folder} holds no whole fine-tuning; copy it again, or tune anew "
+            f"({type(error).__name__}: {error})"
+        ) from error
+
+
+def scores(
+    lm: LM,
+    tuning: Tuning,
+    learned: Learned,
+    sequences: Sequence[np.ndarray],
+    progress: bool | None = None,
+) -> Float[np.ndarray, " answers"]:
+    """Log odds of encoded answers, in their order."""
+    out = np.zeros(len(sequences), learned.head.w.dtype)
+    pad_id = lm.require_tokenizer().pad_id
+    with tqdm(
+        total=len(sequences),
+        desc="scoring",
+        unit="answer",
+        disable=None if progress is None else not progress,
+    ) as bar:
+        everyone = range(len(sequences))
+        for part, rows in batches(sequences, everyone, tuning.micro_batch, pad_id):
+            found = _log_odds(learned, lm, rows, tuning.scale)
+            out[part] = np.asarray(found)[: len(part)]
+            bar.update(len(part))
+    return out
+
+
+_log_odds = jax.jit(log_odds)
+
+
+def _flat(learned: Learned) -> dict[str, Any]:
+    """Arrays by name: ``head.w``, ``<kernel>.down`` and ``<kernel>.up``, or whole."""
+    flat: dict[str, Any] = {f"head.{k}": v for k, v in learned.head._asdict().items()}
+    for name, value in learned.weights.items():
+        if isinstance(value, Pair):
+            flat |= {f"{name}.{part}": leaf for part, leaf in value._asdict().items()}
+        else:
+            flat[name] = value
+    return flat
+
+
+def _nested(flat: Mapping[str, np.ndarray]) -> Learned:
+    leaves = {name: jnp.asarray(leaf) for name, leaf in flat.items()}
+    head = Head(leaves.pop("head.w"), leaves.pop("head.b"))
+    pairs = [name.removesuffix(".down") for name in leaves if name.endswith(".down")]
+    weights: dict[str, Any] = {
+        name: Pair(leaves.pop(f"{name}.down"), leaves.pop(f"{name}.up"))
+        for name in pairs
+    }
+    return Learned(head, weights | leaves)

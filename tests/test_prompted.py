@@ -1,0 +1,517 @@
+"""Asking a model whether an answer is hallucinated: the reader, or one far away."""
+
+import contextlib
+import dataclasses
+import http.server
+import json
+import sys
+import threading
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import jaxhal
+import oracles
+from jaxhal import capture, detectors, saving
+from jaxhal.detectors import (
+    AT_ONCE,
+    ExampleView,
+    Targets,
+    build,
+    closed_book,
+    context_gain,
+    detection_prompt,
+)
+from jaxhal.detectors.prompted import ASK, ListedShare, Replied, listed_share, material
+from jaxhal.endpoint import Endpoint
+from jaxhal.features.uncertainty import TextLogprob, TokenLogprob
+from jaxhal.fitting import Fitted, fit, untrained
+from jaxhal.inputs import collect
+from jaxhal.models.batching import lengths
+from jaxhal.store import Store
+from jaxhal.types import Example, Label
+from tiny_lm import tiny_lm
+
+NAME = "detection_prompt"
+# Of one length, so that few programs are compiled.
+EXAMPLES = [
+    Example(
+        id=str(number),
+        context=f"Box {number // 2} holds red balls.",
+        question="What is inside?",
+        response=f"Balls, {number:02}.",
+        label=number % 2,
+    )
+    for number in range(12)
+]
+BARE = Example("It is {red}.", prompt="Which colour is it?", id="bare", label=0)
+UNASKED = dataclasses.replace(EXAMPLES[0], question=None, id="unasked")
+
+
+@pytest.fixture(scope="module")
+def lm():
+    return tiny_lm()
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    return Store(tmp_path_factory.mktemp("store"))
+
+
+@pytest.fixture(scope="module")
+def data(lm, store):
+    chosen = [build(NAME), build("context_gain_count"), build("novel_words")]
+    return collect(lm, EXAMPLES, chosen, store, batch_size=4)
+
+
+def shares_of_yes(lm, examples):
+    """From the logits of every position after every question and either reply."""
+    encode, rows = lm.tokenizer.encode, []
+    for example in examples:
+        asked = encode(ASK.format(material=material(example)))
+        rows += [(asked, encode(reply)) for reply in ("Yes", "No")]
+    tokens = np.zeros((len(rows), 512), np.int32)
+    for row, (asked, reply) in enumerate(rows):
+        tokens[row, : len(asked) + len(reply)] = asked + reply
+    logits = np.asarray(lm.forward(tokens), np.float64)
+    logp = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+    found = [
+        np.exp(sum(logp[row, len(asked) - 1 + at, t] for at, t in enumerate(reply)))
+        for row, (asked, reply) in enumerate(rows)
+    ]
+    yes, no = np.reshape(found, (-1, 2)).T
+    return yes / (yes + no)
+
+
+# The reader ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("left, right", [(0, 0), (2, 3)])
+def test_text_logprob_leaves_out_the_last_token(left, right):
+    n, prompt, vocab = 9, 4, 40
+    rng = np.random.default_rng(3)
+    logits = rng.normal(size=(n, vocab)).astype(np.float32)
+    tokens = rng.integers(vocab, size=n)
+    padding = ((left, right), (0, 0))
+    matrix = jnp.asarray(np.pad(logits, padding, constant_values=np.nan))
+    view = oracles.padded(np.eye(n), prompt, left=left, right=right)[1]
+    tokens_there = np.pad(tokens, (left, right))
+    found = oracles.reduce(TextLogprob(), matrix, view, tokens_there)
+    want = oracles.token_logprob(logits[prompt - 1 : -1], tokens[prompt:])
+    np.testing.assert_allclose(found, want[:-1].sum(), rtol=1e-5)
+    empty = oracles.padded(np.eye(n), n - 1, left=left, right=right)[1]
+    assert oracles.reduce(TextLogprob(), matrix, empty, tokens_there) == 0.0
+
+
+def test_the_question_shows_what_is_known():
+    whole = EXAMPLES[1]
+    for part in (whole.context, whole.question, whole.response):
+        assert part in Replied("No")(whole).prompt
+    asked = Replied("Yes")(BARE)
+    assert "Source:\nWhich colour is it?\n\nAnswer:\nIt is {red}.\n" in asked.prompt
+    assert (asked.response, asked.id, asked.label) == ("Yes", "bare", None)
+    assert "Question:" not in Replied("Yes")(UNASKED).prompt
+    framed = Example("r", prompt="Now: C, so Q?", context="C", question="Q?")
+    assert material(framed) == "Source:\nC\n\nQuestion:\nQ?\n\nAnswer:\nr"
+
+
+def test_scores_are_shares_of_yes(lm):
+    examples = [*EXAMPLES[:3], BARE, UNASKED]
+    before = capture.read_jit._cache_size()
+    reports = jaxhal.score(lm, examples, [NAME, "novel_words"], batch_size=4)
+    assert [report.error for report in reports] == [None] * 5
+    found = [report.scores[NAME] for report in reports]
+    np.testing.assert_allclose(found, shares_of_yes(lm, examples), rtol=1e-4)
+    assert len(set(np.round(found, 5))) == 5
+    # One program for both replies.
+    asked = [lm.tokenizer.encode_example(Replied("No")(one)) for one in examples]
+    assert capture.read_jit._cache_size() - before <= len({lengths([a]) for a in asked})
+
+
+def test_experiments_see_the_same(lm, data, tmp_path):
+    some = [NAME, "context_gain_count"]
+    reports = jaxhal.score(lm, EXAMPLES[:4], some, batch_size=4)
+    for name in some:
+        scores = [report.scores[name] for report in reports]
+        np.testing.assert_allclose(data.inputs[name][:4], scores, rtol=1e-4)
+    alone = collect(lm, EXAMPLES, [build(NAME)], Store(tmp_path), batch_size=4)
+    np.testing.assert_allclose(alone.inputs[NAME], data.inputs[NAME], rtol=1e-5)
+    for one, other in zip(alone.rows, data.rows, strict=True):
+        np.testing.assert_array_equal(one.response_ids, other.response_ids)
+    # Both replies to a question share the reading of it.
+    (plan,) = tmp_path.glob("*/plans/*.json")
+    groups = [g for part in json.loads(plan.read_text("utf-8")) for g in part["groups"]]
+    assert {group["copies"] for group in groups} == {2}
+    assert sum(len(group["keys"]) for group in groups) == 24
+
+
+def test_a_question_over_the_context_is_an_error_of_its_row(lm, data, store):
+    long = Example("All red.", context="Red. " * 80, id="long", label=0)
+    examples = [long, *EXAMPLES[:4]]
+    reports = jaxhal.score(lm, examples, [NAME], batch_size=4)
+    assert "over the model's context of 512" in reports[0].error
+    assert list(reports[1].scores) == [NAME] and reports[1].error is None
+    found = collect(lm, examples, [build(NAME)], store)
+    assert [example.id for example in found.examples] == ["0", "1", "2", "3"]
+    assert list(found.errors) == [0]
+    assert "over the model's context of 512" in found.errors[0]
+    np.testing.assert_array_equal(found.inputs[NAME], data.inputs[NAME][:4])
+
+
+@pytest.mark.parametrize("unit", ["span", "window"])
+def test_a_reply_cannot_be_cut(lm, tmp_path, monkeypatch, unit):
+    monkeypatch.setattr("jaxhal.store.Store.read", None)  # found out before reading
+    marked = [dataclasses.replace(EXAMPLES[1], labels=(Label(0, 5),))]
+    chosen = [build("context_gain"), build(NAME)]
+    with pytest.raises(
+        ValueError, match=f"'yes_logprob' .* cut to a {unit}; leave out {NAME}, or use"
+    ):
+        collect(lm, marked, chosen, Store(tmp_path), unit=unit)
+
+
+def test_it_is_read_only_when_asked_for():
+    assert NAME in detectors.CATALOGUE and NAME not in AT_ONCE
+
+
+# Views --------------------------------------------------------------------------------
+
+
+def test_views_are_read_once():
+    gain, count, asked = (
+        build(name) for name in ("context_gain", "context_gain_count", NAME)
+    )
+    assert detectors.views([gain, asked, count]) == {
+        closed_book: {"closed_logprob": TokenLogprob()},
+        Replied("Yes"): {"yes_logprob": TextLogprob()},
+        Replied("No"): {"no_logprob": TextLogprob()},
+    }
+    assert detectors.reads([asked]) == {}
+    more = ExampleView(closed_book, (("closed_text", TextLogprob()),))
+    mine = gain._replace(name="mine", views=(*gain.views, more))
+    both = {"closed_logprob": TokenLogprob(), "closed_text": TextLogprob()}
+    assert detectors.views([gain, mine]) == {closed_book: both}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            {"views": (ExampleView(closed_book, (("logprob", TokenLogprob()),)),)},
+            "'mine' reads 'logprob' from another view",
+        ),
+        (
+            {"views": (ExampleView(closed_book, (("logprob", TextLogprob()),)),)},
+            r"'mine' reads 'logprob' as TextLogprob\(\), another as TokenLogprob\(\)",
+        ),
+        (
+            {"views": (ExampleView(Replied("Yes"), context_gain().views[0].reads),)},
+            "'mine' reads 'closed_logprob' from another view",
+        ),
+    ],
+)
+def test_one_name_is_one_feature(change, message):
+    mine = context_gain()._replace(name="mine", **change)
+    for asked in (detectors.reads, detectors.views):
+        with pytest.raises(ValueError, match=message):
+            asked([context_gain(), mine])
+
+
+def test_tokens_of_another_response_are_refused(lm, tmp_path):
+    view = ExampleView(Replied("Yes"), (("asked", TokenLogprob()),))
+    mine = context_gain()._replace(name="mine", reads=(), views=(view,))
+    message = "'asked' runs along .* example '0' is read with another .* 'Yes'"
+    with pytest.raises(TypeError, match=message):
+        jaxhal.score(lm, EXAMPLES[:2], [untrained(mine)])
+    with pytest.raises(TypeError, match=message):
+        collect(lm, EXAMPLES[:2], [mine], Store(tmp_path))
+
+
+def test_an_ensemble_reads_the_views_of_its_members(lm, data, tmp_path):
+    members = [NAME, "context_gain_count", "novel_words"]
+    spec = {"ensemble": {"members": members}}
+    whole = build(spec)
+    assert detectors.views([whole]) == detectors.views([build(m) for m in members])
+    inputs = {name: data.inputs[name] for name in members}
+    everyone = np.ones(len(data.labels))
+    targets = Targets(data.labels, data.groups, everyone, jax.random.key(0))
+    fitted = fit(whole, inputs, targets)
+    saving.save(tmp_path / "one", fitted, spec)
+    again = saving.load(tmp_path / "one")
+    reports = jaxhal.score(lm, EXAMPLES[:4], [again], batch_size=4)
+    scores = [report.scores["ensemble"] for report in reports]
+    np.testing.assert_allclose(scores, fitted.score(inputs)[:4], rtol=1e-3, atol=1e-5)
+    other = {"ensemble": {"members": [*members[1:], members[0]]}}
+    with pytest.raises(ValueError, match="makes another 'ensemble'.* its views is"):
+        saving.save(tmp_path / "two", fitted, other)
+
+
+# An endpoint --------------------------------------------------------------------------
+
+
+class Server(http.server.ThreadingHTTPServer):
+    """Answers chat requests with what `replies` says, and remembers them."""
+
+    def __init__(self):
+        super().__init__(("127.0.0.1", 0), Chat)
+        self.replies, self.asked, self.keys = ['{"hallucinations": []}'], [], []
+        self.url = f"http://127.0.0.1:{self.server_address[1]}/v1"
+
+
+class Chat(http.server.BaseHTTPRequestHandler):
+    server: Server
+
+    def do_POST(self):
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        server = self.server
+        server.asked.append((self.path, body))
+        server.keys.append(self.headers["Authorization"])
+        later = len(server.replies) > 1
+        reply = server.replies.pop(0) if later else server.replies[0]
+        status = reply if isinstance(reply, int) else 200
+        message = {"role": "assistant", "content": reply}
+        choices = [{"index": 0, "finish_reason": "stop", "message": message}]
+        found = {"id": "1", "object": "chat.completion", "created": 0, "model": "m"}
+        text = json.dumps(found | {"choices": choices if status == 200 else []})
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(text)))
+        self.send_header("retry-after-ms", "1")
+        self.end_headers()
+        self.wfile.write(text.encode())
+
+    def log_message(self, *args):
+        pass
+
+
+@pytest.fixture
+def server(tmp_path, monkeypatch):
+    monkeypatch.setenv("JAXHAL_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    with Server() as server, contextlib.ExitStack() as stack:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        stack.callback(thread.join)
+        stack.callback(server.shutdown)
+        yield server
+
+
+def spec(server, **options):
+    return {NAME: {"endpoint": server.url, "model": "judge", **options}}
+
+
+def listing(*parts):
+    return json.dumps({"hallucinations": parts})
+
+
+EXAMPLE = Example("Built in 1932 in Rome.", context="Built in 1832.", id="bridge")
+
+
+@pytest.mark.parametrize(
+    ("parts", "characters"),
+    [
+        ([], 0),
+        (["1932"], 4),
+        (["1932", "in Rome"], 11),
+        (["1932 in", "in Rome"], 12),  # what two parts share counts once
+        (["in"], 2),  # the first place counts
+        (["1933", "Rome"], 8),  # nowhere in the answer: its length
+        (["1933" * 10], 22),  # at most all of it
+        (["Built in 1932 in Rome."], 22),
+        ([""], 0),
+    ],
+)
+def test_the_share_listed(server, parts, characters):
+    server.replies = [listing(*parts)]
+    ((_, share),) = build(spec(server)).text
+    assert share(EXAMPLE) == pytest.approx(characters / 22)
+
+
+def test_a_list_in_a_block_of_code(server):
+    server.replies = [f"```json\n{listing('1932')}\n```\n"]
+    ((_, share),) = build(spec(server)).text
+    assert share(EXAMPLE) == pytest.approx(4 / 22)
+
+
+@given(st.text("ab", min_size=1), st.lists(st.text("ab"), max_size=4))
+def test_share_by_hand(response, parts):
+    inside = {
+        place
+        for part in parts
+        if part in response
+        for place in range(response.index(part), response.index(part) + len(part))
+    }
+    missing = sum(len(part) for part in parts if part not in response)
+    share = (len(inside) + missing) / len(response)
+    assert listed_share(response, parts) == pytest.approx(min(share, 1.0))
+
+
+def test_what_is_asked(server, monkeypatch):
+    detector = build(spec(server))
+    ((_, share),) = detector.text
+    share(EXAMPLE)
+    ((path, body),) = server.asked
+    assert path == "/v1/chat/completions"
+    assert body["model"] == "judge" and body["temperature"] == 0
+    (message,) = body["messages"]
+    assert message["role"] == "user" and material(EXAMPLE) in message["content"]
+    assert '{"hallucinations": ["...", "..."]}' in message["content"]
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-mine")
+    share(dataclasses.replace(EXAMPLE, response="Other."))
+    assert server.keys[1] == "Bearer sk-mine" and "mine" not in server.keys[0]
+
+
+def test_nothing_is_asked_twice(server, tmp_path):
+    server.replies = [listing("1932"), listing("Rome.")]
+    ask = Endpoint(server.url, "judge").ask
+    assert [ask("One?"), ask("One?")] == [listing("1932")] * 2
+    assert Endpoint(server.url, "judge").ask("One?") == listing("1932")
+    assert len(server.asked) == 1
+    assert Endpoint(server.url, "other").ask("One?") == listing("Rome.")
+    assert ask("Two?") == listing("Rome.") and len(server.asked) == 3
+    files = sorted((tmp_path / "cache" / "replies").iterdir())
+    assert len(files) == 3
+    kept = json.loads(Endpoint(server.url, "judge").path("Two?").read_text("utf-8"))
+    assert kept == {
+        "endpoint": server.url,
+        "model": "judge",
+        "messages": [{"role": "user", "content": "Two?"}],
+        "reply": listing("Rome."),
+    }
+    for damage in ("", "{}", "[]", '{"reply"'):
+        files[0].write_text(damage, encoding="utf-8")
+        with pytest.raises(ValueError, match="holds no reply; delete it to ask again"):
+            for url, model, question in (
+                (server.url, "judge", "One?"),
+                (server.url, "judge", "Two?"),
+                (server.url, "other", "One?"),
+            ):
+                Endpoint(url, model).ask(question)
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        "",
+        "The answer is fine.",
+        "[]",
+        "{}",
+        "null",
+        '{"hallucinations": "1932"}',
+        '{"hallucinations": [1932]}',
+        '{"hallucinations": null}',
+        '{"hallucinations": [], "why": ""}',
+        '```json\n{"hallucinations": []}',
+        'Here: ```json\n{"hallucinations": []}\n```',
+        '{"hallucinations": ["1932"]',
+        "[" * 100_000,
+    ],
+)
+def test_other_replies_are_errors(server, reply):
+    server.replies = [reply]
+    ((_, share),) = build(spec(server)).text
+    for _ in range(2):
+        with pytest.raises(ValueError, match="'bridge'.*'judge' replied") as caught:
+            share(EXAMPLE)
+        assert repr(reply[:80]) in str(caught.value)
+    assert len(server.asked) == 1
+    # Who deletes the reply that the error names is answered anew.
+    (kept,) = [word for word in str(caught.value).split() if word.endswith(".json")]
+    saving.Path(kept).unlink()
+    server.replies = [listing()]
+    assert share(EXAMPLE) == 0.0
+
+
+def test_an_odd_reply_costs_no_other_answer(lm, data, store, server):
+    examples = EXAMPLES[:3]
+    server.replies = [listing("Balls"), "Sorry.", listing()]
+    detector = build(spec(server))
+    reports = jaxhal.score(lm, examples, [untrained(detector), "novel_words"])
+    assert reports[0].scores[NAME] == pytest.approx(5 / len(examples[0].response))
+    assert "example '1': 'judge' replied 'Sorry.'" in reports[1].error
+    assert reports[2].scores[NAME] == 0.0
+    chosen = [detector, build("predictive_probability")]
+    with pytest.raises(ValueError, match="example '1': 'judge' replied 'Sorry.'"):
+        collect(lm, examples, chosen, store)
+    found = collect(lm, [examples[0], examples[2]], chosen, store)
+    scores = [reports[0].scores[NAME], 0.0]
+    np.testing.assert_allclose(found.inputs[NAME], scores, rtol=1e-6)
+    assert len(server.asked) == 3
+
+
+def test_an_endpoint_that_fails(server):
+    ask = Endpoint(server.url, "judge").ask
+    server.replies = [500, listing()]
+    assert ask("Again?") == listing() and len(server.asked) == 2
+    for status in (401, 404):
+        server.replies = [status]
+        with pytest.raises(RuntimeError, match=f"{server.url} gave no answer from 'ju"):
+            ask("Allowed?")
+    server.replies = [None]
+    with pytest.raises(RuntimeError, match="answered without text from 'judge'"):
+        ask("Silent?")
+    server.replies = [listing()]
+    assert ask("Allowed?") == ask("Silent?") == listing()
+
+
+def test_a_key_is_needed_at_openai(server):
+    ask = Endpoint("https://api.openai.com/v1", "judge").ask
+    with pytest.raises(RuntimeError, match=r"\$OPENAI_API_KEY is not set, which"):
+        ask("Anyone?")
+
+
+def test_the_client_is_an_extra(server, monkeypatch):
+    monkeypatch.setitem(sys.modules, "openai", None)
+    with pytest.raises(ModuleNotFoundError, match=r"pip install 'jaxhal\[prompt\]'"):
+        Endpoint(server.url, "judge").ask("Anyone?")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"model": "m"}, "endpoint is None and model is 'm'; give both"),
+        ({"endpoint": "http://h/v1"}, "model is None; give both"),
+        ({"endpoint": "localhost:8000", "model": "m"}, "endpoint is 'localhost:8000'"),
+        ({"endpoint": "file:///v1", "model": "m"}, "endpoint is 'file:///v1'"),
+        ({"endpoint": "http://h/v1", "model": ""}, "model is ''; give its name"),
+        ({"prompt": "Is it?"}, "unexpected keyword argument 'prompt'"),
+    ],
+)
+def test_bad_options(options, message):
+    with pytest.raises(ValueError, match=message):
+        build({NAME: options})
+
+
+def test_equal_options_are_one_detector():
+    options = {"endpoint": "http://h/v1", "model": "m"}
+    assert build({NAME: options}) is build({NAME: dict(options)})
+    assert build({NAME: {"endpoint": None}}) is build(NAME) is detection_prompt()
+    one, other = (ListedShare(Endpoint("http://h/v1", "m")) for _ in range(2))
+    assert one == other and hash(one) == hash(other)
+    assert one != ListedShare(Endpoint("http://h/v1", "n"))
+
+
+def test_two_endpoints_in_one_run(lm, server):
+    both = [build(spec(server)), build(spec(server, model="other", name="second"))]
+    server.replies = [listing("B"), listing("Ba")]
+    (found,) = jaxhal.score(lm, EXAMPLES[:1], [untrained(one) for one in both])
+    length = len(EXAMPLES[0].response)
+    shares = sorted(found.scores[name] * length for name in (NAME, "second"))
+    assert list(found.scores) == [NAME, "second"]
+    assert shares == pytest.approx([1, 2])
+
+
+def test_saving_names_the_endpoint(server, tmp_path):
+    nothing = np.zeros(0, np.float32)
+    platt = jaxhal.evaluation.calibration.Platt(1.0, 0.0)
+    fitted = Fitted(build(spec(server)), (), platt, 0.5, nothing)
+    with pytest.raises(ValueError, match=f"makes another '{NAME}'.*: its text is"):
+        saving.save(tmp_path / "one", fitted, spec(server, model="other"))
+    with pytest.raises(ValueError, match=f"makes another '{NAME}'.*: its views is"):
+        saving.save(tmp_path / "one", fitted, NAME)
+    saving.save(tmp_path / "one", fitted, spec(server))
+    again = saving.load(tmp_path / "one")
+    assert again.detector is fitted.detector and again.params == ()
