@@ -20,7 +20,7 @@ RANK = {
     "endpoint": 2,
     "lrp": 2,
     "sources": 3,
-    "tuning": 4,
+    "tuning": 5,
     "generation": 4,
     "store": 4,
     "detectors": 4,

@@ -475,6 +475,11 @@ def test_a_folder_of_something_else(lm, tmp_path):
         tuning.fit(lm, toy(16, start=2), short, tmp_path / "one")
     with pytest.raises(ValueError, match="model is 'tiny 1' here and 'tiny 0' there"):
         tuning.fit(tiny_lm(1), toy(16), short, tmp_path / "one")
+    moved = dataclasses.replace(
+        lm, params=jax.tree.map(lambda leaf: leaf + 0.01, lm.params)
+    )
+    with pytest.raises(ValueError, match="weights is .* here and .* there"):
+        tuning.fit(moved, toy(16), short, tmp_path / "one")
     (tmp_path / "two").mkdir()
     (tmp_path / "two" / "notes.txt").write_text("mine")
     with pytest.raises(FileExistsError, match="no checkpoint folder"):

@@ -110,7 +110,7 @@ def relevance_means(
     seed: str = "logit",
     temperature: Any = 1.0,
 ) -> programs.Means:
-    """Both means of ``R*`` without ``R*``: one pull-back and one push forward.
+    """Both means of ``R*`` without ``R*``: a push and a pull-back that share a forward.
 
     Args and Raises as :func:`relevance`, and:
 

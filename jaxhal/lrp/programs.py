@@ -21,7 +21,7 @@ from jaxhal.types import Batch
 # What pull-backs that run together may keep alive.
 BLOCK_BYTES = 1 << 30
 # What one pass may keep of all layers; beyond it layers are computed again.
-KEPT_BYTES = 2 << 30
+KEPT_BYTES = 4 << 30
 
 
 @jax.tree_util.register_dataclass
@@ -155,16 +155,15 @@ def means(lm, batch, over, rules: RuleSet, seed: str) -> Means:
 
 
 def _means(lm, batch, over, rules: RuleSet, seed: str) -> Means:
+    """One forward pass, and through what it kept one push and one pull back."""
     valid, start = jnp.asarray(batch.valid), batch.prompt_length
     remat = _kept(lm, batch) > KEPT_BYTES
-    x, function = _seeds(lm, batch, over, rules.ops(), seed, remat)
-    out, pull = jax.vjp(function, x)
-    mean = share(valid[:, start:]).astype(out.dtype)
-    prompt = _over_width(x, pull(mean)[0])[:, :start]
-    x, function = _seeds(lm, batch, over, rules.ops(forward=True), seed, False)
+    x, function = _seeds(lm, batch, over, rules.ops(forward=True), seed, remat)
+    out, push = jax.linearize(function, x)
     columns = jnp.pad(share(valid[:, :start]), [(0, 0), (0, x.shape[1] - start)])
-    _, response = jax.jvp(function, (x,), ((x * columns[..., None]).astype(x.dtype),))
-    return Means(prompt, response, out)
+    response = push((x * columns[..., None]).astype(x.dtype))
+    (slot,) = jax.linear_transpose(push, x)(share(valid[:, start:]).astype(out.dtype))
+    return Means(_over_width(x, slot)[:, :start], response, out)
 
 
 @functools.partial(jax.jit, static_argnames=("rules", "seed", "block"))

@@ -11,6 +11,7 @@ from jaxtyping import Int
 
 from jaxhal.evaluation.splits import SplitError, holdout
 from jaxhal.models.lm import LM
+from jaxhal.store.keys import fingerprint
 from jaxhal.tuning.classifier import encode
 from jaxhal.tuning.settings import Tuning
 from jaxhal.types import Example
@@ -62,7 +63,7 @@ class Task:
         del settings["save_every"]
         return {
             "model": self.lm.name,
-            "dtype": str(jax.tree.leaves(self.lm.params)[0].dtype),
+            "weights": fingerprint(self.lm),
             "answers": len(self.labels),
             "data": digest.hexdigest(),
             **settings,
