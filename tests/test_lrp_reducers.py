@@ -47,10 +47,15 @@ def test_features_are_those_of_relevance(lm, batch):
 
 
 def test_rows_that_do_not_fit_together_come_one_by_one(lm, batch, monkeypatch):
+    shapes = ((3, 2), (2, 3))  # pushed and pulled
     whole = jaxhal.relevance_means(lm, batch)
+    bins = [jaxhal.relevance_resampled(lm, batch, shape) for shape in shapes]
     jax.clear_caches()
     monkeypatch.setattr(programs, "KEPT_BYTES", 0)
     apart = jaxhal.relevance_means(lm, batch)
+    for shape, want in zip(shapes, bins, strict=True):
+        ours = jaxhal.relevance_resampled(lm, batch, shape)
+        np.testing.assert_allclose(ours, want, atol=1e-5)
     jax.clear_caches()
     for name in ("prompt", "response", "seed"):
         ours, theirs = getattr(apart, name), getattr(whole, name)

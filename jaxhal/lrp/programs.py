@@ -140,21 +140,27 @@ def matrix(lm, batch, over, rules: RuleSet, seed: str, block: int):
     return jnp.moveaxis(rows, 0, 1)
 
 
+def _in_memory(lm: LM, function: Callable[..., Any], batch: Batch, *rest: Any) -> Any:
+    """A function of a batch, row by row where all rows would keep too much."""
+    if _kept(lm, batch) <= KEPT_BYTES:
+        return function(batch, *rest)
+
+    def alone(row: tuple[Any, ...]) -> Any:
+        out = function(*jax.tree.map(lambda leaf: leaf[None], row))
+        return jax.tree.map(lambda leaf: leaf[0], out)
+
+    return jax.lax.map(alone, (jax.tree.map(jnp.asarray, batch), *rest))
+
+
 @functools.partial(jax.jit, static_argnames=("rules", "seed"))
 def means(lm, batch, over, rules: RuleSet, seed: str) -> Means:
-    if _kept(lm, batch) <= KEPT_BYTES:
+    def some(batch: Batch, over: Array) -> tuple[Array, ...]:
         return _means(lm, batch, over, rules, seed)
 
-    def alone(row: tuple[Batch, Array]) -> tuple[Array, ...]:
-        rows, over = jax.tree.map(lambda leaf: leaf[None], row)
-        one = _means(lm, rows, over, rules, seed)
-        return one.prompt[0], one.response[0], one.seed[0]
-
-    rows = (jax.tree.map(jnp.asarray, batch), over)
-    return Means(*jax.lax.map(alone, rows))
+    return Means(*_in_memory(lm, some, batch, over))
 
 
-def _means(lm, batch, over, rules: RuleSet, seed: str) -> Means:
+def _means(lm, batch, over, rules: RuleSet, seed: str) -> tuple[Array, ...]:
     """One forward pass, and through what it kept one push and one pull back."""
     valid, start = jnp.asarray(batch.valid), batch.prompt_length
     remat = _kept(lm, batch) > KEPT_BYTES
@@ -163,17 +169,25 @@ def _means(lm, batch, over, rules: RuleSet, seed: str) -> Means:
     columns = jnp.pad(share(valid[:, :start]), [(0, 0), (0, x.shape[1] - start)])
     response = push((x * columns[..., None]).astype(x.dtype))
     (slot,) = jax.linear_transpose(push, x)(share(valid[:, start:]).astype(out.dtype))
-    return Means(_over_width(x, slot)[:, :start], response, out)
+    return _over_width(x, slot)[:, :start], response, out
 
 
 @functools.partial(jax.jit, static_argnames=("rules", "seed", "block"))
 def resampled(
     lm, batch, over, bins, rules: RuleSet, seed: str, block: int
 ) -> Float[Array, "batch rows columns"]:
+    def some(batch: Batch, over: Array, bins: tuple[Array, Array]) -> Array:
+        return _resampled(lm, batch, over, bins, rules, seed, block)
+
+    return _in_memory(lm, some, batch, over, bins)
+
+
+def _resampled(lm, batch, over, bins, rules: RuleSet, seed: str, block: int) -> Array:
     """Pulls back along the response, or pushes forward along the prompt, if fewer."""
     start, (rows, columns) = batch.prompt_length, bins
     if rules.linear and min(columns.shape[1:]) < min(rows.shape[1:]):
-        x, function = _seeds(lm, batch, over, rules.ops(forward=True), seed, False)
+        remat = _kept(lm, batch) > KEPT_BYTES
+        x, function = _seeds(lm, batch, over, rules.ops(forward=True), seed, remat)
         _, push = jax.linearize(function, x)
         probes, mix = _probes(columns)
         later = x.shape[1] - start
