@@ -6,7 +6,7 @@ layers, so no array of heads x seq x seq exists at any time.
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -17,7 +17,7 @@ from jax.core import Tracer
 
 from jaxhal import lrp
 from jaxhal.models import decoder
-from jaxhal.models.batching import check_rows
+from jaxhal.models.batching import Encoded, check_rows, collate, plan
 from jaxhal.models.cache import positions
 from jaxhal.models.config import Config
 from jaxhal.models.lm import LM
@@ -54,6 +54,45 @@ def read(
         _check_copies(lm.config, batch, copies)
     features = read_jit(lm, batch, named, copies=copies)
     return {name: features[name] for name in reducers}
+
+
+def read_rows(
+    lm: LM,
+    rows: Sequence[Encoded],
+    reducer: Reducer,
+    *,
+    batch_size: int = 8,
+    copies: int = 1,
+) -> list[Any]:
+    """One feature of each of many answers, in order, read in batches of like length.
+
+    Args:
+      lm: the model.
+      rows: the answers as tokens.
+      reducer: what makes the feature; padding of the response is not cut off.
+      batch_size: rows read together.
+      copies: how many consecutive rows have the same prompt, which is read once for all
+        of them where the model allows it.
+
+    Raises:
+      ValueError: as :func:`read`, and on ``batch_size`` below ``copies``.
+    """
+    together = batch_size // copies
+    longest = [
+        max(rows[at : at + copies], key=lambda row: len(row.response_ids))
+        for at in range(0, len(rows), copies)
+    ]
+    pad_id, found = lm.require_tokenizer().pad_id, {}
+    shared = copies if shares_prompts(lm.config) else 1
+    for group in plan(longest, together):
+        places = [at * copies + copy for at in group.rows for copy in range(copies)]
+        batch = collate(
+            [rows[place] for place in places], pad_id, *group[1:], together * copies
+        )
+        values = jax.device_get(read(lm, batch, {"it": reducer}, copies=shared)["it"])
+        values = np.moveaxis(values, reducer.batch_axis, 0)
+        found |= dict(zip(places, values, strict=False))
+    return [found[place] for place in range(len(rows))]
 
 
 def shares_prompts(config: Config) -> bool:
@@ -132,7 +171,7 @@ def _forwards(
     # row's own tokens against its prompt's keys.
     shared = batch.prompt_length - 1
     x, geo = decoder.begin(model, tokens[::copies, :shared], valid[::copies, :shared])
-    prefix = decoder.run(model, x, geo, ops=ops, keep=True)[-1]
+    keys, values = decoder.run(model, x, geo, ops=ops, keep=True)[-1]
     position, length = positions(valid), jnp.sum(valid, axis=1, dtype=jnp.int32)
     own = position[:, shared:]
     geo = decoder.geometry(model.config, own, position, valid, length)
@@ -140,6 +179,6 @@ def _forwards(
     tap = rows.tap(named, model)
     x = decoder.embed(model, tokens[:, shared:], own)
     hidden, attended, state, _ = decoder.run(
-        model, x, geo, ops=ops, tap=tap, prefix=prefix
+        model, x, geo, ops=ops, tap=tap, prefix=(keys.swapaxes(-1, -2), values)
     )
     return rows.features(named, model, hidden, attended, state, ops)

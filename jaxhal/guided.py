@@ -20,7 +20,7 @@ from jaxhal.generation import GREEDY, Generated, Sampling, decoding, requests
 from jaxhal.generation.decoding import QUERY, Decoding, State
 from jaxhal.judging import response_scores
 from jaxhal.models import cache as cache_lib
-from jaxhal.models.batching import collate, plan
+from jaxhal.models.batching import plan
 from jaxhal.models.lm import LM
 from jaxhal.progress import progress_bar
 from jaxhal.types import Example
@@ -97,32 +97,21 @@ def guide(
       Chuang et al., 2024, section 4, whose released code draws one after another.
     """
     _check(detector.detector, candidates, chunk, max_new_tokens, sampling)
-    tokenizer = lm.require_tokenizer()
     rows = requests.encoded(lm, prompts)
     for number, row in enumerate(rows):
         requests.check_room(lm, number, row, max_new_tokens)
     how = requests.decoding_of(lm, sampling, dict(detector.detector.reads))
     keys = requests.prompt_keys(sampling, key, len(rows))
     found: dict[int, Guided] = {}
+    limits = [max_new_tokens] * len(rows)
     with progress_bar(len(rows), "guiding", "response", progress) as bar:
         for group in plan(rows, batch_size):
-            some = [rows[i] for i in group.rows]
-            batch = collate(some, tokenizer.pad_id, group.prompt_length, 1, batch_size)
-            limit = np.zeros(batch_size, np.int32)
-            limit[: len(some)] = max_new_tokens
-            filled = np.resize(group.rows, batch_size)
-            state = decoding.start(
-                lm,
-                batch,
-                jnp.repeat(limit, candidates),
-                requests.row_keys(keys[filled], candidates),
-                how,
-                new_tokens=max_new_tokens,
-                copies=candidates,
+            ready, state = requests.begun(
+                lm, rows, group, batch_size, limits, keys, how, candidates
             )
-            responses = written(lm, state, how, detector, candidates, chunk)
+            responses = written(ready, state, how, detector, candidates, chunk)
             found |= dict(zip(group.rows, responses, strict=False))
-            bar.update(len(some))
+            bar.update(len(group.rows))
     return [found[number] for number in range(len(rows))]
 
 

@@ -46,6 +46,7 @@ def write(lm, rows, new, how, copies=1, keys=None, limit=None):
     limit = jnp.full(count, new) if limit is None else jnp.asarray(limit)
     batch = prompts(rows)
     state = decoding.start(lm, batch, limit, keys, how, new_tokens=new, copies=copies)
+    lm, state = decoding.ready(lm, state)
     return decoding.go_on(lm, state, jnp.asarray(new), how)
 
 
@@ -155,12 +156,25 @@ FEATURES = {
 }
 
 
+def test_layers_apart_and_stacked_say_the_same(lm, monkeypatch):
+    decode, keys = how(WARM, **FEATURES), jax.random.split(jax.random.key(6), 4)
+    apart = write(lm, ROWS, 7, decode, copies=2, keys=keys)
+    assert len(apart.cache.key) == lm.config.num_hidden_layers
+    monkeypatch.setattr(decoding, "_APART_BYTES", 0)
+    stacked = write(lm, ROWS, 7, decode, copies=2, keys=keys)
+    assert isinstance(stacked.cache.key, jax.Array)
+    assert apart.tokens.tolist() == stacked.tokens.tolist()
+    for name in FEATURES:
+        one, two = apart.features[name], stacked.features[name]
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-4), one, two)
+
+
 @pytest.mark.parametrize("copies", [1, 2])
 def test_features_are_those_of_reading_what_was_written(lm, copies):
     new, keys = 6, jax.random.split(jax.random.key(4), 2 * copies)
     decode = how(WARM, **FEATURES)
     state = write(lm, ROWS, new, decode, copies=copies, keys=keys)
-    state = decoding.read_last(lm, state, decode)
+    state = decoding.read_last(lm.apart, state, decode)
     batch = jax.tree.map(lambda x: jnp.repeat(x, copies, axis=0), prompts(ROWS))
     grow = [(0, 0), (0, new - 1)]
 

@@ -14,7 +14,7 @@ from jaxhal.generation import decoding, stops
 from jaxhal.generation.decoding import Decoding, State
 from jaxhal.generation.sampling import Sampling
 from jaxhal.generation.steps import rowwise
-from jaxhal.models.batching import Encoded, collate, plan
+from jaxhal.models.batching import Encoded, Planned, collate, plan
 from jaxhal.models.lm import LM
 from jaxhal.models.tokenizer import Tokenizer
 from jaxhal.progress import progress_bar
@@ -105,7 +105,6 @@ def generate(
         a prompt that leaves too little of the model's context, or a reducer that is not
         row-wise or needs a token that is not chosen yet.
     """
-    tokenizer = lm.require_tokenizer()
     rows = encoded(lm, prompts)
     limits = _limits(max_new_tokens, len(rows))
     for number, (row, limit) in enumerate(zip(rows, limits, strict=True)):
@@ -119,27 +118,45 @@ def generate(
     found: dict[int, list[Generated]] = {}
     with progress_bar(len(rows) * n, "generating", "response", progress) as bar:
         for group in plan(rows, together):
-            some = [rows[i] for i in group.rows]
-            batch = collate(some, tokenizer.pad_id, group.prompt_length, 1, together)
-            # Rows that only fill the batch are done before they begin.
-            filled = np.resize(group.rows, together)
-            limit = np.zeros(together, np.int32)
-            limit[: len(some)] = [limits[i] for i in group.rows]
-            state = decoding.start(
-                lm,
-                batch,
-                jnp.repeat(limit, n),
-                row_keys(keys[filled], n),
-                how,
-                new_tokens=max(limits),
-                copies=n,
-            )
-            state = _decode(lm, state, how, stop)
-            written = ended(lm, state, how, stop, range(len(some) * n))
+            ready, state = begun(lm, rows, group, together, limits, keys, how, n)
+            state = _decode(ready, state, how, stop)
+            count = len(group.rows) * n
+            written = ended(ready, state, how, stop, range(count))
             for at, number in enumerate(group.rows):
                 found[number] = written[at * n : (at + 1) * n]
-            bar.update(len(some) * n)
+            bar.update(count)
     return [found[number] for number in range(len(rows))]
+
+
+def begun(
+    lm: LM,
+    rows: Sequence[Encoded],
+    group: Planned,
+    together: int,
+    limits: Sequence[int],
+    keys: Array,
+    how: Decoding,
+    copies: int,
+) -> tuple[LM, State]:
+    """The prompts of a group, read, with a first token for each of their copies.
+
+    They go on with the model that comes with them.  Rows that only fill the batch up to
+    ``together`` are done before they begin.
+    """
+    some = [rows[i] for i in group.rows]
+    pad_id = lm.require_tokenizer().pad_id
+    limit = np.zeros(together, np.int32)
+    limit[: len(some)] = [limits[i] for i in group.rows]
+    state = decoding.start(
+        lm,
+        collate(some, pad_id, group.prompt_length, 1, together),
+        jnp.repeat(limit, copies),
+        row_keys(keys[np.resize(group.rows, together)], copies),
+        how,
+        new_tokens=max(limits),
+        copies=copies,
+    )
+    return decoding.ready(lm, state)
 
 
 def stream(
@@ -183,32 +200,30 @@ def _streamed(
         lm, batch, jnp.asarray([limit]), keys, how, new_tokens=limit, copies=1
     )
     behind = int(any(reducer.row == "token" for _, reducer in how.named))
-    said, ids, given = "", [], 0
+    lm, state = decoding.ready(lm, state)
+    said, ids, count = "", [], 1
     while True:
-        count, done = int(state.count), bool(state.done[0])
+        done = bool(state.done[0])
         if done:
             state = decoding.read_last(lm, state, how)
-        for at in range(given, count - (0 if done else behind)):
-            ids.append(int(state.tokens[0, at]))
+        for at in range(len(ids), count - (0 if done else behind)):
+            token, logprob, features = jax.device_get(decoding.column(state, at, how))
+            ids.append(int(token[0]))
             ends = done and at == count - 1
             whole = tokenizer.decode(ids, skip_special=True)
             cut = stops.first(whole, stop)
             text = whole[:cut] if cut is not None else whole
             if not ends and cut is None:
                 text = text[: stops.settled(text, stop)]
-            yield Token(
-                ids[-1],
-                text[len(said) :],
-                float(state.logprob[0, at]),
-                _of_row(how, state.features, 0, at),
-            )
+            added, alone = text[len(said) :], _of_row(how, features, 0, 0)
+            yield Token(ids[-1], added, float(logprob[0]), alone)
             said = max(said, text, key=len)
             if cut is not None:
                 return
-        given = count - behind
         if done:
             return
-        state = decoding.go_on(lm, state, jnp.asarray(count + 1), how)
+        count += 1
+        state = decoding.go_on(lm, state, jnp.asarray(count), how)
 
 
 def encoded(lm: LM, prompts: Sequence[str | Example]) -> list[Encoded]:

@@ -20,9 +20,11 @@ class Cache:
     go on from one that was read once.
 
     Attributes:
-      prefix: keys and values of the prompts, ``[layer prompts kv_heads P head]``; one
-        serves as many consecutive rows as there are for one.
+      prefix: keys of the prompts, ``[layer prompts kv_heads head P]`` as products want
+        them, and values, ``[layer prompts kv_heads P head]``; one serves as many
+        consecutive rows as there are for one.
       key, value: those of the rows' own columns, ``[layer batch kv_heads new head]``.
+        All four may be a tuple over layers instead: :func:`apart`.
       position: ``Int[batch capacity]``.
       valid, context, document, question: ``Bool[batch capacity]``.
       length: ``Int[batch]``, tokens read so far, which is the next token's position.
@@ -50,10 +52,8 @@ class Cache:
         return self.valid.shape[1]
 
 
-# What a row of a cache has of its own, and the axis that rows run along.
-_OWN = {"key": 1, "value": 1} | dict.fromkeys(
-    ("position", "valid", "context", "document", "question", "length", "rope_length"), 0
-)
+# What a row of a cache has of its own beside its keys and values.
+_OWN = ("position", "valid", "context", "document", "question", "length", "rope_length")
 
 
 def widen(mask: Array, capacity: int) -> Array:
@@ -74,7 +74,7 @@ def start(batch: Batch, key: Array, value: Array, new_tokens: int) -> Cache:
         return widen(jnp.asarray(getattr(batch, name))[:, :prompt], capacity)
 
     return Cache(
-        prefix=(key, value),
+        prefix=(key.swapaxes(-1, -2), value),
         key=free,
         value=free,
         position=widen(positions(valid), capacity),
@@ -118,8 +118,23 @@ def take(cache: Cache, rows: Int[Array, " chosen"]) -> Cache:
     The rows taken must stand in the order of their prompts, equally many for each; what
     was read of a prompt is not copied.
     """
-    own = {
-        name: jnp.take(getattr(cache, name), rows, axis=axis)
-        for name, axis in _OWN.items()
-    }
-    return dataclasses.replace(cache, **own)
+    own = {name: jnp.take(getattr(cache, name), rows, axis=0) for name in _OWN}
+    # [batch kv_heads new head] come last, whether layers are stacked or apart.
+    key, value = jax.tree.map(
+        lambda leaf: jnp.take(leaf, rows, axis=leaf.ndim - 4), (cache.key, cache.value)
+    )
+    return dataclasses.replace(cache, key=key, value=value, **own)
+
+
+@jax.jit
+def apart(cache: Cache) -> Cache:
+    """The cache for a decoder whose layers are apart: nothing of it is copied to read.
+
+    See :func:`jaxhal.models.decoder.apart`.
+    """
+
+    def layers(stacked: Array) -> tuple[Array, ...]:
+        return tuple(stacked[at] for at in range(len(stacked)))
+
+    prefix, key, value = jax.tree.map(layers, (cache.prefix, cache.key, cache.value))
+    return dataclasses.replace(cache, prefix=prefix, key=key, value=value)

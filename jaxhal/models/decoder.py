@@ -1,5 +1,6 @@
 """One decoder for every family: stacked blocks, scanned over layers."""
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -11,7 +12,7 @@ from jaxtyping import Array, Bool, Float, Int
 from jaxhal.models import rope
 from jaxhal.models.cache import Cache, positions
 from jaxhal.models.config import Config
-from jaxhal.models.layers import Block, Geometry, LayerIndex, Norm, RowTap
+from jaxhal.models.layers import Block, Geometry, Joined, LayerIndex, Norm, RowTap, join
 from jaxhal.models.ops import Ops, wide
 
 
@@ -36,7 +37,11 @@ class Tap(NamedTuple):
 
 
 class Decoder(nnx.Module):
-    """Parameters and static structure; the functions below are its forward passes."""
+    """Parameters and static structure; the functions below are its forward passes.
+
+    ``blocks`` is one :class:`Block` whose arrays are stacked over layers, or the list
+    of them that :func:`apart` makes.
+    """
 
     def __init__(self, config: Config, dtype: Any, rngs: nnx.Rngs):
         self.config = config
@@ -51,8 +56,9 @@ class Decoder(nnx.Module):
             else None
         )
         make = nnx.vmap(lambda keys: Block(config, dtype, keys))
-        self.blocks = make(rngs.split(config.num_hidden_layers))
+        self.blocks: Block | nnx.List = make(rngs.split(config.num_hidden_layers))
         self.norm = Norm(config, width, dtype)
+        self.joined_head: Joined | None = nnx.data(None)
         self.lm_head = (
             None
             if config.tie_word_embeddings
@@ -60,6 +66,40 @@ class Decoder(nnx.Module):
                 width, config.vocab_size, use_bias=False, param_dtype=dtype, rngs=rngs
             )
         )
+
+
+def apart(model: Decoder) -> Decoder:
+    """The same decoder, each layer's weights in arrays of their own, and joined.
+
+    With a cache, it wants one that is apart too (:func:`jaxhal.models.cache.apart`).
+
+    A scan over stacked layers copies a layer's weights out before it multiplies by
+    them.  Where a pass reads few tokens that is most of its time on CPU; a program with
+    every layer written out takes seconds longer to compile.
+    """
+    definition, weights = nnx.split(model.blocks)
+    layers = _each_layer(weights, model.config.num_hidden_layers)
+    parts = nnx.clone(model)
+    parts.blocks = nnx.List([nnx.merge(definition, layer) for layer in layers])
+    for block in parts.blocks:
+        block.self_attn.join()
+        block.mlp.join()
+    if parts.lm_head is None:
+        table = parts.embed_tokens.embedding
+        parts.joined_head = nnx.data(Joined(table, None, [len(table[...])]))
+    else:
+        parts.joined_head = nnx.data(join(parts.lm_head))
+        parts.lm_head = None
+    return parts
+
+
+@jax.jit(static_argnames="layers")
+def _each_layer(weights: Any, layers: int) -> list[Any]:
+    return [_layer(weights, at) for at in range(layers)]
+
+
+def _layer(stacked: Any, at: int) -> Any:
+    return jax.tree.map(lambda leaf: leaf[at], stacked)
 
 
 def embed(
@@ -79,6 +119,8 @@ def unembed(
     model: Decoder, hidden: Float[Array, "*rows width"], ops: Ops
 ) -> Float[Array, "*rows vocab"]:
     """Logits, float32 or wider, of hidden states that went through the final norm."""
+    if model.joined_head is not None:
+        return model.joined_head(hidden, wide(hidden.dtype))[0]
     if model.lm_head is None:
         kernel = model.embed_tokens.embedding[...].T
     else:
@@ -133,8 +175,8 @@ def run(
     Args:
       x: embedded tokens; without a cache they are the whole sequence, with one they
         are the columns just entered by :func:`jaxhal.models.cache.write`.
-      prefix: keys and values that stand before those of ``x``, as a prefill keeps them;
-        a row of it serves as many consecutive rows of ``x`` as there are for one.  A
+      prefix: keys and values that stand before those of ``x``, as a cache has them; a
+        row of it serves as many consecutive rows of ``x`` as there are for one.  A
         cache brings its own.
       keep: return the keys and values of all layers (a prefill).
       remat: for a pass that is differentiated, keep only what enters each layer and
@@ -145,21 +187,17 @@ def run(
       state, and ``(key, value)`` stacked over layers (``None`` unless kept or cached).
     """
     config = model.config
-    layers, groups = config.num_hidden_layers, tap.groups
-    definition, weights = nnx.split(model.blocks)
     index = LayerIndex(
-        jnp.arange(layers),
+        jnp.arange(config.num_hidden_layers),
         jnp.asarray(config.windows),
         jnp.asarray(config.rope_of_layer),
     )
     stored = None if cache is None else (cache.key, cache.value)
     prefix = prefix if cache is None else cache.prefix
-    columns = x.shape[1]
+    column = 0 if cache is None else cache.column - cache.prompt_length - x.shape[1]
 
-    def body(carry, scanned):
+    def layer(carry, block: Block, at: LayerIndex, before, append):
         x, state, stored = carry
-        weights, at, before = scanned
-        block = nnx.merge(definition, weights)
         state = tap.hidden(state, x, at.layer)
 
         def attend(attention, normed):
@@ -167,12 +205,43 @@ def run(
             q, k, v = attention.project(normed, geo, at, ops)
             kept = (k, v) if keep else None
             if cache is not None:
-                stored, (k, v) = _append(stored, (k, v), at.layer, cache, columns)
+                stored, (k, v) = append(stored, (k, v), column)
             mixed, rows = attention.mix(q, k, v, geo, at, tap.rows, ops, before)
             return mixed, (rows, kept)
 
         x, beside = block(x, attend, ops)
         return (x, state, stored), beside
+
+    carry, each = (x, tap.state, stored), (index, prefix)
+    if isinstance(model.blocks, nnx.List):
+        carry, (rows, kept) = _written_out(model.blocks, layer, carry, *each, tap)
+    else:
+        carry, (rows, kept) = _scanned(model.blocks, layer, carry, each, tap, remat)
+    x, state, stored = carry
+    return model.norm(x, ops), rows, state, kept if keep else stored
+
+
+def _written_out(blocks: nnx.List, layer, carry, index, prefix, tap: Tap):
+    """All layers one after another."""
+    every = []
+    for number, block in enumerate(blocks):
+        before = None if prefix is None else (prefix[0][number], prefix[1][number])
+        append = functools.partial(_append_apart, number)
+        carry, beside = layer(carry, block, _layer(index, number), before, append)
+        every.append(beside)
+    rows, kept = jax.tree.map(lambda *leaves: jnp.stack(leaves), *every)
+    return carry, (None if rows is None else tap.finish(rows), kept)
+
+
+def _scanned(blocks: Block, layer, carry, each, tap: Tap, remat: bool):
+    """The same as a loop over stacked layers, rows finished a group at a time."""
+    definition, weights = nnx.split(blocks)
+    groups = tap.groups
+
+    def body(carry, scanned):
+        weights, (at, before) = scanned
+        append = functools.partial(_append, at.layer)
+        return layer(carry, nnx.merge(definition, weights), at, before, append)
 
     if remat:
         body = jax.checkpoint(body, prevent_cse=False)
@@ -182,26 +251,21 @@ def run(
         return carry, (None if rows is None else tap.finish(rows), kept)
 
     def fold(leaf):
-        return leaf.reshape(groups, layers // groups, *leaf.shape[1:])
+        return leaf.reshape(groups, len(leaf) // groups, *leaf.shape[1:])
 
     def unfold(leaf):
-        return leaf.reshape(layers, *leaf.shape[2:])
+        return leaf.reshape(-1, *leaf.shape[2:])
 
-    carry, scanned = (x, tap.state, stored), (weights, index, prefix)
     if groups == 1:
-        (x, state, stored), (rows, kept) = group(carry, scanned)
-    else:
-        scanned = jax.tree.map(fold, scanned)
-        (x, state, stored), (rows, kept) = jax.lax.scan(group, carry, scanned)
-        rows, kept = jax.tree.map(unfold, (rows, kept))
-    return model.norm(x, ops), rows, state, kept if keep else stored
+        return group(carry, (weights, each))
+    carry, beside = jax.lax.scan(group, carry, jax.tree.map(fold, (weights, each)))
+    return carry, jax.tree.map(unfold, beside)
 
 
-def _append(stored, new, layer, cache: Cache, columns: int):
+def _append(layer, stored, new, column):
     """Writes one layer's new keys and values in place and returns its whole buffers."""
     zero = jnp.zeros_like(layer)
-    column = cache.column.astype(layer.dtype) - cache.prompt_length - columns
-    start = (layer, zero, zero, column, zero)
+    start = (layer, zero, zero, column.astype(layer.dtype), zero)
 
     def put(buffer, part):
         buffer = jax.lax.dynamic_update_slice(buffer, part[None], start)
@@ -209,3 +273,15 @@ def _append(stored, new, layer, cache: Cache, columns: int):
 
     (key, k), (value, v) = put(stored[0], new[0]), put(stored[1], new[1])
     return (key, value), (k, v)
+
+
+def _append_apart(number: int, stored, new, column):
+    """The same where each layer has buffers of its own."""
+    kept, own = [], []
+    for buffers, part in zip(stored, new, strict=True):
+        zero = jnp.zeros_like(column)
+        start = (zero, zero, column, zero)
+        buffer = jax.lax.dynamic_update_slice(buffers[number], part, start)
+        kept.append((*buffers[:number], buffer, *buffers[number + 1 :]))
+        own.append(buffer)
+    return tuple(kept), tuple(own)

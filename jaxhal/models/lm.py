@@ -2,6 +2,7 @@
 
 import dataclasses
 import difflib
+import functools
 import hashlib
 import json
 import os
@@ -102,6 +103,17 @@ class LM:
         for row in encoded:
             check_length(row, self.config.context_length)
         return collate(encoded, tokenizer.pad_id, prompt_length, response_length)
+
+    @functools.cached_property
+    def apart(self) -> "LM":
+        """The same model, each layer's weights in arrays of their own.
+
+        Made once and kept as long as this one: a second copy of the layers.  See
+        :func:`jaxhal.models.decoder.apart`.
+        """
+        model = decoder.apart(nnx.merge(self.graphdef, self.params))
+        graphdef, params = nnx.split(model)
+        return dataclasses.replace(self, graphdef=graphdef, params=params)
 
     def require_tokenizer(self) -> Tokenizer:
         """The tokenizer, or an error that says how to get one."""

@@ -105,29 +105,40 @@ def attend_after(
 ]:
     """:func:`scores` and :func:`attend` over shared keys and values and a row's own.
 
-    A row of ``prefix``, keys and values ``[prompts kv_heads prompt head]``, stands
-    before those of as many consecutive rows of ``own`` as there are for one.  It is
-    read once for all of them, as more queries of one group.
+    A row of ``prefix``, keys ``[prompts kv_heads head prompt]`` and values ``[prompts
+    kv_heads prompt head]``, stands before those of as many consecutive rows of ``own``
+    as there are for one.  It is read once for all of them, as more queries of one
+    group.  On CPU keys of the other order would be transposed again for each token.
     """
     (keys, values), rows = prefix, query.shape[0]
-    copies, group = rows // keys.shape[0], query.shape[2]
+    prompts, kv_heads, columns, _ = values.shape
+    copies = rows // prompts
 
+    # Rows of one prompt side by side under each head, [prompts heads copies ...], is
+    # how products with the prefix come out and go in; only what is short is moved.
     def gather(x: Array) -> Array:
-        x = x.reshape(-1, copies, *x.shape[1:]).swapaxes(1, 2)
-        return x.reshape(*x.shape[:2], copies * group, *x.shape[4:])
+        return x.reshape(prompts, copies, *x.shape[1:]).swapaxes(1, 2)
 
     def spread(x: Array) -> Array:
-        x = x.reshape(*x.shape[:2], copies, group, *x.shape[3:])
-        return x.swapaxes(1, 2).reshape(rows, -1, *x.shape[3:])
+        return x.swapaxes(1, 2).reshape(rows, *x.shape[1:2], *x.shape[3:])
 
-    shared = spread(scores(gather(query), keys))
-    weight, total = _softmax(
-        jnp.concatenate([shared, scores(query, own[0])], axis=-1) + bias
-    )
-    columns = keys.shape[2]
-    mixed = spread(_mixed(gather(weight[..., :columns]), values))
-    mixed = mixed + _mixed(weight[..., columns:], own[1])
-    return (mixed / total).astype(values.dtype), weight / total
+    def grouped(x: Array) -> Array:
+        return x.reshape(prompts, kv_heads, -1, *x.shape[4:])
+
+    def apart(x: Array) -> Array:
+        return x.reshape(prompts, kv_heads, copies, -1, *x.shape[3:])
+
+    bias = gather(bias)
+    shared = grouped(gather(query)), keys.swapaxes(-1, -2)
+    shared = apart(scores(*shared)) + bias[..., :columns]
+    lone = gather(scores(query, own[0])) + bias[..., columns:]
+    top = jnp.maximum(shared.max(-1, keepdims=True), lone.max(-1, keepdims=True))
+    shared, lone = jnp.exp(shared - top), jnp.exp(lone - top)
+    total = shared.sum(-1, keepdims=True) + lone.sum(-1, keepdims=True)
+    mixed = apart(_mixed(grouped(shared), values))
+    mixed = spread((mixed + gather(_mixed(spread(lone), own[1]))) / total)
+    weight = spread(jnp.concatenate([shared, lone], axis=-1) / total)
+    return mixed.astype(values.dtype), weight
 
 
 def normalize(
