@@ -9,13 +9,12 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from omegaconf import MISSING
 
 from jaxhal.datasets import Question
 from jaxhal.detection import resolve, score
 from jaxhal.evaluation.intervals import mean_interval
 from jaxhal.experiments.config import DTYPES, structured
-from jaxhal.experiments.making import QUESTIONS, claim, prompt_of, questions_of
+from jaxhal.experiments.making import QUESTIONS, Writing, claim, prompt_of, questions_of
 from jaxhal.experiments.running import model
 from jaxhal.features.controls import novel_word_share, response_length
 from jaxhal.files import append, lines_of, replacing
@@ -35,44 +34,22 @@ WAYS = ("guided", "sampled", "greedy")
 
 
 @dataclasses.dataclass
-class Guiding:
-    """A comparison of ways to write.
+class Guiding(Writing):
+    """A comparison of ways to write; beside the fields of :class:`Writing`:
 
     Attributes:
-      name: of its folder.
-      questions: of :data:`jaxhal.experiments.making.QUESTIONS`.
-      options: of their loader.
-      limit: keep this many questions, drawn by the seed; all by default.
-      prompt: the user's turn, with ``{context}`` and ``{question}`` in it.
       detector: what guides; one that comes fitted for the model, or the folder of one
         that was saved.
       candidates: to choose from.
       chunk: tokens of each.
-      max_new_tokens: the most tokens of a response.
-      temperature, top_p: how candidates are drawn, and plain samples.
-      model: what writes.
-      dtype: of its parameters.
-      batch_size: responses written together.
-      seed: of all chance.
-      out: folder that the run's folder goes to.
     """
 
-    name: str = MISSING
-    questions: str = MISSING
-    options: dict[str, Any] = dataclasses.field(default_factory=dict)
-    limit: int | None = None
-    prompt: str = "{context}\n\n{question}"
     detector: str = "lookback_probe"
     candidates: int = 8
     chunk: int = 8
-    max_new_tokens: int = 64
     temperature: float = 0.9
     top_p: float | None = 0.95
-    model: str = "smollm2-135m"
-    dtype: str = "float32"
     batch_size: int = 4
-    seed: int = 0
-    out: str = "runs"
 
 
 class Compared(NamedTuple):

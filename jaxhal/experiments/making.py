@@ -38,32 +38,23 @@ _JUDGES = ("reference", "overlap", "endpoint")
 
 
 @dataclasses.dataclass
-class Making:
-    """How a data set is made.
+class Writing:
+    """Questions and what answers them.
 
     Attributes:
-      name: of its folder.
+      name: of the folder that results go to.
       questions: of :data:`QUESTIONS`.
       options: of their loader.
       limit: keep this many questions, drawn by the seed; all by default.
       prompt: the user's turn, with ``{context}`` and ``{question}`` in it.
       max_new_tokens: the most tokens of an answer.
-      temperature: 0 takes the likeliest token.
+      temperature: of sampling; 0 takes the likeliest token.
       top_p: keep the likeliest tokens that hold this much probability.
-      stop: texts that end an answer.
-      judge: ``reference`` (:class:`jaxhal.judges.ReferenceRule`), ``overlap``
-        (:class:`jaxhal.judges.OverlapRule`), or ``endpoint``: the first, which has a
-        language model confirm what may be hallucinated.
-      contained: label of an answer that holds a reference and says more; left out by
-        default, as in the paper.
-      endpoint: base address of that model.
-      endpoint_model: its name there.
-      balance: keep as many hallucinated answers as grounded ones, drawn by the seed.
       model: what answers.
       dtype: of its parameters.
       batch_size: answers written together.
       seed: of all chance.
-      out: folder that the data set's folder goes to.
+      out: folder that the named folder goes to.
     """
 
     name: str = MISSING
@@ -74,17 +65,35 @@ class Making:
     max_new_tokens: int = 64
     temperature: float = 0.0
     top_p: float | None = None
+    model: str = "smollm2-135m"
+    dtype: str = "float32"
+    batch_size: int = 16
+    seed: int = 0
+    out: str = "runs"
+
+
+@dataclasses.dataclass
+class Making(Writing):
+    """How a data set is made; beside the fields of :class:`Writing`:
+
+    Attributes:
+      stop: texts that end an answer.
+      judge: ``reference`` (:class:`jaxhal.judges.ReferenceRule`), ``overlap``
+        (:class:`jaxhal.judges.OverlapRule`), or ``endpoint``: the first, which has a
+        language model confirm what may be hallucinated.
+      contained: label of an answer that holds a reference and says more; left out by
+        default, as in the paper.
+      endpoint: base address of that model.
+      endpoint_model: its name there.
+      balance: keep as many hallucinated answers as grounded ones, drawn by the seed.
+    """
+
     stop: list[str] = dataclasses.field(default_factory=list)
     judge: str = "reference"
     contained: int | None = None
     endpoint: str = ""
     endpoint_model: str = ""
     balance: bool = True
-    model: str = "smollm2-135m"
-    dtype: str = "float32"
-    batch_size: int = 16
-    seed: int = 0
-    out: str = "runs"
 
 
 class Made(NamedTuple):
@@ -163,7 +172,7 @@ def _sampling(config: Making) -> Sampling:
     return Sampling(temperature=config.temperature, top_p=config.top_p)
 
 
-def claim(folder: Path, config: Any) -> None:
+def claim(folder: Path, config: Writing) -> None:
     """Makes sure that what the folder holds was made the same way."""
     folder.mkdir(parents=True, exist_ok=True)
     path, text = folder / "config.yaml", to_yaml(config)
@@ -178,7 +187,7 @@ def claim(folder: Path, config: Any) -> None:
         file.write(text)
 
 
-def questions_of(config: Any) -> list[Question]:
+def questions_of(config: Writing) -> list[Question]:
     """The questions that a configuration names, or those it draws from them."""
     found = QUESTIONS[config.questions](**config.options)
     if config.limit is not None:
@@ -203,7 +212,7 @@ def _judge(config: Making) -> Judge:
     return ReferenceRule(confirm, config.contained)
 
 
-def prompt_of(config: Any, question: Question) -> str:
+def prompt_of(config: Writing, question: Question) -> str:
     """The user's turn."""
     return config.prompt.replace("{question}", question.text).replace(
         "{context}", question.context or ""
