@@ -46,8 +46,9 @@ def detect(
       detectors, relevance: as :func:`score` takes them.
 
     Raises:
-      ValueError: when the answer or prompt is empty, too long for the model, a
-        detector is unknown or named twice, or rules are unknown.
+      ValueError: when the answer or prompt is empty, too long for the model, an
+        endpoint has no reply of use, a detector is unknown or named twice, or rules are
+        unknown.
     """
     example = Example(
         response, prompt=prompt, context=context, question=question, id="answer"
@@ -86,7 +87,8 @@ def score(
 
     Returns:
       One report per example, in order.  An example that cannot be read (too long, not
-      encodable) comes back with its ``error`` and costs no other example.
+      encodable), or that an endpoint has no reply of use for, comes back with its
+      ``error`` and costs no other example.
 
     Raises:
       ValueError: on an unknown detector, one that must be fitted first, no detector or
@@ -142,6 +144,8 @@ def score(
                     found = _traced(lm, found, example, rows[i], flow, group)
                 reports[kept[i]] = found
             bar.update(len(group.rows))
+    for at, error in bulk.errors.items():
+        reports[kept[at]] = empty(lm.name, examples[kept[at]], named, error)
     return [reports[number] for number in range(len(examples))]
 
 

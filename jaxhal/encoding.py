@@ -1,25 +1,43 @@
-"""Texts to vectors, pairs of texts to probabilities of labels."""
+"""Texts to vectors, pairs of texts to probabilities of labels or to likeness."""
 
-from collections.abc import Callable, Hashable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+import collections
+import functools
+import itertools
+from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float
 
+from jaxhal.features import consistency
 from jaxhal.models import encoder as encoder_lib
 from jaxhal.models.batching import bucket
+from jaxhal.models.text_batches import (
+    SMALLEST,
+    check_pairs,
+    of_pairs,
+    of_texts,
+    run,
+)
 from jaxhal.models.text_encoder import Pooling as Pooling
 from jaxhal.models.text_encoder import TextEncoder as TextEncoder
 from jaxhal.models.text_encoder import load_encoder as load_encoder
-from jaxhal.progress import progress_bar
 
-if TYPE_CHECKING:
-    import tokenizers
+_COMPARED = 4096  # tokens of either side of the pairs that are compared at once
 
-_SMALLEST = 16  # columns of a batch
+
+@functools.lru_cache(maxsize=2)
+def kept_encoder(source: str) -> TextEncoder:
+    """The encoder of a source, loaded once; loaded again, it would compile again.
+
+    Raises:
+      ValueError: as :func:`load_encoder`.
+      FileNotFoundError: likewise.
+    """
+    return load_encoder(source)
 
 
 def embed(
@@ -37,7 +55,7 @@ def embed(
     Args:
       encoder: with a pooling.
       texts: strings, each with at least one visible character.
-      batch_size: windows read at once.
+      batch_size: windows read at once, at most 8 of them on a CPU.
       progress: show a progress bar; ``None`` shows it on a terminal.
 
     Raises:
@@ -55,19 +73,14 @@ def embed(
             f"encoder {encoder.name!r} does not say how to pool; load it with "
             "pooling='mean' or pooling='cls'"
         )
-    _check_list("texts", texts)
-    for at, text in enumerate(texts):
-        _check_text(f"text {at}", text)
-    length = encoder.config.context_length
-    read = _windows("text", texts, lambda text: encoder.tokenizer.windows(text, length))
-    found = _run(_pooled, encoder, read.windows, batch_size, progress)
-    weight = np.array([len(window) for window in read.windows], np.float32)
-    first = np.flatnonzero(np.diff(read.owner, prepend=-1))
-    mean = np.add.reduceat(found * weight[:, None], first)
-    mean /= np.add.reduceat(weight, first)[:, None]
+    windows = of_texts(encoder, texts)
+    found = np.stack(run(_pooled, encoder, windows, batch_size, progress))
+    weight = np.array([len(piece) for piece in windows.pieces], np.float32)
+    mean = np.add.reduceat(found * weight[:, None], windows.first)
+    mean /= np.add.reduceat(weight, windows.first)[:, None]
     if pooling.normalize:
         mean /= np.maximum(np.linalg.norm(mean, axis=1, keepdims=True), 1e-12)
-    return mean[read.row]
+    return mean[windows.row]
 
 
 def classify(
@@ -87,7 +100,7 @@ def classify(
       encoder: with a classifier.
       pairs: of two strings each; of a natural language inference model (premise,
         hypothesis).
-      batch_size: windows read at once.
+      batch_size: windows read at once, at most 8 of them on a CPU.
       progress: show a progress bar; ``None`` shows it on a terminal.
 
     Raises:
@@ -100,52 +113,132 @@ def classify(
             f"encoder {encoder.name!r} has no classifier; load a checkpoint of a "
             "sequence classifier, such as a natural language inference model"
         )
-    _check_list("pairs", pairs)
-    for at, pair in enumerate(pairs):
-        if isinstance(pair, str) or not isinstance(pair, Sequence) or len(pair) != 2:
-            raise TypeError(f"pair {at} is {pair!r:.80}; give two texts")
-        for which, text in zip(("first", "second"), pair, strict=True):
-            _check_text(f"the {which} text of pair {at}", text)
     names = [label.lower() for label in encoder.labels]
     entailment = names.index("entailment") if "entailment" in names else None
-    length, cut = encoder.config.context_length, entailment is not None
-    read = _windows(
-        "pair",
-        [tuple(pair) for pair in pairs],
-        lambda pair: encoder.tokenizer.pair_windows(pair[0], pair[1], length, cut),
-    )
-    found = _run(_probabilities, encoder, read.windows, batch_size, progress)
+    windows = of_pairs(encoder, pairs, cut=entailment is not None)
+    found = np.stack(run(_probabilities, encoder, windows, batch_size, progress))
     if entailment is None:
-        return found[read.row]
+        return found[windows.row]
     # Sorted by owner, then by probability: the last window of an owner is its best.
-    order = np.lexsort((found[:, entailment], read.owner))
-    last = np.cumsum(np.bincount(read.owner)) - 1
-    return found[order[last]][read.row]
+    order = np.lexsort((found[:, entailment], windows.owner))
+    last = np.cumsum(np.bincount(windows.owner)) - 1
+    return found[order[last]][windows.row]
 
 
-class _Read(NamedTuple):
-    """Windows of the distinct inputs, and where each input finds its own."""
+def token_states(
+    encoder: TextEncoder,
+    texts: Sequence[Any],
+    *,
+    layer: int | None = None,
+    batch_size: int = 32,
+    progress: bool | None = None,
+) -> list[Float[np.ndarray, "tokens width"]]:
+    """Hidden states of each text's tokens, float32, without special tokens.
 
-    windows: "list[tokenizers.Encoding]"
-    owner: Int[np.ndarray, " windows"]  # the distinct input of each
-    row: Int[np.ndarray, " inputs"]  # the distinct input that equals each input
+    The tokens of a text longer than the encoder's context are those of its windows, one
+    after the other, and each knows of its own window alone.  Equal texts are read once
+    and share an array; a text of which the tokenizer leaves nothing has no row.
+
+    Args:
+      encoder: of any kind.
+      texts: strings, each with at least one visible character.
+      layer: after which the states are taken, 0 for the embeddings; the last when left
+        out, its final norm included.
+      batch_size: windows read at once, at most 8 of them on a CPU.
+      progress: show a progress bar; ``None`` shows it on a terminal.
+
+    Raises:
+      TypeError: naming the text that is no string.
+      ValueError: when there is no text, a text is empty or no Unicode, or the encoder
+        has no such layer.
+    """
+    most = encoder.config.num_hidden_layers
+    if layer is not None and not 0 <= layer <= most:
+        raise ValueError(
+            f"layer is {layer}; encoder {encoder.name!r} has 0, its embeddings, to "
+            f"{most}"
+        )
+    windows = of_texts(encoder, texts)
+    states = functools.partial(_states, layer=layer)
+    found = run(states, encoder, windows, batch_size, progress)
+    parts = [
+        row[: len(piece)][np.array(piece.special_tokens_mask) == 0]
+        for row, piece in zip(found, windows.pieces, strict=True)
+    ]
+    bounds = itertools.pairwise([*windows.first, None])
+    joined = [np.concatenate(parts[start:end]) for start, end in bounds]
+    return [joined[row] for row in windows.row]
 
 
-def _windows(what: str, inputs: Sequence[Hashable], cut: Callable) -> _Read:
-    distinct: dict[Hashable, int] = {}
-    windows, owner = [], []
-    for at, one in enumerate(inputs):
-        if one in distinct:
-            continue
-        number = distinct[one] = len(distinct)
-        try:
-            found = cut(one)
-        except ValueError as error:
-            raise ValueError(f"{what} {at}: {error}") from error
-        windows += found
-        owner += [number] * len(found)
-    row = np.array([distinct[one] for one in inputs])
-    return _Read(windows, np.array(owner), row)
+def bertscores(
+    encoder: TextEncoder,
+    pairs: Sequence[Any],
+    *,
+    layer: int | None = None,
+    batch_size: int = 32,
+    progress: bool | None = None,
+) -> Float[np.ndarray, "pairs 3"]:
+    """Precision, recall and F1 of each pair of texts by tokens, in [-1, 1], float32.
+
+    The first text is the candidate, the second the reference, of
+    :func:`jaxhal.features.consistency.bertscore`.  Equal texts are read once, equal
+    pairs compared once.  Special tokens are left out; the published code lets a token
+    be nearest to one.
+
+    Args:
+      encoder: of any kind.
+      pairs: of two strings each.
+      layer: as :func:`token_states` takes it; 17 is published for RoBERTa large.
+      batch_size: windows read at once, at most 8 of them on a CPU.
+      progress: show a progress bar; ``None`` shows it on a terminal.
+
+    Raises:
+      TypeError: naming the pair that is no pair of strings.
+      ValueError: when there is no pair, a text is empty or no Unicode, or the encoder
+        has no such layer.
+
+    References:
+      Zhang et al., `BERTScore <https://arxiv.org/abs/1904.09675>`_, 2020, section 3.
+    """
+    check_pairs(pairs)
+    pairs = [tuple(pair) for pair in pairs]
+    row = {pair: at for at, pair in enumerate(dict.fromkeys(pairs))}
+    texts = list(dict.fromkeys(text for pair in row for text in pair))
+    # After a space, so that a byte-level tokenizer reads the first word like any other.
+    spaced = [f" {text}" for text in texts]
+    options: Any = dict(layer=layer, batch_size=batch_size, progress=progress)
+    states = dict(zip(texts, token_states(encoder, spaced, **options), strict=True))
+    groups = collections.defaultdict(list)
+    for pair in row:
+        groups[bucket(max(len(states[text]) for text in pair), SMALLEST)].append(pair)
+    found = np.zeros((len(row), 3), np.float32)
+    for columns, group in groups.items():
+        size = max(1, _COMPARED // columns)
+        for start in range(0, len(group), size):
+            part = group[start : start + size]
+            first, second = (
+                _padded([states[pair[side]] for pair in part], size, columns)
+                for side in (0, 1)
+            )
+            scores = np.asarray(_compared(*first, *second))[: len(part)]
+            found[[row[pair] for pair in part]] = scores
+    return found[[row[pair] for pair in pairs]]
+
+
+def _padded(
+    states: Sequence[np.ndarray], rows: int, columns: int
+) -> tuple[Float[np.ndarray, "rows columns width"], Bool[np.ndarray, "rows columns"]]:
+    values = np.zeros((rows, columns, states[0].shape[1]), np.float32)
+    valid = np.zeros((rows, columns), bool)
+    for row, some in enumerate(states):
+        values[row, : len(some)], valid[row, : len(some)] = some, True
+    return values, valid
+
+
+@jax.jit
+def _compared(first: Array, first_valid: Array, second: Array, second_valid: Array):
+    scores = jax.vmap(consistency.bertscore)(first, second, first_valid, second_valid)
+    return jnp.stack(scores, axis=-1)
 
 
 @jax.jit
@@ -163,63 +256,20 @@ def _probabilities(
     return jax.nn.softmax(encoder_lib.logits(model, hidden, valid), axis=-1)
 
 
-def _hidden(encoder: TextEncoder, tokens: Array, types: Array, valid: Array):
+@jax.jit(static_argnames="layer")
+def _states(
+    encoder: TextEncoder, tokens: Array, types: Array, valid: Array, layer: int | None
+) -> Array:
+    return _hidden(encoder, tokens, types, valid, layer)[1].astype(jnp.float32)
+
+
+def _hidden(
+    encoder: TextEncoder,
+    tokens: Array,
+    types: Array,
+    valid: Array,
+    layer: int | None = None,
+):
     model = nnx.merge(encoder.graphdef, encoder.params)
     embedded = encoder_lib.embed(model, tokens, types, valid)
-    return model, encoder_lib.run(model, embedded, valid)[0]
-
-
-def _run(
-    program: Callable[..., Array],
-    encoder: TextEncoder,
-    windows: "list[tokenizers.Encoding]",
-    batch_size: int,
-    progress: bool | None,
-) -> Float[np.ndarray, "windows out"]:
-    """One row a window, in their order; windows of like length are read together."""
-    if batch_size < 1:
-        raise ValueError(f"batch_size is {batch_size}; give at least 1")
-    lengths = np.array([len(window) for window in windows])
-    order = np.argsort(lengths, kind="stable")
-    rows = []
-    with progress_bar(len(windows), "reading texts", "text", progress) as bar:
-        for start in range(0, len(order), batch_size):
-            part = order[start : start + batch_size]
-            batch = _collate(encoder, [windows[at] for at in part], batch_size)
-            rows.append(np.asarray(program(encoder, *batch))[: len(part)])
-            bar.update(len(part))
-    return np.concatenate(rows)[np.argsort(order)]
-
-
-def _collate(
-    encoder: TextEncoder, windows: "list[tokenizers.Encoding]", batch_size: int
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Token ids, token types and which are no padding, in a bucketed shape.
-
-    Rows beyond the windows are dummies of one token.
-    """
-    longest = max(len(window) for window in windows)
-    columns = min(bucket(longest, _SMALLEST), encoder.config.context_length)
-    rows = min(bucket(len(windows), 1), batch_size)
-    tokens = np.full((rows, columns), encoder.tokenizer.pad_id, np.int32)
-    types, valid = np.zeros_like(tokens), np.zeros((rows, columns), bool)
-    valid[:, 0] = True
-    for row, window in enumerate(windows):
-        tokens[row, : len(window)] = window.ids
-        types[row, : len(window)] = window.type_ids
-        valid[row, : len(window)] = True
-    return tokens, types, valid
-
-
-def _check_list(name: str, values: Any) -> None:
-    if isinstance(values, str):
-        raise TypeError(f"{name} is the string {values!r:.80}; give a list")
-    if not len(values):
-        raise ValueError(f"{name} is empty; give at least one")
-
-
-def _check_text(what: str, text: Any) -> None:
-    if not isinstance(text, str):
-        raise TypeError(f"{what} is {text!r:.80}, a {type(text).__name__}, no string")
-    if not text.strip():
-        raise ValueError(f"{what} is {text!r}; give one with a visible character")
+    return model, encoder_lib.run(model, embedded, valid, layers=layer)[0]

@@ -44,6 +44,18 @@ def json_object(reply: str) -> dict[str, Any]:
     return found
 
 
+class NoReply(Exception):
+    """A question that was left without a reply of use; another one may get one."""
+
+
+class Unanswered(NoReply, RuntimeError):
+    """The server gave no answer, after the client's retries."""
+
+
+class Useless(NoReply, ValueError):
+    """What the server said could not be used."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Endpoint:
     """A chat model at an address, static by value.
@@ -92,9 +104,10 @@ class Endpoint:
 
         Raises:
           ModuleNotFoundError: without the ``openai`` package.
-          RuntimeError: when the endpoint does not answer, after the client's retries,
-            or there is no key for api.openai.com; replies before it are kept.
-          ValueError: when no reply is accepted, or a kept one cannot be read.
+          Unanswered: when there is no answer to it, after the client's retries.
+          Useless: when no reply is accepted, or a kept one cannot be read.
+          RuntimeError: when the endpoint takes no question at all: a wrong key, or none
+            for api.openai.com, a wrong address or model; replies before it are kept.
         """
         kept = self._kept(question)
         if kept is not None and _fault(kept, accept) is None:
@@ -110,7 +123,7 @@ class Endpoint:
                 f"{question}\n\nYour last reply to this was of no use: {fault}. Reply "
                 "again, in the form asked for."
             )
-        raise ValueError(
+        raise Useless(
             f"{self.model!r} replied {reply[:_SHOWN]!r}, of no use in {_ATTEMPTS} "
             f"attempts: {fault}; leave this one out, or choose another model"
         )
@@ -128,9 +141,7 @@ class Endpoint:
         try:
             return str(json.loads(path.read_text("utf-8"))["reply"])
         except (KeyError, TypeError, ValueError) as error:
-            raise ValueError(
-                f"{path} holds no reply; delete it to ask again"
-            ) from error
+            raise Useless(f"{path} holds no reply; delete it to ask again") from error
 
     def _keep(self, question: str, asked: str, reply: str) -> None:
         path = self.path(question)
@@ -162,13 +173,20 @@ class Endpoint:
                     model=self.model, messages=self._messages(asked), temperature=0
                 )
         except openai.OpenAIError as error:
-            raise RuntimeError(
+            # What would be said to every question is not this one's error.
+            refusals = (
+                openai.AuthenticationError,
+                openai.PermissionDeniedError,
+                openai.NotFoundError,
+            )
+            kind = RuntimeError if isinstance(error, refusals) else Unanswered
+            raise kind(
                 f"{self.url} gave no answer from {self.model!r} ({error}); check the "
                 "address, the model's name and $OPENAI_API_KEY, then run the same again"
             ) from error
         reply = answer.choices[0].message.content if answer.choices else None
         if reply is None:
-            raise RuntimeError(
+            raise Unanswered(
                 f"{self.url} answered without text from {self.model!r}; run the same "
                 "again, or choose another model"
             )
@@ -182,6 +200,30 @@ class Endpoint:
                 "the address of another server"
             )
         return key or _NO_KEY
+
+
+def endpoint_of(url: str | None, model: str | None) -> Endpoint | None:
+    """The endpoint that is asked in place of the reader; ``None`` for the reader.
+
+    Args:
+      url: its base address, or ``None``.
+      model: the model's name there, or ``None``.
+
+    Raises:
+      ValueError: when only one of the two is given, or they name nothing.
+
+    Example:
+      >>> endpoint_of("http://localhost:8000/v1", "llama").model
+      'llama'
+    """
+    if url is None and model is None:
+        return None
+    if url is None or model is None:
+        raise ValueError(
+            f"endpoint is {url!r} and model is {model!r}; give both, or neither to ask "
+            "the reader"
+        )
+    return Endpoint(url, model)
 
 
 def _fault(reply: str, accept: Callable[[str], object]) -> str | None:

@@ -6,7 +6,6 @@ into every result.
 """
 
 import dataclasses
-import functools
 from collections.abc import Sequence
 from typing import Any, Protocol, runtime_checkable
 
@@ -15,11 +14,11 @@ import numpy as np
 from jaxtyping import Float
 
 from jaxhal import texts
-from jaxhal.capture import read
-from jaxhal.encoding import TextEncoder, classify, embed, load_encoder
+from jaxhal.capture import read_rows
+from jaxhal.encoding import classify, embed, kept_encoder
 from jaxhal.endpoint import Endpoint, json_object
+from jaxhal.features.consistency import selfcheck_prompt
 from jaxhal.features.uncertainty import TextLogprob
-from jaxhal.models.batching import collate, plan
 from jaxhal.models.lm import LM
 from jaxhal.types import Example
 
@@ -92,7 +91,7 @@ class Similarity:
             for text in pair
         }
         every = list(dict.fromkeys(s for some in parts.values() for s in some))
-        vectors = embed(_encoder(self.source), every, progress=False)
+        vectors = embed(kept_encoder(self.source), every, progress=False)
         place = {sentence: at for at, sentence in enumerate(every)}
         rows = {text: [place[s] for s in some] for text, some in parts.items()}
         alike = np.array(
@@ -126,7 +125,7 @@ class Inference:
         return f"natural language inference ({self.source})"
 
     def __call__(self, pairs: Sequence[Pair], /) -> Float[np.ndarray, "pairs 3"]:
-        encoder = _encoder(self.source)
+        encoder = kept_encoder(self.source)
         labels = [label.lower() for label in encoder.labels]
         missing = {"entailment", "contradiction"} - set(labels)
         if missing:
@@ -142,11 +141,6 @@ class Inference:
             for name in _CLASSES
         ]
         return np.stack(columns, 1).astype(np.float32)
-
-
-@functools.lru_cache(maxsize=2)
-def _encoder(source: str) -> TextEncoder:
-    return load_encoder(source)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -179,13 +173,10 @@ class Reader:
             for a, b in distinct
             for reply in ("Yes", "No")
         ]
-        logprob = np.zeros(len(rows))
-        for group in plan(rows, self.batch_size):
-            some = [rows[i] for i in group.rows]
-            batch = collate(some, tokenizer.pad_id, *group[1:], self.batch_size)
-            found = read(self.lm, batch, {"said": TextLogprob()})["said"]
-            logprob[group.rows] = np.asarray(found)[: len(some)]
-        odds = logprob.reshape(-1, 2)
+        said = read_rows(
+            self.lm, rows, TextLogprob(), batch_size=self.batch_size, copies=2
+        )
+        odds = np.reshape(said, (-1, 2))
         entailed = np.asarray(jax.nn.sigmoid(odds[:, 0] - odds[:, 1]))
         known = dict(zip(distinct, entailed, strict=True))
         yes = np.array([known[pair] for pair in pairs], np.float32)
@@ -197,7 +188,10 @@ class Asked:
     """A model behind an OpenAI-compatible endpoint names the relation.
 
     Replies are kept, so that no pair is asked twice; one that names no relation is
-    asked again, then it is an error.
+    asked again.
+
+    Raises on a call:
+      NoReply: as :meth:`jaxhal.endpoint.Endpoint.ask`.
     """
 
     endpoint: Endpoint
@@ -213,6 +207,43 @@ class Asked:
             reply = self.endpoint.ask(question, accept=_relation)
             found.append(_CLASSES.index(_relation(reply)))
         return np.eye(3, dtype=np.float32)[found]
+
+
+@dataclasses.dataclass(frozen=True)
+class YesNo:
+    """A model behind an OpenAI-compatible endpoint is asked whether a text follows.
+
+    What its reply begins with decides, as in the published SelfCheckGPT: Yes is
+    entailment, No contradiction, anything else half of each.  Replies are kept.
+
+    Args:
+      endpoint: the model.
+      ask: the question, with ``{premise}`` and ``{hypothesis}`` in it; a premise is put
+        on one line.
+
+    Raises on a call:
+      NoReply: as :meth:`jaxhal.endpoint.Endpoint.ask`.
+
+    References:
+      Manakul et al., SelfCheckGPT, 2023, section 5.5.
+    """
+
+    endpoint: Endpoint
+    ask: str = ASK
+
+    @property
+    def name(self) -> str:
+        return f"{self.endpoint.model} at {self.endpoint.url} asked yes or no"
+
+    def __call__(self, pairs: Sequence[Pair], /) -> Float[np.ndarray, "pairs 3"]:
+        replies = [
+            self.endpoint.ask(
+                self.ask.format(premise=" ".join(a.split()), hypothesis=b)
+            )
+            for a, b in pairs
+        ]
+        no = np.array([selfcheck_prompt([reply]) for reply in replies], np.float32)
+        return np.stack([no, np.zeros_like(no), 1 - no], 1)
 
 
 def _relation(reply: str) -> str:
@@ -255,6 +286,28 @@ def resolve(backend: Any, lm: LM | None = None) -> Entailment:
         f"entailment is {backend!r}; use 'similarity', 'reader', or 'nli:' and an "
         "encoder's folder or hub id"
     )
+
+
+def of_each(
+    backend: Entailment, lists: Sequence[Sequence[Pair]]
+) -> list[Float[np.ndarray, "pairs 3"]]:
+    """What a backend says of each list of pairs, in one call of it.
+
+    Args:
+      backend: what decides.
+      lists: pairs, some lists of which may be empty.
+
+    Example:
+      >>> class Never:
+      ...     name = "never"
+      ...     def __call__(self, pairs):
+      ...         return np.tile([1.0, 0.0, 0.0], (len(pairs), 1))
+      >>> [len(found) for found in of_each(Never(), [[("a", "b")], [], [("a", "c")]])]
+      [1, 0, 1]
+    """
+    pairs = [pair for some in lists for pair in some]
+    found = np.asarray(backend(pairs)) if pairs else np.zeros((0, 3))
+    return np.split(found, np.cumsum([len(some) for some in lists])[:-1])
 
 
 def both_ways(

@@ -33,7 +33,8 @@ class Inputs:
 
     Attributes:
       examples: those that could be read, in order, or the parts they were cut into.
-      errors: why others could not, by their number in the request.
+      errors: why others could not, or why nothing can be said of them, by their number
+        in the request.
       rows: the examples as tokens.
       marked: per example ``Bool[response]``, tokens annotated as hallucinated.
       inputs: detector -> pytree, leaves ``[example, ...]``.
@@ -87,7 +88,7 @@ def collect(
     Raises:
       ValueError: on an example without a label, one that lacks what a method's view of
         it is made of, or with another ``unit`` when a method reads a feature that is no
-        series of tokens, or when no answer can be cut.
+        series of tokens, or when no answer can be read, cut, or judged.
       TypeError: as :func:`jaxhal.views.viewed`.
     """
     for example in examples:
@@ -128,13 +129,21 @@ def collect(
     text = {text for detector in detectors for text in detector.text}
     features = [_Feature(*one) for one in found]
     bulk = Bulk(lm, chosen, store, **options)
+    together = measured(detectors, bulk)
+    errors = errors | {kept[n]: why for n, why in bulk.errors.items()}
+    known = [at for at, part in enumerate(units) if part.row not in bulk.errors]
+    if not known:
+        first = next(iter(bulk.errors.values()))
+        raise ValueError(f"none of the {len(units)} answers can be judged: {first}")
+    units = [units[at] for at in known]
+    rows, marked = [rows[at] for at in known], [marked[at] for at in known]
     source = Source(
         units,
         rows,
         marked,
         features,
         sorted(text, key=lambda one: one[0]),
-        measured(detectors, bulk),
+        together,
     )
     inputs = _inputs(detectors, source)
     chosen = [part.example for part in units]

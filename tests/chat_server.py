@@ -12,7 +12,8 @@ STALL = object()
 class ChatServer(http.server.ThreadingHTTPServer):
     """Answers with each of `replies`, then with the last for ever; remembers requests.
 
-    A reply is a text, None for a message without text, a status, or STALL.
+    A reply is a text, None for a message without text, a status, or STALL; or a
+    function that makes one of these of the question.
     """
 
     def __init__(self, reply):
@@ -37,6 +38,8 @@ class _Chat(http.server.BaseHTTPRequestHandler):
         server.keys.append(self.headers["Authorization"])
         later = len(server.replies) > 1
         reply = server.replies.pop(0) if later else server.replies[0]
+        if callable(reply):
+            reply = reply(server.questions[-1])
         if reply is STALL:
             server.closing.wait()
             return

@@ -1,6 +1,7 @@
 """What surrounds the measurements: rows that survive, and peers on one device."""
 
 import json
+import os
 import sys
 import types
 from pathlib import Path
@@ -9,7 +10,7 @@ import jax
 import pytest
 
 from jaxhal import bench
-from jaxhal.bench import peers
+from jaxhal.bench import nli, peers
 from tiny_lm import tiny_lm
 
 
@@ -59,3 +60,37 @@ def test_extracting_is_also_measured_in_answers_per_second(monkeypatch):
     row = rows["answers per second, all reducers, prompts shared"]
     assert row["value"] == extract.ANSWERS / 4 and row["target"] is None
     assert row["spread"] == [1.3333, 2.6667]
+
+
+@pytest.mark.parametrize("distinct", [2, 10])
+def test_pairs_of_ten_samples(distinct):
+    pairs = nli.pairs_of(distinct)
+    assert len(pairs) == 90 and pairs == nli.pairs_of(distinct)
+    assert len({text for pair in pairs for text in pair}) == distinct
+    assert sorted(pairs) == sorted((b, a) for a, b in pairs)
+
+
+def test_pairs_are_classified_as_hugging_face_does(monkeypatch):
+    pytest.importorskip("torch", reason="torch is not installed")
+    small = dict(hidden_size=32, intermediate_size=48, num_attention_heads=4)
+    monkeypatch.setattr(nli, "_SHAPE", nli._SHAPE | small | {"num_hidden_layers": 2})
+    for name, value in dict(SAMPLES=3, DISTINCT=(3, 2), _ROUNDS=1).items():
+        monkeypatch.setattr(nli, name, value)
+    try:
+        rows = {(row["case"], row["metric"]): row for row in nli.rows()}
+    except RuntimeError as error:
+        if os.environ.get("JAXHAL_OFFLINE"):
+            pytest.skip(str(error))
+        raise
+    wrong = [row for (_, metric), row in rows.items() if "difference" in metric]
+    assert len(wrong) == 2
+    assert all(0 < row["value"] < row["target"] for row in wrong)
+    assert ("3 of 3 differ", "pairs per second, 6 of 6 different") in rows
+    ratios = [row for row in rows.values() if row["target"] == 5.0]
+    assert len(ratios) == 2 and all(row["value"] > 0 for row in ratios)
+
+
+def test_without_a_peer_no_pairs_are_timed(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    assert not list(nli.rows())
+    assert "no peers are measured: import of torch" in capsys.readouterr().err

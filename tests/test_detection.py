@@ -1,10 +1,12 @@
 """From answers to reports with the real small model."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
 import jaxhal
-from jaxhal import capture, detectors
+from jaxhal import capture, detectors, texts
 from jaxhal.detection import resolve
 from jaxhal.fitting import untrained
 from jaxhal.judging import find_spans
@@ -153,6 +155,48 @@ def test_a_character_of_several_tokens_is_one():
     assert span.confidence == pytest.approx(0.9)
     (span,) = find_spans(text, tokens, "d", 0.5)
     assert span.text == "🙂b" and span.confidence == pytest.approx(0.8)
+
+
+@dataclasses.dataclass(frozen=True)
+class Lengths:
+    """The longer a text, the less is it entailed."""
+
+    name: str = "lengths"
+
+    def __call__(self, pairs):
+        wrong = np.array([len(text) / 200 for _, text in pairs])
+        return np.stack([wrong, 0 * wrong, 1 - wrong], 1)
+
+
+def test_sentences_are_coloured(smollm2):
+    listed = "It did.\n\n- In 1832?\n- No:so.Yes!  Äh."
+    examples = [LONGER, GOOD, dataclasses.replace(GOOD, response=listed)]
+    context = untrained(detectors.nli_context(Lengths()))
+    chosen = [context, "predictive_probability"]
+    reports = jaxhal.score(smollm2, examples, chosen, batch_size=2)
+    for report, sentences in zip(reports, (2, 1, 4), strict=True):
+        scores = [token.scores["nli_context"] for token in report.tokens]
+        assert scores == pytest.approx(of_last_sentence(report), abs=1e-6)
+        assert len({round(score, 4) for score in scores if score}) == sentences
+        assert report.detector == "predictive_probability"
+    (alone,) = jaxhal.score(smollm2, [LONGER], [context])
+    (span,) = alone.spans
+    assert span.text == texts.sentences(LONGER.response)[0].text
+    assert alone.detector == "nli_context"
+    assert span.confidence == pytest.approx(len(span.text) / 200, abs=1e-6)
+
+
+def of_last_sentence(report):
+    """The score of the last sentence that a token has a character of, or 0."""
+    found = []
+    for token in report.tokens:
+        inside = [
+            len(sentence.text) / 200
+            for sentence in texts.sentences(report.response)
+            if any(sentence.start <= at < sentence.end for at in range(*token[1:3]))
+        ]
+        found.append(inside[-1] if inside else 0.0)
+    return found
 
 
 def test_names_are_given_once():

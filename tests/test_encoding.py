@@ -1,5 +1,6 @@
 """Embeddings and classifications of texts: windows, order, batches, pooling, errors."""
 
+import dataclasses
 import json
 import os
 from pathlib import Path
@@ -13,12 +14,13 @@ import transformers
 from flax import nnx
 from tokenizers import models, normalizers, pre_tokenizers, processors
 
+import sampling_oracles as oracles
 import tiny
 import tiny_encoders
 from jaxhal import encoding
-from jaxhal.encoding import classify, embed, load_encoder
+from jaxhal.encoding import bertscores, classify, embed, load_encoder, token_states
 from jaxhal.models import encoder as encoder_lib
-from jaxhal.models import registry, text_encoder
+from jaxhal.models import registry, text_batches, text_encoder
 
 WORDS = [f"w{number}" for number in range(45)]
 LABELS = {"0": "CONTRADICTION", "1": "NEUTRAL", "2": "ENTAILMENT"}
@@ -180,21 +182,117 @@ def test_the_longer_text_is_read_in_overlapping_windows(nli, swap):
 def test_equal_texts_are_read_once_and_order_is_kept(nli, monkeypatch):
     texts = [words(at % 4, 1 + 9 * (at % 4)) for at in range(11)]
     read = []
-    collate = encoding._collate
+    collate = text_batches.collate
 
     def counted(encoder, windows, batch_size):
         read.extend(window.ids for window in windows)
         return collate(encoder, windows, batch_size)
 
-    monkeypatch.setattr(encoding, "_collate", counted)
+    monkeypatch.setattr(text_batches, "collate", counted)
     found = embed(nli, texts, batch_size=2)
     assert len(read) == 4
     assert [len(row) for row in read] == sorted(len(row) for row in read)
+    states = token_states(nli, texts, batch_size=2)
+    assert len(read) == 8
+    assert all(row is states[at % 4] for at, row in enumerate(states))
     singles = np.concatenate([embed(nli, [text]) for text in texts])
     np.testing.assert_allclose(found, singles, atol=2e-6)
     pair = ("w1 w2", "w3")
     rows = classify(nli, [pair, ("w3", "w1 w2"), list(pair)])
     assert (rows[0] == rows[2]).all() and (rows[0] != rows[1]).any()
+
+
+@pytest.mark.parametrize("case", ["roberta", "deberta-conv", "modernbert"])
+def test_token_states_are_those_of_transformers(case, tmp_path):
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    encoder = load_encoder(write(tmp_path, case))
+    model = transformers.AutoModel.from_pretrained(tmp_path).eval()
+    texts = [words(at, count) for at, count in enumerate((17, 1, 5, 17))]
+    layers = 0, 2, encoder.config.num_hidden_layers
+    found = {layer: token_states(encoder, texts, layer=layer) for layer in layers}
+    last = token_states(encoder, texts)
+    for at, text in enumerate(texts):
+        with torch.no_grad():
+            row = torch.tensor([[2, *ids(text), 3]])
+            theirs = model(row, output_hidden_states=True)
+        for layer in layers:
+            want = theirs.hidden_states[layer][0, 1:-1].numpy()
+            got = found[layer][at]
+            assert got.shape == want.shape and got.dtype == np.float32
+            np.testing.assert_allclose(got, want, atol=1e-5 * np.abs(want).max())
+        want = theirs.last_hidden_state[0, 1:-1].numpy()
+        np.testing.assert_allclose(last[at], want, atol=1e-5 * np.abs(want).max())
+
+
+@pytest.mark.parametrize("case", ["deberta-conv", "modernbert"])
+def test_fewer_layers_are_the_first_of_all(case, tmp_path):
+    encoder = load_encoder(write(tmp_path, case))
+    text = words(3, 12)
+    row = jnp.asarray([[2, *ids(text), 3]])
+    valid, model = (
+        jnp.ones(row.shape, bool),
+        nnx.merge(encoder.graphdef, encoder.params),
+    )
+    embedded = encoder_lib.embed(model, row, jnp.zeros_like(row), valid)
+    last, every = encoder_lib.run(model, embedded, valid, keep=True)
+    want = [embedded, *every[:-1], last]
+    for layer, states in enumerate(want):
+        (got,) = token_states(encoder, [text], layer=layer)
+        np.testing.assert_allclose(got, states[0, 1:-1], rtol=1e-4, atol=1e-5)
+
+
+def test_token_states_of_long_texts_are_those_of_windows(nli):
+    parts = [words(0, 100).split()[at : at + 34] for at in (0, 34, 68)]
+    want = token_states(nli, [" ".join(part) for part in parts])
+    short, long = token_states(nli, [words(5, 2), words(0, 100)], batch_size=2)
+    assert short.shape == (2, 32) and long.shape == (100, 32)
+    np.testing.assert_allclose(long, np.concatenate(want), atol=2e-6)
+
+
+@pytest.mark.parametrize("layer, at_once", [(None, 4096), (1, 16)])
+def test_bertscores_equal_loops(nli, layer, at_once, monkeypatch):
+    monkeypatch.setattr(encoding, "_COMPARED", at_once)
+    texts = [words(at, count) for at, count in enumerate((17, 1, 5, 60, 9, 30))]
+    pairs = [(a, b) for a in texts for b in texts[::-1]]
+    pairs = [*pairs, list(pairs[4]), *pairs[:3]]
+    found = bertscores(nli, pairs, layer=layer, batch_size=4)
+    assert found.shape == (40, 3) and found.dtype == np.float32
+    states = {text: token_states(nli, [text], layer=layer)[0] for text in texts}
+    for pair, row in zip(pairs, found, strict=True):
+        want = oracles.bertscore(*(states[text].astype(float) for text in pair))
+        np.testing.assert_allclose(row, want, atol=2e-6)
+    assert (found[36] == found[4]).all() and (found[37:] == found[:3]).all()
+
+
+def test_pairs_of_like_length_are_compared_in_one_program(nli):
+    encoding._compared.clear_cache()
+    texts = [words(at, 1 + at % 38) for at in range(45)]
+    bertscores(nli, [(a, b) for a in texts for b in texts])
+    # Columns of 16, 24, 32 and 48; 2,025 pairs, of which the longer decides.
+    assert encoding._compared._cache_size() == 4
+
+
+def test_the_first_word_is_compared_like_any_other(tmp_path):
+    encoder = load_encoder(write(tmp_path))
+    words = ["ant", "Ġant", "bee", "Ġbee", "cat", "Ġcat"]  # Ġ is a space before
+    vocab = {word: at for at, word in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]"])}
+    vocab |= {word: len(vocab) + at for at, word in enumerate(words)}
+    backend = tokenizers.Tokenizer(models.WordLevel(vocab, unk_token="[UNK]"))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
+    hf = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=backend, pad_token="[PAD]", cls_token="[CLS]"
+    )
+    tokenizer = text_encoder.TextTokenizer(hf)
+    encoder = dataclasses.replace(encoder, tokenizer=tokenizer)
+    pair = "ant bee", "cat ant bee"
+    (found,) = bertscores(encoder, [pair], layer=0)
+    spaced, plain = (
+        oracles.bertscore(*token_states(encoder, [before + t for t in pair], layer=0))
+        for before in (" ", "")
+    )
+    np.testing.assert_allclose(found, spaced, atol=1e-6)
+    assert np.abs(found - plain).max() > 1e-3
 
 
 def test_few_programs_are_compiled(nli):
@@ -239,8 +337,18 @@ def test_without_entailment_long_pairs_are_an_error(tmp_path):
     ],
 )
 def test_bad_texts(nli, texts, kind, message):
-    with pytest.raises(kind, match=message):
-        embed(nli, texts)
+    for read in (embed, token_states):
+        with pytest.raises(kind, match=message):
+            read(nli, texts)
+
+
+@pytest.mark.parametrize("layer", [-1, 4])
+def test_unknown_layers(nli, layer):
+    message = f"layer is {layer}; encoder .* has 0, its embeddings, to 3"
+    with pytest.raises(ValueError, match=message):
+        token_states(nli, ["w1"], layer=layer)
+    with pytest.raises(ValueError, match=message):
+        bertscores(nli, [("w1", "w2")], layer=layer)
 
 
 @pytest.mark.parametrize(
@@ -262,6 +370,9 @@ def test_bad_texts(nli, texts, kind, message):
 def test_bad_pairs(nli, pairs, kind, message):
     with pytest.raises(kind, match=message):
         classify(nli, pairs)
+    if "no room" not in message:  # each text of a long pair is read alone
+        with pytest.raises(kind, match=message):
+            bertscores(nli, pairs)
 
 
 def test_encoders_that_cannot(tmp_path, nli):
@@ -272,6 +383,11 @@ def test_encoders_that_cannot(tmp_path, nli):
         classify(plain, [("w1", "w2")])
     with pytest.raises(ValueError, match="batch_size is 0"):
         embed(nli, ["w1"], batch_size=0)
+
+
+def test_an_encoder_is_loaded_once(tmp_path):
+    folder = str(write(tmp_path))
+    assert encoding.kept_encoder(folder) is encoding.kept_encoder(folder)
 
 
 def write_pooling(folder: Path, normalize: bool = False, more: str = "", **modes):
@@ -339,6 +455,18 @@ def test_minilm_gives_the_reference_embeddings(minilm):
     hidden = alone(minilm, want["input_ids"][0][want["mask"][0]])
     theirs = want["hidden"][0][want["mask"][0]]
     assert np.abs(hidden[0, :, :4] - theirs).max() < 1e-5
+
+
+def test_minilm_finds_what_is_said_again(minilm):
+    said = "The Eiffel Tower was finished in 1889."
+    others = [
+        said,
+        "It was in 1889 that the Eiffel Tower was completed.",
+        "Interest rates rose by a quarter of a point.",
+    ]
+    same, again, other = bertscores(minilm, [(said, one) for one in others])[:, 2]
+    assert same == pytest.approx(1, abs=1e-5)
+    assert 1 > again > other + 0.2
 
 
 def test_minilm_says_how_it_is_used(minilm):

@@ -10,7 +10,16 @@ from test_encoding import LABELS, write
 from chat_server import serving
 from jaxhal import encoding, entailment
 from jaxhal.endpoint import Endpoint
-from jaxhal.entailment import Asked, Inference, Reader, Similarity, both_ways, resolve
+from jaxhal.entailment import (
+    Asked,
+    Inference,
+    Reader,
+    Similarity,
+    YesNo,
+    both_ways,
+    of_each,
+    resolve,
+)
 from jaxhal.types import Example
 from tiny_lm import tiny_lm
 
@@ -32,7 +41,7 @@ def vectors(monkeypatch):
         return np.array([VECTORS[text] for text in texts], np.float32)
 
     monkeypatch.setattr(entailment, "embed", embed)
-    monkeypatch.setattr(entailment, "_encoder", lambda source: source)
+    monkeypatch.setattr(entailment, "kept_encoder", lambda source: source)
     return asked
 
 
@@ -132,6 +141,18 @@ def test_an_endpoint_that_names_no_relation(tmp_path, monkeypatch):
             Asked(Endpoint(server.url, "m"))([("a", "b")])
 
 
+def test_an_endpoint_says_yes_or_no(tmp_path, monkeypatch):
+    pairs = [("a\n b", "1"), ("a", "2"), ("a", "3"), ("a", "4")]
+    with serving("", tmp_path, monkeypatch) as server:
+        server.replies = ["Yes, it is.", " NONE of it", "I cannot tell.", ""]
+        judge = YesNo(Endpoint(server.url, "m"), "{premise}|{hypothesis}?")
+        found = judge(pairs)
+        assert found.tolist() == [[0, 0, 1], [1, 0, 0], *[[0.5, 0, 0.5]] * 2]
+        assert server.questions == ["a b|1?", "a|2?", "a|3?", "a|4?"]
+        assert judge(pairs).tolist() == found.tolist() and len(server.asked) == 4
+        assert judge.name == f"m at {server.url} asked yes or no"
+
+
 def test_resolving():
     assert resolve("nli:some/model") == Inference("some/model")
     assert resolve("similarity") == Similarity()
@@ -145,6 +166,23 @@ def test_resolving():
             resolve(wrong)
     with pytest.raises(TypeError, match="give a callable with a 'name'"):
         resolve(lambda pairs: pairs)
+
+
+def test_lists_of_pairs_are_asked_about_together():
+    class Lengths:
+        name = "lengths"
+        calls = 0
+
+        def __call__(self, pairs):
+            self.calls += 1
+            return np.array([[len(a), len(b), 0] for a, b in pairs], float)
+
+    judge = Lengths()
+    found = of_each(judge, [[], [("a", "bb"), ("ccc", "")], [], [("d", "e")]])
+    want = [[], [[1, 2, 0], [3, 0, 0]], [], [[1, 1, 0]]]
+    assert [one.tolist() for one in found] == want and judge.calls == 1
+    assert [len(one) for one in of_each(judge, [[], []])] == [0, 0]
+    assert judge.calls == 1
 
 
 def test_both_ways_asks_for_each_pair_of_texts_once():

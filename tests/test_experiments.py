@@ -14,6 +14,7 @@ from sklearn.metrics import f1_score, roc_auc_score
 from sklearn.preprocessing import StandardScaler
 
 import jaxhal
+from chat_server import serving
 from jaxhal import detectors, experiments, plotting, saving
 from jaxhal.classifiers import selection
 from jaxhal.detectors import CATALOGUE, Targets, build, closed_book, ensemble
@@ -772,3 +773,33 @@ def test_forests_show_the_head_that_separates_best(lm, data, monkeypatch):
         assert parents.min() >= 0 and (more["hallucinated"] == data.marked[row]).all()
     monkeypatch.setattr(figures, "_DRAWN", 0)
     assert not list(figures.forests(lm, data, test, toha))
+
+
+def test_an_endpoint_that_fails_costs_single_answers(here, tmp_path, monkeypatch):
+    """One of the training part and one of the test part; or all of them."""
+
+    def reply(question):
+        if "pears, 4." in question:
+            return 503
+        odd = "pears, 45." in question
+        return "{}" if odd else json.dumps({"hallucinations": ["dragon"]})
+
+    some = labelled()[:30] + labelled()[42:54]
+    monkeypatch.setattr(running, "load_dataset", lambda name: some)
+    with serving(reply, tmp_path, monkeypatch) as server:
+        asked = {"detection_prompt": {"endpoint": server.url, "model": "m"}}
+        experiments.run({**here, "detectors": [asked]}, progress=False)
+        server.replies = ["no"]
+        monkeypatch.setattr(running, "load_dataset", lambda name: some[4:5])
+        with pytest.raises(ValueError, match="none of the 1 answers can be judged: ex"):
+            experiments.run({**here, "name": "none", "detectors": [asked]})
+    scores = pd.read_parquet(tmp_path / "tiny" / "scores.parquet").set_index("id")
+    tested = {one.id: one for one in some if one.split == "test" and one.id != "a45"}
+    assert set(scores.index) == set(tested)
+    for name, example in tested.items():
+        share = len("dragon") / len(example.response)
+        assert scores["detection_prompt"][name] == pytest.approx(share)
+    text = (tmp_path / "tiny" / "results.md").read_text("utf-8")
+    assert "- crates: 40 " in text and "; 2 answers could not be " in text
+    assert f"row 4: example 'a4': {server.url} gave no answer from 'm'" in text
+    assert "row 33: example 'a45': 'm' replied '{}', of no use" in text

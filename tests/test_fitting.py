@@ -395,7 +395,9 @@ def test_token_scores_by_hand():
 
 def test_token_scores_are_zero_on_padding():
     f = features()
-    with_tokens = [d for d in (make() for make in CATALOGUE.values()) if d.tokens]
+    every = [make() for make in CATALOGUE.values()]
+    # Those of sentences need tokens that have text.
+    with_tokens = [d for d in every if d.tokens and not d.measures]
     assert len(with_tokens) > 10
     for detector in with_tokens:
         found = np.asarray(detector.tokens(params_of(detector.name), f))

@@ -23,9 +23,19 @@ from jaxhal.detectors import (
     closed_book,
     context_gain,
     detection_prompt,
+    icl_prompt,
 )
-from jaxhal.detectors.prompted import ASK, ListedShare, Replied, listed_share, material
-from jaxhal.endpoint import Endpoint, json_object
+from jaxhal.detectors.bulk import Bulk
+from jaxhal.detectors.prompted import (
+    ASK,
+    SHOTS,
+    ListedShare,
+    Replied,
+    listed_share,
+    material,
+    with_shots,
+)
+from jaxhal.endpoint import Endpoint, NoReply, Unanswered, Useless, json_object
 from jaxhal.features.uncertainty import TextLogprob, TokenLogprob
 from jaxhal.fitting import Fitted, fit, untrained
 from jaxhal.inputs import collect
@@ -66,13 +76,11 @@ def data(lm, store):
     return collect(lm, EXAMPLES, chosen, store, batch_size=4)
 
 
-def shares_of_yes(lm, examples):
+def shares_of_yes(lm, questions):
     """From the logits of every position after every question and either reply."""
-    encode, rows = lm.tokenizer.encode, []
-    for example in examples:
-        asked = encode(ASK.format(material=material(example)))
-        rows += [(asked, encode(reply)) for reply in ("Yes", "No")]
-    tokens = np.zeros((len(rows), 512), np.int32)
+    encode = lm.tokenizer.encode
+    rows = [(encode(q), encode(reply)) for q in questions for reply in ("Yes", "No")]
+    tokens = np.zeros((len(rows), lm.config.context_length), np.int32)
     for row, (asked, reply) in enumerate(rows):
         tokens[row, : len(asked) + len(reply)] = asked + reply
     logits = np.asarray(lm.forward(tokens), np.float64)
@@ -123,7 +131,8 @@ def test_scores_are_shares_of_yes(lm):
     reports = jaxhal.score(lm, examples, [NAME, "novel_words"], batch_size=4)
     assert [report.error for report in reports] == [None] * 5
     found = [report.scores[NAME] for report in reports]
-    np.testing.assert_allclose(found, shares_of_yes(lm, examples), rtol=1e-4)
+    questions = [ASK.format(material=material(example)) for example in examples]
+    np.testing.assert_allclose(found, shares_of_yes(lm, questions), rtol=1e-4)
     assert len(set(np.round(found, 5))) == 5
     # One program for both replies.
     asked = [lm.tokenizer.encode_example(Replied("No")(one)) for one in examples]
@@ -171,8 +180,52 @@ def test_a_reply_cannot_be_cut(lm, tmp_path, monkeypatch, unit):
         collect(lm, marked, chosen, Store(tmp_path), unit=unit)
 
 
-def test_it_is_read_only_when_asked_for():
-    assert NAME in detectors.CATALOGUE and NAME not in AT_ONCE
+def test_they_are_read_only_when_asked_for():
+    for name in (NAME, "icl_prompt"):
+        assert name in detectors.CATALOGUE and name not in AT_ONCE
+
+
+# Labelled answers first ---------------------------------------------------------------
+
+
+def test_two_shots_are_right_and_two_are_not():
+    asked = with_shots(BARE)
+    assert sorted(label for *_, label in SHOTS) == ["No", "No", "Yes", "Yes"]
+    blank = "Question:\n{}\n\nAnswer:\n{}\n\nHallucinated:\n"
+    for question, answer, label in SHOTS:
+        assert f"{blank.format(question, answer)}{label}\n\n" in asked
+    assert asked.endswith(blank.format(BARE.prompt, BARE.response))
+    assert "Source:" not in asked
+
+
+@pytest.mark.parametrize(
+    ("example", "shown"),
+    [
+        (EXAMPLES[1], "Source:\nBox 0 holds red balls.\n\nQuestion:\nWhat is inside?"),
+        (UNASKED, "Source:\nBox 0 holds red balls.\n\nAnswer:\n"),
+        (Example("r", prompt="Now: C, so Q?", context="C"), "Source:\nC\n\nAnswer:\nr"),
+        (Example("r", prompt="Now: Q?", question="Q?"), "Question:\nNow: Q?\n\nAnswer"),
+    ],
+)
+def test_a_source_is_shown_where_there_is_one(example, shown):
+    assert f"Hallucinated:\nNo\n\n{shown}" in with_shots(example)
+
+
+def test_scores_after_shots_are_shares_of_yes(tmp_path):
+    lm = tiny_lm(context=1024)
+    examples = [*EXAMPLES[:2], BARE, UNASKED]
+    asked = [icl_prompt(), build(NAME)]
+    fitted = [untrained(one) for one in asked]
+    reports = jaxhal.score(lm, examples, fitted, batch_size=4)
+    found = [report.scores["icl_prompt"] for report in reports]
+    want = shares_of_yes(lm, map(with_shots, examples))
+    np.testing.assert_allclose(found, want, rtol=1e-4)
+    assert len(set(np.round(found, 5))) == 4
+    other = [report.scores[NAME] for report in reports]
+    assert not np.isclose(found, other, rtol=1e-3).any()
+    labelled = [dataclasses.replace(one, label=0) for one in examples]
+    data = collect(lm, labelled, asked, Store(tmp_path), batch_size=4)
+    np.testing.assert_allclose(data.inputs["icl_prompt"], found, rtol=1e-4)
 
 
 # Views --------------------------------------------------------------------------------
@@ -260,10 +313,25 @@ def spec(server, **options):
     return {NAME: {"endpoint": server.url, "model": "judge", **options}}
 
 
+def share_of(server):
+    """What the detector finds of one answer; the error of an answer is raised."""
+    (measure,) = build(spec(server)).measures
+
+    def share(example):
+        bulk = Bulk(LM, [example])
+        (found,) = measure(bulk)
+        if bulk.errors:
+            raise ValueError(bulk.errors[0])
+        return found
+
+    return share
+
+
 def listing(*parts):
     return json.dumps({"hallucinations": parts})
 
 
+LM = tiny_lm()  # has no part in it
 EXAMPLE = Example("Built in 1932 in Rome.", context="Built in 1832.", id="bridge")
 
 
@@ -283,13 +351,13 @@ EXAMPLE = Example("Built in 1932 in Rome.", context="Built in 1832.", id="bridge
 )
 def test_the_share_listed(server, parts, characters):
     server.replies = [listing(*parts)]
-    ((_, share),) = build(spec(server)).text
+    share = share_of(server)
     assert share(EXAMPLE) == pytest.approx(characters / 22)
 
 
 def test_a_list_in_a_block_of_code(server):
     server.replies = [f"```json\n{listing('1932')}\n```\n"]
-    ((_, share),) = build(spec(server)).text
+    share = share_of(server)
     assert share(EXAMPLE) == pytest.approx(4 / 22)
 
 
@@ -307,8 +375,7 @@ def test_share_by_hand(response, parts):
 
 
 def test_what_is_asked(server, monkeypatch):
-    detector = build(spec(server))
-    ((_, share),) = detector.text
+    share = share_of(server)
     share(EXAMPLE)
     ((path, body),) = server.asked
     assert path == "/v1/chat/completions"
@@ -340,7 +407,7 @@ def test_nothing_is_asked_twice(server, tmp_path):
     }
     for damage in ("", "{}", "[]", '{"reply"'):
         files[0].write_text(damage, encoding="utf-8")
-        with pytest.raises(ValueError, match="holds no reply; delete it to ask again"):
+        with pytest.raises(Useless, match="holds no reply; delete it to ask again"):
             for url, model, question in (
                 (server.url, "judge", "One?"),
                 (server.url, "judge", "Two?"),
@@ -369,7 +436,7 @@ def test_nothing_is_asked_twice(server, tmp_path):
 )
 def test_other_replies_are_asked_for_again(server, reply):
     server.replies = [reply, reply, listing("1932")]
-    ((_, share),) = build(spec(server)).text
+    share = share_of(server)
     for _ in range(2):
         assert share(EXAMPLE) == pytest.approx(4 / 22)
     first, second, third = server.questions
@@ -385,14 +452,14 @@ def test_other_replies_are_asked_for_again(server, reply):
 @pytest.mark.parametrize("reply", ["", "Sorry, " + "so " * 40])
 def test_three_such_replies_are_an_error(server, reply):
     server.replies = [reply]
-    ((_, share),) = build(spec(server)).text
+    share = share_of(server)
     for times in (1, 2):
         with pytest.raises(ValueError, match="'bridge': 'judge' replied") as caught:
             share(EXAMPLE)
         assert repr(reply[:80]) in str(caught.value)
         assert "not one JSON object and nothing else" in str(caught.value)
-        # Nothing was kept.
-        assert len(server.asked) == 3 * times
+        # Nothing was kept; what fails among others is asked again alone.
+        assert len(server.asked) == 6 * times
     server.replies = [listing()]
     assert share(EXAMPLE) == 0.0
 
@@ -407,22 +474,37 @@ def test_a_kept_reply_that_is_of_no_use_is_replaced(server):
     assert server.questions == ["One?", "One?"]
 
 
-def test_an_odd_reply_costs_no_other_answer(lm, data, store, server):
+@pytest.mark.parametrize(
+    ("bad", "error", "times"),
+    [
+        ("Sorry.", "'judge' replied 'Sorry.', of no use in 3 attempts: it is not", 3),
+        (None, "answered without text from 'judge'", 1),
+        (400, "gave no answer from 'judge' (Error code: 400", 1),
+        (503, "gave no answer from 'judge' (Error code: 503", 3),
+    ],
+)
+def test_a_reply_of_no_use_costs_no_other_answer(lm, server, bad, error, times):
     examples = EXAMPLES[:3]
-    server.replies = [listing("Balls"), *["Sorry."] * 3, listing(), "Sorry."]
+    server.replies = [listing("Balls"), *[bad] * 2 * times, listing()]
     detector = build(spec(server))
     reports = jaxhal.score(lm, examples, [untrained(detector), "novel_words"])
     assert reports[0].scores[NAME] == pytest.approx(5 / len(examples[0].response))
-    assert "example '1': 'judge' replied 'Sorry.'" in reports[1].error
-    assert reports[2].scores[NAME] == 0.0
-    chosen = [detector, build("predictive_probability")]
-    with pytest.raises(ValueError, match="example '1': 'judge' replied 'Sorry.'"):
-        collect(lm, examples, chosen, store)
-    found = collect(lm, [examples[0], examples[2]], chosen, store)
-    scores = [reports[0].scores[NAME], 0.0]
-    np.testing.assert_allclose(found.inputs[NAME], scores, rtol=1e-6)
-    # Answer 1 three times more, in vain; the others are kept.
-    assert len(server.asked) == 1 + 3 + 1 + 3
+    assert reports[1].scores == {} and reports[1].tokens == []
+    assert reports[1].error.startswith("example '1': ") and error in reports[1].error
+    assert reports[2].scores == {NAME: 0.0, "novel_words": 1}
+    # Among the others, then alone; what was answered is not asked again.
+    assert len(server.asked) == 1 + 2 * times + 1
+    server.replies = [bad]
+    one = {"response": "New.", "context": "Old.", "detectors": [untrained(detector)]}
+    with pytest.raises(ValueError, match="example 'answer': .*'judge'"):
+        jaxhal.detect(lm, **one)
+
+
+def test_an_endpoint_that_takes_no_question_stops_all(lm, server):
+    server.replies = [listing(), 401]
+    with pytest.raises(RuntimeError, match="gave no answer from 'judge' .*401"):
+        jaxhal.score(lm, EXAMPLES[:3], [untrained(build(spec(server)))])
+    assert len(server.asked) == 2
 
 
 def test_an_endpoint_that_fails(server):
@@ -431,10 +513,11 @@ def test_an_endpoint_that_fails(server):
     assert ask("Again?") == listing() and len(server.asked) == 3
     for status in (401, 404):
         server.replies = [status]
-        with pytest.raises(RuntimeError, match=f"{server.url} gave no answer from 'ju"):
+        with pytest.raises(RuntimeError, match=f"{server.url} gave no ans") as caught:
             ask("Allowed?")
+        assert not isinstance(caught.value, NoReply)
     server.replies = [None]
-    with pytest.raises(RuntimeError, match="answered without text from 'judge'"):
+    with pytest.raises(Unanswered, match="answered without text from 'judge'"):
         ask("Silent?")
     server.replies = [listing()]
     assert ask("Allowed?") == ask("Silent?") == listing()
@@ -449,7 +532,7 @@ def test_an_endpoint_that_is_slow(server):
     assert len(server.asked) == 2
     server.replies = [STALL]
     hasty = Endpoint(server.url, "judge", timeout=0.1)
-    with pytest.raises(RuntimeError, match="gave no answer from 'judge' .*timed out"):
+    with pytest.raises(Unanswered, match="gave no answer from 'judge' .*timed out"):
         hasty.ask("Still?")
     assert not hasty.path("Still?").exists()
 
@@ -511,7 +594,7 @@ def test_saving_names_the_endpoint(server, tmp_path):
     nothing = np.zeros(0, np.float32)
     platt = jaxhal.evaluation.calibration.Platt(1.0, 0.0)
     fitted = Fitted(build(spec(server)), (), platt, 0.5, nothing)
-    with pytest.raises(ValueError, match=f"makes another '{NAME}'.*: its text is"):
+    with pytest.raises(ValueError, match=f"makes another '{NAME}'.*: its summary is"):
         saving.save(tmp_path / "one", fitted, spec(server, model="other"))
     with pytest.raises(ValueError, match=f"makes another '{NAME}'.*: its views is"):
         saving.save(tmp_path / "one", fitted, NAME)

@@ -1,22 +1,36 @@
 """Samples of the reader's own answers, and the detectors that look at them."""
 
 import dataclasses
+import functools
 import json
 
 import jax
 import numpy as np
 import pytest
+from test_encoding import write
 
 import jaxhal
-from jaxhal import detectors, samples
+import sampling_oracles as oracles
+from chat_server import serving
+from jaxhal import detectors, encoding, samples
 from jaxhal.detectors.bulk import Bulk, draw_of, measured
-from jaxhal.detectors.measures import Embedded, Likelihood, Meanings, SentenceSupport
-from jaxhal.features import eigenscore
+from jaxhal.detectors.measures import (
+    SUPPORT,
+    Embedded,
+    Likelihood,
+    Meanings,
+    SentenceSupport,
+)
+from jaxhal.endpoint import Endpoint
+from jaxhal.entailment import Asked
+from jaxhal.experiments.answers import reports
+from jaxhal.features import consistency, eigenscore
 from jaxhal.fitting import untrained
 from jaxhal.generation import Sampling
 from jaxhal.inputs import collect
 from jaxhal.samples import Draw, Sample, draw
 from jaxhal.store import Store
+from jaxhal.texts import sentences
 from jaxhal.types import Example
 from tiny_lm import answers, tiny_lm
 
@@ -239,6 +253,59 @@ def test_words_that_no_sample_says_surprise(lm, drawn):
     assert (found["selfcheck_ngram"] > 0).all()
 
 
+def test_distance_from_the_nearest_sentences(lm, tmp_path, monkeypatch):
+    folder = str(write(tmp_path))
+    said = [["W1 w2 w3 w4 w5.", "W9 w8 w7 w6."], ["W3 w4 w5."], ["W1."]]
+    heard = [
+        ["W1 w2 w3 w4. W5 w6 w7.", "W7 w8.", "W9 w9 w1 w2. W3 w4 w8 w5."],
+        ["W3 w4.", "W5.", "  "],  # none is longer than three tokens
+        ["", " ", "\n"],
+    ]
+    near = [
+        [["W1 w2 w3 w4.", "W5 w6 w7."], ["W9 w9 w1 w2.", "W3 w4 w8 w5."]],
+        [["W3 w4."], ["W5."]],
+        [],
+    ]
+    drawn = [[Sample(text, -1.0, 1) for text in some] for some in heard]
+    monkeypatch.setattr("jaxhal.detectors.bulk.draw", lambda *_, **__: drawn)
+    examples = [
+        dataclasses.replace(one, response=" ".join(some), label=None)
+        for one, some in zip(answers(3), said, strict=True)
+    ]
+    encoder = encoding.load_encoder(folder)
+
+    def f1(*pair):
+        states = encoding.token_states(encoder, list(pair), layer=2)
+        return oracles.bertscore(*(each.astype(float) for each in states))[2]
+
+    want = [
+        [
+            1 - np.mean([max(f1(one, s) for s in each) for each in samples])
+            for one in some
+        ]
+        for some, samples in zip(said[:2], near, strict=False)
+    ]
+    make = functools.partial(detectors.selfcheck_bertscore, folder, 2, draw=HOW)
+    mean, worst = make(), make(how="max", name="worst")
+    rescaled = make(baseline=0.75, name="rescaled")
+    assert f"layer 2 of {folder}" in mean.summary
+    score = scored(lm, examples, [mean, worst, rescaled])
+    means, most = ([how(row) for row in want] for how in (np.mean, np.max))
+    assert min(means) > 0.01 and np.ptp(want[0]) > 0.01
+    np.testing.assert_allclose(score[mean.name], [*means, 0.5], atol=1e-5)
+    np.testing.assert_allclose(score["worst"], [*most, 0.5], atol=1e-5)
+    want = [*(4 * score for score in means), 0.5]
+    np.testing.assert_allclose(score["rescaled"], want, atol=1e-4)
+
+
+def test_distances_say_what_they_are_by():
+    assert "its last layer of all-minilm-l6-v2" in (
+        detectors.build("selfcheck_bertscore").summary
+    )
+    with pytest.raises(ValueError, match="baseline is 1.0; give a number below 1"):
+        detectors.selfcheck_bertscore(baseline=1.0)
+
+
 def test_the_reader_is_asked_about_each_sentence(lm):
     few = Draw(n=2, max_new_tokens=6)
     found = scored(lm, answers(2), [detectors.selfcheck_prompt(draw=few)])
@@ -254,6 +321,127 @@ def scored(lm, examples, chosen):
         one.name: np.array([report.scores[one.name] for report in reports])
         for one in chosen
     }
+
+
+@pytest.mark.parametrize("how", ["mean", "max"])
+def test_an_endpoint_is_asked_about_each_sentence(
+    lm, drawn, tmp_path, monkeypatch, how
+):
+    def reply(question):
+        return ("Yes.", "no", "It may be.")[sum(map(ord, question)) % 3]
+
+    examples = [
+        dataclasses.replace(one, response=f"{one.response} Ünique.")
+        for one in answers(4)
+    ]
+    with serving(reply, tmp_path, monkeypatch) as server:
+        where = {"endpoint": server.url, "model": "m"}
+        number = {"n": HOW.n, "max_new_tokens": HOW.max_new_tokens}
+        options = {**where, "draw": number, "how": how}
+        one = detectors.build({"selfcheck_prompt": options})
+        assert f"m at {server.url} asked whether each of 3" in one.summary
+        (found,) = scored(lm, examples, [one]).values()
+        asked = len(server.asked)
+        assert (found == scored(lm, examples, [one])[one.name]).all()
+        assert len(server.asked) == asked
+    assert len(set(map(reply, server.questions))) == 3
+    for example, some, score in zip(examples, drawn[:4], found, strict=True):
+        heard = [" ".join(sample.text.split()) for sample in some]
+        each = [
+            consistency.selfcheck_prompt(
+                [
+                    reply(SUPPORT.format(premise=text, hypothesis=said))
+                    for text in heard
+                    if text
+                ]
+            )
+            for said in (example.response.removesuffix(" Ünique."), "Ünique.")
+        ]
+        assert score == pytest.approx(getattr(np, how)(each), abs=1e-6)
+
+
+def test_half_an_endpoint():
+    with pytest.raises(ValueError, match="model is None; give both, or neither"):
+        detectors.selfcheck_prompt("http://h/v1")
+
+
+@pytest.mark.parametrize(
+    ("name", "bad", "error"),
+    [
+        ("nli", "{}", "'m' replied '{}', of no use in 3 attempts"),
+        ("nli", 503, "gave no answer from 'm' (Error code: 503"),
+        ("entropy", "{}", "'m' replied '{}', of no use in 3 attempts"),
+        ("prompt", 503, "gave no answer from 'm' (Error code: 503"),
+    ],
+)
+def test_an_endpoint_that_fails_costs_no_other_prompt(
+    lm, drawn, tmp_path, monkeypatch, name, bad, error
+):
+    # A sample of the prompt that answers 2 and 3 share.
+    lost = " ".join(drawn[2][0].text.split())
+
+    def reply(question):
+        if lost in " ".join(question.split()):
+            return bad
+        return "Yes" if name == "prompt" else '{"relation": "contradiction"}'
+
+    with serving(reply, tmp_path, monkeypatch) as server:
+        judge = Asked(Endpoint(server.url, "m"))
+        one = {
+            "nli": lambda: detectors.selfcheck_nli(judge, draw=HOW),
+            "entropy": lambda: detectors.semantic_entropy("toha", judge, draw=HOW),
+            "prompt": lambda: detectors.selfcheck_prompt(server.url, "m", draw=HOW),
+        }[name]()
+        found = jaxhal.score(lm, answers(6), [untrained(one), "novel_words"])
+        for number in (2, 3):
+            assert found[number].error.startswith(f"example '{number}': ")
+            assert error in found[number].error
+            assert found[number].scores == {} and found[number].tokens == []
+        others = [report for report in found if report.error is None]
+        assert [report.id for report in others] == ["0", "1", "4", "5"]
+        want = scored(lm, answers(6)[:2] + answers(6)[4:], [one])[one.name]
+        got = [report.scores[one.name] for report in others]
+        np.testing.assert_allclose(got, want, atol=1e-6)
+
+
+def test_tokens_have_the_score_of_their_sentence(lm, tmp_path):
+    # Shorter and longer than the bucket of their batch.
+    said = ["Hm.", "A b.  Ünd c?\n\nD", "Yes! " * 9 + "No.", "\n\n Ü. E "]
+    examples = [
+        dataclasses.replace(one, response=text)
+        for one, text in zip(answers(4), said, strict=True)
+    ]
+    chosen = [
+        detectors.selfcheck_nli(FirstLetter(), draw=HOW),
+        detectors.selfcheck_ngram(draw=HOW),
+        detectors.nli_context(FirstLetter()),
+    ]
+    fitted = {one.name: untrained(one) for one in chosen}
+    found = jaxhal.score(lm, examples, list(fitted.values()), batch_size=1)
+    bulk = Bulk(lm, examples)
+    for one in chosen:
+        values = one.measures[0](bulk)["values"]
+        for row, report in enumerate(found):
+            inside = sentences(report.response)
+            want = [
+                sum(
+                    values[row, number]
+                    for number, sentence in enumerate(inside)
+                    if sentence.start <= token.start < sentence.end
+                )
+                for token in report.tokens
+            ]
+            if one.name == "selfcheck_ngram":
+                want = 1 - np.exp(-np.array(want))
+                assert any(want)
+            got = [token.scores[one.name] for token in report.tokens]
+            np.testing.assert_allclose(got, want, atol=1e-6)
+    data = collect(lm, examples, chosen, Store(tmp_path), progress=False)
+    again = reports(lm.name, data, fitted, range(4))
+    for ours, theirs in zip(again, found, strict=True):
+        assert ours.detector == theirs.detector == "selfcheck_nli"
+        for one, other in zip(ours.tokens, theirs.tokens, strict=True):
+            assert one.scores == pytest.approx(other.scores, abs=1e-6)
 
 
 def test_experiments_score_as_reports_do(lm, tmp_path):

@@ -21,6 +21,7 @@ from jaxhal.detectors.ensemble import ensemble as ensemble
 from jaxhal.detectors.ensemble import fit_held_out as fit_held_out
 from jaxhal.detectors.ensemble import take as take
 from jaxhal.detectors.prompted import detection_prompt as detection_prompt
+from jaxhal.detectors.prompted import icl_prompt as icl_prompt
 from jaxhal.detectors.relevance import lrp4rag_comb as lrp4rag_comb
 from jaxhal.detectors.relevance import lrp4rag_forest as lrp4rag_forest
 from jaxhal.detectors.relevance import lrp4rag_lstm as lrp4rag_lstm
@@ -33,6 +34,7 @@ from jaxhal.detectors.sampled import (
 )
 from jaxhal.detectors.sampled import nli_context as nli_context
 from jaxhal.detectors.sampled import predictive_entropy as predictive_entropy
+from jaxhal.detectors.sampled import selfcheck_bertscore as selfcheck_bertscore
 from jaxhal.detectors.sampled import selfcheck_ngram as selfcheck_ngram
 from jaxhal.detectors.sampled import selfcheck_nli as selfcheck_nli
 from jaxhal.detectors.sampled import selfcheck_prompt as selfcheck_prompt
@@ -81,6 +83,7 @@ CATALOGUE: dict[str, Callable[[], Detector]] = {
     "context_gain": context_gain,
     "context_gain_count": context_gain_count,
     "detection_prompt": detection_prompt,
+    "icl_prompt": icl_prompt,
     "semantic_entropy": semantic_entropy,
     "semantic_entropy_discrete": semantic_entropy_discrete,
     "predictive_entropy": predictive_entropy,
@@ -89,6 +92,7 @@ CATALOGUE: dict[str, Callable[[], Detector]] = {
     "selfcheck_nli": selfcheck_nli,
     "selfcheck_prompt": selfcheck_prompt,
     "selfcheck_ngram": selfcheck_ngram,
+    "selfcheck_bertscore": selfcheck_bertscore,
     "nli_context": nli_context,
     "toha": toha,
     "toha_supervised": toha_supervised,

@@ -10,14 +10,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 from jaxtyping import Bool, Float
 
-from jaxhal.capture import read
+from jaxhal.capture import read_rows
 from jaxhal.detectors.core import Detector
+from jaxhal.endpoint import NoReply
 from jaxhal.generation import Sampling
-from jaxhal.models.batching import check_length, collate, plan
+from jaxhal.models.batching import check_length
 from jaxhal.models.lm import LM
 from jaxhal.samples import Draw, Sample, draw
 from jaxhal.store import Store
@@ -34,6 +34,8 @@ class Bulk:
       store: where samples and features are kept; ``None`` keeps nothing.
       batch_size: rows read or decoded together.
       progress: show progress bars; ``None`` shows them on a terminal.
+      errors: why some answers cannot be judged, by number; what was computed of them
+        means nothing.
     """
 
     lm: LM
@@ -41,7 +43,37 @@ class Bulk:
     store: Store | None = None
     batch_size: int = 8
     progress: bool | None = None
+    errors: dict[int, str] = dataclasses.field(default_factory=dict)
     _drawn: dict[Draw, list[list[Sample]]] = dataclasses.field(default_factory=dict)
+
+    def judged(
+        self,
+        judge: Callable[[Sequence[Any]], Sequence[Any]],
+        asked: Sequence[Any],
+    ) -> list[Any]:
+        """What a judge says of each answer, ``None`` where an endpoint has no reply.
+
+        All at once, for that is cheaper; where a question is left without a reply of
+        use, answer by answer, so that the error is that of one answer.  Replies are
+        kept, so only what failed is asked again.
+
+        Args:
+          judge: ``what is asked of some answers -> what it says of each``.
+          asked: one item an answer.
+        """
+        try:
+            return list(judge(asked))
+        except NoReply:
+            pass
+        found: list[Any] = []
+        for number, one in enumerate(asked):
+            try:
+                found += judge([one])
+            except NoReply as error:
+                where = f"example {self.examples[number].id!r}"
+                self.errors.setdefault(number, f"{where}: {error}")
+                found.append(None)
+        return found
 
     def samples(self, how: Draw) -> list[list[Sample]]:
         """Of each answer's prompt, the same for everyone who asks for the same."""
@@ -88,13 +120,12 @@ class Bulk:
     def _read(
         self, examples: Sequence[Example], reducer: Reducer
     ) -> list[np.ndarray | None]:
-        named = {"feature": reducer}
         found: list[np.ndarray | None] = [None] * len(examples)
         if self.store is not None:
             stored = self.store.read(
                 self.lm,
                 examples,
-                named,
+                {"feature": reducer},
                 batch_size=self.batch_size,
                 progress=self.progress,
             )
@@ -110,13 +141,9 @@ class Bulk:
                 continue  # its text may make more tokens than were drawn
             rows.append(row)
             kept.append(number)
-        for group in plan(rows, self.batch_size):
-            some = [rows[i] for i in group.rows]
-            batch = collate(some, tokenizer.pad_id, *group[1:], self.batch_size)
-            values = jax.device_get(read(self.lm, batch, named)["feature"])
-            values = np.moveaxis(values, reducer.batch_axis, 0)
-            for at, row in enumerate(group.rows):
-                found[kept[row]] = values[at]
+        values = read_rows(self.lm, rows, reducer, batch_size=self.batch_size)
+        for number, value in zip(kept, values, strict=True):
+            found[number] = value
         return found
 
 
@@ -139,7 +166,7 @@ class Measure:
         return repr(self)
 
     def __call__(self, bulk: Bulk) -> Any:
-        """A pytree of arrays that lead with ``examples``."""
+        """A pytree of arrays that lead with ``examples``; see :meth:`Bulk.judged`."""
         raise NotImplementedError(f"{type(self).__name__} must define __call__(bulk)")
 
 
@@ -161,7 +188,10 @@ def cached(make: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def measured(detectors: Iterable[Detector], bulk: Bulk) -> dict[str, Any]:
-    """Every measure of some detectors, each computed once, by its feature's name."""
+    """Every measure of some detectors, each computed once, by its feature's name.
+
+    Answers that cannot be judged are in ``bulk.errors`` then.
+    """
     every = {one.feature: one for detector in detectors for one in detector.measures}
     return {name: one(bulk) for name, one in every.items()}
 

@@ -1,13 +1,14 @@
 """Measures behind the sampling-based detectors: clusters, supports, embeddings."""
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Any, Literal
 
 import jax
 import numpy as np
 
-from jaxhal import entailment, texts
+from jaxhal import encoding, entailment, texts
 from jaxhal.detectors.bulk import Bulk, Measure
 from jaxhal.entailment import Entailment, Pair, Reader
 from jaxhal.features import consistency, ngrams, semantic
@@ -72,10 +73,12 @@ class Meanings(Measure):
             )
         ]
         present = [[text for text in some if text] for some in said]
-        found = entailment.both_ways(backend, present)
+        found = bulk.judged(functools.partial(entailment.both_ways, backend), present)
         there = np.array([[bool(text) for text in some] for some in said])
         probabilities = np.zeros((*there.shape, self.draw.n, 3), np.float32)
         for row, some in enumerate(found):
+            if some is None:
+                continue
             at = np.flatnonzero(there[row])
             probabilities[row, at[:, None], at] = some
         return np.asarray(_clustered(probabilities, there, self.rule))
@@ -135,12 +138,10 @@ class SentenceSupport(Measure):
             ]
         said = [sentences_of(example.response) for example in bulk.examples]
         pairs = [
-            self._pair(sentence, support)
+            [self._pair(sentence, support) for sentence in some for support in against]
             for some, against in zip(said, supports, strict=True)
-            for sentence in some
-            for support in against
         ]
-        found = np.asarray(backend(pairs)) if pairs else np.zeros((0, 3))
+        found = bulk.judged(functools.partial(entailment.of_each, backend), pairs)
         most = max(map(len, supports))
         rows = [
             len(against)
@@ -149,7 +150,12 @@ class SentenceSupport(Measure):
         ]
         valid = np.arange(most) < np.array(rows)[:, None]
         probabilities = np.zeros((*valid.shape, 3), np.float32)
-        probabilities[valid] = found
+        probabilities[valid] = np.concatenate(
+            [
+                np.zeros((len(asked), 3)) if some is None else some
+                for asked, some in zip(pairs, found, strict=True)
+            ]
+        )
         # Where no sample holds text nothing is known: a half.
         each = np.where(valid.any(1), _contradicted(probabilities, valid), 0.5)
         return padded(np.split(each, np.cumsum([len(some) for some in said])[:-1]))
@@ -176,16 +182,91 @@ class Ngrams(Measure):
     def __call__(self, bulk: Bulk) -> dict[str, np.ndarray]:
         scores = []
         for example, some in zip(bulk.examples, bulk.samples(self.draw), strict=True):
-            said = [s for s in sentences_of(example.response) if ngrams.tokenize(s)]
+            said = sentences_of(example.response)
             heard = [sample.text for sample in some]
             if self.n > 1:
                 heard = [s for text in heard for s in sentences_of(text)]
-            if not said:
-                scores.append(np.zeros(1))
-                continue
             found = ngrams.selfcheck_ngram(said, heard or [""], self.n)
             scores.append(found.max if self.over == "max" else found.mean)
         return padded(scores)
+
+
+@dataclasses.dataclass(frozen=True)
+class Unmatched(Measure):
+    """How far each sentence is from the samples, ``{"values": [examples sentences]}``.
+
+    By BERTScore's F1 with the nearest sentence of each sample.  Sentences of three
+    tokens or fewer count only where no sample of an answer has a longer one.
+
+    Attributes:
+      encoder: whose token embeddings are compared.
+      layer: of the encoder, the last for ``None``.
+      baseline: F1 of unrelated sentences, which becomes 0.
+      draw: how samples are drawn.
+    """
+
+    encoder: str
+    layer: int | None
+    baseline: float
+    draw: Draw
+
+    def __call__(self, bulk: Bulk) -> dict[str, np.ndarray]:
+        said = [sentences_of(example.response) for example in bulk.examples]
+        heard = [_heard([s.text for s in some]) for some in bulk.samples(self.draw)]
+        pairs = [
+            (sentence, other)
+            for some, samples in zip(said, heard, strict=True)
+            for sentence in some
+            for sample in samples
+            for other in sample
+        ]
+        counts = np.repeat(
+            [[len(sample) for sample in samples] for samples in heard],
+            [len(some) for some in said],
+            axis=0,
+        )
+        valid = np.arange(max(1, counts.max())) < counts[..., None]
+        f1 = np.zeros(valid.shape, np.float32)
+        if pairs:
+            encoder = encoding.kept_encoder(self.encoder)
+            found = encoding.bertscores(
+                encoder, pairs, layer=self.layer, progress=bulk.progress
+            )
+            f1[valid] = (found[:, 2] - self.baseline) / (1 - self.baseline)
+        # Where no sample holds text nothing is known: a half.
+        each = np.where(valid.any((1, 2)), _unmatched(f1, valid), 0.5)
+        return padded(np.split(each, np.cumsum([len(some) for some in said])[:-1]))
+
+
+def _heard(samples: Sequence[str]) -> list[list[str]]:
+    """The sentences of each sample that are worth comparing."""
+    every = [sentences_of(text.strip()) if text.strip() else [] for text in samples]
+    long = [[s for s in some if len(ngrams.tokenize(s)) > 3] for some in every]
+    return long if any(long) else every
+
+
+@dataclasses.dataclass(frozen=True)
+class Places(Measure):
+    """Which sentence each token is in, ``Int[examples response]``, -1 for none.
+
+    It has the number of the sentence in :func:`sentences_of`; white space between two
+    of them is in neither, and a token that reaches into the next one is in that.
+    """
+
+    def __call__(self, bulk: Bulk) -> np.ndarray:
+        tokenizer = bulk.lm.require_tokenizer()
+        found = []
+        for example in bulk.examples:
+            _, offsets = tokenizer.encode_with_offsets(example.response)
+            inside = texts.sentences(example.response)
+            starts, ends = np.array([(s.start, s.end) for s in inside]).T
+            at = np.searchsorted(starts, offsets[:, 1]) - 1
+            there = (at >= 0) & (ends[at] > offsets[:, 0])
+            found.append(np.where(there, at, -1))
+        places = np.full((len(found), max(map(len, found))), -1, np.int32)
+        for row, some in zip(places, found, strict=True):
+            row[: len(some)] = some
+        return places
 
 
 @jax.jit(static_argnames="rule")
@@ -196,6 +277,11 @@ def _clustered(probabilities: Any, valid: Any, rule: str) -> Any:
         return semantic.cluster(semantic.equivalence(probabilities, rule), valid)
 
     return jax.vmap(one)(probabilities, valid)
+
+
+@jax.jit
+def _unmatched(f1: Any, valid: Any) -> Any:
+    return jax.vmap(consistency.selfcheck_bertscore)(f1, valid)
 
 
 @jax.jit

@@ -2,12 +2,15 @@
 
 import dataclasses
 import functools
+from collections.abc import Callable
 
 import jax
 import numpy as np
+from jaxtyping import Float
 
+from jaxhal.detectors.bulk import Bulk, Measure
 from jaxhal.detectors.core import Detector, ExampleView
-from jaxhal.endpoint import Endpoint, json_object
+from jaxhal.endpoint import Endpoint, endpoint_of, json_object
 from jaxhal.features.uncertainty import TextLogprob
 from jaxhal.types import Example
 
@@ -34,6 +37,27 @@ The list holds each such part, copied from the answer letter by letter. It is em
 when the source supports the whole answer.
 """
 
+# What the reader is asked after a few answers that are labelled.
+SHOW = """\
+Some answers to questions are hallucinated: they say something that is not true or, \
+where a source is given, something that the source does not support. Here are answers, \
+and after each whether it is hallucinated, Yes or No.
+
+{shots}
+
+{material}
+
+Hallucinated:
+"""
+
+# Question, answer, and whether that is hallucinated.
+SHOTS = (
+    ("Which planet is nearest to the sun?", "Mercury is the nearest planet.", "No"),
+    ("Who wrote the play Hamlet?", "Hamlet was written by Charles Dickens.", "Yes"),
+    ("How many legs does a spider have?", "A spider has six legs.", "Yes"),
+    ("What is the capital of Canada?", "The capital of Canada is Ottawa.", "No"),
+)
+
 _REFERENCE = "baseline of Hu et al. 2024 (LRP4RAG), section 4.3"
 
 
@@ -51,17 +75,58 @@ def material(example: Example) -> str:
       Answer:
       In 1832.
     """
-    parts = {
-        "Source": example.context or example.prompt,
-        "Question": example.question,
-        "Answer": example.response,
-    }
+    return _under_headings(
+        Source=example.context or example.prompt,
+        Question=example.question,
+        Answer=example.response,
+    )
+
+
+def _under_headings(**parts: str | None) -> str:
     return "\n\n".join(f"{name}:\n{text}" for name, text in parts.items() if text)
+
+
+def plainly(example: Example) -> str:
+    """Asks whether an answer is hallucinated, as LRP4RAG does."""
+    return ASK.format(material=material(example))
+
+
+def with_shots(example: Example) -> str:
+    """Asks whether an answer is hallucinated, after four that are labelled.
+
+    A bare prompt counts as the question.
+
+    Example:
+      >>> asked = with_shots(Example("In 1832.", prompt="When was it built?"))
+      >>> print(asked[asked.index("Question:\\nWhen") :])
+      Question:
+      When was it built?
+      <BLANKLINE>
+      Answer:
+      In 1832.
+      <BLANKLINE>
+      Hallucinated:
+      <BLANKLINE>
+    """
+    shots = [
+        _under_headings(Question=question, Answer=answer, Hallucinated=label)
+        for question, answer, label in SHOTS
+    ]
+    asked = _under_headings(
+        Source=example.context,
+        Question=example.question if example.context else example.prompt,
+        Answer=example.response,
+    )
+    return SHOW.format(shots="\n\n".join(shots), material=asked)
 
 
 @dataclasses.dataclass(frozen=True)
 class Replied:
-    """The question about an answer with a reply to it, as an example to be read.
+    """A question about an answer with a reply to it, as an example to be read.
+
+    Attributes:
+      reply: Yes or No.
+      ask: makes the question.
 
     Example:
       >>> Replied("Yes")(Example("In 1832.", context="Built in 1832.")).response
@@ -69,33 +134,31 @@ class Replied:
     """
 
     reply: str
+    ask: Callable[[Example], str] = plainly
 
     def __call__(self, example: Example) -> Example:
-        asked = ASK.format(material=material(example))
-        return Example(self.reply, prompt=asked, id=example.id)
+        return Example(self.reply, prompt=self.ask(example), id=example.id)
 
 
 @dataclasses.dataclass(frozen=True)
-class ListedShare:
+class ListedShare(Measure):
     """Share of an answer's characters that an endpoint lists as hallucinated, 0 to 1.
 
     Each listed part counts where it first stands in the answer; one that does not stand
-    there counts by its length.  0 for an empty list.
-
-    Raises on a call:
-      ValueError: when no reply is the JSON that was asked for, in three attempts.
-      RuntimeError: when the endpoint does not answer.
+    there counts by its length.  0 for an empty list.  An answer is in error where no
+    reply is the JSON that was asked for, in three attempts, or there is none.
     """
 
     endpoint: Endpoint
 
-    def __call__(self, example: Example) -> np.float32:
+    def __call__(self, bulk: Bulk) -> Float[np.ndarray, " examples"]:
+        shares = bulk.judged(lambda some: [self._share(e) for e in some], bulk.examples)
+        return np.array([share or 0.0 for share in shares], np.float32)
+
+    def _share(self, example: Example) -> float:
         question = LIST.format(material=material(example))
-        try:
-            reply = self.endpoint.ask(question, accept=_listed)
-        except ValueError as error:
-            raise ValueError(f"example {example.id!r}: {error}") from error
-        return np.float32(listed_share(example.response, _listed(reply)))
+        reply = self.endpoint.ask(question, accept=_listed)
+        return listed_share(example.response, _listed(reply))
 
 
 def _listed(reply: str) -> list[str]:
@@ -145,8 +208,8 @@ def detection_prompt(
 
     Or a model behind an OpenAI-compatible endpoint lists the hallucinated parts, and
     the score is their share of the answer's characters: :class:`ListedShare`.  A reply
-    of another form is asked for again and then an error; the published code took an
-    answer whose reply was missing or short for grounded.
+    of another form is asked for again and then an error of that answer; the published
+    code took an answer whose reply was missing or short for grounded.
 
     Args:
       endpoint: base address of the server, such as ``http://localhost:8000/v1``; its
@@ -161,32 +224,57 @@ def detection_prompt(
     References:
       Hu et al., `LRP4RAG <https://arxiv.org/abs/2408.15533>`_, 2024, section 4.3.
     """
-    if endpoint is None and model is None:
-        reads = {reply: f"{reply.lower()}_logprob" for reply in ("Yes", "No")}
-        return Detector(
-            name=name,
-            summary="the reader is asked whether the answer is hallucinated",
-            unit="p(Yes) / (p(Yes) + p(No)), 0 to 1",
-            reference=_REFERENCE,
-            views=tuple(
-                ExampleView(Replied(reply), ((feature, TextLogprob()),))
-                for reply, feature in reads.items()
-            ),
-            inputs=lambda f: jax.nn.sigmoid(f["yes_logprob"] - f["no_logprob"]),
-        )
-    if endpoint is None or model is None:
-        raise ValueError(
-            f"endpoint is {endpoint!r} and model is {model!r}; give both, or neither "
-            "to ask the reader"
-        )
-    share = ListedShare(Endpoint(endpoint, model))
-    # By endpoint and model, so that two of them can be asked in one run.
-    feature = f"listed by {model} at {endpoint}"
+    there = endpoint_of(endpoint, model)
+    if there is None:
+        summary = "the reader is asked whether the answer is hallucinated"
+        return _asked(name, summary, _REFERENCE, plainly)
+    share = ListedShare(there)
     return Detector(
         name=name,
         summary=f"share of the answer that {model} at {endpoint} lists as hallucinated",
         unit="share of characters, 0 to 1",
         reference=_REFERENCE,
-        text=((feature, share),),
-        inputs=lambda f: f[feature],
+        measures=(share,),
+        inputs=lambda f: f[share.feature],
+    )
+
+
+@functools.cache
+def icl_prompt() -> Detector:
+    r"""The reader is shown four labelled answers, then asked about this one.
+
+    It says Yes or No, and nothing is generated; the score is as in
+    :func:`detection_prompt`.  The shots, two right answers and two hallucinated ones,
+    are ours, for the paper does not print its own; like its questions they have no
+    context, and that of an answer which has one is shown before its question.
+
+    References:
+      Liu et al., Towards Mitigation of Hallucination for LLM-empowered Agents, 2025,
+      one of its baselines.
+    """
+    summary = "the reader is shown labelled answers, then asked about this one"
+    reference = "baseline of Liu et al. 2025 (HalMit)"
+    return _asked("icl_prompt", summary, reference, with_shots, "icl_")
+
+
+def _asked(
+    name: str,
+    summary: str,
+    reference: str,
+    ask: Callable[[Example], str],
+    prefix: str = "",
+) -> Detector:
+    """By the reader's odds of Yes and No, which are read under names with a prefix."""
+    yes, no = (f"{prefix}{reply}_logprob" for reply in ("yes", "no"))
+    reads = {yes: Replied("Yes", ask), no: Replied("No", ask)}
+    return Detector(
+        name=name,
+        summary=summary,
+        unit="p(Yes) / (p(Yes) + p(No)), 0 to 1",
+        reference=reference,
+        views=tuple(
+            ExampleView(of, ((feature, TextLogprob()),))
+            for feature, of in reads.items()
+        ),
+        inputs=lambda f: jax.nn.sigmoid(f[yes] - f[no]),
     )

@@ -5,25 +5,32 @@ decides whether two texts say the same is named in every summary.
 """
 
 import functools
+from collections.abc import Callable
 from typing import Any, Literal
 
 import jax
+import jax.numpy as jnp
 
 from jaxhal.detectors.bulk import Measure, Settings, cached, draw_of
-from jaxhal.detectors.core import Detector, Features
+from jaxhal.detectors.core import Detector, Features, on_tokens
 from jaxhal.detectors.measures import (
+    SUPPORT,
     Embedded,
     Likelihood,
     Meanings,
     Ngrams,
+    Places,
     SentenceSupport,
+    Unmatched,
 )
-from jaxhal.entailment import Entailment, resolve
+from jaxhal.endpoint import endpoint_of
+from jaxhal.entailment import Entailment, YesNo, resolve
 from jaxhal.features import consistency, semantic
 from jaxhal.features import eigenscore as spread
 from jaxhal.generation import Sampling
 from jaxhal.samples import Draw
 
+_PLACES = Places()
 _SELFCHECK = "Manakul et al., SelfCheckGPT, EMNLP 2023"
 _PUBLISHED = {
     "nature": Draw(n=10, max_new_tokens=50),
@@ -196,21 +203,35 @@ def selfcheck_nli(
 
 @cached
 def selfcheck_prompt(
+    endpoint: str | None = None,
+    model: str | None = None,
     draw: Settings = None,
     how: Literal["mean", "max"] = "mean",
     name: str = "selfcheck_prompt",
 ) -> Detector:
-    """SelfCheckGPT: the reader is asked whether each sample supports each sentence.
+    """SelfCheckGPT: a model is asked whether each sample supports each sentence.
 
-    By its odds of Yes and No, where the published code reads the answer's first word.
-    Arguments are those of :func:`selfcheck_nli`.
+    The reader by its odds of Yes and No; a model behind an OpenAI-compatible endpoint,
+    as in the published code, by what its reply begins with:
+    :func:`jaxhal.features.consistency.selfcheck_prompt`.
+
+    Args:
+      endpoint, model: as :func:`jaxhal.detectors.detection_prompt` takes them.
+      draw, how, name: as :func:`selfcheck_nli` takes them.
+
+    Raises:
+      ValueError: when only one of ``endpoint`` and ``model`` is given, or they name
+        nothing.
 
     References:
       Manakul et al., SelfCheckGPT, 2023, section 5.5.
     """
     drawn = draw_of(draw, _PUBLISHED["selfcheck"])
-    support = SentenceSupport("reader", drawn, "ordinary")
-    summary = f"the reader asked whether each of {drawn.n} samples supports a sentence"
+    there = endpoint_of(endpoint, model)
+    judge = "reader" if there is None else YesNo(there, SUPPORT)
+    support = SentenceSupport(judge, drawn, "ordinary")
+    who = "the reader" if there is None else f"{model} at {endpoint}"
+    summary = f"{who} asked whether each of {drawn.n} samples supports a sentence"
     return _over_sentences(name, summary, "0 to 1", _SELFCHECK, support, how)
 
 
@@ -236,7 +257,49 @@ def selfcheck_ngram(
     drawn = draw_of(draw, _PUBLISHED["selfcheck"])
     surprise = Ngrams(drawn, n, over)
     summary = f"surprise of words under {drawn.n} samples"
-    return _over_sentences(name, summary, "nats", _SELFCHECK, surprise, "mean")
+    return _over_sentences(
+        *(name, summary, "nats", _SELFCHECK, surprise, "mean"),
+        to_share=lambda nats: -jnp.expm1(-nats),
+    )
+
+
+@cached
+def selfcheck_bertscore(
+    encoder: str = "all-minilm-l6-v2",
+    layer: int | None = None,
+    baseline: float = 0.0,
+    draw: Settings = None,
+    how: Literal["mean", "max"] = "mean",
+    name: str = "selfcheck_bertscore",
+) -> Detector:
+    """SelfCheckGPT: how far the answer's sentences are from those of the samples.
+
+    The published code takes RoBERTa large (``"FacebookAI/roberta-large"``), its layer
+    17 and, rescaled, the baseline 0.83122575.
+
+    Args:
+      encoder: whose token embeddings are compared, as
+        :func:`jaxhal.encoding.load_encoder` takes it.
+      layer: as :func:`jaxhal.encoding.token_states` takes it.
+      baseline: F1 of unrelated sentences, which becomes 0 as F1 is rescaled; all scores
+        grow by ``1 / (1 - baseline)``, so no ranking changes.
+      draw: how to sample, as :func:`jaxhal.detectors.bulk.draw_of` takes it.
+      how: of its sentences, what an answer scores: the ``"mean"`` or the ``"max"``.
+      name: what to call it beside another choice.
+
+    Raises:
+      ValueError: on a baseline of 1 or more, or a setting of ``draw`` that is unknown.
+
+    References:
+      Manakul et al., SelfCheckGPT, 2023, section 5.1; Zhang et al., BERTScore, 2020.
+    """
+    if not baseline < 1:
+        raise ValueError(f"baseline is {baseline}; give a number below 1")
+    drawn = draw_of(draw, _PUBLISHED["selfcheck"])
+    measure = Unmatched(encoder, layer, baseline, drawn)
+    where = "its last layer" if layer is None else f"layer {layer}"
+    summary = f"BERTScore's distance from {drawn.n} samples; {where} of {encoder}"
+    return _over_sentences(name, summary, "1 - F1", _SELFCHECK, measure, how)
 
 
 @functools.cache
@@ -265,14 +328,33 @@ def _over_sentences(
     reference: str,
     measure: Measure,
     how: Literal["mean", "max"],
+    to_share: Callable[[Any], Any] = lambda values: values,
 ) -> Detector:
+    """Of an answer from a measure of its sentences; each token has its sentence's.
+
+    A token's score is cut to [0, 1]; ``to_share`` brings other units there.
+    """
+
     def inputs(features: Features) -> Any:
         found = features[measure.feature]
         score = functools.partial(consistency.passage_score, how=how)
         return jax.vmap(score)(found["values"], found["valid"])
 
+    def tokens(params: Any, features: Features) -> Any:
+        del params
+        values = jnp.clip(to_share(features[measure.feature]["values"]), 0.0, 1.0)
+        # As long as the longest of all answers, a batch as the longest of its own.
+        length = features["valid"].shape[1]
+        place = features[_PLACES.feature][:, :length]
+        missing = length - place.shape[1]
+        place = jnp.pad(place, [(0, 0), (0, missing)], constant_values=-1)
+        scores = jnp.take_along_axis(values, jnp.maximum(place, 0), 1)
+        return on_tokens(jnp.where(place >= 0, scores, 0.0), features)
+
     summary = f"{summary}, the worst sentence" if how == "max" else summary
-    return _detector(name, summary, unit, reference, inputs, (measure,))
+    measures = (measure, _PLACES)
+    detector = _detector(name, summary, unit, reference, inputs, measures)
+    return detector._replace(tokens=tokens)
 
 
 def _detector(

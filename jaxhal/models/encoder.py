@@ -75,12 +75,14 @@ def run(
     x: Float[Array, "batch seq width"],
     valid: Bool[Array, "batch seq"],
     keep: bool = False,
+    layers: int | None = None,
 ) -> tuple[Float[Array, "batch seq width"], Any]:
-    """All layers over embedded tokens.
+    """All layers, or the first ``layers``, over embedded tokens.
 
     Returns:
       The last hidden states and, with ``keep``, the residual stream after every layer,
-      ``[layer batch seq width]``.
+      ``[layer batch seq width]``.  After fewer than all layers, the hidden states are
+      that stream: the norm at the end belongs to the last.
     """
     config, at = model.config, positions(valid)
     cos = sin = None
@@ -110,8 +112,10 @@ def run(
             x = read = jax.lax.cond(at.layer == 0, beside, lambda x: x, x)
         return (x, read), x if keep else None
 
-    (_, read), states = jax.lax.scan(body, (x, x), (weights, index))
-    return read, states
+    first = jax.tree.map(lambda leaf: leaf[:layers], (weights, index))
+    (x, read), states = jax.lax.scan(body, (x, x), first)
+    whole = layers in (None, config.num_hidden_layers)
+    return read if whole else x, states
 
 
 def pool(

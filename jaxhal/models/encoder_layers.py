@@ -86,63 +86,79 @@ class SelfAttention(Attention):
         at: LayerIndex,
         relative: Relative | None,
     ) -> Float[Array, "batch seq width"]:
-        """The output of every row, computed in blocks of rows."""
+        """The output of every row, in blocks of rows, or of samples with distances."""
         q, k, v = self.project(x, geo, at, STANDARD)
-        by_key = self._relative_key(relative)
-        by_query = self._key_scores(k, relative)
+        heads, rows = q.shape[1], q.shape[3]
+
+        def near(position: Array, key_position: Array, valid: Array) -> Array:
+            distance = jnp.abs(position[..., None] - key_position)
+            return jnp.where(
+                valid & ((at.window == 0) | (distance <= at.window)), 0.0, -1e30
+            )
+
+        if relative is not None:
+            add = self._distances(relative, rows)
+
+            def sample(one):
+                q, k, v, position, valid = one
+                scores = STANDARD.scores(q[None], k[None]) + add(q[:, 0], k)[:, None]
+                bias = near(position, position, valid)
+                return STANDARD.attend(scores, bias[None, None, None], v[None])[0][0]
+
+            size = max(1, PLAIN_BLOCK_BYTES // (4 * heads * rows * rows))
+            each = q, k, v, geo.query_position, geo.key_valid
+            out = jax.lax.map(sample, each, batch_size=size)  # [batch heads 1 seq head]
+            out = out.transpose(0, 3, 1, 2, 4).reshape(*x.shape[:2], -1)
+            return self.output(out, STANDARD)
 
         def row(one):
             """One query of every sample, its axis kept for the primitives."""
             q, position = one
-            distance = position[:, None] - geo.key_position
             scores = STANDARD.scores(q[:, :, :, None], k)
-            if relative is not None:
-                index = jnp.asarray(relative.row)[distance + distance.shape[1] - 1]
-                scores = scores + _at_distances(q, by_key, by_query, index)
-            near = (at.window == 0) | (jnp.abs(distance) <= at.window)
-            bias = jnp.where(geo.key_valid & near, 0.0, -1e30)[:, None, None, None]
-            return STANDARD.attend(scores, bias, v)[0][:, :, :, 0]
+            bias = near(position, geo.key_position, geo.key_valid)
+            return STANDARD.attend(scores, bias[:, None, None, None], v)[0][:, :, :, 0]
 
-        batch, heads, _, rows, _ = q.shape
-        size = max(16, PLAIN_BLOCK_BYTES // (4 * batch * heads * k.shape[2]))
+        size = max(16, PLAIN_BLOCK_BYTES // (4 * q.shape[0] * heads * rows))
         queries = jnp.moveaxis(q, 3, 0), geo.query_position.T
         out = jax.lax.map(row, queries, batch_size=size)
-        out = out.transpose(1, 0, 2, 3, 4).reshape(batch, rows, -1)
+        out = out.transpose(1, 0, 2, 3, 4).reshape(*x.shape[:2], -1)
         return self.output(out, STANDARD)
 
-    def _relative_key(self, relative: Relative | None) -> Array | None:
-        if relative is None or "c2p" not in self.config.relative:
-            return None
-        layer = self.k_proj if self.config.relative_shared else self.relative_k_proj
-        return self._heads(_linear(layer, relative.embedding))
+    def _distances(self, relative: Relative, length: int) -> Any:
+        """What distances add to the scores of one sample, ``[heads query key]``."""
+        config = self.config
+        # From the longest distance forward to the longest back, and one to fill up.
+        rows = np.append(relative.row, 0)
+        by_key = by_query = None
+        if "c2p" in config.relative:
+            layer = self.k_proj if config.relative_shared else self.relative_k_proj
+            rows_back = np.append(relative.row[::-1], 0)
+            by_key = self._heads(_linear(layer, relative.embedding[rows_back]))
+        if "p2c" in config.relative:
+            layer = self.q_proj if config.relative_shared else self.relative_q_proj
+            by_query = self._heads(
+                _linear(layer, relative.embedding[rows]) * config.scale
+            )
 
-    def _key_scores(self, k: Array, relative: Relative | None) -> Array | None:
-        """What each key scores at each distance, ``[batch heads key distance]``."""
-        if relative is None or "p2c" not in self.config.relative:
-            return None
-        layer = self.q_proj if self.config.relative_shared else self.relative_q_proj
-        q = self._heads(_linear(layer, relative.embedding) * self.config.scale)
-        return _product("bnkd,nrd->bnkr", k, q)
+        def add(q: Array, k: Array) -> Any:
+            total = 0.0
+            if by_key is not None:
+                total += _shifted(_product("nqd,nrd->nqr", q, by_key))
+            if by_query is not None:
+                total += _shifted(_product("nkd,nrd->nkr", k, by_query)).swapaxes(1, 2)
+            return total
+
+        return add
 
     def _heads(self, x: Array) -> Array:
         return x.reshape(len(x), -1, self.config.head_dim).swapaxes(0, 1)
 
 
-def _at_distances(
-    q: Float[Array, "batch heads 1 head"],
-    by_key: Float[Array, "heads distance head"] | None,
-    by_query: Float[Array, "batch heads key distance"] | None,
-    index: Int[Array, "batch key"],
-) -> Float[Array, "batch heads 1 1 key"] | float:
-    """What one query adds to its scores for the distance of each key."""
-    total = 0.0
-    if by_key is not None:
-        found = _product("bngd,nrd->bngr", q, by_key)[:, :, :, None]
-        total += jnp.take_along_axis(found, index[:, None, None, None], axis=-1)
-    if by_query is not None:
-        found = jnp.take_along_axis(by_query, index[:, None, :, None], axis=-1)
-        total += found[:, :, None, None, :, 0]
-    return total
+def _shifted(x: Float[Array, "heads seq distance"]) -> Float[Array, "heads seq seq"]:
+    """Row ``i`` of ``2 n`` columns without its first ``n - 1 - i``, cut to ``n``."""
+    heads, n, _ = x.shape
+    flat = x.reshape(heads, -1)[:, n - 1 : n - 1 + n * (2 * n - 1)]
+    return flat.reshape(heads, n, 2 * n - 1)[..., :n]
 
 
 def _product(axes: str, x: Array, y: Array) -> Array:

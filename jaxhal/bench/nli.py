@@ -1,0 +1,126 @@
+"""How fast are pairs of texts classified beside a loop over them in Hugging Face?
+
+The classifier has DeBERTa-v3-small's shape (6 layers of width 768, 12 heads), MiniLM's
+tokenizer and random weights in float32.  Ten sampled answers to a question, each of one
+to four sentences of the bundled contexts, are asked about in pairs, both ways.
+"""
+
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import numpy as np
+from jaxtyping import Float
+
+from jaxhal import texts
+from jaxhal.bench import interleave, ratio, row
+from jaxhal.datasets.bundled import bundled
+from jaxhal.encoding import TextEncoder, classify, load_encoder
+
+SAMPLES, LONGEST = 10, 4  # answers to a question, sentences of an answer
+# Different answers among the ten.  Paragraphs at temperature 1 do not repeat, none of
+# the 2,380 by GPT-3 that came with SelfCheckGPT; half of ten stands for short answers.
+DISTINCT = (10, 5)
+_ROUNDS = 3
+_SHAPE: dict[str, Any] = dict(
+    hidden_size=768,
+    intermediate_size=3072,
+    num_hidden_layers=6,
+    num_attention_heads=12,
+    max_position_embeddings=512,
+    relative_attention=True,
+    position_buckets=256,
+    norm_rel_ebd="layer_norm",
+    share_att_key=True,
+    pos_att_type=["p2c", "c2p"],
+    position_biased_input=False,
+    type_vocab_size=0,
+    num_labels=3,
+    initializer_range=0.05,  # so that pairs differ in their probabilities
+)
+
+Classify = Callable[[list[tuple[str, str]]], Float[np.ndarray, "pairs labels"]]
+
+
+def rows() -> Iterator[dict]:
+    try:
+        encoder, peer = encoder_and_peer(_SHAPE)
+    except ImportError as error:
+        print(f"no peers are measured: {error}", file=sys.stderr)
+        return
+    for distinct in DISTINCT:
+        yield from _speed(encoder, peer, distinct)
+
+
+def pairs_of(distinct: int) -> list[tuple[str, str]]:
+    """Every two of the ten samples, both ways; so many of the samples differ."""
+    rng = np.random.default_rng(0)
+    said = [
+        s.text for one in bundled()[::2] for s in texts.sentences(one.context or "")
+    ]
+    answers = [
+        " ".join(rng.choice(said, 1 + number % LONGEST, replace=False).tolist())
+        for number in range(distinct)
+    ]
+    drawn = [*answers, *rng.choice(answers, SAMPLES - distinct).tolist()]
+    return [(a, b) for i, a in enumerate(drawn) for j, b in enumerate(drawn) if i != j]
+
+
+def encoder_and_peer(shape: dict[str, Any]) -> tuple[TextEncoder, Classify]:
+    """A random classifier here, and the same weights as a loop over Hugging Face's.
+
+    Raises:
+      ImportError: without torch, or one that cannot use JAX's device.
+    """
+    import torch
+    import transformers
+    from safetensors.torch import save_file
+
+    device = {"cpu": "cpu", "gpu": "cuda"}.get(jax.default_backend())
+    if device is None or device == "cuda" and not torch.cuda.is_available():
+        raise ImportError(f"JAX runs on {jax.default_backend()!r} and this torch not")
+    tokenizer = load_encoder("all-minilm-l6-v2").tokenizer.hf
+    config = transformers.DebertaV2Config(vocab_size=len(tokenizer), **shape)
+    config.architectures = ["DebertaV2ForSequenceClassification"]
+    config.id2label = {0: "contradiction", 1: "neutral", 2: "entailment"}
+    torch.manual_seed(0)
+    model = transformers.AutoModelForSequenceClassification.from_config(config).eval()
+    with tempfile.TemporaryDirectory() as folder:
+        config.save_pretrained(folder)
+        save_file(model.state_dict(), f"{folder}/model.safetensors")
+        tokenizer.save_pretrained(folder)
+        encoder = load_encoder(folder)
+    model = model.to(device)
+
+    def one_by_one(pairs: list[tuple[str, str]]) -> Float[np.ndarray, "pairs labels"]:
+        found = []
+        with torch.no_grad():
+            for first, second in pairs:
+                inputs = tokenizer(first, second, return_tensors="pt").to(device)
+                found.append(model(**inputs).logits.softmax(-1)[0].cpu().numpy())
+        return np.stack(found)
+
+    return encoder, one_by_one
+
+
+def _speed(encoder: TextEncoder, peer: Classify, distinct: int) -> Iterator[dict]:
+    pairs, found = pairs_of(distinct), {}
+    functions = {
+        "ours": lambda: found.update(ours=classify(encoder, pairs, progress=False)),
+        "peer": lambda: found.update(peer=peer(pairs)),
+    }
+    times = interleave(functions, _ROUNDS)
+    case = f"{distinct} of {SAMPLES} differ"
+    worst = float(
+        np.abs(found["ours"] - found["peer"]).max() / found["peer"].std(0).max()
+    )
+    metric = "largest difference of a probability / spread of pairs"
+    yield row("nli", case, metric, worst, 1e-2)
+    high, middle, low = len(pairs) / np.percentile(times["ours"], [25, 50, 75])
+    metric = f"pairs per second, {len(set(pairs))} of {len(pairs)} different"
+    yield row("nli", case, metric, middle, None, "higher", (low, high))
+    value, spread = ratio(times, "peer", "ours")
+    metric = "Hugging Face one by one / classify"
+    yield row("nli", case, metric, value, 5.0, "higher", spread)
