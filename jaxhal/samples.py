@@ -9,8 +9,12 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
+from jaxhal.capture import read_rows
+from jaxhal.features.eigenscore import add_features, clip_thresholds, feature_bank
+from jaxhal.features.hidden import HiddenStates
 from jaxhal.files import replacing
 from jaxhal.generation import Sampling, generate
+from jaxhal.generation.steps import Clip
 from jaxhal.models.lm import LM
 from jaxhal.progress import progress_bar
 from jaxhal.store.keys import digest, fingerprint
@@ -29,16 +33,25 @@ class Draw:
       max_new_tokens: the most tokens of a sample.
       sampling: how tokens are chosen.
       seed: of the chance; what is drawn for a prompt follows from it and the prompt.
+      clip: the share of extreme activations, at either end, that are cut off as the
+        model writes (INSIDE's feature clipping, 0.002 in the paper).  What is extreme
+        is taken from the last 3000 tokens of the examples' own responses, where the
+        paper has those written last, so that no sample depends on what was drawn
+        before it.  ``None`` cuts nothing.
 
     Raises:
-      ValueError: on ``n`` or ``max_new_tokens`` below 1, or greedy sampling, whose
-        samples would all be one.
+      ValueError: on ``n`` or ``max_new_tokens`` below 1, greedy sampling, whose samples
+        would all be one, or ``clip`` outside (0, 0.5).
+
+    References:
+      Chen et al., INSIDE, ICLR 2024, section 3.2.
     """
 
     n: int = 10
     max_new_tokens: int = 64
     sampling: Sampling = Sampling()
     seed: int = 0
+    clip: float | None = None
 
     def __post_init__(self):
         for name in ("n", "max_new_tokens"):
@@ -48,6 +61,8 @@ class Draw:
             raise ValueError(
                 "temperature is 0, so that all samples would be equal; give one above 0"
             )
+        if self.clip is not None and not 0 < self.clip < 0.5:
+            raise ValueError(f"clip is {self.clip}; give a share in (0, 0.5), or None")
 
 
 class Sample(NamedTuple):
@@ -94,14 +109,16 @@ def draw(
         for example in examples
     ]
     prompts = dict(zip(wanted, examples, strict=True))
-    folder = None if root is None else root / "samples" / _name(lm, how)
+    clip = None if how.clip is None else _bounds(lm, examples, how.clip)
+    folder = None if root is None else root / "samples" / _name(lm, how, clip)
     known = {} if folder is None else _kept(folder)
     lacking = [key for key in prompts if key not in known]
     step = max(_PART, batch_size // how.n)
     with progress_bar(len(lacking), "sampling", "prompt", progress) as bar:
         for start in range(0, len(lacking), step):
             part = lacking[start : start + step]
-            fresh = _drawn(lm, {key: prompts[key] for key in part}, how, batch_size)
+            some = {key: prompts[key] for key in part}
+            fresh = _drawn(lm, some, how, clip, batch_size)
             if folder is not None:
                 _keep(folder, fresh)
             known |= fresh
@@ -109,8 +126,26 @@ def draw(
     return [known[key] for key in wanted]
 
 
+def _bounds(lm: LM, examples: Sequence[Example], share: float) -> Clip:
+    """What lies between the extremes of the responses' last tokens."""
+    tokenizer, rows, tokens = lm.require_tokenizer(), [], 0
+    bank = feature_bank(lm.config.hidden_size)
+    for example in reversed(examples):
+        if tokens >= len(bank.values):
+            break
+        rows.insert(0, tokenizer.encode_example(example))
+        tokens += len(rows[0].response_ids)
+    states = read_rows(lm, rows, HiddenStates(layers=(-1,)))
+    seen = [s[0, : len(row.response_ids)] for s, row in zip(states, rows, strict=True)]
+    return clip_thresholds(add_features(bank, np.concatenate(seen)), share)
+
+
 def _drawn(
-    lm: LM, prompts: dict[str, Example], how: Draw, batch_size: int
+    lm: LM,
+    prompts: dict[str, Example],
+    how: Draw,
+    clip: Clip | None,
+    batch_size: int,
 ) -> dict[str, list[Sample]]:
     # A prompt's chance comes from the prompt alone: neither order nor company matters.
     numbers = np.array([int(key[:8], 16) for key in prompts], np.uint32)
@@ -122,6 +157,7 @@ def _drawn(
         max_new_tokens=how.max_new_tokens,
         sampling=how.sampling,
         key=keys,
+        clip=clip,
         batch_size=batch_size,
         progress=False,
     )
@@ -134,8 +170,9 @@ def _drawn(
     }
 
 
-def _name(lm: LM, how: Draw) -> str:
-    return f"{fingerprint(lm)}-{digest(repr(how))[:16]}"
+def _name(lm: LM, how: Draw, clip: Clip | None) -> str:
+    bounds = b"" if clip is None else np.asarray(clip).tobytes()
+    return f"{fingerprint(lm)}-{digest(repr(how).encode() + bounds)[:16]}"
 
 
 def _kept(folder: Path) -> dict[str, list[Sample]]:

@@ -16,7 +16,7 @@ from jaxhal.generation import GREEDY, Sampling, decoding
 from jaxhal.generation.sampling import choose, warp
 from jaxhal.models.batching import Encoded, collate
 from jaxhal.models.config import from_huggingface
-from jaxhal.models.lm import random
+from jaxhal.models.lm import hidden_states, random
 
 
 def prompts(rows: list[list[int]]):
@@ -146,6 +146,36 @@ def test_limits_and_stop_tokens_end_rows_alone(lm):
 def test_a_row_without_room_for_a_token_is_done_at_once(lm):
     state = write(lm, ROWS, 4, how(), limit=[0, 4])
     assert state.done.all() and int(state.real[1].sum()) == 4
+
+
+def test_states_are_clipped_before_a_token_is_chosen(lm):
+    row, new, width = ROWS[0], 6, lm.config.hidden_size
+    whole = jnp.asarray([row])
+    free = np.asarray(hidden_states(lm, whole, jnp.ones(whole.shape, bool))[1])[0]
+    low, high = np.quantile(free, 0.2, axis=0), np.quantile(free, 0.8, axis=0)
+    want = list(row)
+    for _ in range(new):
+        tokens = jnp.asarray([want])
+        model, hidden = hidden_states(lm, tokens, jnp.ones(tokens.shape, bool))
+        cut = np.clip(hidden[0, -1], low, high)
+        want.append(int(np.argmax(cut @ np.asarray(unembedding(model)))))
+    assert want[len(row) :] != write(lm, [row], new, how()).tokens[0].tolist()
+    batch, keys = prompts([row]), jax.random.split(jax.random.key(0), 1)
+
+    def written(clip):
+        options = {"new_tokens": new, "copies": 1, "clip": clip}
+        state = decoding.start(lm, batch, jnp.asarray([new]), keys, how(), **options)
+        model, state = decoding.ready(lm, state)
+        return decoding.go_on(model, state, jnp.asarray(new), how()).tokens[0].tolist()
+
+    assert written((jnp.asarray(low), jnp.asarray(high))) == want[len(row) :]
+    wide = jnp.full(width, jnp.inf)
+    assert written((-wide, wide)) == write(lm, [row], new, how()).tokens[0].tolist()
+
+
+def unembedding(model):
+    head = model.lm_head
+    return model.embed_tokens.embedding[...].T if head is None else head.kernel[...]
 
 
 FEATURES = {

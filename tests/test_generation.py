@@ -165,6 +165,7 @@ def test_greedy_needs_no_key(lm):
         (dict(stop=["a", ""]), "stop is .*; give a list of strings that hold text"),
         (dict(stop="ab"), "stop is 'ab'; give a list"),
         (dict(reducers={"x": jaxhal.MTopDiv()}), "'x' needs all response rows"),
+        (dict(clip=(np.zeros(3), np.ones(3))), r"low \(3,\) and high \(3,\)"),
     ],
 )
 def test_bad_requests(lm, wrong, message):

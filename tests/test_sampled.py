@@ -5,6 +5,7 @@ import functools
 import json
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from test_encoding import write
@@ -28,6 +29,7 @@ from jaxhal.features import consistency, eigenscore
 from jaxhal.fitting import untrained
 from jaxhal.generation import Sampling
 from jaxhal.inputs import collect
+from jaxhal.models.lm import hidden_states
 from jaxhal.samples import Draw, Sample, draw
 from jaxhal.store import Store
 from jaxhal.texts import sentences
@@ -113,11 +115,38 @@ def test_samples_are_kept_and_a_run_goes_on(lm, drawn, tmp_path, monkeypatch):
         (dict(n=0), "n is 0; draw at least 1"),
         (dict(max_new_tokens=0), "max_new_tokens is 0; draw at least 1"),
         (dict(sampling=Sampling(temperature=0.0)), "all samples would be equal"),
+        (dict(clip=0.5), "clip is 0.5; give a share"),
     ],
 )
 def test_wrong_draws(wrong, message):
     with pytest.raises(ValueError, match=message):
         Draw(**wrong)
+
+
+def test_clipped_samples(lm, drawn, tmp_path, monkeypatch):
+    """Bounds are quantiles of the answers' own states; other answers, other samples."""
+    rows = [lm.tokenizer.encode_example(example) for example in answers(6)]
+    found = []
+    for row in rows:
+        ids = jnp.concatenate([row.prompt_ids, row.response_ids])[None]
+        hidden = hidden_states(lm, ids, jnp.ones(ids.shape, bool))[1][0]
+        found.append(np.asarray(hidden)[len(row.prompt_ids) :])
+    want = np.quantile(np.concatenate(found), [0.2, 0.8], axis=0)
+    passed, real = [], samples.generate
+
+    def spying(lm, prompts, **options):
+        passed.append(options["clip"])
+        return real(lm, prompts, **options)
+
+    monkeypatch.setattr(samples, "generate", spying)
+    clipped = dataclasses.replace(HOW, clip=0.2)
+    first = draw(lm, answers(6), clipped, tmp_path)
+    np.testing.assert_allclose(passed[0], want, atol=1e-4)
+    assert first != drawn
+    assert draw(lm, answers(6), clipped, tmp_path) == first and len(passed) == 1
+    draw(lm, answers(2), clipped, tmp_path)
+    assert len(passed) == 2  # other bounds
+    assert len(list((tmp_path / "samples").iterdir())) == 2
 
 
 def test_settings_of_a_draw():

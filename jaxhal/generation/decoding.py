@@ -11,7 +11,7 @@ from flax import nnx
 from jaxtyping import Array
 
 from jaxhal.generation.sampling import Sampling, choose
-from jaxhal.generation.steps import advance, begin
+from jaxhal.generation.steps import Clip, advance, begin
 from jaxhal.models import cache as cache_lib
 from jaxhal.models.cache import Cache
 from jaxhal.models.decoder import Decoder
@@ -41,6 +41,7 @@ class State:
       limit: ``Int[batch]``, the most tokens of each row.
       keys: a random key for each row.
       seen: ``Bool[batch vocab]`` for a repetition penalty, else ``None``.
+      clip: bounds of the state that logits are made of, else ``None``.
       features: of the reducers, a ``query`` axis of length ``new``.
     """
 
@@ -53,6 +54,7 @@ class State:
     limit: Array
     keys: Array
     seen: Array | None
+    clip: Clip | None
     features: dict[str, Any]
 
 
@@ -82,6 +84,7 @@ def start(
     how: Decoding,
     new_tokens: int,
     copies: int,
+    clip: Clip | None = None,
 ) -> State:
     """Reads the prompts, once each, and chooses the first token of every row."""
     model = nnx.merge(lm.graphdef, lm.params)
@@ -96,7 +99,7 @@ def start(
 
     pick = functools.partial(_pick, how, keys, jnp.asarray(0), seen)
     logits, cache, features, first = begin(
-        model, batch, new_tokens, how.named, pick, copies
+        model, batch, new_tokens, how.named, pick, copies, clip
     )
     state = State(
         cache=cache,
@@ -108,6 +111,7 @@ def start(
         limit=limit,
         keys=keys,
         seen=seen,
+        clip=clip,
         features=_buffers(how.named, features, new_tokens),
     )
     state = _kept(state, how.named, features, "predictor")
@@ -195,7 +199,7 @@ def _read(model: Decoder, state: State, how: Decoding) -> tuple[State, Array, Ar
     valid = jax.lax.dynamic_slice_in_dim(state.real, last, 1, axis=1)
     pick = functools.partial(_pick, how, state.keys, state.count, state.seen)
     logits, cache, features, token = advance(
-        model, state.cache, tokens, valid, how.named, pick
+        model, state.cache, tokens, valid, how.named, pick, state.clip
     )
     state = dataclasses.replace(state, cache=cache)
     state = _kept(state, how.named, features, "token")

@@ -10,10 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, Key, PRNGKeyArray
 
+from jaxhal.features.eigenscore import clip_features
 from jaxhal.generation import decoding, stops
 from jaxhal.generation.decoding import Decoding, State
 from jaxhal.generation.sampling import Sampling
-from jaxhal.generation.steps import rowwise
+from jaxhal.generation.steps import Clip, rowwise
 from jaxhal.models.batching import Encoded, Planned, collate, plan
 from jaxhal.models.lm import LM
 from jaxhal.models.tokenizer import Tokenizer
@@ -75,6 +76,7 @@ def generate(
     key: Key[Array, "*prompts"] | None = None,
     stop: Sequence[str] = (),
     reducers: Mapping[str, Reducer] | None = None,
+    clip: Clip | None = None,
     batch_size: int = 32,
     progress: bool | None = None,
 ) -> list[list[Generated]]:
@@ -93,6 +95,8 @@ def generate(
         own number among the ``n``, not on what is decoded beside it.
       stop: texts that end a response when they come up in it.
       reducers: name -> row-wise reducer, to ride along.
+      clip: bounds that the state of each token is kept in before logits are made of it,
+        such as :func:`jaxhal.features.eigenscore.clip_thresholds` gives.
       batch_size: rows decoded together; the ``n`` of one prompt always are.
       progress: show a progress bar; ``None`` shows it on a terminal.
 
@@ -102,8 +106,9 @@ def generate(
     Raises:
       ValueError: on no prompts or an empty one, ``n``, ``max_new_tokens`` or
         ``batch_size`` below 1, an empty stop string, no key where chance is asked for,
-        a prompt that leaves too little of the model's context, or a reducer that is not
-        row-wise or needs a token that is not chosen yet.
+        a prompt that leaves too little of the model's context, a reducer that is not
+        row-wise or needs a token that is not chosen yet, or bounds of another width or
+        in the wrong order.
     """
     rows = encoded(lm, prompts)
     limits = _limits(max_new_tokens, len(rows))
@@ -112,13 +117,15 @@ def generate(
     for name, value in (("n", n), ("batch_size", batch_size)):
         if value < 1:
             raise ValueError(f"{name} is {value}; it must be at least 1")
+    if clip is not None:
+        clip_features(np.zeros(lm.config.hidden_size, np.float32), *clip)
     how = decoding_of(lm, sampling, reducers)
     keys, stop = prompt_keys(sampling, key, len(rows)), stops.checked(stop)
     together = max(1, batch_size // n)
     found: dict[int, list[Generated]] = {}
     with progress_bar(len(rows) * n, "generating", "response", progress) as bar:
         for group in plan(rows, together):
-            ready, state = begun(lm, rows, group, together, limits, keys, how, n)
+            ready, state = begun(lm, rows, group, together, limits, keys, how, n, clip)
             state = _decode(ready, state, how, stop)
             count = len(group.rows) * n
             written = ended(ready, state, how, stop, range(count))
@@ -137,6 +144,7 @@ def begun(
     keys: Array,
     how: Decoding,
     copies: int,
+    clip: Clip | None = None,
 ) -> tuple[LM, State]:
     """The prompts of a group, read, with a first token for each of their copies.
 
@@ -155,6 +163,7 @@ def begun(
         how,
         new_tokens=max(limits),
         copies=copies,
+        clip=clip,
     )
     return decoding.ready(lm, state)
 

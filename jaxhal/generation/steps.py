@@ -12,6 +12,7 @@ from jax.core import Tracer
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxhal.capture import check
+from jaxhal.features.eigenscore import clip_features
 from jaxhal.models import cache as cache_lib
 from jaxhal.models import decoder
 from jaxhal.models.cache import Cache
@@ -125,6 +126,9 @@ def _check_target(named: Named, target: Any) -> None:
 # The tokens that follow the rows at hand, or how to choose them by their logits.
 Following = Array | Callable[[Float[Array, "batch vocab"]], Int[Array, " batch"]]
 
+# Below and above which a feature of the state that logits are made of is extreme.
+Clip = tuple[Float[Array | np.ndarray, " width"], Float[Array | np.ndarray, " width"]]
+
 
 @jax.jit(static_argnames=("new_tokens", "named"))
 def _prefill(lm: LM, batch: Batch, new_tokens: int, named: Named, target):
@@ -147,6 +151,7 @@ def begin(
     named: Named,
     following: Following,
     copies: int = 1,
+    clip: Clip | None = None,
 ) -> tuple[Array, Cache, dict[str, Any], Array]:
     """Reads prompts once each, for as many rows as there are copies.
 
@@ -174,7 +179,7 @@ def begin(
         model, x, geo, ops=STANDARD, tap=rows.tap(named, model), keep=True
     )
     cache = cache_lib.start(batch, key, value, new_tokens)
-    hidden = hidden[:, -1:]
+    hidden = _clipped(hidden[:, -1:], clip)
     logits = decoder.unembed(model, hidden[:, 0], STANDARD)
     rows = dataclasses.replace(rows, first=0)
     if copies > 1:
@@ -196,6 +201,7 @@ def advance(
     valid: Bool[Array, "batch query"],
     named: Named,
     following: Following,
+    clip: Clip | None = None,
 ) -> tuple[Array, Cache, dict[str, Any], Array]:
     """Reads the next columns.
 
@@ -228,6 +234,7 @@ def advance(
         tap=rows.tap(named, model),
         cache=cache,
     )
+    hidden = _clipped(hidden, clip)
     logits = decoder.unembed(model, hidden, STANDARD)
     if callable(following):
         known = following(logits[:, -1])
@@ -235,6 +242,10 @@ def advance(
         rows = dataclasses.replace(rows, target=target)
     features = rows.features(named, model, hidden, attended, state, STANDARD)
     return logits, dataclasses.replace(cache, key=key, value=value), features, known
+
+
+def _clipped(hidden: Array, clip: Clip | None) -> Array:
+    return hidden if clip is None else clip_features(hidden, *clip)
 
 
 def _entered(cache: Cache, column: Array, tokens: Array, following: Array) -> Array:
