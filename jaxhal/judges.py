@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from jaxhal.endpoint import Endpoint, json_object
-from jaxhal.texts import contains, overlap, rouge_l
+from jaxhal.texts import contains, declines, overlap, rouge_l
 from jaxhal.types import Label
 
 # What an endpoint is asked; its reply is a JSON object with two keys.
@@ -104,6 +104,10 @@ class ReferenceRule:
       hallucinated; ``confirm`` decides.
     * Otherwise the label is ``None``.
 
+    With ``refusals``, an answer that declines (:func:`~jaxhal.texts.declines`) where no
+    reference stands in it is grounded if a reference declines too; otherwise its label
+    is ``None``, for it asserts nothing.
+
     The paper does not say which ROUGE-L it takes, here the F measure of the nearest
     reference; how words are compared, here normalised as by
     :func:`~jaxhal.texts.normalise`; what becomes of the answers in between, here left
@@ -113,8 +117,10 @@ class ReferenceRule:
     Args:
       confirm: judges answers that may be hallucinated, in the paper a language model
         such as :class:`EndpointJudge`; without one they all count as hallucinated.
-      contained: the label of an answer that a reference stands in, and that says more;
-        ``None`` as in the paper.
+      contained: the label of an answer that a reference stands in by whole words, and
+        that says more; ``None`` as in the paper.  It stays ``None`` where only letters
+        agree, as those of "no" in "unknown".
+      refusals: look for them; the paper leaves them to its annotator.
 
     Raises on a call:
       ValueError: without a reference answer, or where ``confirm`` does.
@@ -134,6 +140,7 @@ class ReferenceRule:
 
     confirm: Judge | None = None
     contained: int | None = None
+    refusals: bool = False
 
     def __call__(self, question: Asked, answer: str) -> Verdict:
         known = references(question)
@@ -142,7 +149,12 @@ class ReferenceRule:
             return Verdict(0, "the answer is a reference", ())
         if any(contains(answer, each) for each in known):
             why = "a reference stands in the answer, which says more"
-            return Verdict(self.contained, why, None)
+            whole = any(contains(answer, each, words=True) for each in known)
+            return Verdict(self.contained if whole else None, why, None)
+        if self.refusals and declines(answer):
+            if any(declines(each) for each in known):
+                return Verdict(0, "it declines, and so does a reference", ())
+            return Verdict(None, "it declines, and no reference does", None)
         why = f"ROUGE-L with the nearest reference is {nearest:.2f}"
         if nearest > _LITTLE:
             return Verdict(None, f"{why}, neither 1 nor at most {_LITTLE}", None)

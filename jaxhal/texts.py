@@ -10,6 +10,17 @@ from typing import Any, NamedTuple
 
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
+_DECLINES = re.compile(
+    r"\bunable to (?:answer|determine|find|say|tell)\b"
+    r"|\b(?:can ?not|can't|could not|couldn't|not possible to|impossible to) "
+    r"(?:be )?(?:answer|answered|determine|determined|find|found|say|tell)\b"
+    r"|\b(?:passage|text|context|article|document|source|story)\b[^.]{0,40}?"
+    r"\b(?:do|does|did)(?: not|n't) (?:explicitly |directly )?"
+    r"(?:provide|mention|state|specify|contain|include|say|give|answer)\b"
+    r"|\bnot (?:explicitly |directly )?"
+    r"(?:mentioned|stated|specified|provided|answered|clear)\b"
+    r"|\bno (?:information|mention|answer)\b|\bunclear\b"
+)
 
 
 def normalise(text: str) -> str:
@@ -37,18 +48,20 @@ def exact_match(a: str, b: str) -> bool:
     return normalise(a) == normalise(b)
 
 
-def contains(answer: str, reference: str) -> bool:
+def contains(answer: str, reference: str, words: bool = False) -> bool:
     """Whether the reference stands in the answer, both normalised.
 
-    Characters count, not words: "no" stands in "unknown".  A reference without a word
-    stands only in such an answer.
+    Characters count, not words: "no" stands in "unknown"; with ``words`` it does not.
+    A reference without a word stands only in such an answer.
 
     Example:
       >>> contains("It was built in Paris.", "in paris"), contains("In Rome.", "The.")
       (True, False)
     """
-    short = normalise(reference)
-    return short in normalise(answer) if short else exact_match(answer, reference)
+    short, whole = normalise(reference), normalise(answer)
+    if not short:
+        return exact_match(answer, reference)
+    return f" {short} " in f" {whole} " if words else short in whole
 
 
 def unigram_f1(a: str, b: str) -> float:
@@ -145,6 +158,16 @@ class Sentence(NamedTuple):
     start: int
     end: int
     text: str
+
+
+def declines(text: str) -> bool:
+    """Whether an answer says that it cannot be given, by the words it does so with.
+
+    Example:
+      >>> declines("The passage does not mention a date."), declines("It cannot fly.")
+      (True, False)
+    """
+    return _DECLINES.search(text.lower().replace("\u2019", "'")) is not None
 
 
 def sentences(text: str) -> list[Sentence]:

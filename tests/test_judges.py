@@ -62,6 +62,28 @@ def test_reference_rule(answer, label, why):
     assert found.spans == (() if label == 0 else None)
 
 
+@pytest.mark.parametrize(
+    ("answer", "label"),
+    [
+        ("It ends near Rotterdam", 0),
+        ("At Rotterdam's port", None),
+        ("The passage does not mention where", None),
+        ("Danube", 1),
+    ],
+)
+def test_reference_rule_with_its_options(answer, label):
+    judge = ReferenceRule(contained=0, refusals=True)
+    assert judge(SEVERAL, answer).label == label
+
+
+def test_a_refusal_is_right_where_a_reference_declines():
+    question = SimpleNamespace(text="?", answer="Unable to answer", context="")
+    judge = ReferenceRule(refusals=True)
+    assert judge(question, "The text does not provide this.").label == 0
+    assert judge(question, "It was in 1990, as everyone there says.").label == 1
+    assert ReferenceRule()(question, "The text does not provide this.").label == 1
+
+
 def test_little_in_common_includes_three_tenths():
     question = SimpleNamespace(
         text="?", answer="a1 a2 a3 a4 a5 a6 a7 a8 a9 a10", context=""

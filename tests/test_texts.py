@@ -13,6 +13,7 @@ from jaxhal.datasets import data_root
 from jaxhal.texts import (
     Sentence,
     contains,
+    declines,
     exact_match,
     normalise,
     overlap,
@@ -108,6 +109,31 @@ def test_contains():
     assert contains("unknown", "no")
     assert not contains("Paris", "in Paris")
     assert contains("He met the Beatles.", "met Beatles")
+    assert not contains("unknown", "no", words=True)
+    assert not contains("", "no", words=True)
+    assert contains("No, he met the Beatles.", "no", words=True)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Unable to answer based on given context.",
+        "The passage doesn't explicitly state it.",
+        "This cannot be determined.",
+        "It\u2019s unclear, and no information is given.",
+        "That is not mentioned.",
+    ],
+)
+def test_answers_that_decline(text):
+    assert declines(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "It was not given to him.", "She did not say it.", "He cannot fly.", "No."],
+)
+def test_answers_that_say_something(text):
+    assert not declines(text)
 
 
 def test_overlap_is_with_the_nearest_reference():

@@ -83,6 +83,8 @@ class Making(Writing):
         language model confirm what may be hallucinated.
       contained: label of an answer that holds a reference and says more; left out by
         default, as in the paper.
+      refusals: answers that decline are grounded where a reference declines too, and
+        left out elsewhere, as :class:`jaxhal.judges.ReferenceRule` has it.
       endpoint: base address of that model.
       endpoint_model: its name there.
       balance: keep as many hallucinated answers as grounded ones, drawn by the seed.
@@ -91,6 +93,7 @@ class Making(Writing):
     stop: list[str] = dataclasses.field(default_factory=list)
     judge: str = "reference"
     contained: int | None = None
+    refusals: bool = False
     endpoint: str = ""
     endpoint_model: str = ""
     balance: bool = True
@@ -209,7 +212,7 @@ def _judge(config: Making) -> Judge:
     confirm = None
     if config.judge == "endpoint":
         confirm = EndpointJudge(Endpoint(config.endpoint, config.endpoint_model))
-    return ReferenceRule(confirm, config.contained)
+    return ReferenceRule(confirm, config.contained, config.refusals)
 
 
 def prompt_of(config: Writing, question: Question) -> str:
