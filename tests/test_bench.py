@@ -64,8 +64,8 @@ def test_extracting_is_also_measured_in_answers_per_second(monkeypatch):
 
 @pytest.mark.parametrize("distinct", [2, 10])
 def test_pairs_of_ten_samples(distinct):
-    pairs = nli.pairs_of(distinct)
-    assert len(pairs) == 90 and pairs == nli.pairs_of(distinct)
+    pairs = nli.pairs_of(distinct, 4)
+    assert len(pairs) == 90 and pairs == nli.pairs_of(distinct, 4)
     assert len({text for pair in pairs for text in pair}) == distinct
     assert sorted(pairs) == sorted((b, a) for a, b in pairs)
 
@@ -74,7 +74,7 @@ def test_pairs_are_classified_as_hugging_face_does(monkeypatch):
     pytest.importorskip("torch", reason="torch is not installed")
     small = dict(hidden_size=32, intermediate_size=48, num_attention_heads=4)
     monkeypatch.setattr(nli, "_SHAPE", nli._SHAPE | small | {"num_hidden_layers": 2})
-    for name, value in dict(SAMPLES=3, DISTINCT=(3, 2), _ROUNDS=1).items():
+    for name, value in dict(SAMPLES=3, CASES=((3, 4), (2, 1)), _ROUNDS=1).items():
         monkeypatch.setattr(nli, name, value)
     try:
         rows = {(row["case"], row["metric"]): row for row in nli.rows()}
@@ -85,7 +85,10 @@ def test_pairs_are_classified_as_hugging_face_does(monkeypatch):
     wrong = [row for (_, metric), row in rows.items() if "difference" in metric]
     assert len(wrong) == 2
     assert all(0 < row["value"] < row["target"] for row in wrong)
-    assert ("3 of 3 differ", "pairs per second, 6 of 6 different") in rows
+    assert (
+        "1-4 sentences, 3 of 3 differ",
+        "pairs per second, 6 of 6 different",
+    ) in rows
     ratios = [row for row in rows.values() if row["target"] == 5.0]
     assert len(ratios) == 2 and all(row["value"] > 0 for row in ratios)
 
