@@ -33,7 +33,7 @@ def detect(
     context: str | None = None,
     question: str | None = None,
     prompt: str | None = None,
-    detectors: Sequence[str | Fitted] | None = None,
+    detectors: Sequence[str | Detector | Fitted] | None = None,
     relevance: str | lrp.RuleSet | None = None,
 ) -> Report:
     """Judges one answer: scores, coloured tokens and suspicious spans.
@@ -62,7 +62,7 @@ def detect(
 def score(
     lm: LM,
     examples: Sequence[Example],
-    detectors: Sequence[str | Fitted] | None = None,
+    detectors: Sequence[str | Detector | Fitted] | None = None,
     *,
     batch_size: int = 8,
     progress: bool | None = None,
@@ -74,9 +74,10 @@ def score(
     Args:
       lm: the reader.
       examples: the answers.
-      detectors: catalogue names, or detectors that were fitted; by default all that
-        need no second pass and no training, or that the package ships fitted for the
-        reader: :data:`jaxhal.shipped.MODELS`.
+      detectors: catalogue names, detectors that need no training with settings of
+        one's own, such as ``eigenscore(draw={"n": 5})``, or detectors that were fitted;
+        by default all that need no second pass and no training, or that the package
+        ships fitted for the reader: :data:`jaxhal.shipped.MODELS`.
       batch_size: answers read together.
       progress: show a progress bar; ``None`` shows it on a terminal.
       threshold: token score from which on a token belongs to a span; by default that
@@ -171,7 +172,9 @@ def _traced(
     return dataclasses.replace(found, relevance=sources)
 
 
-def resolve(model: str, detectors: Sequence[str | Fitted] | None) -> list[Fitted]:
+def resolve(
+    model: str, detectors: Sequence[str | Detector | Fitted] | None
+) -> list[Fitted]:
     """The detectors asked for, with the parameters that the package ships.
 
     Args:
@@ -190,13 +193,13 @@ def resolve(model: str, detectors: Sequence[str | Fitted] | None) -> list[Fitted
     for one in detectors:
         if isinstance(one, Fitted):
             chosen.append(one)
-        elif one in ready:
+        elif isinstance(one, str) and one in ready:
             chosen.append(ready[one])
         else:
-            (detector,) = catalogue.get([one])
+            (detector,) = catalogue.get([one]) if isinstance(one, str) else (one,)
             if detector.fit is not None:
                 raise ValueError(
-                    f"detector {one!r} must be fitted to labelled answers of "
+                    f"detector {detector.name!r} must be fitted to labelled answers of "
                     f"{model!r} first; pass what jaxhal.fitting.fit, jaxhal.saving."
                     "load or jaxhal.experiments.run returned instead of its name"
                 )

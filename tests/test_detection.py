@@ -223,3 +223,11 @@ def test_catalogue_names_are_functions():
         assert make().name == name
         assert make() is make()  # so that a jitted score compiles once
         assert getattr(detectors, name)() == make()
+
+
+def test_a_detector_with_settings_of_its_own(smollm2):
+    own = detectors.selfcheck_ngram(draw={"n": 2, "max_new_tokens": 6}, name="own")
+    (report,) = jaxhal.score(smollm2, [GOOD], [own, "response_length"], progress=False)
+    assert set(report.scores) == {"own", "response_length"}
+    with pytest.raises(ValueError, match="'lookback_lens' must be fitted to labelled"):
+        jaxhal.score(smollm2, [GOOD], [detectors.lookback_lens()])

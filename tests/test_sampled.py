@@ -156,7 +156,9 @@ def test_settings_of_a_draw():
     mixed = draw_of({"published": True, "n": 4, "top_k": 7}, published)
     assert mixed.n == 4
     assert mixed.sampling == Sampling(temperature=0.5, top_p=0.9, top_k=7)
-    with pytest.raises(ValueError, match="draw has no heat; it knows clip, max_new_tokens"):
+    with pytest.raises(
+        ValueError, match="draw has no heat; it knows clip, max_new_tokens"
+    ):
         draw_of({"heat": 2}, published)
 
 
