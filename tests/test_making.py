@@ -152,6 +152,21 @@ def test_an_endpoint_confirms_and_its_failures_stay_with_their_rows(
     assert rows["q5"]["labels"] == [{"start": 0, "end": 7, "label": "hallucination"}]
 
 
+def test_a_question_that_an_endpoint_refuses_is_an_error_of_its_row(
+    world, tmp_path, monkeypatch
+):
+    yes = json.dumps({"hallucinated": "yes", "parts": ["no idea"]})
+    with serving(yes, tmp_path, monkeypatch) as server:
+        server.replies = [400, yes]
+        made = make(
+            config(tmp_path, judge="endpoint", endpoint=server.url, endpoint_model="m"),
+            progress=False,
+        )
+    rows = {row["id"]: row for row in lines(made.folder / "answers.jsonl")}
+    assert "gave no answer from 'm'" in rows["q1"]["error"]
+    assert rows["q5"]["label"] == 1 and made.counts["hallucinated"] == 1
+
+
 @pytest.mark.parametrize(
     "wrong, message",
     [

@@ -10,12 +10,11 @@ import tempfile
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import jax
 import numpy as np
 from jaxtyping import Float
 
 from jaxhal import texts
-from jaxhal.bench import interleave, ratio, row
+from jaxhal.bench import interleave, peers, ratio, row
 from jaxhal.datasets.bundled import bundled
 from jaxhal.encoding import TextEncoder, classify, load_encoder
 
@@ -82,9 +81,7 @@ def encoder_and_peer(shape: dict[str, Any]) -> tuple[TextEncoder, Classify]:
     import transformers
     from safetensors.torch import save_file
 
-    device = {"cpu": "cpu", "gpu": "cuda"}.get(jax.default_backend())
-    if device is None or device == "cuda" and not torch.cuda.is_available():
-        raise ImportError(f"JAX runs on {jax.default_backend()!r} and this torch not")
+    device = peers.torch_device()
     tokenizer = load_encoder("all-minilm-l6-v2").tokenizer.hf
     config = transformers.DebertaV2Config(vocab_size=len(tokenizer), **shape)
     config.architectures = ["DebertaV2ForSequenceClassification"]

@@ -8,6 +8,23 @@ import numpy as np
 from jaxhal.models.lm import LM
 
 
+def torch_device() -> str:
+    """The device of torch that JAX runs on.
+
+    Raises:
+      ImportError: without torch, or one that cannot use that device.
+    """
+    import torch
+
+    device = {"cpu": "cpu", "gpu": "cuda"}.get(jax.default_backend())
+    if device is None or device == "cuda" and not torch.cuda.is_available():
+        raise ImportError(
+            f"JAX runs on {jax.default_backend()!r} and this torch does not, which "
+            "compares devices; set JAX_PLATFORMS=cpu or install torch for the device"
+        )
+    return device
+
+
 def torch_llama(lm: LM, attention: str) -> Any:
     """A Hugging Face Llama with the weights of ``lm`` on the device that JAX runs on.
 
@@ -21,13 +38,7 @@ def torch_llama(lm: LM, attention: str) -> Any:
     import torch
     import transformers
 
-    device = {"cpu": "cpu", "gpu": "cuda"}.get(jax.default_backend())
-    if device is None or device == "cuda" and not torch.cuda.is_available():
-        raise ImportError(
-            f"JAX runs on {jax.default_backend()!r} and this torch does not, which "
-            "compares devices; set JAX_PLATFORMS=cpu or install torch for the device"
-        )
-
+    device = torch_device()
     config = lm.config
     rope = config.ropes[0]
     settings = transformers.LlamaConfig(

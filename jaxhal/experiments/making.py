@@ -16,7 +16,7 @@ import jaxhal
 from jaxhal import datasets
 from jaxhal.datasets import Question
 from jaxhal.datasets.jsonl import write_rows
-from jaxhal.endpoint import Endpoint
+from jaxhal.endpoint import Endpoint, NoReply
 from jaxhal.experiments.config import DTYPES, structured, to_yaml
 from jaxhal.experiments.running import model
 from jaxhal.files import append, lines_of, replacing
@@ -313,7 +313,7 @@ def _row(
         return row | {"error": f"the answer is cut off after {answer['tokens']} tokens"}
     try:
         verdict = judge(question, row["response"])
-    except ValueError as error:
+    except (NoReply, ValueError) as error:
         return row | {"error": str(error)}
     if verdict.spans is not None and verdict.label is not None:
         row["labels"] = [span._asdict() for span in verdict.spans]

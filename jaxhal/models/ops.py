@@ -129,8 +129,8 @@ def attend_after(
         return x.reshape(prompts, kv_heads, copies, -1, *x.shape[3:])
 
     bias = gather(bias)
-    shared = grouped(gather(query)), keys.swapaxes(-1, -2)
-    shared = apart(scores(*shared)) + bias[..., :columns]
+    queries = grouped(gather(query))
+    shared = apart(scores(queries, keys.swapaxes(-1, -2))) + bias[..., :columns]
     lone = gather(scores(query, own[0])) + bias[..., columns:]
     top = jnp.maximum(shared.max(-1, keepdims=True), lone.max(-1, keepdims=True))
     shared, lone = jnp.exp(shared - top), jnp.exp(lone - top)
