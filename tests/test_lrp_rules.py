@@ -225,6 +225,37 @@ def test_the_forward_twin_is_the_transpose(rules):
         assert float((slot * pushed).sum()) == pytest.approx(float(back), rel=1e-10)
 
 
+@pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
+@pytest.mark.parametrize("primitive", ["scores", "attend"])
+@pytest.mark.parametrize("rules", SETS, ids=lambda rules: rules.name)
+def test_slots_together_are_slots_one_by_one(rules, primitive, dtype):
+    q, k, v, bias = map(jnp.asarray, attention())
+    q, k, v = q.astype(dtype), k.astype(dtype), v.astype(dtype)
+    scores = ops.scores(q, k)
+    bias = bias.astype(scores.dtype)
+
+    def pull(slot, q, scores):
+        if primitive == "scores":
+            return jax.vjp(rules.ops().scores, q, k)[1](slot)
+        mixed = lambda s, v: rules.ops().attend(s, bias, v)[0]  # noqa: E731
+        return jax.vjp(mixed, scores, v)[1](slot)
+
+    shape = scores.shape if primitive == "scores" else q.shape
+    kind = scores.dtype if primitive == "scores" else q.dtype
+    slots = jnp.asarray(draw(6, *shape)).astype(kind)
+    many = jax.vmap(pull, (0, None, None))(slots, q, scores)
+    each = [pull(slot, q, scores) for slot in slots]
+    # With arguments of their own they are pulled back by the plain rule.
+    own = [jnp.broadcast_to(x, (6, *x.shape)) for x in (q, scores)]
+    for got in (many, jax.vmap(pull)(slots, *own)):
+        for at, ours in enumerate(got):
+            want = jnp.stack([one[at] for one in each])
+            assert ours.dtype == want.dtype
+            ours, want = np.asarray(ours, np.float64), np.asarray(want, np.float64)
+            within = 1e-12 if dtype == "float64" else 0.02
+            np.testing.assert_allclose(ours, want, atol=within * np.abs(want).max())
+
+
 def test_a_stabiliser_absorbs():
     x, w, r = draw(5, 4), draw(4, 3), draw(5, 3)
     loose = lrp.rule_set(
@@ -266,5 +297,8 @@ def test_bad_sets():
     both = lrp.Rule(jnp.add, lambda *_: 0, lambda *_: (0, 0))  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match="'add' has a tangent and a pullback"):
         lrp.rule_set("mine", rules | {"add": both})
+    alone = lrp.Rule(jnp.add, pullbacks=lambda *_: (0, 0))  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ValueError, match="'add' has pullbacks and no tangent"):
+        lrp.rule_set("mine", rules | {"add": alone})
     with pytest.raises(ValueError, match="eps is -1.0"):
         lrp.epsilon(-1.0)

@@ -76,12 +76,40 @@ def _mixed(probs, value):
     ).astype(value.dtype)
 
 
-def _half_scores(args, output, tangents):
-    return 0.5 * _scores_tangent(args, output, tangents)
+# Pulled back together, slots stand side by side before the last axis: each product is
+# then one for all of them, and the largest array, of scores, is used as it lies.
 
 
-def _half_attend(args, output, tangents):
-    return 0.5 * _attend_tangent(args, output, tangents)
+def _scores_pullbacks(args, output, slots):
+    del output
+    (query, key), slots = args, jnp.moveaxis(slots, 0, 4)
+    queries = _dot(slots, key, (5,), (2,), query.dtype)  # [b n g q slot d]
+    keys = _dot(query, slots, (2, 3), (2, 3), key.dtype)  # [b n d slot k]
+    return jnp.moveaxis(queries, 4, 0), keys.transpose(3, 0, 1, 4, 2)
+
+
+def _attend_pullbacks(args, output, slots):
+    (scores, bias, value), slots = args, jnp.moveaxis(slots, 0, 4)
+    probs = jax.nn.softmax(scores + bias, axis=-1)
+    output = output.astype(scores.dtype)
+    common = jnp.sum(slots * output[..., None, :], axis=-1, keepdims=True)
+    moved = _dot(slots, value, (5,), (3,), scores.dtype) - common
+    moved = probs[..., None, :] * moved  # [b n g q slot k]
+    values = _dot(probs.astype(value.dtype), slots, (2, 3), (2, 3), value.dtype)
+    return jnp.moveaxis(moved, 4, 0), values.transpose(3, 0, 1, 2, 4)
+
+
+def _dot(left, right, over_left, over_right, dtype):
+    """A product per row and key head, its operands in the order given."""
+    both = jnp.result_type(left, right)
+    left, right = left.astype(both), right.astype(both)
+    dims = ((over_left, over_right), ((0, 1), (0, 1)))
+    wide = primitives.wide(left.dtype)
+    return jax.lax.dot_general(left, right, dims, primitives.EXACT, wide).astype(dtype)
+
+
+SCORES = Rule(primitives.scores, _scores_tangent, pullbacks=_scores_pullbacks)
+ATTEND = Rule(primitives.attend, _attend_tangent, pullbacks=_attend_pullbacks)
 
 
 def _product(args, output, tangents):
@@ -89,13 +117,13 @@ def _product(args, output, tangents):
     return tangents[0] * args[1] + args[0] * tangents[1]
 
 
-def _half_product(args, output, tangents):
-    return 0.5 * _product(args, output, tangents)
-
-
 def _sum(args, output, tangents):
     del args, output
     return tangents[0] + tangents[1]
+
+
+MULTIPLY = Rule(jnp.multiply, _product)
+ADD = Rule(jnp.add, _sum)
 
 
 def _identity_norm(args, output, tangents):
@@ -131,20 +159,37 @@ def _nothing(args, output, tangents):
     return jnp.zeros_like(output)
 
 
-def _stabilised(tangent: Callable, eps: float) -> Callable:
-    """A rule whose relevance is divided by output + eps instead of by output."""
+def _weighed(rule: Rule, weight: Callable[[Array], Array | float]) -> Rule:
+    """A rule that passes on a share of relevance, by what its sums came out as."""
+    tangent, pullbacks = rule.tangent, rule.pullbacks
+    assert tangent is not None
 
-    def stabilised(args, output, tangents):
+    def weighed(args, output, tangents):
         moved = tangent(args, output, tangents)
-        return _gain(output, eps).astype(moved.dtype) * moved
+        return (weight(output) * moved).astype(moved.dtype)
 
-    return stabilised
+    def together(args, output, slots):
+        assert pullbacks is not None
+        slots = (weight(output) * slots).astype(slots.dtype)
+        return pullbacks(args, output, slots)
+
+    return Rule(rule.function, weighed, pullbacks=pullbacks and together)
+
+
+def _half(rule: Rule) -> Rule:
+    return _weighed(rule, lambda output: 0.5)
+
+
+def _stabilised(rule: Rule, eps: float) -> Rule:
+    """A rule whose relevance is divided by output + eps instead of by output."""
+    return _weighed(rule, lambda output: _gain(output, eps))
 
 
 @functools.cache
 def gradient_x_input() -> RuleSet:
     """No rule at all: the input times its ordinary derivative."""
     rules = {name: Rule(getattr(primitives.STANDARD, name)) for name in Ops._fields}
+    rules |= {"scores": SCORES, "attend": ATTEND}
     return rule_set("gradient_x_input", rules)
 
 
@@ -158,11 +203,11 @@ def attnlrp() -> RuleSet:
     """
     rules = rules_of(gradient_x_input())
     rules |= {
-        "scores": Rule(primitives.scores, _half_scores),
-        "attend": Rule(primitives.attend, _half_attend),
+        "scores": _half(SCORES),
+        "attend": _half(ATTEND),
         "normalize": Rule(primitives.normalize, _identity_norm),
         "activate": Rule(primitives.activate, _identity_activation),
-        "multiply": Rule(jnp.multiply, _half_product),
+        "multiply": _half(MULTIPLY),
     }
     return rule_set("attnlrp", rules)
 
@@ -200,9 +245,9 @@ def epsilon(eps: float = 1e-6) -> RuleSet:
     rules = rules_of(attnlrp())
     rules |= {
         "linear": epsilon_linear(eps),
-        "scores": Rule(primitives.scores, _stabilised(_half_scores, eps)),
-        "attend": Rule(primitives.attend, _stabilised(_half_attend, eps)),
-        "add": Rule(jnp.add, _stabilised(_sum, eps)),
+        "scores": _stabilised(rules["scores"], eps),
+        "attend": _stabilised(rules["attend"], eps),
+        "add": _stabilised(ADD, eps),
     }
     return rule_set("epsilon", rules)
 
@@ -234,19 +279,15 @@ def lrp4rag() -> RuleSet:
     """
     eps = 1e-6
     rules = {
-        "linear": epsilon_linear(eps),
-        "scores": Rule(primitives.scores, _stabilised(_scores_tangent, eps)),
-        "attend": Rule(primitives.attend, _stabilised(_attend_tangent, eps)),
-        "normalize": Rule(
-            primitives.normalize, _stabilised(_jacobian(primitives.normalize), eps)
-        ),
-        "activate": Rule(
-            primitives.activate, _stabilised(_jacobian(primitives.activate), eps)
-        ),
-        "multiply": Rule(jnp.multiply, _stabilised(_product, eps)),
-        "add": Rule(jnp.add, _stabilised(_sum, eps)),
+        "normalize": Rule(primitives.normalize, _jacobian(primitives.normalize)),
+        "activate": Rule(primitives.activate, _jacobian(primitives.activate)),
+        "scores": SCORES,
+        "attend": ATTEND,
+        "multiply": MULTIPLY,
+        "add": ADD,
     }
-    return rule_set("lrp4rag", rules)
+    rules = {name: _stabilised(rule, eps) for name, rule in rules.items()}
+    return rule_set("lrp4rag", rules | {"linear": epsilon_linear(eps)})
 
 
 RULE_SETS: dict[str, Callable[[], RuleSet]] = {

@@ -197,14 +197,16 @@ class Attention(nnx.Module):
         # Keys beyond a segment's last row are masked anyway; a cached call (fewer rows
         # than columns) cannot know its columns and looks at all of them.
         segments = _segments(first, _SEGMENTS) if rows == columns else [(0, first)]
-        for start, stop in segments:
+        # Split at once: the way back joins parts, where it pads and adds up slices.
+        *parts, tapped = jnp.split(q, [stop for _, stop in segments], axis=3)
+        for (start, stop), part in zip(segments, parts, strict=True):
             if start == stop:
                 continue
             keys = stop if rows == columns else columns
             size = max(16, PLAIN_BLOCK_BYTES // (row_bytes * keys // columns))
             out, _ = _in_blocks(
                 lambda q, p, i, keys=keys: block(q, p, i, keys),
-                (q[..., start:stop, :], geo.query_position[:, start:stop]),
+                (part, geo.query_position[:, start:stop]),
                 index[start:stop],
                 size,
             )
@@ -213,7 +215,7 @@ class Attention(nnx.Module):
             size = max(16, TAPPED_BLOCK_BYTES // row_bytes)
             out, seen = _in_blocks(
                 lambda q, p, i: block(q, p, i, columns, tap.reduce),
-                (q[..., first:, :], geo.query_position[:, first:]),
+                (tapped, geo.query_position[:, first:]),
                 index[first:],
                 size,
             )
