@@ -21,7 +21,14 @@ from jaxhal.detectors import CATALOGUE, Targets, build, closed_book, ensemble
 from jaxhal.detectors.trained import Heads, lookback_spans
 from jaxhal.evaluation import Isotonic, auroc, f1, interval
 from jaxhal.evaluation.splits import grouped_kfold
-from jaxhal.experiments import figures, folder, protocols, results, running
+from jaxhal.experiments import (
+    figures,
+    folder,
+    protocols,
+    results,
+    running,
+    timing,
+)
 from jaxhal.experiments.answers import reports, token_table
 from jaxhal.experiments.config import load_config
 from jaxhal.fitting import fit
@@ -310,6 +317,30 @@ def test_a_run_leaves_its_directory(here, tmp_path):
     assert again.rows == result.rows  # the written configuration repeats the run
     assert not stale.exists()
     assert names == {path.name for path in (tmp_path / "tiny").iterdir()}
+
+
+def test_what_every_method_costs_alone(here, tmp_path, monkeypatch):
+    timed, methods = [], ["toha", "toha_supervised", "predictive_entropy"]
+    run = timing._seconds
+
+    def seconds(lm, examples, detector, batch_size):
+        timed.append((detector.name, len(examples)))
+        return run(lm, examples, detector, batch_size)
+
+    monkeypatch.setattr(timing, "_seconds", seconds)
+    draw = {"n": 2, "max_new_tokens": 2, "temperature": 1.0}
+    chosen = [*methods[:2], {methods[2]: {"draw": draw}}]
+    result = experiments.run(here | {"detectors": chosen, "timed": 3}, progress=False)
+    costs = result.table.set_index("method")[results.COST]
+    assert (costs > 0).all()
+    assert costs["toha"] == costs["toha_supervised"]  # compute the same
+    names = [name for name, _ in timed]
+    assert names.count("toha") == 2 and "toha_supervised" not in names
+    assert {count for _, count in timed} == {3}
+    text = (tmp_path / "tiny" / "results.md").read_text("utf-8")
+    row = next(line for line in text.splitlines() if line.startswith("| toha |"))
+    assert row.endswith(f"| {costs['toha']:.0f} |")
+    assert timing.device() in text
 
 
 @pytest.mark.parametrize("protocol", ["kfold", "stratified", "grouped", "toha"])

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jaxhal.experiments import folder, running
+from jaxhal.experiments import folder, running, timing
 from jaxhal.experiments.config import Config as Config
 from jaxhal.experiments.config import Data as Data
 from jaxhal.experiments.config import load_config as load_config
@@ -76,7 +76,8 @@ def run(
     found = running.judge(config, detectors, data, progress)
     seconds["fitting and judging"] = time.perf_counter() - began
     lm = running.model(config.model, config.dtype)
-    rows = folder.write(target, config, detectors, data, found, lm, seconds)
+    costs = timing.costs(config, lm, data, detectors, progress) if config.timed else {}
+    rows = folder.write(target, config, detectors, data, found, lm, seconds, costs)
     return Result(config, target, rows, found.judged, found.fitted, data)
 
 

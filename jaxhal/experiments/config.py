@@ -62,6 +62,8 @@ class Config:
       tuning: of the reader itself, which then judges the answers as well; none by
         default.  A part of the training answers chooses its epoch, threshold and
         calibration.
+      timed: time every detector alone on this many answers of the first data set, for
+        a column of the table; none by default.
       seed: of the sources drawn, of the splits ``stratified``, ``grouped`` and
         ``holdout``, and of the networks' first weights.  ``kfold``, ``toha`` and
         ``leaky`` split with the seeds they were published with, and folds inside a
@@ -86,6 +88,7 @@ class Config:
     dtype: str = "float32"
     batch_size: int = 8
     tuning: Tuning | None = None
+    timed: int = 0
     seed: int = 0
     store: str = ""
     out: str = "runs"
@@ -236,6 +239,7 @@ def _check(config: Config) -> None:
             "a share above 0 and at most 1",
         ),
         "batch_size": (config.batch_size >= 1, "at least 1"),
+        "timed": (config.timed >= 0, "0 or more"),
         "seed": (0 <= config.seed < 2**32, "0 to 2**32 - 1"),
     }
     for name, (fine, remedy) in ranges.items():

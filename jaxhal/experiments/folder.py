@@ -59,6 +59,7 @@ def write(
     found: Found,
     lm: LM,
     seconds: Mapping[str, float],
+    costs: Mapping[str, float],
 ) -> list[dict[str, Any]]:
     """Writes everything a run found and returns the rows of its table.
 
@@ -71,6 +72,9 @@ def write(
     make = results.transfer if len(data) > 1 else results.table
     methods = [*detectors, *([finetuning.FINE_TUNED] if found.tuned else [])]
     rows = make(found.judged, methods)
+    for row in rows:
+        if row["method"] in costs:
+            row[results.COST] = costs[row["method"]]
     whole = config.unit == "response"
     tokens = _tokens(data, found) if whole else []
     differences = relevance.table(data) if whole else []

@@ -4,7 +4,7 @@ import base64
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jaxhal.experiments import relevance, results
+from jaxhal.experiments import relevance, results, timing
 from jaxhal.experiments.config import UNITS, Config
 from jaxhal.experiments.protocols import PUBLISHED_SEEDS
 from jaxhal.experiments.results import Judged
@@ -26,6 +26,10 @@ _TOKENS = (
     "Tokens and characters of annotated spans in the first test part. Each method "
     "marks tokens from the score on that gives the best F1 over the training part's. "
     "Intervals resample sources 200 times."
+)
+_TIMED = (
+    "Milliseconds are those of a method alone, everything computed anew and nothing "
+    "shared with others, programs compiled before, on"
 )
 
 
@@ -51,6 +55,8 @@ def markdown(
     text += [_READING, ""]
     if len(judged) > 1 and len(data) == 1:
         text += [_ONE_FIT if len({part.fit for part in judged}) == 1 else _POOLED, ""]
+    if config.timed:
+        text += [f"{_TIMED} {timing.device()}.", ""]
     if tokens:
         text += ["## Tokens", "", results.token_markdown(tokens), "", _TOKENS, ""]
     if differences:

@@ -22,6 +22,8 @@ _METRICS = {
     "recall": "recall",
     "ece": "ECE",
 }
+# Of an answer, by a method alone.
+COST = "ms an answer"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,6 +119,9 @@ def _metrics(frame: "pd.DataFrame", name: str) -> dict[str, float]:
 def markdown(rows: Sequence[Mapping[str, Any]], several: bool) -> str:
     """The table as people read it; controls last."""
     head = ["method", "AUROC [95 %]", "AUPRC", *_METRICS.values(), "vs best control"]
+    timed = any(COST in row for row in rows)
+    if timed:
+        head.append(COST)
     if several:
         head.insert(2, "AUROC of folds")
     lines = [head, ["---"] * len(head)]
@@ -129,6 +134,8 @@ def markdown(rows: Sequence[Mapping[str, Any]], several: bool) -> str:
         cells.append(f"{row['AUPRC']:.3f}")
         cells += [f"{row[name]:.3f}" for name in _METRICS.values()]
         cells.append(_difference(row))
+        if timed:
+            cells.append(f"{row[COST]:.0f}" if COST in row else "")
         lines.append(cells)
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 

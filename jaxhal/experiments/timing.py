@@ -1,0 +1,88 @@
+"""What each detector costs: every one alone, on a few of the answers."""
+
+import itertools
+import os
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxhal.detectors import Detector
+from jaxhal.experiments.config import Config
+from jaxhal.inputs import Inputs, collect
+from jaxhal.models.lm import LM
+from jaxhal.progress import progress_bar
+from jaxhal.store import Store
+from jaxhal.types import Example
+
+
+def costs(
+    config: Config,
+    lm: LM,
+    data: Mapping[str, Inputs],
+    detectors: Sequence[Detector],
+    progress: bool | None = None,
+) -> dict[str, float]:
+    """Milliseconds an answer from its text to what a detector decides on.
+
+    Everything is computed anew: tokens, passes of the reader, samples, entailment.
+    Programs are compiled before, models loaded, an endpoint has replied; what fits a
+    detector and what it then decides, a product of small matrices, is left out.
+    Detectors that compute the same are timed once.
+
+    Args:
+      config: how many answers, evenly spaced, and how many are read together.
+      lm: the reader.
+      data: what was read; the answers are those of the first.
+      detectors: each alone.
+      progress: show a progress bar; ``None`` shows it on a terminal.
+
+    Returns:
+      detector -> milliseconds.
+    """
+    examples = next(iter(data.values())).examples
+    chosen = np.linspace(0, len(examples) - 1, config.timed).round().astype(int)
+    some = [examples[number] for number in np.unique(chosen)]
+    alike: dict[Any, list[Detector]] = {}
+    for detector in detectors:
+        alike.setdefault(_work(detector), []).append(detector)
+    found: dict[str, float] = {}
+    with progress_bar(len(alike), "timing", "detector", progress) as bar:
+        for same in alike.values():
+            _seconds(lm, some, same[0], config.batch_size)  # compiles
+            cost = 1000 * _seconds(lm, some, same[0], config.batch_size) / len(some)
+            found |= {detector.name: cost for detector in same}
+            bar.update()
+    return {detector.name: found[detector.name] for detector in detectors}
+
+
+def _seconds(
+    lm: LM, examples: Sequence[Example], detector: Detector, batch_size: int
+) -> float:
+    with tempfile.TemporaryDirectory() as folder:
+        store, options = Store(folder), {"batch_size": batch_size, "progress": False}
+        began = time.perf_counter()
+        if detector.reads or detector.views or detector.measures:
+            collect(lm, examples, [detector], store, **options)
+        else:
+            for (_, function), example in itertools.product(detector.text, examples):
+                function(example)
+        return time.perf_counter() - began
+
+
+def _work(detector: Detector) -> frozenset[Any]:
+    """What is computed of an answer, beside arithmetic on it."""
+    views = {(view.of, name) for view in detector.views for name, _ in view.reads}
+    named = {name for name, _ in (*detector.reads, *detector.text)}
+    return frozenset(views | named | {one.feature for one in detector.measures})
+
+
+def device() -> str:
+    """What the times were taken on."""
+    found = jax.devices()[0]
+    if found.platform == "cpu":
+        return f"{os.cpu_count()} CPU cores"
+    return found.device_kind
