@@ -507,6 +507,11 @@ def test_a_sweep_reads_once(here, lm, tmp_path, monkeypatch):
     assert loads == ["smollm2-135m"]
     assert len(reads) == once > 0
     assert len(table[["seed", "test_share"]].drop_duplicates()) == 20
+    made = tmp_path / "tiny"
+    assert len(pd.read_csv(made / "sweep.csv")) == len(table)
+    assert not (made / "sweep.png").exists()  # of two keys
+    experiments.sweep(here, {"seed": ["0", "1"]}, changes, progress=False)
+    assert (made / "sweep.png").read_bytes().startswith(b"\x89PNG")
     with pytest.raises(ValueError, match="grid is {}"):
         experiments.sweep(here, {})
 
@@ -520,7 +525,8 @@ def test_a_sweep_over_nothing(here, tmp_path, monkeypatch):
     assert table["data.0.sources"].isna().any() and table["precision"].isna().all()
     assert table["precision (metric)"].notna().all()
     made = {path.name for path in (tmp_path / "tiny").iterdir()}
-    assert made == {"sources=null,precision=null", "sources=15,precision=null"}
+    runs = {"sources=null,precision=null", "sources=15,precision=null"}
+    assert made == runs | {"sweep.csv"}
 
 
 @pytest.mark.parametrize(

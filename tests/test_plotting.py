@@ -4,6 +4,7 @@ import io
 import sys
 
 import numpy as np
+import pandas as pd
 import pytest
 from sklearn import calibration, metrics
 
@@ -112,6 +113,30 @@ def test_layer_curve_marks_the_best():
 @pytest.mark.parametrize("layers", [1, 3, 120])
 def test_layer_curve_at_any_size(layers):
     png(plotting.layer_curve(rng.random(layers)))
+
+
+def swept() -> pd.DataFrame:
+    rows = [
+        {"length": str(length), "method": method, "control": method == "words"}
+        | {"AUROC": 0.6, "low": 0.5, "high": 0.7, "accuracy": 0.01 * length}
+        for length in (30, 10, 20)
+        for method in ("svm", "words")
+    ]
+    return pd.DataFrame(rows)
+
+
+def test_sweep_curves_draw_methods_in_order_of_the_setting():
+    figure = plotting.sweep_curves(swept(), "length")
+    auroc, accuracy = figure.axes
+    assert [line.get_label() for line in auroc.lines] == ["svm", "words"]
+    np.testing.assert_array_equal(auroc.lines[0].get_xdata(), [10, 20, 30])
+    np.testing.assert_allclose(accuracy.lines[1].get_ydata(), [0.1, 0.2, 0.3])
+    assert len(auroc.collections) == 1  # only methods have a band
+    png(figure)
+    with pytest.raises(ValueError, match="no column 'size'; sweep that key"):
+        plotting.sweep_curves(swept(), "size")
+    with pytest.raises(ValueError, match="method takes values that are no numbers"):
+        plotting.sweep_curves(swept(), "method")
 
 
 def test_bad_layer_curves_are_named():

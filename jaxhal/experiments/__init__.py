@@ -90,6 +90,9 @@ def sweep(
 ) -> "pd.DataFrame":
     """Runs every combination of a grid; the model is loaded and read once.
 
+    Beside the folders of the runs stand ``sweep.csv`` and, where the values of a single
+    key are numbers, ``sweep.png``.
+
     Args:
       config: as :func:`run` takes it.
       grid: dotted key -> values.
@@ -107,7 +110,8 @@ def sweep(
 
     if not grid or not all(len(values) for values in grid.values()):
         raise ValueError(f"grid is {dict(grid)!r}; give each key at least one value")
-    tables = []
+    first = load_config(config, overrides)
+    target, tables = Path(first.out) / first.name, []
     for values in itertools.product(*grid.values()):
         setting = dict(zip(grid, values, strict=True))
         texts = {k: "null" if v is None else str(v) for k, v in setting.items()}
@@ -121,4 +125,6 @@ def sweep(
         for position, (key, value) in enumerate(setting.items()):
             table.insert(position, key, value)
         tables.append(table)
-    return pd.concat(tables, ignore_index=True)
+    whole = pd.concat(tables, ignore_index=True)
+    folder.write_sweep(target, whole, list(grid))
+    return whole

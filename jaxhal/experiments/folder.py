@@ -9,7 +9,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -25,6 +25,9 @@ from jaxhal.inputs import Inputs
 from jaxhal.models.lm import LM
 from jaxhal.report import Report, write_html
 from jaxhal.saving import save
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 _FILES = ("scores.parquet", "results.json", "results.md", "report.html")
 
@@ -116,6 +119,18 @@ def write(
     if found.tuned:
         shutil.rmtree(folder / finetuning.CHECKPOINTS)
     return rows
+
+
+def write_sweep(folder: Path, table: "pd.DataFrame", keys: Sequence[str]) -> None:
+    """``sweep.csv`` and, of one key that takes numbers, ``sweep.png``."""
+    import pandas as pd
+
+    with replacing(folder / "sweep.csv") as file:
+        table.to_csv(file, index=False)
+    numbers = pd.to_numeric(table[keys[0]], errors="coerce").notna().all()
+    if len(keys) == 1 and numbers and "train" not in table:
+        with replacing(folder / "sweep.png", binary=True) as file:
+            file.write(_png(plotting.sweep_curves(table, keys[0])))
 
 
 def _tokens(data: Mapping[str, Inputs], found: Found) -> list[dict[str, Any]]:

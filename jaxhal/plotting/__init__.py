@@ -19,3 +19,4 @@ from jaxhal.plotting.losses import loss_curve as loss_curve
 from jaxhal.plotting.relevance import relevance_boxes as relevance_boxes
 from jaxhal.plotting.relevance import relevance_lines as relevance_lines
 from jaxhal.plotting.relevance import relevance_maps as relevance_maps
+from jaxhal.plotting.sweeps import sweep_curves as sweep_curves
