@@ -512,6 +512,8 @@ def test_a_sweep_reads_once(here, lm, tmp_path, monkeypatch):
     assert not (made / "sweep.png").exists()  # of two keys
     experiments.sweep(here, {"seed": ["0", "1"]}, changes, progress=False)
     assert (made / "sweep.png").read_bytes().startswith(b"\x89PNG")
+    experiments.sweep(here, {"protocol": ["holdout"]}, changes, progress=False)
+    assert not (made / "sweep.png").exists()  # not of this sweep
     with pytest.raises(ValueError, match="grid is {}"):
         experiments.sweep(here, {})
 

@@ -110,14 +110,14 @@ def sweep(
 
     if not grid or not all(len(values) for values in grid.values()):
         raise ValueError(f"grid is {dict(grid)!r}; give each key at least one value")
-    first = load_config(config, overrides)
-    target, tables = Path(first.out) / first.name, []
+    tables, target = [], Path()
     for values in itertools.product(*grid.values()):
         setting = dict(zip(grid, values, strict=True))
         texts = {k: "null" if v is None else str(v) for k, v in setting.items()}
         pairs = [f"{key}={text}" for key, text in texts.items()]
         base = load_config(config, [*overrides, *pairs])
         suffix = ",".join(f"{key.split('.')[-1]}={v}" for key, v in texts.items())
+        target = Path(base.out) / base.name
         base.name = f"{base.name}/{suffix}".replace(" ", "")
         table = run(base, progress=progress).table
         # Of the precision reached when the one asked for is swept.

@@ -127,6 +127,7 @@ def write_sweep(folder: Path, table: "pd.DataFrame", keys: Sequence[str]) -> Non
 
     with replacing(folder / "sweep.csv") as file:
         table.to_csv(file, index=False)
+    (folder / "sweep.png").unlink(missing_ok=True)
     numbers = pd.to_numeric(table[keys[0]], errors="coerce").notna().all()
     if len(keys) == 1 and numbers and "train" not in table:
         with replacing(folder / "sweep.png", binary=True) as file:
