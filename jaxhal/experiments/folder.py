@@ -128,8 +128,8 @@ def write_sweep(folder: Path, table: "pd.DataFrame", keys: Sequence[str]) -> Non
     with replacing(folder / "sweep.csv") as file:
         table.to_csv(file, index=False)
     (folder / "sweep.png").unlink(missing_ok=True)
-    numbers = pd.to_numeric(table[keys[0]], errors="coerce").notna().all()
-    if len(keys) == 1 and numbers and "train" not in table:
+    values: Any = pd.to_numeric(table[keys[0]], errors="coerce")
+    if len(keys) == 1 and values.notna().all() and "train" not in table:
         with replacing(folder / "sweep.png", binary=True) as file:
             file.write(_png(plotting.sweep_curves(table, keys[0])))
 

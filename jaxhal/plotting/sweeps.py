@@ -38,7 +38,8 @@ def sweep_curves(table: "DataFrame", setting: str) -> "Figure":
     for ax, metric in zip(axes, _METRICS, strict=True):
         handles = []
         for method, style in styles.items():
-            rows = table.assign(at=at)[table["method"] == method].sort_values("at")
+            own: Any = table.assign(at=at)[table["method"] == method]
+            rows = own.sort_values(by="at")
             x = rows["at"].to_numpy()
             if metric == "AUROC" and method not in controls:
                 low, high = rows["low"].to_numpy(float), rows["high"].to_numpy(float)
