@@ -80,8 +80,8 @@ def collect(
       examples: labelled answers.
       detectors: the methods; some need a question beside the context.
       store: where features are kept.
-      unit: ``"response"``, or the parts of :func:`jaxhal.spans.parts_of`: ``"span"`` or
-        ``"window"``.
+      unit: ``"response"``, or the parts of :func:`jaxhal.spans.parts_of`:
+        ``"sentence"``, ``"span"`` or ``"window"``.
       batch_size: answers read together.
       progress: show a progress bar; ``None`` shows it on a terminal.
 
@@ -121,7 +121,7 @@ def collect(
         if not units:
             raise ValueError(
                 f"none of the {len(rows)} answers has the {WINDOW} tokens of a window; "
-                "use unit 'span' or 'response'"
+                "use another unit"
             )
         # A part has its own label; what is marked inside it says nothing more.
         marked = [np.zeros_like(part.tokens) for part in units]
@@ -137,6 +137,8 @@ def collect(
         raise ValueError(f"none of the {len(units)} answers can be judged: {first}")
     units = [units[at] for at in known]
     rows, marked = [rows[at] for at in known], [marked[at] for at in known]
+    measures = {one for detector in detectors for one in detector.measures}
+    together = {one.feature: one.cut(together[one.feature], units) for one in measures}
     source = Source(
         units,
         rows,
@@ -161,11 +163,16 @@ def _check_cuts(lm: LM, detectors: Sequence[Detector], unit: Unit) -> None:
                 f"feature {name!r} belongs to a whole answer and cannot be cut to a "
                 f"{unit}; leave out {', '.join(of)}, or use unit 'response'"
             )
-    if of := [detector.name for detector in detectors if detector.measures]:
+    if of := [d.name for d in detectors if not _fits(d, unit)]:
         raise ValueError(
             f"{', '.join(of)} judge a whole answer, which cannot be cut to a {unit}; "
             "leave them out, or use unit 'response'"
         )
+
+
+def _fits(detector: Detector, unit: Unit) -> bool:
+    """Whether what it measures of answers can be cut to the parts of a unit."""
+    return all(unit == "sentence" and one.of_sentences for one in detector.measures)
 
 
 def _names(detector: Detector) -> set[str]:
@@ -214,7 +221,7 @@ class Source:
       marked: per part, which tokens of the whole response are annotated.
       features: what was read.
       text: numbers computed from an example's text, by feature name.
-      measures: what was computed of all answers at once, by feature name.
+      measures: what was computed of all answers at once, by feature name, per part.
     """
 
     parts: Sequence[Part]
@@ -259,12 +266,11 @@ class Source:
             values = [np.asarray(function(part.example)) for part in parts]
             batch[name] = np.zeros((_CHUNK, *values[0].shape), np.float32)
             batch[name][: len(parts)] = values
-        rows = [part.row for part in parts]
-        pad = _CHUNK - len(rows)
+        pad = _CHUNK - len(numbers)
         for name, found in self.measures.items():
             batch[name] = jax.tree.map(
                 lambda leaf: np.pad(
-                    leaf[rows], [(0, pad)] + [(0, 0)] * (leaf.ndim - 1)
+                    leaf[numbers], [(0, pad)] + [(0, 0)] * (leaf.ndim - 1)
                 ),
                 found,
             )

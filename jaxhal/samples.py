@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -38,6 +39,8 @@ class Draw:
         is taken from the last 3000 tokens of the examples' own responses, where the
         paper has those written last, so that no sample depends on what was drawn
         before it.  ``None`` cuts nothing.
+      given: nothing is drawn; the first ``n`` samples that come with an example count,
+        such as those of a model that wrote it and cannot be asked again.
 
     Raises:
       ValueError: on ``n`` or ``max_new_tokens`` below 1, greedy sampling, whose samples
@@ -52,6 +55,7 @@ class Draw:
     sampling: Sampling = Sampling()
     seed: int = 0
     clip: float | None = None
+    given: bool = False
 
     def __post_init__(self):
         for name in ("n", "max_new_tokens"):
@@ -70,8 +74,9 @@ class Sample(NamedTuple):
 
     Attributes:
       text: what it says; empty where the model ended at once.
-      logprob: mean log probability of its tokens, that of its end among them, in nats.
-      tokens: how many there are.
+      logprob: mean log probability of its tokens, that of its end among them, in nats;
+        not a number where it came with the example.
+      tokens: how many there are, 0 where it came with the example.
     """
 
     text: str
@@ -100,9 +105,12 @@ def draw(
       progress: show a progress bar; ``None`` shows it on a terminal.
 
     Raises:
-      ValueError: as :func:`jaxhal.generate`; on a damaged file.
+      ValueError: as :func:`jaxhal.generate`; on a damaged file; when an example comes
+        with fewer samples than are asked for.
       OSError: when the folder cannot be written.
     """
+    if how.given:
+        return [_given(example, how.n) for example in examples]
     tokenizer = lm.require_tokenizer()
     wanted = [
         digest(tokenizer.encode_prompt(example).prompt_ids.tobytes())
@@ -124,6 +132,15 @@ def draw(
             known |= fresh
             bar.update(len(part))
     return [known[key] for key in wanted]
+
+
+def _given(example: Example, n: int) -> list[Sample]:
+    if len(example.samples) < n:
+        raise ValueError(
+            f"example {example.id!r} comes with {len(example.samples)} samples, and "
+            f"{n} are asked for; give it more 'samples', or lower n"
+        )
+    return [Sample(text, math.nan, 0) for text in example.samples[:n]]
 
 
 def _bounds(lm: LM, examples: Sequence[Example], share: float) -> Clip:

@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
+# White space that the segmenter stumbles over before a digit.
+_SEPARATORS = dict.fromkeys(range(0x1C, 0x20), " ")
 _DECLINES = re.compile(
     r"\bunable to (?:answer|determine|find|say|tell)\b"
     r"|\b(?:can ?not|can't|could not|couldn't|not possible to|impossible to) "
@@ -174,7 +176,7 @@ def sentences(text: str) -> list[Sentence]:
     r"""The sentences of an English text in order, without the space around them.
 
     Together they hold every character that is not space, each once.  A line break ends
-    a sentence; a list has one in each item.  A text without a word has none.
+    a sentence; a list has one in each item.  A text of nothing but space has none.
 
     Example:
       >>> for each in sentences("Dr. Smith left. Why?\n- He was ill"):
@@ -188,18 +190,24 @@ def sentences(text: str) -> list[Sentence]:
       2020.
     """
     starts, end = [0], 0
+    plain = text.translate(_SEPARATORS)
     # A segmenter keeps its text, so each call has one of its own.
     segmenter = _pysbd().Segmenter(language="en", clean=False)
-    for piece in map(str.strip, segmenter.segment(text)):
+    for piece in map(str.strip, segmenter.segment(plain)):
         # A piece that holds a sign the segmenter uses for itself comes back changed, or
         # not at all; such a sentence is joined to the one before it.
-        at = text.find(piece, end) if piece else -1
+        at = plain.find(piece, end) if piece else -1
         if at >= 0:
             starts.append(at)
             end = at + len(piece)
     spans = zip(starts, [*starts[1:], len(text)], strict=True)
     found = (_stripped(text, start, end) for start, end in spans)
     return [each for each in found if each.text]
+
+
+def sentences_of(text: str) -> list[str]:
+    """The sentences of a text, the whole text where none is found."""
+    return [each.text for each in sentences(text)] or [text]
 
 
 def _stripped(text: str, start: int, end: int) -> Sentence:

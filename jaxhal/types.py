@@ -48,6 +48,7 @@ class Example:
         independent, so splits and intervals keep them together. Its own
         ``source_text`` when left out.
       split: the part of a data set it belongs to, such as ``"train"`` or ``"test"``.
+      samples: other answers to the same prompt by whoever wrote this one.
 
     Raises:
       ValueError: on an empty response or prompt, on neither ``prompt`` nor
@@ -64,6 +65,7 @@ class Example:
     label: int | None = None
     source: str = ""
     split: str = ""
+    samples: tuple[str, ...] = ()
 
     def __post_init__(self):
         where = f"example {self.id!r}: " if self.id else ""

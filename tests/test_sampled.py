@@ -157,7 +157,7 @@ def test_settings_of_a_draw():
     assert mixed.n == 4
     assert mixed.sampling == Sampling(temperature=0.5, top_p=0.9, top_k=7)
     with pytest.raises(
-        ValueError, match="draw has no heat; it knows clip, max_new_tokens"
+        ValueError, match="draw has no heat; it knows clip, given, max_new_tokens"
     ):
         draw_of({"heat": 2}, published)
 

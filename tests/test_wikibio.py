@@ -6,7 +6,7 @@ import json
 import pytest
 
 from jaxhal.datasets import DATASETS, data_root, load_dataset
-from jaxhal.datasets.wikibio import wikibio, wikibio_samples
+from jaxhal.datasets.wikibio import wikibio, wikibio_passages
 from jaxhal.types import Label
 
 ROW = {
@@ -26,7 +26,7 @@ def write(root, *rows):
 def test_wikibio(tmp_path):
     right = ROW | {"wiki_bio_test_idx": 8, "annotations": ["accurate"] * 3}
     root = write(tmp_path, ROW, right)
-    first, second = wikibio_samples(root)
+    first, second = wikibio_passages(root)
     assert first.example.response == "Łukasz is. He is. He is."
     assert first.example.prompt == "This is a Wikipedia passage"
     # Equal sentences have places of their own.
@@ -36,7 +36,7 @@ def test_wikibio(tmp_path):
         Label(18, 24, "minor_inaccurate"),
     )
     assert first.example.labels == first.sentences[1:] and first.example.label == 1
-    assert first.samples == ("Łukasz was.", "He was.")
+    assert first.example.samples == ("Łukasz was.", "He was.")
     assert (second.example.labels, second.example.label) == ((), 0)
     assert (first.example.id, first.example.group, second.example.group) == (*"778",)
     assert wikibio(root) == load_dataset("wikibio", root=root)
@@ -61,7 +61,7 @@ def test_wikibio(tmp_path):
 )
 def test_bad_passages(tmp_path, change, message):
     with pytest.raises(ValueError, match=f"{FILE}, passage 1: .*{message}"):
-        wikibio_samples(write(tmp_path, ROW, ROW | change))
+        wikibio_passages(write(tmp_path, ROW, ROW | change))
 
 
 def test_bad_files(tmp_path):
@@ -72,17 +72,17 @@ def test_bad_files(tmp_path):
     for text, message in (("[", "not JSON"), ("{}", "a list of passages, got an obj")):
         (tmp_path / FILE).write_text(text, encoding="utf-8")
         with pytest.raises(ValueError, match=f"{FILE}: .*{message}"):
-            wikibio_samples(tmp_path)
+            wikibio_passages(tmp_path)
 
 
 def test_published_counts():
     try:
-        rows = wikibio_samples(data_root())
+        rows = wikibio_passages(data_root())
     except FileNotFoundError as error:
         pytest.skip(str(error))
     assert len(rows) == len({row.example.id for row in rows}) == 119
     assert len({row.example.group for row in rows}) == 119
-    assert {len(row.samples) for row in rows} == {20}
+    assert {len(row.example.samples) for row in rows} == {20}
     assert sum(len(row.sentences) for row in rows) == 959
     kinds = collections.Counter(each.label for row in rows for each in row.sentences)
     assert kinds == {

@@ -26,9 +26,9 @@ from jaxhal.datasets.toha import toha as toha
 from jaxhal.datasets.toha import toha_questions as toha_questions
 from jaxhal.datasets.truthfulqa import truthfulqa as truthfulqa
 from jaxhal.datasets.truthfulqa import truthfulqa_questions as truthfulqa_questions
-from jaxhal.datasets.wikibio import Sampled as Sampled
+from jaxhal.datasets.wikibio import Passage as Passage
 from jaxhal.datasets.wikibio import wikibio as wikibio
-from jaxhal.datasets.wikibio import wikibio_samples as wikibio_samples
+from jaxhal.datasets.wikibio import wikibio_passages as wikibio_passages
 from jaxhal.datasets.xsum import xsum_inputs as xsum_inputs
 from jaxhal.types import Example
 

@@ -61,6 +61,7 @@ def _example(fields: Mapping[str, Any], name: str) -> Example:
         labels=_labels(fields.get("labels")),
         label=label,
         source=_name(fields, "source"),
+        samples=_samples(fields.get("samples")),
     )
 
 
@@ -94,6 +95,14 @@ def _label(index: int, span: Any) -> Label:
     if name is None:
         return Label(span["start"], span["end"])
     return Label(span["start"], span["end"], _text(f"labels[{index}].label", name))
+
+
+def _samples(texts: Any) -> tuple[str, ...]:
+    if texts is None:
+        return ()
+    if not isinstance(texts, list):
+        raise ValueError(f"'samples' is {kind(texts)}; use a list of texts")
+    return tuple(_text(f"samples[{index}]", text) for index, text in enumerate(texts))
 
 
 def _text(key: str, value: Any) -> str:

@@ -17,9 +17,10 @@ def read_rows(source: str | os.PathLike | Iterable[bytes]) -> Iterator[Row]:
 
     A row is an object with ``response``, ``prompt`` or else ``context`` with
     ``question``, optional ``id`` and ``source`` (text or a whole number), ``split``,
-    and ``labels`` (``[{"start", "end", "label"}]``, characters of the response, end
-    exclusive) or ``label`` (0 or 1).  ``null`` means left out; other keys are ignored,
-    and ids may repeat.  A bad row comes back with its error and never raises.
+    ``samples`` (a list of texts), and ``labels`` (``[{"start", "end", "label"}]``,
+    characters of the response, end exclusive) or ``label`` (0 or 1).  ``null`` means
+    left out; other keys are ignored, and ids may repeat.  A bad row comes back with its
+    error and never raises.
 
     Args:
       source: a path, ``"-"`` for standard input, or the lines themselves, such as an

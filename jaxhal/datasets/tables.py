@@ -42,6 +42,7 @@ _NAMES = {
     "label": ("label", "hallucination", "is_hallucination"),
     "source": ("source", "source_id"),
     "split": ("split",),
+    "samples": ("samples",),
 }
 _COLUMNS = {name for names in _NAMES.values() for name in names}
 _VERDICTS = {1: 1, 0: 0, "yes": 1, "no": 0}  # True and 1.0 are equal to 1

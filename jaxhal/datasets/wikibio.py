@@ -22,18 +22,16 @@ _KINDS = (_ACCURATE, "minor_inaccurate", "major_inaccurate")
 _PROMPT = "This is a Wikipedia passage"
 
 
-class Sampled(NamedTuple):
-    """A passage with others that the same model wrote when asked for the same.
+class Passage(NamedTuple):
+    """A passage with the kind of each sentence.
 
     Attributes:
-      example: the passage and its inaccurate sentences.
-      samples: the other passages.
+      example: the passage, its inaccurate sentences and the other passages.
       sentences: all its sentences by their characters; the label is ``accurate``,
         ``minor_inaccurate`` or ``major_inaccurate``.
     """
 
     example: Example
-    samples: tuple[str, ...]
     sentences: tuple[Label, ...]
 
 
@@ -42,6 +40,7 @@ def wikibio(root: str | os.PathLike | None = None) -> list[Example]:
 
     The passage is its 5 to 13 sentences joined by spaces (one has 3).  All but four
     passages are hallucinated somewhere, so their spans are what can be told apart.
+    With each come 20 samples, drawn at temperature 1.
 
     The file leaves out whom a passage is about.  GPT-3 was told "This is a Wikipedia
     passage about" and the name; the prompt here ends before "about".
@@ -58,11 +57,11 @@ def wikibio(root: str | os.PathLike | None = None) -> list[Example]:
       Manakul et al., `SelfCheckGPT <https://arxiv.org/abs/2303.08896>`_, EMNLP 2023,
       section 6.  CC BY-SA 3.0.
     """
-    return [each.example for each in wikibio_samples(root)]
+    return [each.example for each in wikibio_passages(root)]
 
 
-def wikibio_samples(root: str | os.PathLike | None = None) -> list[Sampled]:
-    """The passages of :func:`wikibio` with 20 samples each, drawn at temperature 1.
+def wikibio_passages(root: str | os.PathLike | None = None) -> list[Passage]:
+    """The passages of :func:`wikibio` with the kinds of all their sentences.
 
     Args:
       root: see :func:`jaxhal.datasets.root.data_root`.
@@ -71,7 +70,7 @@ def wikibio_samples(root: str | os.PathLike | None = None) -> list[Sampled]:
       FileNotFoundError, ValueError: as :func:`wikibio`.
     """
     path = require(root, _FILE)
-    return [_sampled(path, at, row) for at, row in enumerate(_rows(path))]
+    return [_passage(path, at, row) for at, row in enumerate(_rows(path))]
 
 
 def _rows(path: Path) -> list[Any]:
@@ -84,7 +83,7 @@ def _rows(path: Path) -> list[Any]:
     return rows
 
 
-def _sampled(path: Path, at: int, row: Any) -> Sampled:
+def _passage(path: Path, at: int, row: Any) -> Passage:
     try:
         check(row, _FIELDS)
         texts, kinds, samples = (
@@ -100,10 +99,11 @@ def _sampled(path: Path, at: int, row: Any) -> Sampled:
             id=name,
             labels=tuple(each for each in every if each.label != _ACCURATE),
             source=name,
+            samples=tuple(samples),
         )
     except ValueError as error:
         raise ValueError(f"{path}, passage {at}: {error}") from None
-    return Sampled(example, tuple(samples), every)
+    return Passage(example, every)
 
 
 def _places(texts: list[str], kinds: list[str]) -> list[Label]:

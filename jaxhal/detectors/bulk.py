@@ -8,8 +8,9 @@ import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
+import jax
 import numpy as np
 from jaxtyping import Bool, Float
 
@@ -20,6 +21,7 @@ from jaxhal.generation import Sampling
 from jaxhal.models.batching import check_length
 from jaxhal.models.lm import LM
 from jaxhal.samples import Draw, Sample, draw
+from jaxhal.spans import Part
 from jaxhal.store import Store
 from jaxhal.types import Example, Reducer
 
@@ -160,6 +162,9 @@ class Measure:
     named after it.
     """
 
+    #: Whether it can be cut to one sentence of an answer.
+    of_sentences: ClassVar[bool] = False
+
     @property
     def feature(self) -> str:
         """Its name among the features."""
@@ -168,6 +173,11 @@ class Measure:
     def __call__(self, bulk: Bulk) -> Any:
         """A pytree of arrays that lead with ``examples``; see :meth:`Bulk.judged`."""
         raise NotImplementedError(f"{type(self).__name__} must define __call__(bulk)")
+
+    def cut(self, values: Any, parts: Sequence[Part]) -> Any:
+        """Of answers, or of parts of them, what was computed of all answers."""
+        rows = [part.row for part in parts]
+        return jax.tree.map(lambda leaf: leaf[rows], values)
 
 
 # Fields of Draw and of its sampling with their values, as configurations write them.

@@ -8,12 +8,14 @@ from typing import Any, Literal
 import jax
 import numpy as np
 
-from jaxhal import encoding, entailment, texts
+from jaxhal import encoding, entailment
 from jaxhal.detectors.bulk import Bulk, Measure
 from jaxhal.entailment import Entailment, Pair, Reader
 from jaxhal.features import consistency, ngrams, semantic
 from jaxhal.features.hidden import HiddenStates
 from jaxhal.samples import Draw
+from jaxhal.spans import Part, sentence_numbers
+from jaxhal.texts import sentences_of
 from jaxhal.types import Example
 
 SUPPORT = """\
@@ -36,6 +38,13 @@ class Likelihood(Measure):
 
     draw: Draw
     per_token: bool
+
+    def __post_init__(self):
+        if self.draw.given:
+            raise ValueError(
+                "samples that come with the answers have no log probabilities; use a "
+                "detector that needs none, such as semantic_entropy_discrete"
+            )
 
     def __call__(self, bulk: Bulk) -> np.ndarray:
         return np.array(
@@ -107,8 +116,21 @@ class Embedded(Measure):
         return {"values": values[:, :, 0], "valid": valid}
 
 
+class OfSentences(Measure):
+    """Numbers of the sentences of each answer, ``{"values": ..., "valid": ...}``."""
+
+    of_sentences = True
+
+    def cut(self, values: Any, parts: Sequence[Part]) -> dict[str, np.ndarray]:
+        found = super().cut(values, parts)
+        for valid, part in zip(found["valid"], parts, strict=True):
+            if part.sentence is not None:
+                valid[:] &= np.arange(len(valid)) == part.sentence
+        return found
+
+
 @dataclasses.dataclass(frozen=True)
-class SentenceSupport(Measure):
+class SentenceSupport(OfSentences):
     """How little each sentence is supported, ``{"values": [examples sentences], ...}``.
 
     Attributes:
@@ -166,7 +188,7 @@ class SentenceSupport(Measure):
 
 
 @dataclasses.dataclass(frozen=True)
-class Ngrams(Measure):
+class Ngrams(OfSentences):
     """Surprise of each sentence under the samples, ``{"values": ..., "valid": ...}``.
 
     Attributes:
@@ -192,7 +214,7 @@ class Ngrams(Measure):
 
 
 @dataclasses.dataclass(frozen=True)
-class Unmatched(Measure):
+class Unmatched(OfSentences):
     """How far each sentence is from the samples, ``{"values": [examples sentences]}``.
 
     By BERTScore's F1 with the nearest sentence of each sample.  Sentences of three
@@ -249,24 +271,29 @@ def _heard(samples: Sequence[str]) -> list[list[str]]:
 class Places(Measure):
     """Which sentence each token is in, ``Int[examples response]``, -1 for none.
 
-    It has the number of the sentence in :func:`sentences_of`; white space between two
-    of them is in neither, and a token that reaches into the next one is in that.
+    As :func:`jaxhal.spans.sentence_numbers` has it.
     """
+
+    of_sentences = True
 
     def __call__(self, bulk: Bulk) -> np.ndarray:
         tokenizer = bulk.lm.require_tokenizer()
         found = []
         for example in bulk.examples:
             _, offsets = tokenizer.encode_with_offsets(example.response)
-            inside = texts.sentences(example.response)
-            starts, ends = np.array([(s.start, s.end) for s in inside]).T
-            at = np.searchsorted(starts, offsets[:, 1]) - 1
-            there = (at >= 0) & (ends[at] > offsets[:, 0])
-            found.append(np.where(there, at, -1))
+            found.append(sentence_numbers(example.response, offsets))
         places = np.full((len(found), max(map(len, found))), -1, np.int32)
         for row, some in zip(places, found, strict=True):
             row[: len(some)] = some
         return places
+
+    def cut(self, values: Any, parts: Sequence[Part]) -> np.ndarray:
+        found = np.full((len(parts), values.shape[1]), -1, np.int32)
+        for row, part in zip(found, parts, strict=True):
+            where = np.flatnonzero(part.tokens)
+            some = values[part.row, where[where < values.shape[1]]]
+            row[: len(some)] = some
+        return found
 
 
 @jax.jit(static_argnames="rule")
@@ -287,11 +314,6 @@ def _unmatched(f1: Any, valid: Any) -> Any:
 @jax.jit
 def _contradicted(probabilities: Any, valid: Any) -> Any:
     return jax.vmap(consistency.selfcheck_nli)(probabilities, valid)
-
-
-def sentences_of(text: str) -> list[str]:
-    """The sentences of a text, the whole text where none is found."""
-    return [s.text for s in texts.sentences(text)] or [text]
 
 
 def padded(scores: Sequence[np.ndarray]) -> dict[str, Any]:

@@ -84,11 +84,13 @@ def semantic_entropy(
     how = draw_of(draw, _PUBLISHED[preset])
     rule = semantic.PRESETS[preset].rule
     meanings = Meanings(how, entailment, rule, asked=preset in ("nature", "discrete"))
-    likely = Likelihood(how, per_token=True)
+    score = functools.partial(semantic.semantic_entropy, preset=preset)
+    measures: tuple[Measure, ...] = (meanings,)
+    if semantic.PRESETS[preset].weighing != "number":
+        measures += (Likelihood(how, per_token=True),)
 
     def inputs(features: Features) -> Any:
-        score = functools.partial(semantic.semantic_entropy, preset=preset)
-        return jax.vmap(score)(features[meanings.feature], features[likely.feature])
+        return jax.vmap(score)(*(features[one.feature] for one in measures))
 
     return _detector(
         name,
@@ -96,7 +98,7 @@ def semantic_entropy(
         "nats, 0 to log n" if preset != "iclr" else "nats, shifted",
         "Farquhar et al., Nature 2024; Kuhn et al., ICLR 2023",
         inputs,
-        (meanings, likely),
+        measures,
     )
 
 

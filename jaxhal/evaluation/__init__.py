@@ -15,6 +15,7 @@ from jaxhal.evaluation.calibration import platt as platt
 from jaxhal.evaluation.calibration import precision_threshold as precision_threshold
 from jaxhal.evaluation.intervals import Difference as Difference
 from jaxhal.evaluation.intervals import bootstrap as bootstrap
+from jaxhal.evaluation.intervals import correlation as correlation
 from jaxhal.evaluation.intervals import interval as interval
 from jaxhal.evaluation.intervals import mean_interval as mean_interval
 from jaxhal.evaluation.intervals import paired as paired

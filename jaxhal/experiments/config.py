@@ -42,8 +42,8 @@ class Config:
         answers whose source was trained on.
       detectors: catalogue names, or ``{name: {option: value}}``; an ensemble is
         ``{ensemble: {members: [...], name: ...}}``.
-      unit: what is judged: a ``response``, or as in Lookback Lens a ``span`` or a
-        ``window`` of eight tokens.
+      unit: what is judged: a ``response``, each ``sentence`` of it as in SelfCheckGPT,
+        or as in Lookback Lens a ``span`` or a ``window`` of eight tokens.
       protocol: ``official`` (the data's own train and test), ``kfold`` (shuffled, as
         LRP4RAG), ``stratified`` (folds with even classes, whatever the source),
         ``grouped`` (the same with sources whole), ``holdout`` (a share of the sources),
@@ -105,7 +105,12 @@ PROTOCOLS = (
     "leaky",
 )
 # What is judged, and what several of them are called.
-UNITS = {"response": "answers", "span": "spans", "window": "windows"}
+UNITS = {
+    "response": "answers",
+    "sentence": "sentences",
+    "span": "spans",
+    "window": "windows",
+}
 THRESHOLDS = ("f1", "accuracy")
 CALIBRATIONS = ("platt", "isotonic")
 DTYPES = ("float32", "bfloat16")

@@ -15,7 +15,14 @@ import numpy as np
 
 from jaxhal import plotting
 from jaxhal.detectors import Detector
-from jaxhal.experiments import finetuning, page, relevance, results, running
+from jaxhal.experiments import (
+    finetuning,
+    page,
+    relevance,
+    results,
+    running,
+    sentences,
+)
 from jaxhal.experiments.answers import PAGE, reports, token_table
 from jaxhal.experiments.config import Config, to_yaml
 from jaxhal.experiments.figures import figures
@@ -81,10 +88,12 @@ def write(
     whole = config.unit == "response"
     tokens = _tokens(data, found) if whole else []
     differences = relevance.table(data) if whole else []
+    cut = config.unit == "sentence"
+    inside = sentences.table(data, found.judged, methods) if cut else []
     drawn = dict(figures(config, methods, data, found, rows, lm))
     drawn |= finetuning.figures(found.tuned)
     drawn["timing"] = plotting.timing_bars(seconds)
-    tables = rows, tokens, differences
+    tables = rows, tokens, inside, differences
     notes = [*config.notes, *finetuning.notes(found.tuned)]
     noted = dataclasses.replace(config, notes=notes)
     text = page.markdown(noted, data, found.judged, *tables, list(drawn))
@@ -98,6 +107,7 @@ def write(
         "name": config.name,
         "rows": rows,
         "tokens": tokens,
+        "sentences": inside,
         "relevance": differences,
         "seconds": dict(seconds),
         "versions": _versions(),

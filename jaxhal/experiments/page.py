@@ -4,7 +4,7 @@ import base64
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jaxhal.experiments import relevance, results, timing
+from jaxhal.experiments import relevance, results, sentences, timing
 from jaxhal.experiments.config import UNITS, Config
 from jaxhal.experiments.protocols import PUBLISHED_SEEDS
 from jaxhal.experiments.results import Judged
@@ -39,6 +39,7 @@ def markdown(
     judged: Sequence[Judged],
     rows: Sequence[Mapping[str, Any]],
     tokens: Sequence[Mapping[str, Any]],
+    inside: Sequence[Mapping[str, Any]],
     differences: Sequence[Mapping[str, Any]],
     figures: Sequence[str],
 ) -> str:
@@ -59,6 +60,8 @@ def markdown(
         text += [f"{_TIMED} {timing.device()}.", ""]
     if tokens:
         text += ["## Tokens", "", results.token_markdown(tokens), "", _TOKENS, ""]
+    if inside:
+        text += ["## Sentences and answers", "", sentences.markdown(inside), ""]
     if differences:
         text += ["## Relevance", "", relevance.markdown(differences), ""]
     if config.notes:

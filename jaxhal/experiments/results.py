@@ -59,12 +59,14 @@ class Pooled(NamedTuple):
       probabilities: per detector, calibrated.
       labels: 1 hallucinated, 0 grounded.
       sources: a number per source.
+      rows: the answers' numbers in the data.
     """
 
     scores: dict[str, Float[np.ndarray, " answers"]]
     probabilities: dict[str, Float[np.ndarray, " answers"]]
     labels: Int[np.ndarray, " answers"]
     sources: list[int]
+    rows: list[int]
 
 
 def pooled(judged: Sequence[Judged], detectors: Sequence[Detector]) -> Pooled:
@@ -85,7 +87,8 @@ def pooled(judged: Sequence[Judged], detectors: Sequence[Detector]) -> Pooled:
         own = one_fit or detector.fit is None
         scores[name] = once[name].to_numpy(float) if own else probabilities[name]
     labels = once["label"].to_numpy().astype(int)
-    return Pooled(scores, probabilities, labels, once["source"].astype(int).tolist())
+    sources = once["source"].astype(int).tolist()
+    return Pooled(scores, probabilities, labels, sources, once.index.tolist())
 
 
 def table(
@@ -96,7 +99,7 @@ def table(
     Metrics at a threshold are means over the parts, and ``"AUROC (folds)"`` is the mean
     of the parts' own.
     """
-    scores, _, labels, sources = pooled(judged, detectors)
+    scores, _, labels, sources, _ = pooled(judged, detectors)
     controls = [detector.name for detector in detectors if detector.control]
     rows = compare(scores, labels, sources, controls)
     for row in rows:
