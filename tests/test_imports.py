@@ -42,8 +42,9 @@ RANK = {
     "guided": 9,
     "detection": 10,
     "experiments": 11,
-    "bench": 12,
-    "cli": 13,
+    "watchdog": 12,
+    "bench": 13,
+    "cli": 14,
 }
 
 

@@ -1,0 +1,234 @@
+"""Where an agent begins to hallucinate: queries that it answered wrongly, by vector."""
+
+import base64
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+import numpy as np
+from jaxtyping import Float
+
+from jaxhal.files import append, lines_of
+from jaxhal.watchdog.index import Index, checked
+
+
+@dataclasses.dataclass(frozen=True)
+class Point:
+    """A query that an agent hallucinated at: a point of its generalization bound.
+
+    Args:
+      id: its name; a point added under a known name takes the other's place.
+      query: what was asked.
+      response: what the agent said.
+      context: what it had to say it from; empty when it is not known.
+      entropy: semantic entropy of the agent's answers to the query, in nats.
+      verdict: why the answer counts as hallucinated.
+      domain: what the query is about.
+      agent: name of the agent.
+      time: when it answered, ISO 8601.
+
+    Raises:
+      ValueError: on a point without a name or a query, or an entropy that is not
+        finite.
+    """
+
+    id: str
+    query: str
+    response: str
+    context: str = ""
+    entropy: float = 0.0
+    verdict: str = ""
+    domain: str = ""
+    agent: str = ""
+    time: str = ""
+
+    def __post_init__(self):
+        for name in ("id", "query"):
+            if not getattr(self, name).strip():
+                raise ValueError(
+                    f"{name} of a point is {getattr(self, name)!r}; give some text"
+                )
+        if not np.isfinite(self.entropy):
+            raise ValueError(
+                f"entropy of point {self.id!r} is {self.entropy}; give a finite number"
+            )
+
+
+class Hit(NamedTuple):
+    """A point near a query.
+
+    Attributes:
+      point: what is stored.
+      similarity: cosine of query and point, in [-1, 1].
+      vector: the point's, at length 1.
+    """
+
+    point: Point
+    similarity: float
+    vector: Float[np.ndarray, " width"]
+
+
+@runtime_checkable
+class BoundaryStore(Protocol):
+    """Points of an agent's bound, found by their vectors.
+
+    Attributes:
+      width: of the vectors.
+    """
+
+    width: int
+
+    def add(self, points: Sequence[Point], vectors: Any, /) -> None:
+        """Adds points with a vector each, which are kept once this returns."""
+        ...
+
+    def remove(self, ids: Sequence[str], /) -> int:
+        """Takes points out by their names; how many there were."""
+        ...
+
+    def search(self, vectors: Any, k: int, /) -> list[list[Hit]]:
+        """For each vector up to ``k`` points, the most similar first."""
+        ...
+
+    def highest_entropy(self) -> float | None:
+        """Of all points, ``None`` where there is none."""
+        ...
+
+    def __len__(self) -> int: ...
+
+    def close(self) -> None:
+        """Gives everything back that is open; the points stay."""
+        ...
+
+
+class ExactStore:
+    """Points in memory, searched whole on the device; in a file too if asked for.
+
+    The file, ``points.jsonl``, grows by a line for each point, written to the disk
+    before :meth:`add` returns; a line that a kill left half is dropped.
+
+    Args:
+      width: of the vectors.
+      folder: where the file is, made if it is not there; ``None`` keeps nothing.
+
+    Raises:
+      ValueError: on a file whose vectors have another width.
+      OSError: when the folder cannot be made.
+    """
+
+    def __init__(self, width: int, folder: str | Path | None = None):
+        self.width = width
+        self._index = Index(width)
+        self._points: list[Point] = []
+        self._rows: dict[str, int] = {}
+        self._path = None if folder is None else Path(folder) / "points.jsonl"
+        if self._path is not None:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._load(self._path)
+
+    def __len__(self) -> int:
+        return len(self._points)
+
+    def __iter__(self) -> Iterator[Point]:
+        return iter(self._points)
+
+    def add(self, points: Sequence[Point], vectors: Any) -> None:
+        """See :class:`BoundaryStore`.
+
+        Raises:
+          ValueError: when there is not one vector of the right width for each point.
+        """
+        block = paired(points, checked(vectors, self.width))
+        if self._path is not None:
+            lines = [
+                {**dataclasses.asdict(one), "vector": _packed(vector)}
+                for one, vector in zip(points, block, strict=True)
+            ]
+            append(self._path, lines)
+        pairs = zip(points, block, strict=True)
+        self._take({point.id: (point, vector) for point, vector in pairs})
+
+    def remove(self, ids: Sequence[str]) -> int:
+        """See :class:`BoundaryStore`."""
+        known = [name for name in dict.fromkeys(ids) if name in self._rows]
+        if self._path is not None:
+            append(self._path, [{"removed": name} for name in known])
+        for name in known:
+            row, last = self._rows.pop(name), self._points.pop()
+            self._index.remove(row)  # the last one takes its place
+            if last.id != name:
+                self._points[row] = last
+                self._rows[last.id] = row
+        return len(known)
+
+    def search(self, vectors: Any, k: int) -> list[list[Hit]]:
+        """See :class:`BoundaryStore`.
+
+        Raises:
+          ValueError: on vectors of another width, or ``k`` below 1.
+        """
+        cosines, rows = self._index.search(vectors, k)
+        kept = self._index[np.maximum(rows, 0)]
+        return [
+            [
+                Hit(self._points[row], float(cosine), vector)
+                for cosine, row, vector in zip(*each, strict=True)
+                if row >= 0
+            ]
+            for each in zip(cosines, rows, kept, strict=True)
+        ]
+
+    def highest_entropy(self) -> float | None:
+        """See :class:`BoundaryStore`."""
+        return max((one.entropy for one in self._points), default=None)
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+    def _load(self, path: Path) -> None:
+        found: dict[str, tuple[Point, np.ndarray]] = {}
+        for row in lines_of(path):
+            if "removed" in row:
+                found.pop(row["removed"], None)
+                continue
+            vector = np.frombuffer(base64.b64decode(row.pop("vector")), "<f4")
+            if len(vector) != self.width:
+                raise ValueError(
+                    f"{path} holds vectors of {len(vector)} numbers, and {self.width} "
+                    "are asked for; use the encoder that made them, or another folder"
+                )
+            found[row["id"]] = Point(**row), vector
+        self._take(found)
+
+    def _take(self, found: Mapping[str, tuple[Point, np.ndarray]]) -> None:
+        fresh = {name: one for name, one in found.items() if name not in self._rows}
+        if fresh:
+            self._index.add(np.stack([vector for _, vector in fresh.values()]))
+        for name, (point, vector) in found.items():
+            if name in fresh:
+                self._rows[name] = len(self._points)
+                self._points.append(point)
+            else:
+                row = self._rows[name]
+                self._index.put(row, vector)
+                self._points[row] = point
+
+
+def paired(
+    points: Sequence[Point], vectors: Float[np.ndarray, "rows width"]
+) -> Float[np.ndarray, "rows width"]:
+    """Vectors that go with points.
+
+    Raises:
+      ValueError: when there is not one for each, or two points share a name.
+    """
+    if len(points) != len(vectors):
+        raise ValueError(f"{len(points)} points come with {len(vectors)} vectors")
+    if len({one.id for one in points}) < len(points):
+        raise ValueError(f"two of the {len(points)} points share a name")
+    return vectors
+
+
+def _packed(vector: np.ndarray) -> str:
+    return base64.b64encode(vector.astype("<f4").tobytes()).decode()

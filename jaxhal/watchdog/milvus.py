@@ -1,0 +1,185 @@
+"""Boundary points in Milvus: a file on this machine, or a server, by one code."""
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxhal.watchdog.bounds import Hit, Point, paired
+from jaxhal.watchdog.index import checked
+
+# What Milvus takes of one JSON field, and of one request.
+_BYTES, _BLOCK = 65536, 1000
+_FIELDS = ("vector", "payload")
+
+
+class MilvusStore:
+    """Points in a collection of Milvus, as :class:`~jaxhal.watchdog.BoundaryStore`.
+
+    Searched whole by cosine (index ``FLAT``), with strong consistency: what was added
+    is found.
+
+    Args:
+      width: of the vectors.
+      uri: a file that ends in ``.db``, which embedded Milvus Lite keeps, made if it is
+        not there; or the address of a server, such as ``"http://localhost:19530"``.
+      collection: its name, made if it is not there.
+      token: what the server asks for, such as ``"user:password"``.
+
+    Raises:
+      ModuleNotFoundError: without pymilvus.
+      ValueError: on a collection whose vectors have another width.
+      RuntimeError: when Milvus cannot be reached.
+    """
+
+    def __init__(
+        self,
+        width: int,
+        uri: str | Path,
+        collection: str = "boundary",
+        token: str = "",
+    ):
+        try:
+            import pymilvus
+        except ModuleNotFoundError as error:
+            raise ModuleNotFoundError(
+                "a Milvus store needs pymilvus; pip install 'jaxhal[watchdog]'"
+            ) from error
+        self.width, self._name = width, collection
+        self._error = pymilvus.MilvusException
+        try:
+            self._client = pymilvus.MilvusClient(str(uri), token=token)
+            if not self._client.has_collection(collection):
+                self._make(pymilvus.DataType)
+            self._client.load_collection(collection)
+            about: Any = self._client.describe_collection(collection)
+        except pymilvus.MilvusException as error:
+            raise RuntimeError(
+                f"Milvus at {uri} cannot be used ({error}); check the address, or give "
+                "a file that ends in .db"
+            ) from error
+        (found,) = [
+            one["params"]["dim"] for one in about["fields"] if one["name"] == "vector"
+        ]
+        if int(found) != width:
+            raise ValueError(
+                f"collection {collection!r} at {uri} holds vectors of {found} numbers, "
+                f"and {width} are asked for; use the encoder that made them, or "
+                "another collection"
+            )
+
+    def _make(self, kinds: Any) -> None:
+        schema = self._client.create_schema(auto_id=False, enable_dynamic_field=False)
+        schema.add_field("id", kinds.VARCHAR, is_primary=True, max_length=256)
+        schema.add_field("vector", kinds.FLOAT_VECTOR, dim=self.width)
+        schema.add_field("entropy", kinds.DOUBLE)
+        schema.add_field("payload", kinds.JSON)
+        index = self._client.prepare_index_params()
+        index.add_index("vector", index_type="FLAT", metric_type="COSINE")
+        self._client.create_collection(
+            self._name, schema=schema, index_params=index, consistency_level="Strong"
+        )
+
+    def __len__(self) -> int:
+        (found,) = self._client.query(self._name, filter="", output_fields=["count(*)"])
+        return int(found["count(*)"])
+
+    def add(self, points: Sequence[Point], vectors: Any) -> None:
+        """See :class:`~jaxhal.watchdog.BoundaryStore`.
+
+        Raises:
+          ValueError: when there is not one vector of the right width for each point, or
+            a point is larger than Milvus takes.
+          RuntimeError: when Milvus does not take them.
+        """
+        block = paired(points, checked(vectors, self.width))
+        rows = [
+            {
+                "id": point.id,
+                "vector": vector,
+                "entropy": point.entropy,
+                "payload": _payload(point),
+            }
+            for point, vector in zip(points, block, strict=True)
+        ]
+        for start in range(0, len(rows), _BLOCK):
+            self._asked("upsert", data=rows[start : start + _BLOCK])
+
+    def remove(self, ids: Sequence[str]) -> int:
+        """See :class:`~jaxhal.watchdog.BoundaryStore`.
+
+        Raises:
+          RuntimeError: when Milvus does not do it.
+        """
+        found = self._asked("get", ids=[*ids], output_fields=["id"]) if ids else []
+        known = {row["id"] for row in found}
+        if known:
+            self._asked("delete", ids=sorted(known))
+        return len(known)
+
+    def search(self, vectors: Any, k: int) -> list[list[Hit]]:
+        """See :class:`~jaxhal.watchdog.BoundaryStore`.
+
+        Raises:
+          ValueError: on vectors of another width, or ``k`` below 1.
+          RuntimeError: when Milvus does not answer.
+        """
+        block = checked(vectors, self.width)
+        if k < 1:
+            raise ValueError(f"k is {k}; ask for at least 1")
+        if not len(block):
+            return []
+        found = self._asked(
+            "search", data=[*block], limit=k, output_fields=["entropy", *_FIELDS]
+        )
+        return [[_hit(one) for one in hits] for hits in found]
+
+    def highest_entropy(self) -> float | None:
+        """See :class:`~jaxhal.watchdog.BoundaryStore`: asks for all of them.
+
+        Raises:
+          RuntimeError: when Milvus does not answer.
+        """
+        pages = self._asked(
+            "query_iterator", batch_size=_BLOCK, output_fields=["entropy"]
+        )
+        found = []
+        while page := pages.next():
+            found += [row["entropy"] for row in page]
+        pages.close()
+        return max(found, default=None)
+
+    def close(self) -> None:
+        """See :class:`~jaxhal.watchdog.BoundaryStore`."""
+        self._client.close()
+
+    def _asked(self, method: str, **options: Any) -> Any:
+        try:
+            return getattr(self._client, method)(self._name, **options)
+        except self._error as error:
+            raise RuntimeError(
+                f"Milvus does not {method} in {self._name!r}: {error}"
+            ) from error
+
+
+def _payload(point: Point) -> dict[str, Any]:
+    fields = dataclasses.asdict(point)
+    del fields["id"], fields["entropy"]
+    size = len(json.dumps(fields).encode())
+    if size > _BYTES:
+        raise ValueError(
+            f"point {point.id!r} has {size} bytes of text, and Milvus takes {_BYTES}; "
+            "give it less context, or use an ExactStore"
+        )
+    return fields
+
+
+def _hit(found: Any) -> Hit:
+    row = found["entity"]
+    vector = np.asarray(row["vector"], np.float32)
+    length = float(np.linalg.norm(vector))
+    point = Point(id=found["id"], entropy=row["entropy"], **row["payload"])
+    return Hit(point, float(found["distance"]), vector / length if length else vector)

@@ -1,0 +1,165 @@
+"""Is a query beyond what an agent can answer?  Algorithm 1 of HalMit as one function.
+
+References:
+  Liu et al., Towards Mitigation of Hallucination for LLM-empowered Agents:
+  Progressive Generalization Bound Exploration and Watchdog Monitor, 2025, section 3.2.
+"""
+
+import dataclasses
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+from jaxhal.watchdog.index import nearest, unit
+
+#: Points that are looked at.
+NEAREST = 3
+
+
+@dataclasses.dataclass(frozen=True)
+class Guard:
+    """How a query is judged, static by value.
+
+    Args:
+      similarity: from which cosine on a query is near the bound, the paper's epsilon.
+      gate: the third nearest point must be that near too.
+      centroid: of the three, ``"weighted"`` by their cosines (equation 7) or their
+        ``"mean"``.
+      entropy: where a query is not near the bound, its semantic entropy must not exceed
+        that of the ``"nearest"`` point (the text of section 3.2), or of all points
+        (``"highest"``, Algorithm 1); ``None`` asks for no entropy.
+
+    Raises:
+      ValueError: on a similarity outside (-1, 1], or another word.
+    """
+
+    similarity: float = 0.8
+    gate: bool = True
+    centroid: str = "weighted"
+    entropy: str | None = "nearest"
+
+    def __post_init__(self):
+        if not -1 < self.similarity <= 1:
+            raise ValueError(
+                f"similarity is {self.similarity}; give a cosine in (-1, 1]"
+            )
+        for name, known in (
+            ("centroid", ("weighted", "mean")),
+            ("entropy", ("nearest", "highest", None)),
+        ):
+            if getattr(self, name) not in known:
+                raise ValueError(
+                    f"{name} is {getattr(self, name)!r}; use one of "
+                    f"{', '.join(map(repr, known))}"
+                )
+
+
+#: Named ways to judge: the paper's text, its Algorithm 1, and the published code.
+PRESETS = {
+    "paper": Guard(),
+    "algorithm": Guard(entropy="highest"),
+    "repo": Guard(gate=False, centroid="mean", entropy=None),
+}
+
+
+class Decision(NamedTuple):
+    """What is known of a query.
+
+    Attributes:
+      flagged: the agent may hallucinate.
+      score: higher = more likely so; above 1 near the bound, up to 1 by entropy, the
+        cosine with the centroid where no entropy counts.
+      near: the query is near the bound, so its entropy does not matter.
+      cosine: with the centroid; -1 where the three nearest do not count.
+    """
+
+    flagged: Bool[Array, ""]
+    score: Float[Array, ""]
+    near: Bool[Array, ""]
+    cosine: Float[Array, ""]
+
+
+@functools.partial(jax.jit, static_argnames="guard")
+def decide(
+    query: Float[Array, " width"],
+    entropy: Float[Array, ""] | float,
+    vectors: Float[Array, "points width"],
+    cosines: Float[Array, " points"],
+    entropies: Float[Array, " points"],
+    highest: Float[Array, ""] | float,
+    guard: Guard = PRESETS["paper"],
+) -> Decision:
+    r"""Judges a query by the points nearest to it; maps over queries with ``jax.vmap``.
+
+    .. math:: C = \sum_i S_i v_i \Big/ \sum_i S_i, \qquad S_C = \cos(q, C)
+
+    flagged where :math:`S_3 \ge \epsilon` and :math:`S_C \ge \epsilon`, or else where
+    the entropy of the query exceeds that of the bound; an equal one does not.  The
+    published code flags where :math:`S_C > \epsilon`.  Scores order all of this:
+    :math:`1 + S_C` near the bound, :math:`\sigma(H_q - H)` elsewhere.
+
+    With fewer than three points no gate opens; with none nothing is flagged, and the
+    score is 0.5, or -1 where no entropy counts.
+
+    Args:
+      query: its vector at length 1, or 0.
+      entropy: semantic entropy of the agent's answers to it, in nats.
+      vectors: of the three nearest points, nearest first, at length 1 or 0.
+      cosines: of query and points, ``-inf`` where there is none.
+      entropies: of the points.
+      highest: of all points' entropies, ``-inf`` where there is none; looked at only if
+        the guard does.
+      guard: how to judge.
+
+    References:
+      Liu et al., 2025, equation (7) and Algorithm 1; the score is ours.
+    """
+    there = cosines > -jnp.inf
+    safe = jnp.where(there, cosines, 0.0)
+    weights = safe if guard.centroid == "weighted" else there.astype(jnp.float32)
+    # The sum of weights is a length, which does not matter; its sign does.
+    centroid = unit(jnp.sign(weights.sum()) * (weights @ vectors))
+    cosine = jnp.clip(centroid @ query, -1.0, 1.0)
+    counts = there[-1] if guard.gate else there.any()
+    if guard.gate:
+        counts &= cosines[-1] >= guard.similarity
+    cosine = jnp.where(counts, cosine, -1.0)
+    if guard.entropy is None:
+        near = cosine > guard.similarity
+        return Decision(near, cosine, near, cosine)
+    near = counts & (cosine >= guard.similarity)
+    bound = entropies[0] if guard.entropy == "nearest" else highest
+    known = there[0]
+    excess = jnp.where(known, entropy - jnp.where(known, bound, 0.0), 0.0)
+    return Decision(
+        flagged=near | (excess > 0),
+        score=jnp.where(near, 1 + cosine, jax.nn.sigmoid(excess)),
+        near=near,
+        cosine=cosine,
+    )
+
+
+@functools.partial(jax.jit, static_argnames="guard")
+def monitor(
+    query: Any, entropy: Any, vectors: Any, entropies: Any, guard: Guard = Guard()
+) -> Decision:
+    """Algorithm 1 on a whole bound: finds the three nearest points, then decides.
+
+    Args:
+      query: ``Float[width]`` of any length.
+      entropy: of the query, in nats.
+      vectors: ``Float[points width]`` of any length.
+      entropies: ``Float[points]``.
+      guard: as :func:`decide` takes it.
+    """
+    vectors, query = jnp.asarray(vectors, jnp.float32), unit(query)
+    entropies = jnp.asarray(entropies, jnp.float32)
+    short = max(0, NEAREST - len(vectors))
+    whole = unit(jnp.pad(vectors, [(0, short), (0, 0)]))
+    cosines, rows = nearest(query[None], whole, len(vectors), NEAREST)
+    found = jnp.pad(entropies, (0, short))[rows[0]]
+    highest = jnp.max(entropies, initial=-jnp.inf)
+    return decide(query, entropy, whole[rows[0]], cosines[0], found, highest, guard)

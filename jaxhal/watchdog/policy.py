@@ -1,0 +1,276 @@
+"""Which way to change a query: rewards, probabilities, and a network that learns them.
+
+References:
+  Liu et al., Towards Mitigation of Hallucination for LLM-empowered Agents:
+  Progressive Generalization Bound Exploration and Watchdog Monitor, 2025, section
+  3.1.2.
+"""
+
+import dataclasses
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import nnx
+from jaxtyping import Array, Float, Int, Key
+
+#: The fractal transformations, in the order of their probabilities.
+TRANSFORMATIONS = ("deduction", "analogy", "induction")
+# Of equation (2): a reward is no larger, and the one it is the inverse of no smaller.
+_MOST, _LEAST = 10.0, 0.1
+# What a transformation is worth at least where rewards are shares.
+_FLOOR = 1e-3
+
+
+def reward(entropy: Any, before: Any, reward_before: Any, clean: Any) -> Array:
+    r"""What a query was worth, elementwise; higher = nearer to the bound.
+
+    .. math:: R_i = H_i - H_{i-1} \text{ in } [-1, 1] \quad\text{or}\quad
+      \min(1 / \max(|R_{i-1}|, 0.1), 10)
+
+    the first where all answers are clean, the second where one is hallucinated.  The
+    paper leaves the inverse unbounded.
+
+    Args:
+      entropy: of the query's answers, in nats.
+      before: that of the query that it was made of.
+      reward_before: the reward of that one.
+      clean: whether no answer is hallucinated.
+
+    Example:
+      >>> print(reward(1.5, 1.0, 0.5, True), reward(1.5, 1.0, 0.5, False))
+      0.5 2.0
+
+    References:
+      Liu et al., 2025, equation (2).
+    """
+    gain = jnp.clip(jnp.asarray(entropy, jnp.float32) - before, -1.0, 1.0)
+    hit = jnp.minimum(1 / jnp.maximum(jnp.abs(reward_before), _LEAST), _MOST)
+    return jnp.where(clean, gain, hit)
+
+
+def probabilities(
+    rewards: Any, how: str = "softmax", temperature: float = 1.0
+) -> Float[Array, "*batch ways"]:
+    r"""How likely each transformation is taken, from the rewards of all three.
+
+    .. math:: p_j = R_j \Big/ \sum_k R_k
+
+    is the paper's equation (3), which no negative reward fits: ``"shares"`` takes it of
+    rewards that are at least 0.001; ``"softmax"`` takes :math:`e^{R_j / \tau}`.
+
+    Args:
+      rewards: ``Float[*batch ways]``.
+      how: ``"softmax"`` or ``"shares"``.
+      temperature: of the softmax.
+
+    Raises:
+      ValueError: on another word, or a temperature that is not positive.
+
+    Example:
+      >>> print(probabilities(jnp.array([2.0, 1.0, 1.0]), "shares"))
+      [0.5  0.25 0.25]
+
+    References:
+      Liu et al., 2025, equation (3).
+    """
+    rewards = jnp.asarray(rewards, jnp.float32)
+    if how == "softmax":
+        if not temperature > 0:
+            raise ValueError(f"temperature is {temperature}; give one above 0")
+        return jax.nn.softmax(rewards / temperature, axis=-1)
+    if how != "shares":
+        raise ValueError(f"how is {how!r}; use 'softmax' or 'shares'")
+    shares = jnp.maximum(rewards, _FLOOR)
+    return shares / shares.sum(-1, keepdims=True)
+
+
+def state(first: Any, query: Any, entropy: Any, omega: float = 0.1) -> Array:
+    r"""Where a query lies in the space that is explored, a whole number from 0 on.
+
+    .. math:: s = \lfloor \Delta\mathrm{Sim} \cdot e^{H} / \omega \rfloor, \quad
+      \Delta\mathrm{Sim} = 1 - \cos(P_0, P_i)
+
+    Args:
+      first: vector of the query that the path began with, at length 1.
+      query: vector of the query, likewise; both ``Float[*batch width]``.
+      entropy: of its answers, in nats.
+      omega: width of a state.
+
+    Raises:
+      ValueError: when ``omega`` is not positive.
+
+    Example:
+      >>> print(state(jnp.array([1.0, 0.0]), jnp.array([0.0, 1.0]), 0.0))
+      10
+
+    References:
+      Liu et al., 2025, equation (4).
+    """
+    if not omega > 0:
+        raise ValueError(f"omega is {omega}; give a width above 0")
+    apart = 1 - jnp.sum(jnp.asarray(first) * jnp.asarray(query), -1)
+    # Rounding must not make an equal query a negative state.
+    return jnp.floor(jnp.maximum(apart, 0.0) * jnp.exp(entropy) / omega).astype(int)
+
+
+class Steps(NamedTuple):
+    """Queries that were changed in all three ways, one a row.
+
+    Attributes:
+      query: the query's vector at length 1.
+      first: that of the query its path began with.
+      entropy: semantic entropy of its answers, in nats.
+      depth: changes since the path began.
+      probabilities: of the three ways, by the rewards that they had; zeros where not
+        known, as for a query that is yet to be changed.
+    """
+
+    query: Float[Any, "steps width"]
+    first: Float[Any, "steps width"]
+    entropy: Float[Any, " steps"]
+    depth: Int[Any, " steps"]
+    probabilities: Float[Any, "steps 3"]
+
+
+class Policy(nnx.Module):
+    """A network from a query and its state to the worth of the three ways.
+
+    Two hidden layers of ReLU; its inputs are the query's vector, its entropy, the
+    logarithm of its state and its depth.
+
+    Args:
+      width: of the vectors.
+      hidden: units of a hidden layer.
+      rngs: of the first weights.
+    """
+
+    def __init__(self, width: int, hidden: int = 128, *, rngs: nnx.Rngs):
+        self.first = nnx.Linear(width + 3, hidden, rngs=rngs)
+        self.second = nnx.Linear(hidden, hidden, rngs=rngs)
+        self.last = nnx.Linear(hidden, len(TRANSFORMATIONS), rngs=rngs)
+
+    def __call__(self, steps: Steps) -> Float[Array, "steps 3"]:
+        """Worth of each way, what :func:`probabilities` makes of rewards."""
+        at = state(steps.first, steps.query, steps.entropy)
+        numbers = [steps.entropy, jnp.log1p(at), jnp.log1p(jnp.asarray(steps.depth))]
+        x = jnp.concatenate(
+            [jnp.asarray(steps.query), jnp.stack(numbers, -1)], -1, dtype=jnp.float32
+        )
+        x = nnx.relu(self.second(nnx.relu(self.first(x))))
+        return self.last(x)
+
+
+@dataclasses.dataclass(frozen=True)
+class Training:
+    """How a policy is trained, static by value; by default as in the paper.
+
+    Args:
+      learning_rate: of Adam.
+      batch_size: steps that are looked at together.
+      epochs: times that all are looked at.
+      hidden: units of a hidden layer.
+
+    Raises:
+      ValueError: when one of them is not positive.
+    """
+
+    learning_rate: float = 1e-4
+    batch_size: int = 64
+    epochs: int = 300
+    hidden: int = 128
+
+    def __post_init__(self):
+        for name, value in dataclasses.asdict(self).items():
+            if not value > 0:
+                raise ValueError(f"{name} is {value}; give one above 0")
+
+
+class Trained(NamedTuple):
+    """A policy that was trained.
+
+    Attributes:
+      policy: the network.
+      losses: mean squared error an epoch, over its steps as they were taken.
+    """
+
+    policy: Policy
+    losses: Float[np.ndarray, " epochs"]
+
+
+def train(
+    steps: Steps, key: Key[Array, ""], training: Training = Training()
+) -> Trained:
+    r"""A policy fitted to the probabilities of steps, in one compiled program.
+
+    .. math:: L(\theta) = \sum_i \lVert Q^*(s_i) - Q(s_i; \theta) \rVert_2^2
+
+    Args:
+      steps: at least one.
+      key: of the first weights and of the order of steps.
+      training: how.
+
+    Raises:
+      ValueError: when there is no step.
+
+    References:
+      Liu et al., 2025, equations (5) and (6).
+    """
+    count, width = np.shape(steps.query)
+    if not count:
+        raise ValueError("there are no steps to learn from; explore first")
+    steps = Steps(*(jnp.asarray(one) for one in steps))
+    weights, order = jax.random.split(key)
+    policy = Policy(width, training.hidden, rngs=nnx.Rngs(weights))
+    graph, params = nnx.split(policy)
+    params, losses = _fit(params, steps, order, graph, training)
+    return Trained(nnx.merge(graph, params), np.asarray(losses))
+
+
+@functools.partial(jax.jit, static_argnums=(3, 4))
+def _fit(
+    params: Any, steps: Steps, key: Array, graph: Any, training: Training
+) -> tuple[Any, Array]:
+    count = len(steps.entropy)
+    size = min(training.batch_size, count)
+    batches = -(-count // size)
+    optimizer = optax.adam(training.learning_rate)
+
+    def loss(params: Any, rows: Array, weight: Array) -> Array:
+        some = jax.tree.map(lambda leaf: leaf[rows], steps)
+        off = nnx.merge(graph, params)(some) - some.probabilities
+        return jnp.sum(weight * jnp.sum(off**2, -1)) / weight.sum()
+
+    def batch(carry: Any, part: tuple[Array, Array]) -> tuple[Any, Array]:
+        params, inner = carry
+        value, slope = jax.value_and_grad(loss)(params, *part)
+        updates, inner = optimizer.update(slope, inner, params)
+        return (optax.apply_updates(params, updates), inner), value * part[1].sum()
+
+    def epoch(carry: Any, key: Array) -> tuple[Any, Array]:
+        rows = jax.random.permutation(key, count)
+        # The last batch is filled up with steps that count for nothing.
+        missing = batches * size - count
+        rows = jnp.pad(rows, (0, missing)).reshape(batches, size)
+        weight = (jnp.arange(batches * size) < count).reshape(batches, size)
+        carry, values = jax.lax.scan(batch, carry, (rows, weight.astype(jnp.float32)))
+        return carry, values.sum() / count
+
+    start = (params, optimizer.init(params))
+    keys = jax.random.split(key, training.epochs)
+    (params, _), losses = jax.lax.scan(epoch, start, keys)
+    return params, losses
+
+
+@nnx.jit
+def worth(policy: Policy, steps: Steps) -> Float[Array, "steps 3"]:
+    """How likely each way is taken, by the network: shares of its worths.
+
+    Args:
+      policy: the network.
+      steps: queries that are to be changed.
+    """
+    return probabilities(policy(steps), "shares")

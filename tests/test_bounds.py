@@ -1,0 +1,200 @@
+"""Stores of boundary points: one contract for all of them."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from jaxhal.watchdog import BoundaryStore, ExactStore, MilvusStore, Point
+from jaxhal.watchdog.index import Index
+
+WIDTH = 5
+
+
+def points(count, start=0):
+    return [
+        Point(
+            id=f"p{n}",
+            query=f"What is {n}?",
+            response=f'"{n}"\nÜ',
+            context="C" * n,
+            entropy=n / 4,
+            verdict="overlap 0.1",
+            domain="numbers",
+            agent="a",
+            time="2026-01-01T00:00:00+00:00",
+        )
+        for n in range(start, start + count)
+    ]
+
+
+def vectors(count, seed=0):
+    return np.random.default_rng(seed).normal(size=(count, WIDTH)).astype(np.float32)
+
+
+@pytest.fixture(params=["memory", "file", "milvus"])
+def opened(request, tmp_path):
+    """Opens the same store again and again."""
+    if request.param == "milvus":
+        pytest.importorskip("milvus_lite")
+    stores = []
+
+    def make(width=WIDTH):
+        if request.param == "milvus":
+            stores.append(MilvusStore(width, tmp_path / "bound.db"))
+        else:
+            folder = tmp_path / "bound" if request.param == "file" else None
+            stores.append(ExactStore(width, folder))
+        return stores[-1]
+
+    yield make
+    for store in stores:
+        store.close()
+
+
+def test_contract(opened):
+    store = opened()
+    assert isinstance(store, BoundaryStore) and store.width == WIDTH
+    assert len(store) == 0 and store.highest_entropy() is None
+    assert store.search(vectors(2), 3) == [[], []]
+    some, block = points(20), vectors(20)
+    store.add(some[:3], block[:3])
+    store.add(some[3:], block[3:])
+    store.add([], block[:0])
+    assert len(store) == 20 and store.highest_entropy() == 19 / 4
+    queries = vectors(4, seed=1)
+    found = store.search(queries, 3)
+    normal = block / np.linalg.norm(block, axis=1, keepdims=True)
+    want = queries / np.linalg.norm(queries, axis=1, keepdims=True) @ normal.T
+    for hits, cosines in zip(found, want, strict=True):
+        best = np.argsort(-cosines)[:3]
+        assert [hit.point for hit in hits] == [some[at] for at in best]
+        np.testing.assert_allclose(
+            [hit.similarity for hit in hits], cosines[best], atol=1e-5
+        )
+        for hit, at in zip(hits, best, strict=True):
+            np.testing.assert_allclose(hit.vector, normal[at], atol=1e-6)
+    assert len(store.search(queries[:1], 50)[0]) == 20
+    assert store.search(queries[:0], 3) == []
+
+
+def test_a_known_name_is_replaced(opened):
+    store = opened()
+    some, block = points(3), vectors(3)
+    store.add(some, block)
+    other = dataclasses.replace(some[1], response="Other.", entropy=9.0)
+    store.add([other], -block[:1])
+    assert len(store) == 3 and store.highest_entropy() == 9.0
+    ((hit,),) = store.search(-block[:1], 1)
+    assert hit.point == other and hit.similarity == pytest.approx(1, abs=1e-5)
+
+
+def test_removal(opened):
+    store = opened()
+    some, block = points(6), vectors(6)
+    store.add(some, block)
+    assert store.remove(["p1", "p5", "p1", "nobody"]) == 2
+    assert store.remove([]) == 0 and len(store) == 4
+    assert store.highest_entropy() == 1.0
+    for at in (1, 5):
+        hits = store.search(block[[at]], 6)[0]
+        assert {hit.point.id for hit in hits} == {"p0", "p2", "p3", "p4"}
+    for at in (0, 2, 3, 4):
+        assert store.search(block[[at]], 1)[0][0].point == some[at]
+    store.add([some[5]], block[[5]])
+    assert store.search(block[[5]], 1)[0][0].point == some[5]
+
+
+@pytest.mark.parametrize("opened", ["file", "milvus"], indirect=True)
+def test_points_outlive_the_store(opened):
+    store = opened()
+    some, block = points(5), vectors(5)
+    store.add(some, block)
+    store.remove(["p2"])
+    store.add([dataclasses.replace(some[0], entropy=7.0)], block[:1])
+    store.close()
+    again = opened()
+    assert len(again) == 4 and again.highest_entropy() == 7.0
+    assert again.search(block[[3]], 1)[0][0].point == some[3]
+    again.close()
+    with pytest.raises(ValueError, match=r"vectors of 5 numbers,\s+and 7 are asked"):
+        opened(7)
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        (np.ones((2, WIDTH + 1)), r"shape \[2, 6\]; they must be \[any, 5\]"),
+        (np.ones(WIDTH), r"shape \[5\]"),
+        (np.full((2, WIDTH), np.nan), "not finite"),
+        (np.ones((1, WIDTH)), "2 points come with 1 vectors"),
+    ],
+)
+def test_bad_vectors(opened, bad, message):
+    store = opened()
+    with pytest.raises(ValueError, match=message):
+        store.add(points(2), bad)
+    assert len(store) == 0
+    with pytest.raises(ValueError, match="k is 0; ask for at least 1"):
+        store.search(vectors(1), 0)
+    with pytest.raises(ValueError, match="share a name"):
+        store.add(points(1) * 2, vectors(2))
+
+
+def test_huge_points_are_no_milvus_points(tmp_path):
+    pytest.importorskip("milvus_lite")
+    store = MilvusStore(WIDTH, tmp_path / "bound.db")
+    huge = dataclasses.replace(points(1)[0], context="ä" * 70000)
+    with pytest.raises(ValueError, match="'p0' has .* bytes of text, and Milvus takes"):
+        store.add([huge], vectors(1))
+    store.close()
+    exact = ExactStore(WIDTH)
+    exact.add([huge], vectors(1))
+    assert exact.search(vectors(1), 1)[0][0].point == huge
+
+
+def test_no_server():
+    pytest.importorskip("pymilvus")
+    with pytest.raises(RuntimeError, match="cannot be used .* check the address"):
+        MilvusStore(WIDTH, "http://127.0.0.1:9")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"query": " "}, "query of a point is ' '"),
+        ({"id": ""}, "id of a point is ''"),
+        ({"entropy": float("nan")}, "entropy of point 'p0' is nan"),
+    ],
+)
+def test_bad_points(change, message):
+    with pytest.raises(ValueError, match=message):
+        dataclasses.replace(points(1)[0], **change)
+
+
+def test_a_torn_line_is_dropped(tmp_path):
+    store = ExactStore(WIDTH, tmp_path)
+    store.add(points(3), vectors(3))
+    path = tmp_path / "points.jsonl"
+    path.write_bytes(path.read_bytes()[:-9])
+    again = ExactStore(WIDTH, tmp_path)
+    assert {one.id for one in again} == {"p0", "p1"}
+    again.add(points(1, start=2), vectors(1))
+    assert len(ExactStore(WIDTH, tmp_path)) == 3
+
+
+def test_an_index_grows():
+    rng = np.random.default_rng(0)
+    index, rows = Index(4), np.zeros((0, 4), np.float32)
+    for count in (1, 15, 17, 300, 70, 1, 2000):
+        more = rng.normal(size=(count, 4)).astype(np.float32)
+        index.add(more)
+        rows = np.concatenate([rows, more])
+    assert len(index) == len(rows)
+    normal = rows / np.linalg.norm(rows, axis=1, keepdims=True)
+    np.testing.assert_allclose(index[np.arange(len(rows))], normal, atol=1e-6)
+    cosines, found = index.search(rows[[5, 2000]], 2)
+    assert found[:, 0].tolist() == [5, 2000]
+    np.testing.assert_allclose(cosines[:, 0], 1, atol=1e-5)
+    with pytest.raises(ValueError, match="width is 0"):
+        Index(0)
