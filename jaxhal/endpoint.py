@@ -157,29 +157,18 @@ class Endpoint:
         return about | {"messages": self._messages(asked)}
 
     def _ask(self, asked: str) -> str:
-        try:
-            import openai
-        except ModuleNotFoundError as error:
-            raise ModuleNotFoundError(
-                "asking an endpoint needs the openai package; pip install "
-                "'jaxhal[prompt]'"
-            ) from error
+        openai = self.client_library()
         try:
             # A client of its own each time leaves no connection open behind it.
             with openai.OpenAI(
-                base_url=self.url, api_key=self._key(), timeout=self.timeout
+                base_url=self.url, api_key=self.key(), timeout=self.timeout
             ) as client:
                 answer = client.chat.completions.create(
                     model=self.model, messages=self._messages(asked), temperature=0
                 )
         except openai.OpenAIError as error:
             # What would be said to every question is not this one's error.
-            refusals = (
-                openai.AuthenticationError,
-                openai.PermissionDeniedError,
-                openai.NotFoundError,
-            )
-            kind = RuntimeError if isinstance(error, refusals) else Unanswered
+            kind = RuntimeError if isinstance(error, self.refusals()) else Unanswered
             raise kind(
                 f"{self.url} gave no answer from {self.model!r} ({error}); check the "
                 "address, the model's name and $OPENAI_API_KEY, then run the same again"
@@ -192,7 +181,36 @@ class Endpoint:
             )
         return reply
 
-    def _key(self) -> str:
+    def client_library(self) -> Any:
+        """The ``openai`` package.
+
+        Raises:
+          ModuleNotFoundError: without it.
+        """
+        try:
+            import openai
+        except ModuleNotFoundError as error:
+            raise ModuleNotFoundError(
+                "asking an endpoint needs the openai package; pip install "
+                "'jaxhal[prompt]'"
+            ) from error
+        return openai
+
+    def refusals(self) -> tuple[type[Exception], ...]:
+        """The client's errors that every question would meet with."""
+        openai = self.client_library()
+        return (
+            openai.AuthenticationError,
+            openai.PermissionDeniedError,
+            openai.NotFoundError,
+        )
+
+    def key(self) -> str:
+        """What the server is told of who asks.
+
+        Raises:
+          RuntimeError: when there is none for api.openai.com.
+        """
         key = os.environ.get("OPENAI_API_KEY")
         if not key and urlsplit(self.url).hostname == "api.openai.com":
             raise RuntimeError(

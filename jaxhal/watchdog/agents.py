@@ -1,0 +1,439 @@
+"""Agents as the watchdog sees them: asked in words, they answer in words.
+
+Nothing else of an agent is looked at, so anything that answers can be watched.
+"""
+
+import asyncio
+import contextlib
+import dataclasses
+import inspect
+import math
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, runtime_checkable
+
+import jax
+import numpy as np
+
+from jaxhal.encoding import embed, kept_encoder
+from jaxhal.endpoint import Endpoint
+from jaxhal.generation import GREEDY, Sampling, generate, requests
+from jaxhal.models.lm import LM
+from jaxhal.store.keys import digest
+from jaxhal.watchdog.index import Index
+
+#: The prompt of :class:`RagAgent`.
+FROM_PASSAGES = """\
+{passages}
+
+Answer the question from the passages above, in one or two sentences.
+
+Question: {query}
+"""
+# Characters of an answer; a longer one is no answer but a fault.
+_LONGEST = 100_000
+# Of an error that is shown.
+_SHOWN = 200
+
+
+@dataclasses.dataclass(frozen=True)
+class Reply:
+    """What an agent made of a query.
+
+    Attributes:
+      text: its answer; empty where there is an error.
+      context: what it answered from, where it says so.
+      error: why there is no answer.
+    """
+
+    text: str
+    context: str = ""
+    error: str | None = None
+
+
+def failed(why: object) -> Reply:
+    """A reply that is none.
+
+    Args:
+      why: in words, or what was raised.
+    """
+    text = f"{type(why).__name__}: {why}" if isinstance(why, Exception) else str(why)
+    return Reply("", error=text[:_SHOWN])
+
+
+def checked(text: Any, context: str = "") -> Reply:
+    """A reply of a text that came from outside: an error where it is of no use.
+
+    Args:
+      text: what came.
+      context: what it was answered from.
+    """
+    if not isinstance(text, str):
+        return failed(f"the answer is {type(text).__name__} and not text")
+    if not text.strip():
+        return failed("the answer is empty")
+    if len(text) > _LONGEST:
+        return failed(f"the answer has {len(text)} characters, over {_LONGEST}")
+    # What no file can hold is no text.
+    clean = text.encode("utf-8", "replace").decode()
+    return Reply(clean.strip(), context)
+
+
+@runtime_checkable
+class Agent(Protocol):
+    """Whoever answers; ``name`` is kept with every answer."""
+
+    @property
+    def name(self) -> str: ...
+
+    async def respond(
+        self, queries: Sequence[str], n: int = 1, temperature: float = 1.0
+    ) -> list[list[Reply]]:
+        """For each query ``n`` replies, drawn independently at a temperature.
+
+        A query that cannot be answered gets replies that say why; what would be said to
+        every query is raised.
+        """
+        ...
+
+
+def ask(
+    agent: Agent, queries: Sequence[str], n: int = 1, temperature: float = 1.0
+) -> list[list[Reply]]:
+    """:meth:`Agent.respond` for callers that do not wait on others."""
+    return asyncio.run(agent.respond(queries, n, temperature))
+
+
+class LocalAgent:
+    """A model in this process.
+
+    What it says to a query follows from the query, the temperature and the seed.
+
+    Args:
+      lm: the model.
+      prompt: the user's turn, with ``{query}`` in it.
+      max_new_tokens: the most tokens of an answer.
+      stop: texts that end an answer.
+      batch_size: answers written together.
+      seed: of all chance.
+
+    Raises:
+      ValueError: when there is no place for the query in the prompt.
+    """
+
+    def __init__(
+        self,
+        lm: LM,
+        prompt: str = "{query}",
+        *,
+        max_new_tokens: int = 128,
+        stop: Sequence[str] = (),
+        batch_size: int = 16,
+        seed: int = 0,
+    ):
+        if "{query}" not in prompt:
+            raise ValueError(f"prompt is {prompt!r}; it must hold {{query}}")
+        self.lm, self.prompt, self.stop = lm, prompt, tuple(stop)
+        self.max_new_tokens, self.batch_size = max_new_tokens, batch_size
+        self._key = jax.random.key(seed)
+        self._busy = threading.Lock()
+
+    @property
+    def name(self) -> str:
+        return self.lm.name
+
+    async def respond(
+        self, queries: Sequence[str], n: int = 1, temperature: float = 1.0
+    ) -> list[list[Reply]]:
+        """See :class:`Agent`; one call at a time has the device."""
+        return await asyncio.to_thread(self._respond, [*queries], n, temperature)
+
+    def _respond(
+        self, queries: list[str], n: int, temperature: float
+    ) -> list[list[Reply]]:
+        sampling = GREEDY if temperature == 0 else Sampling(temperature=temperature)
+        found: dict[int, list[Reply]] = {}
+        asked: dict[int, str] = {}
+        for at, query in enumerate(queries):
+            text = self.prompt.replace("{query}", query)
+            try:
+                (row,) = requests.encoded(self.lm, [text])
+                requests.check_room(self.lm, at, row, self.max_new_tokens)
+                asked[at] = text
+            except ValueError as error:
+                found[at] = [failed(error)] * n
+        if asked:
+            numbers = [int(digest(one.encode())[:8], 16) for one in asked.values()]
+            key = jax.random.fold_in(self._key, round(1000 * temperature))
+            keys = jax.vmap(jax.random.fold_in, (None, 0))(
+                key, np.array(numbers, np.uint32)
+            )
+            with self._busy:
+                written = generate(
+                    self.lm,
+                    list(asked.values()),
+                    n=n,
+                    max_new_tokens=self.max_new_tokens,
+                    sampling=sampling,
+                    key=keys,
+                    stop=self.stop,
+                    batch_size=max(n, self.batch_size),
+                    progress=False,
+                )
+            for at, some in zip(asked, written, strict=True):
+                found[at] = [checked(one.text) for one in some]
+        return [found[at] for at in range(len(queries))]
+
+
+class CallableAgent:
+    """Any function from a query to an answer, asked once for each answer.
+
+    Args:
+      function: takes a query, and a ``temperature`` if it has such an argument; it may
+        be a coroutine function.  One that is not runs in a thread.  What it raises is
+        the error of that reply.
+      name: of the agent.
+      concurrency: queries that are answered at a time.
+
+    Raises:
+      ValueError: when ``concurrency`` is below 1.
+    """
+
+    def __init__(
+        self, function: Callable[..., Any], name: str = "", *, concurrency: int = 4
+    ):
+        if concurrency < 1:
+            raise ValueError(f"concurrency is {concurrency}; give at least 1")
+        self.function, self.concurrency = function, concurrency
+        self._name = name or getattr(function, "__name__", type(function).__name__)
+        known = inspect.signature(function).parameters
+        self._takes_temperature = "temperature" in known
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    async def respond(
+        self, queries: Sequence[str], n: int = 1, temperature: float = 1.0
+    ) -> list[list[Reply]]:
+        """See :class:`Agent`."""
+        options = {"temperature": temperature} if self._takes_temperature else {}
+        gate = asyncio.Semaphore(self.concurrency)
+
+        async def one(query: str) -> Reply:
+            async with gate:
+                try:
+                    if inspect.iscoroutinefunction(self.function):
+                        return checked(await self.function(query, **options))
+                    return checked(
+                        await asyncio.to_thread(self.function, query, **options)
+                    )
+                except Exception as error:  # whatever another's code raises
+                    return failed(error)
+
+        return await _each(one, queries, n)
+
+
+class EndpointAgent:
+    """A model or an agent behind an OpenAI-compatible address.
+
+    A request that times out or is answered 429 or 5xx is made again, each time after a
+    longer wait, or after as long as the server asks for.
+
+    Args:
+      endpoint: where it is; its timeout is that of one request.
+      retries: requests made after the first.
+      concurrency: requests that are open at a time.
+      per_second: requests begun in a second; ``None`` for as many as there are.
+      max_tokens: the most tokens of an answer; ``None`` leaves it to the server.
+      system: what it is told before every query.
+
+    Raises:
+      ValueError: on a number that makes no sense.
+    """
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        *,
+        retries: int = 4,
+        concurrency: int = 8,
+        per_second: float | None = None,
+        max_tokens: int | None = None,
+        system: str = "",
+    ):
+        for name, value, least in (
+            ("retries", retries, 0),
+            ("concurrency", concurrency, 1),
+            ("max_tokens", max_tokens, 1),
+        ):
+            if value is not None and value < least:
+                raise ValueError(f"{name} is {value}; give at least {least}")
+        if per_second is not None and not 0 < per_second < math.inf:
+            raise ValueError(f"per_second is {per_second}; give a rate above 0")
+        self.endpoint, self.retries, self.concurrency = endpoint, retries, concurrency
+        self.per_second, self.max_tokens, self.system = per_second, max_tokens, system
+        self._free = 0.0  # when the next request may begin
+
+    @property
+    def name(self) -> str:
+        return self.endpoint.model
+
+    async def respond(
+        self, queries: Sequence[str], n: int = 1, temperature: float = 1.0
+    ) -> list[list[Reply]]:
+        """See :class:`Agent`.
+
+        Raises:
+          ModuleNotFoundError: without the ``openai`` package.
+          RuntimeError: when the endpoint takes no query at all: a wrong key, address or
+            model.
+        """
+        openai = self.endpoint.client_library()
+        gate = asyncio.Semaphore(self.concurrency)
+        limit = {} if self.max_tokens is None else {"max_tokens": self.max_tokens}
+        async with openai.AsyncOpenAI(
+            base_url=self.endpoint.url,
+            api_key=self.endpoint.key(),
+            timeout=self.endpoint.timeout,
+            max_retries=self.retries,
+        ) as client:
+
+            async def one(query: str) -> Reply:
+                async with gate:
+                    await self._turn()
+                    try:
+                        answer = await client.chat.completions.create(
+                            model=self.endpoint.model,
+                            messages=self._messages(query),
+                            temperature=temperature,
+                            **limit,
+                        )
+                        return checked(_content(answer))
+                    except self.endpoint.refusals() as error:
+                        raise RuntimeError(
+                            f"{self.endpoint.url} takes no query for "
+                            f"{self.endpoint.model!r} ({error}); check the address, "
+                            "the model's name and $OPENAI_API_KEY"
+                        ) from error
+                    except (openai.OpenAIError, ValueError) as error:
+                        return failed(error)
+
+            return await _each(one, queries, n)
+
+    def _messages(self, query: str) -> list[Any]:
+        told = [{"role": "system", "content": self.system}] if self.system else []
+        return [*told, {"role": "user", "content": query}]
+
+    async def _turn(self) -> None:
+        """Waits until a request may begin."""
+        if self.per_second is None:
+            return
+        now = time.monotonic()
+        begin = max(now, self._free)
+        self._free = begin + 1 / self.per_second
+        await asyncio.sleep(begin - now)
+
+
+def _content(answer: Any) -> Any:
+    """The text of a completion; ValueError where a server sent something else."""
+    with contextlib.suppress(AttributeError, IndexError, TypeError):
+        return answer.choices[0].message.content
+    raise ValueError("the server sent no chat completion")
+
+
+async def _each(
+    one: Callable[[str], Any], queries: Sequence[str], n: int
+) -> list[list[Reply]]:
+    """``n`` replies to each query, all at once; the first error stops the others."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [[group.create_task(one(q)) for _ in range(n)] for q in queries]
+    except ExceptionGroup as several:
+        raise several.exceptions[0] from None
+    return [[task.result() for task in some] for some in tasks]
+
+
+class Passages:
+    """Texts that are found by likeness of their vectors.
+
+    Args:
+      texts: the passages, at least one.
+      encoder: as :func:`jaxhal.encoding.load_encoder` takes it.
+      progress: show a progress bar; ``None`` shows it on a terminal.
+
+    Raises:
+      ValueError: when there is none, or one is empty.
+    """
+
+    def __init__(
+        self,
+        texts: Sequence[str],
+        encoder: str = "all-minilm-l6-v2",
+        *,
+        progress: bool | None = None,
+    ):
+        self.texts, self.encoder = list(dict.fromkeys(texts)), encoder
+        vectors = embed(kept_encoder(encoder), self.texts, progress=progress)
+        self._index = Index(vectors.shape[1])
+        self._index.add(vectors)
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    def search(self, queries: Sequence[str], k: int) -> list[list[str]]:
+        """For each query the ``k`` most similar passages, the nearest first."""
+        vectors = embed(kept_encoder(self.encoder), queries, progress=False)
+        _, rows = self._index.search(vectors, min(k, len(self)))
+        return [[self.texts[row] for row in some] for some in rows]
+
+
+class RagAgent:
+    """An agent that answers from passages of its domain.
+
+    Args:
+      agent: what answers.
+      passages: where they are found.
+      k: passages for a query.
+      prompt: with ``{passages}`` and ``{query}`` in it.
+
+    Raises:
+      ValueError: when the prompt lacks one of the two, or ``k`` is below 1.
+    """
+
+    def __init__(
+        self,
+        agent: Agent,
+        passages: Passages,
+        *,
+        k: int = 3,
+        prompt: str = FROM_PASSAGES,
+    ):
+        if "{query}" not in prompt or "{passages}" not in prompt:
+            raise ValueError(
+                f"prompt is {prompt!r}; it must hold {{passages}} and {{query}}"
+            )
+        if k < 1:
+            raise ValueError(f"k is {k}; give at least 1")
+        self.agent, self.passages, self.k, self.prompt = agent, passages, k, prompt
+
+    @property
+    def name(self) -> str:
+        return f"{self.agent.name} with {len(self.passages)} passages"
+
+    async def respond(
+        self, queries: Sequence[str], n: int = 1, temperature: float = 1.0
+    ) -> list[list[Reply]]:
+        """See :class:`Agent`; the passages come back as the context."""
+        found = await asyncio.to_thread(self.passages.search, [*queries], self.k)
+        contexts = ["\n\n".join(some) for some in found]
+        asked = [
+            self.prompt.replace("{passages}", context).replace("{query}", query)
+            for context, query in zip(contexts, queries, strict=True)
+        ]
+        replies = await self.agent.respond(asked, n, temperature)
+        return [
+            [dataclasses.replace(one, context=context) for one in some]
+            for some, context in zip(replies, contexts, strict=True)
+        ]

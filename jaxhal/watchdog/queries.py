@@ -1,0 +1,101 @@
+"""Query generation agents: a query made of another, in one of three ways."""
+
+import dataclasses
+import re
+from collections.abc import Sequence
+
+from jaxhal.watchdog.agents import Agent
+
+#: What an agent is told to make of a query, by the name of the way.
+PROMPTS = {
+    "deduction": """\
+Here is a question about {domain}:
+
+{query}
+
+Write one more specific question that follows from it: about a part, a case, a cause \
+or a detail of what it asks for. Reply with the question alone.
+""",
+    "analogy": """\
+Here is a question about {domain}:
+
+{query}
+
+Write one question that asks the same of something alike: a counterpart, an opposite, \
+or another thing that plays the same part. Reply with the question alone.
+""",
+    "induction": """\
+Here is a question about {domain}:
+
+{query}
+
+Write one more general question: about the class, the principle or the pattern that it \
+is a case of. Reply with the question alone.
+""",
+}
+# Characters of a query.
+_LONGEST = 400
+_NUMBERED = re.compile(r"^(?:\d+[.)]|[-*•]|question:)\s*", re.IGNORECASE)
+
+
+@dataclasses.dataclass(frozen=True)
+class Generator:
+    """Makes queries of others.
+
+    Args:
+      agent: who writes them.
+      domain: what they are about.
+      temperature: of the writing.
+      attempts: times it is asked for a query that is of use.
+    """
+
+    agent: Agent
+    domain: str
+    temperature: float = 0.7
+    attempts: int = 3
+
+    async def change(self, queries: Sequence[str], ways: Sequence[str]) -> list[str]:
+        """Each query changed in its way; empty where nothing of use came back.
+
+        Args:
+          queries: what to start from.
+          ways: of :data:`PROMPTS`, one for each.
+        """
+        asked = [
+            PROMPTS[way].format(domain=self.domain, query=query)
+            for query, way in zip(queries, ways, strict=True)
+        ]
+        replies = await self.agent.respond(asked, self.attempts, self.temperature)
+        return [
+            next((text for one in some if (text := usable(one.text, query))), "")
+            for query, some in zip(queries, replies, strict=True)
+        ]
+
+
+def usable(text: str, query: str) -> str:
+    """The query in what an agent wrote, empty where there is none of use.
+
+    It is the first line that ends in a question mark, without a number or quotes
+    around it; too long a one is none, and neither is the query that it was made of.
+
+    Example:
+      >>> usable('Sure!\\n1. "How is it treated?"\\n', "What is it?")
+      'How is it treated?'
+      >>> usable("What is it?", "what is it")
+      ''
+    """
+    for line in text.splitlines():
+        found = _NUMBERED.sub("", line.strip().strip("\"'“”*").strip()).strip("\"'“”* ")
+        if found.endswith("?") and plain(found) and len(found) <= _LONGEST:
+            return "" if plain(found) == plain(query) else found
+    return ""
+
+
+def plain(query: str) -> str:
+    """A query without what does not matter: letters and digits in lower case.
+
+    Example:
+      >>> plain("What  is it?")
+      'what is it'
+    """
+    return " ".join(re.findall(r"\w+", query.lower()))
