@@ -4,6 +4,7 @@ Nothing else of an agent is looked at, so anything that answers can be watched.
 """
 
 import asyncio
+import concurrent.futures
 import contextlib
 import dataclasses
 import inspect
@@ -11,7 +12,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
 import numpy as np
@@ -35,6 +36,8 @@ Question: {query}
 _LONGEST = 100_000
 # Of an error that is shown.
 _SHOWN = 200
+# Seconds that a model waits for more queries before it writes.
+_GATHER = 0.005
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,10 +108,20 @@ def ask(
     return asyncio.run(agent.respond(queries, n, temperature))
 
 
+class _Asked(NamedTuple):
+    """A query that waits for a model."""
+
+    query: str
+    n: int
+    temperature: float
+    replies: concurrent.futures.Future[list[Reply]]
+
+
 class LocalAgent:
     """A model in this process.
 
     What it says to a query follows from the query, the temperature and the seed.
+    Queries that come in while it writes wait, and are then answered together.
 
     Args:
       lm: the model.
@@ -137,7 +150,8 @@ class LocalAgent:
         self.lm, self.prompt, self.stop = lm, prompt, tuple(stop)
         self.max_new_tokens, self.batch_size = max_new_tokens, batch_size
         self._key = jax.random.key(seed)
-        self._busy = threading.Lock()
+        self._waiting: list[_Asked] = []
+        self._lock, self._busy = threading.Lock(), False
 
     @property
     def name(self) -> str:
@@ -146,8 +160,50 @@ class LocalAgent:
     async def respond(
         self, queries: Sequence[str], n: int = 1, temperature: float = 1.0
     ) -> list[list[Reply]]:
-        """See :class:`Agent`; one call at a time has the device."""
-        return await asyncio.to_thread(self._respond, [*queries], n, temperature)
+        """See :class:`Agent`.
+
+        Raises:
+          ValueError: when ``n`` is below 1 or the temperature below 0.
+        """
+        if n < 1 or not temperature >= 0:
+            raise ValueError(
+                f"n is {n} and temperature {temperature}; give at least 1 and 0"
+            )
+        futures = [concurrent.futures.Future() for _ in queries]
+        with self._lock:
+            self._waiting += [
+                _Asked(query, n, temperature, future)
+                for query, future in zip(queries, futures, strict=True)
+            ]
+            if not self._busy and futures:
+                self._busy = True
+                threading.Thread(target=self._work, daemon=True).start()
+        return await asyncio.gather(*map(asyncio.wrap_future, futures))
+
+    def _work(self) -> None:
+        """Answers whatever waits, as much of one kind as fits at a time."""
+        while True:
+            time.sleep(_GATHER)  # what is asked at the same time comes along
+            with self._lock:
+                if not self._waiting:
+                    self._busy = False
+                    return
+                _, n, temperature, _ = self._waiting[0]
+                alike = [
+                    one
+                    for one in self._waiting
+                    if (one.n, one.temperature) == (n, temperature)
+                ][: max(1, 2 * self.batch_size // n)]
+                self._waiting = [one for one in self._waiting if one not in alike]
+            alike = [one for one in alike if one.replies.set_running_or_notify_cancel()]
+            try:
+                found = self._respond([one.query for one in alike], n, temperature)
+            except BaseException as error:
+                for one in alike:
+                    one.replies.set_exception(error)
+                continue
+            for one, replies in zip(alike, found, strict=True):
+                one.replies.set_result(replies)
 
     def _respond(
         self, queries: list[str], n: int, temperature: float
@@ -169,18 +225,17 @@ class LocalAgent:
             keys = jax.vmap(jax.random.fold_in, (None, 0))(
                 key, np.array(numbers, np.uint32)
             )
-            with self._busy:
-                written = generate(
-                    self.lm,
-                    list(asked.values()),
-                    n=n,
-                    max_new_tokens=self.max_new_tokens,
-                    sampling=sampling,
-                    key=keys,
-                    stop=self.stop,
-                    batch_size=max(n, self.batch_size),
-                    progress=False,
-                )
+            written = generate(
+                self.lm,
+                list(asked.values()),
+                n=n,
+                max_new_tokens=self.max_new_tokens,
+                sampling=sampling,
+                key=keys,
+                stop=self.stop,
+                batch_size=max(n, self.batch_size),
+                progress=False,
+            )
             for at, some in zip(asked, written, strict=True):
                 found[at] = [checked(one.text) for one in some]
         return [found[at] for at in range(len(queries))]

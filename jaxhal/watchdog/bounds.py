@@ -95,6 +95,10 @@ class BoundaryStore(Protocol):
         """Of all points, ``None`` where there is none."""
         ...
 
+    def __contains__(self, id: object, /) -> bool:
+        """Whether there is a point of that name."""
+        ...
+
     def __len__(self) -> int: ...
 
     def close(self) -> None:
@@ -129,6 +133,9 @@ class ExactStore:
 
     def __len__(self) -> int:
         return len(self._points)
+
+    def __contains__(self, id: object) -> bool:
+        return id in self._rows
 
     def __iter__(self) -> Iterator[Point]:
         return iter(self._points)

@@ -87,6 +87,9 @@ class MilvusStore:
         (found,) = self._client.query(self._name, filter="", output_fields=["count(*)"])
         return int(found["count(*)"])
 
+    def __contains__(self, id: object) -> bool:
+        return bool(self._asked("get", ids=[id], output_fields=["id"]))
+
     def add(self, points: Sequence[Point], vectors: Any) -> None:
         """See :class:`~jaxhal.watchdog.BoundaryStore`.
 

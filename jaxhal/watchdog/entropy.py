@@ -1,0 +1,54 @@
+"""How unsure an agent is of what it means, from its answers alone."""
+
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from jaxhal.entailment import Entailment, both_ways
+from jaxhal.features import semantic
+
+
+def semantic_entropies(
+    queries: Sequence[str],
+    answers: Sequence[Sequence[str]],
+    entailment: Entailment,
+    *,
+    asked: bool = True,
+) -> Float[np.ndarray, " queries"]:
+    """Discrete semantic entropy of each query's answers, in nats; higher = less sure.
+
+    Answers mean the same where each entails the other.  No probabilities are needed, so
+    any agent can be looked at.
+
+    Args:
+      queries: what was asked.
+      answers: to each query, as many as came; not a number where none did.
+      entailment: what decides whether two answers mean the same.
+      asked: put the query before each answer, as the published code does.
+
+    References:
+      Farquhar et al., Nature, 2024, discrete; chosen here because HalMit asks black
+      boxes, whose likelihoods its published code reads nevertheless.
+    """
+    said = [
+        [f"{query} {text}" if asked else text for text in some]
+        for query, some in zip(queries, answers, strict=True)
+    ]
+    most = max((len(some) for some in said), default=0)
+    found = np.full(len(said), np.nan)
+    for row, probabilities in enumerate(both_ways(entailment, said)):
+        count = len(probabilities)
+        if count:
+            missing = most - count
+            padded = np.pad(probabilities, [(0, missing), (0, missing), (0, 0)])
+            found[row] = _entropy(padded, np.arange(most) < count)
+    return found
+
+
+@jax.jit
+def _entropy(probabilities: Array, valid: Array) -> Float[Array, ""]:
+    same = semantic.equivalence(jnp.asarray(probabilities), "strict")
+    return semantic.semantic_entropy(semantic.cluster(same, valid), preset="discrete")

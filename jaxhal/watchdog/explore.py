@@ -1,0 +1,529 @@
+"""Exploring an agent's generalization bound by queries that grow out of each other."""
+
+import asyncio
+import collections
+import dataclasses
+import datetime
+import json
+import math
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from jaxhal.datasets.jsonl import write_rows
+from jaxhal.encoding import embed, kept_encoder
+from jaxhal.entailment import Entailment, Similarity
+from jaxhal.files import lines_of, replacing
+from jaxhal.progress import Bar, progress_bar
+from jaxhal.store.keys import digest
+from jaxhal.watchdog.agents import Agent, Reply
+from jaxhal.watchdog.bounds import BoundaryStore, Point
+from jaxhal.watchdog.entropy import semantic_entropies
+from jaxhal.watchdog.evaluators import Evaluator
+from jaxhal.watchdog.journal import Journal
+from jaxhal.watchdog.policy import (
+    TRANSFORMATIONS,
+    Steps,
+    Training,
+    probabilities,
+    reward,
+    train,
+    worth,
+)
+from jaxhal.watchdog.queries import Generator, plain
+
+# Of the last queries that the progress bar's entropy is of, as in the paper's figure 6.
+_RECENT = 30
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """How an exploration goes on, and when it ends.
+
+    Args:
+      gamma: it ends once this share of the judged answers is hallucinated.
+      least: but not before this many queries.
+      budget: it ends after this many in any case.
+      starts: queries it begins with.
+      width: queries in a round, answered and judged at the same time.
+      branch: queries made of one that the agent hallucinated at.
+      samples: answers to a query that its entropy is of.
+      temperature: at which those are drawn.
+      answer_temperature: of the answer that is judged.
+      ways: that a query is changed in after a hallucination; the paper's text names
+        the first two, its equation (1) all three.
+      how: ways are ``"reinforced"`` or taken at ``"random"``.
+      shares: how rewards become probabilities, as
+        :func:`jaxhal.watchdog.policy.probabilities` has it.
+      steps: queries changed in every way before a policy is trained on what came of it.
+      training: of the policy.
+      seed: of all chance.
+
+    Raises:
+      ValueError: on a number or word that makes no sense.
+    """
+
+    gamma: float = 0.6
+    least: int = 50
+    budget: int = 500
+    starts: int = 10
+    width: int = 8
+    branch: int = 1
+    samples: int = 10
+    temperature: float = 1.0
+    answer_temperature: float = 0.1
+    ways: tuple[str, ...] = TRANSFORMATIONS
+    how: str = "reinforced"
+    shares: str = "softmax"
+    steps: int = 32
+    training: Training = Training()
+    seed: int = 0
+
+    def __post_init__(self):
+        for name in ("least", "budget", "starts", "width", "branch", "samples"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}; give at least 1")
+        if not 0 < self.gamma <= 1:
+            raise ValueError(f"gamma is {self.gamma}; give a share in (0, 1]")
+        if self.how not in ("reinforced", "random"):
+            raise ValueError(f"how is {self.how!r}; use 'reinforced' or 'random'")
+        if not self.ways or set(self.ways) - set(TRANSFORMATIONS):
+            raise ValueError(
+                f"ways are {', '.join(self.ways)}; use some of "
+                f"{', '.join(TRANSFORMATIONS)}"
+            )
+        if self.branch > len(self.ways):
+            raise ValueError(
+                f"branch is {self.branch}, and there are {len(self.ways)} ways"
+            )
+
+
+@dataclasses.dataclass
+class Node:
+    """A query of an exploration.
+
+    Attributes:
+      query: what is asked.
+      way: how it came about; ``"seed"`` where it is given.
+      depth: changes since its path began.
+      parent: the query that it was made of.
+      first: the query that its path began with.
+      answer: what the agent said; empty where it said nothing of use.
+      context: what it answered from.
+      label: 1 hallucinated, 0 not, ``None`` unknown.
+      why: the reason, or the error.
+      confidence: in the label.
+      clean: whether none of its answers is hallucinated.
+      entropy: of its answers, in nats; not a number where there are none.
+      reward: of equation (2).
+      chances: that each way had when it was changed.
+      time: when it was answered, ISO 8601.
+    """
+
+    query: str
+    way: str
+    depth: int
+    parent: str
+    first: str
+    answer: str = ""
+    context: str = ""
+    label: int | None = None
+    why: str = ""
+    confidence: float = 0.0
+    clean: bool = False
+    entropy: float = math.nan
+    reward: float = math.nan
+    chances: Sequence[float] = ()
+    time: str = ""
+
+
+class Explored(NamedTuple):
+    """What an exploration found.
+
+    Attributes:
+      nodes: every query, in the order it was asked.
+      counts: queries, judged, hallucinated, unsure and failed ones, points in the
+        store, and what it cost.
+      stopped: ``"gamma"``, ``"budget"``, or ``"queries"`` where none were left.
+      policy: the network that chose the ways, and its losses, if one was trained.
+    """
+
+    nodes: list[Node]
+    counts: dict[str, Any]
+    stopped: str
+    policy: Any
+
+
+class Explorer:
+    """The core agent: sends queries out, has answers judged, keeps the bound.
+
+    Everything that agents say is in ``journal.jsonl`` before it is used.  An
+    exploration that was killed begins again, finds what is known there, and so comes to
+    where it was without asking anything twice.
+
+    Answers that the evaluator is not sure of go to ``review.jsonl``: give a row a
+    ``"label"`` of 0 or 1 there, explore again, and the label counts.
+
+    Args:
+      agent: whose bound is explored.
+      evaluator: judges its answers.
+      generator: makes queries of others.
+      seeds: queries of the domain to begin with, and to go on from where an answer is
+        not hallucinated.
+      store: where points go.
+      folder: of the journal.
+      plan: how to explore.
+      encoder: of queries, as :func:`jaxhal.encoding.load_encoder` takes it.
+      entailment: what decides whether two answers mean the same.
+
+    Raises:
+      ValueError: when there are no seeds, or the folder's journal is none.
+    """
+
+    def __init__(
+        self,
+        agent: Agent,
+        evaluator: Evaluator,
+        generator: Generator,
+        seeds: Sequence[str],
+        store: BoundaryStore,
+        folder: str | os.PathLike,
+        *,
+        plan: Plan = Plan(),  # noqa: B008  (an immutable default)
+        encoder: str = "all-minilm-l6-v2",
+        entailment: Entailment | None = None,
+    ):
+        known = {plain(query): query for query in seeds}
+        if not known:
+            raise ValueError("there are no seeds; give queries of the domain")
+        self.agent, self.evaluator, self.generator = agent, evaluator, generator
+        self.store, self.plan, self.encoder = store, plan, encoder
+        self.entailment = entailment or Similarity()
+        self.folder = Path(folder)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.journal = Journal(self.folder / "journal.jsonl")
+        self._reviewed = reviewed(self.folder / "review.jsonl")
+        self._key = jax.random.key(plan.seed)
+        order = np.random.default_rng(plan.seed).permutation(len(known))
+        every = list(known.values())
+        self._seeds = collections.deque(every[at] for at in order)
+        self._seen: set[str] = set()
+        self._queue: collections.deque[Node] = collections.deque()
+        self._nodes: dict[str, Node] = {}
+        self._trials: dict[str, dict[str, float]] = collections.defaultdict(dict)
+        self._steps: list[tuple[Node, list[float]]] = []
+        self._policy: Any = None
+        self._vectors: dict[str, np.ndarray] = {}
+        self._changes = self._useless = 0
+
+    def run(self, progress: bool | None = None) -> Explored:
+        """Explores to the end.
+
+        Args:
+          progress: show a progress bar; ``None`` shows it on a terminal.
+
+        Raises:
+          RuntimeError: when an agent takes no query at all, or answers none of the
+            first ones.
+          OSError: when the folder cannot be written.
+        """
+        return asyncio.run(self.explore(progress))
+
+    async def explore(self, progress: bool | None = None) -> Explored:
+        """See :meth:`run`."""
+        plan, stopped = self.plan, ""
+        for _ in range(plan.starts):
+            self._sow()
+        with progress_bar(plan.budget, "exploring", "query", progress) as bar:
+            while not stopped:
+                room = min(plan.width, plan.budget - len(self._nodes))
+                some = [
+                    self._queue.popleft() for _ in range(min(room, len(self._queue)))
+                ]
+                await asyncio.gather(*map(self._ask, some))
+                self._embed([node.query for node in some])
+                for node in some:
+                    self._take(node)
+                self._learn()
+                for children in await asyncio.gather(*map(self._follow, some)):
+                    for child in children:
+                        self._enqueue(child)
+                    if not children:
+                        self._sow()
+                bar.update(len(some))
+                self._show(bar)
+                stopped = self._ended()
+        self._write(stopped)
+        return Explored([*self._nodes.values()], self.counts(), stopped, self._policy)
+
+    def counts(self) -> dict[str, Any]:
+        """How far it has come, and what it cost."""
+        nodes = [*self._nodes.values()]
+        labels = collections.Counter(node.label for node in nodes)
+        failed = sum(not node.answer for node in nodes)
+        judged = labels[0] + labels[1]
+        return {
+            "queries": len(nodes),
+            "judged": judged,
+            "hallucinated": labels[1],
+            "gamma": labels[1] / judged if judged else 0.0,
+            "unsure": labels[None] - failed,
+            "failed": failed,
+            "points": len(self.store),
+            "answers": (1 + self.plan.samples) * len(nodes),
+            "changes": self._changes,
+            "useless changes": self._useless,
+        }
+
+    def _sow(self) -> None:
+        """Begins a path with the next seed, if one is left."""
+        while self._seeds:
+            query = self._seeds.popleft()
+            if self._enqueue(Node(query, "seed", 0, "", query)):
+                return
+
+    def _enqueue(self, node: Node) -> bool:
+        """Has a query asked that was not asked before."""
+        name = plain(node.query)
+        if name in self._seen:
+            return False
+        self._seen.add(name)
+        self._queue.append(node)
+        return True
+
+    async def _ask(self, node: Node) -> None:
+        """Has the agent answer and the evaluator judge."""
+        key, plan = digest(node.query), self.plan
+
+        async def say(n: int, temperature: float) -> dict[str, Any]:
+            (replies,) = await self.agent.respond([node.query], n, temperature)
+            now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+            return {
+                "time": now,
+                "replies": [dataclasses.asdict(one) for one in replies],
+            }
+
+        said, drawn = await asyncio.gather(
+            self.journal.once(f"answer {key}", lambda: say(1, plan.answer_temperature)),
+            self.journal.once(
+                f"samples {key}", lambda: say(plan.samples, plan.temperature)
+            ),
+        )
+        answer = Reply(**said["replies"][0])
+        samples = [Reply(**one) for one in drawn["replies"] if not one["error"]]
+        node.time = said["time"]
+        if answer.error is not None or not samples:
+            node.why = answer.error or drawn["replies"][0]["error"]
+            return
+        node.answer, node.context = answer.text, answer.context
+        # The reward of equation (2) asks whether any answer is hallucinated.
+        judged = [answer, *samples] if plan.how == "reinforced" else [answer]
+
+        async def judge() -> list[list[Any]]:
+            queries = [node.query] * len(judged)
+            return [[*one] for one in await self.evaluator.judge(queries, judged)]
+
+        async def unsure() -> float:
+            texts = [one.text for one in samples]
+            found = await asyncio.to_thread(
+                semantic_entropies, [node.query], [texts], self.entailment
+            )
+            return float(found[0])
+
+        verdicts = await self.journal.once(f"verdict {key}", judge)
+        node.entropy = await self.journal.once(f"entropy {key}", unsure)
+        node.label, node.why, node.confidence = verdicts[0]
+        if node.label is None and node.query in self._reviewed:
+            node.label, node.confidence = self._reviewed[node.query], 1.0
+            node.why = f"a person decided ({node.why})"
+        labels = [node.label, *(one[0] for one in verdicts[1:])]
+        node.clean = all(label == 0 for label in labels)
+
+    def _embed(self, queries: Sequence[str]) -> None:
+        fresh = [query for query in queries if query not in self._vectors]
+        if fresh:
+            vectors = embed(kept_encoder(self.encoder), fresh, progress=False)
+            self._vectors |= dict(zip(fresh, vectors, strict=True))
+
+    def _take(self, node: Node) -> None:
+        """Keeps what was found out about a query."""
+        self._nodes[node.query] = node
+        parent = self._nodes.get(node.parent)
+        if node.label is not None:
+            before = node.entropy if parent is None else parent.entropy
+            earlier = 1.0 if parent is None else parent.reward
+            node.reward = float(reward(node.entropy, before, earlier, node.clean))
+        if parent is not None:
+            tried = self._trials[parent.query]
+            tried[node.way] = node.reward
+            rewards = [tried.get(way, math.nan) for way in TRANSFORMATIONS]
+            if all(map(math.isfinite, rewards)) and len(tried) == len(rewards):
+                self._steps.append((parent, rewards))
+        name = digest(f"{self.agent.name}\n{node.query}")
+        if node.label == 1 and name not in self.store:
+            point = Point(
+                id=name,
+                query=node.query,
+                response=node.answer,
+                context=node.context,
+                entropy=node.entropy,
+                verdict=node.why,
+                domain=self.generator.domain,
+                agent=self.agent.name,
+                time=node.time,
+            )
+            self.store.add([point], self._vectors[node.query][None])
+
+    def _learn(self) -> None:
+        """Trains the policy once enough is known."""
+        plan = self.plan
+        if plan.how == "random" or self._policy is not None:
+            return
+        if len(self._steps) >= plan.steps:
+            nodes = [node for node, _ in self._steps]
+            known = probabilities([rewards for _, rewards in self._steps], plan.shares)
+            steps = self._states(nodes)._replace(probabilities=np.asarray(known))
+            key = jax.random.fold_in(self._key, 1)
+            self._policy = train(steps, key, plan.training)
+
+    def _states(self, nodes: Sequence[Node]) -> Steps:
+        return Steps(
+            np.stack([self._vectors[node.query] for node in nodes]),
+            np.stack([self._vectors[node.first] for node in nodes]),
+            np.array([node.entropy for node in nodes], np.float32),
+            np.array([node.depth for node in nodes]),
+            np.zeros((len(nodes), len(TRANSFORMATIONS)), np.float32),
+        )
+
+    async def _follow(self, node: Node) -> list[Node]:
+        """Queries made of one that the agent hallucinated at, none of another."""
+        if node.label != 1:
+            return []
+        key = digest(node.query)
+
+        async def choose() -> list[Any]:
+            return self._chosen(node)
+
+        ways, node.chances = await self.journal.once(f"ways {key}", choose)
+
+        async def change(way: str) -> str:
+            return (await self.generator.change([node.query], [way]))[0]
+
+        found = await asyncio.gather(
+            *(
+                self.journal.once(f"{way} {key}", lambda w=way: change(w))
+                for way in ways
+            )
+        )
+        self._changes += len(ways)
+        children = []
+        for way, query in zip(ways, found, strict=True):
+            if not query or plain(query) in self._seen:
+                self._useless += 1
+                continue
+            depth = node.depth + 1
+            children.append(Node(query, way, depth, node.query, node.first))
+        return children
+
+    def _chosen(self, node: Node) -> list[Any]:
+        """The ways that a query is changed in, and the chances they had."""
+        plan = self.plan
+        if plan.how == "reinforced" and self._policy is None:
+            return [[*TRANSFORMATIONS], []]  # all of them, to learn from
+        number = int(digest(node.query)[:8], 16)
+        key = jax.random.fold_in(jax.random.fold_in(self._key, 2), np.uint32(number))
+        draw, pick = jax.random.split(key)
+        if plan.how == "random":
+            chances = jax.random.dirichlet(draw, np.ones(len(TRANSFORMATIONS)))
+        else:
+            chances = worth(self._policy.policy, self._states([node]))[0]
+        allowed = np.isin(TRANSFORMATIONS, plan.ways)
+        chances = np.where(allowed, chances, 0.0)
+        chances = chances / chances.sum()
+        picked = jax.random.choice(
+            pick, len(TRANSFORMATIONS), (plan.branch,), replace=False, p=chances
+        )
+        return [[TRANSFORMATIONS[at] for at in picked], chances.tolist()]
+
+    def _show(self, bar: Bar) -> None:
+        found = self.counts()
+        last = [node.entropy for node in [*self._nodes.values()][-_RECENT:]]
+        known = [entropy for entropy in last if math.isfinite(entropy)]
+        bar.set_postfix(
+            hits=found["hallucinated"],
+            gamma=f"{found['gamma']:.2f}",
+            entropy=f"{np.mean(known):.2f}" if known else "?",
+            answers=found["answers"],
+        )
+
+    def _ended(self) -> str:
+        """Why it is over, empty while it is not."""
+        plan, found = self.plan, self.counts()
+        if found["queries"] and found["failed"] == found["queries"]:
+            first = next(iter(self._nodes.values()))
+            if found["queries"] >= min(plan.starts, plan.budget):
+                raise RuntimeError(
+                    f"{self.agent.name} answered none of {found['queries']} queries, "
+                    f"the first of which failed so: {first.why}"
+                )
+        if found["queries"] >= plan.least and found["gamma"] >= plan.gamma:
+            return "gamma"
+        if found["queries"] >= plan.budget:
+            return "budget"
+        return "" if self._queue else "queries"
+
+    def _write(self, stopped: str) -> None:
+        """queries.jsonl, review.jsonl and summary.json, for people."""
+        nodes = [*self._nodes.values()]
+        write_rows(self.folder / "queries.jsonl", map(_row, nodes))
+        open_ = [
+            {
+                "query": node.query,
+                "answer": node.answer,
+                "context": node.context,
+                "why": node.why,
+                "label": None,
+            }
+            for node in nodes
+            if node.label is None and node.answer
+        ]
+        decided = [
+            {"query": query, "label": label} for query, label in self._reviewed.items()
+        ]
+        write_rows(self.folder / "review.jsonl", [*decided, *open_])
+        losses = None if self._policy is None else self._policy.losses.tolist()
+        summary = {**self.counts(), "stopped": stopped, "losses": losses}
+        with replacing(self.folder / "summary.json") as file:
+            json.dump(summary, file, indent=1)
+
+
+def reviewed(path: str | os.PathLike) -> dict[str, int]:
+    """The labels that a person gave to queries in a review file.
+
+    Raises:
+      ValueError: on a row without a query, or a label that is not 0, 1 or null.
+    """
+    found = {}
+    for number, row in enumerate(lines_of(path), 1):
+        if not isinstance(row, Mapping) or not isinstance(row.get("query"), str):
+            raise ValueError(
+                f"{path}, line {number}: 'query' is missing; keep the rows"
+            )
+        label = row.get("label")
+        if label not in (0, 1, None) or isinstance(label, bool):
+            raise ValueError(
+                f"{path}, line {number}: 'label' is {label!r}; use 0, 1 or null"
+            )
+        if label is not None:
+            found[row["query"]] = label
+    return found
+
+
+def _row(node: Node) -> dict[str, Any]:
+    row = dataclasses.asdict(node)
+    numbers = ("entropy", "reward")
+    return row | {n: row[n] if math.isfinite(row[n]) else None for n in numbers}

@@ -1,0 +1,45 @@
+"""What an exploration has found out, kept as it comes."""
+
+import os
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+from jaxhal.files import append, lines_of
+
+
+class Journal:
+    """A file of answers to questions that need asking only once.
+
+    Each is on the disk before it is used, so a run that was killed at any moment asks
+    only what it was asking then.
+
+    Args:
+      path: of the file, made if it is not there.
+
+    Raises:
+      ValueError: on a file that is no journal.
+    """
+
+    def __init__(self, path: str | os.PathLike):
+        self.path = Path(path)
+        try:
+            self._known = {row["key"]: row["value"] for row in lines_of(self.path)}
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(
+                f"{self.path} is no journal ({error!r}); delete it to begin anew"
+            ) from error
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._known
+
+    async def once(self, key: str, make: Callable[[], Awaitable[Any]]) -> Any:
+        """What is known under a key, or what is found out now, as JSON has it."""
+        if key not in self._known:
+            value = await make()
+            append(self.path, [{"key": key, "value": value}])
+            self._known[key] = value
+        return self._known[key]

@@ -1,0 +1,334 @@
+"""Exploring a small world whose bound is known, killing it, and bad agents."""
+
+import dataclasses
+import json
+import math
+
+import numpy as np
+import pytest
+from explore_world import (
+    PLAN,
+    SEEDS,
+    WIDTH,
+    Child,
+    answer,
+    change,
+    evaluate,
+    explorer,
+    share,
+)
+from test_encoding import write
+
+from jaxhal.files import lines_of
+from jaxhal.store.keys import digest
+from jaxhal.watchdog import ExactStore, Generator, Judgement, Plan
+from jaxhal.watchdog.explore import reviewed
+from jaxhal.watchdog.policy import TRANSFORMATIONS, probabilities, reward
+from jaxhal.watchdog.queries import plain, usable
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory):
+    """A tiny one; all queries are much alike to it."""
+    from test_encoding import write_pooling
+
+    folder = write(tmp_path_factory.mktemp("encoder"))
+    write_pooling(folder, normalize=True, mean=True)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def explored(encoder, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("explored")
+    store = ExactStore(WIDTH, folder)
+    return folder, store, explorer(folder, encoder, store=store).run(progress=False)
+
+
+def of(nodes):
+    """By query, without what time says."""
+    return {n.query: dataclasses.replace(n, time="", chances=()) for n in nodes}
+
+
+def test_an_exploration(explored):
+    folder, store, found = explored
+    nodes = {node.query: node for node in found.nodes}
+    assert len(nodes) == len(found.nodes) == found.counts["queries"] == 60
+    assert found.stopped == "budget"
+    for node in found.nodes:
+        assert node.answer == answer(node.query, 0.1)
+        if share(f"unsure {node.query}") < 0.1:
+            assert node.label is None and math.isnan(node.reward)
+        else:
+            assert node.label == int("wrong" in node.answer)
+        assert node.entropy == 0.0  # three equal samples
+        if node.way == "seed":
+            assert node.query in SEEDS and node.first == node.query and not node.depth
+        else:
+            parent = nodes[node.parent]
+            assert parent.label == 1
+            assert (node.first, node.depth) == (parent.first, parent.depth + 1)
+            mark = dict(zip(TRANSFORMATIONS, "xyz", strict=True))[node.way]
+            assert node.query == f"{parent.query[:-1]} {mark}?"
+            if node.label is not None:
+                want = reward(0.0, 0.0, parent.reward, node.label == 0)
+                assert node.reward == pytest.approx(float(want))
+    hits = [node for node in found.nodes if node.label == 1]
+    known = [node for node in found.nodes if node.label is not None]
+    assert found.counts["hallucinated"] == len(hits) == len(store)
+    assert found.counts["gamma"] == len(hits) / len(known)
+    assert found.counts["unsure"] == 60 - len(known) and not found.counts["failed"]
+    assert {point.query for point in store} == {node.query for node in hits}
+    (point,) = [one for one in store if one.query == hits[0].query]
+    assert (point.response, point.domain, point.agent, point.entropy) == (
+        *(hits[0].answer, "things", "agent"),
+        0.0,
+    )
+    assert point.time == hits[0].time and point.verdict == "the evaluator says so"
+    rows = lines_of(folder / "queries.jsonl")
+    assert [row["query"] for row in rows] == [node.query for node in found.nodes]
+    summary = json.loads((folder / "summary.json").read_text("utf-8"))
+    assert summary["stopped"] == "budget" and summary["queries"] == 60
+    # Until a policy is trained every hit is changed in all three ways.
+    assert found.policy is not None and len(summary["losses"]) == 3
+    tried = [n for n in found.nodes if not n.chances and n.label == 1]
+    chosen = [n for n in found.nodes if n.chances]
+    assert tried and chosen and found.nodes.index(chosen[0]) > 4
+    for node in chosen:
+        np.testing.assert_allclose(sum(node.chances), 1, rtol=1e-5)
+
+
+def test_the_policy_learns_what_came_of_the_ways(explored, encoder, tmp_path):
+    """Its steps are parents whose three ways all were judged."""
+    one = explorer(tmp_path, encoder)
+    one.run(progress=False)
+    nodes = {node.query: node for node in explored[2].nodes}
+    assert len(one._steps) >= PLAN.steps
+    for parent, rewards in one._steps:
+        children = {n.way: n for n in nodes.values() if n.parent == parent.query}
+        assert rewards == [children[way].reward for way in TRANSFORMATIONS]
+        assert np.isfinite(probabilities(rewards)).all()
+
+
+def test_the_same_again(explored, encoder, tmp_path):
+    again = explorer(tmp_path, encoder).run(progress=False)
+    assert of(again.nodes) == of(explored[2].nodes)
+
+
+def test_nothing_is_asked_twice(explored, encoder):
+    folder, store, found = explored
+
+    def never(query, temperature):
+        raise AssertionError(query)
+
+    again = explorer(folder, encoder, never, store).run(progress=False)
+    assert of(again.nodes) == of(found.nodes)
+    assert len(store) == found.counts["points"]
+    # A larger budget goes on from there.
+    asked = []
+
+    def say(query, temperature):
+        asked.append(query)
+        return answer(query, temperature)
+
+    more = dataclasses.replace(PLAN, budget=66)
+    longer = explorer(folder, encoder, say, store, more).run(progress=False)
+    assert len(longer.nodes) == 66 and len(set(asked)) == 6
+    assert set(of(found.nodes)) < set(of(longer.nodes))
+
+
+@pytest.mark.parametrize(
+    ("plan", "stopped"),
+    [
+        (Plan(gamma=0.3, least=12, budget=60, starts=4, width=4, samples=2), "gamma"),
+        (Plan(gamma=1.0, least=1, budget=7, starts=4, width=4, samples=2), "budget"),
+    ],
+)
+def test_it_stops(encoder, tmp_path, plan, stopped):
+    found = explorer(tmp_path, encoder, plan=plan).run(progress=False)
+    assert found.stopped == stopped
+    if stopped == "gamma":
+        assert found.counts["gamma"] >= 0.3 and 12 <= found.counts["queries"] < 60
+    else:
+        assert found.counts["queries"] == 7
+
+
+def test_it_stops_where_nothing_is_left_to_ask(encoder, tmp_path):
+    def right(query, temperature):
+        return "right"
+
+    plan = dataclasses.replace(PLAN, budget=500)
+    found = explorer(tmp_path, encoder, right, plan=plan).run(progress=False)
+    assert found.stopped == "queries" and len(found.nodes) == len(SEEDS)
+    assert not found.counts["hallucinated"] and found.policy is None
+
+
+def test_random_ways(encoder, tmp_path):
+    plan = dataclasses.replace(PLAN, how="random", ways=("deduction", "analogy"))
+    found = explorer(tmp_path, encoder, plan=plan).run(progress=False)
+    assert found.policy is None
+    ways = {node.way for node in found.nodes}
+    assert ways == {"seed", "deduction", "analogy"}
+    chances = np.array([node.chances for node in found.nodes if node.chances])
+    np.testing.assert_allclose(chances.sum(1), 1, rtol=1e-5)
+    assert (chances[:, 2] == 0).all() and np.ptp(chances[:, 0]) > 0.3
+
+
+def test_a_person_decides(encoder, tmp_path):
+    first = explorer(tmp_path, encoder).run(progress=False)
+    path = tmp_path / "review.jsonl"
+    rows = lines_of(path)
+    unsure = [node for node in first.nodes if node.label is None]
+    assert [row["query"] for row in rows] == [node.query for node in unsure]
+    assert all(row["label"] is None and row["why"] for row in rows)
+    rows[0]["label"] = 1
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    again = explorer(tmp_path, encoder).run(progress=False)
+    (node,) = [one for one in again.nodes if one.query == rows[0]["query"]]
+    assert node.label == 1 and node.why.startswith("a person decided")
+    assert node.query in {point.query for point in ExactStore(WIDTH, tmp_path)}
+    assert reviewed(path) == {node.query: 1}
+    path.write_text('{"query": "a", "label": 2}\n')
+    with pytest.raises(ValueError, match="line 1: 'label' is 2; use 0, 1 or null"):
+        reviewed(path)
+    path.write_text('{"label": 1}\n')
+    with pytest.raises(ValueError, match="line 1: 'query' is missing"):
+        reviewed(path)
+
+
+def test_agents_that_fail_now_and_then(encoder, tmp_path):
+    """Empty, huge and no answers: survived, counted, reported."""
+
+    def say(query, temperature):
+        kind = int(40 * share(f"fail {query} {temperature}"))
+        if kind == 0:
+            return " "
+        if kind == 1:
+            return "long " * 30_000
+        if kind == 2:
+            raise TimeoutError("no answer in 5 s")
+        if kind == 3:
+            return None
+        return answer(query, temperature)
+
+    found = explorer(tmp_path, encoder, say).run(progress=False)
+    failed = [node for node in found.nodes if not node.answer]
+    assert failed and found.counts["failed"] == len(failed)
+    assert all(node.label is None and node.why for node in failed)
+    kinds = {node.why.split(" of")[0][:24] for node in failed}
+    assert len(kinds) >= 2
+    rows = lines_of(tmp_path / "review.jsonl")
+    assert not {row["query"] for row in rows} & {node.query for node in failed}
+
+
+def test_an_agent_that_always_fails(encoder, tmp_path):
+    def say(query, temperature):
+        raise ConnectionError("refused")
+
+    with pytest.raises(RuntimeError, match="none of 4 queries.*ConnectionError: refus"):
+        explorer(tmp_path, encoder, say).run(progress=False)
+
+
+def test_killed_ten_times(encoder, explored, tmp_path):
+    """Every kill is -9; nothing known is asked again, no point is lost."""
+    folder, log = tmp_path / "killed", tmp_path / "asked.jsonl"
+    log.touch()
+
+    def asked():
+        return log.read_bytes().count(b"\n")
+
+    known = set()
+    for kills in range(11):
+        before = asked()
+        child = Child(folder, encoder, log, 0.02)
+        if kills < 10:
+            child.kill(after=lambda least=before + kills: asked() > least)
+        else:
+            child.process.join()
+            assert child.process.exitcode == 0
+        fresh = lines_of(log)[before:]
+        assert fresh
+        for row in fresh:
+            query, temperature = row.rsplit(" ", 1)
+            kind = "answer" if temperature == "0.1" else "samples"
+            assert f"{kind} {digest(query)}" not in known
+        known = {row["key"] for row in lines_of(folder / "journal.jsonl")}
+        store = ExactStore(WIDTH, folder)
+        assert len({point.query for point in store}) == len(store)
+    nodes = {row["query"]: row for row in lines_of(folder / "queries.jsonl")}
+    want = of(explored[2].nodes)
+    assert set(nodes) == set(want)
+    assert {q: row["label"] for q, row in nodes.items()} == {
+        q: node.label for q, node in want.items()
+    }
+    points = {point.query for point in ExactStore(WIDTH, folder)}
+    assert points == {q for q, node in want.items() if node.label == 1}
+
+
+def test_a_journal_that_is_none(encoder, tmp_path):
+    (tmp_path / "journal.jsonl").write_text('{"a": 1}\n')
+    with pytest.raises(ValueError, match="is no journal .* delete it to begin anew"):
+        explorer(tmp_path, encoder)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"gamma": 0.0}, "gamma is 0.0; give a share in"),
+        ({"budget": 0}, "budget is 0; give at least 1"),
+        ({"samples": 0}, "samples is 0"),
+        ({"how": "greedy"}, "how is 'greedy'; use 'reinforced' or 'random'"),
+        ({"ways": ("magic",)}, "ways are magic; use some of deduction"),
+        ({"branch": 4}, "branch is 4, and there are 3 ways"),
+    ],
+)
+def test_bad_plans(change, message):
+    with pytest.raises(ValueError, match=message):
+        dataclasses.replace(PLAN, **change)
+
+
+@pytest.mark.parametrize(
+    ("text", "want"),
+    [
+        ("How is it treated?", "How is it treated?"),
+        ("Sure! Here it is:\n\n**How is it treated?**", "How is it treated?"),
+        ("2) “How is it treated?”", "How is it treated?"),
+        ("Question: how is it treated?\nBecause.", "how is it treated?"),
+        ("What is it?", ""),
+        ("It is treated.", ""),
+        ("?", ""),
+        ("w" * 500 + "?", ""),
+        ("", ""),
+    ],
+)
+def test_usable_queries(text, want):
+    assert usable(text, "what is it") == want
+
+
+def test_plain():
+    assert plain(" What's  THIS?") == plain("what s this")
+
+
+def test_an_evaluator_that_says_nonsense(encoder, tmp_path):
+    with pytest.raises(ValueError, match="the evaluator returned 'bad'"):
+        explorer(tmp_path, encoder, judge=lambda q, a: "bad").run(progress=False)
+
+    def sure(query, text):
+        return Judgement(int("wrong" in text), "by hand", 0.9)
+
+    plan = dataclasses.replace(PLAN, budget=4)
+    found = explorer(tmp_path, encoder, plan=plan, judge=sure).run(progress=False)
+    assert {(n.why, n.confidence) for n in found.nodes} == {("by hand", 0.9)}
+
+
+def test_no_seeds(encoder, tmp_path):
+    from jaxhal.watchdog import CallableAgent, CallableEvaluator, Explorer
+
+    with pytest.raises(ValueError, match="there are no seeds"):
+        Explorer(
+            CallableAgent(answer),
+            CallableEvaluator(evaluate),
+            Generator(CallableAgent(change), "things"),
+            [],
+            ExactStore(WIDTH),
+            tmp_path,
+        )
