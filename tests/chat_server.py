@@ -12,8 +12,8 @@ STALL = object()
 class ChatServer(http.server.ThreadingHTTPServer):
     """Answers with each of `replies`, then with the last for ever; remembers requests.
 
-    A reply is a text, None for a message without text, a status, or STALL; or a
-    function that makes one of these of the question.
+    A reply is a text, None for a message without text, a status, STALL, or bytes that
+    are sent as they are; or a function that makes one of these of the question.
     """
 
     def __init__(self, reply):
@@ -44,16 +44,18 @@ class _Chat(http.server.BaseHTTPRequestHandler):
             server.closing.wait()
             return
         status = reply if isinstance(reply, int) else 200
-        message = {"role": "assistant", "content": reply}
+        text = None if isinstance(reply, bytes) else reply
+        message = {"role": "assistant", "content": text}
         choices = [{"index": 0, "finish_reason": "stop", "message": message}]
         found = {"id": "1", "object": "chat.completion", "created": 0, "model": "m"}
-        text = json.dumps(found | {"choices": choices if status == 200 else []})
+        whole = json.dumps(found | {"choices": choices if status == 200 else []})
+        raw = reply if isinstance(reply, bytes) else whole.encode()
         self.send_response(status)
         self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(text)))
+        self.send_header("Content-Length", str(len(raw)))
         self.send_header("retry-after-ms", "1")
         self.end_headers()
-        self.wfile.write(text.encode())
+        self.wfile.write(raw)
 
     def log_message(self, *args):
         pass

@@ -1,0 +1,341 @@
+"""Agents of every kind, and what comes of those that misbehave."""
+
+import asyncio
+import json
+import threading
+import time
+
+import numpy as np
+import pytest
+from test_encoding import write, write_pooling
+
+import jaxhal
+from chat_server import STALL, serving
+from jaxhal.datasets import Question
+from jaxhal.endpoint import Endpoint
+from jaxhal.watchdog import (
+    Agent,
+    CallableAgent,
+    EndpointAgent,
+    EndpointEvaluator,
+    Evaluator,
+    LocalAgent,
+    Passages,
+    RagAgent,
+    ReferenceEvaluator,
+    Reply,
+    agents,
+    ask,
+)
+from tiny_lm import tiny_lm
+
+
+@pytest.fixture(scope="module")
+def lm():
+    return tiny_lm()
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory):
+    folder = write(tmp_path_factory.mktemp("encoder"))
+    write_pooling(folder, normalize=True, mean=True)
+    return str(folder)
+
+
+def test_a_model_here(lm):
+    agent = LocalAgent(lm, "Say: {query}", max_new_tokens=6, seed=3)
+    assert isinstance(agent, Agent) and agent.name == lm.name
+    some = ask(agent, ["a", "b"], n=3, temperature=0.8)
+    assert [len(replies) for replies in some] == [3, 3]
+    # What is said follows from the query alone.
+    assert ask(agent, ["b"], n=3, temperature=0.8) == [some[1]]
+    assert ask(agent, ["b"], n=3, temperature=0.7) != [some[1]]
+    other = LocalAgent(lm, "Say: {query}", max_new_tokens=6, seed=4)
+    assert ask(other, ["b"], n=3, temperature=0.8) != [some[1]]
+    ((likeliest,),) = ask(agent, ["a"], temperature=0.0)
+    ((want,),) = jaxhal.generate(
+        lm, ["Say: a"], max_new_tokens=6, sampling=jaxhal.GREEDY, progress=False
+    )
+    assert likeliest.text == want.text.strip()
+
+
+def test_a_query_too_long_fails_alone(lm):
+    agent = LocalAgent(lm, max_new_tokens=4)
+    long = "word " * lm.config.context_length
+    (failed,), (fine,), (empty,) = ask(agent, [long, "a", ""], temperature=0.0)
+    assert failed.error and "ValueError" in failed.error and not failed.text
+    assert fine.text and fine.error is None
+    assert empty.error
+
+
+def test_queries_at_one_time_are_answered_together(lm, monkeypatch):
+    sizes = []
+    real = agents.generate
+
+    def counting(lm, prompts, **options):
+        sizes.append((len(prompts), options["n"]))
+        return real(lm, prompts, **options)
+
+    monkeypatch.setattr(agents, "generate", counting)
+    agent = LocalAgent(lm, max_new_tokens=3, batch_size=4)
+
+    async def many():
+        return await asyncio.gather(
+            *(agent.respond([f"q{n}"], temperature=0.0) for n in range(8)),
+            *(agent.respond([f"q{n}"], n=2) for n in range(2)),
+        )
+
+    found = asyncio.run(many())
+    assert sizes == [(8, 1), (2, 2)]
+    assert found[3] == ask(agent, ["q3"], temperature=0.0)
+
+
+def test_errors_of_the_model_are_raised(lm, monkeypatch):
+    def broken(*_, **__):
+        raise MemoryError("no room")
+
+    agent = LocalAgent(lm, max_new_tokens=3)
+    monkeypatch.setattr(agents, "generate", broken)
+    with pytest.raises(MemoryError, match="no room"):
+        ask(agent, ["a"])
+    monkeypatch.undo()
+    assert ask(agent, ["a"])[0][0].text
+
+
+@pytest.mark.parametrize(
+    ("options", "message"), [({"n": 0}, "n is 0"), ({"temperature": -1.0}, "e -1.0")]
+)
+def test_bad_wishes(lm, options, message):
+    with pytest.raises(ValueError, match=message):
+        ask(LocalAgent(lm), ["a"], **options)
+    with pytest.raises(ValueError, match="must hold {query}"):
+        LocalAgent(lm, "Say")
+
+
+def test_any_function():
+    seen = []
+
+    def slow(query, temperature):
+        seen.append((query, temperature))
+        return f"{query}!"
+
+    agent = CallableAgent(slow)
+    assert isinstance(agent, Agent) and agent.name == "slow"
+    assert ask(agent, ["a", "b"], n=2, temperature=0.5) == [[Reply("a!")] * 2] + [
+        [Reply("b!")] * 2
+    ]
+    assert sorted(seen) == [("a", 0.5)] * 2 + [("b", 0.5)] * 2
+
+    async def later(query):
+        await asyncio.sleep(0)
+        return query.upper()
+
+    assert ask(CallableAgent(later, "later"), ["a"]) == [[Reply("A")]]
+    with pytest.raises(ValueError, match="concurrency is 0"):
+        CallableAgent(slow, concurrency=0)
+
+
+def test_functions_run_so_many_at_a_time():
+    lock, now, most = threading.Lock(), [0], [0]
+
+    def busy(query):
+        with lock:
+            now[0] += 1
+            most[0] = max(most[0], now[0])
+        time.sleep(0.01)
+        with lock:
+            now[0] -= 1
+        return query
+
+    ask(CallableAgent(busy, concurrency=3), [str(n) for n in range(12)])
+    assert most[0] == 3
+
+
+@pytest.mark.parametrize(
+    ("said", "error"),
+    [
+        ("", "the answer is empty"),
+        (" \n", "the answer is empty"),
+        (None, "the answer is NoneType and not text"),
+        ({"a": 1}, "the answer is dict and not text"),
+        ("x" * 200_000, "200000 characters, over 100000"),
+        (RuntimeError("broken"), "RuntimeError: broken"),
+        (OSError("x" * 999), "OSError: xxx"),
+    ],
+)
+def test_answers_of_no_use(said, error):
+    def answer(query):
+        if isinstance(said, Exception):
+            raise said
+        return said
+
+    ((reply,),) = ask(CallableAgent(answer), ["a"])
+    assert not reply.text and error in reply.error and len(reply.error) <= 200
+
+
+def test_half_a_character_is_replaced():
+    ((reply,),) = ask(CallableAgent(lambda query: "a\ud800b"), ["a"])
+    assert reply.text == "a?b" and json.dumps(reply.text).encode()
+
+
+def endpoint(server, **options):
+    timeout = options.pop("timeout", 5.0)
+    return EndpointAgent(Endpoint(server.url, "m", timeout), **options)
+
+
+def test_an_endpoint(tmp_path, monkeypatch):
+    with serving(lambda question: question.upper(), tmp_path, monkeypatch) as server:
+        agent = endpoint(server, system="Be brief.", max_tokens=9)
+        assert isinstance(agent, Agent) and agent.name == "m"
+        assert ask(agent, ["a", "b"], 2, 0.7) == [[Reply("A")] * 2, [Reply("B")] * 2]
+    assert len(server.asked) == 4
+    for path, body in server.asked:
+        assert path == "/v1/chat/completions"
+        assert body["temperature"] == 0.7 and body["max_tokens"] == 9
+        assert body["messages"][0] == {"role": "system", "content": "Be brief."}
+
+
+@pytest.mark.parametrize("status", [429, 500, 503])
+def test_it_is_asked_again(tmp_path, monkeypatch, status):
+    with serving("late", tmp_path, monkeypatch) as server:
+        server.replies = [status, status, "late"]
+        assert ask(endpoint(server), ["a"]) == [[Reply("late")]]
+        server.replies = [status]
+        ((reply,),) = ask(endpoint(server, retries=2), ["a"])
+    assert not reply.text and reply.error and str(status) in reply.error
+    assert len(server.asked) == 3 + 3
+
+
+@pytest.mark.parametrize(
+    "said", [None, "", b"{", b"[]", b'"text"', b"{}", b'{"choices": 5}', "y" * 100_001]
+)
+def test_what_is_no_completion(tmp_path, monkeypatch, said):
+    def reply(question):
+        return said if question == "bad" else "fine"
+
+    with serving(reply, tmp_path, monkeypatch) as server:
+        (bad,), (fine,) = ask(endpoint(server, retries=0), ["bad", "good"])
+    assert not bad.text and bad.error
+    assert fine == Reply("fine")
+
+
+def test_an_endpoint_that_hangs(tmp_path, monkeypatch):
+    def reply(question):
+        return STALL if question == "bad" else "fine"
+
+    with serving(reply, tmp_path, monkeypatch) as server:
+        agent = endpoint(server, timeout=0.3, retries=1)
+        (bad,), (fine,) = ask(agent, ["bad", "good"])
+        assert "Timeout" in str(bad.error) and fine.text == "fine"
+        assert server.questions.count("bad") == 2
+
+
+@pytest.mark.parametrize("status", [401, 403, 404])
+def test_an_endpoint_that_takes_nothing(tmp_path, monkeypatch, status):
+    with (
+        serving(status, tmp_path, monkeypatch) as server,
+        pytest.raises(RuntimeError, match="takes no query for 'm'.*check the address"),
+    ):
+        ask(endpoint(server), ["a", "b"])
+
+
+def test_so_many_requests_a_second(tmp_path, monkeypatch):
+    with serving("x", tmp_path, monkeypatch) as server:
+        agent, began = endpoint(server, per_second=20.0), time.monotonic()
+        ask(agent, [str(n) for n in range(6)])
+        assert time.monotonic() - began >= 0.25
+    for change, message in (
+        ({"per_second": 0.0}, "per_second is 0.0"),
+        ({"retries": -1}, "retries is -1"),
+        ({"concurrency": 0}, "concurrency is 0"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            endpoint(server, **change)
+
+
+def test_answers_from_passages(encoder):
+    texts = [f"w{n} w{n + 1} w{n + 2}" for n in range(0, 30, 3)]
+    passages = Passages([*texts, texts[0]], encoder, progress=False)
+    assert len(passages) == 10
+    ((first, *others),) = passages.search([texts[4]], 3)
+    assert first == texts[4] and len(others) == 2
+    seen = []
+
+    def answer(query):
+        seen.append(query)
+        return "An answer."
+
+    agent = RagAgent(CallableAgent(answer, "one"), passages, k=2)
+    assert isinstance(agent, Agent) and agent.name == "one with 10 passages"
+    (replies,) = ask(agent, [texts[7]], n=2)
+    assert {one.text for one in replies} == {"An answer."}
+    context = replies[0].context
+    assert context.startswith(texts[7]) and context.count("\n\n") == 1
+    assert all(context in query and texts[7] in query for query in seen)
+    with pytest.raises(ValueError, match="must hold {passages} and {query}"):
+        RagAgent(CallableAgent(answer), passages, prompt="{query}")
+    with pytest.raises(ValueError, match="k is 0"):
+        RagAgent(CallableAgent(answer), passages, k=0)
+
+
+def judged(evaluator, query, text, context=""):
+    (found,) = asyncio.run(evaluator.judge([query], [Reply(text, context)]))
+    return found
+
+
+def test_references_judge(encoder):
+    questions = [
+        Question("w0 w1 w2", "It is red.", id="a"),
+        Question("w20 w21 w22", ("It is blue.", "Blue."), id="b"),
+    ]
+    evaluator = ReferenceEvaluator(questions, similarity=0.999, encoder=encoder)
+    assert isinstance(evaluator, Evaluator)
+    assert judged(evaluator, "w20 w21 w22", "blue").label == 0
+    found = judged(evaluator, "w20 w21 w22", "It runs fast.")
+    assert found.label == 1 and "overlap" in found.why and "'w20 w21 w22'" in found.why
+    far = judged(evaluator, "w40 w3 w17", "blue")
+    assert far.label is None and far.confidence == 0 and "under 0.999" in far.why
+    with pytest.raises(ValueError, match="no questions"):
+        ReferenceEvaluator([], encoder=encoder)
+
+
+def verdict(hallucinated, confidence, why="so"):
+    return json.dumps(
+        {"hallucinated": hallucinated, "confidence": confidence, "why": why}
+    )
+
+
+def test_a_model_judges(tmp_path, monkeypatch):
+    with serving(verdict(True, 90), tmp_path, monkeypatch) as server:
+        evaluator = EndpointEvaluator(Endpoint(server.url, "m", 5.0))
+        assert isinstance(evaluator, Evaluator)
+        assert judged(evaluator, "q", "a", "The source.") == (1, "so", 0.9)
+        (asked,) = server.questions
+        assert all(part in asked for part in ("The source.", "q", "a"))
+        server.replies = [verdict(False, 60)]
+        assert judged(evaluator, "q2", "a") == (0, "so", 0.6)
+        server.replies = [verdict(True, 59)]
+        assert judged(evaluator, "q3", "a") == (None, "so", 0.59)
+        # Nothing of use, three times: a person decides.
+        for bad in (
+            "yes",
+            verdict("true", 90),
+            verdict(True, 101),
+            verdict(True, True),
+        ):
+            server.replies = [bad]
+            found = judged(evaluator, f"q {bad}", "a")
+            assert found.label is None and "of no use in 3 attempts" in found.why
+        server.replies = [500]
+        assert judged(evaluator, "q4", "a").label is None
+        server.replies = [401]
+        with pytest.raises(RuntimeError, match="gave no answer"):
+            judged(evaluator, "q5", "a")
+
+
+def test_an_answer_in_numbers():
+    from jaxhal.watchdog import CallableEvaluator
+
+    for said, label in ((True, 1), (np.int64(0), 0), (None, None)):
+        evaluator = CallableEvaluator(lambda query, text, said=said: said)
+        assert judged(evaluator, "q", "a").label == label
