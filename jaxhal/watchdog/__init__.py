@@ -26,6 +26,9 @@ from jaxhal.watchdog.explore import Explored as Explored
 from jaxhal.watchdog.explore import Explorer as Explorer
 from jaxhal.watchdog.explore import Node as Node
 from jaxhal.watchdog.explore import Plan as Plan
+from jaxhal.watchdog.guarding import Check as Check
+from jaxhal.watchdog.guarding import Guarded as Guarded
+from jaxhal.watchdog.guarding import Watchdog as Watchdog
 from jaxhal.watchdog.milvus import MilvusStore as MilvusStore
 from jaxhal.watchdog.monitor import PRESETS as PRESETS
 from jaxhal.watchdog.monitor import Decision as Decision
@@ -34,3 +37,4 @@ from jaxhal.watchdog.monitor import decide as decide
 from jaxhal.watchdog.monitor import monitor as monitor
 from jaxhal.watchdog.policy import Training as Training
 from jaxhal.watchdog.queries import Generator as Generator
+from jaxhal.watchdog.serve import Service as Service

@@ -1,0 +1,460 @@
+"""A proxy in front of an agent that speaks as OpenAI's chat completions do.
+
+Whatever talks to the agent talks to the proxy instead, and finds what the watchdog says
+in the response and its headers.
+"""
+
+import asyncio
+import collections
+import hmac
+import json
+import logging
+import time
+import uuid
+from collections.abc import AsyncIterator, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from jaxhal.watchdog.agents import Reply
+from jaxhal.watchdog.guarding import Check, Guarded, Watchdog
+
+if TYPE_CHECKING:
+    from starlette.applications import Starlette
+    from starlette.requests import Request
+    from starlette.responses import Response
+
+#: Said in place of an answer that is held back.
+BLOCKED = (
+    "I may not know enough to answer this question without making something up, so I "
+    "would rather not."
+)
+# Of the last answers that feedback may name.
+_KEPT = 10_000
+# Characters of a query; looking at one takes as long as reading it.
+_QUERY = 20_000
+# Characters of an answer in one piece of a stream.
+_PIECE = 40
+_BOUNDARIES = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100)
+
+
+class Fault(Exception):
+    """What is wrong with a request.
+
+    Attributes:
+      status: of the response.
+      kind: of the error, in OpenAI's words.
+    """
+
+    def __init__(self, status: int, message: str, kind: str = "invalid_request_error"):
+        super().__init__(message)
+        self.status, self.kind = status, kind
+
+
+class Asked(NamedTuple):
+    """What a request wants.
+
+    Attributes:
+      query: the last turn of the user.
+      prompt: what the agent is asked: the query, after the turns before it if any.
+      stream: whether the answer is wanted piece by piece.
+      temperature: at which it is wanted; ``None`` leaves it to the watchdog.
+    """
+
+    query: str
+    prompt: str
+    stream: bool
+    temperature: float | None
+
+
+def asked(body: Any) -> Asked:
+    """What the body of a chat completion wants.
+
+    Raises:
+      Fault: where it is none.
+    """
+    if not isinstance(body, Mapping):
+        raise Fault(400, "the body is not a JSON object")
+    messages = body.get("messages")
+    if not isinstance(messages, list) or not messages:
+        raise Fault(400, "'messages' must be a list of at least one message")
+    turns = [_turn(number, message) for number, message in enumerate(messages)]
+    role, query = turns[-1]
+    if role != "user":
+        raise Fault(400, f"the last message is of {role!r}; it must be the user's")
+    if not query.strip():
+        raise Fault(400, "the last message is empty")
+    if len(query) > _QUERY:
+        raise Fault(400, f"the last message has {len(query)} characters, over {_QUERY}")
+    stream, n = body.get("stream") or False, body.get("n")
+    if not isinstance(stream, bool):
+        raise Fault(400, "'stream' must be true or false")
+    if n not in (None, 1) or isinstance(n, bool):
+        raise Fault(400, "'n' must be 1: one answer is guarded at a time")
+    temperature = body.get("temperature")
+    if temperature is not None and (
+        isinstance(temperature, bool)
+        or not isinstance(temperature, int | float)
+        or not 0 <= temperature <= 2
+    ):
+        raise Fault(400, "'temperature' must be a number from 0 to 2")
+    prompt = query
+    if len(turns) > 1:
+        prompt = "\n\n".join(f"{role}: {text}" for role, text in turns)
+    known = None if temperature is None else float(temperature)
+    return Asked(query, prompt, stream, known)
+
+
+def _turn(number: int, message: Any) -> tuple[str, str]:
+    where = f"messages[{number}]"
+    if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+        raise Fault(400, f"{where} must be an object with a 'role'")
+    content = message.get("content")
+    if isinstance(content, list):
+        parts = [
+            part.get("text")
+            for part in content
+            if isinstance(part, Mapping) and part.get("type") == "text"
+        ]
+        if len(parts) < len(content) or not all(isinstance(p, str) for p in parts):
+            raise Fault(400, f"{where} holds something other than text")
+        content = "\n".join(map(str, parts))
+    if content is None and message["role"] == "assistant":
+        content = ""
+    if not isinstance(content, str):
+        raise Fault(400, f"{where} has no text in 'content'")
+    if any("\ud800" <= letter <= "\udfff" for letter in content):
+        raise Fault(400, f"{where} holds half of a surrogate pair; it is no valid text")
+    return message["role"], content
+
+
+def verdict(check: Check, mode: str, blocked: bool) -> dict[str, Any]:
+    """What the watchdog says, as the response has it."""
+    return {
+        "flagged": check.flagged,
+        "blocked": blocked,
+        "score": check.score,
+        "near": check.near,
+        "cosine": check.cosine,
+        "entropy": check.entropy,
+        "mode": mode,
+        "error": check.error,
+        "nearest": [
+            {"query": hit.point.query, "similarity": hit.similarity}
+            for hit in check.hits
+        ],
+    }
+
+
+def headers(check: Check, blocked: bool) -> dict[str, str]:
+    """The same in short, as headers."""
+    return {
+        "X-Watchdog-Flagged": str(check.flagged).lower(),
+        "X-Watchdog-Blocked": str(blocked).lower(),
+        "X-Watchdog-Score": f"{check.score:.4f}",
+    }
+
+
+class Service:
+    """The proxy.
+
+    Args:
+      watchdog: whose agent answers.
+      mode: ``"flag"`` adds the verdict; ``"block"`` holds answers to flagged queries
+        back, which the agent is then not asked for.
+      token: that a client has to show; ``None`` asks for none.
+      largest: bytes of a request.
+      blocked: what is said in place of an answer that is held back.
+
+    Raises:
+      ModuleNotFoundError: without starlette and prometheus-client.
+      ValueError: on another mode, an empty token or no bytes.
+    """
+
+    def __init__(
+        self,
+        watchdog: Watchdog,
+        *,
+        mode: str = "flag",
+        token: str | None = None,
+        largest: int = 1 << 20,
+        blocked: str = BLOCKED,
+    ):
+        try:
+            import prometheus_client
+            import starlette  # noqa: F401
+        except ModuleNotFoundError as error:
+            raise ModuleNotFoundError(
+                f"the proxy needs {error.name}; pip install 'jaxhal[watchdog]'"
+            ) from error
+        if mode not in ("flag", "block"):
+            raise ValueError(f"mode is {mode!r}; use 'flag' or 'block'")
+        if token is not None and not token.strip():
+            raise ValueError("token is empty; give one, or leave it out")
+        if largest < 1:
+            raise ValueError(f"largest is {largest}; give at least 1 byte")
+        self.watchdog, self.mode, self.token = watchdog, mode, token
+        self.largest, self.blocked = largest, blocked
+        self._given: collections.OrderedDict[str, tuple[str, Reply]]
+        self._given = collections.OrderedDict()
+        self.registry = prometheus_client.CollectorRegistry()
+        named: Any = {"registry": self.registry}
+        counter, histogram = prometheus_client.Counter, prometheus_client.Histogram
+        self._requests = counter(
+            "watchdog_requests",
+            "Requests by path and status.",
+            ["path", "status"],
+            **named,
+        )
+        self._checks = counter(
+            "watchdog_checks", "Queries by what became of them.", ["verdict"], **named
+        )
+        self._failures = counter(
+            "watchdog_failures", "Queries that the agent gave no answer to.", **named
+        )
+        self._feedback = counter(
+            "watchdog_feedback", "Feedback by what it says.", ["hallucinated"], **named
+        )
+        self._lookup = histogram(
+            "watchdog_lookup_seconds",
+            "Time that the bound was looked through.",
+            buckets=_BOUNDARIES,
+            **named,
+        )
+        self._seconds = histogram(
+            "watchdog_answer_seconds",
+            "Time from a request to its whole answer.",
+            buckets=_BOUNDARIES,
+            **named,
+        )
+        points = prometheus_client.Gauge(
+            "watchdog_points", "Points of the bound.", **named
+        )
+        points.set_function(lambda: len(watchdog.store))
+
+    def app(self) -> "Starlette":
+        """The proxy as an ASGI application."""
+        from starlette.applications import Starlette
+        from starlette.exceptions import HTTPException
+        from starlette.routing import Route
+
+        routes = [
+            Route("/v1/chat/completions", self._complete, methods=["POST"]),
+            Route("/v1/feedback", self._learn, methods=["POST"]),
+            Route("/v1/models", self._models, methods=["GET"]),
+            Route("/health", self._health, methods=["GET"]),
+            Route("/metrics", self._metrics, methods=["GET"]),
+        ]
+        handlers: Any = {
+            Fault: self._fault,
+            HTTPException: self._unknown,
+            Exception: self._broken,
+        }
+        return Starlette(routes=routes, exception_handlers=handlers)
+
+    def run(self, host: str = "127.0.0.1", port: int = 8080) -> None:
+        """Serves until it is told to stop; open requests are then answered first.
+
+        Args:
+          host: address to listen at; by default this machine's own alone.
+          port: of the address.
+        """
+        import uvicorn
+
+        uvicorn.run(
+            self.app(),
+            host=host,
+            port=port,
+            log_level="warning",
+            timeout_graceful_shutdown=30,
+        )
+
+    async def _complete(self, request: "Request") -> "Response":
+        from starlette.responses import JSONResponse, StreamingResponse
+
+        began = time.perf_counter()
+        want = asked(await self._body(request))
+        name = f"chatcmpl-{uuid.uuid4().hex}"
+        found = await self._guarded(want)
+        check, blocked = found.check, found.blocked
+        self._count(found)
+        self._seconds.observe(time.perf_counter() - began)
+        said = verdict(check, self.mode, blocked)
+        short = headers(check, blocked)
+        if found.reply.error is not None:
+            error = f"the agent gave no answer: {found.reply.error}"
+            self._requests.labels("/v1/chat/completions", "502").inc()
+            body = {**_error(error, "upstream_error"), "watchdog": said}
+            return JSONResponse(body, 502, headers=short)
+        if not blocked:
+            self._remember(name, want.query, found.reply)
+        text = self.blocked if blocked else found.reply.text
+        ending = "content_filter" if blocked else "stop"
+        about = {
+            "id": name,
+            "created": int(time.time()),
+            "model": self.watchdog.agent.name,
+        }
+        self._requests.labels("/v1/chat/completions", "200").inc()
+        if want.stream:
+            pieces = _pieces(about, text, ending, said)
+            kind = "text/event-stream"
+            return StreamingResponse(pieces, media_type=kind, headers=short)
+        message = {"role": "assistant", "content": text}
+        choice = {"index": 0, "message": message, "finish_reason": ending}
+        body = {**about, "object": "chat.completion", "choices": [choice]}
+        return JSONResponse({**body, "watchdog": said}, headers=short)
+
+    async def _guarded(self, want: Asked) -> Guarded:
+        """The watchdog looks at the query, the agent is asked the whole prompt."""
+        temperature = want.temperature
+        if temperature is None:
+            temperature = self.watchdog.answer_temperature
+
+        async def answer() -> Reply:
+            agent = self.watchdog.agent
+            ((reply,),) = await agent.respond([want.prompt], 1, temperature)
+            return reply
+
+        try:
+            if self.mode == "flag":
+                check, reply = await asyncio.gather(
+                    self.watchdog.check(want.query), answer()
+                )
+                return Guarded(reply, check, False)
+            check = await self.watchdog.check(want.query)
+            if check.flagged:
+                return Guarded(Reply(""), check, True)
+            return Guarded(await answer(), check, False)
+        except RuntimeError as error:
+            raise Fault(503, str(error), "unavailable_error") from error
+
+    async def _learn(self, request: "Request") -> "Response":
+        from starlette.responses import JSONResponse
+
+        body = await self._body(request)
+        if not isinstance(body, Mapping) or not isinstance(
+            body.get("hallucinated"), bool
+        ):
+            raise Fault(400, "feedback is {'id', 'hallucinated': true or false}")
+        if "id" in body:
+            given = self._given.get(str(body["id"]))
+            if given is None:
+                raise Fault(404, f"no answer {str(body['id'])[:80]!r} is remembered")
+            query, reply = given
+        else:
+            query, text = body.get("query"), body.get("response", "")
+            if not isinstance(query, str) or not query.strip():
+                raise Fault(400, "feedback without 'id' needs the 'query' as text")
+            if not isinstance(text, str):
+                raise Fault(400, "'response' must be text")
+            reply = Reply(text)
+        try:
+            gained = await self.watchdog.learn(
+                query, reply.text, body["hallucinated"], reply.context
+            )
+        except (RuntimeError, ValueError) as error:
+            raise Fault(503, str(error), "unavailable_error") from error
+        self._feedback.labels(str(body["hallucinated"]).lower()).inc()
+        self._requests.labels("/v1/feedback", "200").inc()
+        points = await asyncio.to_thread(len, self.watchdog.store)
+        return JSONResponse({"gained": gained, "points": points})
+
+    async def _models(self, request: "Request") -> "Response":
+        from starlette.responses import JSONResponse
+
+        self._allowed(request)
+        one = {"id": self.watchdog.agent.name, "object": "model", "owned_by": "jaxhal"}
+        return JSONResponse({"object": "list", "data": [{**one, "created": 0}]})
+
+    async def _health(self, request: "Request") -> "Response":
+        from starlette.responses import JSONResponse
+
+        try:
+            points = await asyncio.to_thread(len, self.watchdog.store)
+        except RuntimeError as error:
+            return JSONResponse({"status": "failing", "why": str(error)}, 503)
+        about = {"agent": self.watchdog.agent.name, "mode": self.mode}
+        return JSONResponse({"status": "ok", "points": points, **about})
+
+    async def _metrics(self, request: "Request") -> "Response":
+        from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+        from starlette.responses import Response
+
+        self._allowed(request)
+        text = await asyncio.to_thread(generate_latest, self.registry)
+        return Response(text, headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+    def _allowed(self, request: "Request") -> None:
+        """Raises Fault where the client shows no token or another one."""
+        if self.token is None:
+            return
+        shown = request.headers.get("authorization", "")
+        if not hmac.compare_digest(shown.encode(), f"Bearer {self.token}".encode()):
+            raise Fault(401, "no token, or a wrong one", "authentication_error")
+
+    async def _body(self, request: "Request") -> Any:
+        """The JSON of a request that is allowed and not too large."""
+        self._allowed(request)
+        whole = bytearray()
+        async for part in request.stream():
+            whole += part
+            if len(whole) > self.largest:
+                raise Fault(413, f"the request is over {self.largest} bytes")
+        try:
+            return json.loads(bytes(whole))
+        except (RecursionError, ValueError) as error:
+            raise Fault(400, "the body is not JSON") from error
+
+    def _remember(self, name: str, query: str, reply: Reply) -> None:
+        self._given[name] = query, reply
+        if len(self._given) > _KEPT:
+            self._given.popitem(last=False)
+
+    def _count(self, found: Guarded) -> None:
+        check = found.check
+        kind = "near" if check.near else "unsure" if check.flagged else "clean"
+        self._checks.labels("unknown" if check.error else kind).inc()
+        self._lookup.observe(check.seconds)
+        if found.reply.error is not None:
+            self._failures.inc()
+
+    async def _fault(self, request: "Request", error: Any) -> "Response":
+        from starlette.responses import JSONResponse
+
+        more = {"WWW-Authenticate": "Bearer"} if error.status == 401 else {}
+        self._requests.labels(request.url.path, str(error.status)).inc()
+        return JSONResponse(_error(str(error), error.kind), error.status, headers=more)
+
+    async def _unknown(self, request: "Request", error: Any) -> "Response":
+        from starlette.responses import JSONResponse
+
+        self._requests.labels("other", str(error.status_code)).inc()
+        body = _error(str(error.detail), "invalid_request_error")
+        return JSONResponse(body, error.status_code, headers=error.headers)
+
+    async def _broken(self, request: "Request", error: Exception) -> "Response":
+        from starlette.responses import JSONResponse
+
+        logging.getLogger(__name__).error("a request failed", exc_info=error)
+        self._requests.labels(request.url.path, "500").inc()
+        return JSONResponse(_error("the watchdog failed", "internal_error"), 500)
+
+
+def _error(message: str, kind: str) -> dict[str, Any]:
+    return {"error": {"message": message, "type": kind, "param": None, "code": None}}
+
+
+async def _pieces(
+    about: Mapping[str, Any], text: str, ending: str, said: Mapping[str, Any]
+) -> AsyncIterator[str]:
+    """An answer as the events of a stream, the verdict in the last."""
+
+    def event(delta: Mapping[str, Any], ending: str | None = None, **more: Any) -> str:
+        choice = {"index": 0, "delta": delta, "finish_reason": ending}
+        body = {**about, "object": "chat.completion.chunk", "choices": [choice], **more}
+        return f"data: {json.dumps(body)}\n\n"
+
+    yield event({"role": "assistant", "content": ""})
+    for start in range(0, len(text), _PIECE):
+        yield event({"content": text[start : start + _PIECE]})
+    yield event({}, ending, watchdog=said)
+    yield "data: [DONE]\n\n"

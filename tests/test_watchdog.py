@@ -1,0 +1,426 @@
+"""The watchdog on a bound that is known, and the proxy in front of it."""
+
+import asyncio
+import concurrent.futures
+import contextlib
+import http.client
+import json
+import math
+import random
+import threading
+import time
+from typing import Any
+
+import openai
+import pytest
+import uvicorn
+from explore_world import Same
+from test_encoding import write, write_pooling
+
+from jaxhal.encoding import embed, kept_encoder
+from jaxhal.watchdog import CallableAgent, ExactStore, Guard, Point, Watchdog, monitor
+from jaxhal.watchdog.serve import BLOCKED, Fault, Service, asked
+
+WIDTH = 32
+KNOWN = [f"w{n} w{n + 1} w{n + 2}" for n in range(0, 27, 3)]
+FAR = "w40 w3 w17 w22"
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory):
+    folder = write(tmp_path_factory.mktemp("encoder"))
+    write_pooling(folder, normalize=True, mean=True)
+    return str(folder)
+
+
+def answer(query, temperature):
+    """Unsure where the query says so; silent and broken likewise."""
+    if "w44" in query:
+        raise TimeoutError("too slow")
+    if temperature > 0.5 and "w17" in query:
+        return f"answer {random.random()}"
+    return f"The answer to {query}."
+
+
+def watchdog(encoder, guard=None, points=KNOWN, say=answer, entropy=0.5):
+    store = ExactStore(WIDTH)
+    if points:
+        vectors = embed(kept_encoder(encoder), points, progress=False)
+        some = [
+            Point(f"p{n}", q, "wrong", entropy=entropy) for n, q in enumerate(points)
+        ]
+        store.add(some, vectors)
+    return Watchdog(
+        CallableAgent(say, "agent", concurrency=64),
+        store,
+        guard=guard or Guard(similarity=0.999),
+        encoder=encoder,
+        samples=4,
+        entailment=Same(),
+    )
+
+
+def test_a_query_is_looked_at(encoder):
+    dog = watchdog(encoder, Guard(similarity=0.2))
+    check = asyncio.run(dog.check(KNOWN[4]))
+    assert check.hits[0].point.query == KNOWN[4] and len(check.hits) == 3
+    assert check.flagged and check.near and check.entropy is None
+    vectors = embed(kept_encoder(encoder), [KNOWN[4], *KNOWN], progress=False)
+    want = monitor(vectors[0], 0.0, vectors[1:], [0.5] * 9, Guard(similarity=0.2))
+    assert check.score == pytest.approx(float(want.score), abs=1e-5)
+    assert check.cosine == pytest.approx(float(want.cosine), abs=1e-5)
+
+
+def test_where_no_point_is_near_the_entropy_decides(encoder):
+    dog = watchdog(encoder)
+    sure, unsure = asyncio.run(dog.checks([KNOWN[4], FAR]))
+    # Alone near a point is not enough: the third one has to be.
+    assert not sure.flagged and sure.entropy == 0.0 and not sure.near
+    assert sure.score == pytest.approx(1 / (1 + math.exp(0.5)), abs=1e-6)
+    assert unsure.flagged and unsure.entropy == pytest.approx(math.log(4), abs=1e-6)
+    assert unsure.score == pytest.approx(
+        1 / (1 + math.exp(0.5 - math.log(4))), abs=1e-6
+    )
+    # Of all points the highest entropy: above it nothing of four answers is.
+    high = watchdog(encoder, Guard(similarity=0.999, entropy="highest"))
+    other = Point("high", "w9 w9", "wrong", entropy=1.4)
+    high.store.add([other], embed(kept_encoder(encoder), ["w9 w9"], progress=False))
+    assert not asyncio.run(high.check(FAR)).flagged
+
+
+def test_an_agent_that_is_not_asked(encoder):
+    def never(query, temperature):
+        raise AssertionError
+
+    dog = watchdog(
+        encoder, Guard(similarity=0.999, gate=False, entropy=None), say=never
+    )
+    found = asyncio.run(dog.checks([FAR, *KNOWN]))
+    assert all(check.entropy is None for check in found)
+
+
+def test_an_entropy_that_cannot_be_known(encoder):
+    check = asyncio.run(watchdog(encoder).check("w44 w1"))
+    assert not check.flagged and check.entropy is None and check.score == 0.5
+    assert "too slow" in str(check.error)
+
+
+def test_an_empty_bound(encoder):
+    check = asyncio.run(watchdog(encoder, points=[]).check(FAR))
+    assert not check.flagged and check.score == 0.5 and check.hits == []
+
+
+def test_flag_and_block(encoder):
+    said = []
+
+    def say(query, temperature):
+        said.append(query)
+        return answer(query, temperature)
+
+    dog = watchdog(encoder, Guard(similarity=0.2), say=say)
+    flagged = asyncio.run(dog.guard(KNOWN[0]))
+    assert flagged.check.flagged and not flagged.blocked
+    assert flagged.reply.text == f"The answer to {KNOWN[0]}."
+    said.clear()
+    blocked = asyncio.run(dog.guard(KNOWN[0], block=True))
+    assert blocked.blocked and not blocked.reply.text and not said
+    sure = watchdog(encoder, say=say)
+    fine = asyncio.run(sure.guard(KNOWN[0], block=True))
+    assert not fine.blocked and fine.reply.text.startswith("The answer")
+
+
+def test_it_learns(encoder):
+    dog = watchdog(encoder)
+    assert asyncio.run(dog.learn("w7 w7", "Bad.", True, "C")) == 1
+    assert asyncio.run(dog.learn("w7 w7", "Worse.", True)) == 0
+    (hit, *_) = asyncio.run(dog.check("w7 w7")).hits
+    assert (hit.point.response, hit.point.agent) == ("Worse.", "agent")
+    assert hit.similarity == pytest.approx(1, abs=1e-5)
+    assert asyncio.run(dog.learn("w7 w7", "Good.", False)) == -1
+    assert len(dog.store) == len(KNOWN)
+    with pytest.raises(RuntimeError, match="answers nothing to 'w44': Timeout"):
+        asyncio.run(dog.learn("w44", "Bad.", True))
+
+
+def test_bad_settings(encoder):
+    with pytest.raises(ValueError, match="samples is 0"):
+        Watchdog(CallableAgent(answer), ExactStore(WIDTH), encoder=encoder, samples=0)
+    with pytest.raises(
+        ValueError, match="vectors of 32 numbers, and the store holds 7"
+    ):
+        Watchdog(CallableAgent(answer), ExactStore(7), encoder=encoder)
+
+
+@contextlib.contextmanager
+def running(service):
+    """Its server and address."""
+    config = uvicorn.Config(service.app(), port=0, log_level="critical")
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    try:
+        while not server.started:
+            time.sleep(0.01)
+        yield server, server.servers[0].sockets[0].getsockname()[1]
+    finally:
+        server.should_exit = True
+        thread.join()
+
+
+@contextlib.contextmanager
+def proxy(service):
+    """Its address."""
+    with running(service) as (_, port):
+        yield port
+
+
+def client(port, key="none", **options):
+    url = f"http://127.0.0.1:{port}/v1"
+    return openai.OpenAI(base_url=url, api_key=key, max_retries=0, **options)
+
+
+def user(text) -> Any:
+    return [{"role": "user", "content": text}]
+
+
+def send(port, method, path, body: Any = b"", **headers):
+    line = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+    line.request(method, path, body, headers)
+    found = line.getresponse()
+    raw = found.read()
+    line.close()
+    return found.status, raw
+
+
+@pytest.fixture(scope="module")
+def served(encoder):
+    """Flags from a cosine of 0.2 on."""
+    with proxy(Service(watchdog(encoder, Guard(similarity=0.2)))) as port:
+        yield port
+
+
+def test_chat(served):
+    with client(served) as one:
+        raw = one.chat.completions.with_raw_response.create(
+            model="any", messages=user(KNOWN[2])
+        )
+    found: Any = raw.parse()
+    assert found.choices[0].message.content == f"The answer to {KNOWN[2]}."
+    assert found.choices[0].finish_reason == "stop" and found.model == "agent"
+    said = found.watchdog
+    assert said["flagged"] and not said["blocked"] and said["mode"] == "flag"
+    assert said["nearest"][0]["query"] == KNOWN[2] and said["score"] > 1
+    assert raw.headers["x-watchdog-flagged"] == "true"
+    assert raw.headers["x-watchdog-blocked"] == "false"
+    shown = float(raw.headers["x-watchdog-score"])
+    assert shown == pytest.approx(said["score"], abs=1e-3)
+
+
+def test_a_stream(served):
+    with client(served) as one:
+        pieces: Any = list(
+            one.chat.completions.create(
+                model="any", messages=user(KNOWN[2]), stream=True
+            )
+        )
+    text = "".join(piece.choices[0].delta.content or "" for piece in pieces)
+    assert text == f"The answer to {KNOWN[2]}."
+    assert pieces[-1].choices[0].finish_reason == "stop"
+    assert pieces[-1].watchdog["flagged"]
+    assert len({piece.id for piece in pieces}) == 1
+
+
+def test_turns_before(served):
+    told = [
+        {"role": "system", "content": "Be brief."},
+        *user("Hello?"),
+        {"role": "assistant", "content": None},
+        {"role": "user", "content": [{"type": "text", "text": KNOWN[1]}]},
+    ]
+    with client(served) as one:
+        found: Any = one.chat.completions.create(model="any", messages=told)
+    text = str(found.choices[0].message.content)
+    assert "system: Be brief." in text and f"user: {KNOWN[1]}" in text
+    assert found.watchdog["nearest"][0]["query"] == KNOWN[1]
+
+
+def test_errors_as_the_client_knows_them(served):
+    with client(served) as one:
+        with pytest.raises(openai.BadRequestError, match="the last message is empty"):
+            one.chat.completions.create(model="any", messages=user(" "))
+        with pytest.raises(openai.InternalServerError, match="gave no answer.*slow"):
+            one.chat.completions.create(model="any", messages=user("w44"))
+        assert [model.id for model in one.models.list()] == ["agent"]
+
+
+def test_block(encoder):
+    service = Service(watchdog(encoder, Guard(similarity=0.2)), mode="block")
+    with proxy(service) as port, client(port) as one:
+        found: Any = one.chat.completions.create(model="any", messages=user(KNOWN[2]))
+        assert found.choices[0].message.content == BLOCKED
+        assert found.choices[0].finish_reason == "content_filter"
+        assert found.watchdog["blocked"]
+        stream: Any = one.chat.completions.create(
+            model="any", messages=user(KNOWN[2]), stream=True
+        )
+        text = "".join(piece.choices[0].delta.content or "" for piece in stream)
+        assert text == BLOCKED
+
+
+def test_feedback(encoder):
+    with proxy(Service(watchdog(encoder))) as port, client(port) as one:
+        found: Any = one.chat.completions.create(model="any", messages=user("w30 w31"))
+        for wrong, points in ((True, 10), (False, 9)):
+            body = json.dumps({"id": found.id, "hallucinated": wrong})
+            status, raw = send(port, "POST", "/v1/feedback", body)
+            assert status == 200 and json.loads(raw)["points"] == points
+        body = json.dumps({"query": "w1", "response": "x", "hallucinated": True})
+        assert json.loads(send(port, "POST", "/v1/feedback", body)[1])["gained"] == 1
+        for bad, want in (
+            ({"id": "nobody", "hallucinated": True}, 404),
+            ({"id": found.id}, 400),
+            ({"hallucinated": True}, 400),
+            ({"query": " ", "hallucinated": True}, 400),
+            ({"query": "a", "response": 5, "hallucinated": True}, 400),
+            ([], 400),
+        ):
+            assert send(port, "POST", "/v1/feedback", json.dumps(bad))[0] == want
+        text = send(port, "GET", "/metrics")[1].decode()
+    assert 'watchdog_feedback_total{hallucinated="true"} 2.0' in text
+    assert "watchdog_points 10.0" in text
+    assert (
+        'watchdog_requests_total{path="/v1/chat/completions",status="200"} 1.0' in text
+    )
+    assert 'watchdog_checks_total{verdict="clean"} 1.0' in text
+
+
+def test_health(served):
+    status, raw = send(served, "GET", "/health")
+    known = json.loads(raw)
+    assert status == 200 and known["status"] == "ok" and known["points"] == len(KNOWN)
+
+
+def test_a_token(encoder):
+    service = Service(watchdog(encoder), token="secret")
+    with proxy(service) as port:
+        with client(port, "secret") as one:
+            assert one.chat.completions.create(model="any", messages=user("w1"))
+        with client(port, "other") as one, pytest.raises(openai.AuthenticationError):
+            one.chat.completions.create(model="any", messages=user("w1"))
+        for path in ("/v1/models", "/metrics"):
+            assert send(port, "GET", path)[0] == 401
+        assert send(port, "GET", "/health")[0] == 200
+        assert send(port, "POST", "/v1/feedback", b"{}")[0] == 401
+    with pytest.raises(ValueError, match="token is empty"):
+        Service(watchdog(encoder), token=" ")
+    with pytest.raises(ValueError, match="mode is 'warn'"):
+        Service(watchdog(encoder), mode="warn")
+
+
+def test_large_requests(encoder):
+    with proxy(Service(watchdog(encoder), largest=2000)) as port:
+        body = json.dumps({"messages": user("w1 " * 1000)})
+        status, raw = send(port, "POST", "/v1/chat/completions", body)
+        assert status == 413 and "over 2000 bytes" in raw.decode()
+        assert send(port, "GET", "/health")[0] == 200
+
+
+BAD = [
+    b"",
+    b"{",
+    b"[]",
+    b"null",
+    b"\xff\xfe",
+    b"[" * 100_000,
+    b'{"messages": []}',
+    b'{"messages": {}}',
+    b'{"messages": [5]}',
+    b'{"messages": [{"role": "user"}]}',
+    b'{"messages": [{"role": 5, "content": "a"}]}',
+    b'{"messages": [{"role": "user", "content": 5}]}',
+    b'{"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}',
+    b'{"messages": [{"role": "user", "content": [{"type": "text", "text": 5}]}]}',
+    b'{"messages": [{"role": "user", "content": "\\ud800"}]}',
+    b'{"messages": [{"role": "system", "content": "a"}]}',
+    b'{"messages": [{"role": "user", "content": "a"}], "stream": 5}',
+    b'{"messages": [{"role": "user", "content": "a"}], "n": 2}',
+    b'{"messages": [{"role": "user", "content": "a"}], "temperature": 1e999}',
+    b'{"messages": [{"role": "user", "content": "a"}], "temperature": NaN}',
+    b'{"messages": [{"role": "user", "content": "a"}], "temperature": "hot"}',
+    json.dumps({"messages": user("w1 " * 10_000)}).encode(),
+]
+
+
+@pytest.mark.parametrize("body", BAD, ids=range(len(BAD)))
+def test_bad_requests(served, body):
+    status, raw = send(served, "POST", "/v1/chat/completions", body)
+    error = json.loads(raw)["error"]
+    assert status == 400 and error["type"] == "invalid_request_error"
+    assert error["message"]
+
+
+def test_fuzzed_requests_crash_nothing(served):
+    """Requests cut, doubled and mixed up are answered, all of them, and never 500."""
+    rng = random.Random(0)
+    good = json.dumps({"messages": user("w1 w2"), "stream": False}).encode()
+    seen = set()
+    for _ in range(300):
+        raw = bytearray(good)
+        for _ in range(rng.randint(1, 6)):
+            at = rng.randrange(len(raw))
+            kind = rng.randrange(4)
+            if kind == 0:
+                raw[at] = rng.randrange(256)
+            elif kind == 1:
+                del raw[at : at + rng.randint(1, 9)]
+            elif kind == 2:
+                raw[at:at] = raw[: rng.randint(1, 20)]
+            else:
+                raw[at:at] = rng.choice([b'"', b"{", b"null", b"1e9", b"\\u0000", b","])
+            raw = raw or bytearray(b"x")
+        seen.add(send(served, "POST", "/v1/chat/completions", bytes(raw))[0])
+    for method, path in (
+        ("GET", "/v1/chat/completions"),
+        ("POST", "/nowhere"),
+        ("DELETE", "/health"),
+        ("GET", "/%00"),
+    ):
+        seen.add(send(served, method, path)[0])
+    assert seen <= {200, 400, 404, 405} and {200, 400, 404, 405} <= seen
+    assert send(served, "GET", "/health")[0] == 200
+
+
+def test_200_clients_at_once(served):
+    def one(number):
+        with client(served, timeout=60) as mine:
+            query = KNOWN[number % len(KNOWN)]
+            found = mine.chat.completions.create(model="any", messages=user(query))
+            return str(found.choices[0].message.content) == f"The answer to {query}."
+
+    with concurrent.futures.ThreadPoolExecutor(200) as pool:
+        assert all(pool.map(one, range(200)))
+
+
+def test_open_requests_are_answered_before_it_stops(encoder):
+    def slow(query, temperature):
+        time.sleep(0.5)
+        return "late"
+
+    service = Service(watchdog(encoder, Guard(similarity=0.2), say=slow))
+    with (
+        concurrent.futures.ThreadPoolExecutor(1) as pool,
+        running(service) as (server, port),
+        client(port) as one,
+    ):
+        create: Any = one.chat.completions.create
+        waiting = pool.submit(create, model="any", messages=user(KNOWN[0]))
+        time.sleep(0.2)
+        server.should_exit = True
+        assert waiting.result().choices[0].message.content == "late"
+
+
+def test_what_is_asked():
+    want = asked({"messages": user("a"), "temperature": 0, "stream": None})
+    assert want == ("a", "a", False, 0.0)
+    with pytest.raises(Fault, match="the body is not a JSON object"):
+        asked([])
