@@ -1,10 +1,8 @@
 """The ``jaxhal`` command.  Heavy imports wait until a command needs them."""
 
-import contextlib
 import dataclasses
 import enum
 import itertools
-import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -12,9 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from jaxhal.cli_watchdog import app as watchdog
+from jaxhal.console import as_table, check_place, terminal, usage
+
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.table import Table
 
     from jaxhal.datasets.jsonl import Row
     from jaxhal.models.lm import LM
@@ -29,6 +29,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+app.add_typer(watchdog, name="watchdog")
 
 
 class Kind(enum.StrEnum):
@@ -94,7 +97,7 @@ def demo(
     from jaxhal.report import write_html
     from jaxhal.summary import source, summarize, verdict
 
-    with _usage():
+    with usage():
         out.mkdir(parents=True, exist_ok=True)
         lm = jaxhal.load(model)
     examples = bundled()[:limit]
@@ -112,9 +115,9 @@ def demo(
     write_rows(out / "scores.jsonl", (report.to_dict() for report in reports))
     write_html(out / "report.html", reports, "jaxhal demo", rows, note)
 
-    console = _console(stderr=True)
+    console = terminal(stderr=True)
     if rows:
-        console.print(_table(rows))
+        console.print(as_table(rows))
     console.print(note, style="dim")
     _show(console, reports[:3])
     for name in ("scores.jsonl", "report.html"):
@@ -166,7 +169,7 @@ def detect(
     from jaxhal.summary import summarize, verdict
 
     options: dict[str, Any] = {"batch_size": batch_size}
-    with _usage():
+    with usage():
         resolve(model, detector or None)  # a wrong name should cost no download
         if relevance is not None:
             lrp.resolve(relevance)
@@ -177,10 +180,10 @@ def detect(
             options["relevance"] = relevance
         rows = read_rows(source)
         for path in (output, page):
-            _check_place(path)
+            check_place(path)
         lm = jaxhal.load(model)
         resolve(lm.name, detector or None)  # a folder may be called like a model
-    console = _console(stderr=True)
+    console = terminal(stderr=True)
     kept: list[Report] = []
     failed: list[Report] = []
     total = 0
@@ -214,7 +217,7 @@ def list_(kind: Annotated[Kind, typer.Argument(help="What to list.")]) -> None:
         Kind.detectors: _detectors,
         Kind.datasets: _datasets,
     }[kind]()
-    _console().print(_table(rows))
+    terminal().print(as_table(rows))
 
 
 @app.command()
@@ -243,7 +246,7 @@ def data(
     from jaxhal.datasets import DATASETS, load_dataset, read_file
     from jaxhal.datasets.jsonl import write_rows
 
-    with _usage():
+    with usage():
         chosen = _options(options or [])
         bad: list[Row] = []
         if name in DATASETS or chosen:
@@ -256,8 +259,8 @@ def data(
     if json:
         write_rows("-", [{"name": name, "splits": parts}])
     elif parts:
-        _console().print(_table(table(parts)))
-    _finish(_console(stderr=True), bad)
+        terminal().print(as_table(table(parts)))
+    _finish(terminal(stderr=True), bad)
 
 
 Setting = Annotated[
@@ -279,10 +282,10 @@ def run(
     """
     from jaxhal import experiments
 
-    with _usage():
+    with usage():
         result = experiments.run(config, settings or ())
-    _console().print(_table([_brief(row) for row in result.rows]))
-    _console(stderr=True).print(f"written to {result.folder}", soft_wrap=True)
+    terminal().print(as_table([_brief(row) for row in result.rows]))
+    terminal(stderr=True).print(f"written to {result.folder}", soft_wrap=True)
 
 
 @app.command()
@@ -315,8 +318,8 @@ def sweep(
     """Runs every combination of settings; the model is loaded and read once."""
     from jaxhal import experiments
 
-    with _usage():
-        _check_place(output)
+    with usage():
+        check_place(output)
         pairs = [_pair(setting) for setting in settings]
         # A YAML list or mapping is one value, whatever commas it holds.
         grid = {k: v.split(",") for k, v in pairs if "," in v and v[0] not in "[{"}
@@ -331,7 +334,7 @@ def sweep(
         table.to_csv(output, index=False)
     keys = list(grid)
     rows = table.to_dict("records")
-    _console().print(_table([{**{k: r[k] for k in keys}, **_brief(r)} for r in rows]))
+    terminal().print(as_table([{**{k: r[k] for k in keys}, **_brief(r)} for r in rows]))
 
 
 @app.command()
@@ -347,9 +350,9 @@ def generate(
     """
     from jaxhal.experiments.making import make
 
-    with _usage():
+    with usage():
         made = make(config, settings or ())
-    console = _console(stderr=True)
+    console = terminal(stderr=True)
     console.print(", ".join(f"{n} {kind}" for kind, n in made.counts.items()))
     console.print(f"written to {made.folder}", soft_wrap=True)
     if made.counts.get("errors"):
@@ -369,11 +372,11 @@ def guide(
     """
     from jaxhal.experiments.guiding import WAYS, compare
 
-    with _usage():
+    with usage():
         compared = compare(config, settings or ())
     keys = ("measure", *WAYS)
-    _console().print(_table([{k: row[k] for k in keys} for row in compared.rows]))
-    _console(stderr=True).print(f"written to {compared.folder}", soft_wrap=True)
+    terminal().print(as_table([{k: row[k] for k in keys} for row in compared.rows]))
+    terminal(stderr=True).print(f"written to {compared.folder}", soft_wrap=True)
 
 
 @app.command()
@@ -388,8 +391,8 @@ def bench(
     """Measures reading against a plain forward pass and against peers."""
     from jaxhal import bench as benches
 
-    with _usage():
-        _check_place(json)
+    with usage():
+        check_place(json)
         benches.run(names or [], json)
 
 
@@ -531,52 +534,3 @@ def _finish(console: "Console", reports: Iterable["Report | Row"]) -> None:
         console.print(f"and {len(errors) - 10} more errors")
     if errors:
         raise typer.Exit(1)
-
-
-def _console(stderr: bool = False) -> "Console":
-    from rich.console import Console
-
-    terminal = (sys.stderr if stderr else sys.stdout).isatty()
-    return Console(
-        stderr=stderr,
-        width=None if terminal else 120 if stderr else 400,  # a line a name, to grep
-        markup=False,  # ids and paths may hold square brackets
-        highlight=False,
-    )
-
-
-def _table(rows: Sequence[Mapping[str, Any]]) -> "Table":
-    from rich.table import Table
-    from rich.text import Text
-
-    from jaxhal.report import cell
-
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for at, (name, value) in enumerate(rows[0].items()):
-        justify = "right" if cell(value)[1] else "left"
-        table.add_column(name, justify=justify, no_wrap=at == 0)
-    for row in rows:
-        table.add_row(*(Text(cell(value)[0]) for value in row.values()))
-    return table
-
-
-def _check_place(path: str | Path | None) -> None:
-    """Finds out that a result cannot be written before hours go into it."""
-    if path is None or path == "-":
-        return
-    if Path(path).is_dir():
-        raise IsADirectoryError(f"{path} is a folder; give a file name")
-    if not Path(path).resolve().parent.is_dir():
-        raise FileNotFoundError(f"{Path(path).parent}: no such folder; make it first")
-
-
-@contextlib.contextmanager
-def _usage() -> Iterator[None]:
-    """Turns what is wrong with the arguments into one line and exit code 2."""
-    try:
-        yield
-    except (ValueError, KeyError, OSError, RuntimeError) as error:
-        # A KeyError shows its message quoted.
-        text = error.args[0] if isinstance(error, KeyError) and error.args else error
-        typer.echo(f"jaxhal: {text}", err=True)
-        raise typer.Exit(2) from error

@@ -35,6 +35,7 @@ RANK = {
     "fitting": 7,
     "views": 7,
     "summary": 7,
+    "console": 7,
     "inputs": 8,
     "saving": 8,
     "judging": 8,
@@ -44,6 +45,7 @@ RANK = {
     "experiments": 11,
     "watchdog": 12,
     "bench": 13,
+    "cli_watchdog": 13,
     "cli": 14,
 }
 

@@ -1,0 +1,114 @@
+"""``jaxhal watchdog``: explore, check and serve."""
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from jaxhal.console import as_table, terminal, usage
+
+app = typer.Typer(no_args_is_help=True, help="Guards an agent by its bound.")
+
+Config = Annotated[str, typer.Argument(help="A YAML configuration.")]
+Setting = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[KEY=VALUE]...", help="Dotted keys and YAML values."),
+]
+
+
+@app.command()
+def explore(config: Config, settings: Setting = None) -> None:
+    """Explores where an agent begins to hallucinate.
+
+    The folder gets the bound, journal.jsonl with all that was said, queries.jsonl,
+    summary.json, and review.jsonl: give a row there a "label" of 0 or 1 and explore
+    again.  An exploration that was stopped goes on where it was.
+    """
+    from jaxhal.watchdog.config import explorer_of, load_watch
+
+    with usage():
+        loaded = load_watch(config, settings or ())
+        found = explorer_of(loaded).run()
+    terminal().print(as_table([{**found.counts, "stopped by": found.stopped}]))
+    console = terminal(stderr=True)
+    if found.counts["unsure"]:
+        path = loaded.folder / "review.jsonl"
+        console.print(f"{found.counts['unsure']} answers wait for a person in {path}")
+    console.print(f"written to {loaded.folder}", soft_wrap=True)
+
+
+@app.command()
+def check(
+    config: Config,
+    query: Annotated[
+        list[str] | None,
+        typer.Option("--query", "-q", help="What is asked; repeat for more."),
+    ] = None,
+    source: Annotated[
+        Path | None,
+        typer.Option("--input", "-i", help="A text file, a query a line."),
+    ] = None,
+    setting: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Dotted key and YAML value."),
+    ] = None,
+) -> None:
+    """Says of queries whether the agent may hallucinate, a JSON object a line."""
+    from jaxhal.watchdog.config import load_watch, watchdog_of
+    from jaxhal.watchdog.serve import verdict
+
+    with usage():
+        loaded = load_watch(config, setting or ())
+        queries = [*(query or [])]
+        if source is not None:
+            lines = source.read_text("utf-8").splitlines()
+            queries += [line for line in lines if line.strip()]
+        if not queries:
+            raise ValueError("there is nothing to check; give --query or --input")
+        dog = watchdog_of(loaded)
+        if not len(dog.store):
+            raise ValueError(
+                f"the bound in {loaded.folder} holds no point; run jaxhal watchdog "
+                f"explore {config} first"
+            )
+        checks = asyncio.run(dog.checks(queries))
+    for one in checks:
+        said: dict[str, Any] = {"query": one.query, **verdict(one, "flag", False)}
+        del said["mode"], said["blocked"]
+        typer.echo(json.dumps(said, ensure_ascii=False))
+    if any(one.error is not None for one in checks):
+        raise typer.Exit(1)
+
+
+@app.command()
+def serve(
+    config: Config,
+    settings: Setting = None,
+    host: Annotated[str, typer.Option(help="Address to listen at.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535)] = 8080,
+    block: Annotated[
+        bool, typer.Option("--block", help="Hold answers to flagged queries back.")
+    ] = False,
+    token: Annotated[
+        str | None,
+        typer.Option(envvar="JAXHAL_TOKEN", help="What a client has to show."),
+    ] = None,
+    largest: Annotated[int, typer.Option(min=1, help="Bytes of a request.")] = 1 << 20,
+) -> None:
+    """Stands in front of the agent and speaks as OpenAI's chat completions do."""
+    from jaxhal.watchdog.config import load_watch, watchdog_of
+    from jaxhal.watchdog.serve import Service
+
+    with usage():
+        dog = watchdog_of(load_watch(config, settings or ()))
+        mode = "block" if block else "flag"
+        service = Service(dog, mode=mode, token=token, largest=largest)
+    console = terminal(stderr=True)
+    if host not in ("127.0.0.1", "::1", "localhost") and token is None:
+        console.print(f"anyone who reaches {host} can ask: give --token", style="bold")
+    console.print(
+        f"{dog.agent.name} behind {len(dog.store)} points at http://{host}:{port}/v1"
+    )
+    service.run(host, port)

@@ -1,0 +1,349 @@
+"""A watchdog as data: whose agent, in what domain, judged and guarded how."""
+
+import dataclasses
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from omegaconf import MISSING
+
+from jaxhal import entailment
+from jaxhal.datasets import Question
+from jaxhal.encoding import kept_encoder
+from jaxhal.endpoint import endpoint_of
+from jaxhal.experiments.config import DTYPES, structured, to_yaml
+from jaxhal.experiments.making import QUESTIONS
+from jaxhal.experiments.running import model
+from jaxhal.files import replacing
+from jaxhal.judges import references
+from jaxhal.texts import sentences_of
+from jaxhal.watchdog.agents import (
+    Agent,
+    EndpointAgent,
+    LocalAgent,
+    Passages,
+    RagAgent,
+)
+from jaxhal.watchdog.bounds import BoundaryStore, ExactStore
+from jaxhal.watchdog.evaluators import (
+    EndpointEvaluator,
+    Evaluator,
+    ReferenceEvaluator,
+)
+from jaxhal.watchdog.explore import Explorer, Plan
+from jaxhal.watchdog.guarding import Watchdog
+from jaxhal.watchdog.monitor import PRESETS, Guard
+from jaxhal.watchdog.policy import Training
+from jaxhal.watchdog.queries import Generator
+
+# Of a plan, what a later run of the same exploration may change.
+_OPEN = ("gamma", "least", "budget", "width")
+
+
+@dataclasses.dataclass
+class Talker:
+    """Something that answers.
+
+    Attributes:
+      model: of this process, or its name behind an endpoint.
+      dtype: of the parameters of a model in this process.
+      endpoint: the base address of an OpenAI-compatible server; the model is in this
+        process where there is none.
+      timeout: seconds that a request to it may take.
+      concurrency: requests to it that are open at a time.
+      per_second: requests to it begun in a second.
+      prompt: the user's turn, with ``{query}`` in it, of a model in this process.
+      max_new_tokens: the most tokens of an answer.
+      passages: of the domain that a query is answered from; 0 for none.
+      words: of a passage, more or less.
+    """
+
+    model: str = "smollm2-135m"
+    dtype: str = "float32"
+    endpoint: str = ""
+    timeout: float = 60.0
+    concurrency: int = 8
+    per_second: float | None = None
+    prompt: str = "{query}"
+    max_new_tokens: int = 128
+    passages: int = 0
+    words: int = 100
+
+
+@dataclasses.dataclass
+class Watch:
+    """A domain, an agent, and how it is explored and guarded.
+
+    Attributes:
+      name: of the folder that results go to.
+      domain: what the queries are about, in words.
+      questions: of :data:`jaxhal.experiments.making.QUESTIONS`.
+      options: of their loader.
+      explored: questions to explore from; those with equal answers stay together.
+      held_out: other questions, to judge the watchdog by.
+      agent: who is watched.
+      writer: who makes queries of others; the agent's model where left out.
+      judge: ``reference``, of the nearest question explored from, or ``endpoint``.
+      judge_similarity: from which cosine on a question is like a query.
+      judge_endpoint, judge_model: of the model that judges.
+      plan: fields of :class:`jaxhal.watchdog.Plan`.
+      training: fields of :class:`jaxhal.watchdog.Training`.
+      store: ``exact``; a file that ends in ``.db`` or a server's address for Milvus.
+      preset: of :data:`jaxhal.watchdog.PRESETS`.
+      similarity: the guard's; that of the preset where left out.
+      encoder: of queries.
+      entailment: what decides whether two answers mean the same.
+      seed: of the questions drawn.
+      out: folder that the named folder goes to.
+    """
+
+    name: str = MISSING
+    domain: str = MISSING
+    questions: str = MISSING
+    options: dict[str, Any] = dataclasses.field(default_factory=dict)
+    explored: int = 200
+    held_out: int = 200
+    agent: Talker = dataclasses.field(default_factory=Talker)
+    writer: Talker | None = None
+    judge: str = "reference"
+    judge_similarity: float = 0.8
+    judge_endpoint: str = ""
+    judge_model: str = ""
+    plan: dict[str, Any] = dataclasses.field(default_factory=dict)
+    training: dict[str, Any] = dataclasses.field(default_factory=dict)
+    store: str = "exact"
+    preset: str = "paper"
+    similarity: float | None = None
+    encoder: str = "all-minilm-l6-v2"
+    entailment: str = "similarity"
+    seed: int = 0
+    out: str = "runs"
+
+    @property
+    def folder(self) -> Path:
+        """Where results go."""
+        return Path(self.out) / self.name
+
+
+def load_watch(
+    source: str | os.PathLike | Mapping[str, Any] | Watch, overrides: Iterable[str] = ()
+) -> Watch:
+    """A checked configuration.
+
+    Args:
+      source: a YAML file, a mapping or another configuration.
+      overrides: dotted ``key=value`` pairs.
+
+    Raises:
+      FileNotFoundError: when the file does not exist.
+      ValueError: on an unknown key, or a value that makes no sense.
+    """
+    config = structured(Watch, source, overrides)
+    choices = {
+        "questions": QUESTIONS,
+        "judge": ("reference", "endpoint"),
+        "preset": PRESETS,
+    }
+    for name, known in choices.items():
+        if getattr(config, name) not in known:
+            raise ValueError(
+                f"{name} is {getattr(config, name)!r}; use one of {', '.join(known)}"
+            )
+    for one in (config.agent, config.writer):
+        if one is not None and one.dtype not in DTYPES:
+            raise ValueError(f"dtype is {one.dtype!r}; use one of {', '.join(DTYPES)}")
+    for name in ("explored", "held_out"):
+        if getattr(config, name) < 1:
+            raise ValueError(f"{name} is {getattr(config, name)}; give at least 1")
+    if (config.judge == "endpoint") != bool(
+        config.judge_endpoint and config.judge_model
+    ):
+        raise ValueError(
+            f"judge is {config.judge!r}, judge_endpoint {config.judge_endpoint!r} and "
+            f"judge_model {config.judge_model!r}; an endpoint judges by all three"
+        )
+    plan_of(config)
+    guard_of(config)
+    return config
+
+
+def plan_of(config: Watch) -> Plan:
+    """How to explore.
+
+    Raises:
+      ValueError: on a field that no plan has, or a value that makes no sense.
+    """
+    fields = {**config.plan}
+    try:
+        if "ways" in fields:
+            fields["ways"] = tuple(fields["ways"])
+        return Plan(**fields, training=Training(**config.training))
+    except TypeError as error:
+        raise ValueError(f"plan or training: {error}") from error
+
+
+def guard_of(config: Watch) -> Guard:
+    """How queries are judged."""
+    guard = PRESETS[config.preset]
+    if config.similarity is None:
+        return guard
+    return dataclasses.replace(guard, similarity=config.similarity)
+
+
+def questions_of(config: Watch) -> tuple[list[Question], list[Question]]:
+    """Questions to explore from, and others; equal answers are on one side.
+
+    Raises:
+      ValueError: when there are too few.
+    """
+    groups: dict[tuple[str, ...], list[Question]] = {}
+    for one in QUESTIONS[config.questions](**config.options):
+        groups.setdefault(references(one), []).append(one)
+    several = list(groups.values())
+    order = np.random.default_rng(config.seed).permutation(len(several))
+    parts: tuple[list[Question], list[Question]] = ([], [])
+    for at in order:
+        side = 0 if len(parts[0]) < config.explored else 1
+        parts[side].extend(several[at])
+    if len(parts[1]) < config.held_out:
+        total = len(parts[0]) + len(parts[1])
+        raise ValueError(
+            f"explored is {config.explored} and held_out {config.held_out}; there are "
+            f"{total} questions, in {len(several)} groups of one answer"
+        )
+    return parts[0][: config.explored], parts[1][: config.held_out]
+
+
+def passages_of(config: Watch, words: int) -> list[str]:
+    """The answers to all questions of the domain, and their contexts, cut in pieces."""
+    texts: dict[str, None] = {}
+    for one in QUESTIONS[config.questions](**config.options):
+        for text in [one.context] if one.context else references(one):
+            piece: list[str] = []
+            for sentence in sentences_of(text):
+                if piece and len(" ".join([*piece, sentence]).split()) > words:
+                    texts[" ".join(piece)] = None
+                    piece = []
+                piece.append(sentence)
+            texts[" ".join(piece)] = None
+    return [text for text in texts if text.strip()]
+
+
+def agent_of(config: Watch, one: Talker, progress: bool | None = None) -> Agent:
+    """Whoever answers.
+
+    Raises:
+      ValueError: on settings that make no sense.
+    """
+    endpoint = endpoint_of(one.endpoint or None, one.model if one.endpoint else None)
+    agent: Agent
+    if endpoint is None:
+        lm = model(one.model, one.dtype)
+        agent = LocalAgent(lm, one.prompt, max_new_tokens=one.max_new_tokens)
+    else:
+        agent = EndpointAgent(
+            dataclasses.replace(endpoint, timeout=one.timeout),
+            concurrency=one.concurrency,
+            per_second=one.per_second,
+            max_tokens=one.max_new_tokens,
+        )
+    if not one.passages:
+        return agent
+    texts = passages_of(config, one.words)
+    found = Passages(texts, config.encoder, progress=progress)
+    return RagAgent(agent, found, k=one.passages)
+
+
+def store_of(config: Watch) -> BoundaryStore:
+    """The bound, as far as it is known.
+
+    Raises:
+      ValueError: when it was made by another encoder.
+      RuntimeError: when Milvus cannot be reached.
+    """
+    width = kept_encoder(config.encoder).config.hidden_size
+    if config.store == "exact":
+        return ExactStore(width, config.folder)
+    from jaxhal.watchdog.milvus import MilvusStore
+
+    return MilvusStore(width, config.store)
+
+
+def evaluator_of(config: Watch, known: Sequence[Question]) -> Evaluator:
+    """Who judges answers."""
+    endpoint = endpoint_of(config.judge_endpoint or None, config.judge_model or None)
+    if endpoint is not None:
+        return EndpointEvaluator(endpoint)
+    return ReferenceEvaluator(
+        known, similarity=config.judge_similarity, encoder=config.encoder
+    )
+
+
+def explorer_of(config: Watch, progress: bool | None = None) -> Explorer:
+    """Everything that explores, in a folder that is this configuration's.
+
+    Raises:
+      ValueError: on settings that make no sense, or a folder that holds another
+        exploration.
+      OSError: when the folder cannot be written.
+    """
+    known, _ = questions_of(config)
+    _claim(config)
+    agent = agent_of(config, config.agent, progress)
+    writer = agent_of(
+        config,
+        config.writer
+        or dataclasses.replace(config.agent, passages=0, prompt="{query}"),
+    )
+    return Explorer(
+        agent,
+        evaluator_of(config, known),
+        Generator(writer, config.domain),
+        [one.text for one in known],
+        store_of(config),
+        config.folder,
+        plan=plan_of(config),
+        encoder=config.encoder,
+        entailment=entailment.resolve(config.entailment),
+    )
+
+
+def watchdog_of(config: Watch, progress: bool | None = None) -> Watchdog:
+    """The watchdog of an exploration.
+
+    Raises:
+      ValueError: on settings that make no sense.
+    """
+    plan = plan_of(config)
+    return Watchdog(
+        agent_of(config, config.agent, progress),
+        store_of(config),
+        guard=guard_of(config),
+        encoder=config.encoder,
+        samples=plan.samples,
+        temperature=plan.temperature,
+        answer_temperature=plan.answer_temperature,
+        entailment=entailment.resolve(config.entailment),
+    )
+
+
+def _claim(config: Watch) -> None:
+    """Makes sure that what the folder holds was explored in the same way."""
+    config.folder.mkdir(parents=True, exist_ok=True)
+    plan = {k: v for k, v in config.plan.items() if k not in _OPEN}
+    # How the bound is used later is no part of it.
+    same = dataclasses.replace(
+        config, plan=plan, preset="paper", similarity=None, held_out=1
+    )
+    path, text = config.folder / "config.yaml", to_yaml(same)
+    if path.is_file():
+        if path.read_text("utf-8") != text:
+            raise ValueError(
+                f"{config.folder} holds what another configuration explored; give this "
+                "one another 'name', or delete the folder"
+            )
+        return
+    with replacing(path) as file:
+        file.write(text)

@@ -1,0 +1,197 @@
+"""Configurations of watchdogs, and the commands that take them."""
+
+import json
+
+import pytest
+from test_encoding import write, write_pooling
+from typer.testing import CliRunner
+
+from chat_server import serving
+from jaxhal import cli
+from jaxhal.datasets import Question
+from jaxhal.files import lines_of
+from jaxhal.watchdog import (
+    EndpointAgent,
+    EndpointEvaluator,
+    ExactStore,
+    LocalAgent,
+    MilvusStore,
+    RagAgent,
+)
+from jaxhal.watchdog import config as configs
+from jaxhal.watchdog.serve import Service
+from tiny_lm import tiny_lm
+
+
+def questions():
+    """Thirty, of which three share an answer."""
+    same = {3, 7, 11}
+    return [
+        Question(
+            f"w{n} w{n + 1} w{n + 2}",
+            "One answer. It is long." if n in same else f"Answer {n}. It is short.",
+            id=f"q{n}",
+        )
+        for n in range(30)
+    ]
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory):
+    folder = write(tmp_path_factory.mktemp("encoder"))
+    write_pooling(folder, normalize=True, mean=True)
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def lm():
+    return tiny_lm()
+
+
+@pytest.fixture
+def written(encoder, lm, tmp_path, monkeypatch):
+    """A file, for the tiny model and the questions above."""
+    monkeypatch.setattr(configs, "model", lambda name, dtype: lm)
+    monkeypatch.setitem(configs.QUESTIONS, "medquad", lambda **options: questions())
+    path = tmp_path / "watch.yaml"
+    path.write_text(
+        f"name: tiny\ndomain: things\nquestions: medquad\nexplored: 20\nheld_out: 10\n"
+        f"encoder: {encoder}\nout: {tmp_path}\njudge_similarity: 0.999\n"
+        "agent: {passages: 2, max_new_tokens: 4, words: 4}\n"
+        "plan: {budget: 6, least: 50, starts: 3, width: 3, samples: 2, gamma: 1.0}\n"
+        "entailment: similarity\n"
+    )
+    return path
+
+
+def run(*arguments):
+    return CliRunner().invoke(cli.app, [str(one) for one in arguments])
+
+
+def test_questions_with_one_answer_stay_together(written):
+    config = configs.load_watch(written)
+    known, others = configs.questions_of(config)
+    assert (len(known), len(others)) == (20, 10)
+    names = {one.id for one in known}, {one.id for one in others}
+    assert not names[0] & names[1]
+    assert {"q3", "q7", "q11"} <= names[0] or {"q3", "q7", "q11"} <= names[1]
+    again = configs.questions_of(configs.load_watch(written, ["seed=1"]))
+    assert again[0] != known
+    with pytest.raises(ValueError, match="held_out 11; there are 30 questions, in 28"):
+        configs.questions_of(configs.load_watch(written, ["held_out=11"]))
+
+
+def test_passages_are_whole_sentences(written):
+    config = configs.load_watch(written)
+    texts = configs.passages_of(config, 4)
+    assert "One answer." in texts and "It is long." in texts
+    assert len(texts) == len(set(texts)) == 2 + 27 + 1
+    assert "One answer. It is long." in configs.passages_of(config, 20)
+
+
+def test_who_is_who(written, tmp_path):
+    config = configs.load_watch(written)
+    agent = configs.agent_of(config, config.agent, progress=False)
+    assert isinstance(agent, RagAgent) and agent.k == 2
+    assert isinstance(agent.agent, LocalAgent) and agent.agent.max_new_tokens == 4
+    far = "endpoint: 'http://x/v1', model: m, timeout: 3, per_second: 2, passages: 0"
+    config = configs.load_watch(written, [f"agent={{{far}}}"])
+    agent = configs.agent_of(config, config.agent)
+    assert isinstance(agent, EndpointAgent) and agent.per_second == 2.0
+    assert (agent.endpoint.timeout, agent.name) == (3.0, "m")
+    judge = ["judge=endpoint", "judge_endpoint=http://x/v1", "judge_model=j"]
+    config = configs.load_watch(written, judge)
+    assert isinstance(configs.evaluator_of(config, []), EndpointEvaluator)
+    assert isinstance(configs.store_of(config), ExactStore)
+    pytest.importorskip("milvus_lite")
+    config = configs.load_watch(written, [f"store={tmp_path}/bound.db"])
+    store = configs.store_of(config)
+    assert isinstance(store, MilvusStore)
+    store.close()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("questions=odd", "questions is 'odd'; use one of"),
+        ("judge=odd", "judge is 'odd'; use one of reference, endpoint"),
+        ("judge=endpoint", "an endpoint judges by all three"),
+        ("preset=odd", "preset is 'odd'; use one of paper"),
+        ("explored=0", "explored is 0; give at least 1"),
+        ("similarity=2", "similarity is 2.0; give a cosine"),
+        ("plan={speed: 3}", "plan or training: .*'speed'"),
+        ("plan={gamma: 0.0}", "gamma is 0.0; give a share"),
+        ("training={epochs: 0}", "epochs is 0; give one above 0"),
+        ("agent.dtype=int8", "dtype is 'int8'; use one of"),
+        ("agents=1", "unknown key 'agents'"),
+    ],
+)
+def test_bad_configurations(written, change, message):
+    with pytest.raises(ValueError, match=message):
+        configs.load_watch(written, [change])
+
+
+def test_commands(written, tmp_path):
+    nothing = run("watchdog", "check", written, "-q", "w1")
+    assert nothing.exit_code == 2 and "explore" in nothing.output
+    found = run("watchdog", "explore", written)
+    assert found.exit_code == 0, found.output
+    assert "stopped by" in found.output
+    folder = tmp_path / "tiny"
+    summary = json.loads((folder / "summary.json").read_text("utf-8"))
+    assert summary["queries"] == 6 and summary["stopped"] == "budget"
+    assert summary["points"] == summary["hallucinated"] > 0
+    asked = len(lines_of(folder / "journal.jsonl"))
+    longer = run("watchdog", "explore", written, "plan.budget=8")
+    assert longer.exit_code == 0 and len(lines_of(folder / "journal.jsonl")) > asked
+    other = run("watchdog", "explore", written, "seed=1")
+    assert other.exit_code == 2 and "another configuration explored" in other.output
+    queries = tmp_path / "queries.txt"
+    queries.write_text("w1 w2\n\nw3 w4\n")
+    checked = run("watchdog", "check", written, "-q", "w5", "-i", queries)
+    assert checked.exit_code == 0, checked.output
+    rows = [json.loads(line) for line in checked.stdout.splitlines()]
+    assert [row["query"] for row in rows] == ["w5", "w1 w2", "w3 w4"]
+    assert {"flagged", "score", "nearest", "entropy"} <= set(rows[0])
+    empty = run("watchdog", "check", written)
+    assert empty.exit_code == 2 and "nothing to check" in empty.output
+
+
+def test_serve(written, monkeypatch):
+    seen = {}
+
+    def serve(self, host, port):
+        seen.update(service=self, host=host, port=port)
+
+    monkeypatch.setattr(Service, "run", serve)
+    found = run("watchdog", "serve", written, "similarity=0.7", "--block", "--port", 9)
+    assert found.exit_code == 0, found.output
+    service = seen["service"]
+    assert (seen["host"], seen["port"], service.mode) == ("127.0.0.1", 9, "block")
+    assert service.watchdog.settings.similarity == 0.7 and service.token is None
+    assert "give --token" not in found.output
+    monkeypatch.setenv("JAXHAL_TOKEN", "secret")
+    run("watchdog", "serve", written, "--host", "0.0.0.0")
+    assert seen["service"].token == "secret"
+    monkeypatch.delenv("JAXHAL_TOKEN")
+    open_ = run("watchdog", "serve", written, "--host", "0.0.0.0")
+    assert "give --token" in open_.output
+
+
+def test_an_agent_behind_an_address(written, tmp_path, monkeypatch):
+    """Explored and checked through an endpoint; what fails is counted."""
+
+    def reply(question):
+        if "Write one" in question:
+            return "What of w8 w9?"
+        return 500 if question.startswith("w2") else "Made up."
+
+    with serving(reply, tmp_path, monkeypatch) as server:
+        far = f"agent={{endpoint: '{server.url}', model: m, passages: 0}}"
+        found = run("watchdog", "explore", written, far, "name=far")
+        assert found.exit_code == 0, found.output
+    rows = lines_of(tmp_path / "far" / "queries.jsonl")
+    assert len(rows) == 6
+    for row in rows:
+        failed = row["query"].startswith("w2")
+        assert bool(row["answer"]) != failed and (row["label"] is None) >= failed
