@@ -1,4 +1,4 @@
-"""``jaxhal watchdog``: explore, check and serve."""
+"""``jaxhal watchdog``: explore, evaluate, check and serve."""
 
 import asyncio
 import json
@@ -37,6 +37,35 @@ def explore(config: Config, settings: Setting = None) -> None:
         path = loaded.folder / "review.jsonl"
         console.print(f"{found.counts['unsure']} answers wait for a person in {path}")
     console.print(f"written to {loaded.folder}", soft_wrap=True)
+
+
+@app.command()
+def evaluate(
+    config: Config,
+    settings: Setting = None,
+    beside: Annotated[
+        list[str] | None,
+        typer.Option(help="Name of another exploration to compare; repeat for more."),
+    ] = None,
+) -> None:
+    """Judges the watchdog on held-out questions, beside baselines and controls.
+
+    The exploration's folder gets evaluation.md, evaluation.json and figures.  An
+    evaluation that was stopped goes on where it was.
+    """
+    from jaxhal.watchdog.config import load_watch
+    from jaxhal.watchdog.evaluate import evaluate as judge
+
+    with usage():
+        loaded = load_watch(config, settings or ())
+        others = [
+            load_watch(config, [*(settings or ()), f"name={name}"])
+            for name in beside or ()
+        ]
+        found = judge(loaded, others)
+    keys = ("method", "AUROC", "low", "high", "F1", "accuracy", "control")
+    terminal().print(as_table([{k: row[k] for k in keys} for row in found.rows]))
+    terminal(stderr=True).print(f"written to {found.folder}", soft_wrap=True)
 
 
 @app.command()

@@ -1,5 +1,6 @@
 """Configurations of watchdogs, and the commands that take them."""
 
+import asyncio
 import json
 
 import pytest
@@ -9,7 +10,9 @@ from typer.testing import CliRunner
 from chat_server import serving
 from jaxhal import cli
 from jaxhal.datasets import Question
+from jaxhal.evaluation import auroc
 from jaxhal.files import lines_of
+from jaxhal.plotting.exploration import ablations, entropy_trend
 from jaxhal.watchdog import (
     EndpointAgent,
     EndpointEvaluator,
@@ -19,6 +22,9 @@ from jaxhal.watchdog import (
     RagAgent,
 )
 from jaxhal.watchdog import config as configs
+from jaxhal.watchdog import evaluate as evaluating
+from jaxhal.watchdog.evaluate import Recorded
+from jaxhal.watchdog.journal import Journal
 from jaxhal.watchdog.serve import Service
 from tiny_lm import tiny_lm
 
@@ -45,7 +51,7 @@ def encoder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def lm():
-    return tiny_lm()
+    return tiny_lm(context=2048)
 
 
 @pytest.fixture
@@ -195,3 +201,75 @@ def test_an_agent_behind_an_address(written, tmp_path, monkeypatch):
     for row in rows:
         failed = row["query"].startswith("w2")
         assert bool(row["answer"]) != failed and (row["label"] is None) >= failed
+
+
+def test_evaluate(written, tmp_path, lm, monkeypatch):
+    """Beside baselines, controls and a bound that was explored at random."""
+    monkeypatch.setattr(evaluating.running, "model", lambda name, dtype: lm)
+    monkeypatch.setattr(evaluating, "cache_dir", lambda: tmp_path / "cache")
+    # The tiny model says nothing right, so every other answer counts as such.
+    real, right = evaluating.OverlapRule(), iter(range(1000))
+
+    def rule(question, text):
+        return real(question, text)._replace(label=next(right) % 2)
+
+    monkeypatch.setattr(evaluating, "OverlapRule", lambda: rule)
+    none = run("watchdog", "evaluate", written)
+    assert none.exit_code == 2 and "holds no point; explore it first" in none.output
+    for more in ([], ["name=other", "plan.how=random"]):
+        assert run("watchdog", "explore", written, *more).exit_code == 0
+    found = run("watchdog", "evaluate", written, "--beside", "other")
+    assert found.exit_code == 0, found.output
+    folder = tmp_path / "tiny"
+    known = json.loads((folder / "evaluation.json").read_text("utf-8"))
+    rows = {row["method"]: row for row in known["rows"]}
+    assert {"tiny", "other", "predictive_probability", "icl_prompt"} <= set(rows)
+    assert {"selfcheck_nli", "selfcheck_ngram"} <= set(rows)
+    controls = {name for name, row in rows.items() if row["control"]}
+    assert controls >= {"nearest_similarity", "query_length", "response_length"}
+    config = configs.load_watch(written)
+    _, others = configs.questions_of(config)
+    lengths = [len(one.text.split()) for one in others]
+    labels = [n % 2 for n in range(len(others))]
+    assert rows["query_length"]["AUROC"] == auroc(lengths, labels)
+    assert {row["watchdog"] for row in known["guards"]} == {"tiny", "other"}
+    dog = configs.watchdog_of(config, progress=False)
+    dog.agent = Recorded(dog.agent, Journal(folder / "evaluation.jsonl"))
+    asked = len(dog.agent.journal)
+    checks = asyncio.run(dog.checks([one.text for one in others]))
+    assert len(dog.agent.journal) == asked  # everything was known
+    assert rows["tiny"]["AUROC"] == auroc([one.score for one in checks], labels)
+    (guard,) = [row for row in known["guards"] if row["watchdog"] == "tiny"]
+    assert guard["flagged"] == sum(one.flagged for one in checks)
+    (same,) = [
+        row
+        for row in known["ablations"]["similarity (epsilon)"]
+        if row["value"] == dog.settings.similarity
+    ]
+    assert same["flagged"] == guard["flagged"]
+    assert same["AUROC"] == rows["tiny"]["AUROC"]
+    text = (folder / "evaluation.md").read_text("utf-8")
+    assert "Held out: 10 questions, 5 answered wrongly (50%)" in text
+    for name in ("auroc", "entropy", "ablations"):
+        assert (folder / f"{name}.png").stat().st_size > 5000
+
+
+def test_the_bound_at_a_share(encoder):
+    rows = [
+        {"label": label, "query": f"w{n}", "answer": "a", "entropy": 0.5}
+        for n, label in enumerate([0, 1, None, 1, 1, 1])
+    ]
+    half = evaluating._beginning(encoder, rows, 0.5, 1)
+    assert half is not None and [one.query for one in half] == ["w1"]
+    later = evaluating._beginning(encoder, rows, 0.5, 4)
+    assert later is not None and [one.query for one in later] == ["w1", "w3"]
+    assert evaluating._beginning(encoder, rows, 0.9, 1) is None
+
+
+def test_figures_without_anything():
+    with pytest.raises(ValueError, match="no explorations"):
+        entropy_trend({})
+    with pytest.raises(ValueError, match="'a' has no query of a known entropy"):
+        entropy_trend({"a": [float("nan")]})
+    with pytest.raises(ValueError, match="tables are empty"):
+        ablations({})

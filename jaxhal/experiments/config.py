@@ -219,7 +219,7 @@ def _check_key(merged: Any, key: str) -> None:
         )
     elif not OmegaConf.is_dict(holder):
         raise ValueError(f"unknown key {key!r}; {parent!r} is one value, {holder!r}")
-    elif last not in holder.keys() and not parent.endswith("options"):
+    elif last not in holder.keys() and OmegaConf.get_type(holder) is not dict:
         raise ValueError(f"unknown key {key!r}; it takes {', '.join(holder.keys())}")
 
 

@@ -95,6 +95,8 @@ class Watch:
       similarity: the guard's; that of the preset where left out.
       encoder: of queries.
       entailment: what decides whether two answers mean the same.
+      reader: what baselines that look inside a model read with, where the agent is
+        behind an endpoint.
       seed: of the questions drawn.
       out: folder that the named folder goes to.
     """
@@ -118,6 +120,7 @@ class Watch:
     similarity: float | None = None
     encoder: str = "all-minilm-l6-v2"
     entailment: str = "similarity"
+    reader: str = "smollm2-135m"
     seed: int = 0
     out: str = "runs"
 

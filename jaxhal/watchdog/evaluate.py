@@ -1,0 +1,444 @@
+"""Does the watchdog flag the right queries, beside baselines and controls?"""
+
+import asyncio
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Int
+
+from jaxhal import plotting
+from jaxhal.datasets import Question
+from jaxhal.detectors import Detector, build
+from jaxhal.encoding import embed, kept_encoder
+from jaxhal.evaluation.metrics import evaluate as metrics_of
+from jaxhal.experiments import results, running
+from jaxhal.experiments.config import Config, Data
+from jaxhal.files import lines_of, replacing
+from jaxhal.inputs import collect
+from jaxhal.judges import OverlapRule
+from jaxhal.models.registry import cache_dir
+from jaxhal.plotting.exploration import ablations, entropy_trend
+from jaxhal.store import Store
+from jaxhal.store.keys import digest
+from jaxhal.summary import verdict
+from jaxhal.types import Example
+from jaxhal.watchdog.agents import Agent, Reply
+from jaxhal.watchdog.bounds import BoundaryStore, ExactStore, Point
+from jaxhal.watchdog.config import (
+    Watch,
+    guard_of,
+    plan_of,
+    questions_of,
+    store_of,
+    watchdog_of,
+)
+from jaxhal.watchdog.guarding import Check, Watchdog
+from jaxhal.watchdog.journal import Journal
+
+# Baselines by their catalogue names; those that sample look at the agent's own answers.
+_SAMPLED = ("selfcheck_nli", "selfcheck_ngram", "semantic_entropy_discrete")
+_BASELINES = ("predictive_probability", "icl_prompt", *_SAMPLED)
+_EPSILONS = (0.6, 0.65, 0.7, 0.75, 0.8, 0.85, 0.9)
+_GAMMAS = (0.35, 0.4, 0.45, 0.5, 0.55, 0.6, 0.65)
+
+
+class Evaluated(NamedTuple):
+    """What came of an evaluation.
+
+    Attributes:
+      folder: holds evaluation.md, evaluation.json and figures.
+      rows: a row per method, as :func:`jaxhal.experiments.results.table` has it.
+    """
+
+    folder: Path
+    rows: list[dict[str, Any]]
+
+
+class Recorded:
+    """An agent whose every reply is kept, so that nothing is asked twice.
+
+    Args:
+      agent: who answers.
+      journal: where replies are kept.
+    """
+
+    def __init__(self, agent: Agent, journal: Journal):
+        self.agent, self.journal = agent, journal
+
+    @property
+    def name(self) -> str:
+        return self.agent.name
+
+    async def respond(
+        self, queries: Sequence[str], n: int = 1, temperature: float = 1.0
+    ) -> list[list[Reply]]:
+        """See :class:`jaxhal.watchdog.Agent`."""
+
+        async def one(query: str) -> list[Reply]:
+            async def ask() -> list[dict[str, Any]]:
+                (replies,) = await self.agent.respond([query], n, temperature)
+                return [dataclasses.asdict(reply) for reply in replies]
+
+            key = f"{n} at {temperature} {digest(query)}"
+            return [Reply(**reply) for reply in await self.journal.once(key, ask)]
+
+        return await asyncio.gather(*map(one, queries))
+
+
+class Known(NamedTuple):
+    """Held-out queries, what the agent said, and whether it made it up.
+
+    Attributes:
+      questions: with their references.
+      replies: of the agent.
+      samples: other answers of it, of which some may have failed.
+      labels: 1 hallucinated, by the references.
+    """
+
+    questions: list[Question]
+    replies: list[Reply]
+    samples: list[list[Reply]]
+    labels: Int[np.ndarray, " queries"]
+
+
+def evaluate(
+    config: Watch,
+    beside: Sequence[Watch] = (),
+    *,
+    progress: bool | None = None,
+) -> Evaluated:
+    """Judges a watchdog on held-out questions, by references.
+
+    Answers are kept as they come, so an evaluation that was killed asks nothing twice.
+    Thresholds of all methods but the guard's own come from the other half of the
+    questions.
+
+    Args:
+      config: of the watchdog, whose bound was explored.
+      beside: of others, for the same agent and questions, whose bounds are compared.
+      progress: show progress bars; ``None`` shows them on a terminal.
+
+    Raises:
+      ValueError: when a bound is empty, the answers are all hallucinated or all not, or
+        none of them can be judged.
+      RuntimeError: when the agent takes no query at all.
+
+    References:
+      Liu et al., Towards Mitigation of Hallucination for LLM-empowered Agents, 2025,
+      section 4.
+    """
+    config.folder.mkdir(parents=True, exist_ok=True)
+    dog = watchdog_of(config, progress)
+    dog.agent = Recorded(dog.agent, Journal(config.folder / "evaluation.jsonl"))
+    known = _known(config, dog)
+    queries = [one.text for one in known.questions]
+    checks: dict[str, list[Check]] = {}
+    for one in (config, *beside):
+        other = watchdog_with(dog, config if one is config else one)
+        if not len(other.store):
+            raise ValueError(
+                f"the bound in {one.folder} holds no point; explore it first"
+            )
+        checks[one.name] = asyncio.run(other.checks(queries))
+    detectors = _methods(config, checks, known)
+    rows, data = _judged(config, known, detectors, progress)
+    guards = _guards(checks, known.labels)
+    changes = _ablations(config, dog, queries, known.labels)
+    _write(config, [config, *beside], rows, guards, changes, known, data)
+    return Evaluated(config.folder, rows)
+
+
+def watchdog_with(dog: Watchdog, config: Watch) -> Watchdog:
+    """The same agent behind the bound of another exploration."""
+    return _with(dog, store_of(config))
+
+
+def _with(dog: Watchdog, store: BoundaryStore, **settings: Any) -> Watchdog:
+    return Watchdog(
+        dog.agent,
+        store,
+        guard=dataclasses.replace(dog.settings, **settings),
+        encoder=dog.encoder,
+        samples=dog.samples,
+        temperature=dog.temperature,
+        answer_temperature=dog.answer_temperature,
+        entailment=dog.entailment,
+    )
+
+
+def _known(config: Watch, dog: Watchdog) -> Known:
+    """Asks the held-out questions; what gets no answer is left out."""
+    _, questions = questions_of(config)
+    queries = [one.text for one in questions]
+
+    async def ask() -> tuple[list[list[Reply]], list[list[Reply]]]:
+        return await asyncio.gather(
+            dog.agent.respond(queries, 1, dog.answer_temperature),
+            dog.agent.respond(queries, dog.samples, dog.temperature),
+        )
+
+    answers, samples = asyncio.run(ask())
+    rule, kept = OverlapRule(), []
+    for question, (reply,), some in zip(questions, answers, samples, strict=True):
+        good = [one for one in some if one.error is None]
+        if reply.error is None and good:
+            kept.append((question, reply, good, rule(question, reply.text).label))
+    labels = np.array([label for *_, label in kept], int)
+    if len(set(labels.tolist())) < 2:
+        raise ValueError(
+            f"of {len(questions)} held-out questions {len(kept)} were answered, "
+            f"{int(labels.sum())} of them wrongly; that leaves nothing to tell apart"
+        )
+    return Known(
+        [one for one, *_ in kept],
+        [reply for _, reply, *_ in kept],
+        [some for _, _, some, _ in kept],
+        labels,
+    )
+
+
+def _methods(
+    config: Watch, checks: Mapping[str, Sequence[Check]], known: Known
+) -> list[Detector]:
+    """The watchdog as a method, its baselines, and controls."""
+    methods = [
+        _given(name, "score of the watchdog", {c.query: c.score for c in some})
+        for name, some in checks.items()
+    ]
+    first = checks[config.name]
+    near = {c.query: c.hits[0].similarity for c in first}
+    words = {c.query: float(len(c.query.split())) for c in first}
+    methods += [
+        _given("nearest_similarity", "cosine with the nearest point", near, True),
+        _given("query_length", "number of words of the query", words, True),
+    ]
+    for name in _BASELINES:
+        fewest = min(map(len, known.samples))
+        options = {"draw": {"given": True, "n": fewest}} if name in _SAMPLED else {}
+        methods.append(build({name: options}))
+    controls = ("response_length", "novel_words", "novel_word_share")
+    return methods + [build(name) for name in controls]
+
+
+def _given(
+    name: str, summary: str, scores: Mapping[str, float], control: bool = False
+) -> Detector:
+    """A detector of numbers that are known, by the question."""
+
+    def of(example: Example) -> float:
+        return scores[str(example.question)]
+
+    return Detector(
+        name,
+        summary,
+        "see the watchdog" if not control else "words or cosine",
+        "Liu et al., 2025 (HalMit)",
+        inputs=lambda features: features[name],
+        text=((name, of),),
+        control=control,
+    )
+
+
+def _judged(
+    config: Watch,
+    known: Known,
+    detectors: Sequence[Detector],
+    progress: bool | None,
+) -> tuple[list[dict[str, Any]], Any]:
+    """The table over two halves of the questions."""
+    fewest = min(map(len, known.samples))
+    every = zip(*known, strict=True)
+    examples = [
+        Example(
+            reply.text,
+            prompt="\n\n".join(part for part in (reply.context, question.text) if part),
+            context=reply.context or None,
+            question=question.text,
+            id=question.id or str(number),
+            label=int(label),
+            source=" ".join(
+                [question.answer]
+                if isinstance(question.answer, str)
+                else question.answer
+            ),
+            samples=tuple(one.text for one in some[:fewest]),
+        )
+        for number, (question, reply, some, label) in enumerate(every)
+    ]
+    reader = config.agent.model if not config.agent.endpoint else config.reader
+    lm = running.model(reader, config.agent.dtype)
+    store = Store(cache_dir() / "features")
+    data = collect(lm, examples, detectors, store, progress=progress)
+    half = Config(
+        name=config.name,
+        data=[Data(name=config.questions, label=config.name)],
+        detectors=[],
+        protocol="grouped",
+        folds=2,
+        seed=config.seed,
+    )
+    found = running.judge(half, detectors, {config.name: data}, progress)
+    return results.table(found.judged, detectors), data
+
+
+def _guards(
+    checks: Mapping[str, Sequence[Check]], labels: Int[np.ndarray, " queries"]
+) -> list[dict[str, Any]]:
+    """How well the guard's own flags fit, nothing being fitted."""
+    rows = []
+    for name, some in checks.items():
+        flags = np.array([one.flagged for one in some], float)
+        found = metrics_of(flags, labels, 0.5)
+        near = np.array([one.near for one in some])
+        rows.append(
+            {
+                "watchdog": name,
+                "flagged": int(flags.sum()),
+                "near the bound": int(near.sum()),
+                **{k: found[k] for k in ("f1", "accuracy", "precision", "recall")},
+            }
+        )
+    return rows
+
+
+def _ablations(
+    config: Watch, dog: Watchdog, queries: Sequence[str], labels: np.ndarray
+) -> dict[str, list[dict[str, Any]]]:
+    """The watchdog over epsilon and, by beginnings of the exploration, over gamma."""
+    asked = lines_of(config.folder / "queries.jsonl")
+    epsilon = []
+    for value in _EPSILONS:
+        other = _with(dog, dog.store, similarity=value)
+        epsilon.append({"value": value, **_fit(other, queries, labels)})
+    gamma = []
+    least = plan_of(config).least
+    for value in _GAMMAS:
+        store = _beginning(dog.encoder, asked, value, least)
+        if store is not None:
+            found = _fit(_with(dog, store), queries, labels)
+            gamma.append({"value": value, "points": len(store), **found})
+    tables = {"similarity (epsilon)": epsilon, "share of hallucinations (gamma)": gamma}
+    return {name: rows for name, rows in tables.items() if rows}
+
+
+def _fit(dog: Watchdog, queries: Sequence[str], labels: np.ndarray) -> dict[str, float]:
+    found = asyncio.run(dog.checks(queries))
+    flags = np.array([one.flagged for one in found], float)
+    scores = [one.score for one in found]
+    return {
+        "AUROC": metrics_of(scores, labels, 0.5)["auroc"],
+        "accuracy": metrics_of(flags, labels, 0.5)["accuracy"],
+        "flagged": int(flags.sum()),
+    }
+
+
+def _beginning(
+    encoder: str, asked: Sequence[Mapping[str, Any]], gamma: float, least: int
+) -> ExactStore | None:
+    """The bound when the share first was that high; ``None`` where it never was."""
+    hits, judged = [], 0
+    for number, row in enumerate(asked, 1):
+        judged += row["label"] is not None
+        hits += [row] if row["label"] == 1 else []
+        if number >= least and judged and len(hits) / judged >= gamma:
+            break
+    else:
+        return None
+    vectors = embed(
+        kept_encoder(encoder), [row["query"] for row in hits], progress=False
+    )
+    found = ExactStore(vectors.shape[1])
+    points = [
+        Point(digest(row["query"]), row["query"], row["answer"], entropy=row["entropy"])
+        for row in hits
+    ]
+    found.add(points, vectors)
+    return found
+
+
+def _write(
+    config: Watch,
+    all_of: Sequence[Watch],
+    rows: Sequence[Mapping[str, Any]],
+    guards: Sequence[Mapping[str, Any]],
+    changes: Mapping[str, Sequence[Mapping[str, Any]]],
+    known: Known,
+    data: Any,
+) -> None:
+    """evaluation.md, evaluation.json and figures."""
+    folder, guard = config.folder, guard_of(config)
+    hallucinated = int(known.labels.sum())
+    summary = json.loads((folder / "summary.json").read_text("utf-8"))
+    named = [{**row, "detector": row["method"]} for row in rows]
+    lines = [
+        f"# {config.name}",
+        "",
+        f"Agent: {config.agent.model}, answering from {config.agent.passages} passages "
+        f"of {config.questions}. Explored by {summary['queries']} queries, "
+        f"{summary['hallucinated']} hallucinated (gamma {summary['gamma']:.2f}), "
+        f"stopped by {summary['stopped']}; {summary['unsure']} unsure, "
+        f"{summary['failed']} failed; {summary['points']} points. Seed {config.seed}.",
+        "",
+        f"Held out: {len(known.labels)} questions, {hallucinated} answered wrongly "
+        f"({hallucinated / len(known.labels):.0%}) by the paper's rule: the mean of "
+        "unigram F1 and ROUGE-L with the reference is under 0.5.",
+        "",
+        f"Guard: preset {config.preset}, similarity {guard.similarity}.",
+        "",
+        results.markdown(rows, several=True),
+        "",
+        verdict(named),
+        "",
+        "Thresholds and calibration come from the other half of the questions; the "
+        "intervals resample questions with one answer together. "
+        f"{len(data.errors)} answers could not be read by the baselines and count for "
+        "no method.",
+        "",
+        "## The guard's own flags",
+        "",
+        _table(guards),
+        "",
+    ]
+    for setting, table in changes.items():
+        lines += [f"## Over {setting}", "", _table(table), ""]
+    trend = {
+        one.name: [
+            np.nan if row["entropy"] is None else row["entropy"]
+            for row in lines_of(one.folder / "queries.jsonl")
+        ]
+        for one in all_of
+    }
+    areas = {r["method"]: (r["AUROC"], r["low"], r["high"]) for r in rows}
+    controls = [row["method"] for row in rows if row["control"]]
+    figures = {
+        "auroc": plotting.auroc_intervals(areas, controls),
+        "entropy": entropy_trend(trend),
+        "ablations": ablations(changes),
+    }
+    lines += [*[f"![{name}]({name}.png)" for name in figures], ""]
+    for name, figure in figures.items():
+        with replacing(folder / f"{name}.png", binary=True) as file:
+            figure.savefig(file, format="png", dpi=150)
+    with replacing(folder / "evaluation.md") as file:
+        file.write("\n".join(lines))
+    whole = {"rows": [*rows], "guards": [*guards], "ablations": dict(changes)}
+    with replacing(folder / "evaluation.json") as file:
+        json.dump(whole, file, indent=1)
+
+
+def _table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Rows of equal keys in Markdown."""
+    head = [*rows[0]]
+    lines = [head, ["---"] * len(head)]
+    for row in rows:
+        lines.append(
+            [
+                f"{value:.3f}" if isinstance(value, float) else str(value)
+                for value in row.values()
+            ]
+        )
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
