@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import bound_child
 import numpy as np
 import pytest
 
@@ -198,3 +199,25 @@ def test_an_index_grows():
     np.testing.assert_allclose(cosines[:, 0], 1, atol=1e-5)
     with pytest.raises(ValueError, match="width is 0"):
         Index(0)
+
+
+@pytest.mark.parametrize("kind", ["file", "milvus"])
+def test_killed_ten_times(kind, tmp_path):
+    """Every kill is -9, in the middle of adding; no point that was kept is lost."""
+    if kind == "milvus":
+        pytest.importorskip("milvus_lite")
+    kept: set[int] = set()
+    for turn in range(10):
+        child = bound_child.Child(kind, str(tmp_path), max(kept, default=-1) + 2)
+        assert child.found >= len(kept)
+        fresh = child.kill(after=3 + turn)
+        assert len(fresh) >= 3 + turn
+        kept |= {*fresh}
+    store = bound_child.opened(kind, tmp_path)
+    # One that was being added at a kill may be there or not, but nothing else.
+    assert len(kept) <= len(store) <= len(kept) + 10
+    for number in kept:
+        assert f"p{number}" in store
+        (hit,) = store.search(bound_child.vector(number), 1)[0]
+        assert hit.point == bound_child.point(number)
+    store.close()

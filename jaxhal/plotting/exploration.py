@@ -42,10 +42,10 @@ def entropy_trend(entropies: Mapping[str, Sequence[float]], last: int = 30) -> "
             np.arange(width, len(known) + 1), mean, label=name, **styles[name]
         )
         tail = known[-last:]
-        at = np.arange(len(known) - len(tail) + 1, len(known) + 1)
+        at = np.arange(1 - len(tail), 1)
         end.plot(at, tail, marker="o", markersize=2.5, **styles[name])
     label(whole, "queries", "entropy, nats (moving mean)", "all queries")
-    label(end, "queries", "entropy, nats", f"the last {last}")
+    label(end, "queries before the last", "entropy, nats", f"the last {last}")
     legend(figure, handles, "")
     return figure
 
