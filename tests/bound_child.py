@@ -1,10 +1,8 @@
 """A process that adds points to a store, says which are kept, and can be killed."""
 
-import multiprocessing
-import os
 from pathlib import Path
-from unittest import mock
 
+import children
 import numpy as np
 
 from jaxhal.watchdog import ExactStore, MilvusStore, Point
@@ -38,17 +36,7 @@ class Child:
     """Adds points from a number on until it is killed."""
 
     def __init__(self, kind, folder, first):
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["bound_child"])
-        self._line, theirs = context.Pipe()
-        options = (kind, folder, first, theirs)
-        self.process = context.Process(target=_add, args=options)
-        path = [str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
-        with mock.patch.dict(
-            os.environ, PYTHONPATH=os.pathsep.join(filter(None, path))
-        ):
-            self.process.start()
-        theirs.close()
+        self.process, self._line = children.start(_add, kind, folder, first)
         self.found = self._line.recv()
 
     def kill(self, after):
@@ -56,8 +44,4 @@ class Child:
         kept = [self._line.recv() for _ in range(after)]
         self.process.kill()
         self.process.join()
-        try:
-            while True:
-                kept.append(self._line.recv())
-        except (EOFError, ConnectionResetError):
-            return kept
+        return kept + children.rest(self._line)

@@ -3,13 +3,10 @@ that explores it and can be killed."""
 
 import dataclasses
 import hashlib
-import multiprocessing
-import os
 import re
 import time
-from pathlib import Path
-from unittest import mock
 
+import children
 import numpy as np
 
 from jaxhal.files import append
@@ -100,17 +97,8 @@ class Child:
     """A process that explores a folder; what it asks stands in a log."""
 
     def __init__(self, folder, encoder, log, delay):
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["explore_world"])
-        self._line, theirs = context.Pipe()
-        options = (folder, encoder, log, delay, theirs)
-        self.process = context.Process(target=_explore, args=options)
-        path = [str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
-        with mock.patch.dict(
-            os.environ, PYTHONPATH=os.pathsep.join(filter(None, path))
-        ):
-            self.process.start()
-        theirs.close()
+        options = (folder, encoder, log, delay)
+        self.process, self._line = children.start(_explore, *options)
         assert self._line.recv() == "ready"
 
     def kill(self, after):

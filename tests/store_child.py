@@ -3,10 +3,7 @@
 It is forked from a server that has imported everything and computed nothing.
 """
 
-import multiprocessing
-import os
-from pathlib import Path
-from unittest import mock
+import children
 
 import jaxhal
 from jaxhal import store as store_module
@@ -43,17 +40,7 @@ class Child:
     """A process that is ready to read ``count`` answers into a folder."""
 
     def __init__(self, folder, count):
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["store_child"])
-        self._line, theirs = context.Pipe()
-        self.process = context.Process(target=_read, args=(folder, count, theirs))
-        # The server imports by a path of its own.
-        path = [str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
-        with mock.patch.dict(
-            os.environ, PYTHONPATH=os.pathsep.join(filter(None, path))
-        ):
-            self.process.start()
-        theirs.close()
+        self.process, self._line = children.start(_read, folder, count)
         assert self._line.recv() == "ready"
 
     def go(self):
@@ -63,9 +50,4 @@ class Child:
         """Everything it said until it ended, by itself or killed."""
         self.process.join(timeout)
         assert self.process.exitcode is not None, "it still reads"
-        words = []
-        try:
-            while True:
-                words.append(self._line.recv())
-        except (EOFError, ConnectionResetError):
-            return words
+        return children.rest(self._line)

@@ -151,7 +151,7 @@ def test_commands(written, tmp_path):
     longer = run("watchdog", "explore", written, "plan.budget=8")
     assert longer.exit_code == 0 and len(lines_of(folder / "journal.jsonl")) > asked
     other = run("watchdog", "explore", written, "seed=1")
-    assert other.exit_code == 2 and "another configuration explored" in other.output
+    assert other.exit_code == 2 and "another configuration made" in other.output
     queries = tmp_path / "queries.txt"
     queries.write_text("w1 w2\n\nw3 w4\n")
     checked = run("watchdog", "check", written, "-q", "w5", "-i", queries)

@@ -175,7 +175,7 @@ def _sampling(config: Making) -> Sampling:
     return Sampling(temperature=config.temperature, top_p=config.top_p)
 
 
-def claim(folder: Path, config: Writing) -> None:
+def claim(folder: Path, config: Any) -> None:
     """Makes sure that what the folder holds was made the same way."""
     folder.mkdir(parents=True, exist_ok=True)
     path, text = folder / "config.yaml", to_yaml(config)

@@ -13,10 +13,9 @@ from jaxhal import entailment
 from jaxhal.datasets import Question
 from jaxhal.encoding import kept_encoder
 from jaxhal.endpoint import endpoint_of
-from jaxhal.experiments.config import DTYPES, structured, to_yaml
-from jaxhal.experiments.making import QUESTIONS
+from jaxhal.experiments.config import DTYPES, structured
+from jaxhal.experiments.making import QUESTIONS, claim
 from jaxhal.experiments.running import model
-from jaxhal.files import replacing
 from jaxhal.judges import references
 from jaxhal.texts import sentences_of
 from jaxhal.watchdog.agents import (
@@ -334,19 +333,9 @@ def watchdog_of(config: Watch, progress: bool | None = None) -> Watchdog:
 
 def _claim(config: Watch) -> None:
     """Makes sure that what the folder holds was explored in the same way."""
-    config.folder.mkdir(parents=True, exist_ok=True)
     plan = {k: v for k, v in config.plan.items() if k not in _OPEN}
     # How the bound is used later is no part of it.
     same = dataclasses.replace(
         config, plan=plan, preset="paper", similarity=None, held_out=1
     )
-    path, text = config.folder / "config.yaml", to_yaml(same)
-    if path.is_file():
-        if path.read_text("utf-8") != text:
-            raise ValueError(
-                f"{config.folder} holds what another configuration explored; give this "
-                "one another 'name', or delete the folder"
-            )
-        return
-    with replacing(path) as file:
-        file.write(text)
+    claim(config.folder, same)
