@@ -7,6 +7,7 @@ import types
 from pathlib import Path
 
 import jax
+import numpy as np
 import pytest
 
 from jaxhal import bench
@@ -97,3 +98,32 @@ def test_without_a_peer_no_pairs_are_timed(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "torch", None)
     assert not list(nli.rows())
     assert "no peers are measured: import of torch" in capsys.readouterr().err
+
+
+def test_the_watchdog_is_measured(monkeypatch):
+    from jaxhal.bench import watchdog
+
+    for name, value in dict(
+        SIZES=(40, 60), LARGEST=100, QUERIES=5, _ROUNDS=1, _BATCH=4, _BLOCK=50, WIDTH=8
+    ).items():
+        monkeypatch.setattr(watchdog, name, value)
+    monkeypatch.setattr(watchdog, "_checks", lambda: iter(()))
+    index, parts = (
+        watchdog._filled(70),
+        [watchdog._vectors(50), watchdog._vectors(20, 1)],
+    )
+    assert len(index) == 70
+    np.testing.assert_allclose(
+        index[np.arange(70)] @ parts[1][3] / np.linalg.norm(parts[1][3]),
+        np.concatenate([p / np.linalg.norm(p, axis=1, keepdims=True) for p in parts])
+        @ parts[1][3]
+        / np.linalg.norm(parts[1][3]),
+        atol=1e-5,
+    )
+    rows = list(watchdog.rows())
+    kinds = {(row["case"], row["metric"]): row for row in rows}
+    assert kinds["60 points", "lookup / one read of the matrix"]["target"] == 1.5
+    assert kinds["40 points", "lookup / one read of the matrix"]["target"] is None
+    for row in rows:
+        assert row["value"] > 0
+    assert ("100 points", "exact: queries per second, 4 at a time") in kinds

@@ -15,7 +15,15 @@ import numpy as np
 from jaxhal.files import replacing
 
 # Each module has `rows() -> Iterator[dict]`; its docstring says what it answers.
-BENCHES = ("read", "extract", "probes", "relevance", "generate", "nli")
+BENCHES = (
+    "read",
+    "extract",
+    "probes",
+    "relevance",
+    "generate",
+    "nli",
+    "watchdog",
+)
 
 
 def run(names: Sequence[str] = (), json_path: str | Path | None = None) -> list[dict]:

@@ -25,6 +25,9 @@ from jaxhal.spans import Part
 from jaxhal.store import Store
 from jaxhal.types import Example, Reducer
 
+# Whose samples are written together.
+_PROMPTS = 4
+
 
 @dataclasses.dataclass(eq=False)
 class Bulk:
@@ -86,7 +89,8 @@ class Bulk:
                 self.examples,
                 how,
                 root,
-                batch_size=max(self.batch_size, how.n),
+                # Reading weights costs as much for a few rows as for one.
+                batch_size=max(self.batch_size, _PROMPTS * how.n),
                 progress=self.progress,
             )
         return self._drawn[how]

@@ -1,0 +1,137 @@
+"""What does a watchdog cost beside the agent it guards, and how near is its search to
+one read of the bound?
+
+Vectors are random, of MiniLM's width; the agent is SmolLM2-135M, the queries are those
+of the bundled examples.
+"""
+
+import asyncio
+import itertools
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import jaxhal
+from jaxhal.bench import interleave, ratio, row
+from jaxhal.datasets.bundled import bundled
+from jaxhal.encoding import embed, kept_encoder
+from jaxhal.watchdog import ExactStore, Guard, LocalAgent, MilvusStore, Point, Watchdog
+from jaxhal.watchdog.index import Index
+
+WIDTH = 384
+SIZES = (1_000, 100_000)
+LARGEST = 1_000_000
+QUERIES = 200
+_TOKENS, _ROUNDS, _BATCH, _BLOCK = 64, 15, 64, 50_000
+
+
+def rows() -> Iterator[dict]:
+    yield from _checks()
+    for size in SIZES:
+        yield from _lookups(size)
+    yield from _throughput()
+
+
+def _vectors(size: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal((size, WIDTH), np.float32)
+
+
+def _filled(size: int) -> Index:
+    index, rest = Index(WIDTH), size
+    for seed in itertools.count():
+        count = min(rest, _BLOCK)
+        index.add(_vectors(count, seed))
+        rest -= count
+        if not rest:
+            return index
+    raise AssertionError("counting ended")
+
+
+@jax.jit
+def _read(matrix: Any) -> Any:
+    """One read of a matrix, with as little to do as can be."""
+    return jnp.max(matrix, axis=1).max()
+
+
+def _lookups(size: int) -> Iterator[dict]:
+    """Three nearest of one query, again and again."""
+    index, case = _filled(size), f"{size} points"
+    matrix = jnp.asarray(index[np.arange(size)])
+    queries = _vectors(QUERIES, 1)
+    index.search(queries[:1], 3)
+    found = []
+    for query in queries:
+        began = time.perf_counter()
+        index.search(query[None], 3)
+        found.append(1000 * (time.perf_counter() - began))
+    for share in (50, 99):
+        value = float(np.percentile(found, share))
+        yield row("watchdog", case, f"lookup, ms, p{share}", value)
+    functions = {
+        "lookup": lambda: index.search(queries[:1], 3),
+        "read": lambda: _read(matrix),
+    }
+    value, spread = ratio(interleave(functions, 3 * _ROUNDS), "lookup", "read")
+    target = 1.5 if size == max(SIZES) else None
+    metric = "lookup / one read of the matrix"
+    yield row("watchdog", case, metric, value, target, spread=spread)
+
+
+def _throughput() -> Iterator[dict]:
+    """Queries a second at the largest size, many at a time."""
+    index, queries = _filled(LARGEST), _vectors(_BATCH, 1)
+    times = interleave({"exact": lambda: index.search(queries, 3)}, 3)["exact"]
+    low, middle, high = _BATCH / np.percentile(times, [75, 50, 25])
+    metric, case = f"queries per second, {_BATCH} at a time", f"{LARGEST} points"
+    yield row("watchdog", case, f"exact: {metric}", middle, None, "higher", (low, high))
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            yield from _milvus(Path(folder) / "bound.db", queries, metric, case)
+    except ModuleNotFoundError as error:
+        print(f"Milvus is not measured: {error}", file=sys.stderr)
+
+
+def _milvus(path: Path, queries: np.ndarray, metric: str, case: str) -> Iterator[dict]:
+    store, numbers = MilvusStore(WIDTH, path), itertools.count()
+    for seed in range(LARGEST // _BLOCK):
+        some = [Point(f"p{next(numbers)}", "query", "") for _ in range(_BLOCK)]
+        store.add(some, _vectors(_BLOCK, seed))
+    times = interleave({"milvus": lambda: store.search(queries, 3)}, 3)["milvus"]
+    store.close()
+    low, middle, high = _BATCH / np.percentile(times, [75, 50, 25])
+    name = f"Milvus Lite: {metric}"
+    yield row("watchdog", case, name, middle, None, "higher", (low, high))
+
+
+def _checks() -> Iterator[dict]:
+    """A whole check beside the agent's own answer, near the bound."""
+    queries = [str(one.question) for one in bundled()[::2]][:_ROUNDS]
+    agent = LocalAgent(jaxhal.load("smollm2-135m"), max_new_tokens=_TOKENS)
+    encoder = "all-minilm-l6-v2"
+    store = ExactStore(WIDTH)
+    known = embed(kept_encoder(encoder), queries, progress=False)
+    points = [Point(f"p{n}", query, "") for n, query in enumerate(queries)]
+    store.add(points, known)
+    dog = Watchdog(agent, store, guard=Guard(entropy=None), encoder=encoder)
+    turns = {"check": iter(queries * 2), "answer": iter(queries * 2)}
+
+    def check() -> Any:
+        return asyncio.run(dog.check(next(turns["check"])))
+
+    def answer() -> Any:
+        return asyncio.run(agent.respond([next(turns["answer"])], 1, 0.0))
+
+    times = interleave({"check": check, "answer": answer}, _ROUNDS)
+    value, spread = ratio(times, "check", "answer")
+    case = f"{len(queries)} points"
+    metric = f"check / the agent's answer of up to {_TOKENS} tokens"
+    yield row("watchdog", case, metric, value, None, spread=spread)
+    value = 1000 * float(np.median(times["check"]))
+    yield row("watchdog", case, "check, ms, embedding included", value)
