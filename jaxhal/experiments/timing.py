@@ -62,8 +62,10 @@ def costs(
 def _seconds(
     lm: LM, examples: Sequence[Example], detector: Detector, batch_size: int
 ) -> float:
+    # A batch that is filled up with nothing would count as the cost of a few.
+    options: Any = {"batch_size": min(batch_size, len(examples)), "progress": False}
     with tempfile.TemporaryDirectory() as folder:
-        store, options = Store(folder), {"batch_size": batch_size, "progress": False}
+        store = Store(folder)
         began = time.perf_counter()
         if detector.reads or detector.views or detector.measures:
             collect(lm, examples, [detector], store, **options)
