@@ -1,6 +1,7 @@
 """Configurations of watchdogs, and the commands that take them."""
 
 import asyncio
+import dataclasses
 import json
 
 import pytest
@@ -23,6 +24,7 @@ from jaxhal.watchdog import (
 )
 from jaxhal.watchdog import config as configs
 from jaxhal.watchdog import evaluate as evaluating
+from jaxhal.watchdog.agents import FROM_PASSAGES
 from jaxhal.watchdog.evaluate import Recorded
 from jaxhal.watchdog.journal import Journal
 from jaxhal.watchdog.serve import Service
@@ -90,9 +92,19 @@ def test_questions_with_one_answer_stay_together(written):
 def test_passages_are_whole_sentences(written):
     config = configs.load_watch(written)
     texts = configs.passages_of(config, 4)
-    assert "One answer." in texts and "It is long." in texts
-    assert len(texts) == len(set(texts)) == 2 + 27 + 1
-    assert "One answer. It is long." in configs.passages_of(config, 20)
+    assert "w3 w4 w5\nOne answer." in texts and "w3 w4 w5\nIt is long." in texts
+    assert len(texts) == len(set(texts)) == 60
+    assert "w7 w8 w9\nOne answer. It is long." in configs.passages_of(config, 20)
+
+
+def test_passages_are_pieces_of_a_context_where_there_is_one(written, monkeypatch):
+    asked = Question("w1 w2", "Two.", context="One is here. Two is there. Three too.")
+    monkeypatch.setitem(configs.QUESTIONS, "medquad", lambda **options: [asked, asked])
+    config = configs.load_watch(written)
+    pieces = ["One is here. Two is there.", "Three too."]
+    assert configs.passages_of(config, 6) == pieces
+    each = ["One is here.", "Two is there.", "Three too."]
+    assert configs.passages_of(config, 1) == each
 
 
 def test_who_is_who(written, tmp_path):
@@ -100,6 +112,12 @@ def test_who_is_who(written, tmp_path):
     agent = configs.agent_of(config, config.agent, progress=False)
     assert isinstance(agent, RagAgent) and agent.k == 2
     assert isinstance(agent.agent, LocalAgent) and agent.agent.max_new_tokens == 4
+    assert (agent.prompt, agent.agent.prompt) == (FROM_PASSAGES, "{query}")
+    own = configs.load_watch(written, ["agent.prompt='{passages} {query}'"])
+    agent = configs.agent_of(own, own.agent, progress=False)
+    assert (agent.prompt, agent.agent.prompt) == ("{passages} {query}", "{query}")
+    alone = dataclasses.replace(own.agent, passages=0, prompt="Say: {query}")
+    assert configs.agent_of(own, alone).prompt == "Say: {query}"
     far = "endpoint: 'http://x/v1', model: m, timeout: 3, per_second: 2, passages: 0"
     config = configs.load_watch(written, [f"agent={{{far}}}"])
     agent = configs.agent_of(config, config.agent)

@@ -19,6 +19,7 @@ from jaxhal.experiments.running import model
 from jaxhal.judges import references
 from jaxhal.texts import sentences_of
 from jaxhal.watchdog.agents import (
+    FROM_PASSAGES,
     Agent,
     EndpointAgent,
     LocalAgent,
@@ -53,7 +54,9 @@ class Talker:
       timeout: seconds that a request to it may take.
       concurrency: requests to it that are open at a time.
       per_second: requests to it begun in a second.
-      prompt: the user's turn, with ``{query}`` in it, of a model in this process.
+      prompt: what it is told, with ``{query}`` in it, and ``{passages}`` where it
+        answers from some, without which an endpoint is told the query alone; a plain
+        one where left out.
       max_new_tokens: the most tokens of an answer.
       passages: of the domain that a query is answered from; 0 for none.
       words: of a passage, more or less.
@@ -65,7 +68,7 @@ class Talker:
     timeout: float = 60.0
     concurrency: int = 8
     per_second: float | None = None
-    prompt: str = "{query}"
+    prompt: str = ""
     max_new_tokens: int = 128
     passages: int = 0
     words: int = 100
@@ -219,18 +222,30 @@ def questions_of(config: Watch) -> tuple[list[Question], list[Question]]:
 
 
 def passages_of(config: Watch, words: int) -> list[str]:
-    """The answers to all questions of the domain, and their contexts, cut in pieces."""
+    """What all questions of the domain come with, cut in pieces.
+
+    That is their contexts, or else their answers, each piece below its question: an
+    answer by itself seldom says what it is about.
+    """
     texts: dict[str, None] = {}
     for one in QUESTIONS[config.questions](**config.options):
+        head = "" if one.context else f"{one.text}\n"
         for text in [one.context] if one.context else references(one):
-            piece: list[str] = []
-            for sentence in sentences_of(text):
-                if piece and len(" ".join([*piece, sentence]).split()) > words:
-                    texts[" ".join(piece)] = None
-                    piece = []
-                piece.append(sentence)
-            texts[" ".join(piece)] = None
-    return [text for text in texts if text.strip()]
+            for piece in _pieces(text, words):
+                texts[head + piece] = None
+    return list(texts)
+
+
+def _pieces(text: str, words: int) -> list[str]:
+    """Sentences put together up to so many words."""
+    pieces: list[str] = []
+    for sentence in sentences_of(text):
+        longer = f"{pieces[-1]} {sentence}" if pieces else sentence
+        if pieces and len(longer.split()) <= words:
+            pieces[-1] = longer
+        else:
+            pieces.append(sentence)
+    return [piece for piece in pieces if piece.strip()]
 
 
 def agent_of(config: Watch, one: Talker, progress: bool | None = None) -> Agent:
@@ -242,8 +257,9 @@ def agent_of(config: Watch, one: Talker, progress: bool | None = None) -> Agent:
     endpoint = endpoint_of(one.endpoint or None, one.model if one.endpoint else None)
     agent: Agent
     if endpoint is None:
+        prompt = "{query}" if one.passages or not one.prompt else one.prompt
         lm = model(one.model, one.dtype)
-        agent = LocalAgent(lm, one.prompt, max_new_tokens=one.max_new_tokens)
+        agent = LocalAgent(lm, prompt, max_new_tokens=one.max_new_tokens)
     else:
         agent = EndpointAgent(
             dataclasses.replace(endpoint, timeout=one.timeout),
@@ -255,7 +271,7 @@ def agent_of(config: Watch, one: Talker, progress: bool | None = None) -> Agent:
         return agent
     texts = passages_of(config, one.words)
     found = Passages(texts, config.encoder, progress=progress)
-    return RagAgent(agent, found, k=one.passages)
+    return RagAgent(agent, found, k=one.passages, prompt=one.prompt or FROM_PASSAGES)
 
 
 def store_of(config: Watch) -> BoundaryStore:
@@ -296,8 +312,7 @@ def explorer_of(config: Watch, progress: bool | None = None) -> Explorer:
     agent = agent_of(config, config.agent, progress)
     writer = agent_of(
         config,
-        config.writer
-        or dataclasses.replace(config.agent, passages=0, prompt="{query}"),
+        config.writer or dataclasses.replace(config.agent, passages=0, prompt=""),
     )
     return Explorer(
         agent,
