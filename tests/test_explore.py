@@ -293,6 +293,8 @@ def test_bad_plans(change, message):
         ("Sure! Here it is:\n\n**How is it treated?**", "How is it treated?"),
         ("2) “How is it treated?”", "How is it treated?"),
         ("Question: how is it treated?\nBecause.", "how is it treated?"),
+        ('One asks: "How is it treated?"', "How is it treated?"),
+        ('How is "it" treated?', 'How is "it" treated?'),
         ("What is it?", ""),
         ("It is treated.", ""),
         ("?", ""),

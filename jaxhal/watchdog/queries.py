@@ -35,6 +35,7 @@ is a case of. Reply with the question alone.
 }
 # Characters of a query.
 _LONGEST = 400
+_QUOTED = re.compile(r"[\"“]([^\"“”]+\?)[\"”]")
 _NUMBERED = re.compile(r"^(?:\d+[.)]|[-*•]|question:)\s*", re.IGNORECASE)
 
 
@@ -75,8 +76,9 @@ class Generator:
 def usable(text: str, query: str) -> str:
     """The query in what an agent wrote, empty where there is none of use.
 
-    It is the first line that ends in a question mark, without a number or quotes
-    around it; too long a one is none, and neither is the query that it was made of.
+    It is the first line that ends in a question mark, or what stands between quotes
+    there, without a number before it; too long a one is none, and neither is the query
+    that it was made of.
 
     Example:
       >>> usable('Sure!\\n1. "How is it treated?"\\n', "What is it?")
@@ -85,6 +87,8 @@ def usable(text: str, query: str) -> str:
       ''
     """
     for line in text.splitlines():
+        quoted = _QUOTED.search(line)
+        line = quoted[1] if quoted else line
         found = _NUMBERED.sub("", line.strip().strip("\"'“”*").strip()).strip("\"'“”* ")
         if found.endswith("?") and plain(found) and len(found) <= _LONGEST:
             return "" if plain(found) == plain(query) else found
