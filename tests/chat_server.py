@@ -3,17 +3,23 @@
 import contextlib
 import http.server
 import json
+import re
+import socket
 import threading
 
 # In place of a reply: none comes before the test is over.
 STALL = object()
+# In place of a piece: the connection ends.
+BREAK = object()
 
 
 class ChatServer(http.server.ThreadingHTTPServer):
     """Answers with each of `replies`, then with the last for ever; remembers requests.
 
     A reply is a text, None for a message without text, a status, STALL, or bytes that
-    are sent as they are; or a function that makes one of these of the question.
+    are sent as they are; or a function that makes one of these of the question.  Where
+    a stream is asked for, a text is sent word by word, bytes as they are, and a list is
+    the pieces, of which STALL waits, and BREAK ends the connection.
     """
 
     def __init__(self, reply):
@@ -43,6 +49,9 @@ class _Chat(http.server.BaseHTTPRequestHandler):
         if reply is STALL:
             server.closing.wait()
             return
+        if body.get("stream") and not isinstance(reply, int):
+            self.stream(reply)
+            return
         status = reply if isinstance(reply, int) else 200
         text = None if isinstance(reply, bytes) else reply
         message = {"role": "assistant", "content": text}
@@ -56,6 +65,30 @@ class _Chat(http.server.BaseHTTPRequestHandler):
         self.send_header("retry-after-ms", "1")
         self.end_headers()
         self.wfile.write(raw)
+
+    def stream(self, reply):
+        self.send_response(200)
+        self.send_header("Content-Type", "text/event-stream")
+        self.send_header("Connection", "close")
+        self.end_headers()
+        self.close_connection = True
+        for piece in reply if isinstance(reply, list) else re.split(r"(?= )", reply):
+            if piece is BREAK:
+                self.connection.shutdown(socket.SHUT_RDWR)
+                return
+            if piece is STALL:
+                self.server.closing.wait()
+                return
+            if callable(piece):
+                piece = piece()
+            if isinstance(piece, str):
+                choice = {"index": 0, "delta": {"content": piece}}
+                chunk = {"id": "1", "object": "chat.completion.chunk", "model": "m"}
+                whole = json.dumps(chunk | {"created": 0, "choices": [choice]})
+                piece = f"data: {whole}\n\n".encode()
+            self.wfile.write(piece)
+            self.wfile.flush()
+        self.wfile.write(b"data: [DONE]\n\n")
 
     def log_message(self, *args):
         pass

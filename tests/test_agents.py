@@ -10,7 +10,7 @@ import pytest
 from test_encoding import write, write_pooling
 
 import jaxhal
-from chat_server import STALL, serving
+from chat_server import BREAK, STALL, serving
 from jaxhal.datasets import Question
 from jaxhal.endpoint import Endpoint
 from jaxhal.watchdog import (
@@ -147,7 +147,15 @@ def test_functions_run_so_many_at_a_time():
             now[0] -= 1
         return query
 
-    ask(CallableAgent(busy, concurrency=3), [str(n) for n in range(12)])
+    agent, queries = CallableAgent(busy, concurrency=3), [str(n) for n in range(12)]
+    ask(agent, queries)
+    assert most[0] == 3
+
+    async def twice():
+        return await asyncio.gather(agent.respond(queries), agent.respond(queries))
+
+    most[0] = 0
+    asyncio.run(twice())
     assert most[0] == 3
 
 
@@ -237,6 +245,58 @@ def test_an_endpoint_that_takes_nothing(tmp_path, monkeypatch, status):
         pytest.raises(RuntimeError, match="takes no query for 'm'.*check the address"),
     ):
         ask(endpoint(server), ["a", "b"])
+
+
+def heard(agent, query="q"):
+    async def all_of():
+        return [piece async for piece in agents.streamed(agent, query, 0.3)]
+
+    return asyncio.run(all_of())
+
+
+def test_an_answer_while_it_is_written(encoder, tmp_path, monkeypatch):
+    with serving("one two three", tmp_path, monkeypatch) as server:
+        agent = endpoint(server, system="Be brief.", max_tokens=9)
+        assert isinstance(agent, agents.Streaming)
+        pieces = heard(agent)
+        assert pieces == [Reply("one"), Reply(" two"), Reply(" three")]
+        ((_, body),) = server.asked
+        assert body["temperature"] == 0.3 and body["max_tokens"] == 9
+        passages = Passages(["w1 w2"], encoder, progress=False)
+        found = heard(RagAgent(agent, passages))
+        assert found == [Reply(piece.text, "w1 w2") for piece in pieces]
+    # One that cannot say so says it in one piece.
+    whole = CallableAgent(lambda query: query.upper())
+    assert not isinstance(whole, agents.Streaming) and heard(whole) == [Reply("Q")]
+    assert heard(RagAgent(whole, passages))[0].context == "w1 w2"
+
+
+@pytest.mark.parametrize(
+    ("reply", "before", "error"),
+    [
+        (500, 0, "500"),
+        ("", 0, "the answer is empty"),
+        (["a", b'data: {"error": {"message": "no more"}}\n\n'], 1, "no more"),
+        (["a", b"data: {\n\n"], 1, "JSON"),
+        (["a", b'data: {"choices": 5}\n\n'], 1, "no piece of a chat completion"),
+        ([b"Content", BREAK], 0, ""),
+        (["a", STALL], 1, "imeout"),
+        (["y" * 60_000] * 2, 1, "over 100000 characters"),
+    ],
+)
+def test_streams_that_fail(tmp_path, monkeypatch, reply, before, error):
+    with serving(reply, tmp_path, monkeypatch) as server:
+        *pieces, last = heard(endpoint(server, timeout=0.5, retries=0))
+    assert len(pieces) == before and all(one.error is None for one in pieces)
+    assert not last.text and last.error is not None and error in last.error
+
+
+def test_a_stream_that_is_refused(tmp_path, monkeypatch):
+    with (
+        serving(401, tmp_path, monkeypatch) as server,
+        pytest.raises(RuntimeError, match="takes no query for 'm'"),
+    ):
+        heard(endpoint(server))
 
 
 def test_so_many_requests_a_second(tmp_path, monkeypatch):

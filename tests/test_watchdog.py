@@ -18,7 +18,15 @@ from explore_world import Same
 from test_encoding import write, write_pooling
 
 from jaxhal.encoding import embed, kept_encoder
-from jaxhal.watchdog import CallableAgent, ExactStore, Guard, Point, Watchdog, monitor
+from jaxhal.watchdog import (
+    CallableAgent,
+    ExactStore,
+    Guard,
+    Point,
+    Reply,
+    Watchdog,
+    monitor,
+)
 from jaxhal.watchdog.serve import BLOCKED, Fault, Service, asked
 
 WIDTH = 32
@@ -228,6 +236,80 @@ def test_a_stream(served):
     assert pieces[-1].choices[0].finish_reason == "stop"
     assert pieces[-1].watchdog["flagged"]
     assert len({piece.id for piece in pieces}) == 1
+
+
+class Writing:
+    """Says its pieces one by one, the later ones when it is told to."""
+
+    name = "writer"
+
+    def __init__(self, *pieces):
+        self.pieces, self.go = pieces, threading.Event()
+        self.closed = threading.Event()
+
+    async def respond(self, queries, n=1, temperature=1.0):
+        return [[Reply("sample")] * n for _ in queries]
+
+    async def stream(self, query, temperature=1.0):
+        first, *rest = self.pieces
+        try:
+            yield first
+            await asyncio.to_thread(self.go.wait, 20)
+            for piece in rest:
+                yield piece
+        finally:
+            self.closed.set()
+
+
+def text_of(piece):
+    return piece.choices[0].delta.content or ""
+
+
+def test_a_stream_comes_while_it_is_written(encoder):
+    dog = watchdog(encoder, Guard(similarity=0.2))
+    dog.agent = agent = Writing(Reply("One", "C"), Reply(" two."))
+    with proxy(Service(dog)) as port, client(port) as one:
+        create: Any = one.chat.completions.create
+        stream = iter(create(model="any", messages=user(KNOWN[2]), stream=True))
+        assert [text_of(next(stream)) for _ in range(2)] == ["", "One"]
+        agent.go.set()
+        *pieces, last = list(stream)
+        assert "".join(map(text_of, pieces)) == " two." and last.watchdog["flagged"]
+        body = json.dumps({"id": last.id, "hallucinated": True})
+        assert send(port, "POST", "/v1/feedback", body)[0] == 200
+    (hit,) = [h for h in asyncio.run(dog.check(KNOWN[2])).hits if h.point.context]
+    assert (hit.point.response, hit.point.context) == ("One two.", "C")
+
+
+def test_a_stream_that_fails_on_its_way(encoder):
+    dog = watchdog(encoder, Guard(similarity=0.2))
+    dog.agent = Writing(Reply("One"), Reply("", error="cut off"))
+    dog.agent.go.set()
+    with proxy(Service(dog)) as port, client(port) as one:
+        create: Any = one.chat.completions.create
+        heard = []
+        with pytest.raises(openai.APIError, match="gave no answer: cut off"):
+            for piece in create(model="any", messages=user(KNOWN[2]), stream=True):
+                heard.append(text_of(piece))
+        assert heard == ["", "One"]
+        metrics = send(port, "GET", "/metrics")[1].decode()
+        assert "watchdog_failures_total 1.0" in metrics
+        dog.agent = Writing(Reply("", error="too slow"))
+        with pytest.raises(openai.InternalServerError, match="no answer: too slow"):
+            create(model="any", messages=user(KNOWN[2]), stream=True)
+
+
+def test_a_client_that_leaves(encoder):
+    dog = watchdog(encoder, Guard(similarity=0.2))
+    dog.agent = agent = Writing(*[Reply("x" * 5000)] * 5000)
+    with proxy(Service(dog)) as port, client(port) as one:
+        create: Any = one.chat.completions.create
+        stream = create(model="any", messages=user(KNOWN[2]), stream=True)
+        assert text_of(next(iter(stream))) == ""
+        stream.close()
+        agent.go.set()
+        assert agent.closed.wait(20)
+        assert send(port, "GET", "/health")[0] == 200
 
 
 def test_turns_before(served):

@@ -11,7 +11,8 @@ import inspect
 import math
 import threading
 import time
-from collections.abc import Callable, Sequence
+import weakref
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
@@ -99,6 +100,40 @@ class Agent(Protocol):
         every query is raised.
         """
         ...
+
+
+#: An answer while it is written; a piece that is an error is the last.
+Pieces = AsyncGenerator[Reply, None]
+
+
+@runtime_checkable
+class Streaming(Agent, Protocol):
+    """An agent whose answer can be had while it is written."""
+
+    def stream(self, query: str, temperature: float = 1.0) -> Pieces:
+        """One answer, piece by piece."""
+        ...
+
+
+async def streamed(agent: Agent, query: str, temperature: float = 1.0) -> Pieces:
+    """One answer, in one piece by an agent that says it whole."""
+    if isinstance(agent, Streaming):
+        async for piece in agent.stream(query, temperature):
+            yield piece
+        return
+    ((reply,),) = await agent.respond([query], 1, temperature)
+    yield reply
+
+
+class _Gate:
+    """Lets so many through at a time, over all calls in one event loop."""
+
+    def __init__(self, most: int):
+        self._most, self._of = most, weakref.WeakKeyDictionary()
+
+    def __call__(self) -> asyncio.Semaphore:
+        loop = asyncio.get_running_loop()
+        return self._of.setdefault(loop, asyncio.Semaphore(self._most))
 
 
 def ask(
@@ -260,7 +295,7 @@ class CallableAgent:
     ):
         if concurrency < 1:
             raise ValueError(f"concurrency is {concurrency}; give at least 1")
-        self.function, self.concurrency = function, concurrency
+        self.function, self._gate = function, _Gate(concurrency)
         self._name = name or getattr(function, "__name__", type(function).__name__)
         known = inspect.signature(function).parameters
         self._takes_temperature = "temperature" in known
@@ -274,10 +309,9 @@ class CallableAgent:
     ) -> list[list[Reply]]:
         """See :class:`Agent`."""
         options = {"temperature": temperature} if self._takes_temperature else {}
-        gate = asyncio.Semaphore(self.concurrency)
 
         async def one(query: str) -> Reply:
-            async with gate:
+            async with self._gate():
                 try:
                     if inspect.iscoroutinefunction(self.function):
                         return checked(await self.function(query, **options))
@@ -327,7 +361,7 @@ class EndpointAgent:
                 raise ValueError(f"{name} is {value}; give at least {least}")
         if per_second is not None and not 0 < per_second < math.inf:
             raise ValueError(f"per_second is {per_second}; give a rate above 0")
-        self.endpoint, self.retries, self.concurrency = endpoint, retries, concurrency
+        self.endpoint, self.retries, self._gate = endpoint, retries, _Gate(concurrency)
         self.per_second, self.max_tokens, self.system = per_second, max_tokens, system
         self._free = 0.0  # when the next request may begin
 
@@ -346,40 +380,70 @@ class EndpointAgent:
             model.
         """
         openai = self.endpoint.client_library()
-        gate = asyncio.Semaphore(self.concurrency)
-        limit = {} if self.max_tokens is None else {"max_tokens": self.max_tokens}
-        async with openai.AsyncOpenAI(
+        async with self._client() as client:
+
+            async def one(query: str) -> Reply:
+                async with self._gate():
+                    await self._turn()
+                    try:
+                        asked = self._asked(query, temperature)
+                        answer = await client.chat.completions.create(**asked)
+                        return checked(_content(answer))
+                    except (openai.OpenAIError, ValueError) as error:
+                        return self._failed(error)
+
+            return await _each(one, queries, n)
+
+    async def stream(self, query: str, temperature: float = 1.0) -> Pieces:
+        """See :class:`Streaming`.
+
+        Raises:
+          RuntimeError: as :meth:`respond`.
+        """
+        size = 0
+        async with self._gate(), self._client() as client:
+            await self._turn()
+            try:
+                asked = self._asked(query, temperature)
+                pieces = await client.chat.completions.create(**asked, stream=True)
+                async for piece in pieces:
+                    text = _delta(piece)
+                    size += len(text)
+                    if size > _LONGEST:
+                        raise ValueError(f"the answer has over {_LONGEST} characters")
+                    if text:
+                        yield Reply(text.encode("utf-8", "replace").decode())
+                if not size:
+                    raise ValueError("the answer is empty")
+            except Exception as error:  # a line that breaks has an error of its own
+                yield self._failed(error)
+
+    def _client(self) -> Any:
+        return self.endpoint.client_library().AsyncOpenAI(
             base_url=self.endpoint.url,
             api_key=self.endpoint.key(),
             timeout=self.endpoint.timeout,
             max_retries=self.retries,
-        ) as client:
+        )
 
-            async def one(query: str) -> Reply:
-                async with gate:
-                    await self._turn()
-                    try:
-                        answer = await client.chat.completions.create(
-                            model=self.endpoint.model,
-                            messages=self._messages(query),
-                            temperature=temperature,
-                            **limit,
-                        )
-                        return checked(_content(answer))
-                    except self.endpoint.refusals() as error:
-                        raise RuntimeError(
-                            f"{self.endpoint.url} takes no query for "
-                            f"{self.endpoint.model!r} ({error}); check the address, "
-                            "the model's name and $OPENAI_API_KEY"
-                        ) from error
-                    except (openai.OpenAIError, ValueError) as error:
-                        return failed(error)
-
-            return await _each(one, queries, n)
-
-    def _messages(self, query: str) -> list[Any]:
+    def _asked(self, query: str, temperature: float) -> dict[str, Any]:
         told = [{"role": "system", "content": self.system}] if self.system else []
-        return [*told, {"role": "user", "content": query}]
+        limit = {} if self.max_tokens is None else {"max_tokens": self.max_tokens}
+        return {
+            "model": self.endpoint.model,
+            "messages": [*told, {"role": "user", "content": query}],
+            "temperature": temperature,
+            **limit,
+        }
+
+    def _failed(self, error: Exception) -> Reply:
+        """A reply that says what went wrong; raised where all queries would fail."""
+        if isinstance(error, self.endpoint.refusals()):
+            raise RuntimeError(
+                f"{self.endpoint.url} takes no query for {self.endpoint.model!r} "
+                f"({error}); check the address, the model's name and $OPENAI_API_KEY"
+            ) from error
+        return failed(error)
 
     async def _turn(self) -> None:
         """Waits until a request may begin."""
@@ -398,16 +462,29 @@ def _content(answer: Any) -> Any:
     raise ValueError("the server sent no chat completion")
 
 
-async def _each(
-    one: Callable[[str], Any], queries: Sequence[str], n: int
-) -> list[list[Reply]]:
-    """``n`` replies to each query, all at once; the first error stops the others."""
+def _delta(piece: Any) -> str:
+    """The text of a piece; ValueError where a server sent something else."""
+    with contextlib.suppress(AttributeError, TypeError):
+        return "".join(choice.delta.content or "" for choice in piece.choices)
+    raise ValueError("the server sent no piece of a chat completion")
+
+
+async def together(*work: Coroutine[Any, Any, Any]) -> list[Any]:
+    """What all of them return; the first error stops the others, and is raised."""
     try:
         async with asyncio.TaskGroup() as group:
-            tasks = [[group.create_task(one(q)) for _ in range(n)] for q in queries]
+            tasks = [group.create_task(one) for one in work]
     except ExceptionGroup as several:
         raise several.exceptions[0] from None
-    return [[task.result() for task in some] for some in tasks]
+    return [task.result() for task in tasks]
+
+
+async def _each(
+    one: Callable[[str], Coroutine[Any, Any, Reply]], queries: Sequence[str], n: int
+) -> list[list[Reply]]:
+    """``n`` replies to each query, all at once."""
+    found = await together(*(one(query) for query in queries for _ in range(n)))
+    return [found[at : at + n] for at in range(0, len(found), n)]
 
 
 class Passages:
@@ -481,14 +558,24 @@ class RagAgent:
         self, queries: Sequence[str], n: int = 1, temperature: float = 1.0
     ) -> list[list[Reply]]:
         """See :class:`Agent`; the passages come back as the context."""
-        found = await asyncio.to_thread(self.passages.search, [*queries], self.k)
-        contexts = ["\n\n".join(some) for some in found]
-        asked = [
-            self.prompt.replace("{passages}", context).replace("{query}", query)
-            for context, query in zip(contexts, queries, strict=True)
-        ]
+        contexts, asked = await self._prompts(queries)
         replies = await self.agent.respond(asked, n, temperature)
         return [
             [dataclasses.replace(one, context=context) for one in some]
             for some, context in zip(replies, contexts, strict=True)
+        ]
+
+    async def stream(self, query: str, temperature: float = 1.0) -> Pieces:
+        """See :class:`Streaming`; in one piece if what answers says it whole."""
+        (context,), (asked,) = await self._prompts([query])
+        async for piece in streamed(self.agent, asked, temperature):
+            yield dataclasses.replace(piece, context=context)
+
+    async def _prompts(self, queries: Sequence[str]) -> tuple[list[str], list[str]]:
+        """The passages of each query, and what is asked with them."""
+        found = await asyncio.to_thread(self.passages.search, [*queries], self.k)
+        contexts = ["\n\n".join(some) for some in found]
+        return contexts, [
+            self.prompt.replace("{passages}", context).replace("{query}", query)
+            for context, query in zip(contexts, queries, strict=True)
         ]

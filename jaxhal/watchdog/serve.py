@@ -1,7 +1,9 @@
 """A proxy in front of an agent that speaks as OpenAI's chat completions do.
 
 Whatever talks to the agent talks to the proxy instead, and finds what the watchdog says
-in the response and its headers.
+in the response and its headers.  A stream begins when the query is judged; the pieces of
+an endpoint's answer are then passed on as they come, while a model in this process, which
+writes for several clients at a time, says its answer whole.
 """
 
 import asyncio
@@ -14,7 +16,7 @@ import uuid
 from collections.abc import AsyncIterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from jaxhal.watchdog.agents import Reply
+from jaxhal.watchdog.agents import Agent, Pieces, Reply, failed, streamed, together
 from jaxhal.watchdog.guarding import Check, Guarded, Watchdog
 
 if TYPE_CHECKING:
@@ -31,8 +33,6 @@ BLOCKED = (
 _KEPT = 10_000
 # Characters of a query; looking at one takes as long as reading it.
 _QUERY = 20_000
-# Characters of an answer in one piece of a stream.
-_PIECE = 40
 _BOUNDARIES = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100)
 
 
@@ -272,60 +272,89 @@ class Service:
 
         began = time.perf_counter()
         want = asked(await self._body(request))
-        name = f"chatcmpl-{uuid.uuid4().hex}"
-        found = await self._guarded(want)
-        check, blocked = found.check, found.blocked
+        found, rest = await self._guarded(want)
         self._count(found)
-        self._seconds.observe(time.perf_counter() - began)
-        said = verdict(check, self.mode, blocked)
-        short = headers(check, blocked)
-        if found.reply.error is not None:
-            error = f"the agent gave no answer: {found.reply.error}"
-            self._requests.labels("/v1/chat/completions", "502").inc()
-            body = {**_error(error, "upstream_error"), "watchdog": said}
-            return JSONResponse(body, 502, headers=short)
-        if not blocked:
-            self._remember(name, want.query, found.reply)
-        text = self.blocked if blocked else found.reply.text
-        ending = "content_filter" if blocked else "stop"
+        said = verdict(found.check, self.mode, found.blocked)
+        short = headers(found.check, found.blocked)
+        status = 200 if found.reply.error is None else 502
+        self._requests.labels("/v1/chat/completions", str(status)).inc()
         about = {
-            "id": name,
+            "id": f"chatcmpl-{uuid.uuid4().hex}",
             "created": int(time.time()),
             "model": self.watchdog.agent.name,
         }
-        self._requests.labels("/v1/chat/completions", "200").inc()
-        if want.stream:
-            pieces = _pieces(about, text, ending, said)
+        if status == 200 and want.stream:
+            events = self._events(about, want.query, found, rest, began)
             kind = "text/event-stream"
-            return StreamingResponse(pieces, media_type=kind, headers=short)
-        message = {"role": "assistant", "content": text}
-        choice = {"index": 0, "message": message, "finish_reason": ending}
+            return StreamingResponse(events, media_type=kind, headers=short)
+        self._seconds.observe(time.perf_counter() - began)
+        if status == 502:
+            body = {**_unanswered(found.reply), "watchdog": said}
+            return JSONResponse(body, status, headers=short)
+        self._remember(about["id"], want.query, found, found.reply.text)
+        message = {"role": "assistant", "content": found.reply.text}
+        choice = {"index": 0, "message": message, "finish_reason": _ending(found)}
         body = {**about, "object": "chat.completion", "choices": [choice]}
         return JSONResponse({**body, "watchdog": said}, headers=short)
 
-    async def _guarded(self, want: Asked) -> Guarded:
-        """The watchdog looks at the query, the agent is asked the whole prompt."""
+    async def _guarded(self, want: Asked) -> tuple[Guarded, Pieces]:
+        """The answer, as far as it is there, what is said of it, and what comes still.
+
+        The watchdog looks at the query, the agent is asked the whole prompt.
+        """
         temperature = want.temperature
         if temperature is None:
             temperature = self.watchdog.answer_temperature
+        begin = streamed if want.stream else _whole
+        pieces = begin(self.watchdog.agent, want.prompt, temperature)
 
-        async def answer() -> Reply:
-            agent = self.watchdog.agent
-            ((reply,),) = await agent.respond([want.prompt], 1, temperature)
-            return reply
+        async def first() -> Reply:
+            return await anext(pieces, failed("the answer is empty"))
 
         try:
-            if self.mode == "flag":
-                check, reply = await asyncio.gather(
-                    self.watchdog.check(want.query), answer()
-                )
-                return Guarded(reply, check, False)
-            check = await self.watchdog.check(want.query)
-            if check.flagged:
-                return Guarded(Reply(""), check, True)
-            return Guarded(await answer(), check, False)
+            if self.mode == "block":
+                check = await self.watchdog.check(want.query)
+                if check.flagged:
+                    return Guarded(Reply(self.blocked), check, True), pieces
+                return Guarded(await first(), check, False), pieces
+            check, reply = await together(self.watchdog.check(want.query), first())
+            return Guarded(reply, check, False), pieces
         except RuntimeError as error:
             raise Fault(503, str(error), "unavailable_error") from error
+
+    async def _events(
+        self,
+        about: Mapping[str, Any],
+        query: str,
+        found: Guarded,
+        rest: Pieces,
+        began: float,
+    ) -> AsyncIterator[str]:
+        """A streamed answer, the verdict in its last event."""
+
+        def event(delta: Mapping[str, Any], ending: Any = None, **more: Any) -> str:
+            choice = {"index": 0, "delta": delta, "finish_reason": ending}
+            whole = {**about, "object": "chat.completion.chunk", "choices": [choice]}
+            return f"data: {json.dumps({**whole, **more})}\n\n"
+
+        piece, text = found.reply, ""
+        try:
+            yield event({"role": "assistant", "content": ""})
+            while piece is not None:
+                if piece.error is not None:
+                    self._failures.inc()
+                    yield f"data: {json.dumps(_unanswered(piece))}\n\n"
+                    return
+                text += piece.text
+                yield event({"content": piece.text})
+                piece = None if found.blocked else await anext(rest, None)
+            self._remember(about["id"], query, found, text)
+            said = verdict(found.check, self.mode, found.blocked)
+            yield event({}, _ending(found), watchdog=said)
+            yield "data: [DONE]\n\n"
+        finally:
+            await rest.aclose()
+            self._seconds.observe(time.perf_counter() - began)
 
     async def _learn(self, request: "Request") -> "Response":
         from starlette.responses import JSONResponse
@@ -404,8 +433,11 @@ class Service:
         except (RecursionError, ValueError) as error:
             raise Fault(400, "the body is not JSON") from error
 
-    def _remember(self, name: str, query: str, reply: Reply) -> None:
-        self._given[name] = query, reply
+    def _remember(self, name: str, query: str, found: Guarded, text: str) -> None:
+        """Keeps an answer for feedback on it."""
+        if found.blocked:
+            return
+        self._given[name] = query, Reply(text, found.reply.context)
         if len(self._given) > _KEPT:
             self._given.popitem(last=False)
 
@@ -443,18 +475,15 @@ def _error(message: str, kind: str) -> dict[str, Any]:
     return {"error": {"message": message, "type": kind, "param": None, "code": None}}
 
 
-async def _pieces(
-    about: Mapping[str, Any], text: str, ending: str, said: Mapping[str, Any]
-) -> AsyncIterator[str]:
-    """An answer as the events of a stream, the verdict in the last."""
+def _unanswered(reply: Reply) -> dict[str, Any]:
+    return _error(f"the agent gave no answer: {reply.error}", "upstream_error")
 
-    def event(delta: Mapping[str, Any], ending: str | None = None, **more: Any) -> str:
-        choice = {"index": 0, "delta": delta, "finish_reason": ending}
-        body = {**about, "object": "chat.completion.chunk", "choices": [choice], **more}
-        return f"data: {json.dumps(body)}\n\n"
 
-    yield event({"role": "assistant", "content": ""})
-    for start in range(0, len(text), _PIECE):
-        yield event({"content": text[start : start + _PIECE]})
-    yield event({}, ending, watchdog=said)
-    yield "data: [DONE]\n\n"
+def _ending(found: Guarded) -> str:
+    return "content_filter" if found.blocked else "stop"
+
+
+async def _whole(agent: Agent, query: str, temperature: float) -> Pieces:
+    """An answer in one piece."""
+    ((reply,),) = await agent.respond([query], 1, temperature)
+    yield reply
