@@ -3,8 +3,10 @@
 import json
 import os
 import sys
+import time
 import types
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -127,3 +129,22 @@ def test_the_watchdog_is_measured(monkeypatch):
     for row in rows:
         assert row["value"] > 0
     assert ("100 points", "exact: queries per second, 4 at a time") in kinds
+
+
+def test_checks_are_measured_beside_answers(monkeypatch):
+    import asyncio
+
+    from jaxhal.bench import watchdog
+    from jaxhal.watchdog import CallableAgent, Watchdog
+
+    class Dog(Watchdog):
+        def __init__(self):
+            self.agent = CallableAgent(lambda query: time.sleep(0.02) or "answer")
+
+        async def check(self, query) -> Any:
+            return await asyncio.sleep(0.004)
+
+    monkeypatch.setattr(watchdog, "QUERIES", 5)
+    ratio, low, high = watchdog._beside_answers(Dog(), ["a", "b"], "7 points")
+    assert 0.1 < ratio["value"] < 0.6 and ratio["case"] == "7 points"
+    assert 4 <= low["value"] <= high["value"]

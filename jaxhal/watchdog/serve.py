@@ -1,9 +1,9 @@
 """A proxy in front of an agent that speaks as OpenAI's chat completions do.
 
 Whatever talks to the agent talks to the proxy instead, and finds what the watchdog says
-in the response and its headers.  A stream begins when the query is judged; the pieces of
-an endpoint's answer are then passed on as they come, while a model in this process, which
-writes for several clients at a time, says its answer whole.
+in the response and its headers.  A stream begins when the query is judged; the pieces
+of an endpoint's answer are then passed on as they come, while a model in this process,
+which writes for several clients at a time, says its answer whole.
 """
 
 import asyncio
