@@ -10,6 +10,7 @@ from jaxhal.experiments.config import structured
 from jaxhal.experiments.guiding import Guiding
 from jaxhal.experiments.making import Making
 from jaxhal.experiments.running import detectors_of
+from jaxhal.watchdog.config import load_watch
 
 CONFIGS = sorted((Path(__file__).parent.parent / "configs").glob("*.yaml"))
 FIELDS = ("Paper", "Command", "Minutes", "Expect", "Paper's")
@@ -27,9 +28,12 @@ def test_a_configuration_loads_and_says_what_to_expect(path):
     assert all(line.startswith("#") for line in header.split("\n"))
     found = dict(re.findall(r"^# ([\w']+): +((?:.|\n#  )+)", header, re.MULTILINE))
     assert tuple(found) == FIELDS
-    command = re.search(r"jaxhal (\w+) configs/" + path.name, found["Command"])
+    known = r"jaxhal ((?:watchdog )?\w+) configs/"
+    command = re.search(known + path.name, found["Command"])
     assert command, found["Command"]
-    if command[1] in OTHERS:
+    if command[1] == "watchdog explore":
+        assert load_watch(path).name == path.stem
+    elif command[1] in OTHERS:
         assert structured(OTHERS[command[1]], path, []).name == path.stem
     else:
         assert command[1] in ("run", "sweep", "tune")

@@ -8,6 +8,7 @@ import typer.testing
 from chat_server import serving
 from jaxhal import cli
 from jaxhal.datasets import Question, from_jsonl
+from jaxhal.datasets.toha import REFUSAL
 from jaxhal.experiments import making
 from jaxhal.experiments.making import Making, make
 from jaxhal.generation import Generated
@@ -216,4 +217,7 @@ def test_real_questions_have_several_right_answers():
     except FileNotFoundError as error:
         pytest.skip(str(error))
     assert len(squad) == 700 and all(one.answer for one in squad)
+    answered = making.QUESTIONS["squad"](answered=True)
+    assert answered == [one for one in squad if one.answer != (REFUSAL,)]
+    assert len(answered) == 408
     assert len(making.QUESTIONS["coqa"]()) == 1552

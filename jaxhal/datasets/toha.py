@@ -65,7 +65,10 @@ def toha(
 
 
 def toha_questions(
-    name: Literal["coqa", "squad"], root: str | os.PathLike | None = None
+    name: Literal["coqa", "squad"],
+    root: str | os.PathLike | None = None,
+    *,
+    answered: bool = False,
 ) -> list[Question]:
     """The questions that :func:`toha` holds answers to, with their right answers.
 
@@ -75,6 +78,7 @@ def toha_questions(
     Args:
       name: ``"coqa"`` or ``"squad"``.
       root: see :func:`jaxhal.datasets.root.data_root`.
+      answered: leave out those that the paragraph gives no answer to.
 
     Raises:
       FileNotFoundError: when the file is not there.
@@ -86,7 +90,10 @@ def toha_questions(
     questions = []
     for row in records(require(root, _FILES[name]), fields):
         # A list as Python writes it, empty where the text gives no answer.
-        known = ast.literal_eval(row["answers"]) or [REFUSAL]
+        known = ast.literal_eval(row["answers"])
+        if answered and not known:
+            continue
+        known = known or [REFUSAL]
         questions.append(
             Question(
                 text=row["question"],
