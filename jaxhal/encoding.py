@@ -17,6 +17,7 @@ from jaxhal.models import encoder as encoder_lib
 from jaxhal.models.batching import bucket
 from jaxhal.models.text_batches import (
     SMALLEST,
+    Windows,
     check_pairs,
     of_pairs,
     of_texts,
@@ -93,8 +94,10 @@ def classify(
     """Probabilities of ``encoder.labels`` for each pair of texts, in [0, 1], float32.
 
     Where a pair is longer than the encoder's context, the longer text is read in
-    windows that overlap by a quarter, and the row is that of the window with the
-    highest probability of ``entailment``.  Equal pairs are read once.
+    windows that overlap by a quarter.  It follows from a premise if it follows from one
+    of its windows, and all windows of a hypothesis have to follow: the row is that of
+    the window with the highest probability of ``entailment`` in the first case, with
+    the lowest in the second.  Equal pairs are read once.
 
     Args:
       encoder: with a classifier.
@@ -119,10 +122,27 @@ def classify(
     found = np.stack(run(_probabilities, encoder, windows, batch_size, progress))
     if entailment is None:
         return found[windows.row]
-    # Sorted by owner, then by probability: the last window of an owner is its best.
-    order = np.lexsort((found[:, entailment], windows.owner))
+    # Sorted by owner, then by probability: the last window of an owner decides.
+    sign = np.where(_cut_second(windows), -1, 1)
+    order = np.lexsort((sign * found[:, entailment], windows.owner))
     last = np.cumsum(np.bincount(windows.owner)) - 1
     return found[order[last]][windows.row]
+
+
+def _cut_second(windows: Windows) -> Bool[np.ndarray, " windows"]:
+    """Whether a window is of a pair whose second text was cut."""
+
+    def second(at: int) -> list[int]:
+        piece = windows.pieces[at]
+        owners = zip(piece.ids, piece.sequence_ids, strict=True)
+        return [token for token, owner in owners if owner == 1]
+
+    bounds = itertools.pairwise([*windows.first.tolist(), len(windows.pieces)])
+    cut = [
+        np.full(end - start, end - start > 1 and second(start) != second(end - 1))
+        for start, end in bounds
+    ]
+    return np.concatenate(cut)
 
 
 def token_states(

@@ -173,6 +173,11 @@ class Endpoint:
                 f"{self.url} gave no answer from {self.model!r} ({error}); check the "
                 "address, the model's name and $OPENAI_API_KEY, then run the same again"
             ) from error
+        if not hasattr(answer, "choices"):
+            raise RuntimeError(
+                f"{self.url} answers with something other than a chat completion; give "
+                "the base address of its API, which often ends in /v1"
+            )
         reply = answer.choices[0].message.content if answer.choices else None
         if reply is None:
             raise Unanswered(
@@ -249,4 +254,4 @@ def _fault(reply: str, accept: Callable[[str], object]) -> str | None:
         accept(reply)
     except ValueError as error:
         return str(error)
-    return None
+    return None if reply.strip() else "it is empty"

@@ -288,6 +288,21 @@ def resolve(backend: Any, lm: LM | None = None) -> Entailment:
     )
 
 
+def answering(backend: Entailment, question: str | None, text: str) -> str:
+    """A text as an answer to a question, as a backend should see it.
+
+    The published code puts the question before each answer.  Likeness of embeddings
+    would then find the question in both texts, so that any two answers look alike; it
+    gets the text alone.
+
+    Example:
+      >>> answering(Similarity(), "Who?", "Ann.")
+      'Ann.'
+    """
+    alone = not question or not text or isinstance(backend, Similarity)
+    return text if alone else f"{question} {text}"
+
+
 def of_each(
     backend: Entailment, lists: Sequence[Sequence[Pair]]
 ) -> list[Float[np.ndarray, "pairs 3"]]:

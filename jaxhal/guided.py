@@ -153,8 +153,9 @@ def written(
     chunks: list[list[Chunk]] = [[] for _ in range(prompts)]
     fitted = detector.detector
     for start in range(0, longest, chunk):
-        going = ~np.asarray(state.done)[::candidates]
-        if start and not going.any():
+        # The first tokens are drawn before the first choice, which may be between ends.
+        going = ~np.asarray(state.done)[::candidates] | (start == 0)
+        if not going.any():
             break
         until = min(start + chunk, longest)
         state = decoding.go_on(lm, state, jnp.asarray(until), how)
@@ -177,6 +178,12 @@ def written(
     return [Guided(*pair) for pair in zip(responses, chunks, strict=True)]
 
 
+def _with_text(tokens: Array, real: Array, stop_ids: tuple[int, ...]) -> Array:
+    """Tokens but for an end, which is judged where there is nothing else."""
+    words = real & ~jnp.isin(tokens, jnp.asarray(stop_ids, jnp.int32))
+    return jnp.where(words.any(1, keepdims=True), words, real)
+
+
 @jax.jit(static_argnames=("how", "chunk"))
 def _of_chunk(how: Decoding, state: State, start: Any, chunk: int) -> dict[str, Any]:
     """Features of the newest chunk, as those of a response of its own."""
@@ -186,7 +193,8 @@ def _of_chunk(how: Decoding, state: State, start: Any, chunk: int) -> dict[str, 
         return jax.lax.dynamic_slice_in_dim(jnp.pad(leaf, pad), start, chunk, axis)
 
     real = cut(state.real, 1)
-    features = {"valid": real, "text": real, "marked": jnp.zeros_like(real)}
+    text = _with_text(cut(state.tokens, 1), real, how.stop_ids)
+    features = {"valid": real, "text": text, "marked": jnp.zeros_like(real)}
     for name, reducer in how.named:
         axis = QUERY[reducer.reads]
 

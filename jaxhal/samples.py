@@ -38,7 +38,8 @@ class Draw:
         model writes (INSIDE's feature clipping, 0.002 in the paper).  What is extreme
         is taken from the last 3000 tokens of the examples' own responses, where the
         paper has those written last, so that no sample depends on what was drawn
-        before it.  ``None`` cuts nothing.
+        before it; they depend on which examples are scored together.  ``None`` cuts
+        nothing.
       given: nothing is drawn; the first ``n`` samples that come with an example count,
         such as those of a model that wrote it and cannot be asked again.
 
@@ -77,11 +78,23 @@ class Sample(NamedTuple):
       logprob: mean log probability of its tokens, that of its end among them, in nats;
         not a number where it came with the example.
       tokens: how many there are, 0 where it came with the example.
+      end: log probability of its end, ``None`` where it was cut off.
     """
 
     text: str
     logprob: float
     tokens: int
+    end: float | None = None
+
+    def likelihood(self, per_token: bool, end: bool) -> float:
+        """Log probability of its tokens, their mean or sum, with the end or without.
+
+        That of an end and nothing else is the end's in any case.
+        """
+        total, count = self.logprob * self.tokens, self.tokens
+        if not end and count > 1 and self.end is not None:
+            total, count = total - self.end, count - 1
+        return total / count if per_token and count else total
 
 
 def draw(
@@ -152,6 +165,11 @@ def _bounds(lm: LM, examples: Sequence[Example], share: float) -> Clip:
             break
         rows.insert(0, tokenizer.encode_example(example))
         tokens += len(rows[0].response_ids)
+    if tokens < 1 / share:
+        raise ValueError(
+            f"clip is {share}, and the responses have {tokens} tokens; what is extreme "
+            f"is known from {math.ceil(1 / share)} on, so score more answers together"
+        )
     states = read_rows(lm, rows, HiddenStates(layers=(-1,)))
     seen = [s[0, : len(row.response_ids)] for s, row in zip(states, rows, strict=True)]
     return clip_thresholds(add_features(bank, np.concatenate(seen)), share)
@@ -164,7 +182,8 @@ def _drawn(
     clip: Clip | None,
     batch_size: int,
 ) -> dict[str, list[Sample]]:
-    # A prompt's chance comes from the prompt alone: neither order nor company matters.
+    # A prompt's chance comes from the prompt alone: neither order nor company matters,
+    # but for the bounds of clipping.
     numbers = np.array([int(key[:8], 16) for key in prompts], np.uint32)
     keys = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(how.seed), numbers)
     found = generate(
@@ -180,7 +199,12 @@ def _drawn(
     )
     return {
         key: [
-            Sample(one.text, float(one.logprobs.mean()), len(one.tokens))
+            Sample(
+                one.text,
+                float(one.logprobs.mean()),
+                len(one.tokens),
+                float(one.logprobs[-1]) if one.stopped == "eos" else None,
+            )
             for one in some
         ]
         for key, some in zip(prompts, found, strict=True)
@@ -189,7 +213,8 @@ def _drawn(
 
 def _name(lm: LM, how: Draw, clip: Clip | None) -> str:
     bounds = b"" if clip is None else np.asarray(clip).tobytes()
-    return f"{fingerprint(lm)}-{digest(repr(how).encode() + bounds)[:16]}"
+    form = " ".join(Sample._fields)
+    return f"{fingerprint(lm)}-{digest(f'{how!r} {form}'.encode() + bounds)[:16]}"
 
 
 def _kept(folder: Path) -> dict[str, list[Sample]]:

@@ -342,8 +342,9 @@ def test_truthfulqa(tmp_path):
     assert first.prompt == first.question == first.group == "May I?"
     assert last.prompt == "Is it,\nso?"
     assert truthfulqa_questions(root, "Health") == [
-        Question("Is it,\nso?", "It is", "Health", "1")
+        Question("Is it,\nso?", ("It is",), "Health", "1")
     ]
+    assert truthfulqa_questions(root, "Law")[0].answer == ("No", "Never")
 
 
 def test_truthfulqa_bad_input(tmp_path):

@@ -173,7 +173,8 @@ def test_the_longer_text_is_read_in_overlapping_windows(nli, swap):
         return (short, piece) if swap else (piece, short)
 
     rows = classify(nli, [pair(piece) for piece in pieces])
-    best = rows[np.argmax(rows[:, 2])]
+    # Of a premise one window is enough; all of a hypothesis have to follow.
+    best = rows[np.argmin(rows[:, 2]) if swap else np.argmax(rows[:, 2])]
     assert len(set(rows[:, 2].round(6))) == 4
     found = classify(nli, [pair("w1 w2"), pair(" ".join(long)), pair("w7")])
     np.testing.assert_allclose(found[1], best, atol=1e-6)

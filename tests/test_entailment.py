@@ -16,6 +16,7 @@ from jaxhal.entailment import (
     Reader,
     Similarity,
     YesNo,
+    answering,
     both_ways,
     of_each,
     resolve,
@@ -144,13 +145,21 @@ def test_an_endpoint_that_names_no_relation(tmp_path, monkeypatch):
 def test_an_endpoint_says_yes_or_no(tmp_path, monkeypatch):
     pairs = [("a\n b", "1"), ("a", "2"), ("a", "3"), ("a", "4")]
     with serving("", tmp_path, monkeypatch) as server:
-        server.replies = ["Yes, it is.", " NONE of it", "I cannot tell.", ""]
+        server.replies = ["Yes, it is.", " NONE of it", "I cannot tell.", "?"]
         judge = YesNo(Endpoint(server.url, "m"), "{premise}|{hypothesis}?")
         found = judge(pairs)
         assert found.tolist() == [[0, 0, 1], [1, 0, 0], *[[0.5, 0, 0.5]] * 2]
         assert server.questions == ["a b|1?", "a|2?", "a|3?", "a|4?"]
         assert judge(pairs).tolist() == found.tolist() and len(server.asked) == 4
         assert judge.name == f"m at {server.url} asked yes or no"
+
+
+def test_answers_to_a_question():
+    """Only what reads both sees the question; likeness would find it in both."""
+    assert answering(Inference("m"), "Who?", "Ann.") == "Who? Ann."
+    assert answering(Inference("m"), None, "Ann.") == "Ann."
+    assert answering(Inference("m"), "Who?", "") == ""
+    assert answering(Similarity(), "Who?", "Ann.") == "Ann."
 
 
 def test_resolving():

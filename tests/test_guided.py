@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import jaxhal
-from jaxhal import detectors
+from jaxhal import detectors, guided
 from jaxhal.fitting import Fitted, untrained
 from jaxhal.generation import GREEDY, Sampling
 from jaxhal.guided import guide
@@ -66,6 +66,22 @@ def test_winners_are_the_least_suspicious_and_make_the_text(lm, detector):
         # A character that two chunks share is whole only in the text.
         whole = one.response.text
         assert [c for c in written if c.isascii()] == [c for c in whole if c.isascii()]
+
+
+def test_a_choice_between_ends_is_shown(lm):
+    """A response of one token is chosen too."""
+    (one,) = guide(lm, PROMPTS[:1], SURE, candidates=3, max_new_tokens=1, key=KEY)
+    (chunk,) = one.chunks
+    assert chunk.chosen == int(np.argmin(chunk.scores)) and len(chunk.texts) == 3
+    assert len(one.response.tokens) == 1
+
+
+def test_an_end_is_no_text():
+    """It is judged only where there is nothing else."""
+    tokens = jnp.array([[5, 2, 0], [2, 0, 0], [5, 6, 7]])
+    real = jnp.array([[1, 1, 0], [1, 0, 0], [1, 1, 1]], bool)
+    found = guided._with_text(tokens, real, (1, 2))
+    assert found.tolist() == [[True, False, False], [True, False, False], [True] * 3]
 
 
 def test_scores_are_those_of_the_finished_text(lm):

@@ -1,5 +1,6 @@
 """Data sets of one's own: answers, labels, balance, and going on after a kill."""
 
+import dataclasses
 import json
 
 import pytest
@@ -205,6 +206,25 @@ def test_the_command(world, tmp_path):
     assert "3 grounded" in run.stderr and "4 errors" in run.stderr
     wrong = typer.testing.CliRunner().invoke(cli.app, ["generate", str(path), "x=1"])
     assert wrong.exit_code == 2
+
+
+def test_questions_without_their_contexts_can_be_read_back(world, tmp_path):
+    made = make(config(tmp_path, prompt="{question}"), progress=False)
+    rows = list(from_jsonl(made.folder / "dataset.jsonl"))
+    assert rows and all(row.example for row in rows)
+    # Only the first question has the context in it.
+    assert [r.id for r in rows if r.example.context] == ["q0"]
+    assert {row.example.source for row in rows} == {"0"}
+
+
+def test_a_prompt_without_room_is_an_error_of_its_row(world, tmp_path):
+    long = dataclasses.replace(QUESTIONS[0], context="much " * 9999)
+    making.QUESTIONS["numbers"] = lambda: [long, *QUESTIONS[1:]]
+    made = make(config(tmp_path, batch_size=1), progress=False)
+    (row, *others) = lines(made.folder / "answers.jsonl")
+    assert "over the model's context" in row["error"]
+    assert not any("context" in (other["error"] or "") for other in others)
+    assert len(world) == 11 and made.counts["errors"] == 5
 
 
 def test_defaults_are_what_the_docstring_says():

@@ -519,6 +519,12 @@ def test_an_endpoint_that_fails(server):
     server.replies = [None]
     with pytest.raises(Unanswered, match="answered without text from 'judge'"):
         ask("Silent?")
+    server.replies = [" \n"]
+    with pytest.raises(Useless, match="of no use in 3 attempts: it is empty"):
+        ask("Silent?")
+    server.replies = [b'"<html>"']
+    with pytest.raises(RuntimeError, match="other than a chat completion.*/v1"):
+        ask("Silent?")
     server.replies = [listing()]
     assert ask("Allowed?") == ask("Silent?") == listing()
 

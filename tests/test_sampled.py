@@ -269,13 +269,14 @@ def test_a_context_supports_without_samples(lm, monkeypatch):
 
         def __call__(self, pairs):
             asked.extend(pairs)
-            return np.tile([0.25, 0.5, 0.75], (len(pairs), 1))
+            return np.tile([0.02, 0.93, 0.05], (len(pairs), 1))
 
     example = Example("One. Two.", context="A fact.", question="Which?")
     (found,) = jaxhal.score(
         lm, [example], [untrained(detectors.nli_context(Seen()))], progress=False
     )
-    assert found.scores["nli_context"] == pytest.approx(0.25)
+    # What the source leaves open counts as not supported.
+    assert found.scores["nli_context"] == pytest.approx(0.95)
     assert asked == [("A fact.", "One."), ("A fact.", "Two.")]
 
 
@@ -522,12 +523,63 @@ def test_samples_without_text(lm, monkeypatch):
     silent = [[Sample("  ", -1.0, 1)] * 3 for _ in range(2)]
     monkeypatch.setattr("jaxhal.detectors.bulk.draw", lambda *_, **__: silent)
     bulk = Bulk(lm, answers(2))
-    clusters = Meanings(HOW, FirstLetter(), "strict", asked=False)(bulk)
+    clusters = Meanings(HOW, FirstLetter(), "strict", False, False)(bulk)
     assert (clusters == -1).all()
+    assert bulk.errors[1] == "example '1': none of 3 samples holds text"
     support = SentenceSupport(FirstLetter(), HOW, "published")(bulk)
     assert (support["values"][support["valid"]] == 0.5).all()
     with pytest.raises(ValueError, match="none of the 3 samples of 2 prompts holds"):
         Embedded(HOW, "last")(bulk)
+
+
+def test_one_sample_lies_apart_from_nothing(lm, monkeypatch):
+    said = [[Sample("a", -1.0, 1)] * 3, [Sample("a", -1.0, 1), *[Sample("", 0, 0)] * 2]]
+    monkeypatch.setattr("jaxhal.detectors.bulk.draw", lambda *_, **__: said)
+    bulk = Bulk(lm, answers(2))
+    assert Embedded(HOW, "last")(bulk)["valid"].sum() == 4
+    assert [*bulk.errors] == [1]
+    assert bulk.errors[1].endswith("fewer than two of 3 samples hold text")
+
+
+def test_a_prompt_without_room_for_samples_costs_no_other(lm):
+    most = lm.config.context_length
+    lengths = [len(lm.tokenizer.encode_prompt(e).prompt_ids) for e in answers(4)]
+    how = Draw(n=2, max_new_tokens=most - min(lengths))
+    bulk = Bulk(lm, answers(4))
+    found = bulk.samples(how)
+    for number, length in enumerate(lengths):
+        assert (number in bulk.errors) == (length > min(lengths))
+        assert bool(found[number][0].tokens) == (length == min(lengths))
+    assert 0 < len(bulk.errors) < 4
+    assert "over the reader's context" in next(iter(bulk.errors.values()))
+
+
+def test_a_text_that_cannot_be_judged_costs_no_other(lm):
+    def judge(asked):
+        if "b" in asked:
+            raise ValueError("b is too long")
+        return [text.upper() for text in asked]
+
+    bulk = Bulk(lm, answers(3))
+    assert bulk.judged(judge, ["a", "b", "c"]) == ["A", None, "C"]
+    assert [*bulk.errors] == [1] and "b is too long" in bulk.errors[1]
+    with pytest.raises(ValueError, match="too long"):  # what ails all is raised
+        Bulk(lm, answers(2)).judged(judge, ["b", "b"])
+
+
+def test_likelihood_of_a_sample():
+    one = Sample("a b", -1.0, 4, -0.4)
+    assert one.likelihood(True, True) == -1.0 and one.likelihood(False, True) == -4.0
+    assert one.likelihood(True, False) == pytest.approx(-1.2)
+    assert one.likelihood(False, False) == pytest.approx(-3.6)
+    assert Sample("a", -1.0, 4).likelihood(True, False) == -1.0  # cut off
+    assert Sample("", -2.0, 1, -2.0).likelihood(True, False) == -2.0  # an end alone
+    assert Sample("", 0.0, 0).likelihood(True, False) == 0.0
+
+
+def test_bounds_of_too_few_tokens(lm):
+    with pytest.raises(ValueError, match="clip is 0.001, and the responses have"):
+        draw(lm, answers(2), dataclasses.replace(HOW, clip=0.001))
 
 
 def test_each_measure_is_computed_once(lm, monkeypatch):

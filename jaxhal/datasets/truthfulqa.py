@@ -66,14 +66,19 @@ def truthfulqa_questions(
     root: str | os.PathLike | None = None,
     categories: str | Collection[str] | None = None,
 ) -> list[Question]:
-    """The questions with their best answer; the domain is the category.
+    """The questions with their right answers, the best first.
 
-    Args and errors as for :func:`truthfulqa`.
+    The domain is the category.  Args and errors as for :func:`truthfulqa`.
     """
     return [
-        Question(row["Question"], row["Best Answer"], row["Category"], row["number"])
+        Question(row["Question"], _right(row), row["Category"], row["number"])
         for row in _rows(root, categories)
     ]
+
+
+def _right(row: dict[str, str]) -> tuple[str, ...]:
+    (_, _, true), _ = _answers(row, best=False)
+    return tuple(dict.fromkeys([row["Best Answer"], *true]))
 
 
 def _rows(

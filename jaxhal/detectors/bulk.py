@@ -56,11 +56,11 @@ class Bulk:
         judge: Callable[[Sequence[Any]], Sequence[Any]],
         asked: Sequence[Any],
     ) -> list[Any]:
-        """What a judge says of each answer, ``None`` where an endpoint has no reply.
+        """What a judge says of each answer, ``None`` where it can say nothing.
 
-        All at once, for that is cheaper; where a question is left without a reply of
-        use, answer by answer, so that the error is that of one answer.  Replies are
-        kept, so only what failed is asked again.
+        All at once, for that is cheaper; where an endpoint has no reply of use, or a
+        text is too long, answer by answer, so that the error is that of one answer.
+        Replies are kept, so only what failed is asked again.
 
         Args:
           judge: ``what is asked of some answers -> what it says of each``.
@@ -68,32 +68,69 @@ class Bulk:
         """
         try:
             return list(judge(asked))
-        except NoReply:
+        except (NoReply, ValueError):
             pass
         found: list[Any] = []
+        last: Exception | None = None
         for number, one in enumerate(asked):
             try:
                 found += judge([one])
-            except NoReply as error:
-                where = f"example {self.examples[number].id!r}"
-                self.errors.setdefault(number, f"{where}: {error}")
+            except (NoReply, ValueError) as error:
+                self._fail(number, error)
                 found.append(None)
+                last = error
+        if all(one is None for one in found) and not isinstance(last, NoReply | None):
+            raise last  # it is not the texts
         return found
 
+    def refuse(self, which: Iterable[bool], why: str) -> None:
+        """Answers that cannot be judged, and why."""
+        for number, refused in enumerate(which):
+            if refused:
+                self._fail(number, why)
+
+    def _fail(self, number: int, why: object) -> None:
+        where = f"example {self.examples[number].id!r}"
+        self.errors.setdefault(number, f"{where}: {why}")
+
     def samples(self, how: Draw) -> list[list[Sample]]:
-        """Of each answer's prompt, the same for everyone who asks for the same."""
+        """Of each answer's prompt, the same for everyone who asks for the same.
+
+        Those of a prompt that leaves no room for them are empty, and the answer is in
+        error.
+        """
         if how not in self._drawn:
             root: Path | None = None if self.store is None else self.store.root
-            self._drawn[how] = draw(
+            fits = self._fits(how)
+            drawn = draw(
                 self.lm,
-                self.examples,
+                [one for one, fit in zip(self.examples, fits, strict=True) if fit],
                 how,
                 root,
                 # Reading weights costs as much for a few rows as for one.
                 batch_size=max(self.batch_size, _PROMPTS * how.n),
                 progress=self.progress,
             )
+            none, rest = [Sample("", 0.0, 0)] * how.n, iter(drawn)
+            self._drawn[how] = [next(rest) if fit else none for fit in fits]
         return self._drawn[how]
+
+    def _fits(self, how: Draw) -> list[bool]:
+        """Whether the context has room for samples of each answer's prompt."""
+        if how.given:
+            return [True] * len(self.examples)
+        room = self.lm.config.context_length - how.max_new_tokens
+        tokenizer = self.lm.require_tokenizer()
+        lengths = [len(tokenizer.encode_prompt(e).prompt_ids) for e in self.examples]
+        for number, length in enumerate(lengths):
+            if length > room:
+                self._fail(
+                    number,
+                    f"its prompt has {length} tokens, and samples of up to "
+                    f"{how.max_new_tokens} are over the reader's context of "
+                    f"{self.lm.config.context_length}; lower max_new_tokens",
+                )
+        return [length <= room for length in lengths]
 
     def read_samples(
         self, how: Draw, reducer: Reducer
@@ -114,7 +151,8 @@ class Bulk:
         if first is None:
             raise ValueError(
                 f"none of the {how.n} samples of {len(self.examples)} prompts holds "
-                "text; allow more new tokens or sample otherwise"
+                f"text; allow more than {how.max_new_tokens} new tokens or sample "
+                "otherwise"
             )
         values = np.zeros((len(self.examples), how.n, *first.shape), first.dtype)
         valid = np.zeros(values.shape[:2], bool)

@@ -34,10 +34,12 @@ class Likelihood(Measure):
     Attributes:
       draw: how samples are drawn.
       per_token: their mean over tokens instead of their sum.
+      end: the end of a sample counts as a token of it.
     """
 
     draw: Draw
     per_token: bool
+    end: bool = True
 
     def __post_init__(self):
         if self.draw.given:
@@ -49,7 +51,7 @@ class Likelihood(Measure):
     def __call__(self, bulk: Bulk) -> np.ndarray:
         return np.array(
             [
-                [s.logprob * (1 if self.per_token else s.tokens) for s in some]
+                [s.likelihood(self.per_token, self.end) for s in some]
                 for some in bulk.samples(self.draw)
             ],
             np.float32,
@@ -64,19 +66,21 @@ class Meanings(Measure):
       draw: how samples are drawn.
       entailment: what decides whether two samples say the same.
       rule: of :func:`jaxhal.features.semantic.equivalence`.
-      asked: put the question before each sample, as the published code does for
-        ``"nature"``.
+      asked: samples are compared as answers to the question:
+        :func:`jaxhal.entailment.answering`.
+      published: as :func:`jaxhal.features.semantic.cluster` takes it.
     """
 
     draw: Draw
     entailment: str | Entailment
     rule: str
     asked: bool
+    published: bool
 
     def __call__(self, bulk: Bulk) -> np.ndarray:
         backend = entailment.resolve(self.entailment, bulk.lm)
         said = [
-            [self._said(example, sample.text) for sample in some]
+            [self._said(backend, example, sample.text.strip()) for sample in some]
             for example, some in zip(
                 bulk.examples, bulk.samples(self.draw), strict=True
             )
@@ -84,17 +88,20 @@ class Meanings(Measure):
         present = [[text for text in some if text] for some in said]
         found = bulk.judged(functools.partial(entailment.both_ways, backend), present)
         there = np.array([[bool(text) for text in some] for some in said])
+        bulk.refuse(
+            [not any(row) for row in there], f"none of {self.draw.n} samples holds text"
+        )
         probabilities = np.zeros((*there.shape, self.draw.n, 3), np.float32)
         for row, some in enumerate(found):
             if some is None:
                 continue
             at = np.flatnonzero(there[row])
             probabilities[row, at[:, None], at] = some
-        return np.asarray(_clustered(probabilities, there, self.rule))
+        return np.asarray(_clustered(probabilities, there, self.rule, self.published))
 
-    def _said(self, example: Example, text: str) -> str:
-        text = text.strip()
-        return f"{example.question} {text}" if self.asked and text else text
+    def _said(self, backend: Entailment, example: Example, text: str) -> str:
+        question = example.question if self.asked else None
+        return entailment.answering(backend, question, text)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,6 +120,8 @@ class Embedded(Measure):
         middle = (bulk.lm.config.num_hidden_layers + 1) // 2
         reducer = HiddenStates(layers=(middle,), tokens=self.tokens)
         values, valid = bulk.read_samples(self.draw, reducer)
+        few = f"fewer than two of {self.draw.n} samples hold text"
+        bulk.refuse((valid.sum(1) < 2).tolist(), few)
         return {"values": values[:, :, 0], "valid": valid}
 
 
@@ -178,8 +187,12 @@ class SentenceSupport(OfSentences):
                 for asked, some in zip(pairs, found, strict=True)
             ]
         )
-        # Where no sample holds text nothing is known: a half.
-        each = np.where(valid.any(1), _contradicted(probabilities, valid), 0.5)
+        if self.draw is None:
+            # What the source leaves open it does not support.
+            each = 1 - probabilities[:, 0, 2]
+        else:
+            # Where no sample holds text nothing is known: a half.
+            each = np.where(valid.any(1), _contradicted(probabilities, valid), 0.5)
         return padded(np.split(each, np.cumsum([len(some) for some in said])[:-1]))
 
     def _pair(self, sentence: str, support: str) -> Pair:
@@ -296,12 +309,13 @@ class Places(Measure):
         return found
 
 
-@jax.jit(static_argnames="rule")
-def _clustered(probabilities: Any, valid: Any, rule: str) -> Any:
+@jax.jit(static_argnames=("rule", "published"))
+def _clustered(probabilities: Any, valid: Any, rule: str, published: bool) -> Any:
     """Clusters of the samples of every example."""
 
     def one(probabilities: Any, valid: Any) -> Any:
-        return semantic.cluster(semantic.equivalence(probabilities, rule), valid)
+        same = semantic.equivalence(probabilities, rule)
+        return semantic.cluster(same, valid, published)
 
     return jax.vmap(one)(probabilities, valid)
 

@@ -63,6 +63,11 @@ def semantic_entropy(
 ) -> Detector:
     """Entropy over the meanings of sampled answers.
 
+    As published, all presets but ``"toha"`` compare samples as answers to the question,
+    and Nature's two let a later cluster take over what an earlier one holds.  The code
+    of ``"iclr"`` compares all pairs; here each sample is compared with the first of
+    each cluster.  An answer none of whose samples holds text is in error.
+
     Args:
       preset: of :data:`jaxhal.features.semantic.PRESETS`.
       entailment: what decides that two answers mean the same: ``"similarity"``,
@@ -83,11 +88,12 @@ def semantic_entropy(
         )
     how = draw_of(draw, _PUBLISHED[preset])
     rule = semantic.PRESETS[preset].rule
-    meanings = Meanings(how, entailment, rule, asked=preset in ("nature", "discrete"))
+    asked, nature = preset != "toha", preset in ("nature", "discrete")
+    meanings = Meanings(how, entailment, rule, asked, published=nature)
     score = functools.partial(semantic.semantic_entropy, preset=preset)
     measures: tuple[Measure, ...] = (meanings,)
     if semantic.PRESETS[preset].weighing != "number":
-        measures += (Likelihood(how, per_token=True),)
+        measures += (Likelihood(how, per_token=True, end=not nature),)
 
     def inputs(features: Features) -> Any:
         return jax.vmap(score)(*(features[one.feature] for one in measures))
@@ -141,6 +147,9 @@ def eigenscore(
     name: str = "eigenscore",
 ) -> Detector:
     """INSIDE: how far apart the samples lie in the reader's middle layer.
+
+    Fewer samples that hold text give higher scores; an answer with less than two is in
+    error.
 
     Args:
       preset: of :data:`jaxhal.features.eigenscore.PRESETS`; ``"official"`` reads the
@@ -312,7 +321,8 @@ def nli_context(
 ) -> Detector:
     """How little the source text supports the answer, sentence by sentence.
 
-    Nothing is sampled.  Arguments are those of :func:`selfcheck_nli`.
+    That is 1 minus the probability that a sentence follows from it.  Nothing is
+    sampled.  Arguments are those of :func:`selfcheck_nli`.
 
     References:
       Baseline of Chuang et al., Lookback Lens, 2024.

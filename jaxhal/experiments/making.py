@@ -20,7 +20,7 @@ from jaxhal.endpoint import Endpoint, NoReply
 from jaxhal.experiments.config import DTYPES, structured, to_yaml
 from jaxhal.experiments.running import model
 from jaxhal.files import append, lines_of, replacing
-from jaxhal.generation import Sampling, generate
+from jaxhal.generation import Sampling, generate, requests
 from jaxhal.judges import EndpointJudge, Judge, OverlapRule, ReferenceRule
 from jaxhal.models.lm import LM
 from jaxhal.progress import progress_bar
@@ -217,9 +217,9 @@ def _judge(config: Making) -> Judge:
 
 def prompt_of(config: Writing, question: Question) -> str:
     """The user's turn."""
-    return config.prompt.replace("{question}", question.text).replace(
-        "{context}", question.context or ""
-    )
+    context = question.context or ""
+    prompt = config.prompt.replace("{question}", question.text)
+    return prompt.replace("{context}", context).strip()
 
 
 def _answered(
@@ -239,9 +239,12 @@ def _answered(
     with progress_bar(len(lacking), "answering", "answer", progress) as bar:
         for start in range(0, len(lacking), config.batch_size):
             part = lacking[start : start + config.batch_size]
-            found = generate(
+            prompts = {at: prompt_of(config, questions[at]) for at in part}
+            fresh = _without_room(lm, config, questions, prompts)
+            part = [at for at in part if at in prompts]
+            found = part and generate(
                 lm,
-                [prompt_of(config, questions[at]) for at in part],
+                list(prompts.values()),
                 max_new_tokens=config.max_new_tokens,
                 sampling=_sampling(config),
                 key=keys[np.array(part)],
@@ -249,7 +252,7 @@ def _answered(
                 batch_size=config.batch_size,
                 progress=False,
             )
-            fresh = [
+            fresh += [
                 {
                     "id": questions[at].id,
                     "response": one.text.strip(),
@@ -261,8 +264,25 @@ def _answered(
             ]
             append(path, fresh)
             known |= {row["id"]: row for row in fresh}
-            bar.update(len(part))
+            bar.update(len(fresh))
     return known
+
+
+def _without_room(
+    lm: LM, config: Making, questions: Sequence[Question], prompts: dict[int, str]
+) -> list[dict[str, Any]]:
+    """Takes out prompts that leave no room for an answer; rows that say so."""
+    rows = []
+    for at, (encoded,) in {
+        at: requests.encoded(lm, [prompt]) for at, prompt in prompts.items()
+    }.items():
+        try:
+            requests.check_room(lm, at, encoded, config.max_new_tokens)
+        except ValueError as error:
+            del prompts[at]
+            none = {"response": "", "stopped": "error", "logprob": 0.0, "tokens": 0}
+            rows.append({"id": questions[at].id, **none, "error": str(error)})
+    return rows
 
 
 def _judged(
@@ -293,10 +313,12 @@ def _judged(
 def _row(
     config: Making, question: Question, answer: Mapping[str, Any], judge: Judge
 ) -> dict[str, Any]:
+    prompt = prompt_of(config, question)
+    shown = bool(question.context) and str(question.context) in prompt
     row: dict[str, Any] = {
         "id": question.id,
-        "prompt": prompt_of(config, question),
-        "context": question.context,
+        "prompt": prompt,
+        "context": question.context if shown else None,
         "question": question.text,
         "response": answer["response"],
         "source": question.source or question.context or question.id,
@@ -308,7 +330,7 @@ def _row(
         "error": None,
     }
     if not row["response"]:
-        return row | {"error": "the answer is empty"}
+        return row | {"error": answer.get("error", "the answer is empty")}
     if answer["stopped"] == "length":
         return row | {"error": f"the answer is cut off after {answer['tokens']} tokens"}
     try:
@@ -343,5 +365,11 @@ def _kept(config: Making, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]
         by_label = {k: rng.permutation(v)[:size].tolist() for k, v in by_label.items()}
     kept = [rows[at] for at in sorted(at for some in by_label.values() for at in some)]
     for row in kept:  # what a data set's row must hold, checked here
-        Example(row["response"], prompt=row["prompt"], label=row["label"])
+        Example(
+            row["response"],
+            prompt=row["prompt"],
+            context=row["context"],
+            question=row["question"],
+            label=row["label"],
+        )
     return [{k: v for k, v in row.items() if k != "error"} for row in kept]

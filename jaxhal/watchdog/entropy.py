@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from jaxhal.entailment import Entailment, both_ways
+from jaxhal.entailment import Entailment, answering, both_ways
 from jaxhal.features import semantic
 
 
@@ -15,8 +15,6 @@ def semantic_entropies(
     queries: Sequence[str],
     answers: Sequence[Sequence[str]],
     entailment: Entailment,
-    *,
-    asked: bool = True,
 ) -> Float[np.ndarray, " queries"]:
     """Discrete semantic entropy of each query's answers, in nats; higher = less sure.
 
@@ -27,14 +25,14 @@ def semantic_entropies(
       queries: what was asked.
       answers: to each query, as many as came; not a number where none did.
       entailment: what decides whether two answers mean the same.
-      asked: put the query before each answer, as the published code does.
+        :func:`jaxhal.entailment.answering` says what of the query it sees.
 
     References:
       Farquhar et al., Nature, 2024, discrete; chosen here because HalMit asks black
       boxes, whose likelihoods its published code reads nevertheless.
     """
     said = [
-        [f"{query} {text}" if asked else text for text in some]
+        [answering(entailment, query, text) for text in some]
         for query, some in zip(queries, answers, strict=True)
     ]
     most = max((len(some) for some in said), default=0)
