@@ -53,15 +53,13 @@ def evaluate(
     The exploration's folder gets evaluation.md, evaluation.json and figures.  An
     evaluation that was stopped goes on where it was.
     """
+    from jaxhal.watchdog.config import beside as explored_beside
     from jaxhal.watchdog.config import load_watch
     from jaxhal.watchdog.evaluate import evaluate as judge
 
     with usage():
         loaded = load_watch(config, settings or ())
-        others = [
-            load_watch(config, [*(settings or ()), f"name={name}"])
-            for name in beside or ()
-        ]
+        others = [explored_beside(loaded, name) for name in beside or ()]
         found = judge(loaded, others)
     keys = ("method", "AUROC", "low", "high", "F1", "accuracy", "control")
     terminal().print(as_table([{k: row[k] for k in keys} for row in found.rows]))
@@ -124,6 +122,12 @@ def serve(
         str | None,
         typer.Option(envvar="JAXHAL_TOKEN", help="What a client has to show."),
     ] = None,
+    teacher: Annotated[
+        str | None,
+        typer.Option(
+            envvar="JAXHAL_TEACHER", help="What one who gives feedback has to show."
+        ),
+    ] = None,
     largest: Annotated[int, typer.Option(min=1, help="Bytes of a request.")] = 1 << 20,
 ) -> None:
     """Stands in front of the agent and speaks as OpenAI's chat completions do."""
@@ -132,8 +136,13 @@ def serve(
 
     with usage():
         dog = watchdog_of(load_watch(config, settings or ()))
+        if not len(dog.store) and block:
+            raise ValueError(
+                f"the bound holds no point, so nothing would be blocked; run jaxhal "
+                f"watchdog explore {config} first"
+            )
         mode = "block" if block else "flag"
-        service = Service(dog, mode=mode, token=token, largest=largest)
+        service = Service(dog, mode=mode, token=token, teacher=teacher, largest=largest)
     console = terminal(stderr=True)
     if host not in ("127.0.0.1", "::1", "localhost") and token is None:
         console.print(f"anyone who reaches {host} can ask: give --token", style="bold")

@@ -224,8 +224,44 @@ def test_an_agent_that_always_fails(encoder, tmp_path):
     def say(query, temperature):
         raise ConnectionError("refused")
 
-    with pytest.raises(RuntimeError, match="none of 4 queries.*ConnectionError: refus"):
+    with pytest.raises(
+        RuntimeError, match="none of the last 4 .*ConnectionError: refus"
+    ):
         explorer(tmp_path, encoder, say).run(progress=False)
+
+
+def test_an_agent_that_goes_out_and_comes_back(encoder, explored, tmp_path):
+    """The exploration stops, and later asks for what it did not get."""
+    out, asked = [False], []
+
+    def say(query, temperature):
+        asked.append(query)
+        if out[0] or len(asked) > 60:
+            out[0] = True
+            raise ConnectionError("refused")
+        return answer(query, temperature)
+
+    with pytest.raises(RuntimeError, match="none of the last 10 queries.*asked anew"):
+        explorer(tmp_path, encoder, say).run(progress=False)
+    before = set(asked[:60])
+    found = explorer(tmp_path, encoder).run(progress=False)
+    assert of(found.nodes) == of(explored[2].nodes)
+    assert found.counts["failed"] == 0 and before <= {n.query for n in found.nodes}
+
+
+def test_unsure_is_not_hallucinated(encoder, tmp_path):
+    """An answer found right by a person is not made wrong by samples nobody judged."""
+    plan = dataclasses.replace(PLAN, budget=4)
+    unsure = explorer(tmp_path, encoder, plan=plan, judge=lambda q, a: None)
+    nodes = unsure.run(progress=False).nodes
+    assert all(node.clean and math.isnan(node.reward) for node in nodes)
+    rows = [json.dumps({"query": node.query, "label": 0}) for node in nodes]
+    # As an editor may leave it: a line between, and no new line at the end.
+    (tmp_path / "review.jsonl").write_text("\n\n".join(rows))
+    again = explorer(tmp_path, encoder, plan=plan, judge=lambda q, a: None)
+    known = again.run(progress=False).nodes
+    assert [node.label for node in known] == [0] * 4
+    assert all(node.clean and -1 <= node.reward <= 1 for node in known)
 
 
 def test_killed_ten_times(encoder, explored, tmp_path):
@@ -279,6 +315,8 @@ def test_a_journal_that_is_none(encoder, tmp_path):
         ({"how": "greedy"}, "how is 'greedy'; use 'reinforced' or 'random'"),
         ({"ways": ("magic",)}, "ways are magic; use some of deduction"),
         ({"branch": 4}, "branch is 4, and there are 3 ways"),
+        ({"shares": "odd"}, "shares is 'odd'; use 'softmax' or 'shares'"),
+        ({"steps": 0}, "steps is 0; give at least 1"),
     ],
 )
 def test_bad_plans(change, message):

@@ -193,7 +193,8 @@ def user(text) -> Any:
 
 def send(port, method, path, body: Any = b"", **headers):
     line = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
-    line.request(method, path, body, headers)
+    sent = {"Content-Type": "application/json"} | headers
+    line.request(method, path, body, sent)
     found = line.getresponse()
     raw = found.read()
     line.close()
@@ -397,6 +398,72 @@ def test_a_token(encoder):
         Service(watchdog(encoder), token=" ")
     with pytest.raises(ValueError, match="mode is 'warn'"):
         Service(watchdog(encoder), mode="warn")
+
+
+def test_who_may_teach(encoder):
+    body = json.dumps({"query": "w1", "response": "x", "hallucinated": True})
+
+    def told(port, token):
+        shown = {"Authorization": f"Bearer {token}"}
+        return send(port, "POST", "/v1/feedback", body, **shown)[0]
+
+    service = Service(watchdog(encoder), token="secret", teacher="chalk")
+    with proxy(service) as port:
+        assert told(port, "secret") == 401 and told(port, "chalk") == 200
+        with client(port, "chalk") as one, pytest.raises(openai.AuthenticationError):
+            one.chat.completions.create(model="any", messages=user("w1"))
+    with pytest.raises(ValueError, match="teacher is empty"):
+        Service(watchdog(encoder), teacher="")
+
+
+def test_what_a_web_page_could_send(served):
+    """A form, or plain text, which no browser asks about before it sends it."""
+    body = json.dumps({"messages": user("w1 w2")})
+    for kind in ("text/plain", "application/x-www-form-urlencoded", ""):
+        for path in ("/v1/chat/completions", "/v1/feedback"):
+            status, raw = send(served, "POST", path, body, **{"Content-Type": kind})
+            assert status == 415 and b"not application/json" in raw
+    kind = {"Content-Type": "application/json; charset=utf-8"}
+    assert send(served, "POST", "/v1/chat/completions", body, **kind)[0] == 200
+
+
+def test_feedback_beside_queries(encoder):
+    """Points come and go while others are searched for."""
+    dog = watchdog(encoder, Guard(similarity=0.2, entropy=None))
+    names = [f"w{n} w{n + 1}" for n in range(30)]
+
+    def teach(query):
+        for wrong in (True, False, True):
+            asyncio.run(dog.learn(query, "Bad.", wrong))
+
+    def look(query):
+        for _ in range(5):
+            (check,) = asyncio.run(dog.checks([query]))
+            for hit in check.hits:
+                want = embed(kept_encoder(encoder), [hit.point.query], progress=False)
+                assert hit.vector @ want[0] > 0.999
+        return True
+
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        taught = [pool.submit(teach, query) for query in names]
+        assert all(pool.map(look, names))
+        for one in taught:
+            one.result()
+
+
+def test_all_that_is_near_is_forgotten(encoder):
+    dog = watchdog(
+        encoder, Guard(similarity=0.2), points=[f"w1 w{n}" for n in range(9)]
+    )
+    near = len(dog.store.search(embed(kept_encoder(encoder), ["w1"]), 9)[0])
+    close = [
+        hit
+        for hit in dog.store.search(embed(kept_encoder(encoder), ["w1"]), near)[0]
+        if hit.similarity >= 0.2
+    ]
+    assert len(close) > 3
+    assert asyncio.run(dog.learn("w1", "Good.", False)) == -len(close)
+    assert len(dog.store) == 9 - len(close)
 
 
 def test_large_requests(encoder):

@@ -20,6 +20,7 @@ from jaxhal.watchdog import (
     ExactStore,
     LocalAgent,
     MilvusStore,
+    Point,
     RagAgent,
 )
 from jaxhal.watchdog import config as configs
@@ -87,6 +88,45 @@ def test_questions_with_one_answer_stay_together(written):
     assert again[0] != known
     with pytest.raises(ValueError, match="held_out 11; there are 30 questions, in 28"):
         configs.questions_of(configs.load_watch(written, ["held_out=11"]))
+
+
+def test_related_questions():
+    """Chains of equal words, answers and sources."""
+    some = [
+        Question("What is it?", "A."),
+        Question("what is  it", "B."),
+        Question("Who?", "B."),
+        Question("When?", "C.", context="One.", source="s"),
+        Question("Where?", "D.", context="Two.", source="s"),
+        Question("Why?", "E."),
+    ]
+    found = configs.related(some).tolist()
+    assert found[0] == found[1] == found[2] and found[3] == found[4]
+    assert len(set(found)) == 3
+
+
+def test_what_the_agent_was_told(written):
+    config = configs.load_watch(written)
+    assert "P.\n\nAnswer the question" in configs.told(config, "Q?", "P.")
+    own = configs.load_watch(written, ["agent.prompt='{passages}! {query}'"])
+    assert configs.told(own, "Q?", "P.") == "P.! Q?"
+    alone = configs.load_watch(written, ["agent={passages: 0, prompt: 'Say: {query}'}"])
+    assert configs.told(alone, "Q?", "") == "Say: Q?"
+    far = configs.load_watch(written, ["agent={endpoint: 'http://x/v1', passages: 0}"])
+    assert configs.told(far, "Q?", "") == "Q?"
+
+
+def test_every_exploration_has_a_collection(written, tmp_path):
+    pytest.importorskip("milvus_lite")
+    shared = f"store={tmp_path}/bound.db"
+    names = set()
+    for name in ("tiny", "other-one"):
+        store = configs.store_of(configs.load_watch(written, [shared, f"name={name}"]))
+        assert len(store) == 0
+        store.add([Point(name, "w1", "")], [[1.0] * 32])
+        names.add(store._name)
+        store.close()
+    assert len(names) == 2
 
 
 def test_passages_are_whole_sentences(written):
@@ -188,6 +228,10 @@ def test_serve(written, monkeypatch):
         seen.update(service=self, host=host, port=port)
 
     monkeypatch.setattr(Service, "run", serve)
+    empty = run("watchdog", "serve", written, "--block")
+    assert empty.exit_code == 2 and "nothing would be blocked" in empty.output
+    store = configs.store_of(configs.load_watch(written))
+    store.add([Point("p", "w1", "")], [[1.0] * 32])
     found = run("watchdog", "serve", written, "similarity=0.7", "--block", "--port", 9)
     assert found.exit_code == 0, found.output
     service = seen["service"]
@@ -233,9 +277,15 @@ def test_evaluate(written, tmp_path, lm, monkeypatch):
 
     monkeypatch.setattr(evaluating, "OverlapRule", lambda: rule)
     none = run("watchdog", "evaluate", written)
-    assert none.exit_code == 2 and "holds no point; explore it first" in none.output
-    for more in ([], ["name=other", "plan.how=random"]):
+    assert none.exit_code == 2 and "holds no exploration" in none.output
+    for more in ([], ["name=other", "plan.how=random"], ["name=third", "seed=1"]):
         assert run("watchdog", "explore", written, *more).exit_code == 0
+    # What was explored from other questions, or is not there, is not compared.
+    for name, why in (("third", "seed of 'third' is 1"), ("x", "explore 'x' first")):
+        wrong = run("watchdog", "evaluate", written, "--beside", name)
+        assert wrong.exit_code == 2 and why in " ".join(wrong.output.split())
+    moved = run("watchdog", "evaluate", written, "seed=1")
+    assert moved.exit_code == 2 and "what another configuration made" in moved.output
     found = run("watchdog", "evaluate", written, "--beside", "other")
     assert found.exit_code == 0, found.output
     folder = tmp_path / "tiny"

@@ -242,16 +242,19 @@ def _answered(
             prompts = {at: prompt_of(config, questions[at]) for at in part}
             fresh = _without_room(lm, config, questions, prompts)
             part = [at for at in part if at in prompts]
-            found = part and generate(
-                lm,
-                list(prompts.values()),
-                max_new_tokens=config.max_new_tokens,
-                sampling=_sampling(config),
-                key=keys[np.array(part)],
-                stop=config.stop,
-                batch_size=config.batch_size,
-                progress=False,
-            )
+            if part:
+                found = generate(
+                    lm,
+                    list(prompts.values()),
+                    max_new_tokens=config.max_new_tokens,
+                    sampling=_sampling(config),
+                    key=keys[np.array(part)],
+                    stop=config.stop,
+                    batch_size=config.batch_size,
+                    progress=False,
+                )
+            else:
+                found = []
             fresh += [
                 {
                     "id": questions[at].id,

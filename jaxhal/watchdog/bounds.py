@@ -2,6 +2,7 @@
 
 import base64
 import dataclasses
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
@@ -110,7 +111,8 @@ class ExactStore:
     """Points in memory, searched whole on the device; in a file too if asked for.
 
     The file, ``points.jsonl``, grows by a line for each point, written to the disk
-    before :meth:`add` returns; a line that a kill left half is dropped.
+    before :meth:`add` returns; a line that a kill left half is dropped.  Threads may
+    share it.
 
     Args:
       width: of the vectors.
@@ -123,6 +125,7 @@ class ExactStore:
 
     def __init__(self, width: int, folder: str | Path | None = None):
         self.width = width
+        self._lock = threading.RLock()
         self._index = Index(width)
         self._points: list[Point] = []
         self._rows: dict[str, int] = {}
@@ -147,26 +150,28 @@ class ExactStore:
           ValueError: when there is not one vector of the right width for each point.
         """
         block = paired(points, checked(vectors, self.width))
-        if self._path is not None:
-            lines = [
-                {**dataclasses.asdict(one), "vector": _packed(vector)}
-                for one, vector in zip(points, block, strict=True)
-            ]
-            append(self._path, lines)
-        pairs = zip(points, block, strict=True)
-        self._take({point.id: (point, vector) for point, vector in pairs})
+        lines = [
+            {**dataclasses.asdict(one), "vector": _packed(vector)}
+            for one, vector in zip(points, block, strict=True)
+        ]
+        with self._lock:
+            if self._path is not None:
+                append(self._path, lines)
+            pairs = zip(points, block, strict=True)
+            self._take({point.id: (point, vector) for point, vector in pairs})
 
     def remove(self, ids: Sequence[str]) -> int:
         """See :class:`BoundaryStore`."""
-        known = [name for name in dict.fromkeys(ids) if name in self._rows]
-        if self._path is not None:
-            append(self._path, [{"removed": name} for name in known])
-        for name in known:
-            row, last = self._rows.pop(name), self._points.pop()
-            self._index.remove(row)  # the last one takes its place
-            if last.id != name:
-                self._points[row] = last
-                self._rows[last.id] = row
+        with self._lock:
+            known = [name for name in dict.fromkeys(ids) if name in self._rows]
+            if self._path is not None:
+                append(self._path, [{"removed": name} for name in known])
+            for name in known:
+                row, last = self._rows.pop(name), self._points.pop()
+                self._index.remove(row)  # the last one takes its place
+                if last.id != name:
+                    self._points[row] = last
+                    self._rows[last.id] = row
         return len(known)
 
     def search(self, vectors: Any, k: int) -> list[list[Hit]]:
@@ -175,20 +180,22 @@ class ExactStore:
         Raises:
           ValueError: on vectors of another width, or ``k`` below 1.
         """
-        cosines, rows = self._index.search(vectors, k)
-        kept = self._index[np.maximum(rows, 0)]
-        return [
-            [
-                Hit(self._points[row], float(cosine), vector)
-                for cosine, row, vector in zip(*each, strict=True)
-                if row >= 0
+        with self._lock:
+            cosines, rows = self._index.search(vectors, k)
+            kept = self._index[np.maximum(rows, 0)]
+            return [
+                [
+                    Hit(self._points[row], float(cosine), vector)
+                    for cosine, row, vector in zip(*each, strict=True)
+                    if row >= 0
+                ]
+                for each in zip(cosines, rows, kept, strict=True)
             ]
-            for each in zip(cosines, rows, kept, strict=True)
-        ]
 
     def highest_entropy(self) -> float | None:
         """See :class:`BoundaryStore`."""
-        return max((one.entropy for one in self._points), default=None)
+        with self._lock:
+            return max((one.entropy for one in self._points), default=None)
 
     def close(self) -> None:
         """Nothing is open."""

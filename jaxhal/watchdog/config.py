@@ -2,12 +2,16 @@
 
 import dataclasses
 import os
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from jaxtyping import Int
 from omegaconf import MISSING
+from scipy.sparse import csr_array
+from scipy.sparse.csgraph import connected_components
 
 from jaxhal import entailment
 from jaxhal.datasets import Question
@@ -17,6 +21,7 @@ from jaxhal.experiments.config import DTYPES, structured
 from jaxhal.experiments.making import QUESTIONS, claim
 from jaxhal.experiments.running import model
 from jaxhal.judges import references
+from jaxhal.store.keys import digest
 from jaxhal.texts import sentences_of
 from jaxhal.watchdog.agents import (
     FROM_PASSAGES,
@@ -36,7 +41,7 @@ from jaxhal.watchdog.explore import Explorer, Plan
 from jaxhal.watchdog.guarding import Watchdog
 from jaxhal.watchdog.monitor import PRESETS, Guard
 from jaxhal.watchdog.policy import Training
-from jaxhal.watchdog.queries import Generator
+from jaxhal.watchdog.queries import Generator, plain
 
 # Of a plan, what a later run of the same exploration may change.
 _OPEN = ("gamma", "least", "budget", "width")
@@ -83,7 +88,8 @@ class Watch:
       domain: what the queries are about, in words.
       questions: of :data:`jaxhal.experiments.making.QUESTIONS`.
       options: of their loader.
-      explored: questions to explore from; those with equal answers stay together.
+      explored: questions to explore from; those with equal words, answers or sources
+        stay together.
       held_out: other questions, to judge the watchdog by.
       agent: who is watched.
       writer: who makes queries of others; the agent's model where left out.
@@ -198,15 +204,16 @@ def guard_of(config: Watch) -> Guard:
 
 
 def questions_of(config: Watch) -> tuple[list[Question], list[Question]]:
-    """Questions to explore from, and others; equal answers are on one side.
+    """Questions to explore from, and others; related ones are on one side.
 
     Raises:
       ValueError: when there are too few.
     """
-    groups: dict[tuple[str, ...], list[Question]] = {}
-    for one in QUESTIONS[config.questions](**config.options):
-        groups.setdefault(references(one), []).append(one)
-    several = list(groups.values())
+    questions = QUESTIONS[config.questions](**config.options)
+    several: list[list[Question]] = [[] for _ in questions]
+    for one, group in zip(questions, related(questions), strict=True):
+        several[group].append(one)
+    several = [group for group in several if group]
     order = np.random.default_rng(config.seed).permutation(len(several))
     parts: tuple[list[Question], list[Question]] = ([], [])
     for at in order:
@@ -216,9 +223,38 @@ def questions_of(config: Watch) -> tuple[list[Question], list[Question]]:
         total = len(parts[0]) + len(parts[1])
         raise ValueError(
             f"explored is {config.explored} and held_out {config.held_out}; there are "
-            f"{total} questions, in {len(several)} groups of one answer"
+            f"{total} questions, in {len(several)} groups of related ones"
         )
     return parts[0][: config.explored], parts[1][: config.held_out]
+
+
+def related(questions: Sequence[Question]) -> Int[np.ndarray, " questions"]:
+    """A number for each, the same for those that share words, answers or a source."""
+    keys: dict[tuple, int] = {}
+    pairs = []
+    for at, one in enumerate(questions):
+        shared: list[tuple] = [("words", plain(one.text)), ("answers", references(one))]
+        shared += [("source", one.source)] if one.source else []
+        pairs += [(at, keys.setdefault(key, len(keys))) for key in shared]
+    rows, columns = np.array(pairs).T
+    many = len(questions)
+    graph = csr_array(
+        (np.ones(len(rows)), (rows, many + columns)), (many + len(keys),) * 2
+    )
+    return connected_components(graph, directed=False)[1][:many]
+
+
+def told(config: Watch, query: str, context: str) -> str:
+    """The user's turn that the agent saw, as far as it is known here."""
+    one = config.agent
+    if one.passages:
+        prompt = one.prompt or FROM_PASSAGES
+        return prompt.replace("{passages}", context).replace("{query}", query)
+    return (
+        query
+        if one.endpoint or not one.prompt
+        else one.prompt.replace("{query}", query)
+    )
 
 
 def passages_of(config: Watch, words: int) -> list[str]:
@@ -286,7 +322,10 @@ def store_of(config: Watch) -> BoundaryStore:
         return ExactStore(width, config.folder)
     from jaxhal.watchdog.milvus import MilvusStore
 
-    return MilvusStore(width, config.store)
+    # One collection for each exploration, in Milvus' own letters.
+    letters = re.sub(r"\W", "_", config.name, flags=re.ASCII)
+    name = f"boundary_{letters[:64]}_{digest(str(config.folder.resolve()))[:8]}"
+    return MilvusStore(width, config.store, name)
 
 
 def evaluator_of(config: Watch, known: Sequence[Question]) -> Evaluator:
@@ -331,8 +370,11 @@ def watchdog_of(config: Watch, progress: bool | None = None) -> Watchdog:
     """The watchdog of an exploration.
 
     Raises:
-      ValueError: on settings that make no sense.
+      ValueError: on settings that make no sense, or others than those of the
+        exploration in the folder.
     """
+    if (config.folder / "config.yaml").is_file():
+        _claim(config)
     plan = plan_of(config)
     return Watchdog(
         agent_of(config, config.agent, progress),
@@ -344,6 +386,30 @@ def watchdog_of(config: Watch, progress: bool | None = None) -> Watchdog:
         answer_temperature=plan.answer_temperature,
         entailment=entailment.resolve(config.entailment),
     )
+
+
+def beside(config: Watch, name: str) -> Watch:
+    """Another exploration of the same agent and questions, guarded in the same way.
+
+    Raises:
+      FileNotFoundError: when there is none of that name.
+      ValueError: when it is of another agent, or began with other questions.
+    """
+    path = dataclasses.replace(config, name=name).folder / "config.yaml"
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} is not there; explore {name!r} first")
+    own = ("held_out", "preset", "similarity", "out")
+    other = dataclasses.replace(
+        load_watch(path), **{field: getattr(config, field) for field in own}
+    )
+    for field in ("questions", "options", "explored", "seed", "agent", "encoder"):
+        if getattr(other, field) != getattr(config, field):
+            raise ValueError(
+                f"{field} of {name!r} is {getattr(other, field)!r}, and of "
+                f"{config.name!r} {getattr(config, field)!r}; compare explorations of "
+                "one agent and the same questions"
+            )
+    return other
 
 
 def _claim(config: Watch) -> None:

@@ -33,7 +33,9 @@ from jaxhal.watchdog.config import (
     guard_of,
     plan_of,
     questions_of,
+    related,
     store_of,
+    told,
     watchdog_of,
 )
 from jaxhal.watchdog.guarding import Check, Watchdog
@@ -42,6 +44,9 @@ from jaxhal.watchdog.journal import Journal
 # Baselines by their catalogue names; those that sample look at the agent's own answers.
 _SAMPLED = ("selfcheck_nli", "selfcheck_ngram", "semantic_entropy_discrete")
 _BASELINES = ("predictive_probability", "icl_prompt", *_SAMPLED)
+_INFERRING = ("selfcheck_nli", "semantic_entropy_discrete")
+# Of an agent's other answers, how many may be missing.
+_MISSING = 2
 _EPSILONS = (0.6, 0.65, 0.7, 0.75, 0.8, 0.85, 0.9)
 _GAMMAS = (0.35, 0.4, 0.45, 0.5, 0.55, 0.6, 0.65)
 
@@ -97,12 +102,14 @@ class Known(NamedTuple):
       replies: of the agent.
       samples: other answers of it, of which some may have failed.
       labels: 1 hallucinated, by the references.
+      left_out: questions without an answer, or with too few others of use.
     """
 
     questions: list[Question]
     replies: list[Reply]
     samples: list[list[Reply]]
     labels: Int[np.ndarray, " queries"]
+    left_out: int
 
 
 def evaluate(
@@ -123,6 +130,7 @@ def evaluate(
       progress: show progress bars; ``None`` shows them on a terminal.
 
     Raises:
+      FileNotFoundError: when one of them was not explored to its end.
       ValueError: when a bound is empty, the answers are all hallucinated or all not, or
         none of them can be judged.
       RuntimeError: when the agent takes no query at all.
@@ -131,7 +139,11 @@ def evaluate(
       Liu et al., Towards Mitigation of Hallucination for LLM-empowered Agents, 2025,
       section 4.
     """
-    config.folder.mkdir(parents=True, exist_ok=True)
+    for one in (config, *beside):
+        if not (one.folder / "summary.json").is_file():
+            raise FileNotFoundError(
+                f"{one.folder} holds no exploration that came to its end; explore first"
+            )
     dog = watchdog_of(config, progress)
     dog.agent = Recorded(dog.agent, Journal(config.folder / "evaluation.jsonl"))
     known = _known(config, dog)
@@ -183,9 +195,11 @@ def _known(config: Watch, dog: Watchdog) -> Known:
 
     answers, samples = asyncio.run(ask())
     rule, kept = OverlapRule(), []
+    # All methods look at equally many; a question with few would cost all others.
+    enough = max(1, dog.samples - _MISSING)
     for question, (reply,), some in zip(questions, answers, samples, strict=True):
         good = [one for one in some if one.error is None]
-        if reply.error is None and good:
+        if reply.error is None and len(good) >= enough:
             kept.append((question, reply, good, rule(question, reply.text).label))
     labels = np.array([label for *_, label in kept], int)
     if len(set(labels.tolist())) < 2:
@@ -198,6 +212,7 @@ def _known(config: Watch, dog: Watchdog) -> Known:
         [reply for _, reply, *_ in kept],
         [some for _, _, some, _ in kept],
         labels,
+        len(questions) - len(kept),
     )
 
 
@@ -218,7 +233,11 @@ def _methods(
     ]
     for name in _BASELINES:
         fewest = min(map(len, known.samples))
-        options = {"draw": {"given": True, "n": fewest}} if name in _SAMPLED else {}
+        options: dict[str, Any] = {}
+        if name in _SAMPLED:
+            options["draw"] = {"given": True, "n": fewest}
+        if name in _INFERRING:
+            options["entailment"] = config.entailment
         methods.append(build({name: options}))
     controls = ("response_length", "novel_words", "novel_word_share")
     return methods + [build(name) for name in controls]
@@ -251,23 +270,19 @@ def _judged(
 ) -> tuple[list[dict[str, Any]], Any]:
     """The table over two halves of the questions."""
     fewest = min(map(len, known.samples))
-    every = zip(*known, strict=True)
+    every = zip(*known[:4], related(known.questions), strict=True)
     examples = [
         Example(
             reply.text,
-            prompt="\n\n".join(part for part in (reply.context, question.text) if part),
+            prompt=told(config, question.text, reply.context),
             context=reply.context or None,
             question=question.text,
             id=question.id or str(number),
             label=int(label),
-            source=" ".join(
-                [question.answer]
-                if isinstance(question.answer, str)
-                else question.answer
-            ),
+            source=str(group),
             samples=tuple(one.text for one in some[:fewest]),
         )
-        for number, (question, reply, some, label) in enumerate(every)
+        for number, (question, reply, some, label, group) in enumerate(every)
     ]
     reader = config.agent.model if not config.agent.endpoint else config.reader
     lm = running.model(reader, config.agent.dtype)
@@ -385,7 +400,8 @@ def _write(
         "",
         f"Held out: {len(known.labels)} questions, {hallucinated} answered wrongly "
         f"({hallucinated / len(known.labels):.0%}) by the paper's rule: the mean of "
-        "unigram F1 and ROUGE-L with the reference is under 0.5.",
+        "unigram F1 and ROUGE-L with the reference is under 0.5. "
+        f"{known.left_out} more got no answer, or too few others, and are left out.",
         "",
         f"Guard: preset {config.preset}, similarity {guard.similarity}.",
         "",
@@ -394,7 +410,7 @@ def _write(
         verdict(named),
         "",
         "Thresholds and calibration come from the other half of the questions; the "
-        "intervals resample questions with one answer together. "
+        "intervals resample questions of equal words, answers or sources together. "
         f"{len(data.errors)} answers could not be read by the baselines and count for "
         "no method.",
         "",

@@ -17,7 +17,7 @@ import numpy as np
 from jaxhal.datasets.jsonl import write_rows
 from jaxhal.encoding import embed, kept_encoder
 from jaxhal.entailment import Entailment, Similarity
-from jaxhal.files import lines_of, replacing
+from jaxhal.files import replacing
 from jaxhal.progress import Bar, progress_bar
 from jaxhal.store.keys import digest
 from jaxhal.watchdog.agents import Agent, Reply
@@ -26,6 +26,7 @@ from jaxhal.watchdog.entropy import semantic_entropies
 from jaxhal.watchdog.evaluators import Evaluator
 from jaxhal.watchdog.journal import Journal
 from jaxhal.watchdog.policy import (
+    SHARES,
     TRANSFORMATIONS,
     Steps,
     Training,
@@ -38,6 +39,8 @@ from jaxhal.watchdog.queries import Generator, plain
 
 # Of the last queries that the progress bar's entropy is of, as in the paper's figure 6.
 _RECENT = 30
+# Queries without an answer, one after the other, that are an outage.
+_OUTAGE = 10
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,13 +87,18 @@ class Plan:
     seed: int = 0
 
     def __post_init__(self):
-        for name in ("least", "budget", "starts", "width", "branch", "samples"):
+        counts = ("least", "budget", "starts", "width", "branch", "samples", "steps")
+        for name in counts:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; give at least 1")
         if not 0 < self.gamma <= 1:
             raise ValueError(f"gamma is {self.gamma}; give a share in (0, 1]")
         if self.how not in ("reinforced", "random"):
             raise ValueError(f"how is {self.how!r}; use 'reinforced' or 'random'")
+        if self.shares not in SHARES:
+            raise ValueError(
+                f"shares is {self.shares!r}; use {' or '.join(map(repr, SHARES))}"
+            )
         if not self.ways or set(self.ways) - set(TRANSFORMATIONS):
             raise ValueError(
                 f"ways are {', '.join(self.ways)}; use some of "
@@ -117,7 +125,7 @@ class Node:
       label: 1 hallucinated, 0 not, ``None`` unknown.
       why: the reason, or the error.
       confidence: in the label.
-      clean: whether none of its answers is hallucinated.
+      clean: whether none of its answers is known to be hallucinated.
       entropy: of its answers, in nats; not a number where there are none.
       reward: of equation (2).
       chances: that each way had when it was changed.
@@ -308,9 +316,11 @@ class Explorer:
             }
 
         said, drawn = await asyncio.gather(
-            self.journal.once(f"answer {key}", lambda: say(1, plan.answer_temperature)),
             self.journal.once(
-                f"samples {key}", lambda: say(plan.samples, plan.temperature)
+                f"answer {key}", lambda: say(1, plan.answer_temperature), _answered
+            ),
+            self.journal.once(
+                f"samples {key}", lambda: say(plan.samples, plan.temperature), _answered
             ),
         )
         answer = Reply(**said["replies"][0])
@@ -341,7 +351,7 @@ class Explorer:
             node.label, node.confidence = self._reviewed[node.query], 1.0
             node.why = f"a person decided ({node.why})"
         labels = [node.label, *(one[0] for one in verdicts[1:])]
-        node.clean = all(label == 0 for label in labels)
+        node.clean = 1 not in labels
 
     def _embed(self, queries: Sequence[str]) -> None:
         fresh = [query for query in queries if query not in self._vectors]
@@ -415,7 +425,7 @@ class Explorer:
 
         found = await asyncio.gather(
             *(
-                self.journal.once(f"{way} {key}", lambda w=way: change(w))
+                self.journal.once(f"{way} {key}", lambda w=way: change(w), bool)
                 for way in ways
             )
         )
@@ -463,13 +473,14 @@ class Explorer:
     def _ended(self) -> str:
         """Why it is over, empty while it is not."""
         plan, found = self.plan, self.counts()
-        if found["queries"] and found["failed"] == found["queries"]:
-            first = next(iter(self._nodes.values()))
-            if found["queries"] >= min(plan.starts, plan.budget):
-                raise RuntimeError(
-                    f"{self.agent.name} answered none of {found['queries']} queries, "
-                    f"the first of which failed so: {first.why}"
-                )
+        last = [*self._nodes.values()][-max(_OUTAGE, 2 * plan.width) :]
+        known = min(plan.starts, plan.budget, len(last))
+        if len(last) >= known and not any(one.answer for one in last):
+            raise RuntimeError(
+                f"{self.agent.name} answered none of the last {len(last)} queries, the "
+                f"first of which failed so: {last[0].why}; explore again when it "
+                "answers: they are asked anew"
+            )
         if found["queries"] >= plan.least and found["gamma"] >= plan.gamma:
             return "gamma"
         if found["queries"] >= plan.budget:
@@ -501,6 +512,11 @@ class Explorer:
             json.dump(summary, file, indent=1)
 
 
+def _answered(said: Mapping[str, Any]) -> bool:
+    """Whether it is worth keeping: an agent that is out may answer another time."""
+    return not all(reply["error"] for reply in said["replies"])
+
+
 def reviewed(path: str | os.PathLike) -> dict[str, int]:
     """The labels that a person gave to queries in a review file.
 
@@ -508,7 +524,16 @@ def reviewed(path: str | os.PathLike) -> dict[str, int]:
       ValueError: on a row without a query, or a label that is not 0, 1 or null.
     """
     found = {}
-    for number, row in enumerate(lines_of(path), 1):
+    path = Path(path)
+    # What people write need not end in a new line, and is not ours to change.
+    lines = path.read_text("utf-8").splitlines() if path.is_file() else []
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            raise ValueError(f"{path}, line {number}: no JSON ({error})") from error
         if not isinstance(row, Mapping) or not isinstance(row.get("query"), str):
             raise ValueError(
                 f"{path}, line {number}: 'query' is missing; keep the rows"

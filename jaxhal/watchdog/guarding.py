@@ -173,8 +173,10 @@ class Watchdog:
     ) -> int:
         """Takes in what someone found an answer to be.
 
-        A hallucination becomes a point of the bound.  An answer that is none takes out
-        the points that its query is as near to as the guard's similarity.
+        A hallucination becomes a point of the bound; the same query is near the bound
+        from three such points on.  An answer that is none takes out all points that its
+        query is as near to as the guard's similarity, which exploring again would find
+        again.
 
         Args:
           query: what was asked.
@@ -192,10 +194,7 @@ class Watchdog:
         """
         (vector,), (hits,), _ = await asyncio.to_thread(self._near, [query])
         if not hallucinated:
-            close = [h for h in hits if h.similarity >= self.settings.similarity]
-            return -await asyncio.to_thread(
-                self.store.remove, [hit.point.id for hit in close]
-            )
+            return -await asyncio.to_thread(self._forget, vector, hits)
         ((entropy, error),) = await self._entropies([query])
         if error is not None:
             raise RuntimeError(
@@ -214,6 +213,17 @@ class Watchdog:
         fresh = point.id not in self.store
         await asyncio.to_thread(self.store.add, [point], vector[None])
         return int(fresh)
+
+    def _forget(self, vector: np.ndarray, hits: Sequence[Hit]) -> int:
+        """Takes out what is near, and what is near when that is gone."""
+        gone = 0
+        while close := [h for h in hits if h.similarity >= self.settings.similarity]:
+            removed = self.store.remove([hit.point.id for hit in close])
+            if not removed:
+                break
+            gone += removed
+            (hits,) = self.store.search(vector[None], NEAREST)
+        return gone
 
     def _near(
         self, queries: list[str]

@@ -36,10 +36,23 @@ class Journal:
     def __contains__(self, key: str) -> bool:
         return key in self._known
 
-    async def once(self, key: str, make: Callable[[], Awaitable[Any]]) -> Any:
-        """What is known under a key, or what is found out now, as JSON has it."""
+    async def once(
+        self,
+        key: str,
+        make: Callable[[], Awaitable[Any]],
+        keep: Callable[[Any], bool] = lambda value: True,
+    ) -> Any:
+        """What is known under a key, or what is found out now, as JSON has it.
+
+        Args:
+          key: of it.
+          make: finds it out.
+          keep: whether it is worth keeping; what is not is asked for again next time.
+        """
         if key not in self._known:
             value = await make()
+            if not keep(value):
+                return value
             append(self.path, [{"key": key, "value": value}])
             self._known[key] = value
         return self._known[key]

@@ -84,7 +84,7 @@ class MilvusStore:
         )
 
     def __len__(self) -> int:
-        (found,) = self._client.query(self._name, filter="", output_fields=["count(*)"])
+        (found,) = self._asked("query", filter="", output_fields=["count(*)"])
         return int(found["count(*)"])
 
     def __contains__(self, id: object) -> bool:

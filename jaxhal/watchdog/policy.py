@@ -21,6 +21,8 @@ from jaxtyping import Array, Float, Int, Key
 TRANSFORMATIONS = ("deduction", "analogy", "induction")
 # Of equation (2): a reward is no larger, and the one it is the inverse of no smaller.
 _MOST, _LEAST = 10.0, 0.1
+#: How rewards become probabilities.
+SHARES = ("softmax", "shares")
 # What a transformation is worth at least where rewards are shares.
 _FLOOR = 1e-3
 
@@ -83,7 +85,7 @@ def probabilities(
             raise ValueError(f"temperature is {temperature}; give one above 0")
         return jax.nn.softmax(rewards / temperature, axis=-1)
     if how != "shares":
-        raise ValueError(f"how is {how!r}; use 'softmax' or 'shares'")
+        raise ValueError(f"how is {how!r}; use {' or '.join(map(repr, SHARES))}")
     shares = jnp.maximum(rewards, _FLOOR)
     return shares / shares.sum(-1, keepdims=True)
 

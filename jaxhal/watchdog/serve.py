@@ -11,6 +11,7 @@ import collections
 import hmac
 import json
 import logging
+import math
 import time
 import uuid
 from collections.abc import AsyncIterator, Mapping
@@ -161,12 +162,14 @@ class Service:
       mode: ``"flag"`` adds the verdict; ``"block"`` holds answers to flagged queries
         back, which the agent is then not asked for.
       token: that a client has to show; ``None`` asks for none.
+      teacher: that whoever gives feedback has to show instead; by default the same.
+        Feedback changes the bound.
       largest: bytes of a request.
       blocked: what is said in place of an answer that is held back.
 
     Raises:
       ModuleNotFoundError: without starlette and prometheus-client.
-      ValueError: on another mode, an empty token or no bytes.
+      ValueError: on another mode, an empty token, or no bytes.
     """
 
     def __init__(
@@ -175,6 +178,7 @@ class Service:
         *,
         mode: str = "flag",
         token: str | None = None,
+        teacher: str | None = None,
         largest: int = 1 << 20,
         blocked: str = BLOCKED,
     ):
@@ -187,11 +191,13 @@ class Service:
             ) from error
         if mode not in ("flag", "block"):
             raise ValueError(f"mode is {mode!r}; use 'flag' or 'block'")
-        if token is not None and not token.strip():
-            raise ValueError("token is empty; give one, or leave it out")
+        for name, one in (("token", token), ("teacher", teacher)):
+            if one is not None and not one.strip():
+                raise ValueError(f"{name} is empty; give one, or leave it out")
         if largest < 1:
             raise ValueError(f"largest is {largest}; give at least 1 byte")
         self.watchdog, self.mode, self.token = watchdog, mode, token
+        self.teacher = token if teacher is None else teacher
         self.largest, self.blocked = largest, blocked
         self._given: collections.OrderedDict[str, tuple[str, Reply]]
         self._given = collections.OrderedDict()
@@ -228,7 +234,7 @@ class Service:
         points = prometheus_client.Gauge(
             "watchdog_points", "Points of the bound.", **named
         )
-        points.set_function(lambda: len(watchdog.store))
+        points.set_function(self._points)
 
     def app(self) -> "Starlette":
         """The proxy as an ASGI application."""
@@ -271,7 +277,7 @@ class Service:
         from starlette.responses import JSONResponse, StreamingResponse
 
         began = time.perf_counter()
-        want = asked(await self._body(request))
+        want = asked(await self._body(request, self.token))
         found, rest = await self._guarded(want)
         self._count(found)
         said = verdict(found.check, self.mode, found.blocked)
@@ -359,7 +365,7 @@ class Service:
     async def _learn(self, request: "Request") -> "Response":
         from starlette.responses import JSONResponse
 
-        body = await self._body(request)
+        body = await self._body(request, self.teacher)
         if not isinstance(body, Mapping) or not isinstance(
             body.get("hallucinated"), bool
         ):
@@ -390,7 +396,7 @@ class Service:
     async def _models(self, request: "Request") -> "Response":
         from starlette.responses import JSONResponse
 
-        self._allowed(request)
+        _allow(request, self.token)
         one = {"id": self.watchdog.agent.name, "object": "model", "owned_by": "jaxhal"}
         return JSONResponse({"object": "list", "data": [{**one, "created": 0}]})
 
@@ -408,21 +414,25 @@ class Service:
         from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
         from starlette.responses import Response
 
-        self._allowed(request)
+        _allow(request, self.token)
         text = await asyncio.to_thread(generate_latest, self.registry)
         return Response(text, headers={"Content-Type": CONTENT_TYPE_LATEST})
 
-    def _allowed(self, request: "Request") -> None:
-        """Raises Fault where the client shows no token or another one."""
-        if self.token is None:
-            return
-        shown = request.headers.get("authorization", "")
-        if not hmac.compare_digest(shown.encode(), f"Bearer {self.token}".encode()):
-            raise Fault(401, "no token, or a wrong one", "authentication_error")
+    def _points(self) -> float:
+        try:
+            return float(len(self.watchdog.store))
+        except RuntimeError:
+            return math.nan  # the store does not answer, which /health says
 
-    async def _body(self, request: "Request") -> Any:
+    async def _body(self, request: "Request", token: str | None) -> Any:
         """The JSON of a request that is allowed and not too large."""
-        self._allowed(request)
+        _allow(request, token)
+        # What a web page may send anywhere without asking is not taken.
+        kind = request.headers.get("content-type", "").partition(";")[0].strip()
+        if kind.lower() != "application/json":
+            raise Fault(
+                415, f"the body is {kind or 'of no type'}, not application/json"
+            )
         whole = bytearray()
         async for part in request.stream():
             whole += part
@@ -469,6 +479,15 @@ class Service:
         logging.getLogger(__name__).error("a request failed", exc_info=error)
         self._requests.labels(request.url.path, "500").inc()
         return JSONResponse(_error("the watchdog failed", "internal_error"), 500)
+
+
+def _allow(request: "Request", token: str | None) -> None:
+    """Raises Fault where the client shows no token or another one."""
+    if token is None:
+        return
+    shown = request.headers.get("authorization", "")
+    if not hmac.compare_digest(shown.encode(), f"Bearer {token}".encode()):
+        raise Fault(401, "no token, or a wrong one", "authentication_error")
 
 
 def _error(message: str, kind: str) -> dict[str, Any]:
