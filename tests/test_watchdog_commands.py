@@ -324,7 +324,7 @@ def test_evaluate(written, tmp_path, lm, monkeypatch):
 
 def test_the_bound_at_a_share(encoder):
     rows = [
-        {"label": label, "query": f"w{n}", "answer": "a", "entropy": 0.5}
+        {"label": label, "query": f"w{n}", "answer": "a", "entropy": 0.5, "round": n}
         for n, label in enumerate([0, 1, None, 1, 1, 1])
     ]
     half = evaluating._beginning(encoder, rows, 0.5, 1)
@@ -332,6 +332,13 @@ def test_the_bound_at_a_share(encoder):
     later = evaluating._beginning(encoder, rows, 0.5, 4)
     assert later is not None and [one.query for one in later] == ["w1", "w3"]
     assert evaluating._beginning(encoder, rows, 0.9, 1) is None
+    # An exploration looks at its share when a round is over.
+    for row in rows:
+        row["round"] = row["round"] // 3
+    whole = evaluating._beginning(encoder, rows, 0.5, 1)
+    assert whole is not None and [one.query for one in whole] == ["w1"]
+    later = evaluating._beginning(encoder, rows, 0.6, 1)
+    assert later is not None and len(later) == 4
 
 
 def test_figures_without_anything():

@@ -118,7 +118,7 @@ class Watch:
     agent: Talker = dataclasses.field(default_factory=Talker)
     writer: Talker | None = None
     judge: str = "reference"
-    judge_similarity: float = 0.8
+    judge_similarity: float = 0.9
     judge_endpoint: str = ""
     judge_model: str = ""
     plan: dict[str, Any] = dataclasses.field(default_factory=dict)

@@ -354,12 +354,14 @@ def _fit(dog: Watchdog, queries: Sequence[str], labels: np.ndarray) -> dict[str,
 def _beginning(
     encoder: str, asked: Sequence[Mapping[str, Any]], gamma: float, least: int
 ) -> ExactStore | None:
-    """The bound when the share first was that high; ``None`` where it never was."""
+    """The bound after the round in which the share first was that high, if it was."""
     hits, judged = [], 0
-    for number, row in enumerate(asked, 1):
+    after = [*(row["round"] for row in asked[1:]), None]
+    for number, (row, later) in enumerate(zip(asked, after, strict=True), 1):
         judged += row["label"] is not None
         hits += [row] if row["label"] == 1 else []
-        if number >= least and judged and len(hits) / judged >= gamma:
+        ends = row["round"] != later and number >= least
+        if ends and judged and len(hits) / judged >= gamma:
             break
     else:
         return None

@@ -68,7 +68,9 @@ class ReferenceEvaluator:
       questions: with their references.
       rule: compares; by default the paper's, hallucinated when the mean of unigram F1
         and ROUGE-L is under 0.5.
-      similarity: from which cosine on a known question is like a query.
+      similarity: from which cosine on a known question is like a query.  Where
+        questions follow one pattern it has to be high: of 1,000 of MedQuAD's about
+        treatments 44 % have another at 0.8, often about another disease.
       encoder: as :func:`jaxhal.encoding.load_encoder` takes it.
 
     Raises:
@@ -84,7 +86,7 @@ class ReferenceEvaluator:
         questions: Sequence[Question],
         rule: Judge = OverlapRule(),  # noqa: B008  (an immutable default)
         *,
-        similarity: float = 0.8,
+        similarity: float = 0.9,
         encoder: str = "all-minilm-l6-v2",
     ):
         if not questions:

@@ -4,6 +4,7 @@ import asyncio
 import collections
 import dataclasses
 import datetime
+import itertools
 import json
 import math
 import os
@@ -130,6 +131,7 @@ class Node:
       reward: of equation (2).
       chances: that each way had when it was changed.
       time: when it was answered, ISO 8601.
+      round: of the exploration that it was asked in, from 1.
     """
 
     query: str
@@ -147,6 +149,7 @@ class Node:
     reward: float = math.nan
     chances: Sequence[float] = ()
     time: str = ""
+    round: int = 0
 
 
 class Explored(NamedTuple):
@@ -243,7 +246,7 @@ class Explorer:
 
     async def explore(self, progress: bool | None = None) -> Explored:
         """See :meth:`run`."""
-        plan, stopped = self.plan, ""
+        plan, stopped, rounds = self.plan, "", itertools.count(1)
         for _ in range(plan.starts):
             self._sow()
         with progress_bar(plan.budget, "exploring", "query", progress) as bar:
@@ -252,6 +255,9 @@ class Explorer:
                 some = [
                     self._queue.popleft() for _ in range(min(room, len(self._queue)))
                 ]
+                number = next(rounds)
+                for node in some:
+                    node.round = number
                 await asyncio.gather(*map(self._ask, some))
                 self._embed([node.query for node in some])
                 for node in some:
