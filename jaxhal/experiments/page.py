@@ -12,7 +12,7 @@ from jaxhal.inputs import Inputs
 from jaxhal.summary import verdict
 
 _READING = (
-    "The last column is the paired difference in AUROC to the best control, with its "
+    'The column "vs best control" is the paired difference in AUROC, with its '
     "95 % interval. Thresholds and calibration come from the training part."
 )
 _ONE_FIT = "One fit judged all parts, which are pooled by its scores."
