@@ -1,5 +1,6 @@
 """Guided, sampled and greedy responses compared: the run folder and its numbers."""
 
+import dataclasses
 import json
 
 import numpy as np
@@ -79,6 +80,24 @@ def test_a_run_folder(world, tmp_path):
     text = (found.folder / "results.md").read_text("utf-8")
     assert text.count("\n| ") == 2 + len(found.rows)
     assert "What chooses also measures" in text
+
+
+def test_answers_with_a_reference_in_them(world, monkeypatch, tmp_path):
+    greedy = jaxhal.generate(
+        tiny_lm(),
+        [f"{q.context}\n\n{q.text}" for q in QUESTIONS],
+        max_new_tokens=12,
+        sampling=jaxhal.GREEDY,
+    )
+    known = [
+        dataclasses.replace(q, answer=one.text if number else "no such thing")
+        for number, (q, (one,)) in enumerate(zip(QUESTIONS, greedy, strict=True))
+    ]
+    monkeypatch.setitem(making.QUESTIONS, "numbers", lambda: known)
+    found = compare(config(tmp_path), progress=False)
+    rows = {row["measure"]: row for row in found.rows}
+    assert rows["share with a whole reference"]["greedy"] == 0.8
+    assert rows["share with a whole reference"]["sampled"] == 0.0
 
 
 def test_a_run_goes_on(world, tmp_path):

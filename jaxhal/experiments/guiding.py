@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,7 +28,7 @@ from jaxhal.plotting.guided import guided_pairs
 from jaxhal.progress import progress_bar
 from jaxhal.report import Report, write_html
 from jaxhal.saving import load as load_fitted
-from jaxhal.texts import rouge_l, unigram_f1
+from jaxhal.texts import contains, rouge_l, unigram_f1
 from jaxhal.types import Example
 
 WAYS = ("guided", "sampled", "greedy")
@@ -208,20 +209,20 @@ def _measures(
         raise ValueError(f"{len(failed)} responses cannot be judged: {failed[0]}")
     (name,) = {name for one in reports for name in one.scores}
     examples = [Example(r.response, prompt=r.prompt) for r in reports]
+
+    def nearest(measure: Callable[[str, str], float]) -> np.ndarray:
+        return np.array(
+            [
+                max(float(measure(r.response, each)) for each in references(q))
+                for q, r in zip(questions, reports, strict=True)
+            ]
+        )
+
     return {
         f"{name} (lower is better)": np.array([one.scores[name] for one in reports]),
-        "ROUGE-L with the reference": np.array(
-            [
-                max(rouge_l(r.response, each) for each in references(q))
-                for q, r in zip(questions, reports, strict=True)
-            ]
-        ),
-        "unigram F1 with the reference": np.array(
-            [
-                max(unigram_f1(r.response, each) for each in references(q))
-                for q, r in zip(questions, reports, strict=True)
-            ]
-        ),
+        "ROUGE-L with the reference": nearest(rouge_l),
+        "unigram F1 with the reference": nearest(unigram_f1),
+        "share with a whole reference": nearest(partial(contains, words=True)),
         "share of novel words": np.array([novel_word_share(e) for e in examples]),
         "words": np.array([float(response_length(e)) for e in examples]),
     }
