@@ -16,6 +16,7 @@ from jaxhal.endpoint import Endpoint
 from jaxhal.watchdog import (
     Agent,
     CallableAgent,
+    Conversation,
     EndpointAgent,
     EndpointEvaluator,
     Evaluator,
@@ -201,6 +202,52 @@ def test_an_endpoint(tmp_path, monkeypatch):
         assert path == "/v1/chat/completions"
         assert body["temperature"] == 0.7 and body["max_tokens"] == 9
         assert body["messages"][0] == {"role": "system", "content": "Be brief."}
+
+
+def test_an_endpoint_hears_a_conversation(encoder, tmp_path, monkeypatch):
+    turns = [
+        ("system", "Be kind."),
+        ("user", "Hi."),
+        ("assistant", "Hello."),
+        ("user", "w1?"),
+    ]
+    talk = Conversation(turns, {"max_tokens": 50, "stop": ["x"], "top_k": 3})
+    assert talk.query == "w1?" and talk.startswith("system: Be kind.\n\nuser: Hi.")
+    with serving("fine", tmp_path, monkeypatch) as server:
+        agent = endpoint(server, system="Be brief.", max_tokens=9)
+        wide = endpoint(server, max_tokens=90)
+        rag = RagAgent(wide, Passages(["w1 w2"], encoder, progress=False))
+        for one in (agent, rag):
+            assert one.hears_wishes
+            assert ask(one, [talk])[0][0].text == "fine"
+        assert heard(wide, Conversation([("user", "q")], {"max_completion_tokens": 95}))
+    (_, first), (_, second), (_, third) = server.asked
+    said = [(one["role"], one["content"]) for one in first["messages"]]
+    assert said == [("system", "Be brief."), *turns]
+    assert (first["max_tokens"], first["stop"], first["top_k"]) == (9, ["x"], 3)
+    said = [(one["role"], one["content"]) for one in second["messages"]]
+    assert said[:-1] == turns[:-1] and "w1 w2" in said[-1][1] and "w1?" in said[-1][1]
+    assert "Hello" not in said[-1][1] and second["max_tokens"] == 50
+    assert third["max_completion_tokens"] == 90 and "max_tokens" not in third
+    assert not RagAgent(CallableAgent(str.upper, "up"), rag.passages).hears_wishes
+    with pytest.raises(ValueError, match="turns is empty"):
+        Conversation([])
+
+
+def test_answers_that_are_cut(lm, tmp_path, monkeypatch):
+    choice = {"index": 0, "finish_reason": "length"}
+    whole = choice | {"message": {"role": "assistant", "content": "And"}}
+    piece = choice | {"delta": {"content": "And"}}
+    with serving("", tmp_path, monkeypatch) as server:
+        server.replies = [
+            json.dumps({"choices": [whole]}).encode(),
+            [f"data: {json.dumps({'choices': [piece]})}\n\n".encode()],
+        ]
+        agent = endpoint(server)
+        assert ask(agent, ["a"]) == [[Reply("And", cut=True)]]
+        assert heard(agent) == [Reply("And", cut=True)]
+    ((reply,),) = ask(LocalAgent(lm, max_new_tokens=2), ["a"])
+    assert reply.cut or reply.error
 
 
 @pytest.mark.parametrize("status", [429, 500, 503])

@@ -17,9 +17,12 @@ import uvicorn
 from explore_world import Same
 from test_encoding import write, write_pooling
 
+from chat_server import serving
 from jaxhal.encoding import embed, kept_encoder
+from jaxhal.endpoint import Endpoint
 from jaxhal.watchdog import (
     CallableAgent,
+    EndpointAgent,
     ExactStore,
     Guard,
     Point,
@@ -27,7 +30,8 @@ from jaxhal.watchdog import (
     Watchdog,
     monitor,
 )
-from jaxhal.watchdog.serve import BLOCKED, Fault, Service, asked
+from jaxhal.watchdog.serve import BLOCKED, Service
+from jaxhal.watchdog.wire import Fault, asked
 
 WIDTH = 32
 KNOWN = [f"w{n} w{n + 1} w{n + 2}" for n in range(0, 27, 3)]
@@ -327,6 +331,43 @@ def test_turns_before(served):
     assert found.watchdog["nearest"][0]["query"] == KNOWN[1]
 
 
+def test_an_endpoint_is_told_what_the_client_said(encoder, tmp_path, monkeypatch):
+    dog = watchdog(encoder, Guard(similarity=0.2))
+    told: Any = [{"role": "system", "content": "Be brief."}, *user(KNOWN[2])]
+    options: Any = {"max_tokens": 7, "top_p": 0.5, "temperature": 0.3}
+    choice = {"index": 0, "finish_reason": "length"}
+    whole = choice | {"message": {"role": "assistant", "content": "And"}}
+    with serving("", tmp_path, monkeypatch) as server:
+        server.replies = [json.dumps({"choices": [whole]}).encode(), "one two"]
+        dog.agent = EndpointAgent(Endpoint(server.url, "m"))
+        # Near the bound, so the agent is asked for its answer alone.
+        with proxy(Service(dog)) as port, client(port) as one:
+            create: Any = one.chat.completions.create
+            found = create(model="any", messages=told, **options)
+            *_, last = create(
+                model="any",
+                messages=told,
+                stream=True,
+                stream_options={"include_usage": True},
+            )
+    (_, first), (_, second) = server.asked
+    assert first["messages"] == second["messages"] == told
+    assert {name: first[name] for name in options} == options and first["model"] == "m"
+    assert "stream_options" not in second
+    assert found.choices[0].finish_reason == "length"
+    assert found.watchdog["ignored"] == []
+    assert last.choices[0].finish_reason == "stop"
+    assert last.watchdog["ignored"] == ["stream_options"]
+
+
+def test_what_an_agent_cannot_hear_is_said(served):
+    with client(served) as one:
+        found: Any = one.chat.completions.create(
+            model="any", messages=user(KNOWN[2]), max_tokens=7, seed=1
+        )
+    assert found.watchdog["ignored"] == ["max_tokens", "seed"]
+
+
 def test_errors_as_the_client_knows_them(served):
     with client(served) as one:
         with pytest.raises(openai.BadRequestError, match="the last message is empty"):
@@ -496,6 +537,10 @@ BAD = [
     b'{"messages": [{"role": "user", "content": "a"}], "temperature": 1e999}',
     b'{"messages": [{"role": "user", "content": "a"}], "temperature": NaN}',
     b'{"messages": [{"role": "user", "content": "a"}], "temperature": "hot"}',
+    b'{"messages": [{"role": "user", "content": "a"}], "max_tokens": 0}',
+    b'{"messages": [{"role": "user", "content": "a"}], "max_tokens": true}',
+    b'{"messages": [{"role": "user", "content": "a"}], "tools": [{}]}',
+    json.dumps({"messages": [{"role": "tool", "content": "a"}, *user("a")]}).encode(),
     json.dumps({"messages": user("w1 " * 10_000)}).encode(),
 ]
 
@@ -570,6 +615,7 @@ def test_open_requests_are_answered_before_it_stops(encoder):
 
 def test_what_is_asked():
     want = asked({"messages": user("a"), "temperature": 0, "stream": None})
-    assert want == ("a", "a", False, 0.0)
+    assert want == ("a", "a", False, 0.0, ())
+    assert want.prompt.turns == (("user", "a"),) and want.prompt.wishes == {}
     with pytest.raises(Fault, match="the body is not a JSON object"):
         asked([])

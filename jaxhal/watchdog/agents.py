@@ -23,6 +23,7 @@ from jaxhal.endpoint import Endpoint
 from jaxhal.generation import GREEDY, Sampling, generate, requests
 from jaxhal.models.lm import LM
 from jaxhal.store.keys import digest
+from jaxhal.watchdog.conversation import Conversation
 from jaxhal.watchdog.index import Index
 
 #: The prompt of :class:`RagAgent`.
@@ -37,6 +38,8 @@ Question: {query}
 _LONGEST = 100_000
 # Of an error that is shown.
 _SHOWN = 200
+# Fields of a request that bound its answer.
+_LENGTHS = ("max_tokens", "max_completion_tokens")
 # Seconds that a model waits for more queries before it writes.
 _GATHER = 0.005
 
@@ -49,11 +52,13 @@ class Reply:
       text: its answer; empty where there is an error.
       context: what it answered from, where it says so.
       error: why there is no answer.
+      cut: whether it ended for want of tokens.
     """
 
     text: str
     context: str = ""
     error: str | None = None
+    cut: bool = False
 
 
 def failed(why: object) -> Reply:
@@ -66,12 +71,12 @@ def failed(why: object) -> Reply:
     return Reply("", error=text[:_SHOWN])
 
 
-def checked(text: Any, context: str = "") -> Reply:
+def checked(text: Any, cut: bool = False) -> Reply:
     """A reply of a text that came from outside: an error where it is of no use.
 
     Args:
       text: what came.
-      context: what it was answered from.
+      cut: whether it ended for want of tokens.
     """
     if not isinstance(text, str):
         return failed(f"the answer is {type(text).__name__} and not text")
@@ -81,7 +86,7 @@ def checked(text: Any, context: str = "") -> Reply:
         return failed(f"the answer has {len(text)} characters, over {_LONGEST}")
     # What no file can hold is no text.
     clean = text.encode("utf-8", "replace").decode()
-    return Reply(clean.strip(), context)
+    return Reply(clean.strip(), cut=cut)
 
 
 @runtime_checkable
@@ -272,7 +277,7 @@ class LocalAgent:
                 progress=False,
             )
             for at, some in zip(asked, written, strict=True):
-                found[at] = [checked(one.text) for one in some]
+                found[at] = [checked(one.text, one.stopped == "length") for one in some]
         return [found[at] for at in range(len(queries))]
 
 
@@ -328,7 +333,11 @@ class EndpointAgent:
     """A model or an agent behind an OpenAI-compatible address.
 
     A request that times out or is answered 429 or 5xx is made again, each time after a
-    longer wait, or after as long as the server asks for.
+    longer wait, or after as long as the server asks for.  Of a
+    :class:`~jaxhal.watchdog.Conversation` it is sent every turn and wish.
+
+    Attributes:
+      hears_wishes: true.
 
     Args:
       endpoint: where it is; its timeout is that of one request.
@@ -341,6 +350,8 @@ class EndpointAgent:
     Raises:
       ValueError: on a number that makes no sense.
     """
+
+    hears_wishes = True
 
     def __init__(
         self,
@@ -388,7 +399,7 @@ class EndpointAgent:
                     try:
                         asked = self._asked(query, temperature)
                         answer = await client.chat.completions.create(**asked)
-                        return checked(_content(answer))
+                        return checked(*_content(answer))
                     except (openai.OpenAIError, ValueError) as error:
                         return self._failed(error)
 
@@ -407,12 +418,13 @@ class EndpointAgent:
                 asked = self._asked(query, temperature)
                 pieces = await client.chat.completions.create(**asked, stream=True)
                 async for piece in pieces:
-                    text = _delta(piece)
+                    text, cut = _delta(piece)
                     size += len(text)
                     if size > _LONGEST:
                         raise ValueError(f"the answer has over {_LONGEST} characters")
-                    if text:
-                        yield Reply(text.encode("utf-8", "replace").decode())
+                    if text or cut:
+                        clean = text.encode("utf-8", "replace").decode()
+                        yield Reply(clean, cut=cut)
                 if not size:
                     raise ValueError("the answer is empty")
             except Exception as error:  # a line that breaks has an error of its own
@@ -427,13 +439,20 @@ class EndpointAgent:
         )
 
     def _asked(self, query: str, temperature: float) -> dict[str, Any]:
-        told = [{"role": "system", "content": self.system}] if self.system else []
-        limit = {} if self.max_tokens is None else {"max_tokens": self.max_tokens}
+        if not isinstance(query, Conversation):
+            query = Conversation([("user", query)])
+        turns, wishes = list(query.turns), dict(query.wishes)
+        if self.system:
+            turns.insert(0, ("system", self.system))
+        if self.max_tokens is not None:
+            wished = [name for name in _LENGTHS if name in wishes]
+            for name in wished or ["max_tokens"]:
+                wishes[name] = min(wishes.get(name, math.inf), self.max_tokens)
         return {
             "model": self.endpoint.model,
-            "messages": [*told, {"role": "user", "content": query}],
+            "messages": [{"role": role, "content": text} for role, text in turns],
             "temperature": temperature,
-            **limit,
+            "extra_body": wishes,
         }
 
     def _failed(self, error: Exception) -> Reply:
@@ -455,18 +474,24 @@ class EndpointAgent:
         await asyncio.sleep(begin - now)
 
 
-def _content(answer: Any) -> Any:
-    """The text of a completion; ValueError where a server sent something else."""
+def _content(answer: Any) -> tuple[Any, bool]:
+    """The text of a completion, cut or not; ValueError where it is something else."""
     with contextlib.suppress(AttributeError, IndexError, TypeError):
-        return answer.choices[0].message.content
+        (choice, *_) = answer.choices
+        return choice.message.content, _is_cut(choice)
     raise ValueError("the server sent no chat completion")
 
 
-def _delta(piece: Any) -> str:
-    """The text of a piece; ValueError where a server sent something else."""
+def _delta(piece: Any) -> tuple[str, bool]:
+    """The text of a piece, cut or not; ValueError where it is something else."""
     with contextlib.suppress(AttributeError, TypeError):
-        return "".join(choice.delta.content or "" for choice in piece.choices)
+        text = "".join(choice.delta.content or "" for choice in piece.choices)
+        return text, any(map(_is_cut, piece.choices))
     raise ValueError("the server sent no piece of a chat completion")
+
+
+def _is_cut(choice: Any) -> bool:
+    return getattr(choice, "finish_reason", None) == "length"
 
 
 async def together(*work: Coroutine[Any, Any, Any]) -> list[Any]:
@@ -551,6 +576,11 @@ class RagAgent:
         self.agent, self.passages, self.k, self.prompt = agent, passages, k, prompt
 
     @property
+    def hears_wishes(self) -> bool:
+        """Whether what answers is told what a conversation wishes."""
+        return getattr(self.agent, "hears_wishes", False)
+
+    @property
     def name(self) -> str:
         return f"{self.agent.name} with {len(self.passages)} passages"
 
@@ -572,10 +602,18 @@ class RagAgent:
             yield dataclasses.replace(piece, context=context)
 
     async def _prompts(self, queries: Sequence[str]) -> tuple[list[str], list[str]]:
-        """The passages of each query, and what is asked with them."""
-        found = await asyncio.to_thread(self.passages.search, [*queries], self.k)
+        """The passages of each query, and what is asked with them.
+
+        Of a conversation the last turn alone is looked up and put into the prompt.
+        """
+        last = [one.query if isinstance(one, Conversation) else one for one in queries]
+        found = await asyncio.to_thread(self.passages.search, last, self.k)
         contexts = ["\n\n".join(some) for some in found]
-        return contexts, [
+        asked = [
             self.prompt.replace("{passages}", context).replace("{query}", query)
-            for context, query in zip(contexts, queries, strict=True)
+            for context, query in zip(contexts, last, strict=True)
+        ]
+        return contexts, [
+            one.asking(prompt) if isinstance(one, Conversation) else prompt
+            for one, prompt in zip(queries, asked, strict=True)
         ]

@@ -1,9 +1,11 @@
 """A proxy in front of an agent that speaks as OpenAI's chat completions do.
 
-Whatever talks to the agent talks to the proxy instead, and finds what the watchdog says
-in the response and its headers.  A stream begins when the query is judged; the pieces
-of an endpoint's answer are then passed on as they come, while a model in this process,
-which writes for several clients at a time, says its answer whole.
+Whatever talks to the agent talks to the proxy instead, and finds what the watchdog
+says in the response and its headers.  An endpoint is told all that the client says;
+the wishes that another agent is not told, the verdict names.  A stream begins when
+the query is judged; the pieces of an endpoint's answer are then passed on as they
+come, while a model in this process, which writes for several clients at a time, says
+its answer whole.
 """
 
 import asyncio
@@ -15,10 +17,11 @@ import math
 import time
 import uuid
 from collections.abc import AsyncIterator, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from jaxhal.watchdog.agents import Agent, Pieces, Reply, failed, streamed, together
 from jaxhal.watchdog.guarding import Check, Guarded, Watchdog
+from jaxhal.watchdog.wire import Asked, Fault, asked
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
@@ -32,99 +35,7 @@ BLOCKED = (
 )
 # Of the last answers that feedback may name.
 _KEPT = 10_000
-# Characters of a query; looking at one takes as long as reading it.
-_QUERY = 20_000
 _BOUNDARIES = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100)
-
-
-class Fault(Exception):
-    """What is wrong with a request.
-
-    Attributes:
-      status: of the response.
-      kind: of the error, in OpenAI's words.
-    """
-
-    def __init__(self, status: int, message: str, kind: str = "invalid_request_error"):
-        super().__init__(message)
-        self.status, self.kind = status, kind
-
-
-class Asked(NamedTuple):
-    """What a request wants.
-
-    Attributes:
-      query: the last turn of the user.
-      prompt: what the agent is asked: the query, after the turns before it if any.
-      stream: whether the answer is wanted piece by piece.
-      temperature: at which it is wanted; ``None`` leaves it to the watchdog.
-    """
-
-    query: str
-    prompt: str
-    stream: bool
-    temperature: float | None
-
-
-def asked(body: Any) -> Asked:
-    """What the body of a chat completion wants.
-
-    Raises:
-      Fault: where it is none.
-    """
-    if not isinstance(body, Mapping):
-        raise Fault(400, "the body is not a JSON object")
-    messages = body.get("messages")
-    if not isinstance(messages, list) or not messages:
-        raise Fault(400, "'messages' must be a list of at least one message")
-    turns = [_turn(number, message) for number, message in enumerate(messages)]
-    role, query = turns[-1]
-    if role != "user":
-        raise Fault(400, f"the last message is of {role!r}; it must be the user's")
-    if not query.strip():
-        raise Fault(400, "the last message is empty")
-    if len(query) > _QUERY:
-        raise Fault(400, f"the last message has {len(query)} characters, over {_QUERY}")
-    stream, n = body.get("stream") or False, body.get("n")
-    if not isinstance(stream, bool):
-        raise Fault(400, "'stream' must be true or false")
-    if n not in (None, 1) or isinstance(n, bool):
-        raise Fault(400, "'n' must be 1: one answer is guarded at a time")
-    temperature = body.get("temperature")
-    if temperature is not None and (
-        isinstance(temperature, bool)
-        or not isinstance(temperature, int | float)
-        or not 0 <= temperature <= 2
-    ):
-        raise Fault(400, "'temperature' must be a number from 0 to 2")
-    prompt = query
-    if len(turns) > 1:
-        prompt = "\n\n".join(f"{role}: {text}" for role, text in turns)
-    known = None if temperature is None else float(temperature)
-    return Asked(query, prompt, stream, known)
-
-
-def _turn(number: int, message: Any) -> tuple[str, str]:
-    where = f"messages[{number}]"
-    if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-        raise Fault(400, f"{where} must be an object with a 'role'")
-    content = message.get("content")
-    if isinstance(content, list):
-        parts = [
-            part.get("text")
-            for part in content
-            if isinstance(part, Mapping) and part.get("type") == "text"
-        ]
-        if len(parts) < len(content) or not all(isinstance(p, str) for p in parts):
-            raise Fault(400, f"{where} holds something other than text")
-        content = "\n".join(map(str, parts))
-    if content is None and message["role"] == "assistant":
-        content = ""
-    if not isinstance(content, str):
-        raise Fault(400, f"{where} has no text in 'content'")
-    if any("\ud800" <= letter <= "\udfff" for letter in content):
-        raise Fault(400, f"{where} holds half of a surrogate pair; it is no valid text")
-    return message["role"], content
 
 
 def verdict(check: Check, mode: str, blocked: bool) -> dict[str, Any]:
@@ -281,6 +192,7 @@ class Service:
         found, rest = await self._guarded(want)
         self._count(found)
         said = verdict(found.check, self.mode, found.blocked)
+        said |= {"ignored": self._ignored(want)}
         short = headers(found.check, found.blocked)
         status = 200 if found.reply.error is None else 502
         self._requests.labels("/v1/chat/completions", str(status)).inc()
@@ -290,7 +202,7 @@ class Service:
             "model": self.watchdog.agent.name,
         }
         if status == 200 and want.stream:
-            events = self._events(about, want.query, found, rest, began)
+            events = self._events(about, want, found, rest, said, began)
             kind = "text/event-stream"
             return StreamingResponse(events, media_type=kind, headers=short)
         self._seconds.observe(time.perf_counter() - began)
@@ -299,7 +211,11 @@ class Service:
             return JSONResponse(body, status, headers=short)
         self._remember(about["id"], want.query, found, found.reply.text)
         message = {"role": "assistant", "content": found.reply.text}
-        choice = {"index": 0, "message": message, "finish_reason": _ending(found)}
+        choice = {
+            "index": 0,
+            "message": message,
+            "finish_reason": _ending(found, found.reply.cut),
+        }
         body = {**about, "object": "chat.completion", "choices": [choice]}
         return JSONResponse({**body, "watchdog": said}, headers=short)
 
@@ -331,9 +247,10 @@ class Service:
     async def _events(
         self,
         about: Mapping[str, Any],
-        query: str,
+        want: Asked,
         found: Guarded,
         rest: Pieces,
+        said: Mapping[str, Any],
         began: float,
     ) -> AsyncIterator[str]:
         """A streamed answer, the verdict in its last event."""
@@ -343,7 +260,7 @@ class Service:
             whole = {**about, "object": "chat.completion.chunk", "choices": [choice]}
             return f"data: {json.dumps({**whole, **more})}\n\n"
 
-        piece, text = found.reply, ""
+        piece, text, cut = found.reply, "", False
         try:
             yield event({"role": "assistant", "content": ""})
             while piece is not None:
@@ -352,15 +269,20 @@ class Service:
                     yield f"data: {json.dumps(_unanswered(piece))}\n\n"
                     return
                 text += piece.text
+                cut = piece.cut
                 yield event({"content": piece.text})
                 piece = None if found.blocked else await anext(rest, None)
-            self._remember(about["id"], query, found, text)
-            said = verdict(found.check, self.mode, found.blocked)
-            yield event({}, _ending(found), watchdog=said)
+            self._remember(about["id"], want.query, found, text)
+            yield event({}, _ending(found, cut), watchdog=said)
             yield "data: [DONE]\n\n"
         finally:
             await rest.aclose()
             self._seconds.observe(time.perf_counter() - began)
+
+    def _ignored(self, want: Asked) -> list[str]:
+        """Names of what was wished and has no part in the answer."""
+        heard = getattr(self.watchdog.agent, "hears_wishes", False)
+        return sorted([*want.ignored, *([] if heard else want.prompt.wishes)])
 
     async def _learn(self, request: "Request") -> "Response":
         from starlette.responses import JSONResponse
@@ -498,8 +420,11 @@ def _unanswered(reply: Reply) -> dict[str, Any]:
     return _error(f"the agent gave no answer: {reply.error}", "upstream_error")
 
 
-def _ending(found: Guarded) -> str:
-    return "content_filter" if found.blocked else "stop"
+def _ending(found: Guarded, cut: bool) -> str:
+    """Why the text ends, in OpenAI's words."""
+    if found.blocked:
+        return "content_filter"
+    return "length" if cut else "stop"
 
 
 async def _whole(agent: Agent, query: str, temperature: float) -> Pieces:
