@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from jaxhal.watchdog import BoundaryStore, ExactStore, MilvusStore, Point
-from jaxhal.watchdog.index import Index
+from jaxhal.watchdog.index import Index, nearest
 
 WIDTH = 5
 
@@ -221,3 +221,20 @@ def test_killed_ten_times(kind, tmp_path):
         (hit,) = store.search(bound_child.vector(number), 1)[0]
         assert hit.point == bound_child.point(number)
     store.close()
+
+
+@pytest.mark.parametrize(("rows", "count"), [(7, 7), (300, 280), (1024, 1000)])
+def test_of_equal_ones_the_first_comes_first(rows, count):
+    rng = np.random.default_rng(rows)
+    # Four directions, so that a query is as near to hundreds of rows, of many groups.
+    known = np.eye(4, dtype=np.float32)[rng.integers(4, size=rows)]
+    queries = np.array([[0.6, 0.8, 0, 0], [0, 0, 0.8, -0.6]], np.float32)
+    cosines, numbers = nearest(queries, known, count, 6)
+    want = queries @ known[:count].T
+    for n in range(2):
+        best = np.argsort(-want[n], kind="stable")[:6]
+        assert numbers[n].tolist() == best.tolist()
+        assert cosines[n].tolist() == want[n][best].tolist()
+    few = nearest(queries, known, 4, 6)
+    assert (few[1] < 0).sum(1).tolist() == [2, 2]
+    assert np.isneginf(few[0][few[1] < 0]).all()

@@ -8,8 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-# Rows that there is room for at first, and what is written at once.
-_ROOM, _BLOCK = 256, 16
+# Rows that there is room for at first; rows written at once, few numbers and so few
+# programs; rows of which the largest cosine is known before its place is.
+_ROOM, _BLOCKS, _GROUP = 256, (1 << 14, 1 << 10, 16), 256
 
 
 def unit(vectors: Any) -> Float[Array, "*rows width"]:
@@ -43,16 +44,29 @@ def nearest(
     """
     cosines = jnp.matmul(queries, vectors.T, precision=jax.lax.Precision.HIGHEST)
     cosines = jnp.where(jnp.arange(len(vectors)) < count, cosines, -jnp.inf)
+    short = -len(vectors) % _GROUP
+    cosines = jnp.pad(cosines, [(0, 0), (0, short)], constant_values=-jnp.inf)
+    cosines = cosines.reshape(len(queries), -1, _GROUP)
+    each = jnp.arange(len(queries))
 
-    # For few, passes over the cosines cost less than sorting them.
-    def best(cosines: Array, _: None) -> tuple[Array, tuple[Array, Array]]:
-        at = jnp.argmax(cosines, axis=1)
-        value = jnp.take_along_axis(cosines, at[:, None], 1)[:, 0]
-        rows = jnp.arange(len(cosines))
-        left = cosines.at[rows, at].set(-jnp.inf)
-        return left, (value, jnp.where(value > -jnp.inf, at, -1))
+    # Largest numbers are found many at a time, their places one by one: so the places
+    # are looked for in the one group that has the largest.
+    def best(
+        left: tuple[Array, Array], _: None
+    ) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
+        cosines, largest = left
+        group = jnp.argmax(largest, axis=1)
+        own = cosines[each, group]
+        at, value = jnp.argmax(own, axis=1), jnp.max(own, axis=1)
+        own = own.at[each, at].set(-jnp.inf)
+        cosines = cosines.at[each, group].set(own)
+        largest = largest.at[each, group].set(jnp.max(own, axis=1))
+        number = jnp.where(value > -jnp.inf, group * _GROUP + at, -1)
+        return (cosines, largest), (value, number)
 
-    _, (values, numbers) = jax.lax.scan(best, cosines, length=k)
+    _, (values, numbers) = jax.lax.scan(
+        best, (cosines, jnp.max(cosines, axis=2)), length=k
+    )
     return values.T, numbers.T
 
 
@@ -79,7 +93,9 @@ def checked(vectors: Any, width: int) -> Float[np.ndarray, "rows {width}"]:
 
 
 class Index:
-    """Unit vectors in the order they were added; room for them doubles as they grow.
+    """Unit vectors in the order they were added.
+
+    Room for them grows by an eighth, so that little of what is read is empty.
 
     Args:
       width: of the vectors.
@@ -105,11 +121,13 @@ class Index:
         Raises:
           ValueError: on another width, or a number that is not finite.
         """
-        block = checked(vectors, self.width)
-        self._make_room(len(block))
-        for start in range(0, len(block), self._step(len(block))):
-            part = block[start : start + self._step(len(block))]
-            self._put(part, self._count)
+        rest = checked(vectors, self.width)
+        self._make_room(len(rest))
+        while len(rest):
+            size = next((size for size in _BLOCKS if size <= len(rest)), _BLOCKS[-1])
+            part, rest = rest[:size], rest[size:]
+            block = np.pad(part, [(0, size - len(part)), (0, 0)])
+            self._vectors = _write(self._vectors, block, self._count)
             self._count += len(part)
 
     def put(self, row: int, vector: Any) -> None:
@@ -140,23 +158,11 @@ class Index:
         cosines, rows = jax.device_get(found)
         return cosines, rows
 
-    def _step(self, count: int) -> int:
-        # Few shapes, so few programs: blocks of 16, or of as much as there is room for.
-        return _BLOCK if count < 4 * _BLOCK else 1 << 14
-
     def _make_room(self, more: int) -> None:
-        # A block is written whole, however little of it is filled.
-        wanted = self._count + more + self._step(more)
-        room = len(self._vectors)
-        if wanted > room:
-            while room < wanted:
-                room *= 2
-            self._vectors = jnp.pad(
-                self._vectors, [(0, room - len(self._vectors)), (0, 0)]
-            )
-
-    def _put(self, part: np.ndarray, row: int) -> None:
-        size = _BLOCK if len(part) <= _BLOCK else 1 << 14
-        block = np.zeros((size, self.width), np.float32)
-        block[: len(part)] = part
-        self._vectors = _write(self._vectors, block, row)
+        # The last block is written whole, however little of it is filled.
+        wanted = self._count + more + _BLOCKS[-1]
+        room = before = len(self._vectors)
+        while room < wanted:
+            room += -(-room // (8 * _GROUP)) * _GROUP
+        if room > before:
+            self._vectors = jnp.pad(self._vectors, [(0, room - before), (0, 0)])
