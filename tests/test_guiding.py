@@ -100,6 +100,18 @@ def test_answers_with_a_reference_in_them(world, monkeypatch, tmp_path):
     assert rows["share with a whole reference"]["sampled"] == 0.0
 
 
+def test_a_prompt_without_room_is_left_out(world, monkeypatch, tmp_path):
+    long = dataclasses.replace(QUESTIONS[1], context="much " * 9999)
+    known = [QUESTIONS[0], long, *QUESTIONS[2:]]
+    monkeypatch.setitem(making.QUESTIONS, "numbers", lambda: known)
+    found = compare(config(tmp_path, batch_size=1), progress=False)
+    text = (found.folder / "responses.jsonl").read_text("utf-8").splitlines()
+    errors = {row["id"]: row.get("error") for row in map(json.loads, text)}
+    assert "prompt 1 has" in errors.pop("q1") and set(errors.values()) == {None}
+    assert len(world) == 4
+    assert "1 questions were left out" in (found.folder / "results.md").read_text()
+
+
 def test_a_run_goes_on(world, tmp_path):
     first = compare(config(tmp_path), progress=False)
     assert len(world) == 5

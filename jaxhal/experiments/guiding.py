@@ -20,7 +20,7 @@ from jaxhal.experiments.running import model
 from jaxhal.features.controls import novel_word_share, response_length
 from jaxhal.files import append, lines_of, replacing
 from jaxhal.fitting import Fitted
-from jaxhal.generation import GREEDY, Generated, Sampling, generate
+from jaxhal.generation import GREEDY, Generated, Sampling, generate, requests
 from jaxhal.guided import guide
 from jaxhal.judges import references
 from jaxhal.models.lm import LM
@@ -146,14 +146,22 @@ def _written(
     with progress_bar(len(lacking), "writing", "question", progress) as bar:
         for start in range(0, len(lacking), config.batch_size):
             part = lacking[start : start + config.batch_size]
-            asked = [_example(config, questions[at], "-", "") for at in part]
-            some = keys[:, np.array(part)]
-            rows = [{"id": questions[at].id} for at in part]
-            for way, write in ways.items():
-                for row, one in zip(rows, write(asked, some), strict=True):
+            asked = {at: _example(config, questions[at], "-", "") for at in part}
+            errors = requests.unanswerable(lm, asked, config.max_new_tokens)
+            none = dict.fromkeys(WAYS, "")
+            fresh = [
+                {"id": questions[at].id, **none, "error": error}
+                for at, error in errors.items()
+            ]
+            left = [at for at in part if at not in errors]
+            rows: list[dict[str, str]] = [{"id": questions[at].id} for at in left]
+            for way, write in ways.items() if left else ():
+                found = write([asked[at] for at in left], keys[:, np.array(left)])
+                for row, one in zip(rows, found, strict=True):
                     row[way] = one.text.strip()
-            append(path, rows)
-            known |= {row["id"]: row for row in rows}
+            fresh += rows
+            append(path, fresh)
+            known |= {row["id"]: row for row in fresh}
             bar.update(len(part))
     return known
 
@@ -267,8 +275,9 @@ def _write(
         f"{config.detector} chooses between {config.candidates} candidates of "
         f"{config.chunk} tokens. Means and, in brackets, 95 % intervals over "
         f"questions; differences are paired. {dropped} questions were left out, whose "
-        "response had no text in one of the ways. What chooses also measures: that its "
-        "score falls shows that guiding works, not that the text is better."
+        "prompt left no room or whose response had no text in one of the ways. What "
+        "chooses also measures: that its score falls shows that guiding works, not "
+        "that the text is better."
     )
     columns = [*WAYS, *(f"guided - {way}" for way in WAYS[1:])]
     shown = [

@@ -240,12 +240,17 @@ def _answered(
         for start in range(0, len(lacking), config.batch_size):
             part = lacking[start : start + config.batch_size]
             prompts = {at: prompt_of(config, questions[at]) for at in part}
-            fresh = _without_room(lm, config, questions, prompts)
-            part = [at for at in part if at in prompts]
+            errors = requests.unanswerable(lm, prompts, config.max_new_tokens)
+            none = {"response": "", "stopped": "error", "logprob": 0.0, "tokens": 0}
+            fresh = [
+                {"id": questions[at].id, **none, "error": error}
+                for at, error in errors.items()
+            ]
+            part = [at for at in part if at not in errors]
             if part:
                 found = generate(
                     lm,
-                    list(prompts.values()),
+                    [prompts[at] for at in part],
                     max_new_tokens=config.max_new_tokens,
                     sampling=_sampling(config),
                     key=keys[np.array(part)],
@@ -269,23 +274,6 @@ def _answered(
             known |= {row["id"]: row for row in fresh}
             bar.update(len(fresh))
     return known
-
-
-def _without_room(
-    lm: LM, config: Making, questions: Sequence[Question], prompts: dict[int, str]
-) -> list[dict[str, Any]]:
-    """Takes out prompts that leave no room for an answer; rows that say so."""
-    rows = []
-    for at, (encoded,) in {
-        at: requests.encoded(lm, [prompt]) for at, prompt in prompts.items()
-    }.items():
-        try:
-            requests.check_room(lm, at, encoded, config.max_new_tokens)
-        except ValueError as error:
-            del prompts[at]
-            none = {"response": "", "stopped": "error", "logprob": 0.0, "tokens": 0}
-            rows.append({"id": questions[at].id, **none, "error": str(error)})
-    return rows
 
 
 def _judged(

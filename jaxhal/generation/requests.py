@@ -271,6 +271,20 @@ def check_room(lm: LM, number: int, row: Encoded, limit: int) -> None:
         )
 
 
+def unanswerable(
+    lm: LM, prompts: Mapping[int, str | Example], limit: int
+) -> dict[int, str]:
+    """Why prompts cannot be answered in so many tokens, of those that cannot."""
+    found = {}
+    for number, prompt in prompts.items():
+        try:
+            (row,) = encoded(lm, [prompt])
+            check_room(lm, number, row, limit)
+        except ValueError as error:
+            found[number] = str(error)
+    return found
+
+
 def decoding_of(
     lm: LM, sampling: Sampling, reducers: Mapping[str, Reducer] | None
 ) -> Decoding:

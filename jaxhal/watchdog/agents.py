@@ -249,16 +249,13 @@ class LocalAgent:
         self, queries: list[str], n: int, temperature: float
     ) -> list[list[Reply]]:
         sampling = GREEDY if temperature == 0 else Sampling(temperature=temperature)
-        found: dict[int, list[Reply]] = {}
-        asked: dict[int, str] = {}
-        for at, query in enumerate(queries):
-            text = self.prompt.replace("{query}", query)
-            try:
-                (row,) = requests.encoded(self.lm, [text])
-                requests.check_room(self.lm, at, row, self.max_new_tokens)
-                asked[at] = text
-            except ValueError as error:
-                found[at] = [failed(error)] * n
+        prompts = {
+            at: self.prompt.replace("{query}", query)
+            for at, query in enumerate(queries)
+        }
+        errors = requests.unanswerable(self.lm, prompts, self.max_new_tokens)
+        found = {at: [failed(error)] * n for at, error in errors.items()}
+        asked = {at: text for at, text in prompts.items() if at not in errors}
         if asked:
             numbers = [int(digest(one.encode())[:8], 16) for one in asked.values()]
             key = jax.random.fold_in(self._key, round(1000 * temperature))
