@@ -15,6 +15,7 @@ from jaxhal.evaluation import auroc
 from jaxhal.files import lines_of
 from jaxhal.plotting.exploration import ablations, entropy_trend
 from jaxhal.watchdog import (
+    CallableAgent,
     EndpointAgent,
     EndpointEvaluator,
     ExactStore,
@@ -320,6 +321,21 @@ def test_evaluate(written, tmp_path, lm, monkeypatch):
     assert "Held out: 10 questions, 5 answered wrongly (50%)" in text
     for name in ("auroc", "entropy", "ablations"):
         assert (folder / f"{name}.png").stat().st_size > 5000
+
+
+def test_an_answer_that_failed_is_asked_for_again(tmp_path):
+    out = True
+
+    def say(query):
+        if out:
+            raise TimeoutError
+        return "late"
+
+    for turn in range(2):
+        agent = Recorded(CallableAgent(say), Journal(tmp_path / "said.jsonl"))
+        ((reply,),) = asyncio.run(agent.respond(["a"]))
+        assert (reply.text, len(agent.journal)) == (("", 0), ("late", 1))[turn]
+        out = False
 
 
 def test_the_bound_at_a_share(encoder):

@@ -39,7 +39,7 @@ from jaxhal.watchdog.config import (
     watchdog_of,
 )
 from jaxhal.watchdog.guarding import Check, Watchdog
-from jaxhal.watchdog.journal import Journal
+from jaxhal.watchdog.journal import Journal, answered
 
 # Baselines by their catalogue names; those that sample look at the agent's own answers.
 _SAMPLED = ("selfcheck_nli", "selfcheck_ngram", "semantic_entropy_discrete")
@@ -89,7 +89,8 @@ class Recorded:
                 return [dataclasses.asdict(reply) for reply in replies]
 
             key = f"{n} at {temperature} {digest(query)}"
-            return [Reply(**reply) for reply in await self.journal.once(key, ask)]
+            replies = await self.journal.once(key, ask, answered)
+            return [Reply(**reply) for reply in replies]
 
         return await asyncio.gather(*map(one, queries))
 
@@ -150,7 +151,7 @@ def evaluate(
     queries = [one.text for one in known.questions]
     checks: dict[str, list[Check]] = {}
     for one in (config, *beside):
-        other = watchdog_with(dog, config if one is config else one)
+        other = watchdog_with(dog, one)
         if not len(other.store):
             raise ValueError(
                 f"the bound in {one.folder} holds no point; explore it first"

@@ -25,7 +25,7 @@ from jaxhal.watchdog.agents import Agent, Reply
 from jaxhal.watchdog.bounds import BoundaryStore, Point
 from jaxhal.watchdog.entropy import semantic_entropies
 from jaxhal.watchdog.evaluators import Evaluator
-from jaxhal.watchdog.journal import Journal
+from jaxhal.watchdog.journal import Journal, answered
 from jaxhal.watchdog.policy import (
     SHARES,
     TRANSFORMATIONS,
@@ -321,12 +321,15 @@ class Explorer:
                 "replies": [dataclasses.asdict(one) for one in replies],
             }
 
+        def kept(said: Mapping[str, Any]) -> bool:
+            return answered(said["replies"])
+
         said, drawn = await asyncio.gather(
             self.journal.once(
-                f"answer {key}", lambda: say(1, plan.answer_temperature), _answered
+                f"answer {key}", lambda: say(1, plan.answer_temperature), kept
             ),
             self.journal.once(
-                f"samples {key}", lambda: say(plan.samples, plan.temperature), _answered
+                f"samples {key}", lambda: say(plan.samples, plan.temperature), kept
             ),
         )
         answer = Reply(**said["replies"][0])
@@ -516,11 +519,6 @@ class Explorer:
         summary = {**self.counts(), "stopped": stopped, "losses": losses}
         with replacing(self.folder / "summary.json") as file:
             json.dump(summary, file, indent=1)
-
-
-def _answered(said: Mapping[str, Any]) -> bool:
-    """Whether it is worth keeping: an agent that is out may answer another time."""
-    return not all(reply["error"] for reply in said["replies"])
 
 
 def reviewed(path: str | os.PathLike) -> dict[str, int]:

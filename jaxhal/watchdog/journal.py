@@ -1,7 +1,7 @@
 """What an exploration has found out, kept as it comes."""
 
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -56,3 +56,8 @@ class Journal:
             append(self.path, [{"key": key, "value": value}])
             self._known[key] = value
         return self._known[key]
+
+
+def answered(replies: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether any reply is one; an agent that is out may answer another time."""
+    return not all(reply["error"] for reply in replies)
