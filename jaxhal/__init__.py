@@ -72,11 +72,13 @@ _MODULES = (
     "experiments",
     "features",
     "fitting",
+    "guided",
     "lrp",
     "models",
     "report",
     "saving",
     "tuning",
+    "watchdog",
 )
 
 __all__ = sorted([*_HOMES, *_MODULES])  # pyright: ignore[reportUnsupportedDunderAll]

@@ -278,7 +278,7 @@ def run(
 
     It reads the answers (or finds them in the feature store), fits every detector to
     the training part, judges the test part, and writes config.yaml, scores.parquet,
-    results.json, results.md, report.html and figures.
+    results.json, results.md, report.html, figures and the fitted detectors.
     """
     from jaxhal import experiments
 
@@ -367,8 +367,8 @@ def guide(
     """Writes responses guided by a detector, plainly sampled and greedily.
 
     The folder gets results.md with the detector's score, overlap with the references,
-    novel words and length of each way, report.html and a figure.  A run that was
-    stopped goes on where it was.
+    whole references, novel words and length of each way, report.html and a figure.  A
+    run that was stopped goes on where it was.
     """
     from jaxhal.experiments.guiding import WAYS, compare
 
@@ -388,7 +388,10 @@ def bench(
         Path | None, typer.Option("--json", help="Write the rows to this file.")
     ] = None,
 ) -> None:
-    """Measures reading against a plain forward pass and against peers."""
+    """Measures speed as ratios to what stands beside it in the same run.
+
+    There are read, extract, probes, relevance, generate, nli and watchdog.
+    """
     from jaxhal import bench as benches
 
     with usage():

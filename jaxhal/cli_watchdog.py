@@ -125,7 +125,8 @@ def serve(
     teacher: Annotated[
         str | None,
         typer.Option(
-            envvar="JAXHAL_TEACHER", help="What one who gives feedback has to show."
+            envvar="JAXHAL_TEACHER",
+            help="What one who gives feedback has to show; by default the token.",
         ),
     ] = None,
     largest: Annotated[int, typer.Option(min=1, help="Bytes of a request.")] = 1 << 20,

@@ -83,7 +83,7 @@ def relevance(
         published code, which divides by the temperature twice), or ``"logprob"``.
       temperature: the answer's sampling temperature, one or one per row; used by
         ``"logit_over_t2"`` alone.
-      block: response tokens that are pulled back together; what fits 1 GiB by default.
+      block: response tokens pulled back together; what fits 384 MiB by default.
 
     Raises:
       TypeError, ValueError: on unknown rules or seed, on a temperature or block that is
