@@ -22,6 +22,7 @@ from jaxhal.encoding import embed, kept_encoder
 from jaxhal.endpoint import Endpoint
 from jaxhal.watchdog import (
     CallableAgent,
+    Conversation,
     EndpointAgent,
     ExactStore,
     Guard,
@@ -358,6 +359,24 @@ def test_an_endpoint_is_told_what_the_client_said(encoder, tmp_path, monkeypatch
     assert found.watchdog["ignored"] == []
     assert last.choices[0].finish_reason == "stop"
     assert last.watchdog["ignored"] == ["stream_options"]
+
+
+def test_samples_are_of_the_whole_conversation(encoder, tmp_path, monkeypatch):
+    told: Any = [*user("Hi."), {"role": "assistant", "content": "Hello."}, *user(FAR)]
+    dog = watchdog(encoder)
+    with serving(lambda question: "same", tmp_path, monkeypatch) as server:
+        dog.agent = EndpointAgent(Endpoint(server.url, "m"))
+        with proxy(Service(dog)) as port, client(port) as one:
+            create: Any = one.chat.completions.create
+            found = create(model="any", messages=told, seed=3, temperature=0.2)
+    assert found.watchdog["entropy"] == 0.0 and not found.watchdog["near"]
+    bodies = [body for _, body in server.asked]
+    assert len(bodies) == 1 + dog.samples
+    assert all(body["messages"] == told for body in bodies)
+    # With the seed of the answer all samples would be the same.
+    assert [body["temperature"] for body in bodies if "seed" in body] == [0.2]
+    check = asyncio.run(watchdog(encoder).check(Conversation([("user", FAR)])))
+    assert check.query == FAR and type(check.query) is str
 
 
 def test_what_an_agent_cannot_hear_is_said(served):

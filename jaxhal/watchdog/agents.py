@@ -23,7 +23,7 @@ from jaxhal.endpoint import Endpoint
 from jaxhal.generation import GREEDY, Sampling, generate, requests
 from jaxhal.models.lm import LM
 from jaxhal.store.keys import digest
-from jaxhal.watchdog.conversation import Conversation
+from jaxhal.watchdog.conversation import Conversation, last_turn
 from jaxhal.watchdog.index import Index
 
 #: The prompt of :class:`RagAgent`.
@@ -603,7 +603,7 @@ class RagAgent:
 
         Of a conversation the last turn alone is looked up and put into the prompt.
         """
-        last = [one.query if isinstance(one, Conversation) else one for one in queries]
+        last = [*map(last_turn, queries)]
         found = await asyncio.to_thread(self.passages.search, last, self.k)
         contexts = ["\n\n".join(some) for some in found]
         asked = [

@@ -8,7 +8,9 @@ class Conversation(str):
     """A query with the turns before it, and what else is wished of its answer.
 
     As text it is its turns, one below the other, so an agent that takes any query takes
-    this one too; :class:`jaxhal.watchdog.EndpointAgent` passes turns and wishes on.
+    this one too; :class:`jaxhal.watchdog.EndpointAgent` passes turns and wishes on.  A
+    watchdog looks for the last turn near the bound, and has the agent sample answers to
+    the whole.
 
     Args:
       turns: the role and the text of each, the last one the user's.
@@ -43,3 +45,8 @@ class Conversation(str):
     def asking(self, query: str) -> "Conversation":
         """The same with another last turn."""
         return Conversation([*self.turns[:-1], (self.turns[-1][0], query)], self.wishes)
+
+
+def last_turn(query: str) -> str:
+    """A query without the turns before it, if it has any."""
+    return query.query if isinstance(query, Conversation) else query

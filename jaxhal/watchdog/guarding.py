@@ -16,6 +16,7 @@ from jaxhal.entailment import Entailment, Similarity
 from jaxhal.store.keys import digest
 from jaxhal.watchdog.agents import Agent, Reply
 from jaxhal.watchdog.bounds import BoundaryStore, Hit, Point
+from jaxhal.watchdog.conversation import Conversation, last_turn
 from jaxhal.watchdog.entropy import semantic_entropies
 from jaxhal.watchdog.index import unit
 from jaxhal.watchdog.monitor import NEAREST, Decision, Guard, decide
@@ -116,6 +117,10 @@ class Watchdog:
     async def checks(self, queries: Sequence[str]) -> list[Check]:
         """Judges queries, before the agent answers them.
 
+        Args:
+          queries: of which one may be a :class:`~jaxhal.watchdog.Conversation`; its
+            wishes are for the answer alone.
+
         Raises:
           ValueError: on no query, or an empty one.
           RuntimeError: when the agent takes no query at all, or the store does not
@@ -140,7 +145,7 @@ class Watchdog:
                 known[at] = self._decided(vectors[at], hits[at], entropy)
         return [
             Check(
-                query,
+                last_turn(query),
                 bool(decision.flagged),
                 float(decision.score),
                 bool(decision.near),
@@ -228,7 +233,8 @@ class Watchdog:
     def _near(
         self, queries: list[str]
     ) -> tuple[Float[np.ndarray, "queries width"], list[list[Hit]], float]:
-        vectors = embed(kept_encoder(self.encoder), queries, progress=False)
+        last = [*map(last_turn, queries)]
+        vectors = embed(kept_encoder(self.encoder), last, progress=False)
         began = time.perf_counter()
         hits = self.store.search(vectors, NEAREST)
         return vectors, hits, time.perf_counter() - began
@@ -263,11 +269,14 @@ class Watchdog:
         self, queries: Sequence[str]
     ) -> list[tuple[float, str | None]]:
         """Semantic entropy of each query, or why it is not known."""
-        replies = await self.agent.respond(queries, self.samples, self.temperature)
+        asked = [
+            Conversation(one.turns) if isinstance(one, Conversation) else one
+            for one in queries
+        ]
+        replies = await self.agent.respond(asked, self.samples, self.temperature)
         said = [[one.text for one in some if one.error is None] for some in replies]
-        found = await asyncio.to_thread(
-            semantic_entropies, queries, said, self.entailment
-        )
+        last = [*map(last_turn, queries)]
+        found = await asyncio.to_thread(semantic_entropies, last, said, self.entailment)
         return [
             (float(entropy), None if texts else some[0].error)
             for entropy, texts, some in zip(found, said, replies, strict=True)

@@ -220,10 +220,7 @@ class Service:
         return JSONResponse({**body, "watchdog": said}, headers=short)
 
     async def _guarded(self, want: Asked) -> tuple[Guarded, Pieces]:
-        """The answer, as far as it is there, what is said of it, and what comes still.
-
-        The watchdog looks at the query, the agent is asked the whole prompt.
-        """
+        """The answer so far, what is said of it, and what comes still."""
         temperature = want.temperature
         if temperature is None:
             temperature = self.watchdog.answer_temperature
@@ -235,11 +232,11 @@ class Service:
 
         try:
             if self.mode == "block":
-                check = await self.watchdog.check(want.query)
+                check = await self.watchdog.check(want.prompt)
                 if check.flagged:
                     return Guarded(Reply(self.blocked), check, True), pieces
                 return Guarded(await first(), check, False), pieces
-            check, reply = await together(self.watchdog.check(want.query), first())
+            check, reply = await together(self.watchdog.check(want.prompt), first())
             return Guarded(reply, check, False), pieces
         except RuntimeError as error:
             raise Fault(503, str(error), "unavailable_error") from error
