@@ -56,7 +56,7 @@ def test_logits_and_log_probabilities(smollm2, reference, read):
     assert np.abs(read["logprob"][0] - reference["logprobs_all"]).max() < 1e-3
 
 
-@pytest.mark.parametrize("at, layer", enumerate([0, 1, 15, 30]))
+@pytest.mark.parametrize("at, layer", [*enumerate([0, 1, 15, 30])])
 def test_hidden_states(reference, read, at, layer):
     theirs = reference[f"hidden_{layer}"]
     ours = np.asarray(read["states"])[at, 0, -len(theirs) :]
