@@ -246,8 +246,12 @@ def test_answers_that_are_cut(lm, tmp_path, monkeypatch):
         agent = endpoint(server)
         assert ask(agent, ["a"]) == [[Reply("And", cut=True)]]
         assert heard(agent) == [Reply("And", cut=True)]
-    ((reply,),) = ask(LocalAgent(lm, max_new_tokens=2), ["a"])
-    assert reply.cut or reply.error
+    local = LocalAgent(lm, max_new_tokens=8)
+    ((reply,),) = ask(local, ["b"], temperature=0.0)
+    assert len(reply.text) > 2 and reply.cut
+    local.stop = (reply.text[2],)
+    ((reply,),) = ask(local, ["b"], temperature=0.0)
+    assert len(reply.text) == 2 and not reply.cut
 
 
 @pytest.mark.parametrize("status", [429, 500, 503])

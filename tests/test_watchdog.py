@@ -559,6 +559,9 @@ BAD = [
     b'{"messages": [{"role": "user", "content": "a"}], "max_tokens": 0}',
     b'{"messages": [{"role": "user", "content": "a"}], "max_tokens": true}',
     b'{"messages": [{"role": "user", "content": "a"}], "tools": [{}]}',
+    b'{"messages": [{"role": "user", "content": "a"}], "\\ud800": 1}',
+    b'{"messages": [{"role": "user", "content": "a"}], "stop": ["\\ud800"]}',
+    b'{"messages": [{"role": "user", "content": "a"}], "top_p": NaN}',
     json.dumps({"messages": [{"role": "tool", "content": "a"}, *user("a")]}).encode(),
     json.dumps({"messages": user("w1 " * 10_000)}).encode(),
 ]
@@ -634,7 +637,7 @@ def test_open_requests_are_answered_before_it_stops(encoder):
 
 def test_what_is_asked():
     want = asked({"messages": user("a"), "temperature": 0, "stream": None})
-    assert want == ("a", "a", False, 0.0, ())
+    assert want == ("a", False, 0.0, ()) and want.prompt.query == "a"
     assert want.prompt.turns == (("user", "a"),) and want.prompt.wishes == {}
     with pytest.raises(Fault, match="the body is not a JSON object"):
         asked([])

@@ -23,7 +23,7 @@ from jaxhal.endpoint import Endpoint
 from jaxhal.generation import GREEDY, Sampling, generate, requests
 from jaxhal.models.lm import LM
 from jaxhal.store.keys import digest
-from jaxhal.watchdog.conversation import Conversation, last_turn
+from jaxhal.watchdog.conversation import LENGTHS, Conversation, last_turn
 from jaxhal.watchdog.index import Index
 
 #: The prompt of :class:`RagAgent`.
@@ -38,8 +38,6 @@ Question: {query}
 _LONGEST = 100_000
 # Of an error that is shown.
 _SHOWN = 200
-# Fields of a request that bound its answer.
-_LENGTHS = ("max_tokens", "max_completion_tokens")
 # Seconds that a model waits for more queries before it writes.
 _GATHER = 0.005
 
@@ -442,7 +440,7 @@ class EndpointAgent:
         if self.system:
             turns.insert(0, ("system", self.system))
         if self.max_tokens is not None:
-            wished = [name for name in _LENGTHS if name in wishes]
+            wished = [name for name in LENGTHS if name in wishes]
             for name in wished or ["max_tokens"]:
                 wishes[name] = min(wishes.get(name, math.inf), self.max_tokens)
         return {

@@ -3,6 +3,9 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+#: Wishes that bound an answer's tokens.
+LENGTHS = ("max_tokens", "max_completion_tokens")
+
 
 class Conversation(str):
     """A query with the turns before it, and what else is wished of its answer.

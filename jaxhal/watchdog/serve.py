@@ -209,7 +209,7 @@ class Service:
         if status == 502:
             body = {**_unanswered(found.reply), "watchdog": said}
             return JSONResponse(body, status, headers=short)
-        self._remember(about["id"], want.query, found, found.reply.text)
+        self._remember(about["id"], want.prompt.query, found, found.reply.text)
         message = {"role": "assistant", "content": found.reply.text}
         choice = {
             "index": 0,
@@ -269,7 +269,7 @@ class Service:
                 cut = piece.cut
                 yield event({"content": piece.text})
                 piece = None if found.blocked else await anext(rest, None)
-            self._remember(about["id"], want.query, found, text)
+            self._remember(about["id"], want.prompt.query, found, text)
             yield event({}, _ending(found, cut), watchdog=said)
             yield "data: [DONE]\n\n"
         finally:

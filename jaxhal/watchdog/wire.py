@@ -1,9 +1,10 @@
 """What a client of the proxy asks for, in the form of OpenAI's chat completions."""
 
+import json
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from jaxhal.watchdog.conversation import Conversation
+from jaxhal.watchdog.conversation import LENGTHS, Conversation
 
 # Characters of a query; looking at one takes as long as reading it.
 _QUERY = 20_000
@@ -13,7 +14,6 @@ _NOT_TEXT = ("tools", "functions", "logprobs", "audio")
 _TAKEN = ("model", "messages", "stream", "n", "temperature", *_NOT_TEXT)
 # About the pieces of a stream, which are the proxy's own.
 _UNHEARD = ("stream_options",)
-_LENGTHS = ("max_tokens", "max_completion_tokens")
 
 
 class Fault(Exception):
@@ -33,14 +33,12 @@ class Asked(NamedTuple):
     """What a request wants.
 
     Attributes:
-      query: the last turn of the user.
-      prompt: what the agent is asked: all turns, and what else is wished.
+      prompt: all turns, the last one the user's, and what else is wished.
       stream: whether the answer is wanted piece by piece.
       temperature: at which it is wanted; ``None`` leaves it to the watchdog.
       ignored: names of wishes that no agent is told.
     """
 
-    query: str
     prompt: Conversation
     stream: bool
     temperature: float | None
@@ -71,7 +69,7 @@ def asked(body: Any) -> Asked:
         raise Fault(400, "'stream' must be true or false")
     if n not in (None, 1) or isinstance(n, bool):
         raise Fault(400, "'n' must be 1: one answer is guarded at a time")
-    temperature = _number(body, "temperature", 0, 2)
+    temperature = _temperature(body.get("temperature"))
     for name in _NOT_TEXT:
         if body.get(name):
             raise Fault(400, f"{name!r} is not passed on: answers in text are guarded")
@@ -80,20 +78,25 @@ def asked(body: Any) -> Asked:
         for name, value in body.items()
         if name not in (*_TAKEN, *_UNHEARD) and value is not None
     }
-    for name in _LENGTHS:
+    for name in LENGTHS:
         if type(wishes.get(name, 1)) is not int or wishes.get(name, 1) < 1:
             raise Fault(400, f"{name!r} must be a whole number of at least 1")
+    try:  # what no JSON can hold, such as half of a surrogate pair
+        json.dumps(wishes, allow_nan=False, ensure_ascii=False).encode()
+    except (RecursionError, ValueError) as error:
+        raise Fault(
+            400, f"a setting cannot be passed on: {type(error).__name__}"
+        ) from error
     ignored = tuple(name for name in _UNHEARD if body.get(name) is not None)
-    return Asked(query, Conversation(turns, wishes), stream, temperature, ignored)
+    return Asked(Conversation(turns, wishes), stream, temperature, ignored)
 
 
-def _number(body: Mapping[str, Any], name: str, least: int, most: int) -> float | None:
-    value = body.get(name)
+def _temperature(value: Any) -> float | None:
     if value is None:
         return None
     number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not number or not least <= value <= most:
-        raise Fault(400, f"{name!r} must be a number from {least} to {most}")
+    if not number or not 0 <= value <= 2:
+        raise Fault(400, "'temperature' must be a number from 0 to 2")
     return float(value)
 
 
