@@ -1,8 +1,12 @@
 """Performance as ratios, measured side by side in one run; never in timed tests."""
 
 import difflib
+import functools
 import importlib
 import json
+import os
+import platform
+import re
 import sys
 import time
 from collections.abc import Sequence
@@ -60,6 +64,25 @@ def _json(rows: Sequence[dict[str, Any]]) -> str:
     return json.dumps(rows, indent=1) + "\n"
 
 
+@functools.cache
+def device() -> str:
+    """What JAX runs on; of a CPU its name and the number of its cores.
+
+    Ratios to other programs depend on it: which products a library is tuned for
+    differs from one maker's processors to another's.
+    """
+    kind = jax.devices()[0].device_kind
+    if kind != "cpu":
+        return kind
+    try:
+        known = Path("/proc/cpuinfo").read_text("utf-8")
+    except OSError:  # not Linux
+        known = ""
+    named = re.search(r"^model name\s*:\s*(.+)$", known, re.MULTILINE)
+    name = named[1] if named else platform.processor() or platform.machine()
+    return f"{name}, {os.cpu_count()} cores"
+
+
 def row(
     bench: str,
     case: str,
@@ -77,7 +100,7 @@ def row(
         "value": round(float(value), 4),
         "target": target,
         "better": better,
-        "device": jax.devices()[0].device_kind,
+        "device": device(),
         "spread": [round(float(x), 4) for x in spread],
     }
 

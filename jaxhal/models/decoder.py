@@ -12,7 +12,7 @@ from jaxtyping import Array, Bool, Float, Int
 from jaxhal.models import rope
 from jaxhal.models.cache import Cache, positions
 from jaxhal.models.config import Config
-from jaxhal.models.layers import Block, Geometry, Joined, LayerIndex, Norm, RowTap, join
+from jaxhal.models.layers import Block, Geometry, LayerIndex, Norm, RowTap
 from jaxhal.models.ops import Ops, wide
 
 
@@ -58,7 +58,6 @@ class Decoder(nnx.Module):
         make = nnx.vmap(lambda keys: Block(config, dtype, keys))
         self.blocks: Block | nnx.List = make(rngs.split(config.num_hidden_layers))
         self.norm = Norm(config, width, dtype)
-        self.joined_head: Joined | None = nnx.data(None)
         self.lm_head = (
             None
             if config.tie_word_embeddings
@@ -69,7 +68,7 @@ class Decoder(nnx.Module):
 
 
 def apart(model: Decoder) -> Decoder:
-    """The same decoder, each layer's weights in arrays of their own, and joined.
+    """The same decoder, each layer's weights in arrays of their own.
 
     With a cache, it wants one that is apart too (:func:`jaxhal.models.cache.apart`).
 
@@ -81,15 +80,6 @@ def apart(model: Decoder) -> Decoder:
     layers = _each_layer(weights, model.config.num_hidden_layers)
     parts = nnx.clone(model)
     parts.blocks = nnx.List([nnx.merge(definition, layer) for layer in layers])
-    for block in parts.blocks:
-        block.self_attn.join()
-        block.mlp.join()
-    if parts.lm_head is None:
-        table = parts.embed_tokens.embedding
-        parts.joined_head = nnx.data(Joined(table, None, [len(table[...])]))
-    else:
-        parts.joined_head = nnx.data(join(parts.lm_head))
-        parts.lm_head = None
     return parts
 
 
@@ -119,8 +109,6 @@ def unembed(
     model: Decoder, hidden: Float[Array, "*rows width"], ops: Ops
 ) -> Float[Array, "*rows vocab"]:
     """Logits, float32 or wider, of hidden states that went through the final norm."""
-    if model.joined_head is not None:
-        return model.joined_head(hidden, wide(hidden.dtype))[0]
     if model.lm_head is None:
         kernel = model.embed_tokens.embedding[...].T
     else:

@@ -5,9 +5,8 @@ exists: prompt rows are mixed and dropped, and the rows from ``first_row`` on ar
 to a tap, which turns them into small features.
 """
 
-import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -17,7 +16,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxhal.models import rope
 from jaxhal.models.config import Config
-from jaxhal.models.ops import EXACT, Ops, attend_after, wide
+from jaxhal.models.ops import Ops, attend_after
 
 # Bytes of attention probabilities alive at once for plain rows and for tapped rows.
 # Measured on CPU at (512, 96) and (2048, 256): small enough to stay near the caches,
@@ -69,41 +68,6 @@ class Norm(nnx.Module):
         return y.astype(x.dtype)
 
 
-class Joined(nnx.Module):
-    """Linear layers of one input as a single one, for inference with few rows.
-
-    On CPU a kernel ``[width_out width_in]`` on the left of a product is read fastest
-    then: in 0.8 of the time of one layer after another, at 1 and at 20 rows.
-    """
-
-    def __init__(
-        self, kernel: nnx.Param, bias: nnx.Param | None, widths: Sequence[int]
-    ):
-        self.kernel, self.bias = kernel, bias
-        self.ends = tuple(itertools.accumulate(widths))[:-1]
-
-    def __call__(self, x: Array, dtype: Any = None) -> list[Array]:
-        rows = x.reshape(-1, x.shape[-1])
-        y = jnp.matmul(
-            self.kernel[...],
-            rows.T,
-            precision=EXACT,
-            preferred_element_type=wide(x.dtype),
-        )
-        y = y.T.reshape(*x.shape[:-1], -1).astype(x.dtype if dtype is None else dtype)
-        if self.bias is not None:
-            y = y + self.bias[...].astype(y.dtype)
-        return jnp.split(y, self.ends, axis=-1)
-
-
-def join(*layers: nnx.Linear) -> Joined:
-    """Joins layers of one input."""
-    kernel = jnp.concatenate([layer.kernel[...].T for layer in layers])
-    biases = [layer.bias[...] for layer in layers if layer.bias is not None]
-    bias = nnx.Param(jnp.concatenate(biases)) if biases else None
-    return Joined(nnx.Param(kernel), bias, [layer.out_features for layer in layers])
-
-
 def _apply(layer: nnx.Linear, x: Array, ops: Ops) -> Array:
     bias = None if layer.bias is None else layer.bias[...]
     # Not `kernel[...]`: a primitive may know kernels that are not one array.
@@ -128,16 +92,8 @@ class Attention(nnx.Module):
         self.k_proj = project(width, kv_heads, config.qkv_bias)
         self.v_proj = project(width, kv_heads, config.qkv_bias)
         self.o_proj = project(heads, width, config.o_bias)
-        self.joined_in: Joined | None = nnx.data(None)
-        self.joined_out: Joined | None = nnx.data(None)
         self.q_norm = Norm(config, d, dtype) if config.qk_norm else None
         self.k_norm = Norm(config, d, dtype) if config.qk_norm else None
-
-    def join(self) -> None:
-        """Joins the projections, for :func:`jaxhal.models.decoder.apart`."""
-        self.joined_in = nnx.data(join(self.q_proj, self.k_proj, self.v_proj))
-        self.joined_out = nnx.data(join(self.o_proj))
-        del self.q_proj, self.k_proj, self.v_proj, self.o_proj
 
     def project(
         self, x: Float[Array, "batch query width"], geo: Geometry, at: LayerIndex, ops
@@ -145,11 +101,8 @@ class Attention(nnx.Module):
         """Queries ``[batch kv group query head]``, keys and values without group."""
         config, (batch, query, _) = self.config, x.shape
         d, kv = config.head_dim, config.num_key_value_heads
-        if self.joined_in is None:
-            layers = (self.q_proj, self.k_proj, self.v_proj)
-            parts = [_apply(layer, x, ops) for layer in layers]
-        else:
-            parts = self.joined_in(x)
+        layers = (self.q_proj, self.k_proj, self.v_proj)
+        parts = [_apply(layer, x, ops) for layer in layers]
         q, k, v = (part.reshape(batch, query, -1, d) for part in parts)
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q, ops), self.k_norm(k, ops)
@@ -225,8 +178,6 @@ class Attention(nnx.Module):
 
     def output(self, x: Array, ops: Ops) -> Array:
         """The output projection."""
-        if self.joined_out is not None:
-            return self.joined_out(x)[0]
         return _apply(self.o_proj, x, ops)
 
 
@@ -293,29 +244,15 @@ class MLP(nnx.Module):
         self.gate_proj = project(width, inner) if config.gated else None
         self.up_proj = project(width, inner)
         self.down_proj = project(inner, width)
-        self.joined_in: Joined | None = nnx.data(None)
-        self.joined_out: Joined | None = nnx.data(None)
         self.activation = config.activation
 
-    def join(self) -> None:
-        """Joins the projections, for :func:`jaxhal.models.decoder.apart`."""
-        gate = () if self.gate_proj is None else (self.gate_proj,)
-        self.joined_in = nnx.data(join(self.up_proj, *gate))
-        self.joined_out = nnx.data(join(self.down_proj))
-        del self.gate_proj, self.up_proj, self.down_proj
-
     def __call__(self, x: Array, ops: Ops) -> Array:
-        if self.joined_in is not None:
-            up, *gate = self.joined_in(x)
-        else:
-            up = _apply(self.up_proj, x, ops)
-            gate = [_apply(g, x, ops) for g in (self.gate_proj,) if g is not None]
-        if gate:
-            inner = ops.multiply(ops.activate(gate[0], self.activation), up)
-        else:
+        up = _apply(self.up_proj, x, ops)
+        if self.gate_proj is None:
             inner = ops.activate(up, self.activation)
-        if self.joined_out is not None:
-            return self.joined_out(inner)[0]
+        else:
+            gate = ops.activate(_apply(self.gate_proj, x, ops), self.activation)
+            inner = ops.multiply(gate, up)
         return _apply(self.down_proj, inner, ops)
 
 
