@@ -359,7 +359,7 @@ def test_forest_drawing_shows_every_edge_and_counts_the_rest():
     assert [patch.get_alpha() for patch in ax.patches] == [0.75, 0.5, 0.1]
     grounded, marked, last = (patch.get_edgecolor()[:3] for patch in ax.patches)
     assert grounded == last != marked
-    assert legend(figure) == ["grounded", "hallucinated"]
+    assert legend(figure) == ["not marked", "marked as hallucinated"]
     png(figure)
 
 

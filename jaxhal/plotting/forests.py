@@ -209,8 +209,9 @@ def _edge(own: float, parent: float, straight: bool, rows: int) -> "PathPatch":
 def _legend(figure: "Figure", marked: bool) -> None:
     from matplotlib.lines import Line2D
 
-    kinds = [("grounded", GROUNDED)]
-    kinds += [("hallucinated", HALLUCINATED)] if marked else []
+    # A wrong answer whose place nobody marked has no marked token either.
+    kinds = [("not marked", GROUNDED)]
+    kinds += [("marked as hallucinated", HALLUCINATED)] if marked else []
     handles = [
         Line2D([], [], color=colour, marker="o", markersize=3, label=name)
         for name, colour in kinds
