@@ -196,6 +196,17 @@ def test_auroc_of_many_rows_does_not_overflow():
     assert float(found) == pytest.approx(1.0)
 
 
+@pytest.mark.parametrize("rows", [7, 500])
+def test_many_equal_values_are_constant(rows):
+    """Their sum rounds, so that a mean of them is not what they are."""
+    rng = np.random.default_rng(rows)
+    weight = rng.choice([0.59, 3.4], rows)
+    weight[0] = 0.0
+    x = np.tile(rng.normal(size=2_000), (rows, 1)).astype(np.float32)
+    x[0] = 5.0  # not looked at
+    assert np.isinf(moments(jnp.asarray(x), jnp.asarray(weight))[1]).all()
+
+
 def test_moments_keep_their_digits_on_an_accelerator():
     traced = str(jax.make_jaxpr(moments)(jnp.ones((4, 3)), jnp.ones(4)))
     assert traced.count("dot_general") == traced.count("=(Precision.HIGHEST") == 2

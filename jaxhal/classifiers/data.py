@@ -118,7 +118,13 @@ def moments(
     with jax.default_matmul_precision("highest"):
         mean = jnp.tensordot(share, x, axes)
         std = jnp.sqrt(jnp.tensordot(share, (x - mean) ** 2, axes))
-    return mean, jnp.where(std > _CONSTANT * jnp.abs(mean), std, jnp.inf)
+    # Sums of many equal numbers round to a mean beside them, and so to a deviation.
+    rows = tuple(range(axes))
+    counts = (weight > 0)[..., None]
+    high = jnp.max(x, rows, initial=-jnp.inf, where=counts)
+    low = jnp.min(x, rows, initial=jnp.inf, where=counts)
+    varies = (high > low) & (std > _CONSTANT * jnp.abs(mean))
+    return mean, jnp.where(varies, std, jnp.inf)
 
 
 def auroc(
