@@ -26,13 +26,19 @@ def explore(config: Config, settings: Setting = None) -> None:
     summary.json, and review.jsonl: give a row there a "label" of 0 or 1 and explore
     again.  An exploration that was stopped goes on where it was.
     """
-    from jaxhal.watchdog.config import explorer_of, load_watch
+    from jaxhal.watchdog.config import explorer_of, load_watch, plan_of
 
     with usage():
         loaded = load_watch(config, settings or ())
+        plan = plan_of(loaded)
         found = explorer_of(loaded).run()
     terminal().print(as_table([{**found.counts, "stopped by": found.stopped}]))
     console = terminal(stderr=True)
+    if plan.how == "reinforced" and found.policy is None:
+        console.print(
+            f"no policy was trained: of {plan.steps} queries changed in every way that "
+            f"one learns from (plan.steps), there were {found.counts['steps']}"
+        )
     if found.counts["unsure"]:
         path = loaded.folder / "review.jsonl"
         console.print(f"{found.counts['unsure']} answers wait for a person in {path}")

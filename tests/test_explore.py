@@ -21,7 +21,13 @@ from test_encoding import write
 
 from jaxhal.files import lines_of
 from jaxhal.store.keys import digest
-from jaxhal.watchdog import ExactStore, Generator, Judgement, Plan
+from jaxhal.watchdog import (
+    CallableAgent,
+    ExactStore,
+    Generator,
+    Judgement,
+    Plan,
+)
 from jaxhal.watchdog.explore import reviewed
 from jaxhal.watchdog.policy import TRANSFORMATIONS, probabilities, reward
 from jaxhal.watchdog.queries import plain, usable
@@ -107,6 +113,25 @@ def test_the_policy_learns_what_came_of_the_ways(explored, encoder, tmp_path):
         children = {n.way: n for n in nodes.values() if n.parent == parent.query}
         assert rewards == [children[way].reward for way in TRANSFORMATIONS]
         assert np.isfinite(probabilities(rewards)).all()
+
+
+def test_a_way_that_gives_nothing_new_is_learnt_from(encoder, tmp_path):
+    """A small writer often gives no query, or one that was asked before."""
+
+    def say(asked, temperature):
+        if "more general" in asked:
+            return "I cannot."
+        if "alike" in asked:
+            return "1. " + asked.split("\n\n")[1]
+        return change(asked, temperature)
+
+    one = explorer(tmp_path, encoder)
+    one.generator = Generator(CallableAgent(say, "writer"), "things", attempts=1)
+    found = one.run(progress=False)
+    assert found.policy is not None and len(one._steps) >= PLAN.steps
+    assert {node.way for node in found.nodes} == {"seed", "deduction"}
+    for _, (deduction, analogy, induction) in one._steps:
+        assert math.isfinite(deduction) and analogy == induction == 0.0
 
 
 def test_the_same_again(explored, encoder, tmp_path):

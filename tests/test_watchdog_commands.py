@@ -202,6 +202,7 @@ def test_commands(written, tmp_path):
     found = run("watchdog", "explore", written)
     assert found.exit_code == 0, found.output
     assert "stopped by" in found.output
+    assert "no policy was trained: of 32 queries" in found.output
     folder = tmp_path / "tiny"
     summary = json.loads((folder / "summary.json").read_text("utf-8"))
     assert summary["queries"] == 6 and summary["stopped"] == "budget"

@@ -392,6 +392,9 @@ def _write(
     hallucinated = int(known.labels.sum())
     summary = json.loads((folder / "summary.json").read_text("utf-8"))
     named = [{**row, "detector": row["method"]} for row in rows]
+    policy = "no policy was trained"
+    if summary["losses"]:
+        policy = f"{summary['steps']} steps to train its policy and follow it"
     lines = [
         f"# {config.name}",
         "",
@@ -399,7 +402,8 @@ def _write(
         f"of {config.questions}. Explored by {summary['queries']} queries, "
         f"{summary['hallucinated']} hallucinated (gamma {summary['gamma']:.2f}), "
         f"stopped by {summary['stopped']}; {summary['unsure']} unsure, "
-        f"{summary['failed']} failed; {summary['points']} points. Seed {config.seed}.",
+        f"{summary['failed']} failed; {summary['points']} points; {policy}. "
+        f"Seed {config.seed}.",
         "",
         f"Held out: {len(known.labels)} questions, {hallucinated} answered wrongly "
         f"({hallucinated / len(known.labels):.0%}) by the paper's rule: the mean of "

@@ -40,6 +40,9 @@ from jaxhal.watchdog.queries import Generator, plain
 
 # Of the last queries that the progress bar's entropy is of, as in the paper's figure 6.
 _RECENT = 30
+# The reward of a way that gave no new query: as of one that brings no entropy.  Without
+# it a writer that often fails would never be learnt from.
+_USELESS = 0.0
 # Queries without an answer, one after the other, that are an outage.
 _OUTAGE = 10
 
@@ -291,6 +294,7 @@ class Explorer:
             "answers": (1 + self.plan.samples) * len(nodes),
             "changes": self._changes,
             "useless changes": self._useless,
+            "steps": len(self._steps),
         }
 
     def _sow(self) -> None:
@@ -377,11 +381,7 @@ class Explorer:
             earlier = 1.0 if parent is None else parent.reward
             node.reward = float(reward(node.entropy, before, earlier, node.clean))
         if parent is not None:
-            tried = self._trials[parent.query]
-            tried[node.way] = node.reward
-            rewards = [tried.get(way, math.nan) for way in TRANSFORMATIONS]
-            if all(map(math.isfinite, rewards)) and len(tried) == len(rewards):
-                self._steps.append((parent, rewards))
+            self._tried(parent, node.way, node.reward)
         name = digest(f"{self.agent.name}\n{node.query}")
         if node.label == 1 and name not in self.store:
             point = Point(
@@ -396,6 +396,14 @@ class Explorer:
                 time=node.time,
             )
             self.store.add([point], self._vectors[node.query][None])
+
+    def _tried(self, parent: Node, way: str, value: float) -> None:
+        """The reward of a way; those of all three are a step to learn from."""
+        tried = self._trials[parent.query]
+        tried[way] = value
+        rewards = [tried.get(way, math.nan) for way in TRANSFORMATIONS]
+        if all(map(math.isfinite, rewards)):
+            self._steps.append((parent, rewards))
 
     def _learn(self) -> None:
         """Trains the policy once enough is known."""
@@ -443,6 +451,7 @@ class Explorer:
         for way, query in zip(ways, found, strict=True):
             if not query or plain(query) in self._seen:
                 self._useless += 1
+                self._tried(node, way, _USELESS)
                 continue
             depth = node.depth + 1
             children.append(Node(query, way, depth, node.query, node.first))
