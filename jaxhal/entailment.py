@@ -6,6 +6,7 @@ into every result.
 """
 
 import dataclasses
+import re
 from collections.abc import Sequence
 from typing import Any, Protocol, runtime_checkable
 
@@ -25,6 +26,9 @@ from jaxhal.types import Example
 Pair = tuple[str, str]
 
 _CLASSES = ("contradiction", "neutral", "entailment")
+# Classes of published encoders whose configuration does not name them.
+_UNNAMED = {"potsawee/deberta-v3-large-mnli": ("entailment", "contradiction")}
+_ENDPOINT = re.compile(r"endpoint:(.+)@(https?://.+)")
 ASK = """\
 First text: {premise}
 
@@ -114,11 +118,18 @@ class Inference:
     """A classifier trained for natural language inference.
 
     Args:
-      source: of the encoder, as :func:`jaxhal.encoding.load_encoder` takes it; its
-        labels must name entailment and contradiction.
+      source: of the encoder, as :func:`jaxhal.encoding.load_encoder` takes it.
+      labels: its classes in order, entailment and contradiction among them; by default
+        those that its configuration names, or that are known of the published one of
+        SelfCheckGPT, whose configuration names none.
+
+    Raises on a call:
+      ValueError: when the classes are not as many as the encoder's, or entailment or
+        contradiction is missing.
     """
 
     source: str
+    labels: tuple[str, ...] | None = None
 
     @property
     def name(self) -> str:
@@ -126,13 +137,20 @@ class Inference:
 
     def __call__(self, pairs: Sequence[Pair], /) -> Float[np.ndarray, "pairs 3"]:
         encoder = kept_encoder(self.source)
-        labels = [label.lower() for label in encoder.labels]
+        named = self.labels or _UNNAMED.get(self.source, encoder.labels)
+        labels = [label.lower() for label in named]
+        if len(labels) != len(encoder.labels):
+            raise ValueError(
+                f"labels is {tuple(named)}, but encoder {self.source!r} has "
+                f"{len(encoder.labels)} classes; name each of them"
+            )
         missing = {"entailment", "contradiction"} - set(labels)
         if missing:
             raise ValueError(
-                f"encoder {self.source!r} has the labels {', '.join(encoder.labels)}, "
+                f"encoder {self.source!r} has the labels {', '.join(named)}, "
                 f"none of them {' or '.join(sorted(missing))}; use a model of natural "
-                "language inference"
+                "language inference, and name its classes by labels=(...) or in its "
+                "config.json where they are LABEL_0 and so on"
             )
         found = classify(encoder, pairs, progress=False)
         # Some are trained without a neutral class.
@@ -257,8 +275,9 @@ def resolve(backend: Any, lm: LM | None = None) -> Entailment:
     """A backend by how configurations name it, or the one given.
 
     Args:
-      backend: ``"similarity"``, ``"nli:SOURCE"`` with an encoder, ``"reader"``, or a
-        callable with a ``name``.
+      backend: ``"similarity"``, ``"nli:SOURCE"`` with an encoder, ``"reader"``,
+        ``"endpoint:MODEL@URL"`` with an OpenAI-compatible one, or a callable with a
+        ``name``.
       lm: the reader, for a backend that asks it.
 
     Raises:
@@ -282,9 +301,11 @@ def resolve(backend: Any, lm: LM | None = None) -> Entailment:
         return Reader(lm)
     if kind == "nli" and source:
         return Inference(source)
+    if there := _ENDPOINT.fullmatch(backend):
+        return Asked(Endpoint(there[2], there[1]))
     raise ValueError(
-        f"entailment is {backend!r}; use 'similarity', 'reader', or 'nli:' and an "
-        "encoder's folder or hub id"
+        f"entailment is {backend!r}; use 'similarity', 'reader', 'nli:' and an "
+        "encoder's folder or hub id, or 'endpoint:MODEL@URL'"
     )
 
 

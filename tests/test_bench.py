@@ -14,6 +14,7 @@ import pytest
 
 from jaxhal import bench
 from jaxhal.bench import nli, peers
+from jaxhal.devices import device_name
 from tiny_lm import tiny_lm
 
 
@@ -28,45 +29,13 @@ def test_rows_survive_a_later_error(tmp_path, monkeypatch, capsys):
         bench.run(["read"], tmp_path / "rows.json")
     (row,) = json.loads((tmp_path / "rows.json").read_text("utf-8"))
     assert row["value"] == 1.2346
-    assert row["device"] == bench.device()
+    assert row["device"] == device_name()
     assert "1.2346" in capsys.readouterr().err
     module.rows = lambda: [bench.row("read", "S=512", "seconds", 2.0)]
     monkeypatch.chdir(tmp_path)
     for place in ("-", Path("-")):  # the command gives a path
         assert bench.run(["read"], place) == json.loads(capsys.readouterr().out)
     assert [path.name for path in tmp_path.iterdir()] == ["rows.json"]
-
-
-@pytest.mark.parametrize(
-    ("kind", "named", "expected"),
-    [
-        (
-            "cpu",
-            "model name\t: Some CPU 7\nflags\t: a\nmodel name\t: ?",
-            "Some CPU 7, 3",
-        ),
-        ("cpu", None, "arm64, 3"),
-        ("NVIDIA H100", "model name\t: Some CPU", "NVIDIA H100"),
-    ],
-)
-def test_rows_name_the_processor(monkeypatch, kind, named, expected):
-    def read(path, encoding):
-        if named is None:
-            raise FileNotFoundError(path)
-        return named
-
-    monkeypatch.setattr(Path, "read_text", read)
-    monkeypatch.setattr("platform.processor", lambda: "")
-    monkeypatch.setattr("platform.machine", lambda: "arm64")
-    monkeypatch.setattr(os, "cpu_count", lambda: 3)
-    one = types.SimpleNamespace(device_kind=kind)
-    monkeypatch.setattr(jax, "devices", lambda: [one])
-    bench.device.cache_clear()
-    try:
-        cores = " cores" if kind == "cpu" else ""
-        assert bench.device() == expected + cores
-    finally:
-        bench.device.cache_clear()
 
 
 @pytest.mark.parametrize("backend", ["gpu", "tpu"])

@@ -282,7 +282,15 @@ def test_ties_at_the_edge_stay():
     assert jnp.isfinite(warp(logits, Sampling(top_p=0.5))).tolist() == [[True] * 4]
 
 
-@pytest.mark.parametrize("sampling", [Sampling(), Sampling(top_p=0.7, temperature=0.8)])
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        Sampling(),
+        Sampling(top_p=0.7, temperature=0.8),
+        Sampling(top_k=7),
+        Sampling(min_p=0.05),
+    ],
+)
 def test_draws_follow_the_distribution(sampling):
     from scipy.stats import chisquare
 

@@ -14,6 +14,7 @@ from jaxhal.features.eigenscore import (
     clip_thresholds,
     eigenscore,
     feature_bank,
+    form_of,
 )
 
 
@@ -35,6 +36,27 @@ def test_presets_are_the_published_ones():
         "toha": (1.0, math.e, True),
         "lm_polygraph": (1e-3, math.e, False),
     }
+
+
+def test_a_form_of_ones_own():
+    embeddings = answers(3)
+    form = form_of("official", alpha=0.3, base=2.0, per_feature=False)
+    want = oracles.eigenscore(embeddings, 0.3, 2.0, False)
+    assert float(eigenscore(embeddings, preset=form)) == pytest.approx(want, abs=2e-5)
+    assert form_of("toha") == PRESETS["toha"]
+
+
+@pytest.mark.parametrize(
+    "wrong, message",
+    [
+        ({"alpha": 0.0}, "alpha is 0.0; give a positive number"),
+        ({"base": 1.0}, "base is 1.0; give a number above 1"),
+        ({"base": math.nan}, "base is nan"),
+    ],
+)
+def test_wrong_forms(wrong, message):
+    with pytest.raises(ValueError, match=message):
+        form_of("official", **wrong)
 
 
 @pytest.mark.parametrize("preset", PRESETS)

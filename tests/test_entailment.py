@@ -94,6 +94,21 @@ def test_inference_without_a_neutral_class(tmp_path):
     assert found[0, 1] == 0 and (found[0, [0, 2]] > 0).all()
 
 
+def test_inference_names_classes_that_a_configuration_does_not(tmp_path, monkeypatch):
+    folder = str(write(tmp_path, id2label={str(at): f"LABEL_{at}" for at in range(3)}))
+    pairs = [("w1 w2", "w3")]
+    with pytest.raises(ValueError, match="name its classes by labels"):
+        Inference(folder)(pairs)
+    named = ("neutral", "entailment", "Contradiction")
+    found = Inference(folder, named)(pairs)
+    theirs = encoding.classify(encoding.load_encoder(folder), pairs)
+    np.testing.assert_allclose(found[:, [1, 2, 0]], theirs, atol=1e-6)
+    monkeypatch.setitem(entailment._UNNAMED, folder, named)
+    np.testing.assert_array_equal(Inference(folder)(pairs), found)
+    with pytest.raises(ValueError, match="has 3 classes; name each of them"):
+        Inference(folder, ("entailment", "contradiction"))(pairs)
+
+
 def test_inference_wants_a_classifier_of_inference(tmp_path):
     folder = write(tmp_path, id2label={"0": "good", "1": "bad", "2": "ugly"})
     with pytest.raises(ValueError, match="has the labels good, bad, ugly, none of"):
@@ -165,6 +180,8 @@ def test_answers_to_a_question():
 def test_resolving():
     assert resolve("nli:some/model") == Inference("some/model")
     assert resolve("similarity") == Similarity()
+    there = resolve("endpoint:org/a@b@http://u@localhost:8000/v1")
+    assert there == Asked(Endpoint("http://u@localhost:8000/v1", "org/a@b"))
     lm = tiny_lm()
     reader = resolve("reader", lm)
     assert isinstance(reader, Reader) and reader.lm is lm

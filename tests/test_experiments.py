@@ -19,6 +19,7 @@ from jaxhal import detectors, experiments, plotting, saving
 from jaxhal.classifiers import selection
 from jaxhal.detectors import CATALOGUE, Targets, build, closed_book, ensemble
 from jaxhal.detectors.trained import Heads, lookback_spans
+from jaxhal.devices import device_name
 from jaxhal.evaluation import Isotonic, auroc, f1, interval
 from jaxhal.evaluation.splits import grouped_kfold
 from jaxhal.experiments import (
@@ -340,7 +341,11 @@ def test_what_every_method_costs_alone(here, tmp_path, monkeypatch):
     text = (tmp_path / "tiny" / "results.md").read_text("utf-8")
     row = next(line for line in text.splitlines() if line.startswith("| toha |"))
     assert row.endswith(f"| {costs['toha']:.0f} |")
-    assert timing.device() in text
+    assert device_name() in text
+    # Every method says what it computes, and what by.
+    said = text.partition("## Methods")[2]
+    for detector in (build("toha"), build("novel_words")):
+        assert f"- {detector.name}: {detector.summary} ({detector.reference})" in said
 
 
 @pytest.mark.parametrize("protocol", ["kfold", "stratified", "grouped", "toha"])

@@ -100,6 +100,27 @@ def test_stop_strings(lm, written):
                 same(one, other)
 
 
+def test_rows_of_one_batch_end_each_in_its_own_way(lm, written):
+    stop = written[1][0].text[18:20]
+    limits = [3, 40, 40]
+    eos = lm.tokenizer.eos_id
+    head = lm.params["lm_head"]["kernel"]
+    before = head.get_value()
+    head.set_value(before.at[:, eos].set(before[:, eos] + before.mean(1) * 20))
+    try:
+        found = jaxhal.generate(
+            lm, PROMPTS, n=8, max_new_tokens=limits, key=KEY, stop=[stop]
+        )
+    finally:
+        head.set_value(before)
+    for samples, limit in zip(found, limits, strict=True):
+        for one in samples:
+            assert len(one.tokens) <= limit and stop not in one.text
+            assert (one.stopped == "eos") == (one.tokens[-1:].tolist() == [eos])
+            assert one.stopped != "length" or len(one.tokens) == limit
+    assert {one.stopped for one in sum(found, [])} == {"eos", "length", "stop"}
+
+
 def test_an_empty_response(lm, written):
     first = written[0][0].text[:1]
     (one,) = jaxhal.generate(lm, PROMPTS[:1], max_new_tokens=40, key=KEY, stop=[first])[

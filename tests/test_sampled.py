@@ -149,6 +149,25 @@ def test_clipped_samples(lm, drawn, tmp_path, monkeypatch):
     assert len(list((tmp_path / "samples").iterdir())) == 2
 
 
+def test_published_draws():
+    """How many samples of how many tokens, at which temperature (top_p, top_k)."""
+
+    def of(make, **options):
+        how = make(draw={"published": True}, **options).measures[0].draw
+        chance = how.sampling
+        more = (chance.top_p, chance.top_k) if chance.top_p else ()
+        return how.n, how.max_new_tokens, chance.temperature, *more
+
+    semantic, eigen = detectors.semantic_entropy, detectors.eigenscore
+    assert of(semantic, preset="nature") == of(semantic, preset="discrete")
+    assert of(semantic, preset="nature")[::2] == (10, 1.0)
+    assert of(semantic, preset="iclr")[::2] == (10, 0.5)
+    assert of(semantic, preset="toha") == (20, 256, 1.0)
+    assert of(eigen) == (10, 256, 0.5, 0.99, 10)
+    assert of(eigen, preset="toha")[::2] == (20, 1.0)
+    assert of(detectors.selfcheck_ngram)[::2] == (20, 1.0)
+
+
 def test_settings_of_a_draw():
     published = Draw(n=20, sampling=Sampling(temperature=0.5, top_p=0.9))
     assert draw_of(None, published) == Draw()
@@ -552,6 +571,15 @@ def test_a_prompt_without_room_for_samples_costs_no_other(lm):
         assert bool(found[number][0].tokens) == (length == min(lengths))
     assert 0 < len(bulk.errors) < 4
     assert "over the reader's context" in next(iter(bulk.errors.values()))
+
+
+def test_an_answer_with_too_few_samples_costs_no_other(lm):
+    given = [dataclasses.replace(e, samples=("so", "no")) for e in answers(3)]
+    given[1] = dataclasses.replace(given[1], samples=())
+    ngram = detectors.selfcheck_ngram(draw={"given": True, "n": 2})
+    first, second, third = jaxhal.score(lm, given, [ngram], progress=False)
+    assert first.error is third.error is None and second.error is not None
+    assert "it comes with 0 samples, and 2 are asked for" in second.error
 
 
 def test_a_text_that_cannot_be_judged_costs_no_other(lm):

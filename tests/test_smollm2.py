@@ -10,10 +10,12 @@ import json
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import jaxhal
+from jaxhal.generation import GREEDY, decoding
 from jaxhal.types import Batch, View
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -86,6 +88,22 @@ def test_greedy_tokens(smollm2, reference):
     assert written == reference["greedy_ids"].tolist()
     first = np.stack(steps[: len(reference["greedy_max_logit"])]).max(-1)
     assert np.abs(first - reference["greedy_max_logit"]).max() < 2e-3
+
+
+def test_greedy_tokens_of_the_compiled_loop(smollm2, reference):
+    tokens = reference["input_ids"].astype(np.int32)[None]
+    yes = np.ones(tokens.shape, bool)
+    offsets = np.zeros((1, 0, 2), np.int32)
+    prompt = Batch(tokens, yes, yes, yes, yes, offsets, tokens.shape[1])
+    theirs = reference["greedy_ids"].tolist()
+    how = decoding.Decoding(GREEDY, (), stop_ids=(), pad_id=0)
+    limit, keys = jnp.full(3, len(theirs)), jax.random.split(jax.random.key(0), 3)
+    state = decoding.start(
+        smollm2, prompt, limit, keys, how, new_tokens=len(theirs), copies=3
+    )
+    lm, state = decoding.ready(smollm2, state)
+    state = decoding.go_on(lm, state, jnp.asarray(len(theirs)), how)
+    assert state.tokens.tolist() == [theirs] * 3
 
 
 def test_second_load_reads_the_cache(smollm2, monkeypatch):

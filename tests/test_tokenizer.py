@@ -335,6 +335,16 @@ def test_metadata_errors(tmp_path, metadata, message):
 def test_missing_files_are_named(tmp_path):
     with pytest.raises(FileNotFoundError, match="tokenizer.json, tokenizer.model, voc"):
         Tokenizer.from_folder(tmp_path)
+    (tmp_path / "spm.model").write_bytes(b"")
+    with pytest.raises(FileNotFoundError, match="save a tokenizer.json made of other"):
+        Tokenizer.from_folder(tmp_path)
+
+
+def test_a_vocabulary_of_word_pieces(tmp_path):
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "b", "##c"]
+    (tmp_path / "vocab.txt").write_text("\n".join(words))
+    transformers.BertConfig(vocab_size=len(words)).save_pretrained(tmp_path)
+    assert Tokenizer.from_folder(tmp_path, chat=False).encode("a bc") == [5, 6, 7]
 
 
 def test_broken_files_are_named(tmp_path):

@@ -1,12 +1,8 @@
 """Performance as ratios, measured side by side in one run; never in timed tests."""
 
 import difflib
-import functools
 import importlib
 import json
-import os
-import platform
-import re
 import sys
 import time
 from collections.abc import Sequence
@@ -16,6 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxhal.devices import device_name
 from jaxhal.files import replacing
 
 # Each module has `rows() -> Iterator[dict]`; its docstring says what it answers.
@@ -64,25 +61,6 @@ def _json(rows: Sequence[dict[str, Any]]) -> str:
     return json.dumps(rows, indent=1) + "\n"
 
 
-@functools.cache
-def device() -> str:
-    """What JAX runs on; of a CPU its name and the number of its cores.
-
-    Ratios to other programs depend on it: which products a library is tuned for
-    differs from one maker's processors to another's.
-    """
-    kind = jax.devices()[0].device_kind
-    if kind != "cpu":
-        return kind
-    try:
-        known = Path("/proc/cpuinfo").read_text("utf-8")
-    except OSError:  # not Linux
-        known = ""
-    named = re.search(r"^model name\s*:\s*(.+)$", known, re.MULTILINE)
-    name = named[1] if named else platform.processor() or platform.machine()
-    return f"{name}, {os.cpu_count()} cores"
-
-
 def row(
     bench: str,
     case: str,
@@ -100,7 +78,7 @@ def row(
         "value": round(float(value), 4),
         "target": target,
         "better": better,
-        "device": device(),
+        "device": device_name(),
         "spread": [round(float(x), 4) for x in spread],
     }
 

@@ -96,8 +96,8 @@ class Bulk:
     def samples(self, how: Draw) -> list[list[Sample]]:
         """Of each answer's prompt, the same for everyone who asks for the same.
 
-        Those of a prompt that leaves no room for them are empty, and the answer is in
-        error.
+        Those of a prompt that leaves no room for them are empty, and so are those of
+        an answer that comes with too few; the answer is in error.
         """
         if how not in self._drawn:
             root: Path | None = None if self.store is None else self.store.root
@@ -116,9 +116,17 @@ class Bulk:
         return self._drawn[how]
 
     def _fits(self, how: Draw) -> list[bool]:
-        """Whether the context has room for samples of each answer's prompt."""
+        """Whether there are, or the context has room for, samples of each answer."""
         if how.given:
-            return [True] * len(self.examples)
+            lengths = [len(example.samples) for example in self.examples]
+            for number, length in enumerate(lengths):
+                if length < how.n:
+                    self._fail(
+                        number,
+                        f"it comes with {length} samples, and {how.n} are asked for; "
+                        "give it more 'samples', or lower n",
+                    )
+            return [length >= how.n for length in lengths]
         room = self.lm.config.context_length - how.max_new_tokens
         tokenizer = self.lm.require_tokenizer()
         lengths = [len(tokenizer.encode_prompt(e).prompt_ids) for e in self.examples]

@@ -27,6 +27,7 @@ from jaxhal.endpoint import endpoint_of
 from jaxhal.entailment import Entailment, YesNo, resolve
 from jaxhal.features import consistency, semantic
 from jaxhal.features import eigenscore as spread
+from jaxhal.features.hidden import HiddenStates
 from jaxhal.generation import Sampling
 from jaxhal.samples import Draw
 
@@ -71,7 +72,8 @@ def semantic_entropy(
     Args:
       preset: of :data:`jaxhal.features.semantic.PRESETS`.
       entailment: what decides that two answers mean the same: ``"similarity"``,
-        ``"nli:SOURCE"``, ``"reader"``, or any :class:`jaxhal.entailment.Entailment`.
+        ``"nli:SOURCE"``, ``"reader"``, ``"endpoint:MODEL@URL"``, or any
+        :class:`jaxhal.entailment.Entailment`.
       draw: how to sample, as :func:`jaxhal.detectors.bulk.draw_of` takes it.
       name: what to call it beside another choice.
 
@@ -143,6 +145,10 @@ length_normalized_entropy = functools.partial(
 @cached
 def eigenscore(
     preset: str = "official",
+    alpha: float | None = None,
+    base: float | None = None,
+    per_feature: bool | None = None,
+    tokens: Literal["last", "before_last", "mean"] | None = None,
     draw: Settings = None,
     name: str = "eigenscore",
 ) -> Detector:
@@ -154,27 +160,31 @@ def eigenscore(
     Args:
       preset: of :data:`jaxhal.features.eigenscore.PRESETS`; ``"official"`` reads the
         last word of a sample, the others the end of the sequence.
+      alpha, base, per_feature: instead of the preset's, as
+        :class:`jaxhal.features.eigenscore.Preset` has them.
+      tokens: which token stands for a sample instead, as :class:`jaxhal.HiddenStates`
+        has it.
       draw: how to sample, as :func:`jaxhal.detectors.bulk.draw_of` takes it.
       name: what to call it beside another choice.
 
     Raises:
-      ValueError: on another preset or setting, or fewer than two samples.
+      ValueError: on another preset, setting or token, or fewer than two samples.
 
     References:
       Chen et al., INSIDE, ICLR 2024.
     """
-    if preset not in spread.PRESETS:
-        raise ValueError(
-            f"preset is {preset!r}; use one of {', '.join(spread.PRESETS)}"
-        )
+    form = spread.form_of(preset, alpha=alpha, base=base, per_feature=per_feature)
     how = draw_of(draw, _PUBLISHED[preset])
     if how.n < 2:
         raise ValueError(f"n is {how.n}; samples lie apart from two on")
-    states = Embedded(how, "before_last" if preset == "official" else "last")
+    if tokens is None:
+        tokens = "before_last" if preset == "official" else "last"
+    states = Embedded(how, tokens)
+    HiddenStates(tokens=tokens)  # says what is wrong before anything is sampled
 
     def inputs(features: Features) -> Any:
         found = features[states.feature]
-        score = functools.partial(spread.eigenscore, preset=preset)
+        score = functools.partial(spread.eigenscore, preset=form)
         return jax.vmap(score)(found["values"], found["valid"])
 
     return _detector(

@@ -96,7 +96,7 @@ def write(
     tables = rows, tokens, inside, differences
     notes = [*config.notes, *finetuning.notes(found.tuned)]
     noted = dataclasses.replace(config, notes=notes)
-    text = page.markdown(noted, data, found.judged, *tables, list(drawn))
+    text = page.markdown(noted, data, methods, found.judged, *tables, list(drawn))
     frames = [
         part.frame.assign(train=part.train, test=part.test, fold=part.fold)
         for part in found.judged

@@ -4,7 +4,9 @@ import base64
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jaxhal.experiments import relevance, results, sentences, timing
+from jaxhal.detectors import Detector
+from jaxhal.devices import device_name
+from jaxhal.experiments import relevance, results, sentences
 from jaxhal.experiments.config import UNITS, Config
 from jaxhal.experiments.protocols import PUBLISHED_SEEDS
 from jaxhal.experiments.results import Judged
@@ -36,6 +38,7 @@ _TIMED = (
 def markdown(
     config: Config,
     data: Mapping[str, Inputs],
+    methods: Sequence[Detector],
     judged: Sequence[Judged],
     rows: Sequence[Mapping[str, Any]],
     tokens: Sequence[Mapping[str, Any]],
@@ -57,17 +60,23 @@ def markdown(
     if len(judged) > 1 and len(data) == 1:
         text += [_ONE_FIT if len({part.fit for part in judged}) == 1 else _POOLED, ""]
     if config.timed:
-        text += [f"{_TIMED} {timing.device()}.", ""]
+        text += [f"{_TIMED} {device_name()}.", ""]
     if tokens:
         text += ["## Tokens", "", results.token_markdown(tokens), "", _TOKENS, ""]
     if inside:
         text += ["## Sentences and answers", "", sentences.markdown(inside), ""]
     if differences:
         text += ["## Relevance", "", relevance.markdown(differences), ""]
+    text += ["## Methods", "", *map(_named, methods), ""]
     if config.notes:
         text += ["## Notes", "", *[f"- {note}" for note in config.notes], ""]
     text += [*[f"![{name}]({name}.png)" for name in figures], ""]
     return "\n".join(text)
+
+
+def _named(method: Detector) -> str:
+    """What a method computes, and what by: the model that compares texts, for one."""
+    return f"- {method.name}: {method.summary} ({method.reference})"
 
 
 def _head(config: Config, data: Mapping[str, Inputs]) -> list[str]:

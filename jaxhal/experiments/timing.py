@@ -1,13 +1,11 @@
 """What each detector costs: every one alone, on a few of the answers."""
 
 import itertools
-import os
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import jax
 import numpy as np
 
 from jaxhal.detectors import Detector
@@ -80,11 +78,3 @@ def _work(detector: Detector) -> frozenset[Any]:
     views = {(view.of, name) for view in detector.views for name, _ in view.reads}
     named = {name for name, _ in (*detector.reads, *detector.text)}
     return frozenset(views | named | {one.feature for one in detector.measures})
-
-
-def device() -> str:
-    """What the times were taken on."""
-    found = jax.devices()[0]
-    if found.platform == "cpu":
-        return f"{os.cpu_count()} CPU cores"
-    return found.device_kind

@@ -34,8 +34,31 @@ PRESETS = {
 }
 
 
+def form_of(preset: str | Preset, **changes: float | bool | None) -> Preset:
+    """A preset by its name, with what is not ``None`` of the changes.
+
+    Raises:
+      ValueError: on another name, an ``alpha`` that is not positive or a ``base`` that
+        is no base of a logarithm above 1.
+
+    Example:
+      >>> form_of("official", alpha=0.1)
+      Preset(alpha=0.1, base=10.0, per_feature=True)
+    """
+    if isinstance(preset, str):
+        if preset not in PRESETS:
+            raise ValueError(f"preset is {preset!r}; use one of {', '.join(PRESETS)}")
+        preset = PRESETS[preset]
+    form = preset._replace(**{k: v for k, v in changes.items() if v is not None})
+    if not 0 < form.alpha < math.inf:
+        raise ValueError(f"alpha is {form.alpha}; give a positive number")
+    if not 1 < form.base < math.inf:
+        raise ValueError(f"base is {form.base}; give a number above 1, such as 10")
+    return form
+
+
 def eigenscore(
-    embeddings: Any, valid: Any = None, preset: str = "official"
+    embeddings: Any, valid: Any = None, preset: str | Preset = "official"
 ) -> Float[Array, ""]:
     r"""Mean log eigenvalue of the answers' covariance; higher = further apart.
 
@@ -57,7 +80,7 @@ def eigenscore(
         state of its last token in the middle layer; computed in float32 or wider.
       valid: ``Bool[samples]``, False on a missing answer.  Inside a trace, 0.0 when
         all are.
-      preset: a key of :data:`PRESETS`.
+      preset: a key of :data:`PRESETS`, or a form of one's own.
 
     Raises:
       ValueError: on fewer than two answers or features, another ``preset``, shapes
@@ -72,23 +95,21 @@ def eigenscore(
     References:
       Chen et al., 2024, section 3.1; the published code takes log10.
     """
-    if preset not in PRESETS:
-        raise ValueError(f"preset is {preset!r}; use one of {', '.join(PRESETS)}")
+    form = form_of(preset)
     values, valid = present("embeddings", embeddings, valid, least=2)
     if values.ndim != 2 or values.shape[1] < 2:
         raise ValueError(
             f"embeddings have shape {values.shape}; pass [samples, width] with a width "
             "of at least 2"
         )
-    alpha, base, per_feature = PRESETS[preset]
     samples, width = values.shape
     centred = values - values.mean(1, keepdims=True)
     singular = jnp.linalg.svd(centred, compute_uv=False, full_matrices=False)
-    eigenvalue = jnp.square(singular) / (width - 1 if per_feature else 1)
+    eigenvalue = jnp.square(singular) / (width - 1 if form.per_feature else 1)
     # More answers than features leave eigenvalues of zero that have no singular value;
     # those of missing answers come last, as singular values descend.
     eigenvalue = jnp.pad(eigenvalue, (0, samples - len(eigenvalue)))
-    log = jnp.log(eigenvalue + alpha) / math.log(base)
+    log = jnp.log(eigenvalue + form.alpha) / math.log(form.base)
     count = valid.sum()
     log = jnp.where(jnp.arange(samples) < count, log, 0.0)
     return log.sum() / jnp.maximum(count, 1)

@@ -84,12 +84,14 @@ class Tokenizer:
         """
         from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-        folder, names = Path(path), ("tokenizer.json", "tokenizer.model", "vocab.json")
+        folder = Path(path)
+        names = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
         found = [name for name in names if (folder / name).is_file()]
         if not found:
             raise FileNotFoundError(
                 f"no tokenizer in {folder}: looked for {', '.join(names)}; copy them "
-                "beside the weights"
+                "beside the weights, or save a tokenizer.json made of other files, as "
+                "spm.model, by transformers' AutoTokenizer"
             )
         # tokenizer.json is the tokenizer itself; the class that a checkpoint's config
         # names may rebuild it with other rules.

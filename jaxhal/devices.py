@@ -1,0 +1,28 @@
+"""What JAX computes on, in words."""
+
+import functools
+import os
+import platform
+import re
+from pathlib import Path
+
+import jax
+
+
+@functools.cache
+def device_name() -> str:
+    """The accelerator's kind; of a CPU its name and how many cores there are.
+
+    Ratios to other programs depend on it: what a library is tuned for differs from one
+    maker's processors to another's.
+    """
+    kind = jax.devices()[0].device_kind
+    if kind != "cpu":
+        return kind
+    try:
+        known = Path("/proc/cpuinfo").read_text("utf-8")
+    except OSError:  # not Linux
+        known = ""
+    named = re.search(r"^model name\s*:\s*(.+)$", known, re.MULTILINE)
+    name = named[1] if named else platform.processor() or platform.machine()
+    return f"{name}, {os.cpu_count()} cores"
