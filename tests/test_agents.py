@@ -266,7 +266,18 @@ def test_it_is_asked_again(tmp_path, monkeypatch, status):
 
 
 @pytest.mark.parametrize(
-    "said", [None, "", b"{", b"[]", b'"text"', b"{}", b'{"choices": 5}', "y" * 100_001]
+    "said",
+    [
+        None,
+        "",
+        b"{",
+        b"[]",
+        b'"text"',
+        b"{}",
+        b'{"choices": 5}',
+        "y" * 100_001,
+        b"[" * 100_000,
+    ],
 )
 def test_what_is_no_completion(tmp_path, monkeypatch, said):
     def reply(question):

@@ -1,6 +1,7 @@
 """Stores of boundary points: one contract for all of them."""
 
 import dataclasses
+import re
 
 import bound_child
 import numpy as np
@@ -142,12 +143,33 @@ def test_bad_vectors(opened, bad, message):
         store.add(points(1) * 2, vectors(2))
 
 
-def test_huge_points_are_no_milvus_points(tmp_path):
+@pytest.mark.parametrize("letter", ["a", "ä", "🙂", '"', "\n"])
+def test_of_long_texts_milvus_stores_the_beginning(tmp_path, letter):
     pytest.importorskip("milvus_lite")
     store = MilvusStore(WIDTH, tmp_path / "bound.db")
-    huge = dataclasses.replace(points(1)[0], context="ä" * 70000)
-    with pytest.raises(ValueError, match="'p0' has .* bytes of text, and Milvus takes"):
-        store.add([huge], vectors(1))
+    long = dict(context=letter * 70_000, response="b" * 100_000)
+    huge = dataclasses.replace(points(1)[0], **long)
+    wide = dataclasses.replace(points(2)[1], context="c" * 66_000, response="short")
+    store.add([huge, wide], vectors(2))
+    found = {hit.point.id: hit.point for hit in store.search(vectors(1), 2)[0]}
+    for point in (huge, wide):
+        kept = found[point.id]
+        assert kept.query == point.query and kept.entropy == point.entropy
+        for name in ("context", "response"):
+            text, whole = getattr(kept, name), getattr(point, name)
+            if text != whole:
+                start, missing = re.fullmatch(
+                    r"(.*) \[(\d+) characters are not stored\]", text, re.DOTALL
+                ).groups()
+                assert whole.startswith(start)
+                assert len(start) + int(missing) == len(whole)
+    assert found[wide.id].response == "short"
+    assert len(found[wide.id].context) > 65_000
+    assert len(found[huge.id].response) > 60_000
+    with pytest.raises(
+        ValueError, match="'p0' has .* bytes of text beside its context"
+    ):
+        store.add([dataclasses.replace(huge, query="q" * 70_000)], vectors(1))
     store.close()
     exact = ExactStore(WIDTH)
     exact.add([huge], vectors(1))

@@ -1,5 +1,6 @@
 """Exploring a small world whose bound is known, killing it, and bad agents."""
 
+import collections
 import dataclasses
 import json
 import math
@@ -69,6 +70,7 @@ def test_an_exploration(explored):
         assert node.entropy == 0.0  # three equal samples
         if node.way == "seed":
             assert node.query in SEEDS and node.first == node.query and not node.depth
+            assert node.reward == 0.0 or node.label is None  # the entropy it found
         else:
             parent = nodes[node.parent]
             assert parent.label == 1
@@ -253,6 +255,86 @@ def test_an_agent_that_always_fails(encoder, tmp_path):
         RuntimeError, match="none of the last 4 .*ConnectionError: refus"
     ):
         explorer(tmp_path, encoder, say).run(progress=False)
+
+
+def test_a_writer_that_always_fails(encoder, tmp_path):
+    """Its errors say nothing about the ways."""
+
+    def say(asked, temperature):
+        raise ConnectionError("refused")
+
+    one = explorer(tmp_path, encoder)
+    one.generator = Generator(CallableAgent(say, "writer"), "things", attempts=2)
+    with pytest.raises(
+        RuntimeError, match="writer changed none of the last 10 .*ConnectionError: refu"
+    ):
+        one.run(progress=False)
+    assert not one._steps and one.counts()["useless changes"] == 0
+    assert one.counts()["failed changes"] >= 10
+    # Later it is asked again.
+    found = explorer(tmp_path, encoder).run(progress=False)
+    assert found.stopped == "budget" and found.counts["failed changes"] == 0
+
+
+def test_a_writer_that_fails_at_times(encoder, tmp_path):
+    def say(asked, temperature):
+        if "alike" in asked:
+            raise TimeoutError("slow")
+        return change(asked, temperature)
+
+    one = explorer(tmp_path, encoder)
+    one.generator = Generator(CallableAgent(say, "writer"), "things", attempts=1)
+    found = one.run(progress=False)
+    assert found.stopped == "budget" and found.policy is None and not one._steps
+    assert found.counts["failed changes"] > 10
+    assert {node.way for node in found.nodes} == {"seed", "deduction", "induction"}
+
+
+def test_one_failure_at_first_is_no_outage(encoder, tmp_path):
+    asked = []
+
+    def say(query, temperature):
+        asked.append(query)
+        if query == asked[0]:
+            raise TimeoutError("slow")
+        return answer(query, temperature)
+
+    plan = dataclasses.replace(PLAN, width=1, budget=9)
+    found = explorer(tmp_path, encoder, say, plan=plan).run(progress=False)
+    assert found.counts["queries"] == 9 and found.counts["failed"] == 1
+
+
+def test_too_few_samples_are_a_failure(encoder, tmp_path):
+    drawn = collections.Counter()
+
+    def say(query, temperature):
+        drawn[query] += temperature > 0.5
+        if temperature > 0.5 and drawn[query] > 1 and share(query) < 0.3:
+            raise TimeoutError("slow")
+        return answer(query, temperature)
+
+    plan = dataclasses.replace(PLAN, samples=4)
+    found = explorer(tmp_path, encoder, say, plan=plan).run(progress=False)
+    failed = {node.query for node in found.nodes if not node.answer}
+    assert failed and failed == {n.query for n in found.nodes if share(n.query) < 0.3}
+    assert all("slow" in n.why for n in found.nodes if n.query in failed)
+
+
+def test_a_label_given_while_it_goes_on_is_kept(encoder, tmp_path):
+    path = tmp_path / "review.jsonl"
+    given = {}
+
+    def say(query, temperature):
+        if path.is_file() and not given:
+            row = lines_of(path)[0]
+            given.update(row | {"label": 1, "note": "surely"})
+            path.write_text(json.dumps(given) + "\n")
+        return answer(query, temperature)
+
+    explorer(tmp_path, encoder, say).run(progress=False)
+    rows = {row["query"]: row for row in lines_of(path)}
+    assert given and rows[given["query"]] == given
+    assert len(rows) > 1 and sum(row["label"] == 1 for row in rows.values()) == 1
 
 
 def test_an_agent_that_goes_out_and_comes_back(encoder, explored, tmp_path):

@@ -3,6 +3,7 @@
 import asyncio
 import dataclasses
 import json
+import re
 
 import pytest
 from test_encoding import write, write_pooling
@@ -211,7 +212,10 @@ def test_commands(written, tmp_path):
     longer = run("watchdog", "explore", written, "plan.budget=8")
     assert longer.exit_code == 0 and len(lines_of(folder / "journal.jsonl")) > asked
     other = run("watchdog", "explore", written, "seed=1")
-    assert other.exit_code == 2 and "another configuration made" in other.output
+    said = " ".join(other.output.split())
+    assert (
+        other.exit_code == 2 and "another configuration made, with another seed" in said
+    )
     queries = tmp_path / "queries.txt"
     queries.write_text("w1 w2\n\nw3 w4\n")
     checked = run("watchdog", "check", written, "-q", "w5", "-i", queries)
@@ -221,6 +225,24 @@ def test_commands(written, tmp_path):
     assert {"flagged", "score", "nearest", "entropy"} <= set(rows[0])
     empty = run("watchdog", "check", written)
     assert empty.exit_code == 2 and "nothing to check" in empty.output
+
+
+def test_how_an_agent_is_reached_is_not_what_was_explored(written):
+    far = "agent={{endpoint: '{}', model: m, passages: 0, {}}}"
+    first = configs.load_watch(written, [far.format("http://a/v1", "timeout: 3")])
+    configs._claim(first)
+    slower = far.format("http://b:9/v1", "timeout: 9, per_second: 2, concurrency: 1")
+    more = [
+        "reader=other",
+        "held_out=7",
+        f"out={first.folder}/../../{first.folder.parent.name}",
+    ]
+    configs._claim(configs.load_watch(written, [slower, *more]))
+    for change in (["encoder=x"], ["plan.samples=9"], ["agent.model=n"]):
+        with pytest.raises(
+            ValueError, match=f"with another {re.split('[.=]', change[0])[0]}"
+        ):
+            configs._claim(configs.load_watch(written, [slower, *change]))
 
 
 def test_serve(written, monkeypatch):

@@ -395,7 +395,8 @@ class EndpointAgent:
                         asked = self._asked(query, temperature)
                         answer = await client.chat.completions.create(**asked)
                         return checked(*_content(answer))
-                    except (openai.OpenAIError, ValueError) as error:
+                    # A reply nested too deep for a parser is malformed as well.
+                    except (openai.OpenAIError, ValueError, RecursionError) as error:
                         return self._failed(error)
 
             return await _each(one, queries, n)

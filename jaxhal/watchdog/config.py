@@ -98,7 +98,9 @@ class Watch:
       judge_endpoint, judge_model: of the model that judges.
       plan: fields of :class:`jaxhal.watchdog.Plan`.
       training: fields of :class:`jaxhal.watchdog.Training`.
-      store: ``exact``; a file that ends in ``.db`` or a server's address for Milvus.
+      store: ``exact``; ``milvus`` for bound.db in the folder, which embedded Milvus
+        Lite keeps, another file that ends in ``.db``, or the address of a Milvus
+        server, whose token is in $MILVUS_TOKEN.
       preset: of :data:`jaxhal.watchdog.PRESETS`.
       similarity: the guard's; that of the preset where left out.
       encoder: of queries.
@@ -325,7 +327,10 @@ def store_of(config: Watch) -> BoundaryStore:
     # One collection for each exploration, in Milvus' own letters.
     letters = re.sub(r"\W", "_", config.name, flags=re.ASCII)
     name = f"boundary_{letters[:64]}_{digest(str(config.folder.resolve()))[:8]}"
-    return MilvusStore(width, config.store, name)
+    if config.store == "milvus":
+        config.folder.mkdir(parents=True, exist_ok=True)
+        return MilvusStore(width, config.folder / "bound.db", name)
+    return MilvusStore(width, config.store, name, os.environ.get("MILVUS_TOKEN", ""))
 
 
 def evaluator_of(config: Watch, known: Sequence[Question]) -> Evaluator:
@@ -347,12 +352,12 @@ def explorer_of(config: Watch, progress: bool | None = None) -> Explorer:
       OSError: when the folder cannot be written.
     """
     known, _ = questions_of(config)
-    _claim(config)
     agent = agent_of(config, config.agent, progress)
     writer = agent_of(
         config,
         config.writer or dataclasses.replace(config.agent, passages=0, prompt=""),
     )
+    _claim(config)
     return Explorer(
         agent,
         evaluator_of(config, known),
@@ -402,8 +407,9 @@ def beside(config: Watch, name: str) -> Watch:
     other = dataclasses.replace(
         load_watch(path), **{field: getattr(config, field) for field in own}
     )
+    first, second = _explored(other), _explored(config)
     for field in ("questions", "options", "explored", "seed", "agent", "encoder"):
-        if getattr(other, field) != getattr(config, field):
+        if getattr(first, field) != getattr(second, field):
             raise ValueError(
                 f"{field} of {name!r} is {getattr(other, field)!r}, and of "
                 f"{config.name!r} {getattr(config, field)!r}; compare explorations of "
@@ -414,9 +420,40 @@ def beside(config: Watch, name: str) -> Watch:
 
 def _claim(config: Watch) -> None:
     """Makes sure that what the folder holds was explored in the same way."""
+    path = config.folder / "config.yaml"
+    if not path.is_file():
+        claim(config.folder, config)
+    elif (kept := _explored(load_watch(path))) != (asked := _explored(config)):
+        names = [f.name for f in dataclasses.fields(Watch)]
+        other = [n for n in names if getattr(kept, n) != getattr(asked, n)]
+        raise ValueError(
+            f"{config.folder} holds what another configuration made, with another "
+            f"{', '.join(other)}; give this one another 'name', or delete the folder"
+        )
+
+
+def _explored(config: Watch) -> Watch:
+    """What an exploration depends on, which is not where things are."""
     plan = {k: v for k, v in config.plan.items() if k not in _OPEN}
-    # How the bound is used later is no part of it.
-    same = dataclasses.replace(
-        config, plan=plan, preset="paper", similarity=None, held_out=1
+    return dataclasses.replace(
+        config,
+        plan=plan,
+        agent=_itself(config.agent),
+        writer=config.writer and _itself(config.writer),
+        preset=Watch.preset,
+        similarity=Watch.similarity,
+        held_out=Watch.held_out,
+        reader=Watch.reader,
+        out=Watch.out,
     )
-    claim(config.folder, same)
+
+
+def _itself(talker: Talker) -> Talker:
+    """Who answers, wherever it is and however fast it may be asked."""
+    return dataclasses.replace(
+        talker,
+        endpoint="somewhere" if talker.endpoint else "",
+        timeout=Talker.timeout,
+        concurrency=Talker.concurrency,
+        per_second=Talker.per_second,
+    )

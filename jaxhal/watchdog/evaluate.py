@@ -39,14 +39,12 @@ from jaxhal.watchdog.config import (
     watchdog_of,
 )
 from jaxhal.watchdog.guarding import Check, Watchdog
-from jaxhal.watchdog.journal import Journal, answered
+from jaxhal.watchdog.journal import Journal, answered, enough
 
 # Baselines by their catalogue names; those that sample look at the agent's own answers.
 _SAMPLED = ("selfcheck_nli", "selfcheck_ngram", "semantic_entropy_discrete")
 _BASELINES = ("predictive_probability", "icl_prompt", *_SAMPLED)
 _INFERRING = ("selfcheck_nli", "semantic_entropy_discrete")
-# Of an agent's other answers, how many may be missing.
-_MISSING = 2
 _EPSILONS = (0.6, 0.65, 0.7, 0.75, 0.8, 0.85, 0.9)
 _GAMMAS = (0.35, 0.4, 0.45, 0.5, 0.55, 0.6, 0.65)
 
@@ -197,10 +195,10 @@ def _known(config: Watch, dog: Watchdog) -> Known:
     answers, samples = asyncio.run(ask())
     rule, kept = OverlapRule(), []
     # All methods look at equally many; a question with few would cost all others.
-    enough = max(1, dog.samples - _MISSING)
+    least = enough(dog.samples)
     for question, (reply,), some in zip(questions, answers, samples, strict=True):
         good = [one for one in some if one.error is None]
-        if reply.error is None and len(good) >= enough:
+        if reply.error is None and len(good) >= least:
             kept.append((question, reply, good, rule(question, reply.text).label))
     labels = np.array([label for *_, label in kept], int)
     if len(set(labels.tolist())) < 2:

@@ -221,6 +221,7 @@ class Explorer:
         self.folder.mkdir(parents=True, exist_ok=True)
         self.journal = Journal(self.folder / "journal.jsonl")
         self._reviewed = reviewed(self.folder / "review.jsonl")
+        self._open: set[str] = set()  # waiting for a person
         self._key = jax.random.key(plan.seed)
         order = np.random.default_rng(plan.seed).permutation(len(known))
         every = list(known.values())
@@ -233,6 +234,7 @@ class Explorer:
         self._policy: Any = None
         self._vectors: dict[str, np.ndarray] = {}
         self._changes = self._useless = 0
+        self._failures: list[str | None] = []  # of each change
 
     def run(self, progress: bool | None = None) -> Explored:
         """Explores to the end.
@@ -271,6 +273,7 @@ class Explorer:
                         self._enqueue(child)
                     if not children:
                         self._sow()
+                self._write_review()
                 bar.update(len(some))
                 self._show(bar)
                 stopped = self._ended()
@@ -294,6 +297,7 @@ class Explorer:
             "answers": (1 + self.plan.samples) * len(nodes),
             "changes": self._changes,
             "useless changes": self._useless,
+            "failed changes": sum(error is not None for error in self._failures),
             "steps": len(self._steps),
         }
 
@@ -339,8 +343,9 @@ class Explorer:
         answer = Reply(**said["replies"][0])
         samples = [Reply(**one) for one in drawn["replies"] if not one["error"]]
         node.time = said["time"]
-        if answer.error is not None or not samples:
-            node.why = answer.error or drawn["replies"][0]["error"]
+        if answer.error is not None or not answered(drawn["replies"]):
+            errors = (one["error"] for one in drawn["replies"] if one["error"])
+            node.why = answer.error or next(errors)
             return
         node.answer, node.context = answer.text, answer.context
         # The reward of equation (2) asks whether any answer is hallucinated.
@@ -377,9 +382,11 @@ class Explorer:
         self._nodes[node.query] = node
         parent = self._nodes.get(node.parent)
         if node.label is not None:
-            before = node.entropy if parent is None else parent.entropy
-            earlier = 1.0 if parent is None else parent.reward
-            node.reward = float(reward(node.entropy, before, earlier, node.clean))
+            # A path begins with the entropy it finds, for there is none before it.
+            gain = reward(node.entropy, 0.0, 1.0, True)
+            if parent is not None:
+                gain = reward(node.entropy, parent.entropy, parent.reward, node.clean)
+            node.reward = float(gain)
         if parent is not None:
             self._tried(parent, node.way, node.reward)
         name = digest(f"{self.agent.name}\n{node.query}")
@@ -437,18 +444,26 @@ class Explorer:
 
         ways, node.chances = await self.journal.once(f"ways {key}", choose)
 
-        async def change(way: str) -> str:
-            return (await self.generator.change([node.query], [way]))[0]
+        async def change(way: str) -> dict[str, Any]:
+            (made,) = await self.generator.change([node.query], [way])
+            return dataclasses.asdict(made)
+
+        def kept(made: Mapping[str, Any]) -> bool:
+            return made["error"] is None
 
         found = await asyncio.gather(
             *(
-                self.journal.once(f"{way} {key}", lambda w=way: change(w), bool)
+                self.journal.once(f"{way} {key}", lambda w=way: change(w), kept)
                 for way in ways
             )
         )
         self._changes += len(ways)
         children = []
-        for way, query in zip(ways, found, strict=True):
+        for way, made in zip(ways, found, strict=True):
+            self._failures.append(made["error"])
+            query = made["text"]
+            if made["error"] is not None:
+                continue
             if not query or plain(query) in self._seen:
                 self._useless += 1
                 self._tried(node, way, _USELESS)
@@ -492,12 +507,19 @@ class Explorer:
         """Why it is over, empty while it is not."""
         plan, found = self.plan, self.counts()
         last = [*self._nodes.values()][-max(_OUTAGE, 2 * plan.width) :]
-        known = min(plan.starts, plan.budget, len(last))
-        if len(last) >= known and not any(one.answer for one in last):
+        known = len(last) >= min(plan.starts, plan.budget) or not self._queue
+        if known and not any(one.answer for one in last):
             raise RuntimeError(
                 f"{self.agent.name} answered none of the last {len(last)} queries, the "
                 f"first of which failed so: {last[0].why}; explore again when it "
                 "answers: they are asked anew"
+            )
+        failures = self._failures[-_OUTAGE:]
+        if len(failures) == _OUTAGE and all(failures):
+            raise RuntimeError(
+                f"{self.generator.agent.name} changed none of the last {_OUTAGE} "
+                f"queries, the first of which failed so: {failures[0]}; explore again "
+                "when it answers: they are asked anew"
             )
         if found["queries"] >= plan.least and found["gamma"] >= plan.gamma:
             return "gamma"
@@ -505,10 +527,10 @@ class Explorer:
             return "budget"
         return "" if self._queue else "queries"
 
-    def _write(self, stopped: str) -> None:
-        """queries.jsonl, review.jsonl and summary.json, for people."""
-        nodes = [*self._nodes.values()]
-        write_rows(self.folder / "queries.jsonl", map(_row, nodes))
+    def _write_review(self) -> None:
+        """review.jsonl, with what a person decided while it went on, as it stands."""
+        path = self.folder / "review.jsonl"
+        decided = _decided(path)
         open_ = [
             {
                 "query": node.query,
@@ -517,13 +539,17 @@ class Explorer:
                 "why": node.why,
                 "label": None,
             }
-            for node in nodes
-            if node.label is None and node.answer
+            for node in self._nodes.values()
+            if node.label is None and node.answer and node.query not in decided
         ]
-        decided = [
-            {"query": query, "label": label} for query, label in self._reviewed.items()
-        ]
-        write_rows(self.folder / "review.jsonl", [*decided, *open_])
+        if {one["query"] for one in open_} - self._open:
+            write_rows(path, [*decided.values(), *open_])
+            self._open = {one["query"] for one in open_}
+
+    def _write(self, stopped: str) -> None:
+        """queries.jsonl and summary.json, for people."""
+        nodes = [*self._nodes.values()]
+        write_rows(self.folder / "queries.jsonl", map(_row, nodes))
         losses = None if self._policy is None else self._policy.losses.tolist()
         summary = {**self.counts(), "stopped": stopped, "losses": losses}
         with replacing(self.folder / "summary.json") as file:
@@ -536,6 +562,11 @@ def reviewed(path: str | os.PathLike) -> dict[str, int]:
     Raises:
       ValueError: on a row without a query, or a label that is not 0, 1 or null.
     """
+    return {query: row["label"] for query, row in _decided(path).items()}
+
+
+def _decided(path: str | os.PathLike) -> dict[str, dict[str, Any]]:
+    """The rows that have a label, by their query."""
     found = {}
     path = Path(path)
     # What people write need not end in a new line, and is not ours to change.
@@ -557,7 +588,7 @@ def reviewed(path: str | os.PathLike) -> dict[str, int]:
                 f"{path}, line {number}: 'label' is {label!r}; use 0, 1 or null"
             )
         if label is not None:
-            found[row["query"]] = label
+            found[row["query"]] = dict(row)
     return found
 
 

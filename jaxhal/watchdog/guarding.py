@@ -19,6 +19,7 @@ from jaxhal.watchdog.bounds import BoundaryStore, Hit, Point
 from jaxhal.watchdog.conversation import Conversation, last_turn
 from jaxhal.watchdog.entropy import semantic_entropies
 from jaxhal.watchdog.index import unit
+from jaxhal.watchdog.journal import enough
 from jaxhal.watchdog.monitor import NEAREST, Decision, Guard, decide
 
 
@@ -278,10 +279,18 @@ class Watchdog:
         last = [*map(last_turn, queries)]
         found = await asyncio.to_thread(semantic_entropies, last, said, self.entailment)
         return [
-            (float(entropy), None if texts else some[0].error)
-            for entropy, texts, some in zip(found, said, replies, strict=True)
+            (float(entropy), _lacking(some))
+            for entropy, some in zip(found, replies, strict=True)
         ]
 
     async def _answer(self, query: str) -> Reply:
         ((reply,),) = await self.agent.respond([query], 1, self.answer_temperature)
         return reply
+
+
+def _lacking(replies: Sequence[Reply]) -> str | None:
+    """Why no entropy can be taken of some answers, if it cannot."""
+    failures = [one.error for one in replies if one.error is not None]
+    if len(replies) - len(failures) >= enough(len(replies)):
+        return None
+    return f"{len(failures)} of {len(replies)} answers failed: {failures[0]}"

@@ -13,6 +13,7 @@ from jaxhal.watchdog.index import checked
 
 # What Milvus takes of one JSON field, and of one request.
 _BYTES, _BLOCK = 65536, 1000
+_MARK = 48  # bytes that say how much of a text is not stored
 _FIELDS = ("vector", "payload")
 
 
@@ -93,9 +94,12 @@ class MilvusStore:
     def add(self, points: Sequence[Point], vectors: Any) -> None:
         """See :class:`~jaxhal.watchdog.BoundaryStore`.
 
+        Of a context or response that is longer than Milvus takes (65,536 bytes a point)
+        the beginning is stored, and how many characters are not.
+
         Raises:
           ValueError: when there is not one vector of the right width for each point, or
-            a point is larger than Milvus takes.
+            a point's other texts are larger than Milvus takes.
           RuntimeError: when Milvus does not take them.
         """
         block = paired(points, checked(vectors, self.width))
@@ -169,15 +173,33 @@ class MilvusStore:
 
 
 def _payload(point: Point) -> dict[str, Any]:
+    """The texts of a point; of what is too long for Milvus, as much as fits."""
     fields = dataclasses.asdict(point)
     del fields["id"], fields["entropy"]
-    size = len(json.dumps(fields).encode())
-    if size > _BYTES:
+    for name in ("context", "response"):
+        if over := max(0, _size(fields) - _BYTES):
+            fields[name] = _shortened(fields[name], over)
+    if (size := _size(fields)) > _BYTES:
         raise ValueError(
-            f"point {point.id!r} has {size} bytes of text, and Milvus takes {_BYTES}; "
-            "give it less context, or use an ExactStore"
+            f"point {point.id!r} has {size} bytes of text beside its context and "
+            f"response, and Milvus takes {_BYTES}; use an ExactStore"
         )
     return fields
+
+
+def _size(fields: dict[str, Any]) -> int:
+    return len(json.dumps(fields).encode())
+
+
+def _shortened(text: str, over: int) -> str:
+    """A text of so many bytes less in JSON, which says how much was cut."""
+    room = max(0, len(json.dumps(text)) - 2 - over - _MARK)
+    low, high = 0, len(text)
+    while low < high:  # characters take from 1 to 12 bytes
+        middle = (low + high + 1) // 2
+        fits = len(json.dumps(text[:middle])) - 2 <= room
+        low, high = (middle, high) if fits else (low, middle - 1)
+    return f"{text[:low]} [{len(text) - low} characters are not stored]"
 
 
 def _hit(found: Any) -> Hit:

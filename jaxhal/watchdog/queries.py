@@ -4,7 +4,7 @@ import dataclasses
 import re
 from collections.abc import Sequence
 
-from jaxhal.watchdog.agents import Agent
+from jaxhal.watchdog.agents import Agent, Reply
 
 #: What an agent is told to make of a query, by the name of the way.
 PROMPTS = {
@@ -55,12 +55,15 @@ class Generator:
     temperature: float = 0.7
     attempts: int = 3
 
-    async def change(self, queries: Sequence[str], ways: Sequence[str]) -> list[str]:
-        """Each query changed in its way; empty where nothing of use came back.
+    async def change(self, queries: Sequence[str], ways: Sequence[str]) -> list[Reply]:
+        """Each query changed in its way; an empty text where nothing of use came back.
 
         Args:
           queries: what to start from.
           ways: of :data:`PROMPTS`, one for each.
+
+        Returns:
+          For each what the agent made of it, or an error where it gave no reply at all.
         """
         asked = [
             PROMPTS[way].format(domain=self.domain, query=query)
@@ -68,9 +71,16 @@ class Generator:
         ]
         replies = await self.agent.respond(asked, self.attempts, self.temperature)
         return [
-            next((text for one in some if (text := usable(one.text, query))), "")
+            self._best(query, some)
             for query, some in zip(queries, replies, strict=True)
         ]
+
+    def _best(self, query: str, replies: Sequence[Reply]) -> Reply:
+        texts = (usable(one.text, query) for one in replies if one.error is None)
+        if found := next(filter(None, texts), ""):
+            return Reply(found)
+        failures = [one.error for one in replies if one.error is not None]
+        return Reply("", error=failures[0] if len(failures) == len(replies) else None)
 
 
 def usable(text: str, query: str) -> str:
