@@ -137,6 +137,32 @@ def test_the_bound_by_hand():
     assert float(mean.cosine) == pytest.approx(2.4 / np.hypot(2.4, 1.4), abs=1e-6)
 
 
+def test_a_cosine_at_the_threshold():
+    """The paper's gates open there, the published code's flag does not go up."""
+    bound, query = np.tile([1.0, 0.0], (3, 1)), np.array([1.0, 0.0])
+    for guard, flagged in ((PRESETS["paper"], True), (PRESETS["repo"], False)):
+        guard = dataclasses.replace(guard, similarity=1.0)
+        found = monitor(query, 0.0, bound, np.ones(3), guard)
+        assert (bool(found.flagged), bool(found.near)) == (flagged, flagged)
+        assert float(found.cosine) == 1.0
+    # The third point decides whether the gate opens.
+    third = np.array([[1.0, 0.0], [1.0, 0.0], [0.6, 0.8]])
+    for similarity, near in ((0.6, True), (np.nextafter(np.float32(0.6), 1), False)):
+        guard = Guard(similarity=float(similarity))
+        assert bool(monitor(query, 0.0, third, np.ones(3), guard).near) == near
+
+
+def test_of_equally_near_points_the_first_counts():
+    """Different vectors as near as each other: the entropy is that of the first."""
+    bound, query = np.eye(4), np.full(4, 0.5)
+    for first in range(4):
+        order = np.roll(np.arange(4), -first)
+        found = monitor(query, 1.0, bound[order], np.arange(4.0)[order], Guard(0.9))
+        assert not found.near and bool(found.flagged) == (1.0 > first)
+        score = 1 / (1 + math.exp(first - 1.0))
+        assert float(found.score) == pytest.approx(score, abs=1e-6)
+
+
 def test_maps_over_queries():
     rng = np.random.default_rng(0)
     queries, points = rng.normal(size=(5, 8)), rng.normal(size=(20, 8))

@@ -20,7 +20,7 @@ from test_encoding import write, write_pooling
 
 from chat_server import serving
 from jaxhal.encoding import embed, kept_encoder
-from jaxhal.endpoint import Endpoint
+from jaxhal.endpoint import Endpoint, Useless
 from jaxhal.watchdog import (
     CallableAgent,
     Conversation,
@@ -129,6 +129,25 @@ def test_an_entropy_of_too_few_answers_is_none(encoder):
     assert "3 of" in str(check.error) and "too slow" in str(check.error)
     count, answered = itertools.count(), dog.samples - 2
     assert asyncio.run(dog.check(FAR)).entropy == 0.0
+
+
+def test_entailment_that_is_not_known(encoder):
+    """An endpoint that decides it fails at one query, which costs no other."""
+
+    class Picky(Same):
+        def __call__(self, pairs):
+            if any("w44" in text for pair in pairs for text in pair):
+                raise Useless("it says nothing of use")
+            return super().__call__(pairs)
+
+    def say(query, temperature):
+        return f"{query} {random.random()}"
+
+    dog = watchdog(encoder, say=say)
+    dog.entailment = Picky()
+    bad, fine = asyncio.run(dog.checks(["w44 w44", FAR]))
+    assert bad.entropy is None and "says nothing of use" in str(bad.error)
+    assert fine.error is None and fine.entropy == pytest.approx(math.log(4), abs=1e-6)
 
 
 def test_an_entropy_that_cannot_be_known(encoder):

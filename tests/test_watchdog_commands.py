@@ -324,7 +324,10 @@ def test_evaluate(written, tmp_path, lm, monkeypatch):
     lengths = [len(one.text.split()) for one in others]
     labels = [n % 2 for n in range(len(others))]
     assert rows["query_length"]["AUROC"] == auroc(lengths, labels)
-    assert {row["watchdog"] for row in known["guards"]} == {"tiny", "other"}
+    every = "(flagging every query)"
+    assert {row["watchdog"] for row in known["guards"]} == {"tiny", "other", every}
+    (flags,) = [row for row in known["guards"] if row["watchdog"] == every]
+    assert known["prevalence"] == flags["precision"] == 0.5 and flags["recall"] == 1.0
     dog = configs.watchdog_of(config, progress=False)
     dog.agent = Recorded(dog.agent, Journal(folder / "evaluation.jsonl"))
     asked = len(dog.agent.journal)
@@ -342,6 +345,8 @@ def test_evaluate(written, tmp_path, lm, monkeypatch):
     assert same["AUROC"] == rows["tiny"]["AUROC"]
     text = (folder / "evaluation.md").read_text("utf-8")
     assert "Held out: 10 questions, 5 answered wrongly (50%)" in text
+    said = text.partition("## Methods")[2]
+    assert "- selfcheck_nli: " in said and "similarity of embeddings" in said
     for name in ("auroc", "entropy", "ablations"):
         assert (folder / f"{name}.png").stat().st_size > 5000
 
@@ -366,18 +371,15 @@ def test_the_bound_at_a_share(encoder):
         {"label": label, "query": f"w{n}", "answer": "a", "entropy": 0.5, "round": n}
         for n, label in enumerate([0, 1, None, 1, 1, 1])
     ]
-    half = evaluating._beginning(encoder, rows, 0.5, 1)
-    assert half is not None and [one.query for one in half] == ["w1"]
-    later = evaluating._beginning(encoder, rows, 0.5, 4)
-    assert later is not None and [one.query for one in later] == ["w1", "w3"]
-    assert evaluating._beginning(encoder, rows, 0.9, 1) is None
+    reached = evaluating._reached
+    assert [reached(rows, 0.5, 1), reached(rows, 0.5, 4)] == [2, 4]
+    bound = evaluating._beginning(encoder, rows[:4])
+    assert [one.query for one in bound] == ["w1", "w3"]
+    assert reached(rows, 0.9, 1) is None
     # An exploration looks at its share when a round is over.
     for row in rows:
         row["round"] = row["round"] // 3
-    whole = evaluating._beginning(encoder, rows, 0.5, 1)
-    assert whole is not None and [one.query for one in whole] == ["w1"]
-    later = evaluating._beginning(encoder, rows, 0.6, 1)
-    assert later is not None and len(later) == 4
+    assert [reached(rows, 0.5, 1), reached(rows, 0.6, 1)] == [3, 6]
 
 
 def test_figures_without_anything():

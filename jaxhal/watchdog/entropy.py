@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from jaxhal.endpoint import NoReply
 from jaxhal.entailment import Entailment, answering, both_ways
 from jaxhal.features import semantic
 
@@ -44,6 +45,28 @@ def semantic_entropies(
             padded = np.pad(probabilities, [(0, missing), (0, missing), (0, 0)])
             found[row] = _entropy(padded, np.arange(most) < count)
     return found
+
+
+def known_entropies(
+    queries: Sequence[str],
+    answers: Sequence[Sequence[str]],
+    entailment: Entailment,
+) -> list[tuple[float, str | None]]:
+    """:func:`semantic_entropies`, and why one is not known.
+
+    Where an endpoint that is asked about entailment has no reply of use, each query is
+    looked at alone, so that the error is that of one.
+    """
+    try:
+        found = semantic_entropies(queries, answers, entailment)
+        return [(float(one), None) for one in found]
+    except NoReply as error:
+        if len(queries) == 1:
+            return [(np.nan, f"entailment is not known: {error}")]
+    return [
+        known_entropies([query], [some], entailment)[0]
+        for query, some in zip(queries, answers, strict=True)
+    ]
 
 
 @jax.jit

@@ -159,7 +159,7 @@ def evaluate(
     rows, data = _judged(config, known, detectors, progress)
     guards = _guards(checks, known.labels)
     changes = _ablations(config, dog, queries, known.labels)
-    _write(config, [config, *beside], rows, guards, changes, known, data)
+    _write(config, [config, *beside], rows, guards, changes, detectors, known, data)
     return Evaluated(config.folder, rows)
 
 
@@ -303,16 +303,21 @@ def _guards(
     checks: Mapping[str, Sequence[Check]], labels: Int[np.ndarray, " queries"]
 ) -> list[dict[str, Any]]:
     """How well the guard's own flags fit, nothing being fitted."""
+    decided = {
+        name: ([one.flagged for one in some], [one.near for one in some])
+        for name, some in checks.items()
+    }
+    # What any guard has to beat where most answers are wrong.
+    every = [True] * len(labels)
+    decided["(flagging every query)"] = every, [False] * len(labels)
     rows = []
-    for name, some in checks.items():
-        flags = np.array([one.flagged for one in some], float)
-        found = metrics_of(flags, labels, 0.5)
-        near = np.array([one.near for one in some])
+    for name, (flagged, near) in decided.items():
+        found = metrics_of(np.array(flagged, float), labels, 0.5)
         rows.append(
             {
                 "watchdog": name,
-                "flagged": int(flags.sum()),
-                "near the bound": int(near.sum()),
+                "flagged": sum(flagged),
+                "near the bound": sum(near),
                 **{k: found[k] for k in ("f1", "accuracy", "precision", "recall")},
             }
         )
@@ -331,10 +336,12 @@ def _ablations(
     gamma = []
     least = plan_of(config).least
     for value in _GAMMAS:
-        store = _beginning(dog.encoder, asked, value, least)
-        if store is not None:
+        count = _reached(asked, value, least)
+        if count is not None:
+            store = _beginning(dog.encoder, asked[:count])
             found = _fit(_with(dog, store), queries, labels)
-            gamma.append({"value": value, "points": len(store), **found})
+            asked_by = {"queries": count, "points": len(store)}
+            gamma.append({"value": value, **asked_by, **found})
     tables = {"similarity (epsilon)": epsilon, "share of hallucinations (gamma)": gamma}
     return {name: rows for name, rows in tables.items() if rows}
 
@@ -350,20 +357,24 @@ def _fit(dog: Watchdog, queries: Sequence[str], labels: np.ndarray) -> dict[str,
     }
 
 
-def _beginning(
-    encoder: str, asked: Sequence[Mapping[str, Any]], gamma: float, least: int
-) -> ExactStore | None:
-    """The bound after the round in which the share first was that high, if it was."""
-    hits, judged = [], 0
+def _reached(
+    asked: Sequence[Mapping[str, Any]], gamma: float, least: int
+) -> int | None:
+    """Queries until the round after which the share first was that high, if it was."""
+    hits = judged = 0
     after = [*(row["round"] for row in asked[1:]), None]
     for number, (row, later) in enumerate(zip(asked, after, strict=True), 1):
         judged += row["label"] is not None
-        hits += [row] if row["label"] == 1 else []
+        hits += row["label"] == 1
         ends = row["round"] != later and number >= least
-        if ends and judged and len(hits) / judged >= gamma:
-            break
-    else:
-        return None
+        if ends and judged and hits / judged >= gamma:
+            return number
+    return None
+
+
+def _beginning(encoder: str, asked: Sequence[Mapping[str, Any]]) -> ExactStore:
+    """The bound that some queries made."""
+    hits = [row for row in asked if row["label"] == 1]
     vectors = embed(
         kept_encoder(encoder), [row["query"] for row in hits], progress=False
     )
@@ -382,6 +393,7 @@ def _write(
     rows: Sequence[Mapping[str, Any]],
     guards: Sequence[Mapping[str, Any]],
     changes: Mapping[str, Sequence[Mapping[str, Any]]],
+    methods: Sequence[Detector],
     known: Known,
     data: Any,
 ) -> None:
@@ -426,6 +438,16 @@ def _write(
     ]
     for setting, table in changes.items():
         lines += [f"## Over {setting}", "", _table(table), ""]
+    lines += [
+        f"Of the shares {', '.join(map(str, _GAMMAS))} those in the table were "
+        f"reached, each after at least {plan_of(config).least} queries; those reached "
+        "after as many queries have one bound.",
+        "",
+        "## Methods",
+        "",
+        *(f"- {one.name}: {one.summary} ({one.reference})" for one in methods),
+        "",
+    ]
     trend = {
         one.name: [
             np.nan if row["entropy"] is None else row["entropy"]
@@ -446,7 +468,12 @@ def _write(
             figure.savefig(file, format="png", dpi=150)
     with replacing(folder / "evaluation.md") as file:
         file.write("\n".join(lines))
-    whole = {"rows": [*rows], "guards": [*guards], "ablations": dict(changes)}
+    whole = {
+        "prevalence": float(known.labels.mean()),
+        "rows": [*rows],
+        "guards": [*guards],
+        "ablations": dict(changes),
+    }
     with replacing(folder / "evaluation.json") as file:
         json.dump(whole, file, indent=1)
 

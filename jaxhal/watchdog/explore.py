@@ -23,7 +23,7 @@ from jaxhal.progress import Bar, progress_bar
 from jaxhal.store.keys import digest
 from jaxhal.watchdog.agents import Agent, Reply
 from jaxhal.watchdog.bounds import BoundaryStore, Point
-from jaxhal.watchdog.entropy import semantic_entropies
+from jaxhal.watchdog.entropy import known_entropies
 from jaxhal.watchdog.evaluators import Evaluator
 from jaxhal.watchdog.journal import Journal, answered
 from jaxhal.watchdog.policy import (
@@ -355,15 +355,22 @@ class Explorer:
             queries = [node.query] * len(judged)
             return [[*one] for one in await self.evaluator.judge(queries, judged)]
 
-        async def unsure() -> float:
+        async def unsure() -> list[Any]:
             texts = [one.text for one in samples]
-            found = await asyncio.to_thread(
-                semantic_entropies, [node.query], [texts], self.entailment
+            (found,) = await asyncio.to_thread(
+                known_entropies, [node.query], [texts], self.entailment
             )
-            return float(found[0])
+            return [*found]
+
+        def known(found: Sequence[Any]) -> bool:
+            return found[1] is None
 
         verdicts = await self.journal.once(f"verdict {key}", judge)
-        node.entropy = await self.journal.once(f"entropy {key}", unsure)
+        entropy, error = await self.journal.once(f"entropy {key}", unsure, known)
+        if error is not None:
+            node.why, node.answer = error, ""
+            return
+        node.entropy = entropy
         node.label, node.why, node.confidence = verdicts[0]
         if node.label is None and node.query in self._reviewed:
             node.label, node.confidence = self._reviewed[node.query], 1.0

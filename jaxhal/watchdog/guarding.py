@@ -17,7 +17,7 @@ from jaxhal.store.keys import digest
 from jaxhal.watchdog.agents import Agent, Reply
 from jaxhal.watchdog.bounds import BoundaryStore, Hit, Point
 from jaxhal.watchdog.conversation import Conversation, last_turn
-from jaxhal.watchdog.entropy import semantic_entropies
+from jaxhal.watchdog.entropy import known_entropies
 from jaxhal.watchdog.index import unit
 from jaxhal.watchdog.journal import enough
 from jaxhal.watchdog.monitor import NEAREST, Decision, Guard, decide
@@ -277,10 +277,10 @@ class Watchdog:
         replies = await self.agent.respond(asked, self.samples, self.temperature)
         said = [[one.text for one in some if one.error is None] for some in replies]
         last = [*map(last_turn, queries)]
-        found = await asyncio.to_thread(semantic_entropies, last, said, self.entailment)
+        found = await asyncio.to_thread(known_entropies, last, said, self.entailment)
         return [
-            (float(entropy), _lacking(some))
-            for entropy, some in zip(found, replies, strict=True)
+            (entropy, _lacking(some) or error)
+            for (entropy, error), some in zip(found, replies, strict=True)
         ]
 
     async def _answer(self, query: str) -> Reply:
