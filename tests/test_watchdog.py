@@ -31,6 +31,7 @@ from jaxhal.watchdog import (
     Reply,
     Watchdog,
     monitor,
+    serve,
 )
 from jaxhal.watchdog.serve import BLOCKED, Service
 from jaxhal.watchdog.wire import Fault, asked
@@ -373,6 +374,7 @@ def test_turns_before(served):
 def test_an_endpoint_is_told_what_the_client_said(encoder, tmp_path, monkeypatch):
     dog = watchdog(encoder, Guard(similarity=0.2))
     told: Any = [{"role": "system", "content": "Be brief."}, *user(KNOWN[2])]
+    named = [told[0], {**told[1], "name": "Ann"}]
     options: Any = {"max_tokens": 7, "top_p": 0.5, "temperature": 0.3}
     choice = {"index": 0, "finish_reason": "length"}
     whole = choice | {"message": {"role": "assistant", "content": "And"}}
@@ -385,7 +387,7 @@ def test_an_endpoint_is_told_what_the_client_said(encoder, tmp_path, monkeypatch
             found = create(model="any", messages=told, **options)
             *_, last = create(
                 model="any",
-                messages=told,
+                messages=named,
                 stream=True,
                 stream_options={"include_usage": True},
             )
@@ -396,7 +398,7 @@ def test_an_endpoint_is_told_what_the_client_said(encoder, tmp_path, monkeypatch
     assert found.choices[0].finish_reason == "length"
     assert found.watchdog["ignored"] == []
     assert last.choices[0].finish_reason == "stop"
-    assert last.watchdog["ignored"] == ["stream_options"]
+    assert last.watchdog["ignored"] == ["messages.name", "stream_options"]
 
 
 def test_samples_are_of_the_whole_conversation(encoder, tmp_path, monkeypatch):
@@ -463,6 +465,9 @@ def test_feedback(encoder):
             ({"hallucinated": True}, 400),
             ({"query": " ", "hallucinated": True}, 400),
             ({"query": "a", "response": 5, "hallucinated": True}, 400),
+            ({"query": "a" * 20_001, "hallucinated": True}, 400),
+            ({"query": "\ud800", "hallucinated": True}, 400),
+            ({"query": "a", "response": "b" * 100_001, "hallucinated": True}, 400),
             ([], 400),
         ):
             assert send(port, "POST", "/v1/feedback", json.dumps(bad))[0] == want
@@ -523,6 +528,52 @@ def test_what_a_web_page_could_send(served):
             assert status == 415 and b"not application/json" in raw
     kind = {"Content-Type": "application/json; charset=utf-8"}
     assert send(served, "POST", "/v1/chat/completions", body, **kind)[0] == 200
+
+
+def test_a_query_that_is_blocked_can_be_taught(encoder):
+    dog = watchdog(encoder, Guard(similarity=0.2, entropy=None))
+    query = KNOWN[4]
+    with proxy(Service(dog, mode="block")) as port, client(port) as one:
+        found: Any = one.chat.completions.create(model="any", messages=user(query))
+        assert found.choices[0].message.content == BLOCKED
+        body = json.dumps({"id": found.id, "hallucinated": False})
+        status, raw = send(port, "POST", "/v1/feedback", body)
+        assert status == 200 and json.loads(raw)["gained"] < 0
+        found = one.chat.completions.create(model="any", messages=user(query))
+        assert found.choices[0].message.content != BLOCKED
+
+
+def test_what_is_learnt_of_a_conversation(encoder):
+    """Its last turn, and how unsure the agent is of the whole."""
+    asked = []
+
+    def say(query, temperature):
+        asked.append(query)
+        return f"{query} {temperature}"
+
+    dog = watchdog(encoder, say=say)
+    turns = [{"role": "user", "content": "w1"}, {"role": "assistant", "content": "ok"}]
+    with proxy(Service(dog)) as port, client(port) as one:
+        found: Any = one.chat.completions.create(
+            model="any", messages=[*turns, *user("w30 w31")]
+        )
+        asked.clear()
+        body = json.dumps({"id": found.id, "hallucinated": True})
+        assert send(port, "POST", "/v1/feedback", body)[0] == 200
+    assert len(asked) == dog.samples and all("assistant: ok" in one for one in asked)
+    assert "w30 w31" in {point.query for point in dog.store}
+
+
+def test_only_so_much_is_remembered(encoder, monkeypatch):
+    monkeypatch.setattr(serve, "_CHARACTERS", 90)
+    with proxy(Service(watchdog(encoder))) as port, client(port) as one:
+        names = []
+        for query in ("w1", "w2", "w3 " * 10):
+            found: Any = one.chat.completions.create(model="any", messages=user(query))
+            names.append(found.id)
+        bodies = [json.dumps({"id": n, "hallucinated": True}) for n in names]
+        status = [send(port, "POST", "/v1/feedback", body)[0] for body in bodies]
+    assert status[0] == 404 and status[-1] == 200
 
 
 def test_feedback_beside_queries(encoder):

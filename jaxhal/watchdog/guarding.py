@@ -185,7 +185,7 @@ class Watchdog:
         again.
 
         Args:
-          query: what was asked.
+          query: what was asked; of a conversation the last turn becomes the point.
           response: what the agent said.
           hallucinated: what it was found to be.
           context: what it was answered from.
@@ -206,9 +206,10 @@ class Watchdog:
             raise RuntimeError(
                 f"{self.agent.name} answers nothing to {query!r}: {error}"
             )
+        last = last_turn(query)
         point = Point(
-            id=digest(f"{self.agent.name}\n{query}"),
-            query=query,
+            id=digest(f"{self.agent.name}\n{last}"),
+            query=last,
             response=response,
             context=context,
             entropy=entropy,

@@ -97,9 +97,12 @@ def decide(
     .. math:: C = \sum_i S_i v_i \Big/ \sum_i S_i, \qquad S_C = \cos(q, C)
 
     flagged where :math:`S_3 \ge \epsilon` and :math:`S_C \ge \epsilon`, or else where
-    the entropy of the query exceeds that of the bound; an equal one does not.  The
-    published code flags where :math:`S_C > \epsilon`.  Scores order all of this:
-    :math:`1 + S_C` near the bound, :math:`\sigma(H_q - H)` elsewhere.
+    the entropy of the query exceeds that of the bound; an equal one does not.  Of the
+    paper, line 14 of the algorithm and the text on :math:`S_C` leave equal cosines out,
+    line 19 does not.  The published code flags where :math:`S_C > \epsilon`.
+
+    Scores order all of this: :math:`1 + S_C` near the bound, :math:`\sigma(H_q - H)`
+    elsewhere.
 
     With fewer than three points no gate opens; with none nothing is flagged, and the
     score is 0.5, or -1 where no entropy counts.

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from jaxhal.watchdog.agents import Agent, Pieces, Reply, failed, streamed, together
 from jaxhal.watchdog.guarding import Check, Guarded, Watchdog
-from jaxhal.watchdog.wire import Asked, Fault, asked
+from jaxhal.watchdog.wire import Asked, Fault, asked, check_text
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
@@ -35,6 +35,10 @@ BLOCKED = (
 )
 # Of the last answers that feedback may name.
 _KEPT = 10_000
+# And of how many characters, conversations included.
+_CHARACTERS = 100_000_000
+# Characters of an answer that feedback is about.
+_RESPONSE = 100_000
 _BOUNDARIES = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100)
 
 
@@ -112,6 +116,7 @@ class Service:
         self.largest, self.blocked = largest, blocked
         self._given: collections.OrderedDict[str, tuple[str, Reply]]
         self._given = collections.OrderedDict()
+        self._characters = 0  # of what is remembered
         self.registry = prometheus_client.CollectorRegistry()
         named: Any = {"registry": self.registry}
         counter, histogram = prometheus_client.Counter, prometheus_client.Histogram
@@ -209,7 +214,7 @@ class Service:
         if status == 502:
             body = {**_unanswered(found.reply), "watchdog": said}
             return JSONResponse(body, status, headers=short)
-        self._remember(about["id"], want.prompt.query, found, found.reply.text)
+        self._remember(about["id"], want.prompt, found, found.reply.text)
         message = {"role": "assistant", "content": found.reply.text}
         choice = {
             "index": 0,
@@ -269,7 +274,7 @@ class Service:
                 cut = piece.cut
                 yield event({"content": piece.text})
                 piece = None if found.blocked else await anext(rest, None)
-            self._remember(about["id"], want.prompt.query, found, text)
+            self._remember(about["id"], want.prompt, found, text)
             yield event({}, _ending(found, cut), watchdog=said)
             yield "data: [DONE]\n\n"
         finally:
@@ -300,6 +305,8 @@ class Service:
                 raise Fault(400, "feedback without 'id' needs the 'query' as text")
             if not isinstance(text, str):
                 raise Fault(400, "'response' must be text")
+            check_text("'query'", query)
+            check_text("'response'", text, _RESPONSE)
             reply = Reply(text)
         try:
             gained = await self.watchdog.learn(
@@ -363,12 +370,12 @@ class Service:
             raise Fault(400, "the body is not JSON") from error
 
     def _remember(self, name: str, query: str, found: Guarded, text: str) -> None:
-        """Keeps an answer for feedback on it."""
-        if found.blocked:
-            return
-        self._given[name] = query, Reply(text, found.reply.context)
-        if len(self._given) > _KEPT:
-            self._given.popitem(last=False)
+        """Keeps an answer for feedback on it, or that a query was blocked."""
+        said = "" if found.blocked else text
+        self._given[name] = query, Reply(said, found.reply.context)
+        self._characters += _size(query, self._given[name][1])
+        while len(self._given) > _KEPT or self._characters > _CHARACTERS:
+            self._characters -= _size(*self._given.popitem(last=False)[1])
 
     def _count(self, found: Guarded) -> None:
         check = found.check
@@ -415,6 +422,10 @@ def _error(message: str, kind: str) -> dict[str, Any]:
 
 def _unanswered(reply: Reply) -> dict[str, Any]:
     return _error(f"the agent gave no answer: {reply.error}", "upstream_error")
+
+
+def _size(query: str, reply: Reply) -> int:
+    return len(query) + len(reply.text) + len(reply.context)
 
 
 def _ending(found: Guarded, cut: bool) -> str:

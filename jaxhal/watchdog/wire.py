@@ -62,8 +62,7 @@ def asked(body: Any) -> Asked:
         raise Fault(400, f"the last message is of {role!r}; it must be the user's")
     if not query.strip():
         raise Fault(400, "the last message is empty")
-    if len(query) > _QUERY:
-        raise Fault(400, f"the last message has {len(query)} characters, over {_QUERY}")
+    check_text("the last message", query)
     stream, n = body.get("stream") or False, body.get("n")
     if not isinstance(stream, bool):
         raise Fault(400, "'stream' must be true or false")
@@ -87,8 +86,23 @@ def asked(body: Any) -> Asked:
         raise Fault(
             400, f"a setting cannot be passed on: {type(error).__name__}"
         ) from error
-    ignored = tuple(name for name in _UNHEARD if body.get(name) is not None)
-    return Asked(Conversation(turns, wishes), stream, temperature, ignored)
+    ignored = [name for name in _UNHEARD if body.get(name) is not None]
+    # Of a message only who says what is passed on.
+    more = {key for one in messages for key, value in one.items() if value is not None}
+    ignored += [f"messages.{key}" for key in sorted(more - {"role", "content"})]
+    return Asked(Conversation(turns, wishes), stream, temperature, tuple(ignored))
+
+
+def check_text(name: str, text: str, most: int = _QUERY) -> None:
+    """Makes sure that a text can be looked at.
+
+    Raises:
+      Fault: where it is too long, or holds half of a surrogate pair.
+    """
+    if len(text) > most:
+        raise Fault(400, f"{name} has {len(text)} characters, over {most}")
+    if any("\ud800" <= letter <= "\udfff" for letter in text):
+        raise Fault(400, f"{name} holds half of a surrogate pair; it is no valid text")
 
 
 def _temperature(value: Any) -> float | None:
