@@ -153,6 +153,8 @@ def serve(
     console = terminal(stderr=True)
     if host not in ("127.0.0.1", "::1", "localhost") and token is None:
         console.print(f"anyone who reaches {host} can ask: give --token", style="bold")
+    if not len(dog.store):
+        console.print("the bound is empty: no query will be near it", style="bold")
     console.print(
         f"{dog.agent.name} behind {len(dog.store)} points at http://{host}:{port}/v1"
     )

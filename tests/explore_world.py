@@ -10,6 +10,7 @@ import children
 import numpy as np
 
 from jaxhal.files import append
+from jaxhal.store.keys import digest
 from jaxhal.watchdog import (
     CallableAgent,
     CallableEvaluator,
@@ -19,6 +20,7 @@ from jaxhal.watchdog import (
     Plan,
     Training,
 )
+from jaxhal.watchdog.policy import TRANSFORMATIONS
 
 WAYS = {"more specific": "x", "alike": "y", "more general": "z"}
 SEEDS = [f"What of {n}?" for n in range(40)]
@@ -68,11 +70,13 @@ class Same:
         return np.stack([~same, np.zeros_like(same), same], 1).astype(float)
 
 
-def explorer(folder, encoder, say=answer, store=None, plan=PLAN, judge=evaluate):
+def explorer(
+    folder, encoder, say=answer, store=None, plan=PLAN, judge=evaluate, write=change
+):
     return Explorer(
         CallableAgent(say, "agent"),
         CallableEvaluator(judge),
-        Generator(CallableAgent(change, "writer"), "things", attempts=1),
+        Generator(CallableAgent(write, "writer"), "things", attempts=1),
         SEEDS,
         ExactStore(WIDTH, folder) if store is None else store,
         folder,
@@ -83,13 +87,27 @@ def explorer(folder, encoder, say=answer, store=None, plan=PLAN, judge=evaluate)
 
 
 def _explore(folder, encoder, log, delay, line):
-    def say(query, temperature):
-        append(log, [f"{query} {temperature}"])
+    def asks(kind, query):
+        """As the journal names it."""
+        append(log, [f"{kind} {digest(query)}"])
         time.sleep(delay)
+
+    def say(query, temperature):
+        asks("answer" if temperature == 0.1 else "samples", query)
         return answer(query, temperature)
 
+    def write(asked, temperature):
+        found = change(asked, temperature)
+        way = TRANSFORMATIONS["xyz".index(found[-2])]
+        asks(way, asked.split("\n\n")[1])
+        return found
+
+    def judge(query, text):
+        asks("verdict", query)
+        return evaluate(query, text)
+
     line.send("ready")
-    explorer(folder, encoder, say).run(progress=False)
+    explorer(folder, encoder, say, judge=judge, write=write).run(progress=False)
     line.send("done")
 
 

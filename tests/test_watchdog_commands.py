@@ -131,6 +131,27 @@ def test_every_exploration_has_a_collection(written, tmp_path):
     assert len(names) == 2
 
 
+def test_a_bound_in_milvus(written, tmp_path):
+    """Explored, gone on with, checked and taught, all in one embedded file."""
+    pytest.importorskip("milvus_lite")
+    written.write_text(written.read_text() + "store: milvus\n")
+    for budget, least in ((4, 1), (8, 2)):
+        found = run("watchdog", "explore", written, f"plan.budget={budget}")
+        assert found.exit_code == 0, found.output
+        summary = json.loads((tmp_path / "tiny" / "summary.json").read_text("utf-8"))
+        assert summary["points"] == summary["hallucinated"] >= least
+    assert (tmp_path / "tiny" / "bound.db").exists()
+    assert not (tmp_path / "tiny" / "points.jsonl").exists()
+    found = run("watchdog", "check", written, "-q", "w1 w2 w3")
+    assert found.exit_code == 0, found.output
+    (row,) = map(json.loads, found.stdout.splitlines())
+    assert len(row["nearest"]) == min(3, summary["points"])
+    dog = configs.watchdog_of(configs.load_watch(written))
+    assert asyncio.run(dog.learn("w9 w9 w9", "Wrong.", True)) == 1
+    assert len(dog.store) == summary["points"] + 1
+    dog.store.close()
+
+
 def test_passages_are_whole_sentences(written):
     config = configs.load_watch(written)
     texts = configs.passages_of(config, 4)
@@ -254,6 +275,7 @@ def test_serve(written, monkeypatch):
     monkeypatch.setattr(Service, "run", serve)
     empty = run("watchdog", "serve", written, "--block")
     assert empty.exit_code == 2 and "nothing would be blocked" in empty.output
+    assert "the bound is empty" in run("watchdog", "serve", written).output
     store = configs.store_of(configs.load_watch(written))
     store.add([Point("p", "w1", "")], [[1.0] * 32])
     found = run("watchdog", "serve", written, "similarity=0.7", "--block", "--port", 9)
@@ -261,7 +283,7 @@ def test_serve(written, monkeypatch):
     service = seen["service"]
     assert (seen["host"], seen["port"], service.mode) == ("127.0.0.1", 9, "block")
     assert service.watchdog.settings.similarity == 0.7 and service.token is None
-    assert "give --token" not in found.output
+    assert "give --token" not in found.output and "is empty" not in found.output
     monkeypatch.setenv("JAXHAL_TOKEN", "secret")
     run("watchdog", "serve", written, "--host", "0.0.0.0")
     assert seen["service"].token == "secret"
