@@ -131,7 +131,7 @@ class Node:
       confidence: in the label.
       clean: whether none of its answers is known to be hallucinated.
       entropy: of its answers, in nats; not a number where there are none.
-      reward: of equation (2).
+      reward: of equation (2); of a seed the entropy that it found, up to 1.
       chances: that each way had when it was changed.
       time: when it was answered, ISO 8601.
       round: of the exploration that it was asked in, from 1.
