@@ -56,7 +56,7 @@ class Talker:
       dtype: of the parameters of a model in this process.
       endpoint: the base address of an OpenAI-compatible server; the model is in this
         process where there is none.
-      timeout: seconds that a request to it may take.
+      timeout: seconds that an attempt may wait for it to say something more.
       concurrency: requests to it that are open at a time.
       per_second: requests to it begun in a second.
       prompt: what it is told, with ``{query}`` in it, and ``{passages}`` where it
