@@ -147,12 +147,20 @@ def draw(
     return [known[key] for key in wanted]
 
 
+def lacking(example: Example, n: int) -> str:
+    """Why an example does not bring ``n`` samples of its own; empty where it does."""
+    count = len(example.samples)
+    if count >= n:
+        return ""
+    return (
+        f"comes with {count} samples, and {n} are asked for; give it more 'samples', "
+        "or lower n"
+    )
+
+
 def _given(example: Example, n: int) -> list[Sample]:
-    if len(example.samples) < n:
-        raise ValueError(
-            f"example {example.id!r} comes with {len(example.samples)} samples, and "
-            f"{n} are asked for; give it more 'samples', or lower n"
-        )
+    if why := lacking(example, n):
+        raise ValueError(f"example {example.id!r} {why}")
     return [Sample(text, math.nan, 0) for text in example.samples[:n]]
 
 

@@ -251,6 +251,20 @@ def test_eigenscore_reads_the_samples(lm, drawn, preset, stored, tmp_path):
         assert got == pytest.approx(float(want), rel=1e-3)
 
 
+def test_eigenscore_of_ones_own_form(lm):
+    examples = answers(4)
+    form = {"alpha": 0.3, "base": 2.0, "per_feature": False, "tokens": "mean"}
+    found = Embedded(HOW, "mean")(Bulk(lm, examples))
+    one = detectors.eigenscore(draw=HOW, **form)
+    (score,) = scored(lm, examples, [one]).values()
+    for row, got in enumerate(score):
+        texts = found["values"][row][found["valid"][row]]
+        want = oracles.eigenscore(texts, 0.3, 2.0, False)
+        assert got == pytest.approx(want, rel=1e-3)
+    with pytest.raises(ValueError, match="alpha is 0.0; give a positive"):
+        detectors.eigenscore(alpha=0.0)
+
+
 def test_sentences_against_samples(lm, drawn):
     examples = [
         dataclasses.replace(one, response=f"{one.response} Ünique. {one.response}")

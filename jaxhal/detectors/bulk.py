@@ -20,7 +20,7 @@ from jaxhal.endpoint import NoReply
 from jaxhal.generation import Sampling
 from jaxhal.models.batching import check_length
 from jaxhal.models.lm import LM
-from jaxhal.samples import Draw, Sample, draw
+from jaxhal.samples import Draw, Sample, draw, lacking
 from jaxhal.spans import Part
 from jaxhal.store import Store
 from jaxhal.types import Example, Reducer
@@ -118,15 +118,11 @@ class Bulk:
     def _fits(self, how: Draw) -> list[bool]:
         """Whether there are, or the context has room for, samples of each answer."""
         if how.given:
-            lengths = [len(example.samples) for example in self.examples]
-            for number, length in enumerate(lengths):
-                if length < how.n:
-                    self._fail(
-                        number,
-                        f"it comes with {length} samples, and {how.n} are asked for; "
-                        "give it more 'samples', or lower n",
-                    )
-            return [length >= how.n for length in lengths]
+            reasons = [lacking(example, how.n) for example in self.examples]
+            for number, why in enumerate(reasons):
+                if why:
+                    self._fail(number, f"it {why}")
+            return [not why for why in reasons]
         room = self.lm.config.context_length - how.max_new_tokens
         tokenizer = self.lm.require_tokenizer()
         lengths = [len(tokenizer.encode_prompt(e).prompt_ids) for e in self.examples]

@@ -67,16 +67,11 @@ def markdown(
         text += ["## Sentences and answers", "", sentences.markdown(inside), ""]
     if differences:
         text += ["## Relevance", "", relevance.markdown(differences), ""]
-    text += ["## Methods", "", *map(_named, methods), ""]
+    text += results.methods_markdown(methods)
     if config.notes:
         text += ["## Notes", "", *[f"- {note}" for note in config.notes], ""]
     text += [*[f"![{name}]({name}.png)" for name in figures], ""]
     return "\n".join(text)
-
-
-def _named(method: Detector) -> str:
-    """What a method computes, and what by: the model that compares texts, for one."""
-    return f"- {method.name}: {method.summary} ({method.reference})"
 
 
 def _head(config: Config, data: Mapping[str, Inputs]) -> list[str]:

@@ -143,6 +143,12 @@ def markdown(rows: Sequence[Mapping[str, Any]], several: bool) -> str:
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
+def methods_markdown(methods: Sequence[Detector]) -> list[str]:
+    """What each method computes, and by what: the model that compares texts, say."""
+    said = [f"- {one.name}: {one.summary} ({one.reference})" for one in methods]
+    return ["## Methods", "", *said, ""]
+
+
 def token_markdown(rows: Sequence[Mapping[str, Any]]) -> str:
     """The table over tokens as people read it, intervals beside their numbers."""
     shown = [name for name in rows[0] if not name.endswith((" low", " high"))]

@@ -34,8 +34,8 @@ Answer the question from the passages above, in one or two sentences.
 
 Question: {query}
 """
-# Characters of an answer; a longer one is no answer but a fault.
-_LONGEST = 100_000
+#: Characters of an answer; a longer one is no answer but a fault.
+LONGEST = 100_000
 # Of an error that is shown.
 _SHOWN = 200
 # Seconds that a model waits for more queries before it writes.
@@ -80,8 +80,8 @@ def checked(text: Any, cut: bool = False) -> Reply:
         return failed(f"the answer is {type(text).__name__} and not text")
     if not text.strip():
         return failed("the answer is empty")
-    if len(text) > _LONGEST:
-        return failed(f"the answer has {len(text)} characters, over {_LONGEST}")
+    if len(text) > LONGEST:
+        return failed(f"the answer has {len(text)} characters, over {LONGEST}")
     # What no file can hold is no text.
     clean = text.encode("utf-8", "replace").decode()
     return Reply(clean.strip(), cut=cut)
@@ -416,8 +416,8 @@ class EndpointAgent:
                 async for piece in pieces:
                     text, cut = _delta(piece)
                     size += len(text)
-                    if size > _LONGEST:
-                        raise ValueError(f"the answer has over {_LONGEST} characters")
+                    if size > LONGEST:
+                        raise ValueError(f"the answer has over {LONGEST} characters")
                     if text or cut:
                         clean = text.encode("utf-8", "replace").decode()
                         yield Reply(clean, cut=cut)

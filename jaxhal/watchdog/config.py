@@ -351,13 +351,15 @@ def explorer_of(config: Watch, progress: bool | None = None) -> Explorer:
         exploration.
       OSError: when the folder cannot be written.
     """
+    if (config.folder / "config.yaml").is_file():
+        _claim(config)
     known, _ = questions_of(config)
     agent = agent_of(config, config.agent, progress)
     writer = agent_of(
         config,
         config.writer or dataclasses.replace(config.agent, passages=0, prompt=""),
     )
-    _claim(config)
+    _claim(config)  # not before a model was found
     return Explorer(
         agent,
         evaluator_of(config, known),

@@ -443,10 +443,7 @@ def _write(
         f"reached, each after at least {plan_of(config).least} queries; those reached "
         "after as many queries have one bound.",
         "",
-        "## Methods",
-        "",
-        *(f"- {one.name}: {one.summary} ({one.reference})" for one in methods),
-        "",
+        *results.methods_markdown(methods),
     ]
     trend = {
         one.name: [

@@ -19,7 +19,15 @@ import uuid
 from collections.abc import AsyncIterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from jaxhal.watchdog.agents import Agent, Pieces, Reply, failed, streamed, together
+from jaxhal.watchdog.agents import (
+    LONGEST,
+    Agent,
+    Pieces,
+    Reply,
+    failed,
+    streamed,
+    together,
+)
 from jaxhal.watchdog.guarding import Check, Guarded, Watchdog
 from jaxhal.watchdog.wire import Asked, Fault, asked, check_text
 
@@ -37,8 +45,6 @@ BLOCKED = (
 _KEPT = 10_000
 # And of how many characters, conversations included.
 _CHARACTERS = 100_000_000
-# Characters of an answer that feedback is about.
-_RESPONSE = 100_000
 _BOUNDARIES = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100)
 
 
@@ -306,7 +312,7 @@ class Service:
             if not isinstance(text, str):
                 raise Fault(400, "'response' must be text")
             check_text("'query'", query)
-            check_text("'response'", text, _RESPONSE)
+            check_text("'response'", text, LONGEST)
             reply = Reply(text)
         try:
             gained = await self.watchdog.learn(

@@ -101,6 +101,10 @@ def check_text(name: str, text: str, most: int = _QUERY) -> None:
     """
     if len(text) > most:
         raise Fault(400, f"{name} has {len(text)} characters, over {most}")
+    _check_letters(name, text)
+
+
+def _check_letters(name: str, text: str) -> None:
     if any("\ud800" <= letter <= "\udfff" for letter in text):
         raise Fault(400, f"{name} holds half of a surrogate pair; it is no valid text")
 
@@ -134,6 +138,5 @@ def _turn(number: int, message: Any) -> tuple[str, str]:
         content = ""
     if not isinstance(content, str):
         raise Fault(400, f"{where} has no text in 'content'")
-    if any("\ud800" <= letter <= "\udfff" for letter in content + role):
-        raise Fault(400, f"{where} holds half of a surrogate pair; it is no valid text")
+    _check_letters(where, content + role)
     return role, content
