@@ -17,7 +17,6 @@ from jaxhal.models import encoder as encoder_lib
 from jaxhal.models.batching import bucket
 from jaxhal.models.text_batches import (
     SMALLEST,
-    Windows,
     check_pairs,
     of_pairs,
     of_texts,
@@ -77,8 +76,8 @@ def embed(
     windows = of_texts(encoder, texts)
     found = np.stack(run(_pooled, encoder, windows, batch_size, progress))
     weight = np.array([len(piece) for piece in windows.pieces], np.float32)
-    mean = np.add.reduceat(found * weight[:, None], windows.first)
-    mean /= np.add.reduceat(weight, windows.first)[:, None]
+    mean = np.add.reduceat(found * weight[:, None], windows.group)
+    mean /= np.add.reduceat(weight, windows.group)[:, None]
     if pooling.normalize:
         mean /= np.maximum(np.linalg.norm(mean, axis=1, keepdims=True), 1e-12)
     return mean[windows.row]
@@ -94,10 +93,11 @@ def classify(
     """Probabilities of ``encoder.labels`` for each pair of texts, in [0, 1], float32.
 
     Where a pair is longer than the encoder's context, the longer text is read in
-    windows that overlap by a quarter.  It follows from a premise if it follows from one
-    of its windows, and all windows of a hypothesis have to follow: the row is that of
-    the window with the highest probability of ``entailment`` in the first case, with
-    the lowest in the second.  Equal pairs are read once.
+    windows that overlap by a quarter; both texts are, where the shorter would leave the
+    other less than a quarter of the context.  A window of the hypothesis follows from
+    the premise if it follows from one of its windows, and all of them have to follow:
+    the row is that of the lowest over the hypothesis's of the highest over the
+    premise's probability of ``entailment``.  Equal pairs are read once.
 
     Args:
       encoder: with a classifier.
@@ -122,27 +122,18 @@ def classify(
     found = np.stack(run(_probabilities, encoder, windows, batch_size, progress))
     if entailment is None:
         return found[windows.row]
-    # Sorted by owner, then by probability: the last window of an owner decides.
-    sign = np.where(_cut_second(windows), -1, 1)
-    order = np.lexsort((sign * found[:, entailment], windows.owner))
-    last = np.cumsum(np.bincount(windows.owner)) - 1
-    return found[order[last]][windows.row]
+    support = found[:, entailment]
+    best = _extreme(support, windows.group)  # window of the first text
+    worst = best[_extreme(-support[best], windows.first)]  # and of the second
+    return found[worst][windows.row]
 
 
-def _cut_second(windows: Windows) -> Bool[np.ndarray, " windows"]:
-    """Whether a window is of a pair whose second text was cut."""
-
-    def second(at: int) -> list[int]:
-        piece = windows.pieces[at]
-        owners = zip(piece.ids, piece.sequence_ids, strict=True)
-        return [token for token, owner in owners if owner == 1]
-
-    bounds = itertools.pairwise([*windows.first.tolist(), len(windows.pieces)])
-    cut = [
-        np.full(end - start, end - start > 1 and second(start) != second(end - 1))
-        for start, end in bounds
-    ]
-    return np.concatenate(cut)
+def _extreme(values: np.ndarray, starts: np.ndarray) -> np.ndarray:
+    """Where the highest value of each group is, whose groups begin at ``starts``."""
+    group = np.zeros(len(values), int)
+    group[starts[1:]] = 1
+    order = np.lexsort((values, np.cumsum(group)))
+    return order[np.append(starts[1:], len(values)) - 1]
 
 
 def token_states(
@@ -185,7 +176,7 @@ def token_states(
         row[: len(piece)][np.array(piece.special_tokens_mask) == 0]
         for row, piece in zip(found, windows.pieces, strict=True)
     ]
-    bounds = itertools.pairwise([*windows.first, None])
+    bounds = itertools.pairwise([*windows.group, None])
     joined = [np.concatenate(parts[start:end]) for start, end in bounds]
     return [joined[row] for row in windows.row]
 

@@ -102,12 +102,10 @@ def test_tokens_are_those_of_transformers(case, tmp_path):
     hf = tokenizer.hf
     hf.backend_tokenizer.no_truncation()
     hf.backend_tokenizer.no_padding()
+    (pair,) = tokenizer.pair_windows(first, second, 40)
     for ours, theirs in (
         (tokenizer.windows(first, 40), hf(first, return_token_type_ids=True)),
-        (
-            tokenizer.pair_windows(first, second, 40),
-            hf(first, second, return_token_type_ids=True),
-        ),
+        (pair, hf(first, second, return_token_type_ids=True)),
     ):
         assert len(ours) == 1
         assert ours[0].ids == theirs["input_ids"]
@@ -178,6 +176,29 @@ def test_the_longer_text_is_read_in_overlapping_windows(nli, swap):
     assert len(set(rows[:, 2].round(6))) == 4
     found = classify(nli, [pair("w1 w2"), pair(" ".join(long)), pair("w7")])
     np.testing.assert_allclose(found[1], best, atol=1e-6)
+
+
+@pytest.mark.parametrize("counts", [(80, 60), (45, 29), (30, 70)])
+def test_both_texts_are_read_in_windows_where_neither_leaves_room(nli, counts):
+    # Three special tokens of 40 leave 37: 18 for each text, of which 4 overlap.
+    first, second = (words(at, count).split() for at, count in enumerate(counts))
+    windows = [
+        [
+            " ".join(text[start : start + 18])
+            for start in range(0, max(1, len(text) - 4), 14)
+        ]
+        for text in (first, second)
+    ]
+    lowest = None
+    for part in windows[1]:
+        rows = classify(nli, [(piece, part) for piece in windows[0]])
+        highest = rows[np.argmax(rows[:, 2])]
+        if lowest is None or highest[2] < lowest[2]:
+            lowest = highest
+    pair = (" ".join(first), " ".join(second))
+    found = classify(nli, [("w1", "w2"), pair, ("w3", words(0, 60)), pair])
+    np.testing.assert_allclose(found[1], lowest, atol=1e-6)
+    np.testing.assert_array_equal(found[1], found[3])
 
 
 def test_equal_texts_are_read_once_and_order_is_kept(nli, monkeypatch):
@@ -361,19 +382,13 @@ def test_unknown_layers(nli, layer):
         ([("w1", "w2"), 3], TypeError, "pair 1 is 3; give two texts"),
         ([("w1", "")], ValueError, "the second text of pair 0 is ''"),
         ([("w1", "w2"), (None, "w2")], TypeError, "the first text of pair 1 is None"),
-        (
-            [(words(0, 36), words(0, 35))],
-            ValueError,
-            "texts of 36 and 35 .*no room",
-        ),
     ],
 )
 def test_bad_pairs(nli, pairs, kind, message):
     with pytest.raises(kind, match=message):
         classify(nli, pairs)
-    if "no room" not in message:  # each text of a long pair is read alone
-        with pytest.raises(kind, match=message):
-            bertscores(nli, pairs)
+    with pytest.raises(kind, match=message):
+        bertscores(nli, pairs)
 
 
 def test_encoders_that_cannot(tmp_path, nli):

@@ -1,5 +1,6 @@
 """Texts and pairs of texts to batches of windows, and what is computed of each."""
 
+import itertools
 from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -19,16 +20,16 @@ _CPU_ROWS = 8  # more at once save nothing there, and are padded more
 
 
 class Windows(NamedTuple):
-    """Windows of the distinct inputs, and where each input finds its own."""
+    """Windows of the distinct inputs, and where each input finds its own.
+
+    Windows of a pair with the same window of the second text are a group; of texts, all
+    windows of one.
+    """
 
     pieces: "list[tokenizers.Encoding]"
-    owner: Int[np.ndarray, " windows"]  # the distinct input of each
+    group: Int[np.ndarray, " groups"]  # the first window of each
+    first: Int[np.ndarray, " distinct"]  # the first group of each distinct input
     row: Int[np.ndarray, " inputs"]  # the distinct input that equals each input
-
-    @property
-    def first(self) -> Int[np.ndarray, " distinct"]:
-        """The first window of each distinct input."""
-        return np.flatnonzero(np.diff(self.owner, prepend=-1))
 
 
 def of_texts(encoder: TextEncoder, texts: Sequence[Any]) -> Windows:
@@ -42,11 +43,12 @@ def of_texts(encoder: TextEncoder, texts: Sequence[Any]) -> Windows:
     for at, text in enumerate(texts):
         _check_text(f"text {at}", text)
     length = encoder.config.context_length
-    return _windows("text", texts, lambda text: encoder.tokenizer.windows(text, length))
+    tokenizer = encoder.tokenizer
+    return _windows("text", texts, lambda text: [tokenizer.windows(text, length)])
 
 
 def of_pairs(encoder: TextEncoder, pairs: Sequence[Any], cut: bool) -> Windows:
-    """Windows of pairs; with ``cut``, the longer text of a pair may be cut.
+    """Windows of pairs, whose texts may be cut with ``cut``.
 
     Raises:
       TypeError: naming the pair that is no pair of strings.
@@ -64,19 +66,19 @@ def of_pairs(encoder: TextEncoder, pairs: Sequence[Any], cut: bool) -> Windows:
 
 def _windows(what: str, inputs: Sequence[Hashable], cut: Callable) -> Windows:
     distinct: dict[Hashable, int] = {}
-    pieces, owner = [], []
+    groups, first = [], []
     for at, one in enumerate(inputs):
         if one in distinct:
             continue
-        number = distinct[one] = len(distinct)
+        distinct[one] = len(distinct)
+        first.append(len(groups))
         try:
-            found = cut(one)
+            groups += cut(one)
         except ValueError as error:
             raise ValueError(f"{what} {at}: {error}") from error
-        pieces += found
-        owner += [number] * len(found)
     row = np.array([distinct[one] for one in inputs])
-    return Windows(pieces, np.array(owner), row)
+    starts = np.cumsum([0, *map(len, groups[:-1])])
+    return Windows([*itertools.chain(*groups)], starts, np.array(first), row)
 
 
 def run(

@@ -9,8 +9,6 @@ from jaxhal.models.tokenizer import Tokenizer
 if TYPE_CHECKING:
     import tokenizers
 
-_LEAST_ROOM = 4  # tokens of a window; a quarter of them overlap
-
 
 class TextTokenizer(Tokenizer):
     """A tokenizer that adds special tokens and cuts what is too long into windows."""
@@ -36,36 +34,37 @@ class TextTokenizer(Tokenizer):
 
     def pair_windows(
         self, first: str, second: str, length: int, cut: bool = True
-    ) -> "list[tokenizers.Encoding]":
-        """A pair, the longer text in windows that overlap by a quarter if need be.
+    ) -> "list[list[tokenizers.Encoding]]":
+        """A pair, in windows that overlap by a quarter if need be.
+
+        The longer text is cut; both are, each to half of the room, where the shorter
+        would leave the other less than a quarter of it.
+
+        Returns:
+          For each window of the second text, those of the first together with it.
 
         Raises:
           ValueError: on a lone surrogate, and naming both lengths when the pair is too
-            long and must not be cut, or the shorter text leaves the other no room.
+            long and must not be cut.
         """
         a, b = self._encode(first), self._encode(second)
         longer, shorter = (a, b) if len(a) >= len(b) else (b, a)
         room = length - self._whole.num_special_tokens_to_add(True)
         left = room - len(shorter)
         if len(longer) > left:
-            lengths = (
-                f"texts of {len(a)} and {len(b)} tokens are over the encoder's {room} "
-                "for a pair"
-            )
             if not cut:
                 raise ValueError(
-                    f"{lengths}; shorten them, or take a classifier with a label "
-                    "'entailment', which is read in windows"
+                    f"texts of {len(a)} and {len(b)} tokens are over the encoder's "
+                    f"{room} for a pair; shorten them, or take a classifier with a "
+                    "label 'entailment', which is read in windows"
                 )
-            if left < _LEAST_ROOM:
-                raise ValueError(
-                    f"{lengths}, and the shorter leaves windows of the longer no room; "
-                    "shorten it, or take an encoder with a longer context"
-                )
+            if left < room / 4:
+                left = room // 2
+                shorter.truncate(left, stride=left // 4)
             longer.truncate(left, stride=left // 4)
         # Joined one by one: processed together, the pieces of a second text beyond the
         # first would get the token types of a first text.
-        pieces = [longer, *longer.overflowing]
-        if longer is a:
-            return [self._whole.post_process(piece, b) for piece in pieces]
-        return [self._whole.post_process(a, piece) for piece in pieces]
+        return [
+            [self._whole.post_process(piece, part) for piece in [a, *a.overflowing]]
+            for part in [b, *b.overflowing]
+        ]
