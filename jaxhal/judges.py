@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from jaxhal.endpoint import Endpoint, json_object
-from jaxhal.texts import contains, declines, overlap, rouge_l
+from jaxhal.texts import contains, declines, overlap, rouge_l, unigram_f1
 from jaxhal.types import Label
 
 # What an endpoint is asked; its reply is a JSON object with two keys.
@@ -33,6 +33,8 @@ answer letter by letter; it is empty unless "hallucinated" is "yes".
 """
 
 _LABELS = {"yes": 1, "no": 0, "unsure": None}
+#: How near an answer is to a reference: the measure's name, and itself.
+NEARNESS = {"rouge_l": ("ROUGE-L", rouge_l), "unigram_f1": ("unigram F1", unigram_f1)}
 # Of a question or a part that an error shows.
 _SHOWN = 80
 # Up to here an answer has little in common with a reference.
@@ -100,8 +102,8 @@ class ReferenceRule:
     """Compares an answer with references, and passes on what differs from all of them.
 
     * ROUGE-L is 1: the answer is a reference, grounded.
-    * ROUGE-L is at most 0.3, and no reference stands in the answer: it may be
-      hallucinated; ``confirm`` decides.
+    * ROUGE-L, or the ``nearness`` taken, is at most 0.3, and no reference stands in the
+      answer: it may be hallucinated; ``confirm`` decides.
     * Otherwise the label is ``None``.
 
     With ``refusals``, an answer that declines (:func:`~jaxhal.texts.declines`) where no
@@ -112,7 +114,7 @@ class ReferenceRule:
     reference; how words are compared, here normalised as by
     :func:`~jaxhal.texts.normalise`; what becomes of the answers in between, here left
     out; nor of those that its annotator does not confirm, here the verdict of
-    ``confirm`` as it is.  No unigram F1 is part of it.
+    ``confirm`` as it is.
 
     Args:
       confirm: judges answers that may be hallucinated, in the paper a language model
@@ -121,6 +123,11 @@ class ReferenceRule:
         that says more; ``None`` as in the paper.  It stays ``None`` where only letters
         agree, as those of "no" in "unknown".
       refusals: look for them; the paper leaves them to its annotator.
+      nearness: to a reference: ``"rouge_l"`` as in the paper, or ``"unigram_f1"``,
+        which never is less, as words count in any order: it suspects fewer answers.
+
+    Raises:
+      ValueError: on another ``nearness``.
 
     Raises on a call:
       ValueError: without a reference answer, or where ``confirm`` does.
@@ -141,11 +148,17 @@ class ReferenceRule:
     confirm: Judge | None = None
     contained: int | None = None
     refusals: bool = False
+    nearness: str = "rouge_l"
+
+    def __post_init__(self):
+        if self.nearness not in NEARNESS:
+            raise ValueError(
+                f"nearness is {self.nearness!r}; use one of {', '.join(NEARNESS)}"
+            )
 
     def __call__(self, question: Asked, answer: str) -> Verdict:
         known = references(question)
-        nearest = max(rouge_l(answer, each) for each in known)
-        if nearest == 1.0:
+        if any(rouge_l(answer, each) == 1.0 for each in known):
             return Verdict(0, "the answer is a reference", ())
         if any(contains(answer, each) for each in known):
             why = "a reference stands in the answer, which says more"
@@ -155,7 +168,9 @@ class ReferenceRule:
             if any(declines(each) for each in known):
                 return Verdict(0, "it declines, and so does a reference", ())
             return Verdict(None, "it declines, and no reference does", None)
-        why = f"ROUGE-L with the nearest reference is {nearest:.2f}"
+        name, measure = NEARNESS[self.nearness]
+        nearest = max(measure(answer, each) for each in known)
+        why = f"{name} with the nearest reference is {nearest:.2f}"
         if nearest > _LITTLE:
             return Verdict(None, f"{why}, neither 1 nor at most {_LITTLE}", None)
         if self.confirm is None:

@@ -76,6 +76,26 @@ def test_reference_rule_with_its_options(answer, label):
     assert judge(SEVERAL, answer).label == label
 
 
+@pytest.mark.parametrize(
+    ("answer", "label", "why"),
+    [
+        ("the North Sea", 0, "is a reference"),
+        ("Sea North", None, "unigram F1 with the nearest reference is 1.00"),
+        ("It ends in sea north", None, "is 0.57"),  # any order
+        ("It ends in Black Sea", 1, "is 0.29"),
+        ("Danube", 1, "is 0.00"),
+    ],
+)
+def test_reference_rule_by_unigrams(answer, label, why):
+    found = ReferenceRule(nearness="unigram_f1")(SEVERAL, answer)
+    assert found.label == label and why in found.why
+
+
+def test_wrong_nearness():
+    with pytest.raises(ValueError, match="nearness is 'bleu'; use one of rouge_l, uni"):
+        ReferenceRule(nearness="bleu")
+
+
 def test_a_refusal_is_right_where_a_reference_declines():
     question = SimpleNamespace(text="?", answer="Unable to answer", context="")
     judge = ReferenceRule(refusals=True)

@@ -95,6 +95,12 @@ def test_without_balance_and_with_what_holds_a_reference(world, tmp_path):
     assert made.counts["kept"] == made.counts["grounded"] + 2 == 8
 
 
+def test_the_nearness_to_a_reference(world, tmp_path):
+    made = make(config(tmp_path, nearness="unigram_f1"), progress=False)
+    said = {row["why"] for row in lines(made.folder / "answers.jsonl")}
+    assert any("unigram F1 with" in why for why in said if why)
+
+
 def test_the_overlap_rule(world, tmp_path):
     made = make(config(tmp_path, judge="overlap"), progress=False)
     assert "unsure" not in made.counts
@@ -177,6 +183,7 @@ def test_a_question_that_an_endpoint_refuses_is_an_error_of_its_row(
         (dict(judge="endpoint"), "an endpoint judges by all three"),
         (dict(endpoint="http://x/v1", endpoint_model="m"), "judges by all three"),
         (dict(prompt="Say something"), r"it must hold \{question\}"),
+        (dict(nearness="bleu"), "nearness is 'bleu'; use one of rouge_l, unigram_f1"),
         (dict(contained=2), "contained is 2; use 0, 1 or leave it out"),
         (dict(limit=0), "limit is 0; there are 12 questions"),
         (dict(limit=13), "limit is 13; there are 12 questions"),

@@ -21,7 +21,7 @@ from jaxhal.experiments.config import DTYPES, structured, to_yaml
 from jaxhal.experiments.running import model
 from jaxhal.files import append, lines_of, replacing
 from jaxhal.generation import Sampling, generate, requests
-from jaxhal.judges import EndpointJudge, Judge, OverlapRule, ReferenceRule
+from jaxhal.judges import NEARNESS, EndpointJudge, Judge, OverlapRule, ReferenceRule
 from jaxhal.models.lm import LM
 from jaxhal.progress import progress_bar
 from jaxhal.types import Example
@@ -85,6 +85,8 @@ class Making(Writing):
         default, as in the paper.
       refusals: answers that decline are grounded where a reference declines too, and
         left out elsewhere, as :class:`jaxhal.judges.ReferenceRule` has it.
+      nearness: of an answer to a reference, as it has it: ``rouge_l`` or
+        ``unigram_f1``.
       endpoint: base address of that model.
       endpoint_model: its name there.
       balance: keep as many hallucinated answers as grounded ones, drawn by the seed.
@@ -94,6 +96,7 @@ class Making(Writing):
     judge: str = "reference"
     contained: int | None = None
     refusals: bool = False
+    nearness: str = "rouge_l"
     endpoint: str = ""
     endpoint_model: str = ""
     balance: bool = True
@@ -153,7 +156,12 @@ def make(
 
 
 def _check(config: Making) -> None:
-    choices = {"questions": QUESTIONS, "judge": _JUDGES, "dtype": DTYPES}
+    choices = {
+        "questions": QUESTIONS,
+        "judge": _JUDGES,
+        "nearness": NEARNESS,
+        "dtype": DTYPES,
+    }
     for name, known in choices.items():
         if getattr(config, name) not in known:
             raise ValueError(
@@ -212,7 +220,7 @@ def _judge(config: Making) -> Judge:
     confirm = None
     if config.judge == "endpoint":
         confirm = EndpointJudge(Endpoint(config.endpoint, config.endpoint_model))
-    return ReferenceRule(confirm, config.contained, config.refusals)
+    return ReferenceRule(confirm, config.contained, config.refusals, config.nearness)
 
 
 def prompt_of(config: Writing, question: Question) -> str:
