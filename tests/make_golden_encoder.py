@@ -13,12 +13,14 @@ import numpy as np
 import tiny
 import tiny_encoders
 
-# Per family: the model inside a classifier, its embeddings and its layers.
+# Per family: the model inside a classifier, its layers, and what attention and
+# perceptron of a layer end with.
+_BERT = ("encoder.layer", "attention.output.dense", "output.dense")
 _PARTS = {
-    "bert": ("bert", "embeddings", "encoder.layer"),
-    "roberta": ("roberta", "embeddings", "encoder.layer"),
-    "deberta-v2": ("deberta", "embeddings", "encoder.layer"),
-    "modernbert": ("model", "embeddings", "layers"),
+    "bert": ("bert", *_BERT),
+    "roberta": ("roberta", *_BERT),
+    "deberta-v2": ("deberta", *_BERT),
+    "modernbert": ("model", "layers", "attn", "mlp"),
 }
 
 
@@ -50,7 +52,7 @@ def run(case: str) -> tuple[dict, dict[str, np.ndarray]]:
         for name, shape in shapes.items()
     }
     model.load_state_dict(state)
-    outer, embeddings, layers = _PARTS[family]
+    outer, layers, attention, perceptron = _PARTS[family]
     inner = getattr(model, outer) if classifier else model
     seen, layers = {}, inner.get_submodule(layers)
 
@@ -60,11 +62,15 @@ def run(case: str) -> tuple[dict, dict[str, np.ndarray]]:
 
         return hook
 
-    inner.get_submodule(embeddings).register_forward_hook(keep("embeddings"))
+    inner.embeddings.register_forward_hook(keep("embeddings"))
     for number, layer in enumerate(layers):
-        layer.register_forward_hook(keep(f"layer {number}"))
+        layer.register_forward_hook(keep(f"layers {number}"))
+        layer.get_submodule(attention).register_forward_hook(
+            keep(f"attention {number}")
+        )
+        layer.get_submodule(perceptron).register_forward_hook(keep(f"mlp {number}"))
     if settings.get("conv_kernel_size"):  # comes after the first layer
-        inner.encoder.conv.register_forward_hook(keep("layer 0"))
+        inner.encoder.conv.register_forward_hook(keep("layers 0"))
     if classifier:
         final = model.classifier
         final = getattr(final, "out_proj", final)
@@ -85,12 +91,14 @@ def run(case: str) -> tuple[dict, dict[str, np.ndarray]]:
             seen["logits"] = out.logits.numpy()
         else:
             seen["hidden"] = out.last_hidden_state.numpy()
-    stacked = [seen.pop(f"layer {number}") for number in range(len(layers))]
+    for part in ("layers", "attention", "mlp"):
+        rows = [seen.pop(f"{part} {number}") for number in range(len(layers))]
+        seen[part] = np.stack(rows)
     meta = {
         "config": json.loads(model.config.to_json_string(use_diff=False)),
         "shapes": shapes,
     }
-    return meta, {**seen, "layers": np.stack(stacked)}
+    return meta, seen
 
 
 def main() -> None:
