@@ -488,7 +488,7 @@ def test_token_table_against_scikit_learn(data):
     for name, metric in (("AUROC", auroc), ("F1", lambda s, y: f1(s, y, cut))):
         low, high = interval(metric, s, y, sources, repeats=200)
         assert (row[f"token {name} low"], row[f"token {name} high"]) == (low, high)
-    text = results.token_markdown([row])
+    text = results.interval_markdown([row])
     assert f"{row['token F1']:.3f} [{low:.2f}, {high:.2f}]" in text
     nothing = dataclasses.replace(data, marked=[m & False for m in data.marked])
     assert token_table(nothing, fitted, train, test) == []

@@ -350,6 +350,15 @@ def test_evaluate(written, tmp_path, lm, monkeypatch):
     assert {row["watchdog"] for row in known["guards"]} == {"tiny", "other", every}
     (flags,) = [row for row in known["guards"] if row["watchdog"] == every]
     assert known["prevalence"] == flags["precision"] == 0.5 and flags["recall"] == 1.0
+    assert flags["F1"] == 2 / 3 and flags["F1 low"] < 2 / 3 < flags["F1 high"]
+    short = {row["method"]: row for row in known["short"]}
+    assert [*short] == [*rows]
+    for name, row in rows.items():
+        one = short[name]
+        assert (one["AUROC"], one["AUROC low"]) == (row["AUROC"], row["low"])
+        assert one["AUPRC low"] <= one["AUPRC"] == row["AUPRC"] <= one["AUPRC high"]
+        # Two halves of five questions each.
+        assert one["accuracy"] == pytest.approx(row["accuracy"])
     dog = configs.watchdog_of(config, progress=False)
     dog.agent = Recorded(dog.agent, Journal(folder / "evaluation.jsonl"))
     asked = len(dog.agent.journal)

@@ -62,7 +62,7 @@ def markdown(
     if config.timed:
         text += [f"{_TIMED} {device_name()}.", ""]
     if tokens:
-        text += ["## Tokens", "", results.token_markdown(tokens), "", _TOKENS, ""]
+        text += ["## Tokens", "", results.interval_markdown(tokens), "", _TOKENS, ""]
     if inside:
         text += ["## Sentences and answers", "", sentences.markdown(inside), ""]
     if differences:

@@ -1,14 +1,17 @@
 """What a run found: scores, and tables in three forms."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Int
 
 from jaxhal.detectors import Detector
-from jaxhal.evaluation.metrics import evaluate
+from jaxhal.evaluation.intervals import Metric, interval
+from jaxhal.evaluation.metrics import accuracy, evaluate, f1
+from jaxhal.evaluation.ranking import auprc, auroc
 from jaxhal.evaluation.tables import compare
 
 if TYPE_CHECKING:
@@ -21,6 +24,11 @@ _METRICS = {
     "precision": "precision",
     "recall": "recall",
     "ece": "ECE",
+}
+#: Of flags, 1 or 0.
+DECIDED: dict[str, Metric] = {
+    "F1": functools.partial(f1, threshold=0.5),
+    "accuracy": functools.partial(accuracy, threshold=0.5),
 }
 # Of an answer, by a method alone.
 COST = "ms an answer"
@@ -57,6 +65,7 @@ class Pooled(NamedTuple):
     Attributes:
       scores: per detector, what ranks the answers.
       probabilities: per detector, calibrated.
+      flagged: per detector, 1 where it flags the answer.
       labels: 1 hallucinated, 0 grounded.
       sources: a number per source.
       rows: the answers' numbers in the data.
@@ -64,6 +73,7 @@ class Pooled(NamedTuple):
 
     scores: dict[str, Float[np.ndarray, " answers"]]
     probabilities: dict[str, Float[np.ndarray, " answers"]]
+    flagged: dict[str, Float[np.ndarray, " answers"]]
     labels: Int[np.ndarray, " answers"]
     sources: list[int]
     rows: list[int]
@@ -80,15 +90,17 @@ def pooled(judged: Sequence[Judged], detectors: Sequence[Detector]) -> Pooled:
     whole = pd.concat([part.frame for part in judged])
     once: Any = whole.groupby("row", sort=True).mean(numeric_only=True)
     one_fit = len({part.fit for part in judged}) == 1
-    scores, probabilities = {}, {}
+    scores, probabilities, flagged = {}, {}, {}
     for detector in detectors:
         name = detector.name
         probabilities[name] = once[f"{name}.probability"].to_numpy()
+        flagged[name] = once[f"{name}.flagged"].to_numpy(float)
         own = one_fit or detector.fit is None
         scores[name] = once[name].to_numpy(float) if own else probabilities[name]
     labels = once["label"].to_numpy().astype(int)
     sources = once["source"].astype(int).tolist()
-    return Pooled(scores, probabilities, labels, sources, once.index.tolist())
+    rows = once.index.tolist()
+    return Pooled(scores, probabilities, flagged, labels, sources, rows)
 
 
 def table(
@@ -99,7 +111,7 @@ def table(
     Metrics at a threshold are means over the parts, and ``"AUROC (folds)"`` is the mean
     of the parts' own.
     """
-    scores, _, labels, sources, _ = pooled(judged, detectors)
+    scores, _, _, labels, sources, _ = pooled(judged, detectors)
     controls = [detector.name for detector in detectors if detector.control]
     rows = compare(scores, labels, sources, controls)
     for row in rows:
@@ -109,6 +121,41 @@ def table(
         row["AUROC (folds)"] = float(np.mean([fold["auroc"] for fold in folds]))
         row["AUROC (folds) sd"] = float(np.std([fold["auroc"] for fold in folds]))
     return rows
+
+
+def estimates(
+    metrics: Mapping[str, Metric],
+    scores: Collection[Any],
+    labels: Collection[Any],
+    groups: Collection[Any],
+) -> dict[str, float]:
+    """Each metric, with its 95 % interval from ``"... low"`` to ``"... high"``."""
+    found = {}
+    for name, metric in metrics.items():
+        low, high = interval(metric, scores, labels, groups)
+        value = metric(np.asarray(scores), np.asarray(labels))
+        found |= {name: value, f"{name} low": low, f"{name} high": high}
+    return found
+
+
+def in_short(
+    judged: Sequence[Judged], detectors: Sequence[Detector]
+) -> list[dict[str, Any]]:
+    """AUROC, AUPRC, F1 and accuracy of each method, all with intervals.
+
+    Of all test parts together, each with its own threshold, where :func:`table` has
+    means over them.
+    """
+    scores, _, flagged, labels, sources, _ = pooled(judged, detectors)
+    ranking = {"AUROC": auroc, "AUPRC": auprc}
+    return [
+        {
+            "method": one.name,
+            **estimates(ranking, scores[one.name], labels, sources),
+            **estimates(DECIDED, flagged[one.name], labels, sources),
+        }
+        for one in detectors
+    ]
 
 
 def _metrics(frame: "pd.DataFrame", name: str) -> dict[str, float]:
@@ -149,19 +196,23 @@ def methods_markdown(methods: Sequence[Detector]) -> list[str]:
     return ["## Methods", "", *said, ""]
 
 
-def token_markdown(rows: Sequence[Mapping[str, Any]]) -> str:
-    """The table over tokens as people read it, intervals beside their numbers."""
+def interval_markdown(rows: Sequence[Mapping[str, Any]]) -> str:
+    """A table as people read it, intervals beside their numbers.
+
+    Args:
+      rows: of equal keys; the interval of ``x`` is from ``"x low"`` to ``"x high"``.
+    """
     shown = [name for name in rows[0] if not name.endswith((" low", " high"))]
     head = [f"{name} [95 %]" if f"{name} low" in rows[0] else name for name in shown]
     lines = [head, ["---"] * len(head)]
-    lines += [[_token_cell(row, name) for name in shown] for row in rows]
+    lines += [[_cell(row, name) for name in shown] for row in rows]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
-def _token_cell(row: Mapping[str, Any], name: str) -> str:
+def _cell(row: Mapping[str, Any], name: str) -> str:
     value, low, high = row[name], row.get(f"{name} low"), row.get(f"{name} high")
-    if isinstance(value, str):
-        return value
+    if not isinstance(value, float):
+        return str(value)
     return f"{value:.3f}" if low is None else f"{value:.3f} [{low:.2f}, {high:.2f}]"
 
 

@@ -156,10 +156,11 @@ def evaluate(
             )
         checks[one.name] = asyncio.run(other.checks(queries))
     detectors = _methods(config, checks, known)
-    rows, data = _judged(config, known, detectors, progress)
-    guards = _guards(checks, known.labels)
+    rows, short, data = _judged(config, known, detectors, progress)
+    guards = _guards(checks, known)
     changes = _ablations(config, dog, queries, known.labels)
-    _write(config, [config, *beside], rows, guards, changes, detectors, known, data)
+    tables = {"rows": rows, "short": short, "guards": guards}
+    _write(config, [config, *beside], tables, changes, detectors, known, data)
     return Evaluated(config.folder, rows)
 
 
@@ -266,8 +267,8 @@ def _judged(
     known: Known,
     detectors: Sequence[Detector],
     progress: bool | None,
-) -> tuple[list[dict[str, Any]], Any]:
-    """The table over two halves of the questions."""
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]], Any]:
+    """The table over two halves of the questions, that in short, and what was read."""
     fewest = min(map(len, known.samples))
     every = zip(*known[:4], related(known.questions), strict=True)
     examples = [
@@ -296,29 +297,36 @@ def _judged(
         seed=config.seed,
     )
     found = running.judge(half, detectors, {config.name: data}, progress)
-    return results.table(found.judged, detectors), data
+    rows = results.table(found.judged, detectors)
+    order = {row["method"]: place for place, row in enumerate(rows)}
+    short = results.in_short(found.judged, detectors)
+    return rows, sorted(short, key=lambda row: order[row["method"]]), data
 
 
 def _guards(
-    checks: Mapping[str, Sequence[Check]], labels: Int[np.ndarray, " queries"]
+    checks: Mapping[str, Sequence[Check]], known: Known
 ) -> list[dict[str, Any]]:
     """How well the guard's own flags fit, nothing being fitted."""
     decided = {
         name: ([one.flagged for one in some], [one.near for one in some])
         for name, some in checks.items()
     }
+    labels = known.labels
     # What any guard has to beat where most answers are wrong.
     every = [True] * len(labels)
     decided["(flagging every query)"] = every, [False] * len(labels)
+    groups = related(known.questions).tolist()
     rows = []
     for name, (flagged, near) in decided.items():
-        found = metrics_of(np.array(flagged, float), labels, 0.5)
+        flags = np.array(flagged, float)
+        found = metrics_of(flags, labels, 0.5)
         rows.append(
             {
                 "watchdog": name,
                 "flagged": sum(flagged),
                 "near the bound": sum(near),
-                **{k: found[k] for k in ("f1", "accuracy", "precision", "recall")},
+                **results.estimates(results.DECIDED, flags, labels, groups),
+                **{name: found[name] for name in ("precision", "recall")},
             }
         )
     return rows
@@ -390,15 +398,14 @@ def _beginning(encoder: str, asked: Sequence[Mapping[str, Any]]) -> ExactStore:
 def _write(
     config: Watch,
     all_of: Sequence[Watch],
-    rows: Sequence[Mapping[str, Any]],
-    guards: Sequence[Mapping[str, Any]],
+    tables: Mapping[str, Sequence[Mapping[str, Any]]],
     changes: Mapping[str, Sequence[Mapping[str, Any]]],
     methods: Sequence[Detector],
     known: Known,
     data: Any,
 ) -> None:
     """evaluation.md, evaluation.json and figures."""
-    folder, guard = config.folder, guard_of(config)
+    folder, guard, rows = config.folder, guard_of(config), tables["rows"]
     hallucinated = int(known.labels.sum())
     summary = json.loads((folder / "summary.json").read_text("utf-8"))
     named = [{**row, "detector": row["method"]} for row in rows]
@@ -422,7 +429,7 @@ def _write(
         "",
         f"Guard: preset {config.preset}, similarity {guard.similarity}.",
         "",
-        results.markdown(rows, several=True),
+        results.interval_markdown(tables["short"]),
         "",
         verdict(named),
         "",
@@ -431,13 +438,20 @@ def _write(
         f"{len(data.errors)} answers could not be read by the baselines and count for "
         "no method.",
         "",
+        "## More of each method",
+        "",
+        results.markdown(rows, several=True),
+        "",
+        "Here F1 and what follows it are means of the two halves.",
+        "",
         "## The guard's own flags",
         "",
-        _table(guards),
+        results.interval_markdown(tables["guards"]),
         "",
     ]
     for setting, table in changes.items():
-        lines += [f"## Over {setting}", "", _table(table), ""]
+        text = results.interval_markdown(table)
+        lines += [f"## Over {setting}", "", text, ""]
     lines += [
         f"Of the shares {', '.join(map(str, _GAMMAS))} those in the table were "
         f"reached, each after at least {plan_of(config).least} queries; those reached "
@@ -467,23 +481,8 @@ def _write(
         file.write("\n".join(lines))
     whole = {
         "prevalence": float(known.labels.mean()),
-        "rows": [*rows],
-        "guards": [*guards],
+        **tables,
         "ablations": dict(changes),
     }
     with replacing(folder / "evaluation.json") as file:
         json.dump(whole, file, indent=1)
-
-
-def _table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Rows of equal keys in Markdown."""
-    head = [*rows[0]]
-    lines = [head, ["---"] * len(head)]
-    for row in rows:
-        lines.append(
-            [
-                f"{value:.3f}" if isinstance(value, float) else str(value)
-                for value in row.values()
-            ]
-        )
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)

@@ -15,6 +15,8 @@ from jaxhal.watchdog.index import checked
 _BYTES, _BLOCK = 65536, 1000
 _MARK = 48  # bytes that say how much of a text is not stored
 _FIELDS = ("vector", "payload")
+# A server hangs up on clients that ask more often whether it is there.
+_PATIENT = {"grpc.keepalive_time_ms": 300_000}
 
 
 class MilvusStore:
@@ -52,7 +54,9 @@ class MilvusStore:
         self.width, self._name = width, collection
         self._error = pymilvus.MilvusException
         try:
-            self._client = pymilvus.MilvusClient(str(uri), token=token)
+            self._client = pymilvus.MilvusClient(
+                str(uri), token=token, grpc_options=_PATIENT
+            )
             if not self._client.has_collection(collection):
                 self._make(pymilvus.DataType)
             self._client.load_collection(collection)
