@@ -39,6 +39,29 @@ def replacing(path: str | os.PathLike, *, binary: bool = False) -> Iterator[IO]:
         scratch.unlink(missing_ok=True)
 
 
+@contextlib.contextmanager
+def alone(folder: str | os.PathLike) -> Iterator[None]:
+    """A folder that nobody else writes to meanwhile; the lock dies with its process.
+
+    Raises:
+      RuntimeError: when somebody does.
+    """
+    import filelock
+
+    lock = filelock.FileLock(Path(folder) / ".lock")
+    try:
+        lock.acquire(timeout=0)
+    except filelock.Timeout:
+        raise RuntimeError(
+            f"another process writes to {folder}; wait for it, or give this one "
+            "another 'name'"
+        ) from None
+    try:
+        yield
+    finally:
+        lock.release()
+
+
 def lines_of(path: str | os.PathLike) -> list[Any]:
     """The rows of a file that :func:`append` writes; a torn last line is cut off.
 

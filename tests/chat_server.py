@@ -17,9 +17,10 @@ class ChatServer(http.server.ThreadingHTTPServer):
     """Answers with each of `replies`, then with the last for ever; remembers requests.
 
     A reply is a text, None for a message without text, a status, STALL, or bytes that
-    are sent as they are; or a function that makes one of these of the question.  Where
-    a stream is asked for, a text is sent word by word, bytes as they are, and a list is
-    the pieces, of which STALL waits, and BREAK ends the connection.
+    are sent as they are; or a function that makes one of these of the question.  A list
+    is pieces of bytes, sent with pauses between them.  Where a stream is asked for, a
+    text is sent word by word, bytes as they are, and a list is the pieces, of which
+    STALL waits, and BREAK ends the connection.
     """
 
     def __init__(self, reply):
@@ -52,6 +53,9 @@ class _Chat(http.server.BaseHTTPRequestHandler):
         if body.get("stream") and not isinstance(reply, int):
             self.stream(reply)
             return
+        if isinstance(reply, list):
+            self.drip(reply)
+            return
         status = reply if isinstance(reply, int) else 200
         text = None if isinstance(reply, bytes) else reply
         message = {"role": "assistant", "content": text}
@@ -65,6 +69,19 @@ class _Chat(http.server.BaseHTTPRequestHandler):
         self.send_header("retry-after-ms", "1")
         self.end_headers()
         self.wfile.write(raw)
+
+    def drip(self, pieces):
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Connection", "close")
+        self.end_headers()
+        self.close_connection = True
+        with contextlib.suppress(ConnectionError):  # nobody listens any more
+            for piece in pieces:
+                self.wfile.write(piece)
+                self.wfile.flush()
+                if self.server.closing.wait(0.05):
+                    return
 
     def stream(self, reply):
         self.send_response(200)

@@ -12,6 +12,7 @@ from test_encoding import write, write_pooling
 import jaxhal
 from chat_server import BREAK, STALL, serving
 from jaxhal.datasets import Question
+from jaxhal.encoding import embed
 from jaxhal.endpoint import Endpoint
 from jaxhal.watchdog import (
     Agent,
@@ -300,6 +301,13 @@ def test_an_endpoint_that_hangs(tmp_path, monkeypatch):
         assert server.questions.count("bad") == 2
 
 
+def test_an_endpoint_that_drips(tmp_path, monkeypatch):
+    monkeypatch.setattr(agents, "_PATIENCE", 0.5)
+    with serving([b" "] * 1000, tmp_path, monkeypatch) as server:
+        ((bad,),) = ask(endpoint(server, timeout=0.2), ["a"])
+        assert bad.error == "no whole answer in 2 seconds" and len(server.asked) == 1
+
+
 @pytest.mark.parametrize("status", [401, 403, 404])
 def test_an_endpoint_that_takes_nothing(tmp_path, monkeypatch, status):
     with (
@@ -373,6 +381,21 @@ def test_so_many_requests_a_second(tmp_path, monkeypatch):
     ):
         with pytest.raises(ValueError, match=message):
             endpoint(server, **change)
+
+
+def test_vectors_of_passages_are_kept(encoder, tmp_path, monkeypatch):
+    monkeypatch.setenv("JAXHAL_CACHE", str(tmp_path))
+    read = []
+
+    def counted(known, texts, **options):
+        read.append(list(texts))
+        return embed(known, texts, **options)
+
+    monkeypatch.setattr(agents, "embed", counted)
+    for texts in (["w1 w2", "w3"], ["w1 w2", "w3"], ["w3", "w1 w2"]):
+        found = Passages(texts, encoder, progress=False)
+        assert found.search(["w3"], 1) == [["w3"]]
+    assert read == [["w1 w2", "w3"], ["w3"], ["w3"], ["w3", "w1 w2"], ["w3"]]
 
 
 def test_answers_from_passages(encoder):

@@ -20,7 +20,7 @@ from explore_world import (
 )
 from test_encoding import write
 
-from jaxhal.files import lines_of
+from jaxhal.files import alone, lines_of
 from jaxhal.watchdog import (
     CallableAgent,
     ExactStore,
@@ -407,7 +407,13 @@ def test_killed_ten_times(encoder, explored, tmp_path):
 def test_a_journal_that_is_none(encoder, tmp_path):
     (tmp_path / "journal.jsonl").write_text('{"a": 1}\n')
     with pytest.raises(ValueError, match="is no journal .* delete it to begin anew"):
-        explorer(tmp_path, encoder)
+        explorer(tmp_path, encoder).run(progress=False)
+
+
+def test_one_process_explores_in_a_folder(encoder, tmp_path):
+    with alone(tmp_path), pytest.raises(RuntimeError, match="another process writes"):
+        explorer(tmp_path, encoder).run(progress=False)
+    assert not (tmp_path / "journal.jsonl").exists()
 
 
 @pytest.mark.parametrize(

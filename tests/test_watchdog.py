@@ -72,6 +72,7 @@ def watchdog(encoder, guard=None, points=KNOWN, say=answer, entropy=0.5):
         encoder=encoder,
         samples=4,
         entailment=Same(),
+        domain="things",
     )
 
 
@@ -186,7 +187,8 @@ def test_it_learns(encoder):
     assert asyncio.run(dog.learn("w7 w7", "Bad.", True, "C")) == 1
     assert asyncio.run(dog.learn("w7 w7", "Worse.", True)) == 0
     (hit, *_) = asyncio.run(dog.check("w7 w7")).hits
-    assert (hit.point.response, hit.point.agent) == ("Worse.", "agent")
+    point = hit.point
+    assert (point.response, point.agent, point.domain) == ("Worse.", "agent", "things")
     assert hit.similarity == pytest.approx(1, abs=1e-5)
     assert asyncio.run(dog.learn("w7 w7", "Good.", False)) == -1
     assert len(dog.store) == len(KNOWN)

@@ -18,7 +18,7 @@ from jaxhal.experiments.config import DTYPES, structured
 from jaxhal.experiments.making import QUESTIONS, Writing, claim, prompt_of, questions_of
 from jaxhal.experiments.running import model
 from jaxhal.features.controls import novel_word_share, response_length
-from jaxhal.files import append, lines_of, replacing
+from jaxhal.files import alone, append, lines_of, replacing
 from jaxhal.fitting import Fitted
 from jaxhal.generation import GREEDY, Generated, Sampling, generate, requests
 from jaxhal.guided import guide
@@ -85,6 +85,7 @@ def compare(
       ValueError: on a wrong configuration, a folder that holds what another one made,
         or when a way leaves no response with text.
       OSError: when the folder cannot be written.
+      RuntimeError: when another process writes to it.
 
     References:
       Chuang et al., Lookback Lens, EMNLP 2024, section 4.
@@ -100,7 +101,8 @@ def compare(
     questions = questions_of(config)
     lm = model(config.model, config.dtype)
     guiding = _detector(config)
-    written = _written(lm, config, guiding, questions, folder, progress)
+    with alone(folder):
+        written = _written(lm, config, guiding, questions, folder, progress)
     whole = [q for q in questions if all(written[q.id][way] for way in WAYS)]
     if not whole:
         raise ValueError(

@@ -19,7 +19,7 @@ from jaxhal.datasets.jsonl import write_rows
 from jaxhal.endpoint import Endpoint, NoReply
 from jaxhal.experiments.config import DTYPES, structured, to_yaml
 from jaxhal.experiments.running import model
-from jaxhal.files import append, lines_of, replacing
+from jaxhal.files import alone, append, lines_of, replacing
 from jaxhal.generation import Sampling, generate, requests
 from jaxhal.judges import NEARNESS, EndpointJudge, Judge, OverlapRule, ReferenceRule
 from jaxhal.models.lm import LM
@@ -135,6 +135,7 @@ def make(
       ValueError: on a wrong configuration, a folder that holds a data set made by
         another one, or when no answer can be kept.
       OSError: when the folder cannot be written.
+      RuntimeError: when another process writes to it.
 
     References:
       Bazarova et al., Hallucination Detection in LLMs with Topological Divergence on
@@ -146,8 +147,9 @@ def make(
     claim(folder, config)
     questions = questions_of(config)
     lm, judge = model(config.model, config.dtype), _judge(config)
-    answers = _answered(lm, config, questions, folder, progress)
-    rows = _judged(config, questions, answers, judge, folder, progress)
+    with alone(folder):
+        answers = _answered(lm, config, questions, folder, progress)
+        rows = _judged(config, questions, answers, judge, folder, progress)
     kept = _kept(config, rows)
     counts = collections.Counter(_kind(row) for row in rows)
     counts["kept"] = len(kept)

@@ -12,6 +12,7 @@ import numpy as np
 
 from jaxhal.models.batching import Encoded
 from jaxhal.models.lm import LM
+from jaxhal.models.text_encoder import TextEncoder
 from jaxhal.types import Reducer
 
 
@@ -88,10 +89,10 @@ def _text(item: Any) -> str:
     return repr(item)
 
 
-def fingerprint(lm: LM) -> str:
+def fingerprint(model: LM | TextEncoder) -> str:
     """A hash of the model's configuration and every one of its weights."""
-    digest = hashlib.sha256(repr(lm.config).encode())
-    for path, leaf in jax.tree_util.tree_leaves_with_path(lm.params):
+    digest = hashlib.sha256(repr(model.config).encode())
+    for path, leaf in jax.tree_util.tree_leaves_with_path(model.params):
         leaf = np.asarray(leaf)
         digest.update(f"{jax.tree_util.keystr(path)}{leaf.dtype}{leaf.shape}".encode())
         digest.update(np.ascontiguousarray(leaf).view(np.uint8).data)

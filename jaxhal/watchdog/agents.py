@@ -20,9 +20,11 @@ import numpy as np
 
 from jaxhal.encoding import embed, kept_encoder
 from jaxhal.endpoint import Endpoint
+from jaxhal.files import replacing
 from jaxhal.generation import GREEDY, Sampling, generate, requests
 from jaxhal.models.lm import LM
-from jaxhal.store.keys import digest
+from jaxhal.models.registry import cache_dir
+from jaxhal.store.keys import digest, fingerprint
 from jaxhal.watchdog.conversation import LENGTHS, Conversation, last_turn
 from jaxhal.watchdog.index import Index
 
@@ -38,6 +40,8 @@ Question: {query}
 LONGEST = 100_000
 # Of an error that is shown.
 _SHOWN = 200
+# Seconds that one answer may take, all attempts together.
+_PATIENCE = 600.0
 # Seconds that a model waits for more queries before it writes.
 _GATHER = 0.005
 
@@ -328,7 +332,9 @@ class EndpointAgent:
     """A model or an agent behind an OpenAI-compatible address.
 
     A request that times out or is answered 429 or 5xx is made again, each time after a
-    longer wait, or after as long as the server asks for.  Of a
+    longer wait, or after as long as the server asks for.  A query that is still without
+    its answer after ten minutes, or ten times the timeout where that is more, is in
+    error, even if something comes in all the time.  Of a
     :class:`~jaxhal.watchdog.Conversation` it is sent every turn and wish.
 
     Attributes:
@@ -369,6 +375,7 @@ class EndpointAgent:
             raise ValueError(f"per_second is {per_second}; give a rate above 0")
         self.endpoint, self.retries, self._gate = endpoint, retries, _Gate(concurrency)
         self.per_second, self.max_tokens, self.system = per_second, max_tokens, system
+        self._longest = max(_PATIENCE, 10 * endpoint.timeout)
         self._free = 0.0  # when the next request may begin
 
     @property
@@ -393,8 +400,11 @@ class EndpointAgent:
                     await self._turn()
                     try:
                         asked = self._asked(query, temperature)
-                        answer = await client.chat.completions.create(**asked)
+                        async with asyncio.timeout(self._longest):
+                            answer = await client.chat.completions.create(**asked)
                         return checked(*_content(answer))
+                    except TimeoutError:
+                        return failed(f"no whole answer in {self._longest:.0f} seconds")
                     # A reply nested too deep for a parser is malformed as well.
                     except (openai.OpenAIError, ValueError, RecursionError) as error:
                         return self._failed(error)
@@ -512,7 +522,8 @@ class Passages:
     """Texts that are found by likeness of their vectors.
 
     Args:
-      texts: the passages, at least one.
+      texts: the passages, at least one; their vectors are kept for the next time in
+        :func:`~jaxhal.models.registry.cache_dir`.
       encoder: as :func:`jaxhal.encoding.load_encoder` takes it.
       progress: show a progress bar; ``None`` shows it on a terminal.
 
@@ -528,7 +539,16 @@ class Passages:
         progress: bool | None = None,
     ):
         self.texts, self.encoder = list(dict.fromkeys(texts)), encoder
-        vectors = embed(kept_encoder(encoder), self.texts, progress=progress)
+        known = kept_encoder(encoder)
+        about = [fingerprint(known), str(known.pooling), *map(digest, self.texts)]
+        path = cache_dir() / "passages" / f"{digest(' '.join(about))}.npy"
+        if path.is_file():
+            vectors = np.load(path)
+        else:
+            vectors = embed(known, self.texts, progress=progress)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with replacing(path, binary=True) as file:
+                np.save(file, vectors)
         self._index = Index(vectors.shape[1])
         self._index.add(vectors)
 

@@ -392,6 +392,7 @@ def watchdog_of(config: Watch, progress: bool | None = None) -> Watchdog:
         temperature=plan.temperature,
         answer_temperature=plan.answer_temperature,
         entailment=entailment.resolve(config.entailment),
+        domain=config.domain,
     )
 
 

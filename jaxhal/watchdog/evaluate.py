@@ -17,7 +17,7 @@ from jaxhal.encoding import embed, kept_encoder
 from jaxhal.evaluation.metrics import evaluate as metrics_of
 from jaxhal.experiments import results, running
 from jaxhal.experiments.config import Config, Data
-from jaxhal.files import lines_of, replacing
+from jaxhal.files import alone, lines_of, replacing
 from jaxhal.inputs import collect
 from jaxhal.judges import OverlapRule
 from jaxhal.models.registry import cache_dir
@@ -132,7 +132,8 @@ def evaluate(
       FileNotFoundError: when one of them was not explored to its end.
       ValueError: when a bound is empty, the answers are all hallucinated or all not, or
         none of them can be judged.
-      RuntimeError: when the agent takes no query at all.
+      RuntimeError: when the agent takes no query at all, or another process evaluates
+        in the folder.
 
     References:
       Liu et al., Towards Mitigation of Hallucination for LLM-empowered Agents, 2025,
@@ -144,8 +145,19 @@ def evaluate(
                 f"{one.folder} holds no exploration that came to its end; explore first"
             )
     dog = watchdog_of(config, progress)
-    dog.agent = Recorded(dog.agent, Journal(config.folder / "evaluation.jsonl"))
-    known = _known(config, dog)
+    with alone(config.folder):
+        dog.agent = Recorded(dog.agent, Journal(config.folder / "evaluation.jsonl"))
+        known = _known(config, dog)
+        return _evaluated(config, beside, dog, known, progress)
+
+
+def _evaluated(
+    config: Watch,
+    beside: Sequence[Watch],
+    dog: Watchdog,
+    known: Known,
+    progress: bool | None,
+) -> Evaluated:
     queries = [one.text for one in known.questions]
     checks: dict[str, list[Check]] = {}
     for one in (config, *beside):

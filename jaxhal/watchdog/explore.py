@@ -18,7 +18,7 @@ import numpy as np
 from jaxhal.datasets.jsonl import write_rows
 from jaxhal.encoding import embed, kept_encoder
 from jaxhal.entailment import Entailment, Similarity
-from jaxhal.files import replacing
+from jaxhal.files import alone, replacing
 from jaxhal.progress import Bar, progress_bar
 from jaxhal.store.keys import digest
 from jaxhal.watchdog.agents import Agent, Reply
@@ -219,8 +219,6 @@ class Explorer:
         self.entailment = entailment or Similarity()
         self.folder = Path(folder)
         self.folder.mkdir(parents=True, exist_ok=True)
-        self.journal = Journal(self.folder / "journal.jsonl")
-        self._reviewed = reviewed(self.folder / "review.jsonl")
         self._open: set[str] = set()  # waiting for a person
         self._key = jax.random.key(plan.seed)
         order = np.random.default_rng(plan.seed).permutation(len(known))
@@ -243,14 +241,21 @@ class Explorer:
           progress: show a progress bar; ``None`` shows it on a terminal.
 
         Raises:
+          ValueError: on a journal or a list of reviews that is none.
           RuntimeError: when an agent takes no query at all, or answers none of the
-            first ones.
+            first ones; when another process explores in the folder.
           OSError: when the folder cannot be written.
         """
         return asyncio.run(self.explore(progress))
 
     async def explore(self, progress: bool | None = None) -> Explored:
         """See :meth:`run`."""
+        with alone(self.folder):
+            self.journal = Journal(self.folder / "journal.jsonl")
+            self._reviewed = reviewed(self.folder / "review.jsonl")
+            return await self._explore(progress)
+
+    async def _explore(self, progress: bool | None) -> Explored:
         plan, stopped, rounds = self.plan, "", itertools.count(1)
         for _ in range(plan.starts):
             self._sow()

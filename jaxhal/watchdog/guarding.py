@@ -80,6 +80,7 @@ class Watchdog:
       temperature: at which they are drawn.
       answer_temperature: of the answer that :meth:`guard` gives.
       entailment: what decides whether two answers mean the same.
+      domain: of the points that it learns, in words.
 
     Raises:
       ValueError: when ``samples`` is below 1, or the encoder's vectors are not as wide
@@ -97,6 +98,7 @@ class Watchdog:
         temperature: float = 1.0,
         answer_temperature: float = 0.1,
         entailment: Entailment | None = None,
+        domain: str = "",
     ):
         if samples < 1:
             raise ValueError(f"samples is {samples}; give at least 1")
@@ -109,7 +111,7 @@ class Watchdog:
         self.agent, self.store, self.settings = agent, store, guard
         self.encoder, self.samples, self.temperature = encoder, samples, temperature
         self.answer_temperature = answer_temperature
-        self.entailment = entailment or Similarity()
+        self.entailment, self.domain = entailment or Similarity(), domain
 
     async def check(self, query: str) -> Check:
         """Judges one query; see :meth:`checks`."""
@@ -214,6 +216,7 @@ class Watchdog:
             context=context,
             entropy=entropy,
             verdict="someone found it hallucinated",
+            domain=self.domain,
             agent=self.agent.name,
             time=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         )
