@@ -183,6 +183,25 @@ def test_answers_of_no_use(said, error):
     assert not reply.text and error in reply.error and len(reply.error) <= 200
 
 
+def test_slow_functions_leave_threads_to_others():
+    slow, both = threading.Event(), threading.Barrier(65)
+
+    def answer(query):
+        both.wait(timeout=30)  # all of them at once
+        slow.wait(timeout=30)
+        return "late"
+
+    async def others():
+        agent = CallableAgent(answer, concurrency=64)
+        waiting = asyncio.create_task(agent.respond(["a"], 64))
+        await asyncio.to_thread(both.wait, 30)
+        slow.set()
+        return await waiting
+
+    (replies,) = asyncio.run(others())
+    assert [one.text for one in replies] == ["late"] * 64
+
+
 def test_half_a_character_is_replaced():
     ((reply,),) = ask(CallableAgent(lambda query: "a\ud800b"), ["a"])
     assert reply.text == "a?b" and json.dumps(reply.text).encode()

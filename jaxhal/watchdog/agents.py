@@ -6,7 +6,9 @@ Nothing else of an agent is looked at, so anything that answers can be watched.
 import asyncio
 import concurrent.futures
 import contextlib
+import contextvars
 import dataclasses
+import functools
 import inspect
 import math
 import threading
@@ -285,8 +287,8 @@ class CallableAgent:
 
     Args:
       function: takes a query, and a ``temperature`` if it has such an argument; it may
-        be a coroutine function.  One that is not runs in a thread.  What it raises is
-        the error of that reply.
+        be a coroutine function.  One that is not runs in threads of its own.  What it
+        raises is the error of that reply.
       name: of the agent.
       concurrency: queries that are answered at a time.
 
@@ -300,6 +302,8 @@ class CallableAgent:
         if concurrency < 1:
             raise ValueError(f"concurrency is {concurrency}; give at least 1")
         self.function, self._gate = function, _Gate(concurrency)
+        # Those that all of asyncio shares are few, and others wait for them.
+        self._threads = concurrent.futures.ThreadPoolExecutor(concurrency)
         self._name = name or getattr(function, "__name__", type(function).__name__)
         known = inspect.signature(function).parameters
         self._takes_temperature = "temperature" in known
@@ -319,9 +323,10 @@ class CallableAgent:
                 try:
                     if inspect.iscoroutinefunction(self.function):
                         return checked(await self.function(query, **options))
-                    return checked(
-                        await asyncio.to_thread(self.function, query, **options)
-                    )
+                    ask = functools.partial(self.function, query, **options)
+                    run = contextvars.copy_context().run
+                    loop = asyncio.get_running_loop()
+                    return checked(await loop.run_in_executor(self._threads, run, ask))
                 except Exception as error:  # whatever another's code raises
                     return failed(error)
 
