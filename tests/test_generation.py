@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import jaxhal
-from jaxhal.generation import GREEDY, Sampling
+from jaxhal.generation import GREEDY, Sampling, stops
 from jaxhal.types import Example
 from tiny_lm import tiny_lm
 
@@ -98,6 +98,19 @@ def test_stop_strings(lm, written):
         for one, other in zip(samples, others, strict=True):
             if stop not in other.text:
                 same(one, other)
+
+
+@pytest.mark.parametrize(
+    ("said", "stop", "kept"),
+    [("Café. Yes", ".", "Café"), ("ok 😀 END now", " END", "ok 😀"), ("ab", "b", "a")],
+)
+def test_tokens_before_a_stop_string_hold_whole_characters(lm, said, stop, kept):
+    ids = np.array(lm.tokenizer.encode(said))
+    text, tokens, why = stops.cut(lm.tokenizer, (stop,), ids)
+    assert (text, why) == (kept, "stop")
+    assert lm.tokenizer.decode(tokens, skip_special=True).startswith(kept)
+    shorter = lm.tokenizer.decode(tokens[:-1], skip_special=True)
+    assert not shorter.startswith(kept)
 
 
 def test_rows_of_one_batch_end_each_in_its_own_way(lm, written):

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from test_consistency import SAMPLES, SENTENCES
 from test_encoding import write
 
 import jaxhal
@@ -318,6 +319,15 @@ def test_words_that_no_sample_says_surprise(lm, drawn):
     assert (found["selfcheck_ngram"] > 0).all()
 
 
+@pytest.mark.parametrize(("over", "want"), [("mean", 3.218679), ("max", 4.025404)])
+def test_the_published_example_of_words_that_surprise(lm, over, want):
+    example = Example(" ".join(SENTENCES), prompt="Who is he?", samples=tuple(SAMPLES))
+    given = {"given": True, "n": 3}
+    one = detectors.selfcheck_ngram(over=over, draw=given)
+    (found,) = jaxhal.score(lm, [example], [untrained(one)], progress=False)
+    assert found.scores["selfcheck_ngram"] == pytest.approx(want, abs=1e-5)
+
+
 def test_distance_from_the_nearest_sentences(lm, tmp_path, monkeypatch):
     folder = str(write(tmp_path))
     said = [["W1 w2 w3 w4 w5.", "W9 w8 w7 w6."], ["W3 w4 w5."], ["W1."]]
@@ -561,8 +571,17 @@ def test_samples_without_text(lm, monkeypatch):
     assert bulk.errors[1] == "example '1': none of 3 samples holds text"
     support = SentenceSupport(FirstLetter(), HOW, "published")(bulk)
     assert (support["values"][support["valid"]] == 0.5).all()
-    with pytest.raises(ValueError, match="none of the 3 samples of 2 prompts holds"):
-        Embedded(HOW, "last")(bulk)
+    assert not Embedded(HOW, "last")(Bulk(lm, answers(2)))["valid"].any()
+    one = untrained(detectors.eigenscore(draw=HOW))
+    for report in jaxhal.score(lm, answers(2), [one, "novel_words"], progress=False):
+        assert "fewer than two of 3 samples hold text" in report.error
+
+
+def test_a_lone_answer_in_error_is_a_row(lm):
+    most = lm.config.context_length
+    one = untrained(detectors.eigenscore(draw={"n": 2, "max_new_tokens": most}))
+    (report,) = jaxhal.score(lm, answers(1), [one], progress=False)
+    assert "lower max_new_tokens" in report.error and report.scores == {}
 
 
 def test_one_sample_lies_apart_from_nothing(lm, monkeypatch):
@@ -605,8 +624,8 @@ def test_a_text_that_cannot_be_judged_costs_no_other(lm):
     bulk = Bulk(lm, answers(3))
     assert bulk.judged(judge, ["a", "b", "c"]) == ["A", None, "C"]
     assert [*bulk.errors] == [1] and "b is too long" in bulk.errors[1]
-    with pytest.raises(ValueError, match="too long"):  # what ails all is raised
-        Bulk(lm, answers(2)).judged(judge, ["b", "b"])
+    bulk = Bulk(lm, answers(2))
+    assert bulk.judged(judge, ["b", "b"]) == [None, None] and len(bulk.errors) == 2
 
 
 def test_likelihood_of_a_sample():

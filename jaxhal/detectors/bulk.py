@@ -71,16 +71,12 @@ class Bulk:
         except (NoReply, ValueError):
             pass
         found: list[Any] = []
-        last: Exception | None = None
         for number, one in enumerate(asked):
             try:
                 found += judge([one])
             except (NoReply, ValueError) as error:
                 self._fail(number, error)
                 found.append(None)
-                last = error
-        if all(one is None for one in found) and not isinstance(last, NoReply | None):
-            raise last  # it is not the texts
         return found
 
     def refuse(self, which: Iterable[bool], why: str) -> None:
@@ -137,12 +133,12 @@ class Bulk:
         return [length <= room for length in lengths]
 
     def read_samples(
-        self, how: Draw, reducer: Reducer
+        self, how: Draw, reducer: Reducer, shape: tuple[int, ...]
     ) -> tuple[Float[np.ndarray, "examples samples *feature"], Bool[np.ndarray, "..."]]:
         """A feature of every sample, read as an answer, and which samples there are.
 
         A sample without a visible character is missing, and so is one that cannot be
-        read; their features are zero.
+        read; their features are zero, of the ``shape`` given.
         """
         asked = [
             (number, at, dataclasses.replace(_bare(example), response=sample.text))
@@ -151,14 +147,7 @@ class Bulk:
             if sample.text.strip()
         ]
         found = self._read([one for _, _, one in asked], reducer)
-        first = next((value for value in found if value is not None), None)
-        if first is None:
-            raise ValueError(
-                f"none of the {how.n} samples of {len(self.examples)} prompts holds "
-                f"text; allow more than {how.max_new_tokens} new tokens or sample "
-                "otherwise"
-            )
-        values = np.zeros((len(self.examples), how.n, *first.shape), first.dtype)
+        values = np.zeros((len(self.examples), how.n, *shape), np.float32)
         valid = np.zeros(values.shape[:2], bool)
         for (number, at, _), value in zip(asked, found, strict=True):
             if value is not None:

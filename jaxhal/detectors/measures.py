@@ -119,7 +119,8 @@ class Embedded(Measure):
     def __call__(self, bulk: Bulk) -> dict[str, np.ndarray]:
         middle = (bulk.lm.config.num_hidden_layers + 1) // 2
         reducer = HiddenStates(layers=(middle,), tokens=self.tokens)
-        values, valid = bulk.read_samples(self.draw, reducer)
+        shape = (1, bulk.lm.config.hidden_size)
+        values, valid = bulk.read_samples(self.draw, reducer, shape)
         few = f"fewer than two of {self.draw.n} samples hold text"
         bulk.refuse((valid.sum(1) < 2).tolist(), few)
         return {"values": values[:, :, 0], "valid": valid}
@@ -204,6 +205,9 @@ class SentenceSupport(OfSentences):
 class Ngrams(OfSentences):
     """Surprise of each sentence under the samples, ``{"values": ..., "valid": ...}``.
 
+    Of means there is a ``"weight"``, how many n-grams a sentence has: that of an answer
+    is the mean over all of them.
+
     Attributes:
       draw: how samples are drawn.
       n: words in an n-gram.
@@ -215,7 +219,7 @@ class Ngrams(OfSentences):
     over: Literal["mean", "max"]
 
     def __call__(self, bulk: Bulk) -> dict[str, np.ndarray]:
-        scores = []
+        scores, sizes = [], []
         for example, some in zip(bulk.examples, bulk.samples(self.draw), strict=True):
             said = sentences_of(example.response)
             heard = [sample.text for sample in some]
@@ -223,7 +227,9 @@ class Ngrams(OfSentences):
                 heard = [s for text in heard for s in sentences_of(text)]
             found = ngrams.selfcheck_ngram(said, heard or [""], self.n)
             scores.append(found.max if self.over == "max" else found.mean)
-        return padded(scores)
+            sizes.append(np.array([len(ngrams.tokenize(text)) for text in said]))
+        weight = {} if self.over == "max" else {"weight": padded(sizes)["values"]}
+        return padded(scores) | weight
 
 
 @dataclasses.dataclass(frozen=True)

@@ -267,8 +267,8 @@ def selfcheck_ngram(
 
     Args:
       n: words in an n-gram.
-      over: of the n-grams of a sentence, the mean or the least likely; sentences are
-        averaged.
+      over: the mean of all the answer's n-grams, or, averaged over its sentences, the
+        least likely one of each.
       draw: how to sample, as :func:`jaxhal.detectors.bulk.draw_of` takes it.
       name: what to call it beside another choice.
 
@@ -360,7 +360,8 @@ def _over_sentences(
     def inputs(features: Features) -> Any:
         found = features[measure.feature]
         score = functools.partial(consistency.passage_score, how=how)
-        return jax.vmap(score)(found["values"], found["valid"])
+        weight = {"weight": found["weight"]} if "weight" in found else {}
+        return jax.vmap(score)(found["values"], found["valid"], **weight)
 
     def tokens(params: Any, features: Features) -> Any:
         del params

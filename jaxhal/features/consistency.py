@@ -185,7 +185,7 @@ def selfcheck_bertscore(f1: Any, valid: Any = None) -> Float[Array, ""]:
 
 
 def passage_score(
-    scores: Any, valid: Any = None, how: str = "mean"
+    scores: Any, valid: Any = None, how: str = "mean", weight: Any = None
 ) -> Float[Array, ""]:
     """Score of a passage from those of its sentences, in their unit.
 
@@ -193,6 +193,8 @@ def passage_score(
       scores: ``Float[sentences]``.
       valid: ``Bool[sentences]``, False on padding; 0.0 when all are, inside a trace.
       how: ``"mean"``, or ``"max"``, the worst sentence.
+      weight: ``Float[sentences]``, how much each counts in a mean, above 0; alike by
+        default.
 
     Raises:
       ValueError: on no sentence, another ``how``, shapes that do not match, a number
@@ -206,7 +208,11 @@ def passage_score(
         raise ValueError(f"how is {how!r}; use 'mean' or 'max'")
     values, valid = present("scores", scores, valid)
     if how == "mean":
-        return _mean(values, valid)
+        if weight is None:
+            return _mean(values, valid)
+        weight = jnp.where(valid, jnp.asarray(weight, values.dtype), 0.0)
+        total = weight.sum()
+        return (weight * values).sum() / jnp.where(total > 0, total, 1.0)
     return _finite(jnp.where(valid, values, -jnp.inf).max())
 
 

@@ -27,7 +27,7 @@ def cut(
     at = first(text, stop)
     if at is None:
         return text, ids, "eos" if ids[-1] in tokenizer.stop_ids else "length"
-    return text[:at], ids[: _covering(tokenizer, ids, at)], "stop"
+    return text[:at], ids[: _covering(tokenizer, ids, text[:at])], "stop"
 
 
 def first(text: str, stop: tuple[str, ...]) -> int | None:
@@ -35,12 +35,12 @@ def first(text: str, stop: tuple[str, ...]) -> int | None:
     return min((at for s in stop if (at := text.find(s)) >= 0), default=None)
 
 
-def _covering(tokenizer: Tokenizer, ids: np.ndarray, length: int) -> int:
-    """The fewest tokens whose text has at least this many characters."""
+def _covering(tokenizer: Tokenizer, ids: np.ndarray, text: str) -> int:
+    """The fewest tokens whose text begins with this one; half a character is none."""
     low, high = 0, len(ids)
     while low < high:
         middle = (low + high) // 2
-        enough = len(tokenizer.decode(ids[:middle], skip_special=True)) >= length
+        enough = tokenizer.decode(ids[:middle], skip_special=True).startswith(text)
         low, high = (low, middle) if enough else (middle + 1, high)
     return low
 
