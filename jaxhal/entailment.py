@@ -169,7 +169,8 @@ class Reader:
 
     Args:
       lm: the model.
-      ask: the question, with ``{premise}`` and ``{hypothesis}`` in it.
+      ask: the question, with ``{premise}`` and ``{hypothesis}`` in it; a premise is put
+        on one line, as in the published SelfCheckGPT.
       batch_size: questions read together.
     """
 
@@ -185,10 +186,8 @@ class Reader:
         distinct = list(dict.fromkeys(pairs))
         tokenizer = self.lm.require_tokenizer()
         rows = [
-            tokenizer.encode_example(
-                Example(reply, prompt=self.ask.format(premise=a, hypothesis=b))
-            )
-            for a, b in distinct
+            tokenizer.encode_example(Example(reply, prompt=_filled(self.ask, pair)))
+            for pair in distinct
             for reply in ("Yes", "No")
         ]
         said = read_rows(
@@ -254,14 +253,14 @@ class YesNo:
         return f"{self.endpoint.model} at {self.endpoint.url} asked yes or no"
 
     def __call__(self, pairs: Sequence[Pair], /) -> Float[np.ndarray, "pairs 3"]:
-        replies = [
-            self.endpoint.ask(
-                self.ask.format(premise=" ".join(a.split()), hypothesis=b)
-            )
-            for a, b in pairs
-        ]
+        replies = [self.endpoint.ask(_filled(self.ask, pair)) for pair in pairs]
         no = np.array([selfcheck_prompt([reply]) for reply in replies], np.float32)
         return np.stack([no, np.zeros_like(no), 1 - no], 1)
+
+
+def _filled(ask: str, pair: Pair) -> str:
+    premise, hypothesis = pair
+    return ask.format(premise=" ".join(premise.split()), hypothesis=hypothesis)
 
 
 def _relation(reply: str) -> str:

@@ -69,6 +69,19 @@ class Draw:
         if self.clip is not None and not 0 < self.clip < 0.5:
             raise ValueError(f"clip is {self.clip}; give a share in (0, 0.5), or None")
 
+    def __str__(self) -> str:
+        """How many samples of what kind, in words."""
+        if self.given:
+            return f"{self.n} samples that come with the answer"
+        kind = [f"up to {self.max_new_tokens} tokens"]
+        for name in ("temperature", "top_k", "top_p", "min_p", "repetition_penalty"):
+            value, usual = getattr(self.sampling, name), getattr(Sampling, name)
+            if name == "temperature" or value != usual:
+                kind.append(f"{name.replace('_', ' ')} {value:g}")
+        if self.clip is not None:
+            kind.append(f"features clipped at {self.clip:g}")
+        return f"{self.n} samples ({', '.join(kind)})"
+
 
 class Sample(NamedTuple):
     """One sampled answer.

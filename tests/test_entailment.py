@@ -132,6 +132,8 @@ def test_a_reader_says_yes_by_its_odds():
         yes, no = said(pair, "Yes"), said(pair, "No")
         assert row[2] == pytest.approx(1 / (1 + np.exp(no - yes)), abs=1e-4)
     np.testing.assert_array_equal(found[0], found[3])
+    lines = Reader(lm)([("All is\n red.\n", "It is red.")])  # on one line
+    np.testing.assert_allclose(lines[0], found[0], atol=1e-6)
     np.testing.assert_allclose(found.sum(1), 1, atol=1e-6)
     assert Reader(lm).name == "tiny 0 asked yes or no"
 

@@ -8,7 +8,7 @@ import typer.testing
 
 from chat_server import serving
 from jaxhal import cli
-from jaxhal.datasets import Question, from_jsonl
+from jaxhal.datasets import Question, from_jsonl, questions_from
 from jaxhal.datasets.toha import REFUSAL
 from jaxhal.experiments import making
 from jaxhal.experiments.making import Making, make
@@ -101,6 +101,50 @@ def test_the_nearness_to_a_reference(world, tmp_path):
     assert any("unigram F1 with" in why for why in said if why)
 
 
+def test_questions_of_ones_own(world, tmp_path):
+    path = tmp_path / "mine.jsonl"
+    rows = [
+        {"id": q.id, "question": q.text, "answer": q.answer, "context": q.context}
+        for q in QUESTIONS
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+    found = questions_from(path)
+    assert [(q.id, q.text, q.context) for q in found] == [
+        (q.id, q.text, q.context) for q in QUESTIONS
+    ]
+    named = make(config(tmp_path), progress=False)
+    own = make(config(tmp_path, name="mine", questions=str(path)), progress=False)
+    assert own.counts == named.counts
+    with pytest.raises(ValueError, match="options are .*; a file of questions takes"):
+        make(config(tmp_path, name="x", questions=str(path), options={"a": 1}))
+    with pytest.raises(FileNotFoundError, match="no such file"):
+        make(config(tmp_path, name="y", questions="none.jsonl"))
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("{", "line 2: not JSON"),
+        ('{"question": "Why?"}', "line 2: 'answer' is null; use text"),
+        ('{"question": "Why?", "answer": []}', "line 2: .*answer is"),
+        ('{"question": " ", "answer": "So."}', "line 2: .*text is ' '"),
+        ('{"question": "Why?", "answer": ["So.", 3]}', "line 2: 'answer' is 3"),
+        ('{"question": "Why?", "answer": "So.", "context": 1}', "'context' is 1"),
+    ],
+)
+def test_lines_that_are_no_questions(tmp_path, line, message):
+    path = tmp_path / "mine.jsonl"
+    path.write_text('{"question": "Who?", "answer": ["A.", "B."]}\n' + line)
+    with pytest.raises(ValueError, match=message):
+        questions_from(path)
+    path.write_text("\n")
+    with pytest.raises(ValueError, match="holds no question; give one a line"):
+        questions_from(path)
+    path.write_text('{"question": "Who?", "answer": ["A.", "B."], "source": 7}\n')
+    (one,) = questions_from(path)
+    assert (one.answer, one.id, one.source) == (("A.", "B."), "line 1", "7")
+
+
 def test_the_overlap_rule(world, tmp_path):
     made = make(config(tmp_path, judge="overlap"), progress=False)
     assert "unsure" not in made.counts
@@ -132,8 +176,18 @@ def test_a_run_that_was_killed_goes_on(world, tmp_path, monkeypatch):
 
 def test_a_folder_belongs_to_one_configuration(world, tmp_path):
     make(config(tmp_path), progress=False)
-    with pytest.raises(ValueError, match="holds what another configuration made"):
+    with pytest.raises(ValueError, match="another configuration made, with another se"):
         make(config(tmp_path, seed=1), progress=False)
+    # What a field was not there for then, and where the folder is now, is no matter.
+    path = tmp_path / "own" / "config.yaml"
+    kept = [row for row in path.read_text().splitlines() if "nearness" not in row]
+    path.write_text("\n".join(kept) + "\n")
+    (tmp_path / "own").rename(tmp_path / "moved")
+    (tmp_path / "there").mkdir()
+    (tmp_path / "moved").rename(tmp_path / "there" / "own")
+    asked = len(world)
+    make(config(tmp_path / "there"), progress=False)
+    assert len(world) == asked
 
 
 def test_a_limit_draws_questions(world, tmp_path):
@@ -157,6 +211,7 @@ def test_an_endpoint_confirms_and_its_failures_stay_with_their_rows(
     assert made.counts["errors"] == 5 and made.counts["hallucinated"] == 1
     rows = {row["id"]: row for row in lines(made.folder / "answers.jsonl")}
     assert "of no use in 3 attempts" in rows["q1"]["error"]
+    assert rows["q5"]["provenance"]["judge"] == f"endpoint: m at {server.url}"
     assert rows["q5"]["labels"] == [{"start": 0, "end": 7, "label": "hallucination"}]
 
 

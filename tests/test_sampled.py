@@ -172,6 +172,10 @@ def test_published_draws():
 def test_settings_of_a_draw():
     published = Draw(n=20, sampling=Sampling(temperature=0.5, top_p=0.9))
     assert draw_of(None, published) == Draw()
+    assert str(Draw()) == "10 samples (up to 64 tokens, temperature 1)"
+    said = "20 samples (up to 64 tokens, temperature 0.5, top p 0.9)"
+    assert str(published) == said
+    assert str(Draw(n=2, given=True)) == "2 samples that come with the answer"
     assert draw_of({"published": True}, published) == published
     mixed = draw_of({"published": True, "n": 4, "top_k": 7}, published)
     assert mixed.n == 4

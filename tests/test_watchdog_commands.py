@@ -13,6 +13,7 @@ from chat_server import serving
 from jaxhal import cli
 from jaxhal.datasets import Question
 from jaxhal.evaluation import auroc
+from jaxhal.experiments import making
 from jaxhal.files import lines_of
 from jaxhal.plotting.exploration import ablations, entropy_trend
 from jaxhal.watchdog import (
@@ -63,7 +64,7 @@ def lm():
 def written(encoder, lm, tmp_path, monkeypatch):
     """A file, for the tiny model and the questions above."""
     monkeypatch.setattr(configs, "model", lambda name, dtype: lm)
-    monkeypatch.setitem(configs.QUESTIONS, "medquad", lambda **options: questions())
+    monkeypatch.setitem(making.QUESTIONS, "medquad", lambda **options: questions())
     path = tmp_path / "watch.yaml"
     path.write_text(
         f"name: tiny\ndomain: things\nquestions: medquad\nexplored: 20\nheld_out: 10\n"
@@ -162,7 +163,7 @@ def test_passages_are_whole_sentences(written):
 
 def test_passages_are_pieces_of_a_context_where_there_is_one(written, monkeypatch):
     asked = Question("w1 w2", "Two.", context="One is here. Two is there. Three too.")
-    monkeypatch.setitem(configs.QUESTIONS, "medquad", lambda **options: [asked, asked])
+    monkeypatch.setitem(making.QUESTIONS, "medquad", lambda **options: [asked, asked])
     config = configs.load_watch(written)
     pieces = ["One is here. Two is there.", "Three too."]
     assert configs.passages_of(config, 6) == pieces
@@ -248,22 +249,26 @@ def test_commands(written, tmp_path):
     assert empty.exit_code == 2 and "nothing to check" in empty.output
 
 
+def claimed(config):
+    making.claim(config.folder, config, configs._explored)
+
+
 def test_how_an_agent_is_reached_is_not_what_was_explored(written):
     far = "agent={{endpoint: '{}', model: m, passages: 0, {}}}"
     first = configs.load_watch(written, [far.format("http://a/v1", "timeout: 3")])
-    configs._claim(first)
+    claimed(first)
     slower = far.format("http://b:9/v1", "timeout: 9, per_second: 2, concurrency: 1")
     more = [
         "reader=other",
         "held_out=7",
         f"out={first.folder}/../../{first.folder.parent.name}",
     ]
-    configs._claim(configs.load_watch(written, [slower, *more]))
+    claimed(configs.load_watch(written, [slower, *more]))
     for change in (["encoder=x"], ["plan.samples=9"], ["agent.model=n"]):
         with pytest.raises(
             ValueError, match=f"with another {re.split('[.=]', change[0])[0]}"
         ):
-            configs._claim(configs.load_watch(written, [slower, *change]))
+            claimed(configs.load_watch(written, [slower, *change]))
 
 
 def test_serve(written, monkeypatch):

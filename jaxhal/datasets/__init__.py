@@ -13,6 +13,7 @@ from jaxhal.datasets.fields import Row as Row
 from jaxhal.datasets.halueval import halueval as halueval
 from jaxhal.datasets.medquad import medquad as medquad
 from jaxhal.datasets.questions import Question as Question
+from jaxhal.datasets.questions import questions_from as questions_from
 from jaxhal.datasets.ragtruth import ragtruth as ragtruth
 from jaxhal.datasets.root import data_root as data_root
 from jaxhal.datasets.spans import token_labels as token_labels

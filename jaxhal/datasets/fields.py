@@ -38,7 +38,7 @@ def to_row(number: int, unit: str, read: Callable[[], Mapping[str, Any]]) -> Row
     name = f"{unit} {number}"
     try:
         fields = read()
-        name = _name(fields, "id") or name
+        name = name_field(fields, "id") or name
         return Row(number, name, _example(fields, name), None)
     except ValueError as error:
         return Row(number, name, None, f"{unit} {number}: {error}")
@@ -46,7 +46,7 @@ def to_row(number: int, unit: str, read: Callable[[], Mapping[str, Any]]) -> Row
 
 def _example(fields: Mapping[str, Any], name: str) -> Example:
     text = {
-        key: _text(key, fields[key])
+        key: text_field(key, fields[key])
         for key in ("response", "prompt", "context", "question", "split")
         if fields.get(key) is not None
     }
@@ -60,12 +60,17 @@ def _example(fields: Mapping[str, Any], name: str) -> Example:
         id=name,
         labels=_labels(fields.get("labels")),
         label=label,
-        source=_name(fields, "source"),
+        source=name_field(fields, "source"),
         samples=_samples(fields.get("samples")),
     )
 
 
-def _name(fields: Mapping[str, Any], key: str) -> str:
+def name_field(fields: Mapping[str, Any], key: str) -> str:
+    """A name among fields, empty where there is none; a number counts as one.
+
+    Raises:
+      ValueError: when it is something else, or no valid text.
+    """
     name = fields.get(key)
     if name is None:
         return ""
@@ -94,7 +99,7 @@ def _label(index: int, span: Any) -> Label:
     name = span.get("label")
     if name is None:
         return Label(span["start"], span["end"])
-    return Label(span["start"], span["end"], _text(f"labels[{index}].label", name))
+    return Label(span["start"], span["end"], text_field(f"labels[{index}].label", name))
 
 
 def _samples(texts: Any) -> tuple[str, ...]:
@@ -102,10 +107,17 @@ def _samples(texts: Any) -> tuple[str, ...]:
         return ()
     if not isinstance(texts, list):
         raise ValueError(f"'samples' is {kind(texts)}; use a list of texts")
-    return tuple(_text(f"samples[{index}]", text) for index, text in enumerate(texts))
+    return tuple(
+        text_field(f"samples[{index}]", text) for index, text in enumerate(texts)
+    )
 
 
-def _text(key: str, value: Any) -> str:
+def text_field(key: str, value: Any) -> str:
+    """A value that has to be text.
+
+    Raises:
+      ValueError: naming the key, when it is none or no valid one.
+    """
     if not isinstance(value, str):
         raise ValueError(f"{key!r} is {kind(value)}; use text")
     return _whole(key, value)

@@ -1,6 +1,10 @@
 """Questions with a reference answer, for systems that answer themselves."""
 
 import dataclasses
+import os
+
+from jaxhal.datasets.fields import name_field, text_field
+from jaxhal.datasets.jsonl import numbered_lines, parse
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,3 +42,37 @@ class Question:
             raise ValueError(f"{where}text is {self.text!r}; it must hold text")
         if not several or not all(answer.strip() for answer in several):
             raise ValueError(f"{where}answer is {self.answer!r}; it must hold text")
+
+
+def questions_from(path: str | os.PathLike) -> list[Question]:
+    """Questions of one's own, from a JSON Lines file.
+
+    A line has a ``"question"``, its ``"answer"``, a text or a list of texts of which
+    any will do, and if there are such a ``"context"``, ``"domain"``, ``"source"`` and
+    ``"id"``, by default the line's number.
+
+    Raises:
+      FileNotFoundError: when there is no such file.
+      ValueError: naming the line that holds no question, or when none does.
+    """
+    found = []
+    for line, raw in numbered_lines(path):
+        try:
+            row = parse(raw)
+            answer, context = row.get("answer"), row.get("context")
+            several = answer if isinstance(answer, list) else [answer]
+            found.append(
+                Question(
+                    text_field("question", row.get("question")),
+                    tuple(text_field("answer", each) for each in several),
+                    domain=name_field(row, "domain"),
+                    id=name_field(row, "id") or f"line {line}",
+                    context=None if context is None else text_field("context", context),
+                    source=name_field(row, "source"),
+                )
+            )
+        except ValueError as error:
+            raise ValueError(f"{path}, line {line}: {error}") from None
+    if not found:
+        raise ValueError(f"{path} holds no question; give one a line")
+    return found

@@ -19,11 +19,13 @@ from jaxhal.texts import sentences_of
 from jaxhal.types import Example
 
 SUPPORT = """\
-Context: {premise}
+Here is a text:
+{premise}
 
-Sentence: {hypothesis}
+Here is a statement:
+{hypothesis}
 
-Is the sentence supported by the context above? Answer Yes or No.
+Does the text bear out the statement? Reply with one word, Yes or No.
 """
 
 
@@ -144,7 +146,8 @@ class SentenceSupport(OfSentences):
     """How little each sentence is supported, ``{"values": [examples sentences], ...}``.
 
     Attributes:
-      entailment: what decides; ``"reader"`` asks it with the published question.
+      entailment: what decides; ``"reader"`` asks it with :data:`SUPPORT`, much as the
+        published code asks.
       draw: whose samples are to support a sentence; ``None`` for the source text.
       order: ``"published"`` gives the sentence as the premise, as SelfCheckGPT does;
         ``"ordinary"`` as the hypothesis.

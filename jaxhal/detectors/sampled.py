@@ -102,7 +102,7 @@ def semantic_entropy(
 
     return _detector(
         name,
-        f"entropy over meanings of {how.n} samples; {_named(entailment)}",
+        f"entropy over meanings of {how}; {_named(entailment)}",
         "nats, 0 to log n" if preset != "iclr" else "nats, shifted",
         "Farquhar et al., Nature 2024; Kuhn et al., ICLR 2023",
         inputs,
@@ -128,7 +128,7 @@ def predictive_entropy(
     likely = Likelihood(how, per_token=normalized)
     return _detector(
         name,
-        f"entropy of {how.n} samples" + (", per token" if normalized else ""),
+        f"entropy of {how}" + (", per token" if normalized else ""),
         "nats a token" if normalized else "nats",
         "Malinin and Gales, ICLR 2021",
         # A sample's whole log probability, or its mean over tokens, stands for them.
@@ -189,7 +189,7 @@ def eigenscore(
 
     return _detector(
         name,
-        f"spread of {how.n} samples in the middle layer, {preset} preset",
+        f"spread of {how} in the middle layer, {preset} preset",
         "mean log eigenvalue",
         "Chen et al., INSIDE, ICLR 2024",
         inputs,
@@ -218,7 +218,7 @@ def selfcheck_nli(
     """
     drawn = draw_of(draw, _PUBLISHED["selfcheck"])
     support = SentenceSupport(entailment, drawn, "published")
-    summary = f"contradiction by {drawn.n} samples; {_named(entailment)}"
+    summary = f"contradiction by {drawn}; {_named(entailment)}"
     return _over_sentences(name, summary, "0 to 1", _SELFCHECK, support, how)
 
 
@@ -233,7 +233,8 @@ def selfcheck_prompt(
     """SelfCheckGPT: a model is asked whether each sample supports each sentence.
 
     The reader by its odds of Yes and No; a model behind an OpenAI-compatible endpoint,
-    as in the published code, by what its reply begins with:
+    as in the published code, by what its reply begins with (the question is put in
+    other words):
     :func:`jaxhal.features.consistency.selfcheck_prompt`.
 
     Args:
@@ -252,7 +253,7 @@ def selfcheck_prompt(
     judge = "reader" if there is None else YesNo(there, SUPPORT)
     support = SentenceSupport(judge, drawn, "ordinary")
     who = "the reader" if there is None else f"{model} at {endpoint}"
-    summary = f"{who} asked whether each of {drawn.n} samples supports a sentence"
+    summary = f"{who} asked whether each of {drawn} supports a sentence"
     return _over_sentences(name, summary, "0 to 1", _SELFCHECK, support, how)
 
 
@@ -277,7 +278,7 @@ def selfcheck_ngram(
     """
     drawn = draw_of(draw, _PUBLISHED["selfcheck"])
     surprise = Ngrams(drawn, n, over)
-    summary = f"surprise of words under {drawn.n} samples"
+    summary = f"surprise of words under {drawn}"
     return _over_sentences(
         *(name, summary, "nats", _SELFCHECK, surprise, "mean"),
         to_share=lambda nats: -jnp.expm1(-nats),
@@ -319,7 +320,7 @@ def selfcheck_bertscore(
     drawn = draw_of(draw, _PUBLISHED["selfcheck"])
     measure = Unmatched(encoder, layer, baseline, drawn)
     where = "its last layer" if layer is None else f"layer {layer}"
-    summary = f"BERTScore's distance from {drawn.n} samples; {where} of {encoder}"
+    summary = f"BERTScore's distance from {drawn}; {where} of {encoder}"
     return _over_sentences(name, summary, "1 - F1", _SELFCHECK, measure, how)
 
 

@@ -15,7 +15,13 @@ from jaxhal.datasets import Question
 from jaxhal.detection import resolve, score
 from jaxhal.evaluation.intervals import mean_interval
 from jaxhal.experiments.config import DTYPES, structured
-from jaxhal.experiments.making import QUESTIONS, Writing, claim, prompt_of, questions_of
+from jaxhal.experiments.making import (
+    Writing,
+    check_questions,
+    claim,
+    prompt_of,
+    questions_of,
+)
 from jaxhal.experiments.running import model
 from jaxhal.features.controls import novel_word_share, response_length
 from jaxhal.files import alone, append, lines_of, replacing
@@ -91,11 +97,9 @@ def compare(
       Chuang et al., Lookback Lens, EMNLP 2024, section 4.
     """
     config = structured(Guiding, source, overrides)
-    for name, known in {"questions": QUESTIONS, "dtype": DTYPES}.items():
-        if getattr(config, name) not in known:
-            raise ValueError(
-                f"{name} is {getattr(config, name)!r}; use one of {', '.join(known)}"
-            )
+    check_questions(config.questions)
+    if config.dtype not in DTYPES:
+        raise ValueError(f"dtype is {config.dtype!r}; use one of {', '.join(DTYPES)}")
     folder = Path(config.out) / config.name
     claim(folder, config)
     questions = questions_of(config)

@@ -43,7 +43,8 @@ class Writing:
 
     Attributes:
       name: of the folder that results go to.
-      questions: of :data:`QUESTIONS`.
+      questions: of :data:`QUESTIONS`, or a file of one's own that ends in ``.jsonl``,
+        as :func:`jaxhal.datasets.questions_from` takes it.
       options: of their loader.
       limit: keep this many questions, drawn by the seed; all by default.
       prompt: the user's turn, with ``{context}`` and ``{question}`` in it.
@@ -158,8 +159,8 @@ def make(
 
 
 def _check(config: Making) -> None:
+    check_questions(config.questions)
     choices = {
-        "questions": QUESTIONS,
         "judge": _JUDGES,
         "nearness": NEARNESS,
         "dtype": DTYPES,
@@ -185,24 +186,66 @@ def _sampling(config: Making) -> Sampling:
     return Sampling(temperature=config.temperature, top_p=config.top_p)
 
 
-def claim(folder: Path, config: Any) -> None:
-    """Makes sure that what the folder holds was made the same way."""
+def claim(
+    folder: Path, config: Any, counts: Callable[[Any], Any] = lambda one: one
+) -> None:
+    """Makes sure that what the folder holds was made the same way.
+
+    Args:
+      folder: made, with config.yaml in it, if it is not there.
+      config: a dataclass; a field that it had not then counts as left out.
+      counts: what of it has to be the same; where the folder is never is.
+
+    Raises:
+      ValueError: naming what differs.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    path, text = folder / "config.yaml", to_yaml(config)
-    if path.is_file():
-        if path.read_text("utf-8") != text:
-            raise ValueError(
-                f"{folder} holds what another configuration made; give this one "
-                "another 'name', or delete the folder"
-            )
+    path = folder / "config.yaml"
+    if not path.is_file():
+        with replacing(path) as file:
+            file.write(to_yaml(config))
         return
-    with replacing(path) as file:
-        file.write(text)
+    kept = dataclasses.replace(structured(type(config), path, []), out=config.out)
+    kept, asked = counts(kept), counts(config)
+    names = [field.name for field in dataclasses.fields(config)]
+    other = [name for name in names if getattr(kept, name) != getattr(asked, name)]
+    if other:
+        raise ValueError(
+            f"{folder} holds what another configuration made, with another "
+            f"{', '.join(other)}; give this one another 'name', or delete the folder"
+        )
+
+
+def check_questions(name: str) -> None:
+    """Makes sure that questions can go by that name.
+
+    Raises:
+      ValueError: when it is neither of :data:`QUESTIONS` nor that of a JSONL file.
+    """
+    if name not in QUESTIONS and not name.endswith(".jsonl"):
+        raise ValueError(
+            f"questions is {name!r}; use one of {', '.join(QUESTIONS)}, or a file of "
+            "your own that ends in .jsonl"
+        )
+
+
+def load_questions(name: str, options: Mapping[str, Any]) -> list[Question]:
+    """Questions by name, or those of a file as ``datasets.questions_from`` reads it.
+
+    Raises:
+      FileNotFoundError: when there is no such file.
+      ValueError: as what loads them does; on options of a file, which has none.
+    """
+    if name in QUESTIONS:
+        return QUESTIONS[name](**options)
+    if options:
+        raise ValueError(f"options are {dict(options)}; a file of questions takes none")
+    return datasets.questions_from(name)
 
 
 def questions_of(config: Writing) -> list[Question]:
     """The questions that a configuration names, or those it draws from them."""
-    found = QUESTIONS[config.questions](**config.options)
+    found = load_questions(config.questions, config.options)
     if config.limit is not None:
         if not 1 <= config.limit <= len(found):
             raise ValueError(
@@ -295,9 +338,12 @@ def _judged(
     progress: bool | None,
 ) -> list[dict[str, Any]]:
     """A row for each question: the answer, its label or the judge's error, and why."""
+    named = config.judge
+    if config.endpoint:
+        named += f": {config.endpoint_model} at {config.endpoint}"
     about = {
         "model": config.model,
-        "judge": config.judge,
+        "judge": named,
         "jaxhal": jaxhal.__version__,
         "made": datetime.datetime.now(datetime.UTC).date().isoformat(),
     }

@@ -18,7 +18,7 @@ from jaxhal.datasets import Question
 from jaxhal.encoding import kept_encoder
 from jaxhal.endpoint import endpoint_of
 from jaxhal.experiments.config import DTYPES, structured
-from jaxhal.experiments.making import QUESTIONS, claim
+from jaxhal.experiments.making import check_questions, claim, load_questions
 from jaxhal.experiments.running import model
 from jaxhal.judges import references
 from jaxhal.store.keys import digest
@@ -86,7 +86,8 @@ class Watch:
     Attributes:
       name: of the folder that results go to.
       domain: what the queries are about, in words.
-      questions: of :data:`jaxhal.experiments.making.QUESTIONS`.
+      questions: of :data:`jaxhal.experiments.making.QUESTIONS`, or a file of one's own
+        that ends in ``.jsonl``, as :func:`jaxhal.datasets.questions_from` takes it.
       options: of their loader.
       explored: questions to explore from; those with equal words, answers or sources
         stay together.
@@ -154,8 +155,8 @@ def load_watch(
       ValueError: on an unknown key, or a value that makes no sense.
     """
     config = structured(Watch, source, overrides)
+    check_questions(config.questions)
     choices = {
-        "questions": QUESTIONS,
         "judge": ("reference", "endpoint"),
         "preset": PRESETS,
     }
@@ -211,7 +212,7 @@ def questions_of(config: Watch) -> tuple[list[Question], list[Question]]:
     Raises:
       ValueError: when there are too few.
     """
-    questions = QUESTIONS[config.questions](**config.options)
+    questions = load_questions(config.questions, config.options)
     several: list[list[Question]] = [[] for _ in questions]
     for one, group in zip(questions, related(questions), strict=True):
         several[group].append(one)
@@ -266,7 +267,7 @@ def passages_of(config: Watch, words: int) -> list[str]:
     answer by itself seldom says what it is about.
     """
     texts: dict[str, None] = {}
-    for one in QUESTIONS[config.questions](**config.options):
+    for one in load_questions(config.questions, config.options):
         head = "" if one.context else f"{one.text}\n"
         for text in [one.context] if one.context else references(one):
             for piece in _pieces(text, words):
@@ -352,14 +353,14 @@ def explorer_of(config: Watch, progress: bool | None = None) -> Explorer:
       OSError: when the folder cannot be written.
     """
     if (config.folder / "config.yaml").is_file():
-        _claim(config)
+        claim(config.folder, config, _explored)
     known, _ = questions_of(config)
     agent = agent_of(config, config.agent, progress)
     writer = agent_of(
         config,
         config.writer or dataclasses.replace(config.agent, passages=0, prompt=""),
     )
-    _claim(config)  # not before a model was found
+    claim(config.folder, config, _explored)  # not before a model was found
     return Explorer(
         agent,
         evaluator_of(config, known),
@@ -381,7 +382,7 @@ def watchdog_of(config: Watch, progress: bool | None = None) -> Watchdog:
         exploration in the folder.
     """
     if (config.folder / "config.yaml").is_file():
-        _claim(config)
+        claim(config.folder, config, _explored)
     plan = plan_of(config)
     return Watchdog(
         agent_of(config, config.agent, progress),
@@ -421,20 +422,6 @@ def beside(config: Watch, name: str) -> Watch:
     return other
 
 
-def _claim(config: Watch) -> None:
-    """Makes sure that what the folder holds was explored in the same way."""
-    path = config.folder / "config.yaml"
-    if not path.is_file():
-        claim(config.folder, config)
-    elif (kept := _explored(load_watch(path))) != (asked := _explored(config)):
-        names = [f.name for f in dataclasses.fields(Watch)]
-        other = [n for n in names if getattr(kept, n) != getattr(asked, n)]
-        raise ValueError(
-            f"{config.folder} holds what another configuration made, with another "
-            f"{', '.join(other)}; give this one another 'name', or delete the folder"
-        )
-
-
 def _explored(config: Watch) -> Watch:
     """What an exploration depends on, which is not where things are."""
     plan = {k: v for k, v in config.plan.items() if k not in _OPEN}
@@ -447,7 +434,6 @@ def _explored(config: Watch) -> Watch:
         similarity=Watch.similarity,
         held_out=Watch.held_out,
         reader=Watch.reader,
-        out=Watch.out,
     )
 
 
