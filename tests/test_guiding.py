@@ -69,7 +69,8 @@ def test_a_run_folder(world, tmp_path):
         sampling=jaxhal.GREEDY,
     )
     assert rows[0]["greedy"] == greedy.text.strip()
-    score, *_, words = found.rows
+    score, *_, words, cut = found.rows
+    assert cut["measure"] == "share cut off by the limit of tokens"
     assert score["measure"] == "entropy (lower is better)"
     # The guide minimises what is measured here; greedy decoding is no rival of chance.
     assert score["guided"] < score["sampled"]
@@ -77,6 +78,14 @@ def test_a_run_folder(world, tmp_path):
     whole = [row for row in rows if all(row[way] for way in WAYS)]
     counted = [len(jaxhal.features.controls._words(row["greedy"])) for row in whole]
     assert words["greedy"] == pytest.approx(np.mean(counted))
+    every = jaxhal.generate(
+        lm,
+        [f"{q.context}\n\n{q.text}" for q in QUESTIONS],
+        max_new_tokens=12,
+        sampling=jaxhal.GREEDY,
+    )
+    share = np.mean([one.stopped == "length" for (one,) in every])
+    assert cut["greedy"] == pytest.approx(share) and share > 0
     text = (found.folder / "results.md").read_text("utf-8")
     assert text.count("\n| ") == 2 + len(found.rows)
     assert "What chooses also measures" in text
@@ -98,6 +107,40 @@ def test_answers_with_a_reference_in_them(world, monkeypatch, tmp_path):
     rows = {row["measure"]: row for row in found.rows}
     assert rows["share with a whole reference"]["greedy"] == 0.8
     assert rows["share with a whole reference"]["sampled"] == 0.0
+
+
+@pytest.mark.parametrize("lost", [(2,), range(5)])
+def test_a_response_that_cannot_be_read_costs_its_question(
+    world, monkeypatch, tmp_path, lost
+):
+    real = guiding.score
+
+    def score(lm, examples, *rest, **options):
+        found = real(lm, examples, *rest, **options)
+        return [
+            dataclasses.replace(one, error="too long", scores={})
+            if one.id in {f"q{n} sampled" for n in lost}
+            else one
+            for one in found
+        ]
+
+    monkeypatch.setattr(guiding, "score", score)
+    if len(lost) == 5:
+        with pytest.raises(ValueError, match="of 5 questions can be judged: too long"):
+            compare(config(tmp_path), progress=False)
+        return
+    found = compare(config(tmp_path), progress=False)
+    assert "1 questions were left out" in (found.folder / "results.md").read_text()
+
+
+def test_responses_without_text(world, monkeypatch, tmp_path):
+    monkeypatch.setattr(
+        guiding,
+        "_written",
+        lambda *_: {q.id: dict.fromkeys(WAYS, "") for q in QUESTIONS},
+    )
+    with pytest.raises(ValueError, match="none of 5 questions has a response with te"):
+        compare(config(tmp_path), progress=False)
 
 
 def test_a_prompt_without_room_is_left_out(world, monkeypatch, tmp_path):

@@ -38,6 +38,7 @@ from jaxhal.texts import contains, rouge_l, unigram_f1
 from jaxhal.types import Example
 
 WAYS = ("guided", "sampled", "greedy")
+CUT = "share cut off by the limit of tokens"
 
 
 @dataclasses.dataclass
@@ -113,11 +114,25 @@ def compare(
             f"none of {len(questions)} questions has a response with text in every "
             "way; allow more new tokens"
         )
-    measured, reports = {}, {}
+    reports = {}
     for way in WAYS:
         examples = [_example(config, q, written[q.id][way], way) for q in whole]
         reports[way] = score(lm, examples, [guiding], progress=progress)
-        measured[way] = _measures(config, whole, reports[way])
+    # A response that cannot be read costs its question only.
+    errors = [
+        [one.error for one in trio] for trio in zip(*reports.values(), strict=True)
+    ]
+    fine = [at for at, trio in enumerate(errors) if not any(trio)]
+    if not fine:
+        first = next(why for trio in errors for why in trio if why)
+        raise ValueError(f"none of {len(whole)} questions can be judged: {first}")
+    whole = [whole[at] for at in fine]
+    reports = {way: [some[at] for at in fine] for way, some in reports.items()}
+    measured = {
+        way: _measures(config, whole, some)
+        | {CUT: np.array([float(way in written[q.id]["cut"]) for q in whole])}
+        for way, some in reports.items()
+    }
     rows = _table(measured)
     _write(config, folder, rows, measured, reports, len(questions) - len(whole))
     return Compared(folder, rows)
@@ -137,10 +152,11 @@ def _written(
     questions: Sequence[Question],
     folder: Path,
     progress: bool | None,
-) -> dict[str, dict[str, str]]:
-    """Responses by question and way."""
+) -> dict[str, dict[str, Any]]:
+    """Responses by question and way, and the ways that the limit ``"cut"`` off."""
     path = folder / "responses.jsonl"
-    known = {row["id"]: row for row in lines_of(path)}
+    # Older rows do not say what was cut off, and are written anew.
+    known = {row["id"]: row for row in lines_of(path) if "cut" in row}
     lacking = [at for at, one in enumerate(questions) if one.id not in known]
     base = jax.random.split(jax.random.key(config.seed), 2)
     keys = jax.vmap(
@@ -154,17 +170,20 @@ def _written(
             part = lacking[start : start + config.batch_size]
             asked = {at: _example(config, questions[at], "-", "") for at in part}
             errors = requests.unanswerable(lm, asked, config.max_new_tokens)
-            none = dict.fromkeys(WAYS, "")
+            none: dict[str, Any] = {**dict.fromkeys(WAYS, ""), "cut": []}
             fresh = [
                 {"id": questions[at].id, **none, "error": error}
                 for at, error in errors.items()
             ]
             left = [at for at in part if at not in errors]
-            rows: list[dict[str, str]] = [{"id": questions[at].id} for at in left]
+            rows: list[dict[str, Any]] = [
+                {"id": questions[at].id, "cut": []} for at in left
+            ]
             for way, write in ways.items() if left else ():
                 found = write([asked[at] for at in left], keys[:, np.array(left)])
                 for row, one in zip(rows, found, strict=True):
                     row[way] = one.text.strip()
+                    row["cut"] += [way] if one.stopped == "length" else []
             fresh += rows
             append(path, fresh)
             known |= {row["id"]: row for row in fresh}
@@ -218,9 +237,6 @@ def _measures(
     config: Guiding, questions: Sequence[Question], reports: Sequence[Report]
 ) -> dict[str, np.ndarray]:
     """A number of each response, by what it is."""
-    failed = [one.error for one in reports if one.error is not None]
-    if failed:
-        raise ValueError(f"{len(failed)} responses cannot be judged: {failed[0]}")
     (name,) = {name for one in reports for name in one.scores}
     examples = [Example(r.response, prompt=r.prompt) for r in reports]
 
@@ -281,7 +297,8 @@ def _write(
         f"{config.detector} chooses between {config.candidates} candidates of "
         f"{config.chunk} tokens. Means and, in brackets, 95 % intervals over "
         f"questions; differences are paired. {dropped} questions were left out, whose "
-        "prompt left no room or whose response had no text in one of the ways. What "
+        "prompt left no room or whose response in one of the ways had no text or could "
+        "not be read. What "
         "chooses also measures: that its score falls shows that guiding works, not "
         "that the text is better."
     )
