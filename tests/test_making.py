@@ -1,15 +1,17 @@
 """Data sets of one's own: answers, labels, balance, and going on after a kill."""
 
 import dataclasses
+import functools
 import json
 
 import pytest
 import typer.testing
 
-from chat_server import serving
+from chat_server import STALL, serving
 from jaxhal import cli
 from jaxhal.datasets import Question, from_jsonl, questions_from
 from jaxhal.datasets.toha import REFUSAL
+from jaxhal.endpoint import Endpoint
 from jaxhal.experiments import making
 from jaxhal.experiments.making import Making, make
 from jaxhal.generation import Generated
@@ -213,6 +215,23 @@ def test_an_endpoint_confirms_and_its_failures_stay_with_their_rows(
     assert "of no use in 3 attempts" in rows["q1"]["error"]
     assert rows["q5"]["provenance"]["judge"] == f"endpoint: m at {server.url}"
     assert rows["q5"]["labels"] == [{"start": 0, "end": 7, "label": "hallucination"}]
+
+
+def test_an_endpoint_that_hangs_costs_its_answer(world, tmp_path, monkeypatch):
+    hasty = functools.partial(Endpoint, timeout=0.2)
+    monkeypatch.setattr(making, "Endpoint", hasty)
+    yes = json.dumps({"hallucinated": "yes", "parts": ["no idea"]})
+
+    def reply(question):
+        return STALL if "number is 1?" in question else yes
+
+    with serving(reply, tmp_path, monkeypatch) as server:
+        judge = {"judge": "endpoint", "endpoint": server.url, "endpoint_model": "m"}
+        made = make(config(tmp_path, **judge), progress=False)
+    rows = {row["id"]: row for row in lines(made.folder / "answers.jsonl")}
+    assert "gave no answer from 'm'" in rows["q1"]["error"]
+    assert "timed out" in rows["q1"]["error"]
+    assert rows["q5"]["label"] == 1 and made.counts["hallucinated"] == 1
 
 
 def test_a_question_that_an_endpoint_refuses_is_an_error_of_its_row(
