@@ -198,6 +198,7 @@ def test_greedy_needs_no_key(lm):
         (dict(key=None), "sampling needs a key"),
         (dict(stop=["a", ""]), "stop is .*; give a list of strings that hold text"),
         (dict(stop="ab"), "stop is 'ab'; give a list"),
+        (dict(stop=["a", "</s>"]), "stop has '</s>', a special token"),
         (dict(reducers={"x": jaxhal.MTopDiv()}), "'x' needs all response rows"),
         (dict(clip=(np.zeros(3), np.ones(3))), r"low \(3,\) and high \(3,\)"),
     ],

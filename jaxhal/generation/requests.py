@@ -120,7 +120,8 @@ def generate(
     if clip is not None:
         clip_features(np.zeros(lm.config.hidden_size, np.float32), *clip)
     how = decoding_of(lm, sampling, reducers)
-    keys, stop = prompt_keys(sampling, key, len(rows)), stops.checked(stop)
+    keys = prompt_keys(sampling, key, len(rows))
+    stop = stops.checked(lm.require_tokenizer(), stop)
     together = max(1, batch_size // n)
     found: dict[int, list[Generated]] = {}
     with progress_bar(len(rows) * n, "generating", "response", progress) as bar:
@@ -192,7 +193,8 @@ def stream(
     check_room(lm, 0, row, limit)
     how = decoding_of(lm, sampling, reducers)
     keys = row_keys(prompt_keys(sampling, key, 1), 1)
-    return _streamed(lm, tokenizer, row, limit, how, keys, stops.checked(stop))
+    stop = stops.checked(tokenizer, stop)
+    return _streamed(lm, tokenizer, row, limit, how, keys, stop)
 
 
 def _streamed(

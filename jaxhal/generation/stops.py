@@ -12,10 +12,15 @@ _INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
 Stopped = Literal["eos", "stop", "length"]
 
 
-def checked(stop: Sequence[str]) -> tuple[str, ...]:
+def checked(tokenizer: Tokenizer, stop: Sequence[str]) -> tuple[str, ...]:
     """Stop strings as given, or an error that says what is wrong with them."""
     if isinstance(stop, str) or not all(stop):
         raise ValueError(f"stop is {stop!r}; give a list of strings that hold text")
+    if silent := sorted(set(stop) & set(tokenizer.hf.all_special_tokens)):
+        raise ValueError(
+            f"stop has {silent[0]!r}, a special token, of which no text is made; leave "
+            "it out: a response ends at the tokens that end one"
+        )
     return tuple(stop)
 
 
