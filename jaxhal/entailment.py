@@ -258,6 +258,28 @@ class YesNo:
         return np.stack([no, np.zeros_like(no), 1 - no], 1)
 
 
+class Remembered:
+    """A backend that is asked about each pair once, as long as this lives.
+
+    Args:
+      backend: what is asked.
+    """
+
+    def __init__(self, backend: Entailment):
+        self._backend = backend
+        self._known: dict[Pair, np.ndarray] = {}
+
+    @property
+    def name(self) -> str:
+        return self._backend.name
+
+    def __call__(self, pairs: Sequence[Pair], /) -> Float[np.ndarray, "pairs 3"]:
+        fresh = [pair for pair in dict.fromkeys(pairs) if pair not in self._known]
+        if fresh:
+            self._known |= zip(fresh, np.asarray(self._backend(fresh)), strict=True)
+        return np.array([self._known[pair] for pair in pairs], np.float32)
+
+
 def _filled(ask: str, pair: Pair) -> str:
     premise, hypothesis = pair
     return ask.format(premise=" ".join(premise.split()), hypothesis=hypothesis)

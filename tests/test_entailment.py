@@ -138,6 +138,25 @@ def test_a_reader_says_yes_by_its_odds():
     assert Reader(lm).name == "tiny 0 asked yes or no"
 
 
+def test_what_is_remembered_is_not_asked_again():
+    asked = []
+
+    class Letters:
+        name = "letters"
+
+        def __call__(self, pairs):
+            asked.extend(pairs)
+            return np.array([[len(a), len(b), 0] for a, b in pairs], np.float32)
+
+    found = entailment.Remembered(Letters())
+    assert isinstance(found, entailment.Entailment) and found.name == "letters"
+    some = [("a", "bb"), ("ccc", "d"), ("a", "bb")]
+    assert found(some).tolist() == [[1, 2, 0], [3, 1, 0], [1, 2, 0]]
+    assert found([("ccc", "d"), ("d", "ccc")]).tolist() == [[3, 1, 0], [1, 3, 0]]
+    assert found(some[:1]).tolist() == [[1, 2, 0]]
+    assert asked == [("a", "bb"), ("ccc", "d"), ("d", "ccc")]
+
+
 def test_an_endpoint_names_the_relation(tmp_path, monkeypatch):
     def reply(relation):
         return json.dumps({"relation": relation})

@@ -14,6 +14,7 @@ from jaxhal import plotting
 from jaxhal.datasets import Question
 from jaxhal.detectors import Detector, build
 from jaxhal.encoding import embed, kept_encoder
+from jaxhal.entailment import Entailment, Remembered
 from jaxhal.evaluation.metrics import evaluate as metrics_of
 from jaxhal.experiments import results, running
 from jaxhal.experiments.config import Config, Data
@@ -145,6 +146,8 @@ def evaluate(
                 f"{one.folder} holds no exploration that came to its end; explore first"
             )
     dog = watchdog_of(config, progress)
+    # Baselines and ablations ask the same of the same answers.
+    dog.entailment = Remembered(dog.entailment)
     with alone(config.folder):
         dog.agent = Recorded(dog.agent, Journal(config.folder / "evaluation.jsonl"))
         known = _known(config, dog)
@@ -167,7 +170,7 @@ def _evaluated(
                 f"the bound in {one.folder} holds no point; explore it first"
             )
         checks[one.name] = asyncio.run(other.checks(queries))
-    detectors = _methods(config, checks, known)
+    detectors = _methods(config, checks, known, dog.entailment)
     rows, short, data = _judged(config, known, detectors, progress)
     guards = _guards(checks, known)
     changes = _ablations(config, dog, queries, known.labels)
@@ -229,7 +232,10 @@ def _known(config: Watch, dog: Watchdog) -> Known:
 
 
 def _methods(
-    config: Watch, checks: Mapping[str, Sequence[Check]], known: Known
+    config: Watch,
+    checks: Mapping[str, Sequence[Check]],
+    known: Known,
+    entailment: Entailment,
 ) -> list[Detector]:
     """The watchdog as a method, its baselines, and controls."""
     methods = [
@@ -249,7 +255,7 @@ def _methods(
         if name in _SAMPLED:
             options["draw"] = {"given": True, "n": fewest}
         if name in _INFERRING:
-            options["entailment"] = config.entailment
+            options["entailment"] = entailment
         methods.append(build({name: options}))
     controls = ("response_length", "novel_words", "novel_word_share")
     return methods + [build(name) for name in controls]

@@ -15,8 +15,11 @@ from jaxhal.watchdog.index import checked
 _BYTES, _BLOCK = 65536, 1000
 _MARK = 48  # bytes that say how much of a text is not stored
 _FIELDS = ("vector", "payload")
-# A server hangs up on clients that ask more often whether it is there.
-_PATIENT = {"grpc.keepalive_time_ms": 300_000}
+# Milvus Lite hangs up on a client that asks whether it is still there; never is:
+_QUIET = {
+    "grpc.keepalive_time_ms": 2**31 - 1,
+    "grpc.keepalive_permit_without_calls": False,
+}
 
 
 class MilvusStore:
@@ -54,8 +57,9 @@ class MilvusStore:
         self.width, self._name = width, collection
         self._error = pymilvus.MilvusException
         try:
+            options = _QUIET if str(uri).endswith(".db") else {}
             self._client = pymilvus.MilvusClient(
-                str(uri), token=token, grpc_options=_PATIENT
+                str(uri), token=token, grpc_options=options
             )
             if not self._client.has_collection(collection):
                 self._make(pymilvus.DataType)
