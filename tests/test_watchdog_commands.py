@@ -383,6 +383,8 @@ def test_evaluate(written, tmp_path, lm, monkeypatch):
     assert same["AUROC"] == rows["tiny"]["AUROC"]
     text = (folder / "evaluation.md").read_text("utf-8")
     assert "Held out: 10 questions, 5 answered wrongly (50%)" in text
+    assert "| *query_length* (control) |" in text and "| tiny |" in text
+    assert "from the 2 nearest passages of medquad" in text
     said = text.partition("## Methods")[2]
     assert "- selfcheck_nli: " in said and "similarity of embeddings" in said
     for name in ("auroc", "entropy", "ablations"):

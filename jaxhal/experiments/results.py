@@ -151,6 +151,7 @@ def in_short(
     return [
         {
             "method": one.name,
+            "control": one.control,
             **estimates(ranking, scores[one.name], labels, sources),
             **estimates(DECIDED, flagged[one.name], labels, sources),
         }
@@ -176,8 +177,10 @@ def markdown(rows: Sequence[Mapping[str, Any]], several: bool) -> str:
         head.insert(2, "AUROC of folds")
     lines = [head, ["---"] * len(head)]
     for row in rows:
-        name = f"*{row['method']}* (control)" if row["control"] else row["method"]
-        cells = [name, f"{row['AUROC']:.3f} [{row['low']:.2f}, {row['high']:.2f}]"]
+        cells = [
+            _marked(row),
+            f"{row['AUROC']:.3f} [{row['low']:.2f}, {row['high']:.2f}]",
+        ]
         if several:
             mean, sd = row["AUROC (folds)"], row["AUROC (folds) sd"]
             cells.append(f"{mean:.3f} ± {sd:.3f}")
@@ -188,6 +191,20 @@ def markdown(rows: Sequence[Mapping[str, Any]], several: bool) -> str:
             cells.append(f"{row[COST]:.0f}" if COST in row else "")
         lines.append(cells)
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+def short_markdown(rows: Sequence[Mapping[str, Any]]) -> str:
+    """The rows of :func:`in_short` as people read them."""
+    shown = [
+        {"method": _marked(row)}
+        | {k: v for k, v in row.items() if k not in ("method", "control")}
+        for row in rows
+    ]
+    return interval_markdown(shown)
+
+
+def _marked(row: Mapping[str, Any]) -> str:
+    return f"*{row['method']}* (control)" if row["control"] else row["method"]
 
 
 def methods_markdown(methods: Sequence[Detector]) -> list[str]:

@@ -433,8 +433,8 @@ def _write(
     lines = [
         f"# {config.name}",
         "",
-        f"Agent: {config.agent.model}, answering from {config.agent.passages} passages "
-        f"of {config.questions}. Explored by {summary['queries']} queries, "
+        f"Agent: {config.agent.model}, {_source(config)}. "
+        f"Explored by {summary['queries']} queries, "
         f"{summary['hallucinated']} hallucinated (gamma {summary['gamma']:.2f}), "
         f"stopped by {summary['stopped']}; {summary['unsure']} unsure, "
         f"{summary['failed']} failed; {summary['points']} points; {policy}. "
@@ -447,7 +447,7 @@ def _write(
         "",
         f"Guard: preset {config.preset}, similarity {guard.similarity}.",
         "",
-        results.interval_markdown(tables["short"]),
+        results.short_markdown(tables["short"]),
         "",
         verdict(named),
         "",
@@ -504,3 +504,14 @@ def _write(
     }
     with replacing(folder / "evaluation.json") as file:
         json.dump(whole, file, indent=1)
+
+
+def _source(config: Watch) -> str:
+    """What the agent answers from."""
+    match config.agent.passages:
+        case 0:
+            return f"asked questions of {config.questions} by themselves"
+        case 1:
+            return f"answering from the nearest passage of {config.questions}"
+        case many:
+            return f"answering from the {many} nearest passages of {config.questions}"
