@@ -63,7 +63,7 @@ def alone(folder: str | os.PathLike) -> Iterator[None]:
 
 
 def lines_of(path: str | os.PathLike) -> list[Any]:
-    """The rows of a file that :func:`append` writes; a torn last line is cut off.
+    """The rows of a file that :func:`append` writes, a torn last line left out.
 
     Raises:
       ValueError: when a whole line is not JSON.
@@ -73,16 +73,38 @@ def lines_of(path: str | os.PathLike) -> list[Any]:
         return []
     raw = path.read_bytes()
     whole = raw[: raw.rfind(b"\n") + 1]
-    if len(whole) < len(raw):
-        with path.open("r+b") as file:
-            file.truncate(len(whole))
     return [json.loads(line) for line in whole.splitlines()]
 
 
 def append(path: str | os.PathLike, rows: Iterable[Any]) -> None:
-    """Adds rows to a file, a line of JSON each, and waits until the disk has them."""
-    with open(path, "ab") as file:
-        for row in rows:
-            file.write(json.dumps(row, ensure_ascii=False).encode() + b"\n")
-        file.flush()
-        os.fsync(file.fileno())
+    """Adds rows to a file, a line of JSON each, and waits until the disk has them.
+
+    All of them or none: what a full disk cuts short is taken back, and what a kill did
+    is cut off next time.
+    """
+    lines = [json.dumps(row, ensure_ascii=False).encode() + b"\n" for row in rows]
+    with open(path, "a+b", buffering=0) as file:
+        end = _whole_lines(file)
+        if end < file.seek(0, os.SEEK_END):
+            file.truncate(end)
+        try:
+            left = memoryview(b"".join(lines))
+            while left:
+                left = left[file.write(left) :]
+            os.fsync(file.fileno())
+        except BaseException:
+            file.truncate(end)
+            raise
+
+
+def _whole_lines(file: IO[bytes]) -> int:
+    """Bytes of a file up to the end of its last whole line."""
+    end = file.seek(0, os.SEEK_END)
+    while end:
+        start = max(0, end - (1 << 16))
+        file.seek(start)
+        found = file.read(end - start).rfind(b"\n")
+        if found >= 0:
+            return start + found + 1
+        end = start
+    return 0

@@ -52,6 +52,7 @@ def test_a_model_here(lm):
     # What is said follows from the query alone.
     assert ask(agent, ["b"], n=3, temperature=0.8) == [some[1]]
     assert ask(agent, ["b"], n=3, temperature=0.7) != [some[1]]
+    assert ask(agent, ["b"], n=3, temperature=0.8123) == [some[1]]
     other = LocalAgent(lm, "Say: {query}", max_new_tokens=6, seed=4)
     assert ask(other, ["b"], n=3, temperature=0.8) != [some[1]]
     ((likeliest,),) = ask(agent, ["a"], temperature=0.0)
@@ -327,6 +328,18 @@ def test_an_endpoint_that_drips(tmp_path, monkeypatch):
         assert bad.error == "no whole answer in 2 seconds" and len(server.asked) == 1
 
 
+def test_a_stream_that_never_ends(tmp_path, monkeypatch):
+    monkeypatch.setattr(agents, "_PATIENCE", 0.5)
+
+    def slowly():
+        time.sleep(0.05)
+        return "more "
+
+    with serving([slowly] * 1000, tmp_path, monkeypatch) as server:
+        *pieces, last = heard(endpoint(server, timeout=0.2))
+        assert pieces and last.error == "no whole answer in 2 seconds"
+
+
 @pytest.mark.parametrize("status", [401, 403, 404])
 def test_an_endpoint_that_takes_nothing(tmp_path, monkeypatch, status):
     with (
@@ -392,6 +405,11 @@ def test_so_many_requests_a_second(tmp_path, monkeypatch):
     with serving("x", tmp_path, monkeypatch) as server:
         agent, began = endpoint(server, per_second=20.0), time.monotonic()
         ask(agent, [str(n) for n in range(6)])
+        assert time.monotonic() - began >= 0.25
+    with serving(429, tmp_path, monkeypatch) as server:  # retries are requests too
+        agent, began = endpoint(server, per_second=20.0, retries=5), time.monotonic()
+        ((bad,),) = ask(agent, ["a"])
+        assert "429" in str(bad.error) and len(server.asked) == 6
         assert time.monotonic() - began >= 0.25
     for change, message in (
         ({"per_second": 0.0}, "per_second is 0.0"),
@@ -473,13 +491,13 @@ def test_a_model_judges(tmp_path, monkeypatch):
     with serving(verdict(True, 90), tmp_path, monkeypatch) as server:
         evaluator = EndpointEvaluator(Endpoint(server.url, "m", 5.0))
         assert isinstance(evaluator, Evaluator)
-        assert judged(evaluator, "q", "a", "The source.") == (1, "so", 0.9)
+        assert judged(evaluator, "q", "a", "The source.") == (1, "so", 0.9, False)
         (asked,) = server.questions
         assert all(part in asked for part in ("The source.", "q", "a"))
         server.replies = [verdict(False, 60)]
-        assert judged(evaluator, "q2", "a") == (0, "so", 0.6)
+        assert judged(evaluator, "q2", "a") == (0, "so", 0.6, False)
         server.replies = [verdict(True, 59)]
-        assert judged(evaluator, "q3", "a") == (None, "so", 0.59)
+        assert judged(evaluator, "q3", "a") == (None, "so", 0.59, False)
         # Nothing of use, three times: a person decides.
         for bad in (
             "yes",
@@ -490,8 +508,10 @@ def test_a_model_judges(tmp_path, monkeypatch):
             server.replies = [bad]
             found = judged(evaluator, f"q {bad}", "a")
             assert found.label is None and "of no use in 3 attempts" in found.why
-        server.replies = [500]
-        assert judged(evaluator, "q4", "a").label is None
+            assert not found.failed
+        server.replies = [500]  # nobody has judged it
+        down = judged(evaluator, "q4", "a")
+        assert down.failed and down.label is None and "gave no answer" in down.why
         server.replies = [401]
         with pytest.raises(RuntimeError, match="gave no answer"):
             judged(evaluator, "q5", "a")

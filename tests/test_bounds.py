@@ -2,10 +2,12 @@
 
 import dataclasses
 import re
+import uuid
 
 import bound_child
 import numpy as np
 import pytest
+from milvus_server import MilvusServer
 
 from jaxhal.watchdog import BoundaryStore, ExactStore, MilvusStore, Point
 from jaxhal.watchdog.index import Index, nearest
@@ -34,16 +36,29 @@ def vectors(count, seed=0):
     return np.random.default_rng(seed).normal(size=(count, WIDTH)).astype(np.float32)
 
 
-@pytest.fixture(params=["memory", "file", "milvus"])
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    """The address of a Milvus server."""
+    pytest.importorskip("milvus_lite")
+    one = MilvusServer(tmp_path_factory.mktemp("served") / "data")
+    one.start()
+    yield one.uri
+    one.kill()
+
+
+@pytest.fixture(params=["memory", "file", "milvus", "server"])
 def opened(request, tmp_path):
     """Opens the same store again and again."""
     if request.param == "milvus":
         pytest.importorskip("milvus_lite")
-    stores = []
+    uri = request.getfixturevalue("server") if request.param == "server" else ""
+    stores, name = [], f"bound_{uuid.uuid4().hex}"
 
     def make(width=WIDTH):
         if request.param == "milvus":
             stores.append(MilvusStore(width, tmp_path / "bound.db"))
+        elif uri:
+            stores.append(MilvusStore(width, uri, name))
         else:
             folder = tmp_path / "bound" if request.param == "file" else None
             stores.append(ExactStore(width, folder))
@@ -107,7 +122,7 @@ def test_removal(opened):
     assert store.search(block[[5]], 1)[0][0].point == some[5]
 
 
-@pytest.mark.parametrize("opened", ["file", "milvus"], indirect=True)
+@pytest.mark.parametrize("opened", ["file", "milvus", "server"], indirect=True)
 def test_points_outlive_the_store(opened):
     store = opened()
     some, block = points(5), vectors(5)
@@ -260,3 +275,25 @@ def test_of_equal_ones_the_first_comes_first(rows, count):
     few = nearest(queries, known, 4, 6)
     assert (few[1] < 0).sum(1).tolist() == [2, 2]
     assert np.isneginf(few[0][few[1] < 0]).all()
+
+
+def test_a_server_killed_ten_times(tmp_path):
+    """One client all the while; what the server took is there when it is back."""
+    pytest.importorskip("milvus_lite")
+    served = MilvusServer(tmp_path / "data")
+    served.start()
+    some, block = points(11), vectors(11)
+    store = MilvusStore(WIDTH, served.uri)
+    try:
+        for turn in range(10):
+            store.add([some[turn]], block[[turn]])
+            served.kill()
+            served.start()
+            assert len(store) == turn + 1
+            for at in range(turn + 1):
+                assert store.search(block[[at]], 1)[0][0].point == some[at]
+        store.add([some[10]], block[[10]])
+        assert len(store) == 11
+    finally:
+        store.close()
+        served.kill()

@@ -410,6 +410,25 @@ def test_a_journal_that_is_none(encoder, tmp_path):
         explorer(tmp_path, encoder).run(progress=False)
 
 
+def test_a_judge_that_is_out_is_asked_again(encoder, tmp_path):
+    def out(query, text):
+        return Judgement(None, "the judge is down", 0.0, failed=True)
+
+    asked = []
+
+    def judge(query, text):
+        asked.append(query)
+        return evaluate(query, text)
+
+    with pytest.raises(RuntimeError, match="judged none; .* the judge is down"):
+        explorer(tmp_path, encoder, judge=out).run(progress=False)
+    kinds = [row["key"].split()[0] for row in lines_of(tmp_path / "journal.jsonl")]
+    assert "answer" in kinds and "verdict" not in kinds
+    assert not (tmp_path / "review.jsonl").exists()
+    found = explorer(tmp_path, encoder, judge=judge).run(progress=False)
+    assert found.counts["failed"] == 0 and len(set(asked)) == len(found.nodes)
+
+
 def test_one_process_explores_in_a_folder(encoder, tmp_path):
     with alone(tmp_path), pytest.raises(RuntimeError, match="another process writes"):
         explorer(tmp_path, encoder).run(progress=False)

@@ -421,6 +421,37 @@ def test_samples_are_of_the_whole_conversation(encoder, tmp_path, monkeypatch):
     assert check.query == FAR and type(check.query) is str
 
 
+def test_streams_wait_for_no_slot_of_their_own_checks(encoder, tmp_path, monkeypatch):
+    """Far from the bound, where samples are drawn while the answer is under way."""
+    dog = watchdog(encoder)
+    with serving("the same words", tmp_path, monkeypatch) as server:
+        dog.agent = EndpointAgent(Endpoint(server.url, "m"), concurrency=1)
+        with proxy(Service(dog)) as port, client(port, timeout=30) as one:
+            create: Any = one.chat.completions.create
+
+            def said(number):
+                pieces = create(model="any", messages=user(FAR), stream=True)
+                return "".join(filter(None, map(text_of, pieces)))
+
+            with concurrent.futures.ThreadPoolExecutor(6) as several:
+                assert [*several.map(said, range(6))] == ["the same words"] * 6
+            plain: Any = create(model="any", messages=user(FAR))
+            assert plain.watchdog["entropy"] == 0.0
+
+
+def test_wishes_are_not_remembered(encoder, tmp_path, monkeypatch):
+    dog = watchdog(encoder)
+    with serving("same", tmp_path, monkeypatch) as server:
+        dog.agent = EndpointAgent(Endpoint(server.url, "m"))
+        service = Service(dog)
+        with proxy(service) as port, client(port) as one:
+            create: Any = one.chat.completions.create
+            create(model="any", messages=user(KNOWN[2]), stop=["x" * 1000])
+    ((query, _),) = service._given.values()
+    assert query.wishes == {}
+    assert ["x" * 1000] in [body.get("stop") for _, body in server.asked]
+
+
 def test_what_an_agent_cannot_hear_is_said(served):
     with client(served) as one:
         found: Any = one.chat.completions.create(
@@ -730,5 +761,23 @@ def test_what_is_asked():
     want = asked({"messages": user("a"), "temperature": 0, "stream": None})
     assert want == ("a", False, 0.0, ()) and want.prompt.query == "a"
     assert want.prompt.turns == (("user", "a"),) and want.prompt.wishes == {}
+
+
+def test_only_known_wishes_are_passed_on():
+    body = {
+        "messages": [{"role": "user", "content": "a"}],
+        # Some servers would take these for the messages, or for the limit of tokens.
+        "Messages": [{"role": "user", "content": "b"}],
+        "n_predict": 9999,
+        "N": 5,
+        "best_of": 3,
+        "top_p": 0.5,
+        "max_tokens": 3,
+    }
+    want = asked(body)
+    assert want.prompt.wishes == {"top_p": 0.5, "max_tokens": 3}
+    assert want.ignored == ("Messages", "n_predict", "N", "best_of")
+    many = asked(body | {f"x{n}": 1 for n in range(999)} | {"y" * 999: 1})
+    assert len(many.ignored) == 20 and max(map(len, many.ignored)) <= 40
     with pytest.raises(Fault, match="the body is not a JSON object"):
         asked([])

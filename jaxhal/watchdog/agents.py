@@ -164,8 +164,9 @@ class _Asked(NamedTuple):
 class LocalAgent:
     """A model in this process.
 
-    What it says to a query follows from the query, the temperature and the seed.
-    Queries that come in while it writes wait, and are then answered together.
+    What it says to a query follows from the query, the temperature (rounded to tenths,
+    as each compiles a program) and the seed.  Queries that come in while it writes
+    wait, and are then answered together.
 
     Args:
       lm: the model.
@@ -213,6 +214,7 @@ class LocalAgent:
             raise ValueError(
                 f"n is {n} and temperature {temperature}; give at least 1 and 0"
             )
+        temperature = round(temperature, 1)
         futures = [concurrent.futures.Future() for _ in queries]
         with self._lock:
             self._waiting += [
@@ -348,8 +350,9 @@ class EndpointAgent:
     Args:
       endpoint: where it is; its timeout is that of one request.
       retries: requests made after the first.
-      concurrency: requests that are open at a time.
-      per_second: requests begun in a second; ``None`` for as many as there are.
+      concurrency: requests that are open at a time, and as many streams.
+      per_second: requests begun in a second, retries among them; ``None`` for as many
+        as there are.
       max_tokens: the most tokens of an answer; ``None`` leaves it to the server.
       system: what it is told before every query.
 
@@ -379,6 +382,8 @@ class EndpointAgent:
         if per_second is not None and not 0 < per_second < math.inf:
             raise ValueError(f"per_second is {per_second}; give a rate above 0")
         self.endpoint, self.retries, self._gate = endpoint, retries, _Gate(concurrency)
+        # Streams wait for who listens, who may wait for answers to other queries.
+        self._streams = _Gate(concurrency)
         self.per_second, self.max_tokens, self.system = per_second, max_tokens, system
         self._longest = max(_PATIENCE, 10 * endpoint.timeout)
         self._free = 0.0  # when the next request may begin
@@ -402,14 +407,13 @@ class EndpointAgent:
 
             async def one(query: str) -> Reply:
                 async with self._gate():
-                    await self._turn()
                     try:
                         asked = self._asked(query, temperature)
                         async with asyncio.timeout(self._longest):
                             answer = await client.chat.completions.create(**asked)
                         return checked(*_content(answer))
                     except TimeoutError:
-                        return failed(f"no whole answer in {self._longest:.0f} seconds")
+                        return self._late()
                     # A reply nested too deep for a parser is malformed as well.
                     except (openai.OpenAIError, ValueError, RecursionError) as error:
                         return self._failed(error)
@@ -423,12 +427,18 @@ class EndpointAgent:
           RuntimeError: as :meth:`respond`.
         """
         size = 0
-        async with self._gate(), self._client() as client:
-            await self._turn()
+        async with self._streams(), self._client() as client:
+            ends = asyncio.get_running_loop().time() + self._longest
             try:
                 asked = self._asked(query, temperature)
-                pieces = await client.chat.completions.create(**asked, stream=True)
-                async for piece in pieces:
+                async with asyncio.timeout_at(ends):
+                    create = client.chat.completions.create
+                    pieces = aiter(await create(**asked, stream=True))
+                while True:
+                    async with asyncio.timeout_at(ends):
+                        piece = await anext(pieces, None)
+                    if piece is None:
+                        break
                     text, cut = _delta(piece)
                     size += len(text)
                     if size > LONGEST:
@@ -438,16 +448,24 @@ class EndpointAgent:
                         yield Reply(clean, cut=cut)
                 if not size:
                     raise ValueError("the answer is empty")
+            except TimeoutError:
+                yield self._late()
             except Exception as error:  # a line that breaks has an error of its own
                 yield self._failed(error)
 
     def _client(self) -> Any:
-        return self.endpoint.client_library().AsyncOpenAI(
+        openai = self.endpoint.client_library()
+        hooks = {"request": [lambda request: self._turn()]}
+        return openai.AsyncOpenAI(
             base_url=self.endpoint.url,
             api_key=self.endpoint.key(),
             timeout=self.endpoint.timeout,
             max_retries=self.retries,
+            http_client=openai.DefaultAsyncHttpxClient(event_hooks=hooks),
         )
+
+    def _late(self) -> Reply:
+        return failed(f"no whole answer in {self._longest:.0f} seconds")
 
     def _asked(self, query: str, temperature: float) -> dict[str, Any]:
         if not isinstance(query, Conversation):

@@ -360,7 +360,7 @@ def _ablations(
         other = _with(dog, dog.store, similarity=value)
         epsilon.append({"value": value, **_fit(other, queries, labels)})
     gamma = []
-    least = plan_of(config).least
+    least = plan_of(config).starts
     for value in _GAMMAS:
         count = _reached(asked, value, least)
         if count is not None:
@@ -429,7 +429,10 @@ def _write(
     named = [{**row, "detector": row["method"]} for row in rows]
     policy = "no policy was trained"
     if summary["losses"]:
-        policy = f"{summary['steps']} steps to train its policy and follow it"
+        policy = (
+            f"{summary['steps']} steps trained its policy, which chose "
+            f"{summary['by the policy']} of the queries"
+        )
     lines = [
         f"# {config.name}",
         "",
@@ -472,7 +475,7 @@ def _write(
         lines += [f"## Over {setting}", "", text, ""]
     lines += [
         f"Of the shares {', '.join(map(str, _GAMMAS))} those in the table were "
-        f"reached, each after at least {plan_of(config).least} queries; those reached "
+        f"reached, each after at least {plan_of(config).starts} queries; those reached "
         "after as many queries have one bound.",
         "",
         *results.methods_markdown(methods),

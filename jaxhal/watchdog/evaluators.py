@@ -9,7 +9,7 @@ import numpy as np
 
 from jaxhal.datasets import Question
 from jaxhal.encoding import embed, kept_encoder
-from jaxhal.endpoint import Endpoint, NoReply, json_object
+from jaxhal.endpoint import Endpoint, Unanswered, Useless, json_object
 from jaxhal.judges import Judge, OverlapRule
 from jaxhal.watchdog.agents import Reply
 from jaxhal.watchdog.index import Index
@@ -38,11 +38,14 @@ class Judgement(NamedTuple):
         decide.
       why: the reason, in words.
       confidence: in the verdict, in [0, 1].
+      failed: there is no verdict, as whoever gives it did not answer; it is asked for
+        again.
     """
 
     label: int | None
     why: str
     confidence: float = 1.0
+    failed: bool = False
 
 
 @runtime_checkable
@@ -136,7 +139,8 @@ class EndpointEvaluator:
     """A language model judges, and says how sure it is; under 60 % a person decides.
 
     Replies are kept, so nothing is asked twice; one that cannot be read is asked for
-    again.  Where none can be read, or the endpoint does not answer, a person decides.
+    again.  Where none can be read a person decides; where the endpoint does not answer
+    the judgement has failed.
 
     Args:
       endpoint: the model.
@@ -177,8 +181,10 @@ class EndpointEvaluator:
         material = "\n\n".join(f"{k}:\n{v}" for k, v in parts.items() if v)
         try:
             said = self.endpoint.ask(ASK.format(material=material), accept=_read)
-        except NoReply as error:
+        except Useless as error:
             return Judgement(None, str(error), 0.0)
+        except Unanswered as error:
+            return Judgement(None, str(error), 0.0, failed=True)
         hallucinated, confidence, why = _read(said)
         label = int(hallucinated) if confidence >= self.sure else None
         return Judgement(label, why, confidence)

@@ -24,7 +24,7 @@ from jaxhal.store.keys import digest
 from jaxhal.watchdog.agents import Agent, Reply
 from jaxhal.watchdog.bounds import BoundaryStore, Point
 from jaxhal.watchdog.entropy import known_entropies
-from jaxhal.watchdog.evaluators import Evaluator
+from jaxhal.watchdog.evaluators import Evaluator, Judgement
 from jaxhal.watchdog.journal import Journal, answered
 from jaxhal.watchdog.policy import (
     SHARES,
@@ -304,6 +304,11 @@ class Explorer:
             "useless changes": self._useless,
             "failed changes": sum(error is not None for error in self._failures),
             "steps": len(self._steps),
+            "by the policy": sum(
+                bool(self._nodes[node.parent].chances)
+                for node in nodes
+                if node.parent in self._nodes and self._policy is not None
+            ),
         }
 
     def _sow(self) -> None:
@@ -370,17 +375,23 @@ class Explorer:
         def known(found: Sequence[Any]) -> bool:
             return found[1] is None
 
-        verdicts = await self.journal.once(f"verdict {key}", judge)
+        def given(found: Sequence[Sequence[Any]]) -> bool:
+            return not any(Judgement(*one).failed for one in found)
+
+        verdicts = await self.journal.once(f"verdict {key}", judge, given)
         entropy, error = await self.journal.once(f"entropy {key}", unsure, known)
-        if error is not None:
+        judgements = [Judgement(*one) for one in verdicts]
+        failed = [one.why for one in judgements if one.failed]
+        if failed or error is not None:
+            error = failed[0] if failed else error
             node.why, node.answer = error, ""
             return
         node.entropy = entropy
-        node.label, node.why, node.confidence = verdicts[0]
+        node.label, node.why, node.confidence, _ = judgements[0]
         if node.label is None and node.query in self._reviewed:
             node.label, node.confidence = self._reviewed[node.query], 1.0
             node.why = f"a person decided ({node.why})"
-        labels = [node.label, *(one[0] for one in verdicts[1:])]
+        labels = [node.label, *(one.label for one in judgements[1:])]
         node.clean = 1 not in labels
 
     def _embed(self, queries: Sequence[str]) -> None:
@@ -522,9 +533,9 @@ class Explorer:
         known = len(last) >= min(plan.starts, plan.budget) or not self._queue
         if known and not any(one.answer for one in last):
             raise RuntimeError(
-                f"{self.agent.name} answered none of the last {len(last)} queries, the "
-                f"first of which failed so: {last[0].why}; explore again when it "
-                "answers: they are asked anew"
+                f"{self.agent.name} answered none of the last {len(last)} queries, or "
+                f"{self.evaluator.name} judged none; the first failed so: "
+                f"{last[0].why}; explore again when it answers: they are asked anew"
             )
         failures = self._failures[-_OUTAGE:]
         if len(failures) == _OUTAGE and all(failures):

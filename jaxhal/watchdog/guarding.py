@@ -4,7 +4,7 @@ import asyncio
 import datetime
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import jax
@@ -130,7 +130,8 @@ class Watchdog:
             answer.
         """
         vectors, hits, seconds = await asyncio.to_thread(self._near, [*queries])
-        known = [self._decided(*each, None) for each in zip(vectors, hits, strict=True)]
+        none = [None] * len(hits)
+        known = await asyncio.to_thread(self._all_decided, vectors, hits, none)
         open_ = [
             at
             for at, decision in enumerate(known)
@@ -143,9 +144,17 @@ class Watchdog:
             for at, (entropy, error) in zip(open_, found, strict=True):
                 if error is not None:
                     errors[at] = error
-                    continue
-                entropies[at] = entropy
-                known[at] = self._decided(vectors[at], hits[at], entropy)
+                else:
+                    entropies[at] = entropy
+            sure = [*entropies]
+            decided = await asyncio.to_thread(
+                self._all_decided,
+                [vectors[at] for at in sure],
+                [hits[at] for at in sure],
+                [*entropies.values()],
+            )
+            for at, decision in zip(sure, decided, strict=True):
+                known[at] = decision
         return [
             Check(
                 last_turn(query),
@@ -220,8 +229,11 @@ class Watchdog:
             agent=self.agent.name,
             time=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         )
+        return await asyncio.to_thread(self._add, point, vector)
+
+    def _add(self, point: Point, vector: np.ndarray) -> int:
         fresh = point.id not in self.store
-        await asyncio.to_thread(self.store.add, [point], vector[None])
+        self.store.add([point], vector[None])
         return int(fresh)
 
     def _forget(self, vector: np.ndarray, hits: Sequence[Hit]) -> int:
@@ -244,19 +256,33 @@ class Watchdog:
         hits = self.store.search(vectors, NEAREST)
         return vectors, hits, time.perf_counter() - began
 
+    def _all_decided(
+        self,
+        vectors: Iterable[np.ndarray],
+        hits: Sequence[Sequence[Hit]],
+        entropies: Sequence[float | None],
+    ) -> list[Decision]:
+        """Of each query; without an entropy, as if it were that of the bound."""
+        highest = -math.inf
+        asked = any(entropy is not None for entropy in entropies)
+        if asked and self.settings.entropy == "highest":
+            highest = self.store.highest_entropy() or 0.0
+        each = zip(vectors, hits, entropies, strict=True)
+        return [self._decided(*one, highest) for one in each]
+
     def _decided(
-        self, vector: np.ndarray, hits: Sequence[Hit], entropy: float | None
+        self,
+        vector: np.ndarray,
+        hits: Sequence[Hit],
+        entropy: float | None,
+        highest: float,
     ) -> Decision:
-        """Of one query; without an entropy, as if it were that of the bound."""
         missing = NEAREST - len(hits)
         vectors = np.zeros((NEAREST, self.store.width), np.float32)
         if hits:
             vectors[: len(hits)] = [hit.vector for hit in hits]
         cosines = [hit.similarity for hit in hits] + [-math.inf] * missing
         entropies = [hit.point.entropy for hit in hits] + [0.0] * missing
-        highest = -math.inf
-        if entropy is not None and self.settings.entropy == "highest":
-            highest = self.store.highest_entropy() or 0.0
         if entropy is None:
             entropy = highest = entropies[0]
         found = decide(

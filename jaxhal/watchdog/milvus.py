@@ -15,6 +15,8 @@ from jaxhal.watchdog.index import checked
 _BYTES, _BLOCK = 65536, 1000
 _MARK = 48  # bytes that say how much of a text is not stored
 _FIELDS = ("vector", "payload")
+# Its code for a collection that has to be loaded first.
+_NOT_LOADED = 101
 # Milvus Lite hangs up on a client that asks whether it is still there; never is:
 _QUIET = {
     "grpc.keepalive_time_ms": 2**31 - 1,
@@ -68,7 +70,7 @@ class MilvusStore:
         except pymilvus.MilvusException as error:
             raise RuntimeError(
                 f"Milvus at {uri} cannot be used ({error}); check the address, or give "
-                "a file that ends in .db"
+                "a file that ends in .db and that no other process has open"
             ) from error
         (found,) = [
             one["params"]["dim"] for one in about["fields"] if one["name"] == "vector"
@@ -172,8 +174,16 @@ class MilvusStore:
         self._client.close()
 
     def _asked(self, method: str, **options: Any) -> Any:
+        ask = getattr(self._client, method)
         try:
-            return getattr(self._client, method)(self._name, **options)
+            try:
+                return ask(self._name, **options)
+            except self._error as error:
+                if error.code != _NOT_LOADED:
+                    raise
+            # Its server was started again in the meantime.
+            self._client.load_collection(self._name)
+            return ask(self._name, **options)
         except self._error as error:
             raise RuntimeError(
                 f"Milvus does not {method} in {self._name!r}: {error}"

@@ -28,6 +28,7 @@ from jaxhal.watchdog.agents import (
     streamed,
     together,
 )
+from jaxhal.watchdog.conversation import Conversation
 from jaxhal.watchdog.guarding import Check, Guarded, Watchdog
 from jaxhal.watchdog.wire import Asked, Fault, asked, check_text
 
@@ -378,6 +379,8 @@ class Service:
     def _remember(self, name: str, query: str, found: Guarded, text: str) -> None:
         """Keeps an answer for feedback on it, or that a query was blocked."""
         said = "" if found.blocked else text
+        if isinstance(query, Conversation):
+            query = Conversation(query.turns)  # its wishes were the answer's
         self._given[name] = query, Reply(said, found.reply.context)
         self._characters += _size(query, self._given[name][1])
         while len(self._given) > _KEPT or self._characters > _CHARACTERS:

@@ -6,14 +6,21 @@ from typing import Any, NamedTuple
 
 from jaxhal.watchdog.conversation import LENGTHS, Conversation
 
+# Of names that are not known, so many are told, each up to so many characters.
+_NAMES, _NAME = 20, 40
 # Characters of a query; looking at one takes as long as reading it.
 _QUERY = 20_000
 # Of an answer in text nothing is left that these could be about.
 _NOT_TEXT = ("tools", "functions", "logprobs", "audio")
 # What the proxy itself sees to.
 _TAKEN = ("model", "messages", "stream", "n", "temperature", *_NOT_TEXT)
-# About the pieces of a stream, which are the proxy's own.
-_UNHEARD = ("stream_options",)
+# Wishes that are passed on: they change how one answer is written, and not to what.
+_HEARD = (
+    *LENGTHS,
+    *("frequency_penalty", "presence_penalty", "repetition_penalty", "logit_bias"),
+    *("top_p", "top_k", "min_p", "seed", "stop", "response_format"),
+    *("reasoning_effort", "verbosity", "user"),
+)
 
 
 class Fault(Exception):
@@ -75,7 +82,7 @@ def asked(body: Any) -> Asked:
     wishes = {
         name: value
         for name, value in body.items()
-        if name not in (*_TAKEN, *_UNHEARD) and value is not None
+        if name in _HEARD and value is not None
     }
     for name in LENGTHS:
         if type(wishes.get(name, 1)) is not int or wishes.get(name, 1) < 1:
@@ -86,7 +93,11 @@ def asked(body: Any) -> Asked:
         raise Fault(
             400, f"a setting cannot be passed on: {type(error).__name__}"
         ) from error
-    ignored = [name for name in _UNHEARD if body.get(name) is not None]
+    known = (*_TAKEN, *_HEARD)
+    others = [k for k, v in body.items() if k not in known and v is not None]
+    for name in others:
+        _check_letters("the name of a setting", name)
+    ignored = [name[:_NAME] for name in others[:_NAMES]]
     # Of a message only who says what is passed on.
     more = {key for one in messages for key, value in one.items() if value is not None}
     ignored += [f"messages.{key}" for key in sorted(more - {"role", "content"})]
