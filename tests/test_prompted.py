@@ -586,6 +586,24 @@ def test_equal_options_are_one_detector():
     assert one != ListedShare(Endpoint("http://h/v1", "n"))
 
 
+def test_other_words(lm, server):
+    other = "{material}\n\nIs {that} right? Yes or No."
+    own = build({NAME: {"ask": other, "name": "own"}})
+    examples = EXAMPLES[:2]
+    found = jaxhal.score(lm, examples, [untrained(own), NAME], progress=False)
+    asked = [other.replace("{material}", material(example)) for example in examples]
+    scores = [report.scores["own"] for report in found]
+    np.testing.assert_allclose(scores, shares_of_yes(lm, asked), rtol=1e-4)
+    assert all(report.scores[NAME] != report.scores["own"] for report in found)
+    assert "in words given" in own.summary
+    server.replies = [listing("B")]
+    options = dict(spec(server)[NAME]) | {"ask": "List: {material}", "name": "there"}
+    jaxhal.score(lm, examples[:1], [untrained(build({NAME: options}))])
+    assert server.questions == [f"List: {material(examples[0])}"]
+    with pytest.raises(ValueError, match=r"ask is 'Is it\?'; it must hold {material}"):
+        build({NAME: {"ask": "Is it?"}})
+
+
 def test_two_endpoints_in_one_run(lm, server):
     both = [build(spec(server)), build(spec(server, model="other", name="second"))]
     server.replies = [listing("B"), listing("Ba")]

@@ -32,7 +32,7 @@ source, or that the source does not support.
 {material}
 
 Reply with nothing but a JSON object of this form:
-{{"hallucinations": ["...", "..."]}}
+{"hallucinations": ["...", "..."]}
 The list holds each such part, copied from the answer letter by letter. It is empty \
 when the source supports the whole answer.
 """
@@ -86,9 +86,14 @@ def _under_headings(**parts: str | None) -> str:
     return "\n\n".join(f"{name}:\n{text}" for name, text in parts.items() if text)
 
 
-def plainly(example: Example) -> str:
-    """Asks whether an answer is hallucinated, as LRP4RAG does."""
-    return ASK.format(material=material(example))
+def plainly(example: Example, ask: str = ASK) -> str:
+    """Asks whether an answer is hallucinated, as LRP4RAG does.
+
+    Args:
+      example: the answer.
+      ask: the question, with ``{material}`` in it.
+    """
+    return ask.replace("{material}", material(example))
 
 
 def with_shots(example: Example) -> str:
@@ -147,17 +152,21 @@ class ListedShare(Measure):
     Each listed part counts where it first stands in the answer; one that does not stand
     there counts by its length.  0 for an empty list.  An answer is in error where no
     reply is the JSON that was asked for, in three attempts, or there is none.
+
+    Attributes:
+      endpoint: who is asked.
+      ask: what, as :func:`plainly` takes it.
     """
 
     endpoint: Endpoint
+    ask: str = LIST
 
     def __call__(self, bulk: Bulk) -> Float[np.ndarray, " examples"]:
         shares = bulk.judged(lambda some: [self._share(e) for e in some], bulk.examples)
         return np.array([share or 0.0 for share in shares], np.float32)
 
     def _share(self, example: Example) -> float:
-        question = LIST.format(material=material(example))
-        reply = self.endpoint.ask(question, accept=_listed)
+        reply = self.endpoint.ask(plainly(example, self.ask), accept=_listed)
         return listed_share(example.response, _listed(reply))
 
 
@@ -198,6 +207,7 @@ def listed_share(response: str, parts: list[str]) -> float:
 def detection_prompt(
     endpoint: str | None = None,
     model: str | None = None,
+    ask: str | None = None,
     name: str = "detection_prompt",
 ) -> Detector:
     r"""A language model is asked whether the answer is hallucinated.
@@ -215,20 +225,27 @@ def detection_prompt(
       endpoint: base address of the server, such as ``http://localhost:8000/v1``; its
         replies are kept in the cache folder, so that nothing is asked twice.
       model: the model's name there.
+      ask: the question in other words, with ``{material}`` in it, which stands for
+        source, question and answer; the reply has to be of the same form.
       name: what to call it beside another choice.
 
     Raises:
       ValueError: when only one of ``endpoint`` and ``model`` is given, or they name
-        nothing.
+        nothing; when ``ask`` has no place for the material.
 
     References:
       Hu et al., `LRP4RAG <https://arxiv.org/abs/2408.15533>`_, 2024, section 4.3.
     """
+    if ask is not None and "{material}" not in ask:
+        raise ValueError(f"ask is {ask!r}; it must hold {{material}}")
     there = endpoint_of(endpoint, model)
     if there is None:
         summary = "the reader is asked whether the answer is hallucinated"
-        return _asked(name, summary, _REFERENCE, plainly)
-    share = ListedShare(there)
+        if ask is None:
+            return _asked(name, summary, _REFERENCE, plainly)
+        own = functools.partial(plainly, ask=ask)
+        return _asked(name, f"{summary}, in words given", _REFERENCE, own, f"{name}_")
+    share = ListedShare(there, ask or LIST)
     return Detector(
         name=name,
         summary=f"share of the answer that {model} at {endpoint} lists as hallucinated",
