@@ -340,8 +340,9 @@ class EndpointAgent:
 
     A request that times out or is answered 429 or 5xx is made again, each time after a
     longer wait, or after as long as the server asks for.  A query that is still without
-    its answer after ten minutes, or ten times the timeout where that is more, is in
-    error, even if something comes in all the time.  Of a
+    its whole answer after ten minutes, or ten times the timeout where that is more, is
+    in error, even if something comes in all the time; a rate adds as long as requests
+    may have to wait for their turns.  Of a
     :class:`~jaxhal.watchdog.Conversation` it is sent every turn and wish.
 
     Attributes:
@@ -386,6 +387,8 @@ class EndpointAgent:
         self._streams = _Gate(concurrency)
         self.per_second, self.max_tokens, self.system = per_second, max_tokens, system
         self._longest = max(_PATIENCE, 10 * endpoint.timeout)
+        if per_second is not None:  # waiting for one's turn is nobody's fault
+            self._longest += 2 * concurrency * (retries + 1) / per_second
         self._free = 0.0  # when the next request may begin
 
     @property
