@@ -439,6 +439,26 @@ def test_streams_wait_for_no_slot_of_their_own_checks(encoder, tmp_path, monkeyp
             assert plain.watchdog["entropy"] == 0.0
 
 
+@pytest.mark.parametrize(
+    ("host", "teacher", "status"),
+    [
+        ("127.0.0.1:1", None, 200),
+        ("localhost", None, 200),
+        ("[::1]:80", None, 200),
+        ("evil.example:80", None, 403),
+        ("evil.example", "t", 200),
+    ],
+)
+def test_names_that_anybody_may_give(encoder, host, teacher, status):
+    """A page that makes its own name point here is told nothing it could teach."""
+    body = json.dumps({"query": "w7 w7", "response": "Bad.", "hallucinated": True})
+    shown = {"Authorization": f"Bearer {teacher}"} if teacher else {}
+    with proxy(Service(watchdog(encoder), teacher=teacher)) as port:
+        told, raw, *_ = send(port, "POST", "/v1/feedback", body, Host=host, **shown)
+    assert told == status
+    assert status == 200 or b"needs a token" in raw
+
+
 def test_wishes_are_not_remembered(encoder, tmp_path, monkeypatch):
     dog = watchdog(encoder)
     with serving("same", tmp_path, monkeypatch) as server:

@@ -11,6 +11,7 @@ its answer whole.
 import asyncio
 import collections
 import hmac
+import ipaddress
 import json
 import logging
 import math
@@ -85,7 +86,8 @@ class Service:
         back, which the agent is then not asked for.
       token: that a client has to show; ``None`` asks for none.
       teacher: that whoever gives feedback has to show instead; by default the same.
-        Feedback changes the bound.
+        Feedback changes the bound; without either it is taken at localhost or an
+        address in numbers alone.
       largest: bytes of a request.
       blocked: what is said in place of an answer that is held back.
 
@@ -296,6 +298,8 @@ class Service:
     async def _learn(self, request: "Request") -> "Response":
         from starlette.responses import JSONResponse
 
+        if self.teacher is None:
+            _by_address(request)
         body = await self._body(request, self.teacher)
         if not isinstance(body, Mapping) or not isinstance(
             body.get("hallucinated"), bool
@@ -423,6 +427,21 @@ def _allow(request: "Request", token: str | None) -> None:
     shown = request.headers.get("authorization", "")
     if not hmac.compare_digest(shown.encode(), f"Bearer {token}".encode()):
         raise Fault(401, "no token, or a wrong one", "authentication_error")
+
+
+def _by_address(request: "Request") -> None:
+    """Raises Fault where the proxy is called by a name that anybody may give it.
+
+    A web page whose name is made to point here could otherwise speak to it.
+    """
+    name = request.url.hostname or ""
+    try:
+        ipaddress.ip_address(name)
+    except ValueError as error:
+        if name != "localhost":
+            raise Fault(
+                403, f"feedback at {name[:80]!r} needs a token: set one for teachers"
+            ) from error
 
 
 def _error(message: str, kind: str) -> dict[str, Any]:
