@@ -104,6 +104,18 @@ def test_an_exploration(explored):
         np.testing.assert_allclose(sum(node.chances), 1, rtol=1e-5)
 
 
+def test_queries_that_the_policy_chose_are_counted(encoder, tmp_path):
+    plan = dataclasses.replace(PLAN, steps=1)
+    found = explorer(tmp_path / "a", encoder, plan=plan).run(progress=False)
+    chose = {node.query for node in found.nodes if node.chances}
+    children = [node for node in found.nodes if node.parent in chose]
+    assert found.counts["by the policy"] == len(children) > 0
+    plan = dataclasses.replace(PLAN, how="random")
+    other = explorer(tmp_path / "b", encoder, plan=plan).run(progress=False)
+    assert other.counts["by the policy"] == 0
+    assert any(node.chances for node in other.nodes)
+
+
 def test_the_policy_learns_what_came_of_the_ways(explored, encoder, tmp_path):
     """Its steps are parents whose three ways all were judged."""
     one = explorer(tmp_path, encoder)

@@ -316,9 +316,9 @@ def _judged(
     )
     found = running.judge(half, detectors, {config.name: data}, progress)
     rows = results.table(found.judged, detectors)
-    order = {row["method"]: place for place, row in enumerate(rows)}
-    short = results.in_short(found.judged, detectors)
-    return rows, sorted(short, key=lambda row: order[row["method"]]), data
+    named = {one.name: one for one in detectors}
+    ordered = [named[row["method"]] for row in rows]
+    return rows, results.in_short(found.judged, ordered), data
 
 
 def _guards(

@@ -291,6 +291,8 @@ class Explorer:
         labels = collections.Counter(node.label for node in nodes)
         failed = sum(not node.answer for node in nodes)
         judged = labels[0] + labels[1]
+        parents = (self._nodes.get(node.parent) for node in nodes)
+        chosen = (parent is not None and bool(parent.chances) for parent in parents)
         return {
             "queries": len(nodes),
             "judged": judged,
@@ -304,11 +306,7 @@ class Explorer:
             "useless changes": self._useless,
             "failed changes": sum(error is not None for error in self._failures),
             "steps": len(self._steps),
-            "by the policy": sum(
-                bool(self._nodes[node.parent].chances)
-                for node in nodes
-                if node.parent in self._nodes and self._policy is not None
-            ),
+            "by the policy": 0 if self._policy is None else sum(chosen),
         }
 
     def _sow(self) -> None:
@@ -381,9 +379,8 @@ class Explorer:
         verdicts = await self.journal.once(f"verdict {key}", judge, given)
         entropy, error = await self.journal.once(f"entropy {key}", unsure, known)
         judgements = [Judgement(*one) for one in verdicts]
-        failed = [one.why for one in judgements if one.failed]
-        if failed or error is not None:
-            error = failed[0] if failed else error
+        error = next((one.why for one in judgements if one.failed), error)
+        if error is not None:
             node.why, node.answer = error, ""
             return
         node.entropy = entropy
