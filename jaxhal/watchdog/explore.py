@@ -86,7 +86,7 @@ class Plan:
     ways: tuple[str, ...] = TRANSFORMATIONS
     how: str = "reinforced"
     shares: str = "softmax"
-    steps: int = 32
+    steps: int = 8
     training: Training = Training()
     seed: int = 0
 
