@@ -106,9 +106,9 @@ class ReferenceRule:
       answer: it may be hallucinated; ``confirm`` decides.
     * Otherwise the label is ``None``.
 
-    With ``refusals``, an answer that declines (:func:`~jaxhal.texts.declines`) where no
-    reference stands in it is grounded if a reference declines too; otherwise its label
-    is ``None``, for it asserts nothing.
+    With ``refusals``, an answer that declines (:func:`~jaxhal.texts.declines`), and is
+    no reference itself, is grounded if a reference declines too; otherwise its label is
+    ``None``, for it asserts nothing, whatever words it shares with a reference.
 
     The paper does not say which ROUGE-L it takes, here the F measure of the nearest
     reference; how words are compared, here normalised as by
@@ -160,14 +160,14 @@ class ReferenceRule:
         known = references(question)
         if any(rouge_l(answer, each) == 1.0 for each in known):
             return Verdict(0, "the answer is a reference", ())
-        if any(contains(answer, each) for each in known):
-            why = "a reference stands in the answer, which says more"
-            whole = any(contains(answer, each, words=True) for each in known)
-            return Verdict(self.contained if whole else None, why, None)
         if self.refusals and declines(answer):
             if any(declines(each) for each in known):
                 return Verdict(0, "it declines, and so does a reference", ())
             return Verdict(None, "it declines, and no reference does", None)
+        if any(contains(answer, each) for each in known):
+            why = "a reference stands in the answer, which says more"
+            whole = any(contains(answer, each, words=True) for each in known)
+            return Verdict(self.contained if whole else None, why, None)
         name, measure = NEARNESS[self.nearness]
         nearest = max(measure(answer, each) for each in known)
         why = f"{name} with the nearest reference is {nearest:.2f}"

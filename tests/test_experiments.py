@@ -763,6 +763,25 @@ def test_token_probe_against_scikit_learn(data):
         detector.fit(blind, targets_of(data))
 
 
+def test_token_probe_learns_an_answer_without_spans_whole(data):
+    """As if it were marked from its first token to its last; marks keep their say."""
+    inputs, targets = data.inputs["token_probe"], targets_of(data)
+    made_up = np.flatnonzero(np.asarray(targets.labels))
+    some = np.array(inputs.marked)
+    some[made_up[::2]] = False
+    spelled = some.copy()
+    spelled[made_up[::2]] = inputs.valid[made_up[::2]]
+    assert (spelled != inputs.marked).any()
+    whole = build({"token_probe": {"layer": 1, "whole": True}})
+    alone = build({"token_probe": {"layer": 1}})
+    found = whole.fit(inputs._replace(marked=some), targets)
+    same = alone.fit(inputs._replace(marked=spelled), targets)
+    other = alone.fit(inputs._replace(marked=some), targets)
+    np.testing.assert_array_equal(found.w, same.w)
+    assert not np.allclose(found.w, other.w)
+    assert "whole answers" in whole.summary and "whole" not in alone.summary
+
+
 def test_the_heads_of_the_largest_coefficients(data):
     inputs = data.inputs["lookback_lens"]
     size = inputs.whole.shape[1]

@@ -68,6 +68,7 @@ def test_reference_rule(answer, label, why):
         ("It ends near Rotterdam", 0),
         ("At Rotterdam's port", None),
         ("The passage does not mention where", None),
+        ("The passage does not mention Rotterdam", None),
         ("Danube", 1),
     ],
 )
@@ -101,6 +102,12 @@ def test_a_refusal_is_right_where_a_reference_declines():
     judge = ReferenceRule(refusals=True)
     assert judge(question, "The text does not provide this.").label == 0
     assert judge(question, "It was in 1990, as everyone there says.").label == 1
+    asked = SimpleNamespace(
+        text="?", answer=("The text does not say", "1990"), context=""
+    )
+    assert judge(asked, "1990 is not mentioned.").label == 0
+    asked = SimpleNamespace(text="?", answer="1990 is not mentioned", context="")
+    assert judge(asked, "1990 is not mentioned.").why == "the answer is a reference"
     assert ReferenceRule()(question, "The text does not provide this.").label == 1
 
 

@@ -41,7 +41,9 @@ def highest_mean(
 
 
 @functools.cache
-def token_probe(layer: int = 20, name: str = "token_probe") -> Detector:
+def token_probe(
+    layer: int = 20, whole: bool = False, name: str = "token_probe"
+) -> Detector:
     """Logistic regression on the hidden state of every token; the worst few count.
 
     It learns from annotated spans, which say more than one label an answer does.  The
@@ -49,23 +51,26 @@ def token_probe(layer: int = 20, name: str = "token_probe") -> Detector:
 
     Args:
       layer: which hidden state; 20 is two thirds up a model of 30 layers.
+      whole: learn a hallucinated answer without a span as one span, as
+        :func:`~jaxhal.detectors.lookback_lens` does; else nothing is learnt from it.
       name: what to call it beside another choice.
 
     Fitting raises:
-      ValueError: when no token of the training part is marked.
+      ValueError: when no token of the training part is marked, and not ``whole``.
     """
 
     def fit(inputs: Marked, targets: Targets) -> Linear:
         valid = np.asarray(inputs.valid)
-        marked = np.asarray(inputs.marked)[valid]
+        spans = np.asarray(inputs.marked)
+        unmarked = (np.asarray(targets.labels) == 1) & ~spans.any(1)
+        marked = (spans | (whole & unmarked)[:, None])[valid]
         row = np.broadcast_to(np.arange(len(valid))[:, None], valid.shape)[valid]
-        # A hallucinated answer without a span says nothing about its tokens.
-        known = np.asarray(inputs.marked).any(1) | (np.asarray(targets.labels) == 0)
-        weight = np.asarray(targets.weight) * known
+        weight = np.asarray(targets.weight) * (whole | ~unmarked)
         if not marked[weight[row] > 0].any():
             raise ValueError(
                 f"{name} learns from annotated spans, and no token of the training "
-                "part is marked; give 'labels', or use linear_probe"
+                "part is marked; give 'labels', set whole=True to learn hallucinated "
+                "answers as one span each, or use linear_probe"
             )
         weight = weight[row]
         strength = _STRENGTH / float(weight.sum())
@@ -79,7 +84,8 @@ def token_probe(layer: int = 20, name: str = "token_probe") -> Detector:
     state = f"hidden_{layer}"
     return Detector(
         name=name,
-        summary="logistic regression on every token's hidden state, fitted to spans",
+        summary="logistic regression on every token's hidden state, fitted to spans"
+        + (", or to whole answers that have none" if whole else ""),
         unit=f"{LOG_ODDS} of a token, mean of the {HIGHEST} highest",
         reference="Obeso et al. 2025, linear probes of tokens",
         reads=((state, HiddenStates(layers=(layer,))),),
