@@ -393,6 +393,16 @@ def test_streams_that_fail(tmp_path, monkeypatch, reply, before, error):
     assert not last.text and last.error is not None and error in last.error
 
 
+def test_a_reply_without_end_is_not_read_to_its_end(tmp_path, monkeypatch):
+    monkeypatch.setattr(agents, "_MOST_BYTES", 100_000)
+    endless = [b": nothing to say yet" * 2000] * 100
+    with serving(endless, tmp_path, monkeypatch) as server:
+        agent = endpoint(server)
+        for bad in (ask(agent, ["q"])[0][0], heard(agent)[-1]):
+            assert bad.error == "OpenAIError: the server sent over 100000 bytes"
+            assert not bad.text
+
+
 def test_a_stream_that_is_refused(tmp_path, monkeypatch):
     with (
         serving(401, tmp_path, monkeypatch) as server,

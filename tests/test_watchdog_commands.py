@@ -1,10 +1,20 @@
 """Configurations of watchdogs, and the commands that take them."""
 
 import asyncio
+import concurrent.futures
+import contextlib
 import dataclasses
 import json
 import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from typing import Any
 
+import openai
 import pytest
 from test_encoding import write, write_pooling
 from typer.testing import CliRunner
@@ -12,6 +22,7 @@ from typer.testing import CliRunner
 from chat_server import serving
 from jaxhal import cli
 from jaxhal.datasets import Question
+from jaxhal.datasets.jsonl import write_rows
 from jaxhal.evaluation import auroc
 from jaxhal.experiments import making
 from jaxhal.files import lines_of
@@ -297,6 +308,53 @@ def test_serve(written, monkeypatch):
     monkeypatch.delenv("JAXHAL_TOKEN")
     open_ = run("watchdog", "serve", written, "--host", "0.0.0.0")
     assert "give --token" in open_.output
+
+
+def test_open_requests_are_answered_before_the_process_ends(
+    encoder, tmp_path, monkeypatch
+):
+    asked, go = threading.Event(), threading.Event()
+
+    def reply(question):
+        asked.set()
+        assert go.wait(60)
+        return "Late."
+
+    rows = [{"question": f"w{n}", "answer": f"A{n}.", "id": n} for n in range(4)]
+    write_rows(tmp_path / "own.jsonl", rows)
+    with serving(reply, tmp_path, monkeypatch) as server, socket.socket() as free:
+        path = tmp_path / "served.yaml"
+        path.write_text(
+            f"name: served\ndomain: things\nquestions: {tmp_path}/own.jsonl\n"
+            f"explored: 2\nheld_out: 2\nencoder: {encoder}\nout: {tmp_path}\n"
+            f"agent: {{endpoint: '{server.url}', model: m, passages: 0}}\n"
+        )
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+        free.close()
+        command = [sys.executable, "-c", "from jaxhal.cli import main; main()"]
+        command += ["watchdog", "serve", str(path), "--port", str(port)]
+        with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as child:
+            url = f"http://127.0.0.1:{port}/v1"
+            with openai.OpenAI(base_url=url, api_key="none", max_retries=0) as client:
+                for _ in range(600):
+                    with contextlib.suppress(openai.APIConnectionError):
+                        client.models.list()
+                        break
+                    time.sleep(0.1)
+                messages: Any = [{"role": "user", "content": "w1"}]
+                with concurrent.futures.ThreadPoolExecutor(1) as pool:
+                    create: Any = client.chat.completions.create
+                    waiting = pool.submit(create, model="any", messages=messages)
+                    assert asked.wait(60)
+                    child.terminate()
+                    time.sleep(0.5)
+                    assert child.poll() is None and not waiting.done()
+                    go.set()
+                    answer = waiting.result()
+            assert answer.choices[0].message.content == "Late."
+            _, shown = child.communicate(timeout=60)
+            assert child.returncode == -signal.SIGTERM and "Traceback" not in shown
 
 
 def test_an_agent_behind_an_address(written, tmp_path, monkeypatch):

@@ -40,6 +40,8 @@ Question: {query}
 """
 #: Characters of an answer; a longer one is no answer but a fault.
 LONGEST = 100_000
+# Bytes of what a server sends in reply to one request, its pieces together.
+_MOST_BYTES = 64 * 2**20
 # Of an error that is shown.
 _SHOWN = 200
 # Seconds that one answer may take, all attempts together.
@@ -458,7 +460,7 @@ class EndpointAgent:
 
     def _client(self) -> Any:
         openai = self.endpoint.client_library()
-        hooks = {"request": [lambda request: self._turn()]}
+        hooks = {"request": [lambda request: self._turn()], "response": [self._bounded]}
         return openai.AsyncOpenAI(
             base_url=self.endpoint.url,
             api_key=self.endpoint.key(),
@@ -466,6 +468,21 @@ class EndpointAgent:
             max_retries=self.retries,
             http_client=openai.DefaultAsyncHttpxClient(event_hooks=hooks),
         )
+
+    async def _bounded(self, response: Any) -> None:
+        """Has a response end in an error before it fills the memory."""
+        read = response.aiter_bytes
+
+        async def bounded(chunk_size: int | None = None) -> AsyncGenerator[bytes, None]:
+            size = 0
+            async for piece in read(chunk_size):
+                size += len(piece)
+                if size > _MOST_BYTES:
+                    fault = self.endpoint.client_library().OpenAIError
+                    raise fault(f"the server sent over {_MOST_BYTES} bytes")
+                yield piece
+
+        response.aiter_bytes = bounded
 
     def _late(self) -> Reply:
         return failed(f"no whole answer in {self._longest:.0f} seconds")
