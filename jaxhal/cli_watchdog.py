@@ -89,6 +89,7 @@ def check(
     ] = None,
 ) -> None:
     """Says of queries whether the agent may hallucinate, a JSON object a line."""
+    from jaxhal.datasets.jsonl import numbered_lines
     from jaxhal.watchdog.config import load_watch, watchdog_of
     from jaxhal.watchdog.serve import verdict
 
@@ -96,8 +97,8 @@ def check(
         loaded = load_watch(config, setting or ())
         queries = [*(query or [])]
         if source is not None:
-            lines = source.read_text("utf-8").splitlines()
-            queries += [line for line in lines if line.strip()]
+            lines = (raw.decode("utf-8").strip() for _, raw in numbered_lines(source))
+            queries += [line for line in lines if line]
         if not queries:
             raise ValueError("there is nothing to check; give --query or --input")
         dog = watchdog_of(loaded)

@@ -184,6 +184,10 @@ class OverlapRule:
 
     See :func:`jaxhal.texts.overlap`.
 
+    Args:
+      contained: unless a reference stands in it by whole words.  A sentence that holds
+        a reference of two words has little overlap with it; the paper has no such case.
+
     Raises on a call:
       ValueError: without a reference answer.
 
@@ -197,9 +201,14 @@ class OverlapRule:
       section 4.1.
     """
 
+    contained: bool = False
+
     def __call__(self, question: Asked, answer: str) -> Verdict:
-        share = overlap(answer, references(question))
+        known = references(question)
+        share = overlap(answer, known)
         why = f"overlap with the nearest reference is {share:.2f}"
+        if self.contained and any(contains(answer, one, words=True) for one in known):
+            return Verdict(0, "a reference stands in the answer", ())
         return Verdict(1, why, None) if share < _ENOUGH else Verdict(0, why, ())
 
 

@@ -441,6 +441,63 @@ def test_a_judge_that_is_out_is_asked_again(encoder, tmp_path):
     assert found.counts["failed"] == 0 and len(set(asked)) == len(found.nodes)
 
 
+def test_ways_that_give_the_same_query_count_once(encoder, tmp_path):
+    """The others were of no use, and are learnt from as such."""
+
+    def say(asked, temperature):
+        return asked.split("\n\n")[1][:-1] + " x?"
+
+    one = explorer(tmp_path, encoder, write=say)
+    found = one.run(progress=False)
+    assert found.policy is not None and len(one._steps) >= PLAN.steps
+    assert found.counts["useless changes"] > 0
+    for _, (_, analogy, induction) in one._steps:
+        assert analogy == induction == 0.0
+
+
+def test_only_the_ways_of_a_plan_are_taken(encoder, tmp_path):
+    plan = dataclasses.replace(PLAN, ways=("induction", "deduction"))
+    one = explorer(tmp_path, encoder, plan=plan)
+    found = one.run(progress=False)
+    assert {node.way for node in found.nodes} == {"seed", "deduction", "induction"}
+    assert found.policy is not None and len(one._steps) >= plan.steps
+    chosen = [node.chances for node in found.nodes if node.chances]
+    assert chosen and all(one[1] == 0 and sum(one) > 0.999 for one in chosen)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"name": "other"}, "agent is 'agent', and not 'other'"),
+        ({"plan": dataclasses.replace(PLAN, samples=2)}, "samples is 3, and not 2"),
+        ({"plan": dataclasses.replace(PLAN, temperature=0.5)}, "temperature is 1.0"),
+    ],
+)
+def test_what_another_agent_said_is_not_taken(encoder, tmp_path, change, message):
+    plan = dataclasses.replace(PLAN, budget=4)
+    explorer(tmp_path, encoder, plan=plan).run(progress=False)
+    name = change.pop("name", "agent")
+    other = explorer(tmp_path, encoder, **{"plan": plan} | change)
+    other.agent = CallableAgent(other.agent.function, name)
+    with pytest.raises(ValueError, match=f"{message}.*; give another folder"):
+        other.run(progress=False)
+
+
+def test_answers_with_odd_ends_of_lines_wait_for_a_person(encoder, tmp_path):
+    def say(query, temperature):
+        return "one\u2028two\x85three"
+
+    plan = dataclasses.replace(PLAN, budget=8)
+
+    def judge(query, text):
+        return None
+
+    one = explorer(tmp_path, encoder, say, plan=plan, judge=judge)
+    assert one.run(progress=False).counts["unsure"] == 8
+    rows = lines_of(tmp_path / "review.jsonl")
+    assert {row["answer"] for row in rows} == {"one\u2028two\x85three"}
+
+
 def test_one_process_explores_in_a_folder(encoder, tmp_path):
     with alone(tmp_path), pytest.raises(RuntimeError, match="another process writes"):
         explorer(tmp_path, encoder).run(progress=False)

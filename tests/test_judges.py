@@ -148,6 +148,8 @@ def test_only_candidates_are_confirmed(label):
 def test_overlap_rule(answer, label):
     found = OverlapRule()(SEVERAL, answer)
     assert found.label == label and found.spans == (() if label == 0 else None)
+    holds = "Rotterdam" in answer
+    assert OverlapRule(contained=True)(SEVERAL, answer).label == (0 if holds else label)
     # What a verdict says is what an example takes.
     Example(answer, context="C", label=found.label, labels=found.spans)
 

@@ -20,7 +20,7 @@ from jaxhal.endpoint import endpoint_of
 from jaxhal.experiments.config import DTYPES, structured
 from jaxhal.experiments.making import check_questions, claim, load_questions
 from jaxhal.experiments.running import model
-from jaxhal.judges import references
+from jaxhal.judges import OverlapRule, references
 from jaxhal.store.keys import digest
 from jaxhal.texts import sentences_of
 from jaxhal.watchdog.agents import (
@@ -96,6 +96,8 @@ class Watch:
       writer: who makes queries of others; the agent's model where left out.
       judge: ``reference``, of the nearest question explored from, or ``endpoint``.
       judge_similarity: from which cosine on a question is like a query.
+      contained: an answer is right too if a reference stands in it by whole words, as
+        suits references of a few words; of those held out as well.
       judge_endpoint, judge_model: of the model that judges.
       plan: fields of :class:`jaxhal.watchdog.Plan`.
       training: fields of :class:`jaxhal.watchdog.Training`.
@@ -122,6 +124,7 @@ class Watch:
     writer: Talker | None = None
     judge: str = "reference"
     judge_similarity: float = 0.9
+    contained: bool = False
     judge_endpoint: str = ""
     judge_model: str = ""
     plan: dict[str, Any] = dataclasses.field(default_factory=dict)
@@ -340,7 +343,10 @@ def evaluator_of(config: Watch, known: Sequence[Question]) -> Evaluator:
     if endpoint is not None:
         return EndpointEvaluator(endpoint)
     return ReferenceEvaluator(
-        known, similarity=config.judge_similarity, encoder=config.encoder
+        known,
+        OverlapRule(config.contained),
+        similarity=config.judge_similarity,
+        encoder=config.encoder,
     )
 
 
@@ -412,7 +418,15 @@ def beside(config: Watch, name: str) -> Watch:
         load_watch(path), **{field: getattr(config, field) for field in own}
     )
     first, second = _explored(other), _explored(config)
-    for field in ("questions", "options", "explored", "seed", "agent", "encoder"):
+    for field in (
+        "questions",
+        "options",
+        "explored",
+        "seed",
+        "agent",
+        "encoder",
+        "contained",
+    ):
         if getattr(first, field) != getattr(second, field):
             raise ValueError(
                 f"{field} of {name!r} is {getattr(other, field)!r}, and of "

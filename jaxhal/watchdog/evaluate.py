@@ -209,7 +209,7 @@ def _known(config: Watch, dog: Watchdog) -> Known:
         )
 
     answers, samples = asyncio.run(ask())
-    rule, kept = OverlapRule(), []
+    rule, kept = OverlapRule(config.contained), []
     # All methods look at equally many; a question with few would cost all others.
     least = enough(dog.samples)
     for question, (reply,), some in zip(questions, answers, samples, strict=True):
@@ -445,7 +445,8 @@ def _write(
         "",
         f"Held out: {len(known.labels)} questions, {hallucinated} answered wrongly "
         f"({hallucinated / len(known.labels):.0%}) by the paper's rule: the mean of "
-        "unigram F1 and ROUGE-L with the reference is under 0.5. "
+        "unigram F1 and ROUGE-L with the reference is under 0.5"
+        f"{', and no reference stands in the answer' if config.contained else ''}. "
         f"{known.left_out} more got no answer, or too few others, and are left out.",
         "",
         f"Guard: preset {config.preset}, similarity {guard.similarity}.",

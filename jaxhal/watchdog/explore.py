@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jaxhal.datasets.jsonl import write_rows
+from jaxhal.datasets.jsonl import numbered_lines, parse, write_rows
 from jaxhal.encoding import embed, kept_encoder
 from jaxhal.entailment import Entailment, Similarity
 from jaxhal.files import alone, replacing
@@ -57,7 +57,8 @@ class Plan:
       budget: it ends after this many in any case.
       starts: queries it begins with.
       width: queries in a round, answered and judged at the same time.
-      branch: queries made of one that the agent hallucinated at.
+      branch: queries made of one that the agent hallucinated at, once a policy chooses
+        the ways; before, it is changed in all.
       samples: answers to a query that its entropy is of.
       temperature: at which those are drawn.
       answer_temperature: of the answer that is judged.
@@ -66,7 +67,8 @@ class Plan:
       how: ways are ``"reinforced"`` or taken at ``"random"``.
       shares: how rewards become probabilities, as
         :func:`jaxhal.watchdog.policy.probabilities` has it.
-      steps: queries changed in every way before a policy is trained on what came of it.
+      steps: queries changed in all ``ways`` before a policy is trained on what came of
+        it.
       training: of the policy.
       seed: of all chance.
 
@@ -177,7 +179,9 @@ class Explorer:
 
     Everything that agents say is in ``journal.jsonl`` before it is used.  An
     exploration that was killed begins again, finds what is known there, and so comes to
-    where it was without asking anything twice.
+    where it was without asking anything twice.  Where queries had failed and now are
+    answered it goes on from them in another way: what it had found after them stays in
+    the store and in the journal, and is none of its queries unless it comes back to it.
 
     Answers that the evaluator is not sure of go to ``review.jsonl``: give a row a
     ``"label"`` of 0 or 1 there, explore again, and the label counts.
@@ -195,7 +199,7 @@ class Explorer:
       entailment: what decides whether two answers mean the same.
 
     Raises:
-      ValueError: when there are no seeds, or the folder's journal is none.
+      ValueError: when there are no seeds.
     """
 
     def __init__(
@@ -230,6 +234,7 @@ class Explorer:
         self._trials: dict[str, dict[str, float]] = collections.defaultdict(dict)
         self._steps: list[tuple[Node, list[float]]] = []
         self._policy: Any = None
+        self._ways = [way for way in TRANSFORMATIONS if way in plan.ways]
         self._vectors: dict[str, np.ndarray] = {}
         self._changes = self._useless = 0
         self._failures: list[str | None] = []  # of each change
@@ -241,7 +246,8 @@ class Explorer:
           progress: show a progress bar; ``None`` shows it on a terminal.
 
         Raises:
-          ValueError: on a journal or a list of reviews that is none.
+          ValueError: on a journal or a list of reviews that is none; on a journal of
+            another agent or writer, or of other samples or temperatures.
           RuntimeError: when an agent takes no query at all, or answers none of the
             first ones; when another process explores in the folder.
           OSError: when the folder cannot be written.
@@ -252,8 +258,31 @@ class Explorer:
         """See :meth:`run`."""
         with alone(self.folder):
             self.journal = Journal(self.folder / "journal.jsonl")
+            await self._check_journal()
             self._reviewed = reviewed(self.folder / "review.jsonl")
             return await self._explore(progress)
+
+    async def _check_journal(self) -> None:
+        """Answers of another agent, or drawn otherwise, are not this exploration's."""
+        plan = self.plan
+        about = {
+            "agent": self.agent.name,
+            "writer": self.generator.agent.name,
+            "samples": plan.samples,
+            "temperature": plan.temperature,
+            "answer_temperature": plan.answer_temperature,
+        }
+
+        async def make() -> dict[str, Any]:
+            return about
+
+        known = await self.journal.once("about", make)
+        for name, value in about.items():
+            if known[name] != value:
+                raise ValueError(
+                    f"{self.folder} holds an exploration whose {name} is "
+                    f"{known[name]!r}, and not {value!r}; give another folder"
+                )
 
     async def _explore(self, progress: bool | None) -> Explored:
         plan, stopped, rounds = self.plan, "", itertools.count(1)
@@ -273,11 +302,9 @@ class Explorer:
                 for node in some:
                     self._take(node)
                 self._learn()
-                for children in await asyncio.gather(*map(self._follow, some)):
-                    for child in children:
-                        self._enqueue(child)
-                    if not children:
-                        self._sow()
+                made = await asyncio.gather(*map(self._follow, some))
+                for node, children in zip(some, made, strict=True):
+                    self._branch(node, children)
                 self._write_review()
                 bar.update(len(some))
                 self._show(bar)
@@ -309,6 +336,16 @@ class Explorer:
             "by the policy": 0 if self._policy is None else sum(chosen),
         }
 
+    def _branch(self, node: Node, children: Sequence[Node]) -> None:
+        """Has what is new among a query's children asked, else another seed."""
+        new = [self._enqueue(child) for child in children]
+        for child, is_new in zip(children, new, strict=True):
+            if not is_new:
+                self._useless += 1
+                self._tried(node, child.way, _USELESS)
+        if not any(new):
+            self._sow()
+
     def _sow(self) -> None:
         """Begins a path with the next seed, if one is left."""
         while self._seeds:
@@ -317,9 +354,9 @@ class Explorer:
                 return
 
     def _enqueue(self, node: Node) -> bool:
-        """Has a query asked that was not asked before."""
+        """Has a query asked that was not asked before, and is one."""
         name = plain(node.query)
-        if name in self._seen:
+        if not name or name in self._seen:
             return False
         self._seen.add(name)
         self._queue.append(node)
@@ -425,10 +462,10 @@ class Explorer:
             self.store.add([point], self._vectors[node.query][None])
 
     def _tried(self, parent: Node, way: str, value: float) -> None:
-        """The reward of a way; those of all three are a step to learn from."""
+        """The reward of a way; those of all allowed ones are a step to learn from."""
         tried = self._trials[parent.query]
         tried[way] = value
-        rewards = [tried.get(way, math.nan) for way in TRANSFORMATIONS]
+        rewards = [tried.get(way, math.nan) for way in self._ways]
         if all(map(math.isfinite, rewards)):
             self._steps.append((parent, rewards))
 
@@ -440,7 +477,8 @@ class Explorer:
         if len(self._steps) >= plan.steps:
             nodes = [node for node, _ in self._steps]
             known = probabilities([rewards for _, rewards in self._steps], plan.shares)
-            steps = self._states(nodes)._replace(probabilities=np.asarray(known))
+            steps = self._states(nodes)
+            steps.probabilities[:, np.isin(TRANSFORMATIONS, plan.ways)] = known
             key = jax.random.fold_in(self._key, 1)
             self._policy = train(steps, key, plan.training)
 
@@ -454,7 +492,10 @@ class Explorer:
         )
 
     async def _follow(self, node: Node) -> list[Node]:
-        """Queries made of one that the agent hallucinated at, none of another."""
+        """What was made of a query that the agent hallucinated at, be it of use or not.
+
+        Nothing is made of another.
+        """
         if node.label != 1:
             return []
         key = digest(node.query)
@@ -478,25 +519,18 @@ class Explorer:
             )
         )
         self._changes += len(ways)
-        children = []
-        for way, made in zip(ways, found, strict=True):
-            self._failures.append(made["error"])
-            query = made["text"]
-            if made["error"] is not None:
-                continue
-            if not query or plain(query) in self._seen:
-                self._useless += 1
-                self._tried(node, way, _USELESS)
-                continue
-            depth = node.depth + 1
-            children.append(Node(query, way, depth, node.query, node.first))
-        return children
+        self._failures += [made["error"] for made in found]
+        return [
+            Node(made["text"], way, node.depth + 1, node.query, node.first)
+            for way, made in zip(ways, found, strict=True)
+            if made["error"] is None
+        ]
 
     def _chosen(self, node: Node) -> list[Any]:
         """The ways that a query is changed in, and the chances they had."""
         plan = self.plan
         if plan.how == "reinforced" and self._policy is None:
-            return [[*TRANSFORMATIONS], []]  # all of them, to learn from
+            return [[*self._ways], []]  # all of them, to learn from
         number = int(digest(node.query)[:8], 16)
         key = jax.random.fold_in(jax.random.fold_in(self._key, 2), np.uint32(number))
         draw, pick = jax.random.split(key)
@@ -504,8 +538,7 @@ class Explorer:
             chances = jax.random.dirichlet(draw, np.ones(len(TRANSFORMATIONS)))
         else:
             chances = worth(self._policy.policy, self._states([node]))[0]
-        allowed = np.isin(TRANSFORMATIONS, plan.ways)
-        chances = np.where(allowed, chances, 0.0)
+        chances = np.where(np.isin(TRANSFORMATIONS, plan.ways), chances, 0.0)
         chances = chances / chances.sum()
         picked = jax.random.choice(
             pick, len(TRANSFORMATIONS), (plan.branch,), replace=False, p=chances
@@ -588,17 +621,13 @@ def reviewed(path: str | os.PathLike) -> dict[str, int]:
 def _decided(path: str | os.PathLike) -> dict[str, dict[str, Any]]:
     """The rows that have a label, by their query."""
     found = {}
-    path = Path(path)
     # What people write need not end in a new line, and is not ours to change.
-    lines = path.read_text("utf-8").splitlines() if path.is_file() else []
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
+    for number, line in numbered_lines(path) if Path(path).is_file() else ():
         try:
-            row = json.loads(line)
+            row = parse(line)
         except ValueError as error:
-            raise ValueError(f"{path}, line {number}: no JSON ({error})") from error
-        if not isinstance(row, Mapping) or not isinstance(row.get("query"), str):
+            raise ValueError(f"{path}, line {number}: {error}") from error
+        if not isinstance(row.get("query"), str):
             raise ValueError(
                 f"{path}, line {number}: 'query' is missing; keep the rows"
             )
@@ -608,7 +637,7 @@ def _decided(path: str | os.PathLike) -> dict[str, dict[str, Any]]:
                 f"{path}, line {number}: 'label' is {label!r}; use 0, 1 or null"
             )
         if label is not None:
-            found[row["query"]] = dict(row)
+            found[row["query"]] = row
     return found
 
 
