@@ -14,7 +14,14 @@ from jaxhal.detectors import Detector, Recast
 from jaxhal.detectors.bulk import Bulk, measured
 from jaxhal.fitting import Fitted, untrained
 from jaxhal.judging import empty, judge, report
-from jaxhal.models.batching import Encoded, Planned, check_length, collate, plan
+from jaxhal.models.batching import (
+    Encoded,
+    Planned,
+    check_length,
+    collate,
+    plan,
+    rows_together,
+)
 from jaxhal.models.lm import LM
 from jaxhal.progress import progress_bar
 from jaxhal.report import Report
@@ -127,16 +134,17 @@ def score(
         kept.append(number)
     bulk = Bulk(lm, [examples[n] for n in kept], None, batch_size, progress)
     together = measured(named, bulk) if kept else {}
+    size = rows_together(max(1, len(rows)), batch_size)
     with progress_bar(len(rows), "scoring", "answer", progress) as bar:
-        for group in plan(rows, batch_size):
-            features = _read(lm, named, rows, others, along, group, batch_size)
+        for group in plan(rows, size):
+            features = _read(lm, named, rows, others, along, group, size)
             texts = [examples[kept[i]] for i in group.rows]
             for name, _ in computed:
                 values = np.stack([numbers[i][name] for i in group.rows])
-                features[name] = _filled(values, batch_size)
+                features[name] = _filled(values, size)
             for name, found in together.items():
                 features[name] = jax.tree.map(
-                    lambda leaf, rows=group.rows: _filled(leaf[rows], batch_size), found
+                    lambda leaf, rows=group.rows: _filled(leaf[rows], size), found
                 )
             judged = judge(chosen, features)
             for at, (i, example) in enumerate(zip(group.rows, texts, strict=True)):

@@ -87,10 +87,11 @@ def classify(
     encoder: TextEncoder,
     pairs: Sequence[Any],
     *,
+    labels: Sequence[str] | None = None,
     batch_size: int = 32,
     progress: bool | None = None,
 ) -> Float[np.ndarray, "pairs labels"]:
-    """Probabilities of ``encoder.labels`` for each pair of texts, in [0, 1], float32.
+    """Probabilities of an encoder's classes for each pair of texts, in [0, 1], float32.
 
     Where a pair is longer than the encoder's context, the longer text is read in
     windows that overlap by a quarter; both texts are, where the shorter would leave the
@@ -103,6 +104,7 @@ def classify(
       encoder: with a classifier.
       pairs: of two strings each; of a natural language inference model (premise,
         hypothesis).
+      labels: names of the classes in order; by default ``encoder.labels``.
       batch_size: windows read at once, at most 8 of them on a CPU.
       progress: show a progress bar; ``None`` shows it on a terminal.
 
@@ -116,7 +118,7 @@ def classify(
             f"encoder {encoder.name!r} has no classifier; load a checkpoint of a "
             "sequence classifier, such as a natural language inference model"
         )
-    names = [label.lower() for label in encoder.labels]
+    names = [label.lower() for label in labels or encoder.labels]
     entailment = names.index("entailment") if "entailment" in names else None
     windows = of_pairs(encoder, pairs, cut=entailment is not None)
     found = np.stack(run(_probabilities, encoder, windows, batch_size, progress))

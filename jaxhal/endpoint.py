@@ -1,19 +1,26 @@
 """Asking a language model behind an OpenAI-compatible address, each question once."""
 
+import contextlib
 import dataclasses
 import hashlib
 import json
 import math
 import os
 import re
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 from jaxhal.files import replacing
 from jaxhal.models.registry import cache_dir
+from jaxhal.texts import storable
 
+#: Bytes of what a server sends in reply to one request, its pieces together.
+MOST_BYTES = 64 * 2**20
+#: Seconds that one answer may take at least, all attempts together.
+PATIENCE = 600.0
 # What a server that wants no key is given, since the client insists on one.
 _NO_KEY = "none"
 # How often a model is asked for a reply that can be used.
@@ -158,33 +165,74 @@ class Endpoint:
 
     def _ask(self, asked: str) -> str:
         openai = self.client_library()
+        hooks = {"response": [self._bounded]}
         try:
             # A client of its own each time leaves no connection open behind it.
             with openai.OpenAI(
-                base_url=self.url, api_key=self.key(), timeout=self.timeout
+                base_url=self.url,
+                api_key=self.key(),
+                timeout=self.timeout,
+                http_client=openai.DefaultHttpxClient(event_hooks=hooks),
             ) as client:
                 answer = client.chat.completions.create(
                     model=self.model, messages=self._messages(asked), temperature=0
                 )
-        except openai.OpenAIError as error:
+        # A reply nested too deep for a parser is malformed as well.
+        except (openai.OpenAIError, ValueError, RecursionError) as error:
             # What would be said to every question is not this one's error.
             kind = RuntimeError if isinstance(error, self.refusals()) else Unanswered
             raise kind(
                 f"{self.url} gave no answer from {self.model!r} ({error}); check the "
                 "address, the model's name and $OPENAI_API_KEY, then run the same again"
             ) from error
-        if not hasattr(answer, "choices"):
+        if isinstance(answer, str):  # a page
             raise RuntimeError(
                 f"{self.url} answers with something other than a chat completion; give "
                 "the base address of its API, which often ends in /v1"
             )
-        reply = answer.choices[0].message.content if answer.choices else None
-        if reply is None:
+        try:
+            reply, _ = content_of(answer)
+        except ValueError as error:
+            raise Unanswered(f"{self.url}: {error}; run the same again") from error
+        if not isinstance(reply, str):
             raise Unanswered(
                 f"{self.url} answered without text from {self.model!r}; run the same "
                 "again, or choose another model"
             )
-        return reply
+        return storable(reply)
+
+    def _bounded(self, response: Any) -> None:
+        read, gauge = response.iter_bytes, self.gauge()
+
+        def bounded(chunk_size: int | None = None) -> Iterator[bytes]:
+            for piece in read(chunk_size):
+                gauge(piece)
+                yield piece
+
+        response.iter_bytes = bounded
+
+    def gauge(self) -> Callable[[bytes], None]:
+        """Takes what comes of one response, until that is too much or takes too long.
+
+        Then it raises the client's error, which the client passes on.
+        """
+        fault, size = self.client_library().OpenAIError, 0
+        ends = time.monotonic() + self.patience
+
+        def take(piece: bytes) -> None:
+            nonlocal size
+            size += len(piece)
+            if size > MOST_BYTES:
+                raise fault(f"the server sent over {MOST_BYTES} bytes")
+            if time.monotonic() > ends:
+                raise fault(f"no whole answer in {self.patience:.0f} seconds")
+
+        return take
+
+    @property
+    def patience(self) -> float:
+        """Seconds that an answer may take, even if something comes in all the time."""
+        return max(PATIENCE, 10 * self.timeout)
 
     def client_library(self) -> Any:
         """The ``openai`` package.
@@ -223,6 +271,23 @@ class Endpoint:
                 "the address of another server"
             )
         return key or _NO_KEY
+
+
+def content_of(answer: Any) -> tuple[Any, bool]:
+    """The text of a completion, cut or not.
+
+    Raises:
+      ValueError: where it is something else.
+    """
+    with contextlib.suppress(AttributeError, IndexError, TypeError):
+        (choice, *_) = answer.choices
+        return choice.message.content, is_cut(choice)
+    raise ValueError("the server sent no chat completion")
+
+
+def is_cut(choice: Any) -> bool:
+    """Whether an answer, or a piece of one, ended for want of tokens."""
+    return getattr(choice, "finish_reason", None) == "length"
 
 
 def endpoint_of(url: str | None, model: str | None) -> Endpoint | None:

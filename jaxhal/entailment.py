@@ -152,7 +152,7 @@ class Inference:
                 "language inference, and name its classes by labels=(...) or in its "
                 "config.json where they are LABEL_0 and so on"
             )
-        found = classify(encoder, pairs, progress=False)
+        found = classify(encoder, pairs, labels=labels, progress=False)
         # Some are trained without a neutral class.
         columns = [
             found[:, labels.index(name)] if name in labels else np.zeros(len(found))
@@ -171,12 +171,22 @@ class Reader:
       lm: the model.
       ask: the question, with ``{premise}`` and ``{hypothesis}`` in it; a premise is put
         on one line, as in the published SelfCheckGPT.
-      batch_size: questions read together.
+      batch_size: rows read together, two for each question.
+
+    Raises:
+      ValueError: on a ``batch_size`` below 2.
     """
 
     lm: LM
     ask: str = ASK
     batch_size: int = 16
+
+    def __post_init__(self):
+        if self.batch_size < 2:
+            raise ValueError(
+                f"batch_size is {self.batch_size}; give at least 2, as a question is "
+                "read with both replies"
+            )
 
     @property
     def name(self) -> str:

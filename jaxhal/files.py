@@ -80,10 +80,14 @@ def append(path: str | os.PathLike, rows: Iterable[Any]) -> None:
     """Adds rows to a file, a line of JSON each, and waits until the disk has them.
 
     All of them or none: what a full disk cuts short is taken back, and what a kill did
-    is cut off next time.
+    is cut off next time.  Several processes may add to a file.
     """
+    import filelock
+
     lines = [json.dumps(row, ensure_ascii=False).encode() + b"\n" for row in rows]
-    with open(path, "a+b", buffering=0) as file:
+    path = Path(path)
+    lock = filelock.FileLock(path.with_name(f".{path.name}.lock"))
+    with lock, open(path, "a+b", buffering=0) as file:
         end = _whole_lines(file)
         if end < file.seek(0, os.SEEK_END):
             file.truncate(end)

@@ -14,13 +14,14 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, Key
 
+from jaxhal.detection import resolve
 from jaxhal.detectors import Detector
 from jaxhal.fitting import Fitted
 from jaxhal.generation import GREEDY, Generated, Sampling, decoding, requests
 from jaxhal.generation.decoding import QUERY, Decoding, State
 from jaxhal.judging import response_scores
 from jaxhal.models import cache as cache_lib
-from jaxhal.models.batching import plan
+from jaxhal.models.batching import plan, rows_together
 from jaxhal.models.lm import LM
 from jaxhal.progress import progress_bar
 from jaxhal.types import Example
@@ -60,7 +61,7 @@ class Guided:
 def guide(
     lm: LM,
     prompts: Sequence[str | Example],
-    detector: Fitted,
+    detector: str | Detector | Fitted,
     *,
     candidates: int = 8,
     chunk: int = 8,
@@ -79,7 +80,8 @@ def guide(
     Args:
       lm: the model.
       prompts: as :func:`jaxhal.generate` takes them.
-      detector: a fitted method that needs a row of each token, and nothing else.
+      detector: as :func:`jaxhal.score` takes it, one that needs a row of each token,
+        and nothing else.
       candidates: how many to choose from; 8 in the paper.
       chunk: tokens of each; 8 in the paper.
       max_new_tokens: the most tokens of a response.
@@ -90,26 +92,28 @@ def guide(
 
     Raises:
       ValueError: as :func:`jaxhal.generate`; on fewer than two candidates, a chunk
-        or ``max_new_tokens`` below 1, greedy sampling, or a detector that reads more
-        than rows of tokens.
+        or ``max_new_tokens`` below 1, greedy sampling, an unknown detector, or one that
+        must be fitted first or reads more than rows of tokens.
 
     References:
       Chuang et al., 2024, section 4, whose released code draws one after another.
     """
-    _check(detector.detector, candidates, chunk, max_new_tokens, sampling)
+    (guiding,) = resolve(lm.name, [detector])
+    _check(guiding.detector, candidates, chunk, max_new_tokens, sampling)
     rows = requests.encoded(lm, prompts)
     for number, row in enumerate(rows):
         requests.check_room(lm, number, row, max_new_tokens)
-    how = requests.decoding_of(lm, sampling, dict(detector.detector.reads))
+    how = requests.decoding_of(lm, sampling, dict(guiding.detector.reads))
     keys = requests.prompt_keys(sampling, key, len(rows))
     found: dict[int, Guided] = {}
     limits = [max_new_tokens] * len(rows)
+    together = rows_together(len(rows), batch_size)
     with progress_bar(len(rows), "guiding", "response", progress) as bar:
-        for group in plan(rows, batch_size):
+        for group in plan(rows, together):
             ready, state = requests.begun(
-                lm, rows, group, batch_size, limits, keys, how, candidates
+                lm, rows, group, together, limits, keys, how, candidates
             )
-            responses = written(ready, state, how, detector, candidates, chunk)
+            responses = written(ready, state, how, guiding, candidates, chunk)
             found |= dict(zip(group.rows, responses, strict=False))
             bar.update(len(group.rows))
     return [found[number] for number in range(len(rows))]

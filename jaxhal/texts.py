@@ -172,6 +172,16 @@ def declines(text: str) -> bool:
     return _DECLINES.search(text.lower().replace("\u2019", "'")) is not None
 
 
+def storable(text: str) -> str:
+    r"""A text that UTF-8 can hold: halves of surrogate pairs become question marks.
+
+    Example:
+      >>> storable("a\ud83d")
+      'a?'
+    """
+    return text.encode("utf-8", "replace").decode()
+
+
 def sentences(text: str) -> list[Sentence]:
     r"""The sentences of an English text in order, without the space around them.
 

@@ -11,6 +11,7 @@ from test_encoding import write, write_pooling
 
 import jaxhal
 from chat_server import BREAK, STALL, serving
+from jaxhal import endpoint as endpoints
 from jaxhal.datasets import Question
 from jaxhal.encoding import embed
 from jaxhal.endpoint import Endpoint
@@ -322,14 +323,14 @@ def test_an_endpoint_that_hangs(tmp_path, monkeypatch):
 
 
 def test_an_endpoint_that_drips(tmp_path, monkeypatch):
-    monkeypatch.setattr(agents, "_PATIENCE", 0.5)
+    monkeypatch.setattr(endpoints, "PATIENCE", 0.5)
     with serving([b" "] * 1000, tmp_path, monkeypatch) as server:
         ((bad,),) = ask(endpoint(server, timeout=0.2), ["a"])
         assert bad.error == "no whole answer in 2 seconds" and len(server.asked) == 1
 
 
 def test_a_stream_that_never_ends(tmp_path, monkeypatch):
-    monkeypatch.setattr(agents, "_PATIENCE", 0.5)
+    monkeypatch.setattr(endpoints, "PATIENCE", 0.5)
 
     def slowly():
         time.sleep(0.05)
@@ -394,7 +395,7 @@ def test_streams_that_fail(tmp_path, monkeypatch, reply, before, error):
 
 
 def test_a_reply_without_end_is_not_read_to_its_end(tmp_path, monkeypatch):
-    monkeypatch.setattr(agents, "_MOST_BYTES", 100_000)
+    monkeypatch.setattr(endpoints, "MOST_BYTES", 100_000)
     endless = [b": nothing to say yet" * 2000] * 100
     with serving(endless, tmp_path, monkeypatch) as server:
         agent = endpoint(server)
@@ -527,9 +528,81 @@ def test_a_model_judges(tmp_path, monkeypatch):
             judged(evaluator, "q5", "a")
 
 
+@pytest.mark.parametrize(
+    "said",
+    [
+        None,
+        b"{",
+        b"[]",
+        b"5",
+        b"{}",
+        b'{"choices": 5}',
+        b'{"choices": []}',
+        b'{"choices": [{}]}',
+        b'{"choices": [{"message": {"content": 5}}]}',
+        b"[" * 100_000,
+        [b" " * 30_000] * 100,
+    ],
+)
+def test_what_is_no_judgement(tmp_path, monkeypatch, said):
+    """It costs that judgement; whoever explores goes on."""
+    monkeypatch.setattr(endpoints, "MOST_BYTES", 1_000_000)
+    with serving(said, tmp_path, monkeypatch) as server:
+        evaluator = EndpointEvaluator(Endpoint(server.url, "m", 5.0))
+        found = judged(evaluator, "q", "a")
+        assert found.failed and found.label is None and found.why
+        server.replies = [verdict(True, 90, "so \ud83d")]
+        found = judged(evaluator, "q", "a")
+        assert found == (1, "so ?", 0.9, False)
+
+
+def test_a_judge_that_drips(tmp_path, monkeypatch):
+    monkeypatch.setattr(endpoints, "PATIENCE", 0.5)
+    with serving([b" "] * 1000, tmp_path, monkeypatch) as server:
+        evaluator = EndpointEvaluator(Endpoint(server.url, "m", 0.1))
+        found = judged(evaluator, "q", "a")
+        assert found.failed and "no whole answer in 1 seconds" in found.why
+
+
+def test_so_many_judgements_at_a_time(tmp_path, monkeypatch):
+    """Of all calls together."""
+    most, now, lock = [0], [0], threading.Lock()
+
+    def reply(question):
+        with lock:
+            now[0] += 1
+            most[0] = max(most[0], now[0])
+        time.sleep(0.05)
+        with lock:
+            now[0] -= 1
+        return verdict(True, 90)
+
+    with serving(reply, tmp_path, monkeypatch) as server:
+        evaluator = EndpointEvaluator(Endpoint(server.url, "m", 5.0), concurrency=2)
+
+        async def several():
+            calls = [evaluator.judge([f"q{n}"], [Reply("a")]) for n in range(6)]
+            return await asyncio.gather(*calls)
+
+        assert len(asyncio.run(several())) == 6 and most[0] <= 2
+    with pytest.raises(ValueError, match="concurrency is 0; give at least 1"):
+        EndpointEvaluator(Endpoint("http://x/v1", "m"), concurrency=0)
+
+
+def test_a_function_that_raises_has_judged_nothing():
+    from jaxhal.watchdog import CallableEvaluator
+
+    def out(query, text):
+        raise TimeoutError("out")
+
+    found = judged(CallableEvaluator(out), "q", "a")
+    assert found == (None, "TimeoutError: out", 0.0, True)
+
+
 def test_an_answer_in_numbers():
     from jaxhal.watchdog import CallableEvaluator
 
-    for said, label in ((True, 1), (np.int64(0), 0), (None, None)):
+    some = ((True, 1), (np.int64(0), 0), (np.bool_(True), 1), (None, None))
+    for said, label in some:
         evaluator = CallableEvaluator(lambda query, text, said=said: said)
         assert judged(evaluator, "q", "a").label == label

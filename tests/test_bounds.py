@@ -106,6 +106,14 @@ def test_a_known_name_is_replaced(opened):
     assert hit.point == other and hit.similarity == pytest.approx(1, abs=1e-5)
 
 
+def test_a_name_is_no_filter(opened):
+    store = opened()
+    store.add(points(3), vectors(3))
+    for name in ("o'brien", "x'] or id in ['p0','p1", 'p"0', "p\\"):
+        assert name not in store and store.remove([name]) == 0
+    assert len(store) == 3 and "p0" in store
+
+
 def test_removal(opened):
     store = opened()
     some, block = points(6), vectors(6)
@@ -202,6 +210,8 @@ def test_no_server():
     [
         ({"query": " "}, "query of a point is ' '"),
         ({"id": ""}, "id of a point is ''"),
+        ({"id": "o'brien"}, "id of a point is .*without quotes"),
+        ({"id": "\N{EURO SIGN}" * 90}, "give at most 256 bytes"),
         ({"entropy": float("nan")}, "entropy of point 'p0' is nan"),
     ],
 )

@@ -105,6 +105,12 @@ def test_inference_names_classes_that_a_configuration_does_not(tmp_path, monkeyp
     np.testing.assert_allclose(found[:, [1, 2, 0]], theirs, atol=1e-6)
     monkeypatch.setitem(entailment._UNNAMED, folder, named)
     np.testing.assert_array_equal(Inference(folder)(pairs), found)
+    # Long ones are read in windows, by the class that is named entailment.
+    long = [(" ".join(f"w{n % 40}" for n in range(60)), "w3 w4")]
+    own = write(tmp_path / "own", id2label=dict(zip("012", named, strict=True)))
+    want = encoding.classify(encoding.load_encoder(own), long)
+    found = Inference(folder, named)(long)
+    np.testing.assert_allclose(found[:, [1, 2, 0]], want, atol=1e-6)
     with pytest.raises(ValueError, match="has 3 classes; name each of them"):
         Inference(folder, ("entailment", "contradiction"))(pairs)
 
@@ -117,6 +123,8 @@ def test_inference_wants_a_classifier_of_inference(tmp_path):
 
 def test_a_reader_says_yes_by_its_odds():
     lm = tiny_lm()
+    with pytest.raises(ValueError, match="batch_size is 1; give at least 2"):
+        Reader(lm, batch_size=1)
     pairs = [("All is red.", "It is red."), ("No", "A longer one"), ("No", "B")]
     found = Reader(lm, batch_size=2)([*pairs, pairs[0]])
 

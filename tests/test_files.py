@@ -2,6 +2,7 @@
 
 import os
 
+import children
 import pytest
 
 from jaxhal.files import alone, append, lines_of
@@ -35,6 +36,23 @@ def test_a_torn_line_is_left_out_and_then_cut_off(tmp_path, torn, rows):
     assert lines_of(path) == rows and path.read_bytes().endswith(torn)
     append(path, [{"d": 4}])
     assert lines_of(path) == [*rows, {"d": 4}]
+
+
+def test_two_processes_add_to_one_file(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    both = [children.start(_add, path, name, 200) for name in "ab"]
+    for process, line in both:
+        assert children.rest(line) == ["done"]
+        process.join()
+    rows = lines_of(path)
+    assert [number for name, number in rows if name == "a"] == list(range(200))
+    assert [number for name, number in rows if name == "b"] == list(range(200))
+
+
+def _add(path, name, count, line):
+    for number in range(count):
+        append(path, [[name, number]])
+    line.send("done")
 
 
 def test_alone(tmp_path):

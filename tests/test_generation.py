@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import jaxhal
-from jaxhal.generation import GREEDY, Sampling, stops
+from jaxhal.generation import GREEDY, Sampling, decoding, requests, stops
 from jaxhal.types import Example
 from tiny_lm import tiny_lm
 
@@ -60,6 +60,40 @@ def test_limits_of_their_own(lm, written):
     for samples, limit, whole in zip(again, [5, 40, 1], written, strict=True):
         for ours, theirs in zip(samples, whole, strict=True):
             assert ours.tokens.tolist() == theirs.tokens[:limit].tolist()
+
+
+@pytest.mark.parametrize(
+    ("prompts", "options", "rows"),
+    [(1, {}, [1]), (1, {"n": 9}, [9]), (3, {"n": 9}, [27]), (5, {"n": 9}, [27] * 2)],
+)
+def test_few_rows_are_decoded_for_nothing(lm, monkeypatch, prompts, options, rows):
+    seen, real = [], decoding.start
+
+    def start(lm, batch, limit, *args, **more):
+        seen.append(len(limit))
+        return real(lm, batch, limit, *args, **more)
+
+    monkeypatch.setattr(decoding, "start", start)
+    jaxhal.generate(lm, ["Hi"] * prompts, max_new_tokens=2, key=KEY, **options)
+    assert seen == rows
+
+
+@pytest.mark.parametrize("limits", [np.int64(7), np.array([7, 3])])
+def test_limits_of_arrays(lm, limits):
+    want = [7, 7] if limits.ndim == 0 else [7, 3]
+    found = jaxhal.generate(lm, ["Hi", "Yes"], max_new_tokens=limits, key=KEY)
+    again = jaxhal.generate(lm, ["Hi", "Yes"], max_new_tokens=want, key=KEY)
+    for (ours,), (theirs,) in zip(found, again, strict=True):
+        same(ours, theirs)
+
+
+def test_a_limit_is_of_one_prompt_alone():
+    """Where rope stretches with the length that is reached as well."""
+    rope = {"rope_type": "dynamic", "factor": 2.0}
+    lm = tiny_lm(rope_scaling=rope, max_position_embeddings=64)
+    first, _ = jaxhal.generate(lm, ["Hi", "Yes"], max_new_tokens=[12, 12], key=KEY)
+    again, _ = jaxhal.generate(lm, ["Hi", "Yes"], max_new_tokens=[12, 90], key=KEY)
+    same(first[0], again[0])
 
 
 def test_eos_ends_a_row_and_belongs_to_it(lm):
@@ -207,6 +241,11 @@ def test_bad_requests(lm, wrong, message):
     options = dict(prompts=["Hello"], max_new_tokens=4, key=KEY) | wrong
     with pytest.raises(ValueError, match=message):
         jaxhal.generate(lm, options.pop("prompts"), **options)
+
+
+def test_a_key_of_old():
+    with pytest.raises(ValueError, match="key is an array of uint32.*jax.random.key"):
+        requests.prompt_keys(Sampling(), jax.random.PRNGKey(0), 2)
 
 
 def test_a_reducer_that_needs_the_next_token_too_early(lm):

@@ -173,6 +173,16 @@ def test_what_cannot_guide(lm, name, message):
         guide(lm, ["Hi"], untrained(*detectors.get([name])), key=KEY)
 
 
+def test_a_guide_is_given_as_to_score(lm):
+    options: dict = dict(candidates=2, chunk=2, max_new_tokens=4, key=KEY)
+    (want,) = guide(lm, ["Hi"], untrained(*detectors.get(["token_entropy"])), **options)
+    for detector in ("token_entropy", detectors.token_entropy()):
+        (found,) = guide(lm, ["Hi"], detector, **options)
+        assert found.response.tokens.tolist() == want.response.tokens.tolist()
+    with pytest.raises(ValueError, match="'toha' must be fitted"):
+        guide(lm, ["Hi"], "toha", **options)
+
+
 def test_a_penalty_follows_the_winner(lm):
     heavy = Sampling(repetition_penalty=1e6, temperature=0.7)
     options = dict(candidates=3, chunk=4, max_new_tokens=16, key=KEY)

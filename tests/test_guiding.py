@@ -166,6 +166,8 @@ def test_a_run_goes_on(world, tmp_path):
         len(world) == 7 and path.read_text("utf-8").splitlines(keepends=True) == lines
     )
     assert again.rows == first.rows
+    longer = compare(config(tmp_path, prompt="Now: {question}"), progress=False)
+    assert len(world) == 7 + 5 and longer.rows
 
 
 @pytest.mark.parametrize(

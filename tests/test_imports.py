@@ -41,13 +41,13 @@ RANK = {
     "saving": 8,
     "judging": 8,
     "shipped": 9,
-    "guided": 9,
     "detection": 10,
-    "experiments": 11,
-    "watchdog": 12,
-    "bench": 13,
-    "cli_watchdog": 13,
-    "cli": 14,
+    "guided": 11,
+    "experiments": 12,
+    "watchdog": 13,
+    "bench": 14,
+    "cli_watchdog": 14,
+    "cli": 15,
 }
 
 

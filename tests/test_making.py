@@ -90,6 +90,7 @@ def test_answers_are_judged_and_balanced(world, tmp_path):
     assert errors["q9"] == "the answer is cut off after 3 tokens"
     provenance = everything[0]["provenance"]
     assert provenance["model"] == "smollm2-135m" and provenance["judge"] == "reference"
+    assert provenance["made"] == provenance["judged"] and provenance["jaxhal"]
 
 
 def test_without_balance_and_with_what_holds_a_reference(world, tmp_path):
@@ -174,6 +175,31 @@ def test_a_run_that_was_killed_goes_on(world, tmp_path, monkeypatch):
     assert len(lines(path)) == 12
     make(config(tmp_path), progress=False)
     assert len(world) == 12
+
+
+def test_what_was_asked_before_is_no_answer(world, tmp_path):
+    """A line more, and every default id is that of another question."""
+    path = tmp_path / "mine.jsonl"
+    rows = [{"question": q.text, "answer": q.answer} for q in QUESTIONS]
+    text = "".join(json.dumps(row) + "\n" for row in rows)
+    path.write_text(text, "utf-8")
+    mine = config(tmp_path, questions=str(path), prompt="0: {question}")
+    make(mine, progress=False)
+    first = json.dumps({"question": "Which number is 20?", "answer": "20"})
+    path.write_text(f"{first}\n{text}", "utf-8")
+    made = make(mine, progress=False)
+    for row in lines(made.folder / "answers.jsonl"):
+        number = int(row["prompt"].split()[-1][:-1])
+        assert row["response"] == answer(number).strip()
+
+
+def test_labels_are_judged_anew_without_asking(world, tmp_path):
+    make(config(tmp_path), progress=False)
+    asked = len(world)
+    changes = {"balance": False, "contained": 0, "batch_size": 3}
+    made = make(config(tmp_path, **changes), progress=False)
+    assert made.counts["kept"] == 8 and len(world) == asked
+    assert "contained: 0" in (made.folder / "config.yaml").read_text()
 
 
 def test_a_folder_belongs_to_one_configuration(world, tmp_path):

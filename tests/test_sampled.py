@@ -226,6 +226,21 @@ def test_likelihoods(lm, drawn):
     )
 
 
+def test_settings_however_they_are_given():
+    one = detectors.semantic_entropy("nature", "similarity", {"n": 3})
+    same = detectors.semantic_entropy(draw={"n": 3}, entailment="similarity")
+    assert one is same and detectors.eigenscore() is detectors.eigenscore(draw=None)
+
+    @dataclasses.dataclass
+    class Unfrozen:
+        name: str = "mine"
+
+        def __call__(self, pairs): ...
+
+    with pytest.raises(TypeError, match="has no hash; give a frozen dataclass"):
+        detectors.semantic_entropy(entailment=Unfrozen())
+
+
 @pytest.mark.parametrize("stored", [False, True])
 @pytest.mark.parametrize("preset", ["official", "toha"])
 def test_eigenscore_reads_the_samples(lm, drawn, preset, stored, tmp_path):

@@ -703,6 +703,7 @@ BAD = [
     b'{"messages": [{"role": "user", "content": "a"}], "tools": [{}]}',
     b'{"messages": [{"role": "user", "content": "a"}], "\\ud800": 1}',
     b'{"messages": [{"role": "user", "content": "a"}], "stop": ["\\ud800"]}',
+    b'{"messages": [{"role": "user", "content": "a", "\\ud800": 1}]}',
     b'{"messages": [{"role": "user", "content": "a"}], "top_p": NaN}',
     json.dumps({"messages": [{"role": "tool", "content": "a"}, *user("a")]}).encode(),
     json.dumps({"messages": user("w1 " * 10_000)}).encode(),
@@ -798,6 +799,9 @@ def test_only_known_wishes_are_passed_on():
     assert want.prompt.wishes == {"top_p": 0.5, "max_tokens": 3}
     assert want.ignored == ("Messages", "n_predict", "N", "best_of")
     many = asked(body | {f"x{n}": 1 for n in range(999)} | {"y" * 999: 1})
+    assert len(many.ignored) == 20 and max(map(len, many.ignored)) <= 40
+    turn = user("a")[0] | {f"x{n}": 1 for n in range(999)} | {"y" * 999: 1}
+    many = asked({"messages": [turn]})
     assert len(many.ignored) == 20 and max(map(len, many.ignored)) <= 40
     with pytest.raises(Fault, match="the body is not a JSON object"):
         asked([])

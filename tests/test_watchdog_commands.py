@@ -238,7 +238,7 @@ def test_commands(written, tmp_path):
     found = run("watchdog", "explore", written)
     assert found.exit_code == 0, found.output
     assert "stopped by" in found.output
-    assert "no policy was trained: of 32 queries" in found.output
+    assert "no policy was trained: of 8 queries" in found.output
     folder = tmp_path / "tiny"
     summary = json.loads((folder / "summary.json").read_text("utf-8"))
     assert summary["queries"] == 6 and summary["stopped"] == "budget"
@@ -395,6 +395,12 @@ def test_evaluate(written, tmp_path, lm, monkeypatch):
     for name, why in (("third", "seed of 'third' is 1"), ("x", "explore 'x' first")):
         wrong = run("watchdog", "evaluate", written, "--beside", name)
         assert wrong.exit_code == 2 and why in " ".join(wrong.output.split())
+    # Questions that were explored from are none to judge by.
+    other = [*questions()[15:], *questions()[:15]]
+    with monkeypatch.context() as patched:
+        patched.setitem(making.QUESTIONS, "medquad", lambda **options: other)
+        leaked = run("watchdog", "evaluate", written)
+    assert leaked.exit_code == 2 and "questions have changed" in leaked.output
     moved = run("watchdog", "evaluate", written, "seed=1")
     assert moved.exit_code == 2 and "what another configuration made" in moved.output
     found = run("watchdog", "evaluate", written, "--beside", "other")

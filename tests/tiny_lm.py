@@ -11,7 +11,7 @@ from jaxhal.models.tokenizer import Tokenizer
 from jaxhal.types import Example
 
 
-def tiny_lm(seed: int = 0, context: int = 512) -> LM:
+def tiny_lm(seed: int = 0, context: int = 512, **changes) -> LM:
     """Two layers of four heads, a token a byte, no chat template."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocab = {piece: number for number, piece in enumerate(["<s>", "</s>", *alphabet])}
@@ -36,6 +36,7 @@ def tiny_lm(seed: int = 0, context: int = 512) -> LM:
             "rope_theta": 10000.0,
             "tie_word_embeddings": False,
         }
+        | changes
     )
     lm = random(config, jax.random.key(seed))
     return LM(lm.params, lm.graphdef, config, Tokenizer(hf), f"tiny {seed}")

@@ -6,6 +6,7 @@ models or other answers, and pay off when everything is asked for together.
 
 import dataclasses
 import functools
+import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -221,15 +222,28 @@ Settings = Draw | Mapping[str, Any] | tuple[tuple[str, Any], ...] | None
 
 def cached(make: Callable[..., Any]) -> Callable[..., Any]:
     """Gives the same detector for the same settings, so that it compiles once."""
-    known = functools.cache(make)
+    known, signature = functools.cache(make), inspect.signature(make)
 
     @functools.wraps(make)
-    def call(*args: Any, draw: Settings = None, **options: Any) -> Any:
-        if isinstance(draw, Mapping):
-            draw = tuple(sorted(draw.items()))
-        return known(*args, draw=draw, **options)
+    def call(*args: Any, **options: Any) -> Any:
+        given = signature.bind(*args, **options)
+        given.apply_defaults()
+        return known(**{name: _frozen(it) for name, it in given.arguments.items()})
 
     return call
+
+
+def _frozen(value: Any) -> Any:
+    """A setting that can be told from others by its hash."""
+    if isinstance(value, Mapping):
+        return tuple(sorted(value.items()))
+    try:
+        hash(value)
+    except TypeError:
+        raise TypeError(
+            f"{value!r} has no hash; give a frozen dataclass or a plain object"
+        ) from None
+    return value
 
 
 def measured(detectors: Iterable[Detector], bulk: Bulk) -> dict[str, Any]:

@@ -34,6 +34,7 @@ from jaxhal.plotting.guided import guided_pairs
 from jaxhal.progress import progress_bar
 from jaxhal.report import Report, write_html
 from jaxhal.saving import load as load_fitted
+from jaxhal.store.keys import digest
 from jaxhal.texts import contains, rouge_l, unigram_f1
 from jaxhal.types import Example
 
@@ -102,10 +103,10 @@ def compare(
     if config.dtype not in DTYPES:
         raise ValueError(f"dtype is {config.dtype!r}; use one of {', '.join(DTYPES)}")
     folder = Path(config.out) / config.name
-    claim(folder, config)
+    claim(folder, config, _responses)
     questions = questions_of(config)
     lm = model(config.model, config.dtype)
-    guiding = _detector(config)
+    guiding = _detector(config, lm)
     with alone(folder):
         written = _written(lm, config, guiding, questions, folder, progress)
     whole = [q for q in questions if all(written[q.id][way] for way in WAYS)]
@@ -138,10 +139,15 @@ def compare(
     return Compared(folder, rows)
 
 
-def _detector(config: Guiding) -> Fitted:
+def _responses(config: Guiding) -> Guiding:
+    """What responses depend on."""
+    return dataclasses.replace(config, batch_size=1)
+
+
+def _detector(config: Guiding, lm: LM) -> Fitted:
     if Path(config.detector).is_dir():
         return load_fitted(config.detector)
-    (found,) = resolve(config.model, [config.detector])
+    (found,) = resolve(lm.name, [config.detector])
     return found
 
 
@@ -155,9 +161,11 @@ def _written(
 ) -> dict[str, dict[str, Any]]:
     """Responses by question and way, and the ways that the limit ``"cut"`` off."""
     path = folder / "responses.jsonl"
-    # Older rows do not say what was cut off, and are written anew.
-    known = {row["id"]: row for row in lines_of(path) if "cut" in row}
-    lacking = [at for at, one in enumerate(questions) if one.id not in known]
+    names = [digest(prompt_of(config, question)) for question in questions]
+    # A response to what the question or its context was before is none.
+    known = {(row["id"], row.get("prompt")): row for row in lines_of(path)}
+    wanted = [(one.id, name) for one, name in zip(questions, names, strict=True)]
+    lacking = [at for at, key in enumerate(wanted) if key not in known]
     base = jax.random.split(jax.random.key(config.seed), 2)
     keys = jax.vmap(
         lambda key: jax.vmap(jax.random.fold_in, (None, 0))(
@@ -172,12 +180,12 @@ def _written(
             errors = requests.unanswerable(lm, asked, config.max_new_tokens)
             none: dict[str, Any] = {**dict.fromkeys(WAYS, ""), "cut": []}
             fresh = [
-                {"id": questions[at].id, **none, "error": error}
+                {"id": questions[at].id, "prompt": names[at], **none, "error": error}
                 for at, error in errors.items()
             ]
             left = [at for at in part if at not in errors]
             rows: list[dict[str, Any]] = [
-                {"id": questions[at].id, "cut": []} for at in left
+                {"id": questions[at].id, "prompt": names[at], "cut": []} for at in left
             ]
             for way, write in ways.items() if left else ():
                 found = write([asked[at] for at in left], keys[:, np.array(left)])
@@ -186,9 +194,9 @@ def _written(
                     row["cut"] += [way] if one.stopped == "length" else []
             fresh += rows
             append(path, fresh)
-            known |= {row["id"]: row for row in fresh}
+            known |= {(row["id"], row["prompt"]): row for row in fresh}
             bar.update(len(part))
-    return known
+    return {one.id: known[key] for one, key in zip(questions, wanted, strict=True)}
 
 
 def _ways(

@@ -24,6 +24,7 @@ from jaxhal.generation import Sampling, generate, requests
 from jaxhal.judges import NEARNESS, EndpointJudge, Judge, OverlapRule, ReferenceRule
 from jaxhal.models.lm import LM
 from jaxhal.progress import progress_bar
+from jaxhal.store.keys import digest
 from jaxhal.types import Example
 
 # name -> questions with right answers.
@@ -145,7 +146,7 @@ def make(
     config = structured(Making, source, overrides)
     _check(config)
     folder = Path(config.out) / config.name
-    claim(folder, config)
+    claim(folder, config, _answers)
     questions = questions_of(config)
     lm, judge = model(config.model, config.dtype), _judge(config)
     with alone(folder):
@@ -155,7 +156,23 @@ def make(
     counts = collections.Counter(_kind(row) for row in rows)
     counts["kept"] = len(kept)
     write_rows(folder / "dataset.jsonl", kept)
+    _write_config(folder, config)  # its labels may be judged in another way than before
     return Made(folder, dict(counts))
+
+
+def _answers(config: Making) -> Making:
+    """What answers depend on; labels are judged anew each time."""
+    return dataclasses.replace(
+        config,
+        batch_size=1,
+        judge="",
+        contained=None,
+        refusals=False,
+        nearness="",
+        endpoint="",
+        endpoint_model="",
+        balance=True,
+    )
 
 
 def _check(config: Making) -> None:
@@ -202,8 +219,7 @@ def claim(
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "config.yaml"
     if not path.is_file():
-        with replacing(path) as file:
-            file.write(to_yaml(config))
+        _write_config(folder, config)
         return
     kept = dataclasses.replace(structured(type(config), path, []), out=config.out)
     kept, asked = counts(kept), counts(config)
@@ -214,6 +230,11 @@ def claim(
             f"{folder} holds what another configuration made, with another "
             f"{', '.join(other)}; give this one another 'name', or delete the folder"
         )
+
+
+def _write_config(folder: Path, config: Any) -> None:
+    with replacing(folder / "config.yaml") as file:
+        file.write(to_yaml(config))
 
 
 def check_questions(name: str) -> None:
@@ -284,19 +305,29 @@ def _answered(
 ) -> dict[str, dict[str, Any]]:
     """Answer and how it ended, by the question's id."""
     path = folder / "generated.jsonl"
-    known = {row["id"]: row for row in lines_of(path)}
+    prompts = [prompt_of(config, question) for question in questions]
+    names = [digest(prompt) for prompt in prompts]
+    # An answer to what the question or its context was before is none.
+    known = {(row["id"], row.get("prompt")): row for row in lines_of(path)}
+    about = {
+        "model": config.model,
+        "jaxhal": jaxhal.__version__,
+        "made": datetime.datetime.now(datetime.UTC).date().isoformat(),
+    }
     keys = jax.vmap(jax.random.fold_in, (None, 0))(
         jax.random.key(config.seed), np.arange(len(questions))
     )
-    lacking = [at for at, one in enumerate(questions) if one.id not in known]
+    asked = [(one.id, name) for one, name in zip(questions, names, strict=True)]
+    lacking = [at for at, key in enumerate(asked) if key not in known]
     with progress_bar(len(lacking), "answering", "answer", progress) as bar:
         for start in range(0, len(lacking), config.batch_size):
             part = lacking[start : start + config.batch_size]
-            prompts = {at: prompt_of(config, questions[at]) for at in part}
-            errors = requests.unanswerable(lm, prompts, config.max_new_tokens)
-            none = {"response": "", "stopped": "error", "logprob": 0.0, "tokens": 0}
+            some = {at: prompts[at] for at in part}
+            errors = requests.unanswerable(lm, some, config.max_new_tokens)
+            none = about | {"response": "", "stopped": "error"}
+            none |= {"logprob": 0.0, "tokens": 0}
             fresh = [
-                {"id": questions[at].id, **none, "error": error}
+                {"id": questions[at].id, "prompt": names[at], **none, "error": error}
                 for at, error in errors.items()
             ]
             part = [at for at in part if at not in errors]
@@ -316,6 +347,8 @@ def _answered(
             fresh += [
                 {
                     "id": questions[at].id,
+                    "prompt": names[at],
+                    **about,
                     "response": one.text.strip(),
                     "stopped": one.stopped,
                     "logprob": float(one.logprobs.sum()),
@@ -324,9 +357,9 @@ def _answered(
                 for at, (one,) in zip(part, found, strict=True)
             ]
             append(path, fresh)
-            known |= {row["id"]: row for row in fresh}
+            known |= {(row["id"], row["prompt"]): row for row in fresh}
             bar.update(len(fresh))
-    return known
+    return {one.id: known[key] for one, key in zip(questions, asked, strict=True)}
 
 
 def _judged(
@@ -341,16 +374,14 @@ def _judged(
     named = config.judge
     if config.endpoint:
         named += f": {config.endpoint_model} at {config.endpoint}"
-    about = {
-        "model": config.model,
-        "judge": named,
-        "jaxhal": jaxhal.__version__,
-        "made": datetime.datetime.now(datetime.UTC).date().isoformat(),
-    }
+    today = datetime.datetime.now(datetime.UTC).date().isoformat()
     rows = []
     with progress_bar(len(questions), "judging", "answer", progress) as bar:
         for question in questions:
-            row = _row(config, question, answers[question.id], judge)
+            answer = answers[question.id]
+            about = {name: answer.get(name) for name in ("model", "jaxhal", "made")}
+            about |= {"judge": named, "judged": today}
+            row = _row(config, question, answer, judge)
             rows.append(row | {"provenance": about})
             bar.update()
     write_rows(folder / "answers.jsonl", rows)

@@ -99,7 +99,7 @@ def start(
 
     pick = functools.partial(_pick, how, keys, jnp.asarray(0), seen)
     logits, cache, features, first = begin(
-        model, batch, new_tokens, how.named, pick, copies, clip
+        model, batch, new_tokens, how.named, pick, copies, clip, limit[::copies]
     )
     state = State(
         cache=cache,

@@ -15,7 +15,7 @@ from jaxhal.generation import decoding, stops
 from jaxhal.generation.decoding import Decoding, State
 from jaxhal.generation.sampling import Sampling
 from jaxhal.generation.steps import Clip, rowwise
-from jaxhal.models.batching import Encoded, Planned, collate, plan
+from jaxhal.models.batching import Encoded, Planned, collate, plan, rows_together
 from jaxhal.models.lm import LM
 from jaxhal.models.tokenizer import Tokenizer
 from jaxhal.progress import progress_bar
@@ -71,7 +71,7 @@ def generate(
     prompts: Sequence[str | Example],
     *,
     n: int = 1,
-    max_new_tokens: int | Sequence[int] = 256,
+    max_new_tokens: int | np.integer | Sequence[int] | np.ndarray = 256,
     sampling: Sampling = Sampling(),  # noqa: B008  (an immutable default)
     key: Key[Array, "*prompts"] | None = None,
     stop: Sequence[str] = (),
@@ -97,7 +97,8 @@ def generate(
       reducers: name -> row-wise reducer, to ride along.
       clip: bounds that the state of each token is kept in before logits are made of it,
         such as :func:`jaxhal.features.eigenscore.clip_thresholds` gives.
-      batch_size: rows decoded together; the ``n`` of one prompt always are.
+      batch_size: rows decoded together, if there are so many; the ``n`` of one prompt
+        always are.
       progress: show a progress bar; ``None`` shows it on a terminal.
 
     Returns:
@@ -122,7 +123,7 @@ def generate(
     how = decoding_of(lm, sampling, reducers)
     keys = prompt_keys(sampling, key, len(rows))
     stop = stops.checked(lm.require_tokenizer(), stop)
-    together = max(1, batch_size // n)
+    together = rows_together(len(rows), max(1, batch_size // n))
     found: dict[int, list[Generated]] = {}
     with progress_bar(len(rows) * n, "generating", "response", progress) as bar:
         for group in plan(rows, together):
@@ -250,9 +251,11 @@ def encoded(lm: LM, prompts: Sequence[str | Example]) -> list[Encoded]:
     return rows
 
 
-def _limits(max_new_tokens: int | Sequence[int], count: int) -> list[int]:
-    one = isinstance(max_new_tokens, int)
-    limits = [max_new_tokens] * count if one else list(max_new_tokens)
+def _limits(
+    max_new_tokens: int | np.integer | Sequence[int] | np.ndarray, count: int
+) -> list[int]:
+    given = np.asarray(max_new_tokens)
+    limits = [given.item()] * count if given.ndim == 0 else given.tolist()
     if len(limits) != count:
         raise ValueError(
             f"max_new_tokens holds {len(limits)} numbers for {count} prompts; give one "
@@ -297,7 +300,7 @@ def decoding_of(
 
 
 def prompt_keys(
-    sampling: Sampling, key: Key[Array, "*keys"] | None, prompts: int
+    sampling: Sampling, key: Array | None, prompts: int
 ) -> Key[Array, " prompts"]:
     """A key for each prompt."""
     if key is None and sampling.temperature > 0:
@@ -305,6 +308,11 @@ def prompt_keys(
             "sampling needs a key, such as jax.random.key(0); or pass sampling=GREEDY"
         )
     key = jax.random.key(0) if key is None else key
+    if not jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
+        raise ValueError(
+            f"key is an array of {key.dtype}, as jax.random.PRNGKey makes it; give "
+            "jax.random.key(seed), or jax.random.wrap_key_data(key)"
+        )
     if key.ndim == 0:
         return jax.vmap(functools.partial(jax.random.fold_in, key))(jnp.arange(prompts))
     if key.shape != (prompts,):

@@ -152,8 +152,12 @@ def begin(
     following: Following,
     copies: int = 1,
     clip: Clip | None = None,
+    limit: Int[Array, " batch"] | None = None,
 ) -> tuple[Array, Cache, dict[str, Any], Array]:
     """Reads prompts once each, for as many rows as there are copies.
+
+    Of the ``new_tokens`` that there is room for a prompt may go on by its ``limit``,
+    which ``dynamic`` rope has to know.
 
     Returns:
       As :func:`prefill`, for every row, and the token that follows each.
@@ -174,11 +178,12 @@ def begin(
         column=prompt - 1,
         aligned=False,
     )
-    x, geo = decoder.begin(model, tokens, valid, new_tokens)
+    reach = new_tokens if limit is None else limit
+    x, geo = decoder.begin(model, tokens, valid, reach)
     hidden, attended, state, (key, value) = decoder.run(
         model, x, geo, ops=STANDARD, tap=rows.tap(named, model), keep=True
     )
-    cache = cache_lib.start(batch, key, value, new_tokens)
+    cache = cache_lib.start(batch, key, value, new_tokens, reach)
     hidden = _clipped(hidden[:, -1:], clip)
     logits = decoder.unembed(model, hidden[:, 0], STANDARD)
     rows = dataclasses.replace(rows, first=0)

@@ -66,6 +66,18 @@ class Planned(NamedTuple):
     response_length: int
 
 
+def rows_together(count: int, most: int) -> int:
+    """Rows of each of as few batches as hold ``count``, so that few rows hold nothing.
+
+    A :func:`bucket`, so that not every count has a program of its own.
+
+    >>> [rows_together(count, 32) for count in (1, 5, 40, 1000)]
+    [1, 6, 24, 32]
+    """
+    batches = -(-count // most)
+    return min(most, bucket(-(-count // batches), 1))
+
+
 def plan(encoded: Sequence[Encoded], batch_size: int) -> list[Planned]:
     """Batches that share their ``(P, R)`` bucket, so that few programs are compiled.
 

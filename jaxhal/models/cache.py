@@ -62,8 +62,13 @@ def widen(mask: Array, capacity: int) -> Array:
     return jnp.pad(mask, pad)
 
 
-def start(batch: Batch, key: Array, value: Array, new_tokens: int) -> Cache:
-    """The cache after a prefill: prompt columns filled, ``new_tokens`` columns free."""
+def start(
+    batch: Batch, key: Array, value: Array, new_tokens: int, reach: int | Array
+) -> Cache:
+    """The cache after a prefill: prompt columns filled, ``new_tokens`` columns free.
+
+    A row will go on by ``reach`` of them at most.
+    """
     prompt = batch.prompt_length
     capacity = prompt + new_tokens
     valid = jnp.asarray(batch.valid)[:, :prompt]
@@ -83,7 +88,7 @@ def start(batch: Batch, key: Array, value: Array, new_tokens: int) -> Cache:
         document=mask("document"),
         question=mask("question"),
         length=length,
-        rope_length=length + new_tokens,
+        rope_length=length + reach,
         column=jnp.asarray(prompt, jnp.int32),
         prompt_length=prompt,
     )

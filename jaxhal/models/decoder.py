@@ -134,14 +134,14 @@ def begin(
     model: Decoder,
     tokens: Int[Array, "batch seq"],
     valid: Bool[Array, "batch seq"],
-    new_tokens: int = 0,
+    reach: int | Int[Array, " batch"] = 0,
 ) -> tuple[Float[Array, "batch seq width"], Geometry]:
     """Embeddings and geometry of a pass without a cache before it.
 
-    ``new_tokens`` is what decoding will add to the length ``dynamic`` rope assumes.
+    ``reach`` is what decoding will add to the length ``dynamic`` rope assumes.
     """
     position = positions(valid)
-    length = jnp.sum(valid, axis=1, dtype=jnp.int32) + new_tokens
+    length = jnp.sum(valid, axis=1, dtype=jnp.int32) + reach
     geo = geometry(model.config, position, position, valid, length)
     return embed(model, tokens, position), geo
 

@@ -21,12 +21,13 @@ import jax
 import numpy as np
 
 from jaxhal.encoding import embed, kept_encoder
-from jaxhal.endpoint import Endpoint
+from jaxhal.endpoint import Endpoint, content_of, is_cut
 from jaxhal.files import replacing
 from jaxhal.generation import GREEDY, Sampling, generate, requests
 from jaxhal.models.lm import LM
 from jaxhal.models.registry import cache_dir
 from jaxhal.store.keys import digest, fingerprint
+from jaxhal.texts import storable
 from jaxhal.watchdog.conversation import LENGTHS, Conversation, last_turn
 from jaxhal.watchdog.index import Index
 
@@ -40,12 +41,8 @@ Question: {query}
 """
 #: Characters of an answer; a longer one is no answer but a fault.
 LONGEST = 100_000
-# Bytes of what a server sends in reply to one request, its pieces together.
-_MOST_BYTES = 64 * 2**20
 # Of an error that is shown.
 _SHOWN = 200
-# Seconds that one answer may take, all attempts together.
-_PATIENCE = 600.0
 # Seconds that a model waits for more queries before it writes.
 _GATHER = 0.005
 
@@ -74,7 +71,7 @@ def failed(why: object) -> Reply:
       why: in words, or what was raised.
     """
     text = f"{type(why).__name__}: {why}" if isinstance(why, Exception) else str(why)
-    return Reply("", error=text[:_SHOWN])
+    return Reply("", error=storable(text[:_SHOWN]))
 
 
 def checked(text: Any, cut: bool = False) -> Reply:
@@ -90,9 +87,7 @@ def checked(text: Any, cut: bool = False) -> Reply:
         return failed("the answer is empty")
     if len(text) > LONGEST:
         return failed(f"the answer has {len(text)} characters, over {LONGEST}")
-    # What no file can hold is no text.
-    clean = text.encode("utf-8", "replace").decode()
-    return Reply(clean.strip(), cut=cut)
+    return Reply(storable(text).strip(), cut=cut)
 
 
 @runtime_checkable
@@ -136,7 +131,7 @@ async def streamed(agent: Agent, query: str, temperature: float = 1.0) -> Pieces
     yield reply
 
 
-class _Gate:
+class Gate:
     """Lets so many through at a time, over all calls in one event loop."""
 
     def __init__(self, most: int):
@@ -305,7 +300,7 @@ class CallableAgent:
     ):
         if concurrency < 1:
             raise ValueError(f"concurrency is {concurrency}; give at least 1")
-        self.function, self._gate = function, _Gate(concurrency)
+        self.function, self._gate = function, Gate(concurrency)
         # Those that all of asyncio shares are few, and others wait for them.
         self._threads = concurrent.futures.ThreadPoolExecutor(concurrency)
         self._name = name or getattr(function, "__name__", type(function).__name__)
@@ -384,11 +379,11 @@ class EndpointAgent:
                 raise ValueError(f"{name} is {value}; give at least {least}")
         if per_second is not None and not 0 < per_second < math.inf:
             raise ValueError(f"per_second is {per_second}; give a rate above 0")
-        self.endpoint, self.retries, self._gate = endpoint, retries, _Gate(concurrency)
+        self.endpoint, self.retries, self._gate = endpoint, retries, Gate(concurrency)
         # Streams wait for who listens, who may wait for answers to other queries.
-        self._streams = _Gate(concurrency)
+        self._streams = Gate(concurrency)
         self.per_second, self.max_tokens, self.system = per_second, max_tokens, system
-        self._longest = max(_PATIENCE, 10 * endpoint.timeout)
+        self._longest = endpoint.patience
         if per_second is not None:  # waiting for one's turn is nobody's fault
             self._longest += 2 * concurrency * (retries + 1) / per_second
         self._free = 0.0  # when the next request may begin
@@ -416,7 +411,7 @@ class EndpointAgent:
                         asked = self._asked(query, temperature)
                         async with asyncio.timeout(self._longest):
                             answer = await client.chat.completions.create(**asked)
-                        return checked(*_content(answer))
+                        return checked(*content_of(answer))
                     except TimeoutError:
                         return self._late()
                     # A reply nested too deep for a parser is malformed as well.
@@ -449,8 +444,7 @@ class EndpointAgent:
                     if size > LONGEST:
                         raise ValueError(f"the answer has over {LONGEST} characters")
                     if text or cut:
-                        clean = text.encode("utf-8", "replace").decode()
-                        yield Reply(clean, cut=cut)
+                        yield Reply(storable(text), cut=cut)
                 if not size:
                     raise ValueError("the answer is empty")
             except TimeoutError:
@@ -471,15 +465,11 @@ class EndpointAgent:
 
     async def _bounded(self, response: Any) -> None:
         """Has a response end in an error before it fills the memory."""
-        read = response.aiter_bytes
+        read, gauge = response.aiter_bytes, self.endpoint.gauge()
 
         async def bounded(chunk_size: int | None = None) -> AsyncGenerator[bytes, None]:
-            size = 0
             async for piece in read(chunk_size):
-                size += len(piece)
-                if size > _MOST_BYTES:
-                    fault = self.endpoint.client_library().OpenAIError
-                    raise fault(f"the server sent over {_MOST_BYTES} bytes")
+                gauge(piece)
                 yield piece
 
         response.aiter_bytes = bounded
@@ -523,24 +513,12 @@ class EndpointAgent:
         await asyncio.sleep(begin - now)
 
 
-def _content(answer: Any) -> tuple[Any, bool]:
-    """The text of a completion, cut or not; ValueError where it is something else."""
-    with contextlib.suppress(AttributeError, IndexError, TypeError):
-        (choice, *_) = answer.choices
-        return choice.message.content, _is_cut(choice)
-    raise ValueError("the server sent no chat completion")
-
-
 def _delta(piece: Any) -> tuple[str, bool]:
     """The text of a piece, cut or not; ValueError where it is something else."""
     with contextlib.suppress(AttributeError, TypeError):
         text = "".join(choice.delta.content or "" for choice in piece.choices)
-        return text, any(map(_is_cut, piece.choices))
+        return text, any(map(is_cut, piece.choices))
     raise ValueError("the server sent no piece of a chat completion")
-
-
-def _is_cut(choice: Any) -> bool:
-    return getattr(choice, "finish_reason", None) == "length"
 
 
 async def together(*work: Coroutine[Any, Any, Any]) -> list[Any]:

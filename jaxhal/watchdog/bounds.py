@@ -50,6 +50,11 @@ class Point:
                 raise ValueError(
                     f"{name} of a point is {getattr(self, name)!r}; give some text"
                 )
+        if not is_name(self.id):
+            raise ValueError(
+                f"id of a point is {self.id[:80]!r}; give at most 256 bytes without "
+                "quotes and backslashes, such as a hash"
+            )
         if not np.isfinite(self.entropy):
             raise ValueError(
                 f"entropy of point {self.id!r} is {self.entropy}; give a finite number"
@@ -242,6 +247,11 @@ def paired(
     if len({one.id for one in points}) < len(points):
         raise ValueError(f"two of the {len(points)} points share a name")
     return vectors
+
+
+def is_name(id: str) -> bool:
+    """Whether a point may go by it in every store."""
+    return 0 < len(id.encode("utf-8", "replace")) <= 256 and not set(id) & set("'\"\\")
 
 
 def _packed(vector: np.ndarray) -> str:

@@ -11,7 +11,8 @@ from jaxhal.datasets import Question
 from jaxhal.encoding import embed, kept_encoder
 from jaxhal.endpoint import Endpoint, Unanswered, Useless, json_object
 from jaxhal.judges import Judge, OverlapRule
-from jaxhal.watchdog.agents import Reply
+from jaxhal.texts import storable
+from jaxhal.watchdog.agents import Gate, Reply, failed
 from jaxhal.watchdog.index import Index
 
 #: From this confidence on a verdict counts; below it a person decides.
@@ -147,6 +148,9 @@ class EndpointEvaluator:
       sure: from which confidence on its verdict counts.
       concurrency: answers that are judged at a time.
 
+    Raises:
+      ValueError: when ``concurrency`` is below 1.
+
     References:
       Liu et al., 2025, section 4.2, with GPT-4; its prompt is not published.
     """
@@ -154,6 +158,12 @@ class EndpointEvaluator:
     endpoint: Endpoint
     sure: float = SURE
     concurrency: int = 8
+    _gate: Gate = dataclasses.field(init=False, repr=False, compare=False)
+
+    def __post_init__(self):
+        if self.concurrency < 1:
+            raise ValueError(f"concurrency is {self.concurrency}; give at least 1")
+        object.__setattr__(self, "_gate", Gate(self.concurrency))
 
     @property
     def name(self) -> str:
@@ -167,10 +177,9 @@ class EndpointEvaluator:
         Raises:
           RuntimeError: when the endpoint takes no question at all.
         """
-        gate = asyncio.Semaphore(self.concurrency)
 
         async def one(query: str, reply: Reply) -> Judgement:
-            async with gate:
+            async with self._gate():
                 return await asyncio.to_thread(self._judge, query, reply)
 
         pairs = zip(queries, replies, strict=True)
@@ -197,7 +206,7 @@ def _read(reply: str) -> tuple[bool, float, str]:
             "confidence": int() | float() as sure,
             "why": str() as why,
         } if 0 <= sure <= 100 and not isinstance(sure, bool):
-            return verdict, sure / 100, why
+            return verdict, sure / 100, storable(why)
     raise ValueError(
         "it does not hold 'hallucinated', true or false, 'confidence', a number from "
         "0 to 100, and 'why', a text"
@@ -210,7 +219,7 @@ class CallableEvaluator:
 
     Args:
       function: returns 1 for hallucinated, 0 for not, ``None`` where a person has to
-        decide, or a :class:`Judgement`.
+        decide, or a :class:`Judgement`.  What it raises is why there is none.
       name: of the evaluator.
     """
 
@@ -226,9 +235,15 @@ class CallableEvaluator:
           ValueError: when the function returns something else.
         """
         return [
-            _judgement(await asyncio.to_thread(self.function, query, reply.text))
+            _judgement(await asyncio.to_thread(self._call, query, reply.text))
             for query, reply in zip(queries, replies, strict=True)
         ]
+
+    def _call(self, query: str, text: str) -> Any:
+        try:
+            return self.function(query, text)
+        except Exception as error:  # whatever another's code raises
+            return Judgement(None, failed(error).error or "", 0.0, failed=True)
 
 
 def _judgement(found: Any) -> Judgement:
@@ -236,7 +251,7 @@ def _judgement(found: Any) -> Judgement:
         return found
     if found is None:
         return Judgement(None, "the evaluator cannot tell", 0.0)
-    if isinstance(found, bool | int | np.integer) and int(found) in (0, 1):
+    if isinstance(found, bool | int | np.integer | np.bool_) and int(found) in (0, 1):
         return Judgement(int(found), "the evaluator says so")
     raise ValueError(
         f"the evaluator returned {found!r}; let it return 0, 1, None or a Judgement"

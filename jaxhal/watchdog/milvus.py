@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxhal.watchdog.bounds import Hit, Point, paired
+from jaxhal.watchdog.bounds import Hit, Point, is_name, paired
 from jaxhal.watchdog.index import checked
 
 # What Milvus takes of one JSON field, and of one request.
@@ -99,7 +99,8 @@ class MilvusStore:
         return int(found["count(*)"])
 
     def __contains__(self, id: object) -> bool:
-        return bool(self._asked("get", ids=[id], output_fields=["id"]))
+        known = isinstance(id, str) and is_name(id)
+        return known and bool(self._asked("get", ids=[id], output_fields=["id"]))
 
     def add(self, points: Sequence[Point], vectors: Any) -> None:
         """See :class:`~jaxhal.watchdog.BoundaryStore`.
@@ -131,7 +132,8 @@ class MilvusStore:
         Raises:
           RuntimeError: when Milvus does not do it.
         """
-        found = self._asked("get", ids=[*ids], output_fields=["id"]) if ids else []
+        ids = [*filter(is_name, ids)]
+        found = self._asked("get", ids=ids, output_fields=["id"]) if ids else []
         known = {row["id"] for row in found}
         if known:
             self._asked("delete", ids=sorted(known))

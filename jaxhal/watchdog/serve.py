@@ -402,7 +402,7 @@ class Service:
         from starlette.responses import JSONResponse
 
         more = {"WWW-Authenticate": "Bearer"} if error.status == 401 else {}
-        self._requests.labels(request.url.path, str(error.status)).inc()
+        self._requests.labels(request.scope["path"], str(error.status)).inc()
         return JSONResponse(_error(str(error), error.kind), error.status, headers=more)
 
     async def _unknown(self, request: "Request", error: Any) -> "Response":
@@ -416,7 +416,7 @@ class Service:
         from starlette.responses import JSONResponse
 
         logging.getLogger(__name__).error("a request failed", exc_info=error)
-        self._requests.labels(request.url.path, "500").inc()
+        self._requests.labels(request.scope["path"], "500").inc()
         return JSONResponse(_error("the watchdog failed", "internal_error"), 500)
 
 

@@ -95,13 +95,13 @@ def asked(body: Any) -> Asked:
         ) from error
     known = (*_TAKEN, *_HEARD)
     others = [k for k, v in body.items() if k not in known and v is not None]
-    for name in others:
-        _check_letters("the name of a setting", name)
-    ignored = [name[:_NAME] for name in others[:_NAMES]]
     # Of a message only who says what is passed on.
     more = {key for one in messages for key, value in one.items() if value is not None}
-    ignored += [f"messages.{key}" for key in sorted(more - {"role", "content"})]
-    return Asked(Conversation(turns, wishes), stream, temperature, tuple(ignored))
+    others += [f"messages.{key}" for key in sorted(more - {"role", "content"})]
+    for name in others:
+        _check_letters("the name of a setting", name)
+    ignored = tuple(name[:_NAME] for name in others[:_NAMES])
+    return Asked(Conversation(turns, wishes), stream, temperature, ignored)
 
 
 def check_text(name: str, text: str, most: int = _QUERY) -> None:
