@@ -34,7 +34,7 @@ def world(monkeypatch):
     lm = tiny_lm()
     monkeypatch.setitem(making.QUESTIONS, "numbers", lambda: QUESTIONS)
     monkeypatch.setattr(guiding, "model", lambda name, dtype: lm)
-    monkeypatch.setattr(guiding, "_detector", lambda config: UNSURE)
+    monkeypatch.setattr(guiding, "_detector", lambda config, lm: UNSURE)
     monkeypatch.setattr(guiding, "guide", counting)
     return calls
 
@@ -155,7 +155,7 @@ def test_a_prompt_without_room_is_left_out(world, monkeypatch, tmp_path):
     assert "1 questions were left out" in (found.folder / "results.md").read_text()
 
 
-def test_a_run_goes_on(world, tmp_path):
+def test_a_run_goes_on(world, monkeypatch, tmp_path):
     first = compare(config(tmp_path), progress=False)
     assert len(world) == 5
     path = first.folder / "responses.jsonl"
@@ -166,8 +166,12 @@ def test_a_run_goes_on(world, tmp_path):
         len(world) == 7 and path.read_text("utf-8").splitlines(keepends=True) == lines
     )
     assert again.rows == first.rows
-    longer = compare(config(tmp_path, prompt="Now: {question}"), progress=False)
-    assert len(world) == 7 + 5 and longer.rows
+    # A response to what the question was before is none; how many at a time is no matter.
+    other = dataclasses.replace(QUESTIONS[1], text="What of 11?")
+    changed = [QUESTIONS[0], other, *QUESTIONS[2:]]
+    monkeypatch.setitem(making.QUESTIONS, "numbers", lambda: changed)
+    compare(config(tmp_path, batch_size=3), progress=False)
+    assert len(world) == 8 and "What of 11?" in str(world[-1].prompt)
 
 
 @pytest.mark.parametrize(

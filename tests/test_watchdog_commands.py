@@ -386,7 +386,7 @@ def test_evaluate(written, tmp_path, lm, monkeypatch):
     def rule(question, text):
         return real(question, text)._replace(label=next(right) % 2)
 
-    monkeypatch.setattr(evaluating, "OverlapRule", lambda: rule)
+    monkeypatch.setattr(evaluating, "OverlapRule", lambda contained: rule)
     none = run("watchdog", "evaluate", written)
     assert none.exit_code == 2 and "holds no exploration" in none.output
     for more in ([], ["name=other", "plan.how=random"], ["name=third", "seed=1"]):

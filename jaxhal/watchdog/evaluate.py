@@ -146,8 +146,9 @@ def evaluate(
             raise FileNotFoundError(
                 f"{one.folder} holds no exploration that came to its end; explore first"
             )
-        _check_held_out(config, one)
     dog = watchdog_of(config, progress)
+    for one in (config, *beside):
+        _check_held_out(config, one)
     # Baselines and ablations ask the same of the same answers.
     dog.entailment = Remembered(dog.entailment)
     with alone(config.folder):
