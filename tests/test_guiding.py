@@ -166,7 +166,7 @@ def test_a_run_goes_on(world, monkeypatch, tmp_path):
         len(world) == 7 and path.read_text("utf-8").splitlines(keepends=True) == lines
     )
     assert again.rows == first.rows
-    # A response to what the question was before is none; how many at a time is no matter.
+    # A response to what the question was before is none; batches are no matter.
     other = dataclasses.replace(QUESTIONS[1], text="What of 11?")
     changed = [QUESTIONS[0], other, *QUESTIONS[2:]]
     monkeypatch.setitem(making.QUESTIONS, "numbers", lambda: changed)
