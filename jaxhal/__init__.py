@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from jaxhal.models.lm import LM as LM
     from jaxhal.models.lm import load as load
     from jaxhal.report import Report as Report
+    from jaxhal.streaming import stream_scores as stream_scores
     from jaxhal.types import Batch as Batch
     from jaxhal.types import Example as Example
     from jaxhal.types import Label as Label
@@ -64,6 +65,7 @@ _HOMES = {
     "score": "detection",
     "step": "generation",
     "stream": "generation",
+    "stream_scores": "streaming",
 }
 _MODULES = (
     "datasets",

@@ -136,7 +136,7 @@ def _check(
             "greedy sampling draws the same candidate each time; give a temperature "
             f"above 0, or generate(..., sampling={GREEDY!r}) without a guide"
         )
-    if not detector.reads or detector.views or detector.text or detector.measures:
+    if not detector.reads_rows:
         raise ValueError(
             f"detector {detector.name!r} reads more than the rows of new tokens, or "
             "nothing of the model; guide with one like lookback_lens"
@@ -182,12 +182,6 @@ def written(
     return [Guided(*pair) for pair in zip(responses, chunks, strict=True)]
 
 
-def _with_text(tokens: Array, real: Array, stop_ids: tuple[int, ...]) -> Array:
-    """Tokens but for an end, which is judged where there is nothing else."""
-    words = real & ~jnp.isin(tokens, jnp.asarray(stop_ids, jnp.int32))
-    return jnp.where(words.any(1, keepdims=True), words, real)
-
-
 @jax.jit(static_argnames=("how", "chunk"))
 def _of_chunk(how: Decoding, state: State, start: Any, chunk: int) -> dict[str, Any]:
     """Features of the newest chunk, as those of a response of its own."""
@@ -197,7 +191,7 @@ def _of_chunk(how: Decoding, state: State, start: Any, chunk: int) -> dict[str, 
         return jax.lax.dynamic_slice_in_dim(jnp.pad(leaf, pad), start, chunk, axis)
 
     real = cut(state.real, 1)
-    text = _with_text(cut(state.tokens, 1), real, how.stop_ids)
+    text = decoding.with_text(cut(state.tokens, 1), real, how.stop_ids)
     features = {"valid": real, "text": text, "marked": jnp.zeros_like(real)}
     for name, reducer in how.named:
         axis = QUERY[reducer.reads]

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import jaxhal
-from jaxhal import detectors, guided
+from jaxhal import detectors
 from jaxhal.fitting import Fitted, untrained
-from jaxhal.generation import GREEDY, Sampling
+from jaxhal.generation import GREEDY, Sampling, decoding
 from jaxhal.guided import guide
 from tiny_lm import tiny_lm
 
@@ -80,7 +80,7 @@ def test_an_end_is_no_text():
     """It is judged only where there is nothing else."""
     tokens = jnp.array([[5, 2, 0], [2, 0, 0], [5, 6, 7]])
     real = jnp.array([[1, 1, 0], [1, 0, 0], [1, 1, 1]], bool)
-    found = guided._with_text(tokens, real, (1, 2))
+    found = decoding.with_text(tokens, real, (1, 2))
     assert found.tolist() == [[True, False, False], [True, False, False], [True] * 3]
 
 

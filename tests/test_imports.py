@@ -43,6 +43,7 @@ RANK = {
     "shipped": 9,
     "detection": 10,
     "guided": 11,
+    "streaming": 11,
     "experiments": 12,
     "watchdog": 13,
     "bench": 14,

@@ -122,6 +122,11 @@ class Detector(NamedTuple):
     control: bool = False
     members: tuple["Detector", ...] = ()
 
+    @property
+    def reads_rows(self) -> bool:
+        """Whether it reads features of the answer itself, and nothing else."""
+        return bool(self.reads) and not (self.views or self.text or self.measures)
+
     def score(self, params: Any, features: Features) -> Float[Array, " batch"]:
         """Scores of the answers that were read."""
         return self.decide(params, self.inputs(features))

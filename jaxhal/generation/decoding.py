@@ -7,8 +7,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
-from jaxtyping import Array
+from jaxtyping import Array, Bool, Int
 
 from jaxhal.generation.sampling import Sampling, choose
 from jaxhal.generation.steps import Clip, advance, begin
@@ -176,6 +177,16 @@ def column(state: State, at: Array, how: Decoding) -> tuple[Array, Array, Any]:
         for name, reducer in how.named
     }
     return cut(state.tokens, 1)[:, 0], cut(state.logprob, 1)[:, 0], features
+
+
+def with_text(
+    tokens: Int[Array | np.ndarray, "rows column"],
+    real: Bool[Array | np.ndarray, "rows column"],
+    stop_ids: tuple[int, ...],
+) -> Bool[Array, "rows column"]:
+    """Tokens but for an end, which is judged where there is nothing else."""
+    words = real & ~jnp.isin(tokens, jnp.asarray(stop_ids, jnp.int32))
+    return jnp.where(words.any(1, keepdims=True), words, real)
 
 
 def check_sampled(reducers: Mapping[str, Reducer]) -> None:
