@@ -340,6 +340,17 @@ def resolve(backend: Any, lm: LM | None = None) -> Entailment:
     )
 
 
+def named(backend: Any) -> str:
+    """What decides, in words; a reader's name is known only once it reads.
+
+    Raises:
+      ValueError, TypeError: as :func:`resolve`.
+    """
+    if backend == "reader":
+        return "the reader asked yes or no"
+    return resolve(backend).name
+
+
 def answering(backend: Entailment, question: str | None, text: str) -> str:
     """A text as an answer to a question, as a backend should see it.
 

@@ -157,6 +157,7 @@ def empty(
         label=example.label,
         labels=example.labels,
         error=error,
+        by={one.name: one.by for one in detectors if one.by},
     )
 
 

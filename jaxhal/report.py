@@ -85,6 +85,8 @@ class Report:
       probabilities: detector -> calibrated probability of a hallucination, for those
         that were fitted to labelled answers.
       flagged: the detectors whose score reaches their threshold.
+      by: detector -> what else than the model decided, such as the entailment between
+        two texts by the likeness of their embeddings, where that can be chosen.
       relevance: what each of ``tokens`` rests on, ``None`` when it was not asked for.
 
     >>> report = Report("a", "tiny", "It is red.", {"toha": 0.25}, [], [], {}, "toha")
@@ -111,10 +113,13 @@ class Report:
     error: str | None = None
     probabilities: dict[str, float] = field(default_factory=dict)
     flagged: list[str] = field(default_factory=list)
+    by: dict[str, str] = field(default_factory=dict)
     relevance: Sources | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """The output row: plain Python numbers, ready for JSON.
+
+        ``"by"`` is there only where it says something.
 
         Raises:
           ValueError: on a score or confidence that is not finite.
@@ -129,6 +134,7 @@ class Report:
                 name: _finite(value, f"{self.id}: probability of {name}")
                 for name, value in self.probabilities.items()
             },
+            **({"by": dict(self.by)} if self.by else {}),
             "flagged": list(self.flagged),
             "spans": [
                 {
@@ -329,6 +335,7 @@ def _answer(report: Report) -> dict[str, Any]:
         "scores": row["scores"],
         "probabilities": row["probabilities"],
         "flagged": row["flagged"],
+        "by": report.by,
         "heads": {
             name: _rounded(heads, f"{report.id}: {name}")
             for name, heads in report.heads.items()

@@ -63,6 +63,9 @@ def test_to_dict_is_the_output_row():
     assert failed == row | {"scores": {}, "spans": [], "error": "too long"}
     sure = report(probabilities={"toha": 0.4}, flagged=["toha"]).to_dict()
     assert sure == row | {"probabilities": {"toha": 0.4}, "flagged": ["toha"]}
+    assert report(by={"toha": "a friend"}).to_dict() == row | {
+        "by": {"toha": "a friend"}
+    }
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])

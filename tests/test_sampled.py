@@ -226,6 +226,16 @@ def test_likelihoods(lm, drawn):
     )
 
 
+def test_what_decided_is_in_the_result(lm, tmp_path):
+    one = detectors.semantic_entropy("discrete", FirstLetter(), draw=HOW)
+    (found,) = jaxhal.score(lm, answers(1), [one, detectors.token_entropy()])
+    assert found.by == {"semantic_entropy": "first letters"}
+    assert found.to_dict()["by"] == found.by
+    assert detectors.selfcheck_nli().by == "similarity of embeddings (all-minilm-l6-v2)"
+    assert detectors.selfcheck_prompt().by == "the reader asked yes or no"
+    assert "(all-minilm-l6-v2)" in detectors.selfcheck_bertscore().by
+
+
 def test_settings_however_they_are_given():
     one = detectors.semantic_entropy("nature", "similarity", {"n": 3})
     same = detectors.semantic_entropy(draw={"n": 3}, entailment="similarity")

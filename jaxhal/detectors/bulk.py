@@ -202,6 +202,11 @@ class Measure:
     of_sentences: ClassVar[bool] = False
 
     @property
+    def by(self) -> str:
+        """What else than the reader decides, in words, where that can be chosen."""
+        return ""
+
+    @property
     def feature(self) -> str:
         """Its name among the features."""
         return repr(self)

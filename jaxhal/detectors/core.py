@@ -123,6 +123,11 @@ class Detector(NamedTuple):
     members: tuple["Detector", ...] = ()
 
     @property
+    def by(self) -> str:
+        """What else than the reader decides, in words, where that can be chosen."""
+        return ", ".join(filter(None, (one.by for one in self.measures)))
+
+    @property
     def reads_rows(self) -> bool:
         """Whether it reads features of the answer itself, and nothing else."""
         return bool(self.reads) and not (self.views or self.text or self.measures)

@@ -79,6 +79,10 @@ class Meanings(Measure):
     asked: bool
     published: bool
 
+    @property
+    def by(self) -> str:
+        return entailment.named(self.entailment)
+
     def __call__(self, bulk: Bulk) -> np.ndarray:
         backend = entailment.resolve(self.entailment, bulk.lm)
         said = [
@@ -156,6 +160,10 @@ class SentenceSupport(OfSentences):
     entailment: str | Entailment
     draw: Draw | None
     order: Literal["published", "ordinary"]
+
+    @property
+    def by(self) -> str:
+        return entailment.named(self.entailment)
 
     def __call__(self, bulk: Bulk) -> dict[str, np.ndarray]:
         backend = (
@@ -253,6 +261,10 @@ class Unmatched(OfSentences):
     layer: int | None
     baseline: float
     draw: Draw
+
+    @property
+    def by(self) -> str:
+        return f"embeddings of tokens ({self.encoder})"
 
     def __call__(self, bulk: Bulk) -> dict[str, np.ndarray]:
         said = [sentences_of(example.response) for example in bulk.examples]

@@ -24,7 +24,7 @@ from jaxhal.detectors.measures import (
     Unmatched,
 )
 from jaxhal.endpoint import endpoint_of
-from jaxhal.entailment import Entailment, YesNo, resolve
+from jaxhal.entailment import Entailment, YesNo, named
 from jaxhal.features import consistency, semantic
 from jaxhal.features import eigenscore as spread
 from jaxhal.features.hidden import HiddenStates
@@ -46,13 +46,6 @@ _PUBLISHED = {
     ),
     "lm_polygraph": Draw(n=10, max_new_tokens=256),
 }
-
-
-def _named(entailment: str | Entailment) -> str:
-    """What decides, in words; a reader's name is known only once it reads."""
-    if entailment == "reader":
-        return "the reader asked yes or no"
-    return resolve(entailment).name
 
 
 @cached
@@ -102,7 +95,7 @@ def semantic_entropy(
 
     return _detector(
         name,
-        f"entropy over meanings of {how}; {_named(entailment)}",
+        f"entropy over meanings of {how}; {named(entailment)}",
         "nats, 0 to log n" if preset != "iclr" else "nats, shifted",
         "Farquhar et al., Nature 2024; Kuhn et al., ICLR 2023",
         inputs,
@@ -218,7 +211,7 @@ def selfcheck_nli(
     """
     drawn = draw_of(draw, _PUBLISHED["selfcheck"])
     support = SentenceSupport(entailment, drawn, "published")
-    summary = f"contradiction by {drawn}; {_named(entailment)}"
+    summary = f"contradiction by {drawn}; {named(entailment)}"
     return _over_sentences(name, summary, "0 to 1", _SELFCHECK, support, how)
 
 
@@ -339,7 +332,7 @@ def nli_context(
       Baseline of Chuang et al., Lookback Lens, 2024.
     """
     support = SentenceSupport(entailment, None, "ordinary")
-    summary = f"sentences that the source does not support; {_named(entailment)}"
+    summary = f"sentences that the source does not support; {named(entailment)}"
     reference = "baseline of Chuang et al., Lookback Lens, EMNLP 2024"
     return _over_sentences(name, summary, "0 to 1", reference, support, how)
 
