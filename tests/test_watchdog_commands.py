@@ -445,6 +445,11 @@ def test_evaluate(written, tmp_path, lm, monkeypatch):
     ]
     assert same["flagged"] == guard["flagged"]
     assert same["AUROC"] == rows["tiny"]["AUROC"]
+    *_, last = known["ablations"]["queries explored"]
+    assert (last["value"], last["points"]) == (6, len(dog.store))
+    assert {k: last[k] for k in ("AUROC", "accuracy", "flagged")} == {
+        k: same[k] for k in ("AUROC", "accuracy", "flagged")
+    }
     text = (folder / "evaluation.md").read_text("utf-8")
     assert "Held out: 10 questions, 5 answered wrongly (50%)" in text
     assert "| *query_length* (control) |" in text and "| tiny |" in text

@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import functools
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -49,6 +50,8 @@ _BASELINES = ("predictive_probability", "icl_prompt", *_SAMPLED)
 _INFERRING = ("selfcheck_nli", "semantic_entropy_discrete")
 _EPSILONS = (0.6, 0.65, 0.7, 0.75, 0.8, 0.85, 0.9)
 _GAMMAS = (0.35, 0.4, 0.45, 0.5, 0.55, 0.6, 0.65)
+# Of the queries explored, after which the bound is looked at.
+_PARTS = (0.125, 0.25, 0.5, 0.75, 1.0)
 
 
 class Evaluated(NamedTuple):
@@ -372,24 +375,35 @@ def _ablations(
 ) -> dict[str, list[dict[str, Any]]]:
     """The watchdog over epsilon and, by beginnings of the exploration, over gamma."""
     asked = lines_of(config.folder / "queries.jsonl")
+
+    @functools.cache
+    def after(count: int) -> dict[str, Any]:
+        store = _beginning(dog.encoder, asked[:count])
+        found = _fit(_with(dog, store), queries, labels)
+        return {"points": len(store), **found}
+
     epsilon = []
     for value in _EPSILONS:
         other = _with(dog, dog.store, similarity=value)
         epsilon.append({"value": value, **_fit(other, queries, labels)})
-    gamma = []
-    least = plan_of(config).starts
+    least, gamma = plan_of(config).starts, []
     for value in _GAMMAS:
         count = _reached(asked, value, least)
         if count is not None:
-            store = _beginning(dog.encoder, asked[:count])
-            found = _fit(_with(dog, store), queries, labels)
-            asked_by = {"queries": count, "points": len(store)}
-            gamma.append({"value": value, **asked_by, **found})
-    tables = {"similarity (epsilon)": epsilon, "share of hallucinations (gamma)": gamma}
+            gamma.append({"value": value, "queries": count, **after(count)})
+    # Where one share is reached as soon as another, how far it came says more.
+    hits = [at for at, row in enumerate(asked, 1) if row["label"] == 1]
+    counts = {max(hits[0], round(part * len(asked))) for part in _PARTS if hits}
+    queried = [{"value": count, **after(count)} for count in sorted(counts)]
+    tables = {
+        "similarity (epsilon)": epsilon,
+        "share of hallucinations (gamma)": gamma,
+        "queries explored": queried,
+    }
     return {name: rows for name, rows in tables.items() if rows}
 
 
-def _fit(dog: Watchdog, queries: Sequence[str], labels: np.ndarray) -> dict[str, float]:
+def _fit(dog: Watchdog, queries: Sequence[str], labels: np.ndarray) -> dict[str, Any]:
     found = asyncio.run(dog.checks(queries))
     flags = np.array([one.flagged for one in found], float)
     scores = [one.score for one in found]
