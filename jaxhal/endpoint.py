@@ -2,11 +2,13 @@
 
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import json
 import math
 import os
 import re
+import ssl
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -165,14 +167,15 @@ class Endpoint:
 
     def _ask(self, asked: str) -> str:
         openai = self.client_library()
-        hooks = {"response": [self._bounded]}
         try:
             # A client of its own each time leaves no connection open behind it.
             with openai.OpenAI(
                 base_url=self.url,
                 api_key=self.key(),
                 timeout=self.timeout,
-                http_client=openai.DefaultHttpxClient(event_hooks=hooks),
+                http_client=openai.DefaultHttpxClient(
+                    event_hooks={"response": [self._bounded]}, verify=trusted()
+                ),
             ) as client:
                 answer = client.chat.completions.create(
                     model=self.model, messages=self._messages(asked), temperature=0
@@ -271,6 +274,14 @@ class Endpoint:
                 "the address of another server"
             )
         return key or _NO_KEY
+
+
+@functools.cache
+def trusted() -> ssl.SSLContext:
+    """Who is trusted as a server: what clients use by default, read from disk once."""
+    import httpx  # comes with openai
+
+    return httpx.create_ssl_context()
 
 
 def content_of(answer: Any) -> tuple[Any, bool]:

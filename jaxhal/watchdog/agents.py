@@ -21,7 +21,7 @@ import jax
 import numpy as np
 
 from jaxhal.encoding import embed, kept_encoder
-from jaxhal.endpoint import Endpoint, content_of, is_cut
+from jaxhal.endpoint import Endpoint, content_of, is_cut, trusted
 from jaxhal.files import replacing
 from jaxhal.generation import GREEDY, Sampling, generate, requests
 from jaxhal.models.lm import LM
@@ -460,7 +460,9 @@ class EndpointAgent:
             api_key=self.endpoint.key(),
             timeout=self.endpoint.timeout,
             max_retries=self.retries,
-            http_client=openai.DefaultAsyncHttpxClient(event_hooks=hooks),
+            http_client=openai.DefaultAsyncHttpxClient(
+                event_hooks=hooks, verify=trusted()
+            ),
         )
 
     async def _bounded(self, response: Any) -> None:
