@@ -21,7 +21,7 @@ from jaxhal.texts import storable
 
 #: Bytes of what a server sends in reply to one request, its pieces together.
 MOST_BYTES = 64 * 2**20
-#: Seconds that one answer may take at least, all attempts together.
+#: Seconds that a response may take at least, however little comes at a time.
 PATIENCE = 600.0
 # What a server that wants no key is given, since the client insists on one.
 _NO_KEY = "none"
@@ -234,7 +234,7 @@ class Endpoint:
 
     @property
     def patience(self) -> float:
-        """Seconds that an answer may take, even if something comes in all the time."""
+        """Seconds that a response may take, even if something comes all the time."""
         return max(PATIENCE, 10 * self.timeout)
 
     def client_library(self) -> Any:
@@ -279,9 +279,9 @@ class Endpoint:
 @functools.cache
 def trusted() -> ssl.SSLContext:
     """Who is trusted as a server: what clients use by default, read from disk once."""
-    import httpx  # comes with openai
+    import httpx2  # what openai's clients are made of
 
-    return httpx.create_ssl_context()
+    return httpx2.create_ssl_context()
 
 
 def content_of(answer: Any) -> tuple[Any, bool]:

@@ -185,8 +185,9 @@ class OverlapRule:
     See :func:`jaxhal.texts.overlap`.
 
     Args:
-      contained: unless a reference stands in it by whole words.  A sentence that holds
-        a reference of two words has little overlap with it; the paper has no such case.
+      contained: unless a reference stands in it by whole words, and it does not
+        decline (:func:`~jaxhal.texts.declines`).  A sentence that holds a reference of
+        two words has little overlap with it; the paper has no such case.
 
     Raises on a call:
       ValueError: without a reference answer.
@@ -207,7 +208,8 @@ class OverlapRule:
         known = references(question)
         share = overlap(answer, known)
         why = f"overlap with the nearest reference is {share:.2f}"
-        if self.contained and any(contains(answer, one, words=True) for one in known):
+        holds = any(contains(answer, each, words=True) for each in known)
+        if self.contained and holds and not declines(answer):
             return Verdict(0, "a reference stands in the answer", ())
         return Verdict(1, why, None) if share < _ENOUGH else Verdict(0, why, ())
 

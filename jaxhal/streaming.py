@@ -44,8 +44,9 @@ def stream_scores(
 ) -> Iterator[Scored]:
     """A response token by token, judged as it grows.
 
-    The last scores are those of the whole response, as :func:`jaxhal.score` gives them
-    where its text makes the same tokens again.
+    The last scores are those of all tokens that came, a stop string's among them.  They
+    are what :func:`jaxhal.score` gives the finished text if that makes the same tokens
+    again; not if it was cut off, where an end is judged too, or a stop string ended it.
 
     Args:
       lm: the model.

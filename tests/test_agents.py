@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import ssl
+import sys
 import threading
 import time
 
@@ -587,6 +589,14 @@ def test_so_many_judgements_at_a_time(tmp_path, monkeypatch):
         assert len(asyncio.run(several())) == 6 and most[0] <= 2
     with pytest.raises(ValueError, match="concurrency is 0; give at least 1"):
         EndpointEvaluator(Endpoint("http://x/v1", "m"), concurrency=0)
+
+
+def test_clients_need_nothing_that_openai_does_not_bring(monkeypatch):
+    """AgentScope, which the tests install, brings more."""
+    monkeypatch.setitem(sys.modules, "httpx", None)
+    endpoints.trusted.cache_clear()
+    context = endpoints.trusted()
+    assert context is endpoints.trusted() and context.verify_mode == ssl.CERT_REQUIRED
 
 
 def test_a_function_that_raises_has_judged_nothing():

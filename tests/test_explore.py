@@ -23,6 +23,7 @@ from test_encoding import write
 from jaxhal.files import alone, lines_of
 from jaxhal.watchdog import (
     CallableAgent,
+    CallableEvaluator,
     ExactStore,
     Generator,
     Judgement,
@@ -266,6 +267,10 @@ def test_an_agent_that_always_fails(encoder, tmp_path):
         RuntimeError, match="none of the last 4 .*ConnectionError: refus"
     ):
         explorer(tmp_path, encoder, say).run(progress=False)
+    # However many queries it begins with.
+    plan = dataclasses.replace(PLAN, starts=25, budget=40)
+    with pytest.raises(RuntimeError, match="none of the last"):
+        explorer(tmp_path / "b", encoder, say, plan=plan).run(progress=False)
 
 
 def test_a_writer_that_always_fails(encoder, tmp_path):
@@ -471,13 +476,16 @@ def test_only_the_ways_of_a_plan_are_taken(encoder, tmp_path):
         ({"name": "other"}, "agent is 'agent', and not 'other'"),
         ({"plan": dataclasses.replace(PLAN, samples=2)}, "samples is 3, and not 2"),
         ({"plan": dataclasses.replace(PLAN, temperature=0.5)}, "temperature is 1.0"),
+        ({"plan": dataclasses.replace(PLAN, how="random")}, "how is 'reinforced', and"),
+        ({"judge": "another"}, "evaluator is 'a function', and not 'another'"),
     ],
 )
 def test_what_another_agent_said_is_not_taken(encoder, tmp_path, change, message):
     plan = dataclasses.replace(PLAN, budget=4)
     explorer(tmp_path, encoder, plan=plan).run(progress=False)
-    name = change.pop("name", "agent")
+    name, judge = change.pop("name", "agent"), change.pop("judge", "a function")
     other = explorer(tmp_path, encoder, **{"plan": plan} | change)
+    other.evaluator = CallableEvaluator(other.evaluator.function, judge)
     other.agent = CallableAgent(other.agent.function, name)
     with pytest.raises(ValueError, match=f"{message}.*; give another folder"):
         other.run(progress=False)
@@ -559,14 +567,15 @@ def test_an_evaluator_that_says_nonsense(encoder, tmp_path):
 
 
 def test_no_seeds(encoder, tmp_path):
-    from jaxhal.watchdog import CallableAgent, CallableEvaluator, Explorer
+    from jaxhal.watchdog import Explorer
 
-    with pytest.raises(ValueError, match="there are no seeds"):
-        Explorer(
-            CallableAgent(answer),
-            CallableEvaluator(evaluate),
-            Generator(CallableAgent(change), "things"),
-            [],
-            ExactStore(WIDTH),
-            tmp_path,
-        )
+    for seeds in ([], ["???", " "]):
+        with pytest.raises(ValueError, match="there are no seeds"):
+            Explorer(
+                CallableAgent(answer),
+                CallableEvaluator(evaluate),
+                Generator(CallableAgent(change), "things"),
+                seeds,
+                ExactStore(WIDTH),
+                tmp_path,
+            )

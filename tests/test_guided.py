@@ -148,6 +148,7 @@ def test_a_winner_that_ends_ends_the_response(lm, monkeypatch):
     [
         (dict(candidates=1), "candidates is 1; give at least 2"),
         (dict(chunk=0), "chunk is 0; give at least 1"),
+        (dict(batch_size=0), "batch_size is 0; give at least 1"),
         (dict(max_new_tokens=0), "max_new_tokens is 0; give at least 1"),
         (dict(sampling=GREEDY), "greedy sampling draws the same candidate"),
         (dict(max_new_tokens=600), "over the model's context"),

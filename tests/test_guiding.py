@@ -14,6 +14,7 @@ from jaxhal.datasets import Question
 from jaxhal.experiments import guiding, making
 from jaxhal.experiments.guiding import WAYS, compare
 from jaxhal.plotting.guided import guided_pairs
+from jaxhal.saving import save
 from tiny_lm import tiny_lm
 
 QUESTIONS = [
@@ -37,6 +38,18 @@ def world(monkeypatch):
     monkeypatch.setattr(guiding, "_detector", lambda config, lm: UNSURE)
     monkeypatch.setattr(guiding, "guide", counting)
     return calls
+
+
+def test_who_guides(tmp_path):
+    def named(detector):
+        lm = dataclasses.replace(tiny_lm(), name="smollm2-135m")
+        return guiding._detector(guiding.Guiding("a", "xsum", detector=detector), lm)
+
+    assert named("lookback_probe").detector.name == "lookback_probe"
+    save(tmp_path / "kept", named("lookback_probe"), "lookback_probe")
+    assert named(str(tmp_path / "kept")).detector.name == "lookback_probe"
+    with pytest.raises(ValueError, match="'hidden_probe' must be fitted"):
+        named("hidden_probe")
 
 
 def config(tmp_path, **changes):

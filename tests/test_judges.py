@@ -154,6 +154,12 @@ def test_overlap_rule(answer, label):
     Example(answer, context="C", label=found.label, labels=found.spans)
 
 
+def test_who_declines_is_not_right_for_naming_a_reference():
+    rule = OverlapRule(contained=True)
+    assert rule(SEVERAL, "It is Rotterdam, as they say in the passage.").label == 0
+    assert rule(SEVERAL, "The passage does not mention Rotterdam.").label == 1
+
+
 # An endpoint --------------------------------------------------------------------------
 
 

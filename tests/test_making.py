@@ -15,6 +15,7 @@ from jaxhal.endpoint import Endpoint
 from jaxhal.experiments import making
 from jaxhal.experiments.making import Making, make
 from jaxhal.generation import Generated
+from jaxhal.judges import Verdict
 from tiny_lm import tiny_lm
 
 QUESTIONS = [
@@ -150,7 +151,12 @@ def test_lines_that_are_no_questions(tmp_path, line, message):
 
 def test_the_overlap_rule(world, tmp_path):
     made = make(config(tmp_path, judge="overlap"), progress=False)
-    assert "unsure" not in made.counts
+    assert "unsure" not in made.counts and made.counts["grounded"] == 3
+    made = make(config(tmp_path, judge="overlap", contained=0), progress=False)
+    assert made.counts["grounded"] == 6
+    for more in ({"contained": 1}, {"refusals": True}, {"nearness": "unigram_f1"}):
+        with pytest.raises(ValueError, match="judge is 'overlap', .*'contained: 0' al"):
+            make(config(tmp_path, judge="overlap", **more), progress=False)
 
 
 def test_a_run_that_was_killed_goes_on(world, tmp_path, monkeypatch):
@@ -199,6 +205,17 @@ def test_labels_are_judged_anew_without_asking(world, tmp_path):
     changes = {"balance": False, "contained": 0, "batch_size": 3}
     made = make(config(tmp_path, **changes), progress=False)
     assert made.counts["kept"] == 8 and len(world) == asked
+    assert "contained: 0" in (made.folder / "config.yaml").read_text()
+
+
+def test_labels_of_one_kind_leave_no_earlier_data_set(world, tmp_path, monkeypatch):
+    made = make(config(tmp_path), progress=False)
+    alike = Verdict(1, "so", None)
+    monkeypatch.setattr(making, "_judge", lambda config: lambda *asked: alike)
+    with pytest.raises(ValueError, match="0 grounded of 12; a data set needs both"):
+        make(config(tmp_path, contained=0), progress=False)
+    assert not (made.folder / "dataset.jsonl").exists()
+    assert {row["label"] for row in lines(made.folder / "answers.jsonl")} == {1, None}
     assert "contained: 0" in (made.folder / "config.yaml").read_text()
 
 

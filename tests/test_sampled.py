@@ -234,6 +234,8 @@ def test_what_decided_is_in_the_result(lm, tmp_path):
     assert detectors.selfcheck_nli().by == "similarity of embeddings (all-minilm-l6-v2)"
     assert detectors.selfcheck_prompt().by == "the reader asked yes or no"
     assert "(all-minilm-l6-v2)" in detectors.selfcheck_bertscore().by
+    there = detectors.detection_prompt(endpoint="http://h/v1", model="m")
+    assert there.by == "m at http://h/v1" and not detectors.detection_prompt().by
 
 
 def test_settings_however_they_are_given():

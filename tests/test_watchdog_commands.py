@@ -395,12 +395,16 @@ def test_evaluate(written, tmp_path, lm, monkeypatch):
     for name, why in (("third", "seed of 'third' is 1"), ("x", "explore 'x' first")):
         wrong = run("watchdog", "evaluate", written, "--beside", name)
         assert wrong.exit_code == 2 and why in " ".join(wrong.output.split())
-    # Questions that were explored from are none to judge by.
-    other = [*questions()[15:], *questions()[:15]]
-    with monkeypatch.context() as patched:
-        patched.setitem(making.QUESTIONS, "medquad", lambda **options: other)
-        leaked = run("watchdog", "evaluate", written)
-    assert leaked.exit_code == 2 and "questions have changed" in leaked.output
+    # Nor are questions in another order, or with another answer, the same.
+    first, *rest = questions()
+    another = dataclasses.replace(first, answer="Something else.")
+    for changed in ([*rest, first], [another, *rest]):
+        with monkeypatch.context() as patched:
+            patched.setitem(making.QUESTIONS, "medquad", lambda c=changed, **options: c)
+            for command in ("explore", "evaluate"):
+                found = run("watchdog", command, written)
+                assert found.exit_code == 2, found.output
+                assert "has other questions, answers or contexts" in found.output
     moved = run("watchdog", "evaluate", written, "seed=1")
     assert moved.exit_code == 2 and "what another configuration made" in moved.output
     found = run("watchdog", "evaluate", written, "--beside", "other")

@@ -161,6 +161,11 @@ class ListedShare(Measure):
     endpoint: Endpoint
     ask: str = LIST
 
+    @property
+    def by(self) -> str:
+        """Who lists."""
+        return f"{self.endpoint.model} at {self.endpoint.url}"
+
     def __call__(self, bulk: Bulk) -> Float[np.ndarray, " examples"]:
         shares = bulk.judged(lambda some: [self._share(e) for e in some], bulk.examples)
         return np.array([share or 0.0 for share in shares], np.float32)

@@ -151,12 +151,14 @@ def make(
     lm, judge = model(config.model, config.dtype), _judge(config)
     with alone(folder):
         answers = _answered(lm, config, questions, folder, progress)
+        # Labels may be judged in another way than before, and no data set come of them.
+        (folder / "dataset.jsonl").unlink(missing_ok=True)
         rows = _judged(config, questions, answers, judge, folder, progress)
-    kept = _kept(config, rows)
+        _write_config(folder, config)
+        kept = _kept(config, rows)
+        write_rows(folder / "dataset.jsonl", kept)
     counts = collections.Counter(_kind(row) for row in rows)
     counts["kept"] = len(kept)
-    write_rows(folder / "dataset.jsonl", kept)
-    _write_config(folder, config)  # its labels may be judged in another way than before
     return Made(folder, dict(counts))
 
 
@@ -191,6 +193,14 @@ def _check(config: Making) -> None:
         raise ValueError(f"prompt is {config.prompt!r}; it must hold {{question}}")
     if config.contained not in (None, 0, 1):
         raise ValueError(f"contained is {config.contained}; use 0, 1 or leave it out")
+    if config.judge == "overlap" and (
+        config.contained == 1 or config.refusals or config.nearness != "rouge_l"
+    ):
+        raise ValueError(
+            f"judge is 'overlap', contained {config.contained}, refusals "
+            f"{config.refusals} and nearness {config.nearness!r}; that judge takes "
+            "'contained: 0' alone of these"
+        )
     if (config.judge == "endpoint") != bool(config.endpoint and config.endpoint_model):
         raise ValueError(
             f"judge is {config.judge!r}, endpoint {config.endpoint!r} and "
@@ -282,7 +292,7 @@ def questions_of(config: Writing) -> list[Question]:
 
 def _judge(config: Making) -> Judge:
     if config.judge == "overlap":
-        return OverlapRule()
+        return OverlapRule(contained=config.contained == 0)
     confirm = None
     if config.judge == "endpoint":
         confirm = EndpointJudge(Endpoint(config.endpoint, config.endpoint_model))

@@ -71,9 +71,14 @@ def rows_together(count: int, most: int) -> int:
 
     A :func:`bucket`, so that not every count has a program of its own.
 
+    Raises:
+      ValueError: when ``most`` is below 1.
+
     >>> [rows_together(count, 32) for count in (1, 5, 40, 1000)]
     [1, 6, 24, 32]
     """
+    if most < 1:
+        raise ValueError(f"batch_size is {most}; give at least 1")
     batches = -(-count // most)
     return min(most, bucket(-(-count // batches), 1))
 

@@ -1,6 +1,7 @@
 """A watchdog as data: whose agent, in what domain, judged and guarded how."""
 
 import dataclasses
+import json
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,6 +21,7 @@ from jaxhal.endpoint import endpoint_of
 from jaxhal.experiments.config import DTYPES, structured
 from jaxhal.experiments.making import check_questions, claim, load_questions
 from jaxhal.experiments.running import model
+from jaxhal.files import replacing
 from jaxhal.judges import OverlapRule, references
 from jaxhal.store.keys import digest
 from jaxhal.texts import sentences_of
@@ -234,6 +236,27 @@ def questions_of(config: Watch) -> tuple[list[Question], list[Question]]:
     return parts[0][: config.explored], parts[1][: config.held_out]
 
 
+def check_unchanged(config: Watch) -> None:
+    """Makes sure that the domain's questions are those that an exploration had.
+
+    It was judged by their answers, and agents may answer from their contexts.
+
+    Raises:
+      ValueError: when they are others.
+    """
+    questions = load_questions(config.questions, config.options)
+    text = json.dumps([dataclasses.astuple(one) for one in questions])
+    path, name = config.folder / "questions.sha256", digest(text)
+    if not path.is_file():
+        with replacing(path) as file:
+            file.write(name)
+    elif path.read_text("utf-8") != name:
+        raise ValueError(
+            f"{config.questions} has other questions, answers or contexts than when "
+            f"{config.folder} was explored; explore under another 'name'"
+        )
+
+
 def related(questions: Sequence[Question]) -> Int[np.ndarray, " questions"]:
     """A number for each, the same for those that share words, answers or a source."""
     keys: dict[tuple, int] = {}
@@ -354,8 +377,8 @@ def explorer_of(config: Watch, progress: bool | None = None) -> Explorer:
     """Everything that explores, in a folder that is this configuration's.
 
     Raises:
-      ValueError: on settings that make no sense, or a folder that holds another
-        exploration.
+      ValueError: on settings that make no sense, a folder that holds another
+        exploration, or questions that have changed since.
       OSError: when the folder cannot be written.
     """
     if (config.folder / "config.yaml").is_file():
@@ -367,6 +390,7 @@ def explorer_of(config: Watch, progress: bool | None = None) -> Explorer:
         config.writer or dataclasses.replace(config.agent, passages=0, prompt=""),
     )
     claim(config.folder, config, _explored)  # not before a model was found
+    check_unchanged(config)
     return Explorer(
         agent,
         evaluator_of(config, known),

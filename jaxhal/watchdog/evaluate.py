@@ -32,6 +32,7 @@ from jaxhal.watchdog.agents import Agent, Reply
 from jaxhal.watchdog.bounds import BoundaryStore, ExactStore, Point
 from jaxhal.watchdog.config import (
     Watch,
+    check_unchanged,
     guard_of,
     plan_of,
     questions_of,
@@ -42,7 +43,6 @@ from jaxhal.watchdog.config import (
 )
 from jaxhal.watchdog.guarding import Check, Watchdog
 from jaxhal.watchdog.journal import Journal, answered, enough
-from jaxhal.watchdog.queries import plain
 
 # Baselines by their catalogue names; those that sample look at the agent's own answers.
 _SAMPLED = ("selfcheck_nli", "selfcheck_ngram", "semantic_entropy_discrete")
@@ -135,8 +135,9 @@ def evaluate(
 
     Raises:
       FileNotFoundError: when one of them was not explored to its end.
-      ValueError: when a bound is empty, held-out questions were explored from, the
-        answers are all hallucinated or all not, or none of them can be judged.
+      ValueError: when a bound is empty, the questions have changed since it was
+        explored, the answers are all hallucinated or all not, or none of them can be
+        judged.
       RuntimeError: when the agent takes no query at all, or another process evaluates
         in the folder.
 
@@ -151,27 +152,13 @@ def evaluate(
             )
     dog = watchdog_of(config, progress)
     for one in (config, *beside):
-        _check_held_out(config, one)
+        check_unchanged(one)
     # Baselines and ablations ask the same of the same answers.
     dog.entailment = Remembered(dog.entailment)
     with alone(config.folder):
         dog.agent = Recorded(dog.agent, Journal(config.folder / "evaluation.jsonl"))
         known = _known(config, dog)
         return _evaluated(config, beside, dog, known, progress)
-
-
-def _check_held_out(config: Watch, one: Watch) -> None:
-    """Questions may have changed since an exploration, and parted otherwise."""
-    _, held_out = questions_of(config)
-    rows = lines_of(one.folder / "queries.jsonl")
-    seeds = {plain(row["query"]) for row in rows if row["way"] == "seed"}
-    leaked = [question.text for question in held_out if plain(question.text) in seeds]
-    if leaked:
-        raise ValueError(
-            f"{len(leaked)} of {len(held_out)} held-out questions, {leaked[0]!r} among "
-            f"them, were explored from in {one.folder}: the questions have changed "
-            "since; explore under another 'name'"
-        )
 
 
 def _evaluated(

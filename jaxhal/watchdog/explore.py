@@ -215,9 +215,11 @@ class Explorer:
         encoder: str = "all-minilm-l6-v2",
         entailment: Entailment | None = None,
     ):
-        known = {plain(query): query for query in seeds}
+        known = {name: query for query in seeds if (name := plain(query))}
         if not known:
-            raise ValueError("there are no seeds; give queries of the domain")
+            raise ValueError(
+                "there are no seeds with a word in them; give queries of the domain"
+            )
         self.agent, self.evaluator, self.generator = agent, evaluator, generator
         self.store, self.plan, self.encoder = store, plan, encoder
         self.entailment = entailment or Similarity()
@@ -247,7 +249,8 @@ class Explorer:
 
         Raises:
           ValueError: on a journal or a list of reviews that is none; on a journal of
-            another agent or writer, or of other samples or temperatures.
+            another agent, writer, evaluator, entailment or choice of ways, or of other
+          samples or temperatures.
           RuntimeError: when an agent takes no query at all, or answers none of the
             first ones; when another process explores in the folder.
           OSError: when the folder cannot be written.
@@ -263,11 +266,14 @@ class Explorer:
             return await self._explore(progress)
 
     async def _check_journal(self) -> None:
-        """Answers of another agent, or drawn otherwise, are not this exploration's."""
+        """What others said, or was drawn otherwise, is not this exploration's."""
         plan = self.plan
         about = {
             "agent": self.agent.name,
             "writer": self.generator.agent.name,
+            "evaluator": self.evaluator.name,
+            "entailment": self.entailment.name,
+            "how": plan.how,
             "samples": plan.samples,
             "temperature": plan.temperature,
             "answer_temperature": plan.answer_temperature,
@@ -278,10 +284,10 @@ class Explorer:
 
         known = await self.journal.once("about", make)
         for name, value in about.items():
-            if known[name] != value:
+            if known.get(name) != value:
                 raise ValueError(
                     f"{self.folder} holds an exploration whose {name} is "
-                    f"{known[name]!r}, and not {value!r}; give another folder"
+                    f"{known.get(name)!r}, and not {value!r}; give another folder"
                 )
 
     async def _explore(self, progress: bool | None) -> Explored:
@@ -560,8 +566,8 @@ class Explorer:
         """Why it is over, empty while it is not."""
         plan, found = self.plan, self.counts()
         last = [*self._nodes.values()][-max(_OUTAGE, 2 * plan.width) :]
-        known = len(last) >= min(plan.starts, plan.budget) or not self._queue
-        if known and not any(one.answer for one in last):
+        begun = len(self._nodes) >= min(plan.starts, plan.budget) or not self._queue
+        if begun and not any(one.answer for one in last):
             raise RuntimeError(
                 f"{self.agent.name} answered none of the last {len(last)} queries, or "
                 f"{self.evaluator.name} judged none; the first failed so: "
