@@ -81,8 +81,9 @@ class Making(Writing):
     Attributes:
       stop: texts that end an answer.
       judge: ``reference`` (:class:`jaxhal.judges.ReferenceRule`), ``overlap``
-        (:class:`jaxhal.judges.OverlapRule`), or ``endpoint``: the first, which has a
-        language model confirm what may be hallucinated.
+        (:class:`jaxhal.judges.OverlapRule`, which of the next three takes
+        ``contained: 0`` alone), or ``endpoint``: the first, which has a language model
+        confirm what may be hallucinated.
       contained: label of an answer that holds a reference and says more; left out by
         default, as in the paper.
       refusals: answers that decline are grounded where a reference declines too, and
