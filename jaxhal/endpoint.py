@@ -101,6 +101,11 @@ class Endpoint:
         if not 0 < self.timeout < math.inf:
             raise ValueError(f"timeout is {self.timeout}; give seconds, more than 0")
 
+    @property
+    def name(self) -> str:
+        """Who answers, in words."""
+        return f"{self.model} at {self.url}"
+
     def ask(self, question: str, accept: Callable[[str], object] = str) -> str:
         """The reply at temperature 0; asked once, then found in the cache.
 

@@ -225,7 +225,7 @@ class Asked:
 
     @property
     def name(self) -> str:
-        return f"{self.endpoint.model} at {self.endpoint.url}"
+        return self.endpoint.name
 
     def __call__(self, pairs: Sequence[Pair], /) -> Float[np.ndarray, "pairs 3"]:
         found = []
@@ -260,7 +260,7 @@ class YesNo:
 
     @property
     def name(self) -> str:
-        return f"{self.endpoint.model} at {self.endpoint.url} asked yes or no"
+        return f"{self.endpoint.name} asked yes or no"
 
     def __call__(self, pairs: Sequence[Pair], /) -> Float[np.ndarray, "pairs 3"]:
         replies = [self.endpoint.ask(_filled(self.ask, pair)) for pair in pairs]

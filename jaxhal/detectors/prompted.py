@@ -164,7 +164,7 @@ class ListedShare(Measure):
     @property
     def by(self) -> str:
         """Who lists."""
-        return f"{self.endpoint.model} at {self.endpoint.url}"
+        return self.endpoint.name
 
     def __call__(self, bulk: Bulk) -> Float[np.ndarray, " examples"]:
         shares = bulk.judged(lambda some: [self._share(e) for e in some], bulk.examples)

@@ -246,7 +246,7 @@ def check_unchanged(config: Watch) -> None:
     """
     questions = load_questions(config.questions, config.options)
     text = json.dumps([dataclasses.astuple(one) for one in questions])
-    path, name = config.folder / "questions.sha256", digest(text)
+    path, name = config.folder / "questions.digest", digest(text)
     if not path.is_file():
         with replacing(path) as file:
             file.write(name)

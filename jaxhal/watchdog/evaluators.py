@@ -167,7 +167,7 @@ class EndpointEvaluator:
 
     @property
     def name(self) -> str:
-        return f"{self.endpoint.model} at {self.endpoint.url}"
+        return self.endpoint.name
 
     async def judge(
         self, queries: Sequence[str], replies: Sequence[Reply]

@@ -250,7 +250,7 @@ class Explorer:
         Raises:
           ValueError: on a journal or a list of reviews that is none; on a journal of
             another agent, writer, evaluator, entailment or choice of ways, or of other
-          samples or temperatures.
+            samples or temperatures.
           RuntimeError: when an agent takes no query at all, or answers none of the
             first ones; when another process explores in the folder.
           OSError: when the folder cannot be written.
