@@ -477,13 +477,13 @@ def test_only_the_ways_of_a_plan_are_taken(encoder, tmp_path):
         ({"plan": dataclasses.replace(PLAN, samples=2)}, "samples is 3, and not 2"),
         ({"plan": dataclasses.replace(PLAN, temperature=0.5)}, "temperature is 1.0"),
         ({"plan": dataclasses.replace(PLAN, how="random")}, "how is 'reinforced', and"),
-        ({"judge": "another"}, "evaluator is 'a function', and not 'another'"),
+        ({"judge": "another"}, "evaluator is 'evaluate', and not 'another'"),
     ],
 )
 def test_what_another_agent_said_is_not_taken(encoder, tmp_path, change, message):
     plan = dataclasses.replace(PLAN, budget=4)
     explorer(tmp_path, encoder, plan=plan).run(progress=False)
-    name, judge = change.pop("name", "agent"), change.pop("judge", "a function")
+    name, judge = change.pop("name", "agent"), change.pop("judge", "")
     other = explorer(tmp_path, encoder, **{"plan": plan} | change)
     other.evaluator = CallableEvaluator(other.evaluator.function, judge)
     other.agent = CallableAgent(other.agent.function, name)

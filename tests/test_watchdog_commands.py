@@ -405,6 +405,14 @@ def test_evaluate(written, tmp_path, lm, monkeypatch):
                 found = run("watchdog", command, written)
                 assert found.exit_code == 2, found.output
                 assert "has other questions, answers or contexts" in found.output
+    digest = tmp_path / "tiny" / "questions.digest"
+    kept = digest.read_text("utf-8")
+    digest.unlink()
+    unknown = run("watchdog", "evaluate", written)
+    assert unknown.exit_code == 2 and "explore it again" in unknown.output
+    assert not digest.exists()
+    assert run("watchdog", "explore", written).exit_code == 0
+    assert digest.read_text("utf-8") == kept
     moved = run("watchdog", "evaluate", written, "seed=1")
     assert moved.exit_code == 2 and "what another configuration made" in moved.output
     found = run("watchdog", "evaluate", written, "--beside", "other")

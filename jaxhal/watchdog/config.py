@@ -47,6 +47,8 @@ from jaxhal.watchdog.queries import Generator, plain
 
 # Of a plan, what a later run of the same exploration may change.
 _OPEN = ("gamma", "least", "budget", "width")
+# Of an exploration's folder: says what questions it had.
+_DIGEST = "questions.digest"
 
 
 @dataclasses.dataclass
@@ -242,19 +244,25 @@ def check_unchanged(config: Watch) -> None:
     It was judged by their answers, and agents may answer from their contexts.
 
     Raises:
+      FileNotFoundError: when it did not keep which those were.
       ValueError: when they are others.
     """
-    questions = load_questions(config.questions, config.options)
-    text = json.dumps([dataclasses.astuple(one) for one in questions])
-    path, name = config.folder / "questions.digest", digest(text)
+    path = config.folder / _DIGEST
     if not path.is_file():
-        with replacing(path) as file:
-            file.write(name)
-    elif path.read_text("utf-8") != name:
+        raise FileNotFoundError(
+            f"{path} is not there, which says what questions {config.folder} was "
+            "explored with; explore it again, which asks nothing twice"
+        )
+    if path.read_text("utf-8") != _digest(config):
         raise ValueError(
             f"{config.questions} has other questions, answers or contexts than when "
             f"{config.folder} was explored; explore under another 'name'"
         )
+
+
+def _digest(config: Watch) -> str:
+    questions = load_questions(config.questions, config.options)
+    return digest(json.dumps([dataclasses.astuple(one) for one in questions]))
 
 
 def related(questions: Sequence[Question]) -> Int[np.ndarray, " questions"]:
@@ -390,7 +398,11 @@ def explorer_of(config: Watch, progress: bool | None = None) -> Explorer:
         config.writer or dataclasses.replace(config.agent, passages=0, prompt=""),
     )
     claim(config.folder, config, _explored)  # not before a model was found
-    check_unchanged(config)
+    if (config.folder / _DIGEST).is_file():
+        check_unchanged(config)
+    else:
+        with replacing(config.folder / _DIGEST) as file:
+            file.write(_digest(config))
     return Explorer(
         agent,
         evaluator_of(config, known),

@@ -134,7 +134,8 @@ def evaluate(
       progress: show progress bars; ``None`` shows them on a terminal.
 
     Raises:
-      FileNotFoundError: when one of them was not explored to its end.
+      FileNotFoundError: when one of them was not explored to its end, or does not say
+        with what questions.
       ValueError: when a bound is empty, the questions have changed since it was
         explored, the answers are all hallucinated or all not, or none of them can be
         judged.

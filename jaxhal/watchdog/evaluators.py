@@ -220,11 +220,15 @@ class CallableEvaluator:
     Args:
       function: returns 1 for hallucinated, 0 for not, ``None`` where a person has to
         decide, or a :class:`Judgement`.  What it raises is why there is none.
-      name: of the evaluator.
+      name: of the evaluator; that of the function where left out.
     """
 
     function: Callable[[str, str], Any]
-    name: str = "a function"
+    name: str = ""
+
+    def __post_init__(self):
+        own = getattr(self.function, "__name__", type(self.function).__name__)
+        object.__setattr__(self, "name", self.name or own)
 
     async def judge(
         self, queries: Sequence[str], replies: Sequence[Reply]
