@@ -50,6 +50,7 @@ _BASELINES = ("predictive_probability", "icl_prompt", *_SAMPLED)
 _INFERRING = ("selfcheck_nli", "semantic_entropy_discrete")
 _EPSILONS = (0.6, 0.65, 0.7, 0.75, 0.8, 0.85, 0.9)
 _GAMMAS = (0.35, 0.4, 0.45, 0.5, 0.55, 0.6, 0.65)
+_GAMMA = "share of hallucinations (gamma)"
 # Of the queries explored, after which the bound is looked at.
 _PARTS = (0.125, 0.25, 0.5, 0.75, 1.0)
 
@@ -385,7 +386,7 @@ def _ablations(
     queried = [{"value": count, **after(count)} for count in sorted(counts)]
     tables = {
         "similarity (epsilon)": epsilon,
-        "share of hallucinations (gamma)": gamma,
+        _GAMMA: gamma,
         "queries explored": queried,
     }
     return {name: rows for name, rows in tables.items() if rows}
@@ -490,16 +491,8 @@ def _write(
         results.interval_markdown(tables["guards"]),
         "",
     ]
-    for setting, table in changes.items():
-        text = results.interval_markdown(table)
-        lines += [f"## Over {setting}", "", text, ""]
-    lines += [
-        f"Of the shares {', '.join(map(str, _GAMMAS))} those in the table were "
-        f"reached, each after at least {plan_of(config).starts} queries; those reached "
-        "after as many queries have one bound.",
-        "",
-        *results.methods_markdown(methods),
-    ]
+    lines += _over(changes, plan_of(config).starts)
+    lines += results.methods_markdown(methods)
     trend = {
         one.name: [
             np.nan if row["entropy"] is None else row["entropy"]
@@ -527,6 +520,21 @@ def _write(
     }
     with replacing(folder / "evaluation.json") as file:
         json.dump(whole, file, indent=1)
+
+
+def _over(changes: Mapping[str, Sequence[Mapping[str, Any]]], least: int) -> list[str]:
+    """Tables of the ablations, what there is to say below each."""
+    lines = []
+    for setting, table in changes.items():
+        lines += [f"## Over {setting}", "", results.interval_markdown(table), ""]
+        if setting == _GAMMA:
+            lines += [
+                f"Of the shares {', '.join(map(str, _GAMMAS))} those in the table were "
+                f"reached, each after at least {least} queries; those reached after as "
+                "many queries have one bound.",
+                "",
+            ]
+    return lines
 
 
 def _source(config: Watch) -> str:
