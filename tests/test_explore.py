@@ -428,20 +428,20 @@ def test_a_journal_that_is_none(encoder, tmp_path):
 
 
 def test_a_judge_that_is_out_is_asked_again(encoder, tmp_path):
-    def out(query, text):
-        return Judgement(None, "the judge is down", 0.0, failed=True)
-
-    asked = []
+    down, asked = [True], []
 
     def judge(query, text):
+        if any(down):
+            return Judgement(None, "the judge is down", 0.0, failed=True)
         asked.append(query)
         return evaluate(query, text)
 
     with pytest.raises(RuntimeError, match="judged none; .* the judge is down"):
-        explorer(tmp_path, encoder, judge=out).run(progress=False)
+        explorer(tmp_path, encoder, judge=judge).run(progress=False)
     kinds = [row["key"].split()[0] for row in lines_of(tmp_path / "journal.jsonl")]
     assert "answer" in kinds and "verdict" not in kinds
     assert not (tmp_path / "review.jsonl").exists()
+    down.clear()
     found = explorer(tmp_path, encoder, judge=judge).run(progress=False)
     assert found.counts["failed"] == 0 and len(set(asked)) == len(found.nodes)
 
@@ -556,13 +556,13 @@ def test_plain():
 
 def test_an_evaluator_that_says_nonsense(encoder, tmp_path):
     with pytest.raises(ValueError, match="the evaluator returned 'bad'"):
-        explorer(tmp_path, encoder, judge=lambda q, a: "bad").run(progress=False)
+        explorer(tmp_path / "a", encoder, judge=lambda q, a: "bad").run(progress=False)
 
     def sure(query, text):
         return Judgement(int("wrong" in text), "by hand", 0.9)
 
     plan = dataclasses.replace(PLAN, budget=4)
-    found = explorer(tmp_path, encoder, plan=plan, judge=sure).run(progress=False)
+    found = explorer(tmp_path / "b", encoder, plan=plan, judge=sure).run(progress=False)
     assert {(n.why, n.confidence) for n in found.nodes} == {("by hand", 0.9)}
 
 
