@@ -510,3 +510,13 @@ def test_figures_without_anything():
         entropy_trend({"a": [float("nan")]})
     with pytest.raises(ValueError, match="tables are empty"):
         ablations({})
+
+
+def test_what_is_said_of_shares():
+    """Below their table, or in place of it where none was reached."""
+    epsilon, row = "similarity (epsilon)", {"value": 0.5, "AUROC": 0.6}
+    reached = evaluating._over({evaluating._GAMMA: [row], epsilon: [row]}, 10)
+    (at,) = (n for n, line in enumerate(reached) if line.startswith("Of the shares"))
+    assert at < reached.index(f"## Over {epsilon}")
+    said = "\n".join(evaluating._over({epsilon: [row]}, 10))
+    assert "was reached" in said and "those in the table" not in said

@@ -281,6 +281,16 @@ class LocalAgent:
         return [found[at] for at in range(len(queries))]
 
 
+def named(function: Callable[..., Any]) -> str:
+    """What a function is called, or else its class.
+
+    Example:
+      >>> named(len)
+      'len'
+    """
+    return getattr(function, "__name__", type(function).__name__)
+
+
 class CallableAgent:
     """Any function from a query to an answer, asked once for each answer.
 
@@ -303,7 +313,7 @@ class CallableAgent:
         self.function, self._gate = function, Gate(concurrency)
         # Those that all of asyncio shares are few, and others wait for them.
         self._threads = concurrent.futures.ThreadPoolExecutor(concurrency)
-        self._name = name or getattr(function, "__name__", type(function).__name__)
+        self._name = name or named(function)
         known = inspect.signature(function).parameters
         self._takes_temperature = "temperature" in known
 

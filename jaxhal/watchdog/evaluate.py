@@ -524,16 +524,19 @@ def _write(
 
 def _over(changes: Mapping[str, Sequence[Mapping[str, Any]]], least: int) -> list[str]:
     """Tables of the ablations, what there is to say below each."""
+    shares = ", ".join(map(str, _GAMMAS))
     lines = []
     for setting, table in changes.items():
         lines += [f"## Over {setting}", "", results.interval_markdown(table), ""]
         if setting == _GAMMA:
             lines += [
-                f"Of the shares {', '.join(map(str, _GAMMAS))} those in the table were "
-                f"reached, each after at least {least} queries; those reached after as "
-                "many queries have one bound.",
+                f"Of the shares {shares} those in the table were reached, each after "
+                f"at least {least} queries; those reached after as many queries have "
+                "one bound.",
                 "",
             ]
+    if _GAMMA not in changes:
+        lines += [f"## Over {_GAMMA}", "", f"None of {shares} was reached.", ""]
     return lines
 
 

@@ -12,7 +12,7 @@ from jaxhal.encoding import embed, kept_encoder
 from jaxhal.endpoint import Endpoint, Unanswered, Useless, json_object
 from jaxhal.judges import Judge, OverlapRule
 from jaxhal.texts import storable
-from jaxhal.watchdog.agents import Gate, Reply, failed
+from jaxhal.watchdog.agents import Gate, Reply, failed, named
 from jaxhal.watchdog.index import Index
 
 #: From this confidence on a verdict counts; below it a person decides.
@@ -227,8 +227,7 @@ class CallableEvaluator:
     name: str = ""
 
     def __post_init__(self):
-        own = getattr(self.function, "__name__", type(self.function).__name__)
-        object.__setattr__(self, "name", self.name or own)
+        object.__setattr__(self, "name", self.name or named(self.function))
 
     async def judge(
         self, queries: Sequence[str], replies: Sequence[Reply]
