@@ -40,6 +40,7 @@ def detect(
     context: str | None = None,
     question: str | None = None,
     prompt: str | None = None,
+    templated: bool = False,
     detectors: Sequence[str | Detector | Fitted] | None = None,
     relevance: str | lrp.RuleSet | None = None,
 ) -> Report:
@@ -50,6 +51,7 @@ def detect(
       response: the answer.
       context, question: what it should rest on and what was asked.
       prompt: instead of these two, the whole prompt.
+      templated: the prompt is finished, as :class:`~jaxhal.types.Example` has it.
       detectors, relevance: as :func:`score` takes them.
 
     Raises:
@@ -58,7 +60,12 @@ def detect(
         unknown.
     """
     example = Example(
-        response, prompt=prompt, context=context, question=question, id="answer"
+        response,
+        prompt=prompt,
+        context=context,
+        question=question,
+        id="answer",
+        templated=templated,
     )
     (found,) = score(lm, [example], detectors, batch_size=1, relevance=relevance)
     if found.error is not None:

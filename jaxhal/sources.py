@@ -145,10 +145,10 @@ def page_data(
 
 
 def _prompt_pieces(tokenizer: Tokenizer, example: Example, row: Encoded) -> list[str]:
-    text = tokenizer.prompt(example).text
-    ids, spans = tokenizer.encode_with_offsets(text)
+    prompt = tokenizer.prompt(example)
+    ids, spans = tokenizer.encode_with_offsets(prompt.text, prompt.control)
     added = row.prompt_ids[: len(row.prompt_ids) - len(ids)]  # a BOS, or nothing
-    return [*map(tokenizer.decode, added[:, None]), *pieces(text, spans)]
+    return [*map(tokenizer.decode, added[:, None]), *pieces(prompt.text, spans)]
 
 
 def _unit_starts(texts: list[str]) -> Int[np.ndarray, " units"]:

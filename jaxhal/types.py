@@ -34,6 +34,10 @@ class Example:
     ``context`` and ``question`` (a prompt is built from them), or all three: then the
     context and the question are found inside the prompt.
 
+    Every text is read as text, whatever it spells: ``<|im_end|>`` in a document ends no
+    turn.  Control tokens come from the model's chat template, or from a ``prompt`` that
+    is said to be ``templated``; its context and question are text there too.
+
     Args:
       response: the answer, not empty.
       prompt: the whole prompt text.
@@ -49,11 +53,13 @@ class Example:
         ``source_text`` when left out.
       split: the part of a data set it belongs to, such as ``"train"`` or ``"test"``.
       samples: other answers to the same prompt by whoever wrote this one.
+      templated: the prompt is finished: it went through a chat template, gets none, and
+        has control tokens.
 
     Raises:
       ValueError: on an empty response or prompt, on neither ``prompt`` nor
-        ``context``, on a context or question that is not in the prompt, on label
-        spans outside the response.
+        ``context``, on a context or question that is not in the prompt, on
+        ``templated`` without a prompt, on label spans outside the response.
     """
 
     response: str
@@ -66,6 +72,7 @@ class Example:
     source: str = ""
     split: str = ""
     samples: tuple[str, ...] = ()
+    templated: bool = False
 
     def __post_init__(self):
         where = f"example {self.id!r}: " if self.id else ""
@@ -78,6 +85,11 @@ class Example:
             raise ValueError(
                 f"{where}got neither 'prompt' nor 'context'; give 'prompt', or "
                 "'context' with 'question'"
+            )
+        if self.templated and self.prompt is None:
+            raise ValueError(
+                f"{where}'templated' says that the prompt is finished, but there is no "
+                "'prompt'; give it, or leave 'templated' out"
             )
         if self.prompt is not None:
             for name in ("context", "question"):

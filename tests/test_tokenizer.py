@@ -395,7 +395,7 @@ def test_ids(plain):
     bare = wrap(bos=None, eos=None)
     assert (bare.bos_id, bare.eos_id, bare.pad_id) == (None, None, 0)
     assert not bare.adds_bos
-    assert plain.encode("a<s>") == [*plain.encode("a"), plain.bos_id]
+    assert plain.encode("a<s>", [(1, 4)]) == [*plain.encode("a"), plain.bos_id]
 
 
 # --- offsets ------------------------------------------------------------------------
@@ -496,7 +496,11 @@ def test_template_that_strips():
     [
         ("{{ messages[0].content | upper }}!", "shows the user's text 0 times"),
         ("{{ messages[0].content }}={{ messages[0].content }}", "2 times"),
-        ("Q: {{ messages[0].content | replace('b', '') }}", "changes the user's text"),
+        ("Q: {{ messages[0].content | replace('b', '') }}", "0 times"),
+        ("{{ messages[0].content | replace('\n', ' ') }}", "0 times"),
+        ("{{ messages[0].content | e }}", "0 times"),
+        ("{{ messages[0].content | indent }}", "0 times"),
+        ("{{ messages[0].content.strip(' ') }}", "changes the space around"),
         ("{{ raise_exception('system first') }}", "cannot render .*system first"),
     ],
 )
@@ -515,22 +519,24 @@ def test_dates_in_templates_stand_still():
 
 
 @pytest.mark.parametrize(
-    ("template", "adds", "prompt", "count"),
+    ("template", "adds", "prompt", "templated", "count"),
     [
-        (None, True, "raw", 1),
-        (None, True, "<s>raw", 1),
-        (None, False, "raw", 0),
-        (None, False, "<s>raw", 1),
-        (LLAMA2, True, "hi", 1),
-        (LLAMA2, False, "hi", 1),
-        (LLAMA2, True, "<s>[INST] hi [/INST]", 1),
-        (CHATML, True, "hi", 1),
-        (CHATML, False, "hi", 0),
+        (None, True, "raw", False, 1),
+        (None, True, "<s>raw", True, 1),
+        (None, False, "raw", False, 0),
+        (None, False, "<s>raw", True, 1),
+        (LLAMA2, True, "hi", False, 1),
+        (LLAMA2, False, "hi", False, 1),
+        (LLAMA2, True, "<s>[INST] hi [/INST]", True, 1),
+        (LLAMA2, True, "[INST] hi [/INST]", True, 1),
+        (CHATML, True, "hi", False, 1),
+        (CHATML, False, "hi", False, 0),
     ],
 )
-def test_never_two_bos(template, adds, prompt, count):
+def test_never_two_bos(template, adds, prompt, templated, count):
     tokenizer = wrap(template, add_bos_token=adds)
-    encoded = tokenizer.encode_example(Example(response="ok", prompt=prompt))
+    example = Example(response="ok", prompt=prompt, templated=templated)
+    encoded = tokenizer.encode_example(example)
     ids = encoded.prompt_ids.tolist()
     assert ids.count(tokenizer.bos_id) == count
     assert ids[:count] == [tokenizer.bos_id] * count
@@ -540,7 +546,12 @@ def test_never_two_bos(template, adds, prompt, count):
 
 def test_a_finished_prompt_gets_no_second_template():
     text = "<s>[INST] hi [/INST]"
-    assert wrap(LLAMA2).render(text) == ("", text, "")
+    finished = Example("r", prompt=text, templated=True)
+    assert wrap(LLAMA2).prompt(finished).text == text
+    ids = wrap(LLAMA2).encode_prompt(finished).prompt_ids.tolist()
+    assert (
+        ids == wrap(LLAMA2).encode_prompt(Example("r", prompt="hi")).prompt_ids.tolist()
+    )
 
 
 def test_bare_prompt(plain, chat):
@@ -578,6 +589,7 @@ def test_response_and_eos(plain):
     assert {a.dtype for a in (without.prompt_ids, without.offsets)} == {np.dtype("i4")}
     ended = plain.encode_example(Example(response="Paris</s>", prompt="Where?"))
     assert ended.response_ids.tolist().count(plain.eos_id) == 1
+    assert plain.decode(ended.response_ids[:-1]) == "Paris</s>"
 
 
 def test_encoding_errors_name_the_example():
@@ -716,7 +728,8 @@ def smollm2(smollm2_gguf):
 
 def test_smollm2_texts(smollm2):
     for case in json.loads(GOLDEN.read_text(encoding="utf-8"))["texts"]:
-        assert smollm2.encode(case["text"]) == case["ids"]
+        text = case["text"]
+        assert smollm2.encode(text, [(0, len(text))]) == case["ids"]
         assert smollm2.decode(case["ids"]) == case["text"]
 
 

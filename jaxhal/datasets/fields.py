@@ -55,9 +55,16 @@ def _example(fields: Mapping[str, Any], name: str) -> Example:
     label = fields.get("label")
     if label is not None and (type(label) is not int or label not in (0, 1)):
         raise ValueError(f"'label' is {_show(label)}; use 0, 1 or leave it out")
+    templated = fields.get("templated")
+    if templated is not None and type(templated) is not bool:
+        raise ValueError(
+            f"'templated' is {_show(templated)}; use true for a finished prompt, "
+            "false, or leave it out"
+        )
     return Example(
         **text,
         id=name,
+        templated=bool(templated),
         labels=_labels(fields.get("labels")),
         label=label,
         source=name_field(fields, "source"),

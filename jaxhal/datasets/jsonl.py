@@ -18,8 +18,9 @@ def read_rows(source: str | os.PathLike | Iterable[bytes]) -> Iterator[Row]:
     A row is an object with ``response``, ``prompt`` or else ``context`` with
     ``question``, optional ``id`` and ``source`` (text or a whole number), ``split``,
     ``samples`` (a list of texts), and ``labels`` (``[{"start", "end", "label"}]``,
-    characters of the response, end exclusive) or ``label`` (0 or 1).  ``null`` means
-    left out; other keys are ignored, and ids may repeat.  A bad row comes back with its
+    characters of the response, end exclusive) or ``label`` (0 or 1), and ``templated``
+    (true where the prompt went through a chat template already).  ``null`` means left
+    out; other keys are ignored, and ids may repeat.  A bad row comes back with its
     error and never raises.
 
     Args:

@@ -12,10 +12,10 @@ label     ``hallucination``, ``is_hallucination``
 source    ``source_id``
 ========  ==============================================
 
-``id``, ``prompt``, ``labels`` and ``split`` have no other name.  This covers the rows
-of LettuceDetect (``prompt, answer, labels, split``, besides ``task_type, dataset,
-language``).  Other columns are ignored.  Two names of one field in one row are an
-error, since nothing says which is meant.
+``id``, ``prompt``, ``templated``, ``labels`` and ``split`` have no other name.  This
+covers the rows of LettuceDetect (``prompt, answer, labels, split``, besides
+``task_type, dataset, language``).  Other columns are ignored.  Two names of one field
+in one row are an error, since nothing says which is meant.
 """
 
 import functools
@@ -43,6 +43,7 @@ _NAMES = {
     "source": ("source", "source_id"),
     "split": ("split",),
     "samples": ("samples",),
+    "templated": ("templated",),
 }
 _COLUMNS = {name for names in _NAMES.values() for name in names}
 _VERDICTS = {1: 1, 0: 0, "yes": 1, "no": 0}  # True and 1.0 are equal to 1

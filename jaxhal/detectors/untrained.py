@@ -208,9 +208,12 @@ def closed_book(example: Example) -> Example:
     Raises:
       ValueError: when nothing but the context was given, or nothing but the question.
     """
-    prompt = example.question
+    prompt, templated = example.question, False
     if not prompt and example.prompt is not None and example.context:
-        prompt = example.prompt.replace(example.context, "")
+        prompt, templated = (
+            example.prompt.replace(example.context, ""),
+            example.templated,
+        )
     if not prompt or not prompt.strip():
         raise ValueError(
             f"example {example.id!r} has no question apart from its context, which the "
@@ -221,7 +224,7 @@ def closed_book(example: Example) -> Example:
             f"example {example.id!r} has no context apart from its question; leave out "
             "context_gain"
         )
-    return Example(example.response, prompt=prompt, id=example.id)
+    return Example(example.response, prompt=prompt, id=example.id, templated=templated)
 
 
 def _gain(features: Features) -> Array:

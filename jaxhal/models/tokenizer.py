@@ -1,6 +1,5 @@
 """Text to tokens and back: chat templates, character spans, batches with a seam."""
 
-import copy
 import dataclasses
 import functools
 import json
@@ -12,15 +11,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from jaxtyping import Array, Bool, Int
 
-from jaxhal.models import gguf_tokenizer
+from jaxhal.models import characters, gguf_tokenizer, templates
 from jaxhal.models.batching import Encoded
+from jaxhal.models.control import Places, disarmed, mark
 from jaxhal.types import Example
 
 if TYPE_CHECKING:
     import gguf
     import tokenizers
-
-_SENTINEL = "jaxhal7sentinel7text"
 
 
 class Rendered(NamedTuple):
@@ -32,16 +30,28 @@ class Rendered(NamedTuple):
 
 
 class Prompt(NamedTuple):
-    """A whole prompt text and the ``(start, end)`` characters of its parts."""
+    """A whole prompt text and the ``(start, end)`` characters of its parts.
+
+    Attributes:
+      text: the prompt.
+      user: what the user wrote.
+      document, question: the context, and what is asked.
+      control: where control tokens are recognised: what the template wrote, or all of a
+        finished prompt but the context and the question.
+    """
 
     text: str
     user: tuple[int, int]
     document: tuple[int, int]
     question: tuple[int, int]
+    control: Places
 
 
 class Tokenizer:
     """A fast Hugging Face tokenizer that keeps track of characters.
+
+    Whatever a text spells, it is text: control tokens come from the chat template, or
+    from a prompt that is said to be finished.
 
     Args:
       hf: a ``transformers.PreTrainedTokenizerFast``; it is not changed.
@@ -55,8 +65,6 @@ class Tokenizer:
     def __init__(
         self, hf: Any, chat: bool = True, stop_ids: Sequence[int] | None = None
     ):
-        from tokenizers import processors
-
         if not getattr(hf, "is_fast", False):
             raise ValueError(
                 f"{type(hf).__name__} is a slow tokenizer, which gives no character "
@@ -68,11 +76,12 @@ class Tokenizer:
         self.stop_ids = ends if stop_ids is None else tuple(stop_ids)
         # Some checkpoints ship settings that cut long texts silently, pad short ones or
         # trim spaces off the offsets; this copy is free of all that.
-        self._backend: tokenizers.Tokenizer = copy.deepcopy(hf.backend_tokenizer)
-        self._backend.no_truncation()
-        self._backend.no_padding()
-        self._backend.post_processor = processors.TemplateProcessing("$A", "$A $B:1")
-        self._backend.encode_special_tokens = False
+        spec = json.loads(hf.backend_tokenizer.to_str())
+        spec |= {"truncation": None, "padding": None, "post_processor": None}
+        self._lacking = characters.lacking(spec)
+        self._backend, self._control = disarmed(
+            spec, str(hf.chat_template or ""), hf.all_special_tokens
+        )
 
     @classmethod
     def from_folder(cls, path: str | os.PathLike, chat: bool = True) -> "Tokenizer":
@@ -147,16 +156,20 @@ class Tokenizer:
         """Whether the checkpoint's own settings begin every text with a BOS."""
         return self.bos_id is not None and self.hf.encode("a")[:1] == [self.bos_id]
 
-    def encode(self, text: str) -> list[int]:
-        """Tokens of a text; none is added, special ones written in it are recognised.
+    def encode(self, text: str, control: Places = ()) -> list[int]:
+        """Tokens of a text, and no others.
+
+        Args:
+          text: any text.
+          control: where in it control tokens are recognised; nowhere by default.
 
         Raises:
           ValueError: on a lone surrogate.
         """
-        return self._encode(text).ids
+        return self.encode_with_offsets(text, control)[0]
 
     def encode_with_offsets(
-        self, text: str
+        self, text: str, control: Places = ()
     ) -> tuple[list[int], Int[np.ndarray, "tokens 2"]]:
         """Tokens of a text and the characters ``[start, end)`` of each.
 
@@ -164,16 +177,20 @@ class Tokenizer:
         dropped or fused belong to the token before them, the space before a word
         belongs to the word.
 
+        Args:
+          text, control: as :meth:`encode` takes them.
+
         Raises:
-          ValueError: on a lone surrogate.
+          ValueError: on a lone surrogate, and on characters without tokens among which
+            the others cannot be followed.
         """
-        encoding = self._encode(text)
-        offsets = np.asarray(encoding.offsets, np.int32).reshape(-1, 2)
-        starts = offsets[:, 0]
-        following = np.searchsorted(starts, starts, side="right")
-        reach = np.append(starts, len(text))[following]
-        offsets[:, 1] = np.maximum(offsets[:, 1], reach)
-        return encoding.ids, offsets
+        marked = mark(text, control, self._control)
+        encoding = self._encode(marked.text)
+        if self._lacking.isdisjoint(marked.text.encode()):
+            offsets = np.asarray(encoding.offsets, np.int32).reshape(-1, 2)
+        else:
+            offsets = characters.counted(encoding.tokens, marked.text, self._lacking)
+        return encoding.ids, characters.tiled(marked.original(offsets), len(text))
 
     def decode(
         self,
@@ -181,34 +198,19 @@ class Tokenizer:
         skip_special: bool = False,
     ) -> str:
         """The text of some tokens, spaces as they are."""
-        return self._backend.decode(np.asarray(ids).tolist(), skip_special)
+        return self.hf.backend_tokenizer.decode(np.asarray(ids).tolist(), skip_special)
 
     def render(self, user_text: str) -> Rendered:
         """One user turn in the chat template, up to where the answer begins.
 
-        Prefix and suffix are empty without a template, and for a text that begins with
-        the BOS itself, which is taken for a finished prompt.
+        Prefix and suffix are empty without a template.
 
         Raises:
-          ValueError: when the template fails, or does more to the text than strip it.
+          ValueError: when the template fails, or does more to a text than trim it.
         """
-        prefix, suffix = self._frame
-        finished = self.bos_id is not None and user_text.startswith(self.hf.bos_token)
-        if finished or not (prefix or suffix):
-            return Rendered("", user_text, "")
-        whole = self._fill_template(user_text)
-        middle = whole.removeprefix(prefix).removesuffix(suffix)
-        if (
-            prefix + middle + suffix != whole
-            or middle not in user_text
-            or middle.strip() != user_text.strip()
-        ):
-            raise ValueError(
-                f"the chat template changes the user's text to {middle[:80]!r}...; "
-                "spans cannot be followed through it: use chat=False and write the "
-                "template into the prompt"
-            )
-        return Rendered(prefix, middle, suffix)
+        return Rendered(
+            self._frame.prefix, self._frame.trim(user_text), self._frame.suffix
+        )
 
     def prompt(self, example: Example) -> Prompt:
         """The whole prompt text of an example and where its parts are.
@@ -217,7 +219,10 @@ class Tokenizer:
           ValueError: as :meth:`render`.
         """
         text = example.source_text
-        prefix, middle, suffix = self.render(text)
+        if example.templated:
+            prefix, middle, suffix = "", text, ""
+        else:
+            prefix, middle, suffix = self.render(text)
         start, end = len(prefix), len(prefix) + len(middle)
         shift = start - text.index(middle)  # below start where the template strips
 
@@ -225,13 +230,20 @@ class Tokenizer:
             return max(first + shift, start), min(last + shift, end)
 
         document, question = (start, end), (end, end)
+        quoted = []
         if example.context is not None:
             first = text.index(example.context)
             document = span(first, first + len(example.context))
+            quoted.append(document)
         if example.question:
             first = _find_question(text, example.question, example.context or "")
             question = span(first, first + len(example.question))
-        return Prompt(prefix + middle + suffix, (start, end), document, question)
+            quoted.append(question)
+        whole = prefix + middle + suffix
+        if not example.templated:
+            quoted = [(start, end)]
+        places = _around(quoted, len(whole))
+        return Prompt(whole, (start, end), document, question, places)
 
     def encode_example(self, example: Example, *, eos: bool = True) -> Encoded:
         """Prompt and response as tokens, each tokenised on its own.
@@ -277,7 +289,7 @@ class Tokenizer:
           ValueError: as :meth:`encode_example`, for what concerns the prompt.
         """
         prompt = self.prompt(example)
-        ids, spans = self.encode_with_offsets(prompt.text)
+        ids, spans = self.encode_with_offsets(prompt.text, prompt.control)
         if self.adds_bos and ids[:1] != [self.bos_id]:
             ids, spans = [self.bos_id, *ids], np.insert(spans, 0, 0, axis=0)
         if not ids:
@@ -304,34 +316,10 @@ class Tokenizer:
         return self._backend.encode(text, add_special_tokens=False)
 
     @functools.cached_property
-    def _frame(self) -> tuple[str, str]:
+    def _frame(self) -> templates.Frame:
         if not (self.chat and self.hf.chat_template):
-            return "", ""
-        pieces = self._fill_template(_SENTINEL).split(_SENTINEL)
-        if len(pieces) != 2:
-            raise ValueError(
-                f"the chat template shows the user's text {len(pieces) - 1} times, not "
-                "once; use chat=False and write the template into the prompt"
-            )
-        return pieces[0], pieces[1]
-
-    def _fill_template(self, user_text: str) -> str:
-        import jinja2
-
-        try:
-            return self.hf.apply_chat_template(
-                [{"role": "user", "content": user_text}],
-                tokenize=False,
-                add_generation_prompt=True,
-                # Llama 3 templates write today's date, so scores would change daily;
-                # this is the date they write when they know none.
-                date_string="26 Jul 2024",
-            )
-        except (jinja2.TemplateError, TypeError) as error:
-            raise ValueError(
-                f"the chat template cannot render one user turn ({error}); use "
-                "chat=False and write the template into the prompt"
-            ) from error
+            return templates.Frame()
+        return templates.frame(self.hf)
 
 
 def _stop_ids(folder: Path) -> tuple[int, ...] | None:
@@ -353,6 +341,20 @@ def _overlap(
 ) -> Bool[np.ndarray, " tokens"]:
     start, end = span
     return (spans[:, 0] < end) & (spans[:, 1] > start) & (start < end)
+
+
+def _around(spans: Places, length: int) -> Places:
+    """What spans leave of a text.
+
+    >>> _around([(5, 8), (2, 4), (3, 4)], 9)
+    [(0, 2), (4, 5), (8, 9)]
+    """
+    left, last = [], 0
+    for start, end in sorted(spans):
+        if last < start:
+            left.append((last, start))
+        last = max(last, end)
+    return [*left, (last, length)] if last < length else left
 
 
 def _find_question(text: str, question: str, context: str) -> int:
