@@ -1,20 +1,34 @@
-"""Files that appear whole or not at all, and files that grow line by line."""
+"""The one place that opens files for writing: whole or not at all, or line by line."""
 
 import contextlib
 import json
 import os
+import stat
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
+try:
+    import fcntl
+except (
+    ImportError
+):  # Windows: what a killed writer left there has to be deleted by hand
+    fcntl = None
+
 
 @contextlib.contextmanager
-def replacing(path: str | os.PathLike, *, binary: bool = False) -> Iterator[IO]:
+def replacing(
+    path: str | os.PathLike, *, binary: bool = False, private: bool = False
+) -> Iterator[IO]:
     """A file that takes its name only when the block ends well; text is UTF-8.
 
     Until then it lies under another name in the same folder, so nobody ever sees half
-    of it, and a kill leaves what was there before.
+    of it, and a kill leaves what was there before.  What a killed writer of the same
+    file left is deleted.
+
+    Args:
+      private: only the owner may read the file.
 
     Raises:
       FileNotFoundError: when the folder of ``path`` does not exist.
@@ -28,15 +42,86 @@ def replacing(path: str | os.PathLike, *, binary: bool = False) -> Iterator[IO]:
         return
     if not path.parent.is_dir():
         raise FileNotFoundError(f"{path.parent}: no such folder; make it first")
-    scratch = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    _sweep(path)
+    handle, scratch = _scratch(path, 0o600 if private else 0o666)
     try:
-        with scratch.open(f"x{mode}", encoding=encoding, newline=newline) as file:
+        with open(handle, f"w{mode}", encoding=encoding, newline=newline) as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
-        os.replace(scratch, path)
+            if not private and path.exists():
+                os.chmod(scratch, stat.S_IMODE(path.stat().st_mode))
+            os.replace(scratch, path)
     finally:
         scratch.unlink(missing_ok=True)
+
+
+def _scratch(path: Path, permissions: int) -> tuple[int, Path]:
+    """An open, locked file beside ``path``; who dies loses the lock."""
+    while True:
+        scratch = path.with_name(f".{path.name}.{uuid.uuid4().hex}.new")
+        handle = os.open(scratch, os.O_RDWR | os.O_CREAT | os.O_EXCL, permissions)
+        if fcntl is None:
+            return handle, scratch
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        try:  # another writer may have swept it away before it was locked
+            if os.path.samestat(os.fstat(handle), os.stat(scratch)):
+                return handle, scratch
+        except FileNotFoundError:
+            pass
+        os.close(handle)
+
+
+def _sweep(path: Path) -> None:
+    """Deletes what writers of ``path`` left that did not live to delete it."""
+    if fcntl is None:
+        return
+    for name in os.listdir(path.parent):
+        if not (name.startswith(f".{path.name}.") and name.endswith(".new")):
+            continue
+        left = path.with_name(name)
+        with contextlib.suppress(FileNotFoundError, BlockingIOError):
+            with left.open("rb") as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                left.unlink()
+
+
+def check_apart(
+    inputs: Mapping[str, str | os.PathLike | None],
+    outputs: Mapping[str, str | os.PathLike | None],
+) -> None:
+    """Nothing may be written over what is read, nor two results into one file.
+
+    Args:
+      inputs: what is read, by the name the caller knows it by, such as ``--input``.
+      outputs: what will be written, in the same way; None and ``-`` are no files.
+
+    Raises:
+      ValueError: names both when they are one file, whatever way they are spelled.
+    """
+    seen: list[tuple[str, Path]] = [
+        (name, Path(path))
+        for name, path in inputs.items()
+        if path is not None and _is_file(path)
+    ]
+    for name, given in outputs.items():
+        if given is None or not _is_file(given):
+            continue
+        path = Path(given)
+        for other, there in seen:
+            if path.resolve() == there.resolve() or (
+                path.exists() and there.exists() and path.samefile(there)
+            ):
+                raise ValueError(
+                    f"{name} {path} is the file of {other}; give another name, or "
+                    "what it holds would be lost"
+                )
+        seen.append((name, path))
+
+
+def _is_file(path: str | os.PathLike) -> bool:
+    """Whether writing to this path could lose anything: not to a pipe or device."""
+    return path != "-" and (Path(path).is_file() or not Path(path).exists())
 
 
 @contextlib.contextmanager
@@ -66,14 +151,23 @@ def lines_of(path: str | os.PathLike) -> list[Any]:
     """The rows of a file that :func:`append` writes, a torn last line left out.
 
     Raises:
-      ValueError: when a whole line is not JSON.
+      ValueError: names the file and the line when a whole line is not JSON.
     """
     path = Path(path)
     if not path.is_file():
         return []
     raw = path.read_bytes()
     whole = raw[: raw.rfind(b"\n") + 1]
-    return [json.loads(line) for line in whole.splitlines()]
+    rows = []
+    for number, line in enumerate(whole.split(b"\n")[:-1], start=1):
+        try:
+            rows.append(json.loads(line))
+        except (ValueError, RecursionError) as error:
+            raise ValueError(
+                f"{path}, line {number}: not JSON ({error}); restore the file or "
+                "delete it"
+            ) from None
+    return rows
 
 
 def append(path: str | os.PathLike, rows: Iterable[Any]) -> None:
@@ -88,7 +182,7 @@ def append(path: str | os.PathLike, rows: Iterable[Any]) -> None:
     path = Path(path)
     lock = filelock.FileLock(path.with_name(f".{path.name}.lock"))
     with lock, open(path, "a+b", buffering=0) as file:
-        end = _whole_lines(file)
+        end = whole_lines(file)
         if end < file.seek(0, os.SEEK_END):
             file.truncate(end)
         try:
@@ -101,7 +195,7 @@ def append(path: str | os.PathLike, rows: Iterable[Any]) -> None:
             raise
 
 
-def _whole_lines(file: IO[bytes]) -> int:
+def whole_lines(file: IO[bytes]) -> int:
     """Bytes of a file up to the end of its last whole line."""
     end = file.seek(0, os.SEEK_END)
     while end:

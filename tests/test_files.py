@@ -1,11 +1,12 @@
 """Files that grow line by line: all of what is added or none, whatever happens."""
 
 import os
+import time
 
 import children
 import pytest
 
-from jaxhal.files import alone, append, lines_of
+from jaxhal.files import alone, append, check_apart, lines_of, replacing
 
 
 def test_what_cannot_be_written_whole_is_taken_back(tmp_path, monkeypatch):
@@ -62,3 +63,63 @@ def test_alone(tmp_path):
                 pass
     with alone(tmp_path):
         pass
+
+
+def test_a_line_that_is_not_json_is_named(tmp_path):
+    path = tmp_path / "points.jsonl"
+    path.write_bytes(b'{"a": 1}\n{nonsense}\n')
+    with pytest.raises(ValueError, match=r"points\.jsonl, line 2: not JSON"):
+        lines_of(path)
+
+
+def test_what_a_killed_writer_left_goes_with_the_next(tmp_path):
+    path = tmp_path / "scores.jsonl"
+    process, line = children.start(_die_writing, path)
+    assert line.recv() == "writing"
+    process.kill()
+    process.join()
+    assert len(list(tmp_path.iterdir())) == 1
+    with replacing(path) as file:
+        file.write("whole")
+        with replacing(path) as other:  # who still writes keeps what it has written
+            other.write("first")
+    assert [entry.name for entry in tmp_path.iterdir()] == ["scores.jsonl"]
+    assert path.read_text() == "whole"
+
+
+def _die_writing(path, line):
+    with replacing(path) as file:
+        file.write("half")
+        line.send("writing")
+        time.sleep(600)
+
+
+def test_files_have_the_permissions_they_should(tmp_path):
+    path = tmp_path / "key"
+    umask = os.umask(0o022)
+    try:
+        with replacing(path) as file:
+            file.write("open")
+        assert path.stat().st_mode & 0o777 == 0o644
+        with replacing(path, private=True) as file:
+            file.write("closed")
+        assert path.stat().st_mode & 0o777 == 0o600
+        with replacing(path) as file:  # what a user closed stays closed
+            file.write("still")
+        assert path.stat().st_mode & 0o777 == 0o600
+    finally:
+        os.umask(umask)
+
+
+def test_files_that_must_be_apart(tmp_path):
+    one, two = tmp_path / "one", tmp_path / "two"
+    one.write_text("x")
+    (tmp_path / "link").symlink_to(one)
+    (tmp_path / "hard").hardlink_to(one)
+    for spelled in (one, tmp_path / "." / "one", tmp_path / "link", tmp_path / "hard"):
+        with pytest.raises(ValueError, match="--output .* is the file of --input"):
+            check_apart({"--input": one}, {"--output": spelled})
+    with pytest.raises(ValueError, match="--html .* is the file of --output"):
+        check_apart({}, {"--output": two, "--html": two})
+    check_apart({"--input": "-"}, {"--output": "-", "--html": None})
+    check_apart({"--input": os.devnull}, {"--output": os.devnull})
