@@ -8,6 +8,7 @@ PACKAGE = Path(__file__).parent.parent / "jaxhal"
 RANK = {
     "types": 0,
     "files": 0,
+    "showing": 0,
     "devices": 0,
     "progress": 0,
     "texts": 0,
