@@ -1,8 +1,14 @@
 """A whole language model of a few thousand weights: random, byte by byte, offline."""
 
+import json
+from pathlib import Path
+from typing import Any
+
 import jax
+import numpy as np
 import tokenizers
 import transformers
+from safetensors.numpy import save_file
 from tokenizers import decoders, models, pre_tokenizers
 
 from jaxhal.models.config import from_huggingface
@@ -13,33 +19,75 @@ from jaxhal.types import Example
 
 def tiny_lm(seed: int = 0, context: int = 512, **changes) -> LM:
     """Two layers of four heads, a token a byte, no chat template."""
+    config = from_huggingface(_config(context) | changes)
+    lm = random(config, jax.random.key(seed))
+    return LM(lm.params, lm.graphdef, config, Tokenizer(_bytes()), f"tiny {seed}")
+
+
+def write_lm(folder: Path, seed: int = 0, context: int = 512) -> Path:
+    """Such a model as a folder of Hugging Face, with weights of its own."""
+    config = _config(context)
+    wide, tall = config["hidden_size"], config["intermediate_size"]
+    narrow = wide // config["num_attention_heads"] * config["num_key_value_heads"]
+    layer = {
+        "input_layernorm": (wide,),
+        "post_attention_layernorm": (wide,),
+        "self_attn.q_proj": (wide, wide),
+        "self_attn.k_proj": (narrow, wide),
+        "self_attn.v_proj": (narrow, wide),
+        "self_attn.o_proj": (wide, wide),
+        "mlp.gate_proj": (tall, wide),
+        "mlp.up_proj": (tall, wide),
+        "mlp.down_proj": (wide, tall),
+    }
+    shapes = {
+        "model.embed_tokens": (config["vocab_size"], wide),
+        "model.norm": (wide,),
+        "lm_head": (config["vocab_size"], wide),
+    } | {
+        f"model.layers.{number}.{name}": shape
+        for number in range(config["num_hidden_layers"])
+        for name, shape in layer.items()
+    }
+    draw = np.random.default_rng(seed)
+    weights = {
+        f"{name}.weight": np.float32(len(shape) == 1)
+        + draw.normal(0, 0.3, shape).astype(np.float32)
+        for name, shape in shapes.items()
+    }
+    _bytes().save_pretrained(folder)
+    save_file(weights, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def _bytes() -> transformers.PreTrainedTokenizerFast:
+    """A token a byte."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocab = {piece: number for number, piece in enumerate(["<s>", "</s>", *alphabet])}
     backend = tokenizers.Tokenizer(models.BPE(vocab, []))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
-    hf = transformers.PreTrainedTokenizerFast(
+    return transformers.PreTrainedTokenizerFast(
         tokenizer_object=backend, bos_token="<s>", eos_token="</s>", pad_token="</s>"
     )
-    config = from_huggingface(
-        {
-            "model_type": "llama",
-            "architectures": ["LlamaForCausalLM"],
-            "vocab_size": len(vocab),
-            "hidden_size": 32,
-            "intermediate_size": 64,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 2,
-            "max_position_embeddings": context,
-            "rms_norm_eps": 1e-5,
-            "rope_theta": 10000.0,
-            "tie_word_embeddings": False,
-        }
-        | changes
-    )
-    lm = random(config, jax.random.key(seed))
-    return LM(lm.params, lm.graphdef, config, Tokenizer(hf), f"tiny {seed}")
+
+
+def _config(context: int) -> dict[str, Any]:
+    return {
+        "model_type": "llama",
+        "architectures": ["LlamaForCausalLM"],
+        "vocab_size": 2 + len(pre_tokenizers.ByteLevel.alphabet()),
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": context,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 10000.0,
+        "tie_word_embeddings": False,
+    }
 
 
 def answers(count: int, per_prompt: int = 2) -> list[Example]:
