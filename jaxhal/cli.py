@@ -12,6 +12,7 @@ import typer
 
 from jaxhal.cli_watchdog import app as watchdog
 from jaxhal.console import as_table, check_place, terminal, usage
+from jaxhal.files import replacing
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -269,21 +270,31 @@ Setting = Annotated[
 ]
 
 
+Force = Annotated[
+    bool,
+    typer.Option(
+        "--force", help="Replace what another configuration made under this name."
+    ),
+]
+
+
 @app.command()
 def run(
     config: Annotated[str, typer.Argument(help="A YAML configuration.")],
     settings: Setting = None,
+    force: Force = False,
 ) -> None:
     """Runs one experiment and writes its directory.
 
     It reads the answers (or finds them in the feature store), fits every detector to
     the training part, judges the test part, and writes config.yaml, scores.parquet,
-    results.json, results.md, report.html, figures and the fitted detectors.
+    results.json, results.md, report.html, figures and the fitted detectors.  The
+    directory takes its name when it is whole; until then what was there stays.
     """
     from jaxhal import experiments
 
     with usage():
-        result = experiments.run(config, settings or ())
+        result = experiments.run(config, settings or (), force=force)
     terminal().print(as_table([_brief(row) for row in result.rows]))
     terminal(stderr=True).print(f"written to {result.folder}", soft_wrap=True)
 
@@ -292,6 +303,7 @@ def run(
 def tune(
     config: Annotated[str, typer.Argument(help="A YAML configuration.")],
     settings: Setting = None,
+    force: Force = False,
 ) -> None:
     """Runs one experiment with the reader itself fine-tuned as one more method.
 
@@ -299,7 +311,7 @@ def tune(
     tuning.method=full or tuning.rank=4; without one they are the defaults.  A run that
     was stopped goes on where it was when it is started again.
     """
-    run(config, ["tuning={}", *(settings or ())])
+    run(config, ["tuning={}", *(settings or ())], force)
 
 
 @app.command()
@@ -314,6 +326,7 @@ def sweep(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Write the table as CSV.")
     ] = None,
+    force: Force = False,
 ) -> None:
     """Runs every combination of settings; the model is loaded and read once."""
     from jaxhal import experiments
@@ -329,9 +342,10 @@ def sweep(
                     f"{key}={','.join(values)} has an empty value; write {key}=V1,V2"
                 )
         fixed = [f"{key}={value}" for key, value in pairs if key not in grid]
-        table = experiments.sweep(config, grid, fixed)
+        table = experiments.sweep(config, grid, fixed, force=force)
     if output is not None:
-        table.to_csv(output, index=False)
+        with usage(), replacing(output) as file:
+            table.to_csv(file, index=False)
     keys = list(grid)
     rows = table.to_dict("records")
     terminal().print(as_table([{**{k: r[k] for k in keys}, **_brief(r)} for r in rows]))

@@ -3,9 +3,11 @@
 import contextlib
 import json
 import os
+import re
+import shutil
 import stat
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -56,11 +58,72 @@ def replacing(
         scratch.unlink(missing_ok=True)
 
 
-def _scratch(path: Path, permissions: int) -> tuple[int, Path]:
-    """An open, locked file beside ``path``; who dies loses the lock."""
+@contextlib.contextmanager
+def staged(
+    path: str | os.PathLike, own: Callable[[Path], Iterable[str]] = os.listdir
+) -> Iterator[Path]:
+    """A new folder that takes its name only when the block ends well.
+
+    Until then the folder that has the name stays as it is, and a kill leaves it so.
+    What a killed maker left is deleted.
+
+    Args:
+      path: the name; the folder that has it makes way.
+      own: which entries of that folder go with it.  Every other one moves into the new
+        folder, unless that has an entry of this name; by default none does.
+
+    Raises:
+      FileNotFoundError: when the folder of ``path`` does not exist.
+      NotADirectoryError: when ``path`` is no folder.
+    """
+    path = Path(path).resolve()
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"{path.parent}: no such folder; make it first")
+    if path.exists() and not path.is_dir():
+        raise NotADirectoryError(f"{path} is no folder; give another name")
+    _settle(path, own)
+    _sweep(path)
+    handle, scratch = _scratch(path, None)
+    try:
+        yield scratch
+        if path.exists():
+            path.rename(path.with_name(f".{path.name}.{uuid.uuid4().hex}.old"))
+        scratch.rename(path)
+        _settle(path, own)
+    finally:
+        if scratch.exists():
+            shutil.rmtree(scratch)
+        os.close(handle)
+
+
+def _settle(path: Path, own: Callable[[Path], Iterable[str]]) -> None:
+    """Ends what a kill may have cut short while one folder made way for another."""
+    for old in _beside(path, ".old"):
+        if not path.exists():
+            old.rename(path)
+            continue
+        gone = set(own(old))
+        for entry in list(old.iterdir()):
+            if entry.name not in gone and not (path / entry.name).exists():
+                entry.rename(path / entry.name)
+        shutil.rmtree(old)
+
+
+def _beside(path: Path, ending: str) -> list[Path]:
+    """What this module left beside a file or folder on its way there."""
+    names = re.compile(re.escape(f".{path.name}.") + "[0-9a-f]{32}" + re.escape(ending))
+    return [path.with_name(n) for n in os.listdir(path.parent) if names.fullmatch(n)]
+
+
+def _scratch(path: Path, permissions: int | None) -> tuple[int, Path]:
+    """An open, locked file beside ``path``, or a folder; who dies loses the lock."""
     while True:
         scratch = path.with_name(f".{path.name}.{uuid.uuid4().hex}.new")
-        handle = os.open(scratch, os.O_RDWR | os.O_CREAT | os.O_EXCL, permissions)
+        if permissions is None:
+            scratch.mkdir()
+            handle = os.open(scratch, os.O_RDONLY)
+        else:
+            handle = os.open(scratch, os.O_RDWR | os.O_CREAT | os.O_EXCL, permissions)
         if fcntl is None:
             return handle, scratch
         fcntl.flock(handle, fcntl.LOCK_EX)
@@ -76,14 +139,14 @@ def _sweep(path: Path) -> None:
     """Deletes what writers of ``path`` left that did not live to delete it."""
     if fcntl is None:
         return
-    for name in os.listdir(path.parent):
-        if not (name.startswith(f".{path.name}.") and name.endswith(".new")):
-            continue
-        left = path.with_name(name)
+    for left in _beside(path, ".new"):
         with contextlib.suppress(FileNotFoundError, BlockingIOError):
-            with left.open("rb") as file:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                left.unlink()
+            handle = os.open(left, os.O_RDONLY)
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(left) if left.is_dir() else left.unlink()
+            finally:
+                os.close(handle)
 
 
 def check_apart(

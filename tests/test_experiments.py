@@ -313,10 +313,12 @@ def test_a_run_leaves_its_directory(here, tmp_path):
         assert (f'"id":"{example.id}"' in page) == (example.split == "test")
     stale = tmp_path / "tiny" / "fitted" / "crates" / "linear_probe"
     stale.mkdir()
-    (tmp_path / "tiny" / "roc_elsewhere.png").touch()
+    mine = tmp_path / "tiny" / "mine.png"
+    mine.touch()
     again = experiments.run(tmp_path / "tiny" / "config.yaml", progress=False)
     assert again.rows == result.rows  # the written configuration repeats the run
     assert not stale.exists()
+    mine.unlink()  # what no run made stays
     assert names == {path.name for path in (tmp_path / "tiny").iterdir()}
 
 

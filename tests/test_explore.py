@@ -7,6 +7,8 @@ import math
 
 import numpy as np
 import pytest
+from test_encoding import write
+
 from explore_world import (
     PLAN,
     SEEDS,
@@ -18,8 +20,6 @@ from explore_world import (
     explorer,
     share,
 )
-from test_encoding import write
-
 from jaxhal.files import alone, lines_of
 from jaxhal.watchdog import (
     CallableAgent,

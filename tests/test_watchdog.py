@@ -15,10 +15,10 @@ from typing import Any
 import openai
 import pytest
 import uvicorn
-from explore_world import Same
 from test_encoding import write, write_pooling
 
 from chat_server import serving
+from explore_world import Same
 from jaxhal.encoding import embed, kept_encoder
 from jaxhal.endpoint import Endpoint, Useless
 from jaxhal.watchdog import (

@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from jaxhal.experiments import folder, running, timing
 from jaxhal.experiments.config import Config as Config
 from jaxhal.experiments.config import Data as Data
+from jaxhal.experiments.config import check_name
 from jaxhal.experiments.config import load_config as load_config
 from jaxhal.experiments.crossing import across_models as across_models
 from jaxhal.experiments.results import Judged
@@ -18,6 +20,10 @@ from jaxhal.inputs import Inputs
 
 if TYPE_CHECKING:
     import pandas as pd
+
+
+# What the values of a sweep may hold and a folder's name should not.
+_UNFIT = r"[\s/\\\x00]+"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,34 +56,49 @@ class Result:
 
 
 def run(
-    config: Any, overrides: Iterable[str] = (), *, progress: bool | None = None
+    config: Any,
+    overrides: Iterable[str] = (),
+    *,
+    force: bool = False,
+    progress: bool | None = None,
 ) -> Result:
     """Runs an experiment and writes its directory.
+
+    The directory is built beside its name and takes it when the run is done: one that
+    fails or is stopped leaves what was there.
 
     Args:
       config: a path, a mapping or a :class:`Config`.
       overrides: dotted ``key=value`` pairs.
+      force: replace what another configuration or seed made under the same name.
       progress: show progress bars; ``None`` shows them on a terminal.
 
     Raises:
       FileNotFoundError: when the configuration or its data is not there.
-      ValueError: on a bad configuration, or data that its protocol cannot split.
+      FileExistsError: when the directory holds what no run made.
+      ValueError: on a bad configuration, data that its protocol cannot split, or a
+        directory that holds what another configuration made.
       OSError: when the run's folder cannot be written.
     """
-    config = load_config(config, overrides)
+    return _run(load_config(config, overrides), force, progress)
+
+
+def _run(config: Config, force: bool, progress: bool | None) -> Result:
     detectors = running.detectors_of(config)
     target = Path(config.out) / config.name
-    folder.begin(target, config)  # before hours go into reading
-    seconds = {}
-    began = time.perf_counter()
-    data = running.read_data(config, detectors, progress)
-    seconds["reading"] = time.perf_counter() - began
-    began = time.perf_counter()
-    found = running.judge(config, detectors, data, progress)
-    seconds["fitting and judging"] = time.perf_counter() - began
-    lm = running.model(config.model, config.dtype)
-    costs = timing.costs(config, lm, data, detectors, progress) if config.timed else {}
-    rows = folder.write(target, config, detectors, data, found, lm, seconds, costs)
+    with folder.building(target, config, force) as place:  # before hours go by
+        seconds = {}
+        began = time.perf_counter()
+        data = running.read_data(config, detectors, progress)
+        seconds["reading"] = time.perf_counter() - began
+        began = time.perf_counter()
+        found = running.judge(config, detectors, data, progress)
+        seconds["fitting and judging"] = time.perf_counter() - began
+        lm = running.model(config.model, config.dtype)
+        costs: dict[str, float] = {}
+        if config.timed:
+            costs = timing.costs(config, lm, data, detectors, progress)
+        rows = folder.write(place, config, detectors, data, found, lm, seconds, costs)
     return Result(config, target, rows, found.judged, found.fitted, data)
 
 
@@ -86,6 +107,7 @@ def sweep(
     grid: Mapping[str, Sequence[Any]],
     overrides: Iterable[str] = (),
     *,
+    force: bool = False,
     progress: bool | None = None,
 ) -> "pd.DataFrame":
     """Runs every combination of a grid; the model is loaded and read once.
@@ -97,6 +119,7 @@ def sweep(
       config: as :func:`run` takes it.
       grid: dotted key -> values.
       overrides: dotted ``key=value`` pairs for all of them.
+      force: as :func:`run` takes it.
       progress: show progress bars; ``None`` shows them on a terminal.
 
     Returns:
@@ -118,8 +141,9 @@ def sweep(
         base = load_config(config, [*overrides, *pairs])
         suffix = ",".join(f"{key.split('.')[-1]}={v}" for key, v in texts.items())
         target = Path(base.out) / base.name
-        base.name = f"{base.name}/{suffix}".replace(" ", "")
-        table = run(base, progress=progress).table
+        base.out, base.name = str(target), re.sub(_UNFIT, "_", suffix)
+        check_name(base.name)
+        table = _run(base, force, progress).table
         # Of the precision reached when the one asked for is swept.
         table = table.rename(columns={k: f"{k} (metric)" for k in setting})
         for position, (key, value) in enumerate(setting.items()):

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,11 @@ from omegaconf import MISSING, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
+from jaxhal.showing import shown
 from jaxhal.tuning.settings import Tuning
+
+# Bytes of a folder's name; systems allow 255, and what is built beside it has more.
+_LONGEST_NAME = 150
 
 
 @dataclasses.dataclass
@@ -184,10 +189,26 @@ def structured(
                 _check_key(merged, key)
             with _explained(pair):
                 parsed: Any = OmegaConf.create(f"x: {value}")
+            _check_plain(parsed, pair)
             OmegaConf.update(merged, key, parsed["x"])
+        _check_plain(merged, "the configuration")
         return OmegaConf.to_object(merged)
     except OmegaConfBaseException as error:
         raise ValueError(f"configuration: {str(error).splitlines()[0]}") from error
+
+
+def check_name(name: str) -> None:
+    """Makes sure that a name is that of one folder, and of no other place.
+
+    Raises:
+      ValueError: when it is not.
+    """
+    plain = re.fullmatch(r"[^./\\\x00-\x1f][^/\\\x00-\x1f]*", name)
+    if not plain or name != name.strip() or len(name.encode()) > _LONGEST_NAME:
+        raise ValueError(
+            f"name is {shown(name)!r}; it names one folder below 'out': give at most "
+            f"{_LONGEST_NAME} bytes without slashes and without a dot first"
+        )
 
 
 def to_yaml(config: Any) -> str:
@@ -207,6 +228,35 @@ def _explained(where: str) -> Iterator[None]:
         ) from error
 
 
+def _check_plain(config: Any, where: str) -> None:
+    """Refuses what asks for anything but another key of the configuration.
+
+    What a configuration holds is written to run folders and pages, so values of the
+    environment, which may be secret, do not get in.
+    """
+
+    def walk(value: Any, key: str) -> None:
+        if isinstance(value, dict):
+            for name, inner in value.items():
+                walk(inner, f"{key}.{name}" if key else str(name))
+        elif isinstance(value, list):
+            for at, inner in enumerate(value):
+                walk(inner, f"{key}.{at}")
+        elif isinstance(value, str):
+            rest, count = value, 1
+            while count:  # from the innermost out
+                rest, count = re.subn(r"\$\{[\w.\[\]]+\}", "", rest)
+            if "${" in rest:
+                raise ValueError(
+                    f"{where}: {key} is {shown(value)!r}; only other keys can stand in "
+                    "${...}: the environment and other resolvers are not read, for "
+                    "what they give would be written to results and pages; write the "
+                    "value itself"
+                )
+
+    walk(OmegaConf.to_container(config, resolve=False), "")
+
+
 def _check_key(merged: Any, key: str) -> None:
     """An override may name what has no value yet, but not what does not exist."""
     parent, _, last = key.rpartition(".")
@@ -224,6 +274,7 @@ def _check_key(merged: Any, key: str) -> None:
 
 
 def _check(config: Config) -> None:
+    check_name(config.name)
     choices = {
         "protocol": PROTOCOLS,
         "unit": UNITS,

@@ -1,12 +1,12 @@
 """The run directory: what a run leaves for people and for programs."""
 
+import contextlib
 import dataclasses
 import hashlib
 import io
 import json
 import platform
-import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,10 +24,10 @@ from jaxhal.experiments import (
     sentences,
 )
 from jaxhal.experiments.answers import PAGE, reports, token_table
-from jaxhal.experiments.config import Config, to_yaml
+from jaxhal.experiments.config import Config, structured, to_yaml
 from jaxhal.experiments.figures import figures
 from jaxhal.experiments.running import Found
-from jaxhal.files import replacing
+from jaxhal.files import replacing, staged
 from jaxhal.inputs import Inputs
 from jaxhal.models.lm import LM
 from jaxhal.report import Report, write_html
@@ -36,29 +36,101 @@ from jaxhal.saving import save
 if TYPE_CHECKING:
     import pandas as pd
 
-_FILES = ("scores.parquet", "results.json", "results.md", "report.html")
+# What every run writes; pictures come with their names in results.json.
+_FILES = (
+    "config.yaml",
+    "scores.parquet",
+    "results.json",
+    "results.md",
+    "report.html",
+    "fitted",
+)
+# What stands in a run's folder before it is finished, or beside it.
+_BESIDE = (finetuning.CHECKPOINTS, "sweep.csv", "sweep.png")
 
 
-def begin(folder: Path, config: Config) -> None:
-    """Makes the folder of a run, without what another run left, and ``config.yaml``.
+@contextlib.contextmanager
+def building(target: Path, config: Config, force: bool) -> Iterator[Path]:
+    """The folder of a run, which takes its name when the run is done.
+
+    A run that fails leaves what is there as it is.  What a finished run of the same
+    configuration made is replaced; all else in its folder stays.
+
+    Args:
+      target: its name.
+      config: of the run.
+      force: replace what another configuration made, too.
 
     Raises:
+      FileExistsError: when the folder holds what no run made.
+      ValueError: when it holds what another configuration made, naming what differs.
       OSError: when it cannot be written.
     """
+    _check_free(target, config, force)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        if (folder / "fitted").is_dir():
-            shutil.rmtree(folder / "fitted")
-        for path in (*folder.glob("*.png"), *(folder / name for name in _FILES)):
-            path.unlink(missing_ok=True)
-        with replacing(folder / "config.yaml") as file:
-            file.write(to_yaml(config))
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with staged(target, own=_own) as place:
+            with replacing(place / "config.yaml") as file:
+                file.write(to_yaml(config))
+            yield place
     except OSError as error:
+        if error.errno is None:
+            raise
         raise OSError(  # of the subclass that belongs to the number
             error.errno,
             f"cannot write the run: {error.strerror}; choose another 'out'",
-            str(folder),
+            str(target),
         ) from error
+
+
+def _check_free(target: Path, config: Config, force: bool) -> None:
+    if not target.exists():
+        return
+    if not target.is_dir():
+        raise FileExistsError(f"{target} is no folder; give another 'name' or 'out'")
+    if _finished(target) is None:
+        strange = [
+            entry.name
+            for entry in sorted(target.iterdir())
+            if entry.name not in _BESIDE and _finished(entry) is None
+        ]
+        if strange:
+            raise FileExistsError(
+                f"{target} holds what no run made, such as {strange[0]!r}; give "
+                "another 'name' or 'out'"
+            )
+        return
+    kept = structured(Config, target / "config.yaml")
+    other = [
+        field.name
+        for field in dataclasses.fields(config)
+        if field.name not in ("out", "store", "notes")
+        and getattr(kept, field.name) != getattr(config, field.name)
+    ]
+    if other and not force:
+        raise ValueError(
+            f"{target} holds a finished run with another {', '.join(other)}; give this "
+            "one another 'name', or replace that one with --force (force=True)"
+        )
+
+
+def _finished(folder: Path) -> dict[str, Any] | None:
+    """What a run that ended well said of itself; ``None`` where there is none."""
+    path = folder / "results.json"
+    if not path.is_file() or not (folder / "config.yaml").is_file():
+        return None
+    try:
+        found = json.loads(path.read_text("utf-8"))
+        return found if "jaxhal" in found["versions"] else None
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
+def _own(folder: Path) -> list[str]:
+    """What the run in a folder wrote, and what it went on from."""
+    found = _finished(folder) or {}
+    pictures = [f"{name}.png" for name in found.get("figures", ())]
+    return [*_FILES, *pictures, finetuning.CHECKPOINTS]
 
 
 def write(
@@ -74,8 +146,7 @@ def write(
     """Writes everything a run found and returns the rows of its table.
 
     ``scores.parquet results.json results.md report.html``, figures, and the detectors
-    fitted on the first split in ``fitted/<data set>/<detector>/``.  The checkpoints of
-    a tuning, which a run that is started again goes on from, are done with.
+    fitted on the first split in ``fitted/<data set>/<detector>/``.
     """
     import pandas as pd
 
@@ -110,6 +181,7 @@ def write(
         "sentences": inside,
         "relevance": differences,
         "seconds": dict(seconds),
+        "figures": list(drawn),
         "versions": _versions(),
     }
     with replacing(folder / "results.json") as file:
@@ -126,8 +198,6 @@ def write(
     _save(folder / "fitted", config, detectors, data, found, rows)
     for label, tuned in found.tuned.items():
         tuned.save(folder / "fitted" / label / finetuning.FINE_TUNED.name)
-    if found.tuned:
-        shutil.rmtree(folder / finetuning.CHECKPOINTS)
     return rows
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from jaxhal.datasets import Question
 from jaxhal.detection import resolve, score
 from jaxhal.evaluation.intervals import mean_interval
-from jaxhal.experiments.config import DTYPES, structured
+from jaxhal.experiments.config import DTYPES, check_name, structured
 from jaxhal.experiments.making import (
     Writing,
     check_questions,
@@ -99,6 +99,7 @@ def compare(
       Chuang et al., Lookback Lens, EMNLP 2024, section 4.
     """
     config = structured(Guiding, source, overrides)
+    check_name(config.name)
     check_questions(config.questions)
     if config.dtype not in DTYPES:
         raise ValueError(f"dtype is {config.dtype!r}; use one of {', '.join(DTYPES)}")

@@ -17,7 +17,7 @@ from jaxhal import datasets
 from jaxhal.datasets import Question
 from jaxhal.datasets.jsonl import write_rows
 from jaxhal.endpoint import Endpoint, NoReply
-from jaxhal.experiments.config import DTYPES, structured, to_yaml
+from jaxhal.experiments.config import DTYPES, check_name, structured, to_yaml
 from jaxhal.experiments.running import model
 from jaxhal.files import alone, append, lines_of, replacing
 from jaxhal.generation import Sampling, generate, requests
@@ -145,6 +145,7 @@ def make(
       Attention Graphs, 2025, appendix C.
     """
     config = structured(Making, source, overrides)
+    check_name(config.name)
     _check(config)
     folder = Path(config.out) / config.name
     claim(folder, config, _answers)
@@ -215,7 +216,10 @@ def _sampling(config: Making) -> Sampling:
 
 
 def claim(
-    folder: Path, config: Any, counts: Callable[[Any], Any] = lambda one: one
+    folder: Path,
+    config: Any,
+    counts: Callable[[Any], Any] = lambda one: one,
+    beside: Sequence[str] = (),
 ) -> None:
     """Makes sure that what the folder holds was made the same way.
 
@@ -223,13 +227,21 @@ def claim(
       folder: made, with config.yaml in it, if it is not there.
       config: a dataclass; a field that it had not then counts as left out.
       counts: what of it has to be the same; where the folder is never is.
+      beside: files that may be there before config.yaml is.
 
     Raises:
+      FileExistsError: when the folder holds what none of its kind made.
       ValueError: naming what differs.
     """
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "config.yaml"
     if not path.is_file():
+        names = sorted(entry.name for entry in folder.iterdir())
+        if strange := [n for n in names if n not in beside and not n.startswith(".")]:
+            raise FileExistsError(
+                f"{folder} holds what was not made here, such as {strange[0]!r}; give "
+                "another 'name' or 'out'"
+            )
         _write_config(folder, config)
         return
     kept = dataclasses.replace(structured(type(config), path, []), out=config.out)

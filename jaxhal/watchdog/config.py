@@ -18,7 +18,7 @@ from jaxhal import entailment
 from jaxhal.datasets import Question
 from jaxhal.encoding import kept_encoder
 from jaxhal.endpoint import endpoint_of
-from jaxhal.experiments.config import DTYPES, structured
+from jaxhal.experiments.config import DTYPES, check_name, structured
 from jaxhal.experiments.making import check_questions, claim, load_questions
 from jaxhal.experiments.running import model
 from jaxhal.files import replacing
@@ -162,6 +162,7 @@ def load_watch(
       ValueError: on an unknown key, or a value that makes no sense.
     """
     config = structured(Watch, source, overrides)
+    check_name(config.name)
     check_questions(config.questions)
     choices = {
         "judge": ("reference", "endpoint"),
@@ -397,7 +398,8 @@ def explorer_of(config: Watch, progress: bool | None = None) -> Explorer:
         config,
         config.writer or dataclasses.replace(config.agent, passages=0, prompt=""),
     )
-    claim(config.folder, config, _explored)  # not before a model was found
+    # Not before a model was found.  Feedback may have come before an exploration.
+    claim(config.folder, config, _explored, beside=("bound.db", "points.jsonl"))
     if (config.folder / _DIGEST).is_file():
         check_unchanged(config)
     else:
