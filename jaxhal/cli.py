@@ -12,6 +12,7 @@ import typer
 
 from jaxhal.cli_watchdog import app as watchdog
 from jaxhal.console import as_table, check_place, terminal, usage
+from jaxhal.files import check_apart
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -170,6 +171,8 @@ def detect(
 
     options: dict[str, Any] = {"batch_size": batch_size}
     with usage():
+        read = {"--input": source} | _files_of(model)
+        check_apart(read, {"--output": output, "--html": page})
         resolve(model, detector or None)  # a wrong name should cost no download
         if relevance is not None:
             lrp.resolve(relevance)
@@ -319,6 +322,7 @@ def sweep(
     from jaxhal import experiments
 
     with usage():
+        check_apart({"the configuration": config}, {"--output": output})
         check_place(output)
         pairs = [_pair(setting) for setting in settings]
         # A YAML list or mapping is one value, whatever commas it holds.
@@ -412,6 +416,17 @@ def _brief(row: Mapping[str, Any]) -> dict[str, Any]:
         "control": row["control"],
         "beats controls": row["beats controls"],
     }
+
+
+def _files_of(model: str) -> dict[str, Path]:
+    """What a model is read from, where that is on this machine, by what it is called.
+
+    >>> _files_of("smollm2-135m")
+    {}
+    """
+    path = Path(model)
+    files = sorted(path.iterdir()) if path.is_dir() else [path]
+    return {f"--model {file}": file for file in files if file.is_file()}
 
 
 def _scored(
