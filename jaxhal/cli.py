@@ -11,6 +11,7 @@ import typer
 from jaxhal.cli_watchdog import app as watchdog
 from jaxhal.console import as_table, check_place, terminal, usage
 from jaxhal.files import check_apart
+from jaxhal.stopping import orderly
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -50,8 +51,13 @@ BatchSize = Annotated[int, typer.Option(min=1, help="Answers read together.")]
 
 
 def main() -> None:
-    """The entry point; exits 0, 1 when a row failed, 2 on bad usage, 130 on Ctrl-C."""
-    app(prog_name="jaxhal")
+    """Runs the command of ``sys.argv``.
+
+    It exits 0, 1 when a row failed, 2 on bad usage or where a file cannot be read or
+    written, 130 on Ctrl-C and 143 on SIGTERM.
+    """
+    with orderly():
+        app(prog_name="jaxhal")
 
 
 def _version(wanted: bool) -> bool:

@@ -73,7 +73,7 @@ class Partial:
             while left:
                 left = left[self._file.write(left) :]
             os.fsync(self._file.fileno())
-        except BaseException:
+        except OSError:  # a full disk
             self._file.truncate(end)
             raise
 
@@ -122,9 +122,13 @@ def resuming(
         try:
             yield partial
             path.unlink()
-        except BaseException:
+        except BaseException as error:
             if file.seek(0, os.SEEK_END) <= start:
                 path.unlink()
+            else:
+                error.add_note(
+                    f"{path} holds what is done, and the same command goes on there"
+                )
             raise
 
 

@@ -9,6 +9,7 @@ RANK = {
     "types": 0,
     "files": 0,
     "showing": 0,
+    "stopping": 0,
     "devices": 0,
     "progress": 0,
     "texts": 0,
@@ -52,6 +53,7 @@ RANK = {
     "bench": 14,
     "cli_watchdog": 14,
     "cli": 15,
+    "__main__": 16,
 }
 
 
