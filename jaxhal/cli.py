@@ -1,8 +1,6 @@
 """The ``jaxhal`` command.  Heavy imports wait until a command needs them."""
 
-import dataclasses
 import enum
-import itertools
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -12,17 +10,14 @@ import typer
 
 from jaxhal.cli_watchdog import app as watchdog
 from jaxhal.console import as_table, check_place, terminal, usage
-from jaxhal.files import replacing
+from jaxhal.files import check_apart, replacing
+from jaxhal.stopping import orderly
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from jaxhal.datasets.jsonl import Row
-    from jaxhal.models.lm import LM
+    from jaxhal.partial import Partial
     from jaxhal.report import Report
-
-# Rows scored together: enough to sort by length, few enough to hold in memory.
-_CHUNK = 1024
 
 app = typer.Typer(
     add_completion=False,
@@ -56,8 +51,13 @@ BatchSize = Annotated[int, typer.Option(min=1, help="Answers read together.")]
 
 
 def main() -> None:
-    """The entry point; exits 0, 1 when a row failed, 2 on bad usage, 130 on Ctrl-C."""
-    app(prog_name="jaxhal")
+    """Runs the command of ``sys.argv``.
+
+    It exits 0, 1 when a row failed, 2 on bad usage or where a file cannot be read or
+    written, 130 on Ctrl-C and 143 on SIGTERM.
+    """
+    with orderly():
+        app(prog_name="jaxhal")
 
 
 def _version(wanted: bool) -> bool:
@@ -96,6 +96,7 @@ def demo(
     from jaxhal.datasets import bundled
     from jaxhal.datasets.jsonl import write_rows
     from jaxhal.report import write_html
+    from jaxhal.scoring import checked
     from jaxhal.summary import source, summarize, verdict
 
     with usage():
@@ -103,7 +104,7 @@ def demo(
         lm = jaxhal.load(model)
     examples = bundled()[:limit]
     start = time.perf_counter()
-    reports = [_checked(report) for report in jaxhal.score(lm, examples)]
+    reports = [checked(report) for report in jaxhal.score(lm, examples)]
     pace = (time.perf_counter() - start) / len(reports) * 1000
     rows = summarize(reports)
     questions = len({source(report) for report in reports})
@@ -123,7 +124,7 @@ def demo(
     _show(console, reports[:3])
     for name in ("scores.jsonl", "report.html"):
         console.print(f"wrote {out / name}", soft_wrap=True)
-    _finish(console, reports)
+    _finish(console, [report.error for report in reports])
 
 
 @app.command()
@@ -154,6 +155,9 @@ def detect(
         ),
     ] = None,
     batch_size: BatchSize = 8,
+    force: Annotated[
+        bool, typer.Option("--force", help="Start over, whatever is done already.")
+    ] = False,
 ) -> None:
     """Scores the answers of a JSON Lines file.
 
@@ -161,53 +165,78 @@ def detect(
     result is {"id", "scores", "probabilities", "flagged", "spans", "error"}, in the
     order of the input; probabilities and flags are those of fitted detectors.  A bad
     row gets its error and the command exits 1.
+
+    Until all is done the results wait in OUTPUT.partial; the same command goes on there
+    after a stop.
     """
     import jaxhal
     from jaxhal import lrp
     from jaxhal.datasets.jsonl import read_rows, write_rows
     from jaxhal.detection import resolve
+    from jaxhal.files import is_file
+    from jaxhal.partial import beside, resuming
     from jaxhal.report import write_html
+    from jaxhal.scoring import results, rows_of, settings_of
     from jaxhal.summary import summarize, verdict
 
-    options: dict[str, Any] = {"batch_size": batch_size}
+    names, keeps = detector or None, is_file(output)
     with usage():
-        resolve(model, detector or None)  # a wrong name should cost no download
+        check_apart(
+            {"--input": source} | _files_of(model),
+            {
+                "--output": output,
+                "--html": page,
+                "what is done so far,": beside(output) if keeps else None,
+            },
+        )
+        resolve(model, names)  # a wrong name should cost no download
         if relevance is not None:
             lrp.resolve(relevance)
             if page is None:
                 raise ValueError(
                     f"--relevance {relevance} is shown in the page; give --html as well"
                 )
-            options["relevance"] = relevance
         rows = read_rows(source)
         for path in (output, page):
             check_place(path)
         lm = jaxhal.load(model)
-        resolve(lm.name, detector or None)  # a folder may be called like a model
-    console = terminal(stderr=True)
-    kept: list[Report] = []
-    failed: list[Report] = []
-    total = 0
+        resolve(lm.name, names)  # a folder may be called like a model
+        options: dict[str, Any] = {
+            "batch_size": batch_size,
+            "relevance": relevance,
+            "reports": page is not None,
+        }
+        kept: list[Report] = []
+        errors: list[str | None] = []
 
-    def lines() -> Iterator[Mapping[str, Any]]:
-        nonlocal total
-        for report in _scored(lm, rows, detector or None, **options):
-            total += 1
-            if report.error is not None:
-                failed.append(report)
+        def done(partial: "Partial | None" = None) -> Iterator[Mapping[str, Any]]:
+            for row, report in results(lm, rows, names, partial=partial, **options):
+                errors.append(row["error"])
+                kept.extend([report] if report is not None else [])
+                yield row
+
+        def write_page() -> None:
             if page is not None:
-                kept.append(report)
-            yield report.to_dict()
+                table = summarize(kept)
+                note = verdict(table) if table else ""
+                title = f"jaxhal detect: {Path(source).name}"
+                write_html(page, kept, title, table, note)
 
-    write_rows(output, lines())
-    if page is not None:
-        results = summarize(kept)
-        note = verdict(results) if results else ""
-        write_html(page, kept, f"jaxhal detect: {Path(source).name}", results, note)
+        if keeps:
+            settings = settings_of(lm, names, **options)
+            with resuming(output, settings, force=force) as partial:
+                for _ in done(partial):
+                    pass
+                write_page()
+                write_rows(output, rows_of(partial))
+        else:
+            write_rows(output, done())
+            write_page()
+    console = terminal(stderr=True)
     place = "standard output" if output == "-" else output
-    what = f"{total - len(failed)} of {total} answers scored, written to {place}"
-    console.print(what, soft_wrap=True)
-    _finish(console, failed)
+    scored = f"{errors.count(None)} of {len(errors)} answers scored"
+    console.print(f"{scored}, written to {place}", soft_wrap=True)
+    _finish(console, errors)
 
 
 @app.command("list")
@@ -249,14 +278,14 @@ def data(
 
     with usage():
         chosen = _options(options or [])
-        bad: list[Row] = []
+        bad: list[str | None] = []
         if name in DATASETS or chosen:
             examples = load_dataset(name, **chosen)
         else:
             rows = list(read_file(name))
-            bad = [row for row in rows if row.error is not None]
+            bad = [row.error for row in rows]
             examples = [row.example for row in rows if row.example is not None]
-        parts = card(examples) if examples or not bad else []
+        parts = card(examples) if examples or not any(bad) else []
     if json:
         write_rows("-", [{"name": name, "splits": parts}])
     elif parts:
@@ -332,6 +361,7 @@ def sweep(
     from jaxhal import experiments
 
     with usage():
+        check_apart({"the configuration": config}, {"--output": output})
         check_place(output)
         pairs = [_pair(setting) for setting in settings]
         # A YAML list or mapping is one value, whatever commas it holds.
@@ -428,37 +458,15 @@ def _brief(row: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _scored(
-    lm: "LM", rows: Iterable["Row"], detectors: Sequence[str] | None, **options: Any
-) -> Iterator["Report"]:
-    """One report a row, in order, bad rows among them."""
-    import jaxhal
-    from jaxhal.report import Report
+def _files_of(model: str) -> dict[str, Path]:
+    """What a model is read from, where that is on this machine, by what it is called.
 
-    rows = iter(rows)
-    while chunk := list(itertools.islice(rows, _CHUNK)):
-        good = [row.example for row in chunk if row.example is not None]
-        done = iter(jaxhal.score(lm, good, detectors, **options))
-        for row in chunk:
-            if row.example is None:
-                yield Report(row.id, lm.name, "", {}, [], [], {}, "", error=row.error)
-                continue
-            report = _checked(next(done))
-            if report.error is not None:
-                error = f"line {row.line}: {report.error}"
-                report = dataclasses.replace(report, error=error)
-            yield report
-
-
-def _checked(report: "Report") -> "Report":
-    """The report, or its error when a score in it is no number."""
-    try:
-        report.to_dict()
-    except ValueError as error:
-        empty: dict[str, Any] = {"scores": {}, "tokens": [], "spans": [], "heads": {}}
-        empty |= {"relevance": None, "error": str(error)}
-        return dataclasses.replace(report, **empty)
-    return report
+    >>> _files_of("smollm2-135m")
+    {}
+    """
+    path = Path(model)
+    files = sorted(path.iterdir()) if path.is_dir() else [path]
+    return {f"--model {file}": file for file in files if file.is_file()}
 
 
 def _models() -> list[dict[str, Any]]:
@@ -542,9 +550,9 @@ def _several(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [value]
 
 
-def _finish(console: "Console", reports: Iterable["Report | Row"]) -> None:
+def _finish(console: "Console", found: Sequence[str | None]) -> None:
     """Says what failed and exits 1 if anything did."""
-    errors = [report.error for report in reports if report.error is not None]
+    errors = [error for error in found if error is not None]
     for error in errors[:10]:
         console.print(f"error: {error}", soft_wrap=True)
     if len(errors) > 10:

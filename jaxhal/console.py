@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from jaxhal.stopping import begun
+
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
@@ -55,10 +57,12 @@ def check_place(path: str | Path | None) -> None:
 @contextlib.contextmanager
 def usage() -> Iterator[None]:
     """Turns what is wrong with the arguments into one line and exit code 2."""
+    begun()
     try:
         yield
     except (ValueError, KeyError, OSError, RuntimeError) as error:
         # A KeyError shows its message quoted.
         text = error.args[0] if isinstance(error, KeyError) and error.args else error
-        typer.echo(f"jaxhal: {text}", err=True)
+        line = "; ".join([f"jaxhal: {text}", *getattr(error, "__notes__", ())])
+        typer.echo(line, err=True)
         raise typer.Exit(2) from error

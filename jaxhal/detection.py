@@ -1,7 +1,7 @@
 """From answers to reports: encode, read once, let every detector score."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -109,6 +109,43 @@ def score(
       ValueError: on an unknown detector, one that must be fitted first, no detector or
         two of one name, a batch size below 1, or unknown rules.
     """
+    found = score_batches(
+        lm,
+        examples,
+        detectors,
+        batch_size=batch_size,
+        progress=progress,
+        threshold=threshold,
+        relevance=relevance,
+    )
+    reports = {number: report for batch in found for number, report in batch}
+    return [reports[number] for number in range(len(examples))]
+
+
+def score_batches(
+    lm: LM,
+    examples: Sequence[Example],
+    detectors: Sequence[str | Detector | Fitted] | None = None,
+    *,
+    batch_size: int = 8,
+    progress: bool | None = None,
+    threshold: float | None = None,
+    relevance: str | lrp.RuleSet | None = None,
+    known: Collection[int] = (),
+) -> Iterator[list[tuple[int, Report]]]:
+    """The reports of :func:`score` as they are done, those read together at a time.
+
+    Args:
+      known: numbers of examples whose reports are there already.  What was read
+        together is read together still, so the others come out bit for bit as they
+        would with these; batches of nothing but known examples are passed over.
+
+    Yields:
+      Pairs of an example's number and its report, known ones left out.
+
+    Raises:
+      ValueError: as :func:`score`, at the first one.
+    """
     if batch_size < 1:
         raise ValueError(f"batch_size is {batch_size}; it must be at least 1")
     flow = None if relevance is None else lrp.resolve(relevance)
@@ -120,7 +157,7 @@ def score(
     rows: list[Encoded] = []
     others: list[dict[Recast, Encoded]] = []
     numbers: list[dict[str, np.ndarray]] = []
-    reports: dict[int, Report] = {}
+    bad: dict[int, Report] = {}
     kept: list[int] = []
     for number, example in enumerate(examples):
         try:
@@ -131,21 +168,25 @@ def score(
             }
             for one in (row, *seen.values()):
                 check_length(one, lm.config.context_length)
-            known = {n: np.asarray(made(example), np.float32) for n, made in computed}
+            texts = {n: np.asarray(made(example), np.float32) for n, made in computed}
         except ValueError as error:
-            reports[number] = empty(lm.name, example, named, str(error))
+            bad[number] = empty(lm.name, example, named, str(error))
             continue
         rows.append(row)
         others.append(seen)
-        numbers.append(known)
+        numbers.append(texts)
         kept.append(number)
-    bulk = Bulk(lm, [examples[n] for n in kept], None, batch_size, progress)
-    together = measured(named, bulk) if kept else {}
+    if missing := [pair for pair in bad.items() if pair[0] not in known]:
+        yield missing
     size = rows_together(max(1, len(rows)), batch_size)
-    with progress_bar(len(rows), "scoring", "answer", progress) as bar:
-        for group in plan(rows, size):
+    planned = plan(rows, size)
+    todo = [one for one in planned if not all(kept[i] in known for i in one.rows)]
+    bulk = Bulk(lm, [examples[n] for n in kept], None, batch_size, progress)
+    together = measured(named, bulk) if todo else {}
+    total = sum(len(group.rows) for group in todo)
+    with progress_bar(total, "scoring", "answer", progress) as bar:
+        for group in todo:
             features = _read(lm, named, rows, others, along, group, size)
-            texts = [examples[kept[i]] for i in group.rows]
             for name, _ in computed:
                 values = np.stack([numbers[i][name] for i in group.rows])
                 features[name] = _filled(values, size)
@@ -154,15 +195,22 @@ def score(
                     lambda leaf, rows=group.rows: _filled(leaf[rows], size), found
                 )
             judged = judge(chosen, features)
-            for at, (i, example) in enumerate(zip(group.rows, texts, strict=True)):
-                found = report(chosen, lm.name, example, rows[i], judged, at, threshold)
-                if flow is not None:
-                    found = _traced(lm, found, example, rows[i], flow, group)
-                reports[kept[i]] = found
+            done = []
+            for at, i in enumerate(group.rows):
+                example = examples[kept[i]]
+                if kept[i] in known:
+                    continue
+                if i in bulk.errors:
+                    found = empty(lm.name, example, named, bulk.errors[i])
+                else:
+                    found = report(
+                        chosen, lm.name, example, rows[i], judged, at, threshold
+                    )
+                    if flow is not None:
+                        found = _traced(lm, found, example, rows[i], flow, group)
+                done.append((kept[i], found))
             bar.update(len(group.rows))
-    for at, error in bulk.errors.items():
-        reports[kept[at]] = empty(lm.name, examples[kept[at]], named, error)
-    return [reports[number] for number in range(len(examples))]
+            yield done
 
 
 def _filled(values: np.ndarray, rows: int) -> np.ndarray:

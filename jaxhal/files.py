@@ -165,10 +165,10 @@ def check_apart(
     seen: list[tuple[str, Path]] = [
         (name, Path(path))
         for name, path in inputs.items()
-        if path is not None and _is_file(path)
+        if path is not None and is_file(path)
     ]
     for name, given in outputs.items():
-        if given is None or not _is_file(given):
+        if given is None or not is_file(given):
             continue
         path = Path(given)
         for other, there in seen:
@@ -182,7 +182,7 @@ def check_apart(
         seen.append((name, path))
 
 
-def _is_file(path: str | os.PathLike) -> bool:
+def is_file(path: str | os.PathLike) -> bool:
     """Whether writing to this path could lose anything: not to a pipe or device."""
     return path != "-" and (Path(path).is_file() or not Path(path).exists())
 

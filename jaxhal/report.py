@@ -148,6 +148,19 @@ class Report:
             "error": self.error,
         }
 
+    def check(self) -> None:
+        """Makes sure that every number can be written.
+
+        Raises:
+          ValueError: on a score, of a token or a head too, that is not finite.
+        """
+        self.to_dict()
+        for token in self.tokens:
+            for name, score in token.scores.items():
+                _finite(score, f"{self.id}: {name} of a token")
+        for name, heads in self.heads.items():
+            _rounded(heads, f"{self.id}: {name}")
+
     def to_pandas(self) -> "pandas.DataFrame":
         """One row per token: ``token``, ``start``, ``end``, a column per detector."""
         import pandas

@@ -1,5 +1,7 @@
 """What the command prints, writes and exits with."""
 
+import dataclasses
+import functools
 import json
 import os
 import re
@@ -14,10 +16,11 @@ import pytest
 from typer.testing import CliRunner
 
 import jaxhal
-from jaxhal import cli
+from jaxhal import cli, detection, scoring
 from jaxhal.datasets import bundled
 from jaxhal.report import Report, Span, Token
 from jaxhal.summary import summarize, verdict
+from tiny_lm import tiny_lm, write_lm
 
 GOOD = {"id": "good", "prompt": "Why?", "response": "So it is."}
 
@@ -57,7 +60,7 @@ def calls(monkeypatch):
     def load(name):
         if name == "gone":
             raise ValueError("unknown model 'gone'; did you mean 'smollm2-135m'?")
-        return SimpleNamespace(name=name)
+        return named(name)
 
     def score(lm, examples, detectors=None, *, batch_size=8, progress=None):
         seen.append((lm.name, len(examples), detectors, batch_size))
@@ -67,8 +70,31 @@ def calls(monkeypatch):
         ]
 
     monkeypatch.setattr(jaxhal, "load", load)
-    monkeypatch.setattr(jaxhal, "score", score)
+    patch_score(monkeypatch, score)
     return seen
+
+
+@functools.cache
+def tiny():
+    return tiny_lm()
+
+
+def named(name):
+    """A model that has a name, and that nothing is asked of."""
+    return dataclasses.replace(tiny(), name=name)
+
+
+def patch_score(monkeypatch, score):
+    """Judges answers by another function, one after the other."""
+
+    def batches(lm, examples, detectors, *, batch_size, relevance, known):
+        reports = score(lm, examples, detectors, batch_size=batch_size)
+        for at, report in enumerate(reports):
+            if at not in known:
+                yield [(at, report)]
+
+    monkeypatch.setattr(jaxhal, "score", score)
+    monkeypatch.setattr(detection, "score_batches", batches)
 
 
 def run(*arguments, **options):
@@ -141,7 +167,7 @@ def test_a_score_that_is_no_number_is_an_error_of_its_row(tmp_path, calls, monke
             for example, value in zip(examples, values, strict=True)
         ]
 
-    monkeypatch.setattr(jaxhal, "score", score)
+    patch_score(monkeypatch, score)
     source = write(tmp_path / "in.jsonl", GOOD, GOOD | {"id": "bad"}, GOOD)
     found = run("detect", "-m", "m", "-i", source, "--html", tmp_path / "out.html")
     assert found.exit_code == 1
@@ -151,7 +177,7 @@ def test_a_score_that_is_no_number_is_an_error_of_its_row(tmp_path, calls, monke
 
 
 def test_large_inputs_are_scored_in_parts(tmp_path, calls, monkeypatch):
-    monkeypatch.setattr(cli, "_CHUNK", 4)
+    monkeypatch.setattr(scoring, "_PART_WAITED_FOR", 4)
     rows = [GOOD | {"id": str(n)} for n in range(10)]
     found = run("detect", "-m", "m", "-i", write(tmp_path / "in.jsonl", *rows))
     assert [row["id"] for row in lines(found.stdout)] == [str(n) for n in range(10)]
@@ -204,7 +230,7 @@ def test_usage_errors_exit_2(tmp_path, calls, monkeypatch, arguments, message):
 def test_a_folder_called_like_a_model_has_no_fitted_detectors(
     tmp_path, calls, monkeypatch
 ):
-    monkeypatch.setattr(jaxhal, "load", lambda name: SimpleNamespace(name=f"./{name}"))
+    monkeypatch.setattr(jaxhal, "load", lambda name: named(f"./{name}"))
     source = write(tmp_path / "in.jsonl", GOOD)
     found = run("detect", "-m", "smollm2-135m", "-i", source, "-d", "token_probe")
     assert (found.exit_code, found.stdout) == (2, "") and calls == []
@@ -244,7 +270,7 @@ def test_ctrl_c_writes_nothing(tmp_path, calls, monkeypatch):
     def score(*arguments, **options):
         signal.raise_signal(signal.SIGINT)
 
-    monkeypatch.setattr(jaxhal, "score", score)
+    patch_score(monkeypatch, score)
     source, output = write(tmp_path / "in.jsonl", GOOD), tmp_path / "out.jsonl"
     found = run("detect", "-m", "m", "-i", source, "-o", output)
     assert found.exit_code == 130
@@ -252,14 +278,12 @@ def test_ctrl_c_writes_nothing(tmp_path, calls, monkeypatch):
 
 
 SLOW = """
-import sys, time, types
-import jaxhal
-from jaxhal import cli
-jaxhal.load = lambda name: types.SimpleNamespace(name=name)
-def score(*arguments, **options):
+import sys, time
+from jaxhal import cli, detection
+def batches(*arguments, **options):
     print("scoring", file=sys.stderr, flush=True)
     time.sleep(60)
-jaxhal.score = score
+detection.score_batches = batches
 cli.main()
 """
 
@@ -268,9 +292,10 @@ cli.main()
 def test_ctrl_c_of_a_process(tmp_path):
     source, output = write(tmp_path / "in.jsonl", GOOD), tmp_path / "out.jsonl"
     output.write_text("old")
-    command = [sys.executable, "-c", SLOW, "detect", "-m", "m"]
+    model = write_lm(tmp_path / "model")
     process = subprocess.Popen(
-        [*command, "-i", source, "-o", output],
+        [*(sys.executable, "-c", SLOW, "detect", "-m", model), "-i", source]
+        + ["-o", output],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -281,7 +306,7 @@ def test_ctrl_c_of_a_process(tmp_path):
         _, errors = process.communicate(timeout=60)
     assert process.returncode == 130 and "Traceback" not in errors
     assert output.read_text() == "old"
-    assert sorted(os.listdir(tmp_path)) == ["in.jsonl", "out.jsonl"]
+    assert sorted(os.listdir(tmp_path)) == ["in.jsonl", "model", "out.jsonl"]
 
 
 def test_demo(tmp_path, calls):

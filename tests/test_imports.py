@@ -9,10 +9,12 @@ RANK = {
     "types": 0,
     "files": 0,
     "showing": 0,
+    "stopping": 0,
     "devices": 0,
     "progress": 0,
     "texts": 0,
     "models": 1,
+    "partial": 1,
     "features": 1,
     "datasets": 1,
     "evaluation": 1,
@@ -44,12 +46,14 @@ RANK = {
     "shipped": 9,
     "detection": 10,
     "guided": 11,
+    "scoring": 11,
     "streaming": 11,
     "experiments": 12,
     "watchdog": 13,
     "bench": 14,
     "cli_watchdog": 14,
     "cli": 15,
+    "__main__": 16,
 }
 
 

@@ -1,0 +1,15 @@
+"""``python -m jaxhal``, and where the ``jaxhal`` command begins."""
+
+from jaxhal.stopping import orderly
+
+
+def main() -> None:
+    """The entry point: it can be stopped before anything heavy is imported."""
+    with orderly():
+        from jaxhal.cli import main as run
+
+        run()
+
+
+if __name__ == "__main__":
+    main()
