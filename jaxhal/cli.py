@@ -1,6 +1,7 @@
 """The ``jaxhal`` command.  Heavy imports wait until a command needs them."""
 
 import enum
+import os
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from jaxhal import hosts
 from jaxhal.cli_watchdog import app as watchdog
 from jaxhal.console import as_table, check_place, terminal, usage
 from jaxhal.files import check_apart, replacing
@@ -71,6 +73,15 @@ def _version(wanted: bool) -> bool:
 
 @app.callback()
 def _jaxhal(
+    allowed: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--allow-endpoint",
+            metavar="HOST",
+            help="A server that configurations and saved detectors may ask and, over "
+            "https, show your key to; repeat for more. Also $JAXHAL_ENDPOINTS.",
+        ),
+    ] = None,
     version: Annotated[
         bool,
         typer.Option(
@@ -79,6 +90,10 @@ def _jaxhal(
     ] = False,
 ) -> None:
     """Finds hallucinations in what language models write."""
+    with usage():
+        for name in allowed or ():
+            hosts.place_of(name)
+            os.environ[hosts.VARIABLE] = f"{os.environ.get(hosts.VARIABLE, '')},{name}"
 
 
 @app.command()

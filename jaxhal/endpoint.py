@@ -13,18 +13,22 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
+from jaxhal import hosts
 from jaxhal.files import replacing
-from jaxhal.models.registry import cache_dir
+from jaxhal.models.registry import cache_dir, private_cache
+from jaxhal.showing import shown
 from jaxhal.texts import storable
 
 #: Bytes of what a server sends in reply to one request, its pieces together.
 MOST_BYTES = 64 * 2**20
 #: Seconds that a response may take at least, however little comes at a time.
 PATIENCE = 600.0
-# What a server that wants no key is given, since the client insists on one.
+# What a server that gets no key is given, since the client insists on one, and the
+# headers it gets: the client adds others that the environment holds.
 _NO_KEY = "none"
+_HEADERS = {"host", "connection", "user-agent"}
+_HEADERS |= {"accept", "accept-encoding", "content-type", "content-length"}
 # How often a model is asked for a reply that can be used.
 _ATTEMPTS = 3
 # Of a reply that an error shows.
@@ -70,6 +74,11 @@ class Endpoint:
     """A chat model at an address, static by value.
 
     The key is taken from $OPENAI_API_KEY; away from api.openai.com it may be unset.
+    It goes to whom :mod:`jaxhal.hosts` lets have it: over https or to this machine, and
+    not to whom a configuration or a saved detector names without the user.
+
+    Attributes:
+      keyed: whether the server may have the key.
 
     Args:
       url: the base address, such as ``http://localhost:8000/v1``.
@@ -79,6 +88,7 @@ class Endpoint:
     Raises:
       ValueError: when the address is no http URL, the model has no name, or the timeout
         is not positive.
+      jaxhal.hosts.Refused: when the user has not named a server that data names.
 
     Example:
       >>> Endpoint("http://localhost:8000/v1", "llama").path("Hello?").suffix
@@ -88,14 +98,10 @@ class Endpoint:
     url: str
     model: str
     timeout: float = 60.0
+    keyed: bool = dataclasses.field(init=False, repr=False)
 
     def __post_init__(self):
-        parts = urlsplit(self.url)
-        if parts.scheme not in ("http", "https") or not parts.netloc:
-            raise ValueError(
-                f"endpoint is {self.url!r}; give the base address of a server, such as "
-                "'http://localhost:8000/v1'"
-            )
+        object.__setattr__(self, "keyed", hosts.keyed(self.url))
         if not self.model:
             raise ValueError(f"model is {self.model!r}; give its name at {self.url}")
         if not 0 < self.timeout < math.inf:
@@ -159,8 +165,8 @@ class Endpoint:
 
     def _keep(self, question: str, asked: str, reply: str) -> None:
         path = self.path(question)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(path) as file:
+        private_cache(path.parent.name)
+        with replacing(path, private=True) as file:
             json.dump(self._request(asked) | {"reply": reply}, file, indent=1)
 
     def _messages(self, asked: str) -> list[Any]:
@@ -179,7 +185,8 @@ class Endpoint:
                 api_key=self.key(),
                 timeout=self.timeout,
                 http_client=openai.DefaultHttpxClient(
-                    event_hooks={"response": [self._bounded]}, verify=trusted()
+                    event_hooks={"request": [self.bare], "response": [self._bounded]},
+                    **self.connecting(),
                 ),
             ) as client:
                 answer = client.chat.completions.create(
@@ -190,9 +197,9 @@ class Endpoint:
             # What would be said to every question is not this one's error.
             kind = RuntimeError if isinstance(error, self.refusals()) else Unanswered
             raise kind(
-                f"{self.url} gave no answer from {self.model!r} ({error}); check the "
-                "address, the model's name and $OPENAI_API_KEY, then run the same again"
-            ) from error
+                f"{self.url} gave no answer from {self.model!r} "
+                f"({hosts.hidden(error)}); {self.remedy}, then run the same again"
+            ) from None
         if isinstance(answer, str):  # a page
             raise RuntimeError(
                 f"{self.url} answers with something other than a chat completion; give "
@@ -209,7 +216,32 @@ class Endpoint:
             )
         return storable(reply)
 
+    def connecting(self) -> dict[str, Any]:
+        """How a client connects: nobody else gets what this server is sent."""
+        near = hosts.server_of(self.url).is_local  # no proxy should see it
+        return {"verify": trusted(), "follow_redirects": False, "trust_env": not near}
+
+    def bare(self, request: Any) -> None:
+        """Takes from a request whatever a server without the key should not have."""
+        if self.keyed:
+            return
+        for name in {*request.headers}:
+            if name not in _HEADERS and not name.startswith("x-stainless-"):
+                del request.headers[name]
+        request.headers["Authorization"] = f"Bearer {_NO_KEY}"
+
+    def check_here(self, response: Any) -> None:
+        """Raises the client's error where a server sends its askers elsewhere."""
+        if response.has_redirect_location:
+            raise self.client_library().PermissionDeniedError(
+                f"it sends to {shown(response.headers['location'])}, where nothing is "
+                "sent; give that address if you trust it",
+                response=response,
+                body=None,
+            )
+
     def _bounded(self, response: Any) -> None:
+        self.check_here(response)
         read, gauge = response.iter_bytes, self.gauge()
 
         def bounded(chunk_size: int | None = None) -> Iterator[bytes]:
@@ -272,13 +304,25 @@ class Endpoint:
         Raises:
           RuntimeError: when there is none for api.openai.com.
         """
-        key = os.environ.get("OPENAI_API_KEY")
-        if not key and urlsplit(self.url).hostname == "api.openai.com":
+        key = os.environ.get("OPENAI_API_KEY") if self.keyed else None
+        if self.keyed and not key and hosts.server_of(self.url).is_openai:
             raise RuntimeError(
                 f"$OPENAI_API_KEY is not set, which {self.url} needs; set it, or give "
                 "the address of another server"
             )
         return key or _NO_KEY
+
+    @property
+    def remedy(self) -> str:
+        """What to do when it does not answer."""
+        known = "check the address, the model's name and $OPENAI_API_KEY"
+        if self.keyed or not os.environ.get("OPENAI_API_KEY"):
+            return known
+        host = hosts.server_of(self.url).host
+        return (
+            f"{known}, which it was not given: that takes https, or this machine, and "
+            f"{host} in ${hosts.VARIABLE} where data names it"
+        )
 
 
 @functools.cache

@@ -3,7 +3,7 @@
 import dataclasses
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxhal import hosts
 from jaxhal.classifiers.linear import Linear
 from jaxhal.classifiers.lstm import LSTM, Cell
 from jaxhal.classifiers.mlp import MLP
@@ -90,10 +91,16 @@ def save(
         json.dump({**about, **(card or {})}, file, indent=1)
 
 
-def load(path: str | os.PathLike) -> Fitted:
+def load(path: str | os.PathLike, *, endpoints: Iterable[str] = ()) -> Fitted:
     """A detector that :func:`save` wrote.
 
+    Args:
+      path: the folder.
+      endpoints: hosts that it may ask and, over https, show $OPENAI_API_KEY to, beside
+        those that the environment names, such as ``"api.openai.com"``.
+
     Raises:
+      jaxhal.hosts.Refused: when it would ask another one.
       FileNotFoundError: when there is no card.
       ValueError: when the card cannot be read or does not fit the parameters.
     """
@@ -101,7 +108,8 @@ def load(path: str | os.PathLike) -> Fitted:
     if not (folder / "card.json").is_file():
         raise FileNotFoundError(f"{folder} has no card.json; give a saved detector")
     try:
-        return _load(folder)
+        with hosts.brought(str(folder), endpoints, trusted=False):
+            return _load(folder)
     # What Python says of a missing key or a wrong type does not say which folder.
     except (AttributeError, KeyError, OSError, TypeError, ValueError) as error:
         raise ValueError(

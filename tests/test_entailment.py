@@ -209,8 +209,8 @@ def test_answers_to_a_question():
 def test_resolving():
     assert resolve("nli:some/model") == Inference("some/model")
     assert resolve("similarity") == Similarity()
-    there = resolve("endpoint:org/a@b@http://u@localhost:8000/v1")
-    assert there == Asked(Endpoint("http://u@localhost:8000/v1", "org/a@b"))
+    there = resolve("endpoint:org/a@b@http://localhost:8000/v1@u")
+    assert there == Asked(Endpoint("http://localhost:8000/v1@u", "org/a@b"))
     lm = tiny_lm()
     reader = resolve("reader", lm)
     assert isinstance(reader, Reader) and reader.lm is lm

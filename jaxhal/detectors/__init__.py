@@ -6,9 +6,11 @@ Several detectors share one reading pass: :func:`reads` merges what they ask for
 import difflib
 import functools
 import inspect
+import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from jaxhal import hosts
 from jaxhal.detectors.controls import tfidf as tfidf
 from jaxhal.detectors.core import Detector as Detector
 from jaxhal.detectors.core import ExampleView as ExampleView
@@ -166,7 +168,9 @@ def build(spec: str | Mapping[str, Mapping[str, Any]]) -> Detector:
     compiles once.
 
     Raises:
-      ValueError: on an unknown name, or an option it does not take.
+      ValueError: on an unknown name, an option it does not take, or a ``name`` that is
+        another detector's.
+      jaxhal.hosts.Refused: on an endpoint at a host that the user has not named.
 
     Example:
       >>> build({"toha": {"max_heads": 3}}).name
@@ -180,6 +184,13 @@ def build(spec: str | Mapping[str, Mapping[str, Any]]) -> Detector:
         )
     ((name, options),) = spec.items()
     options = dict(options or {})
+    called = options.get("name", name)
+    for other in {*CATALOGUE, "ensemble"} - {name}:
+        if _bare(str(called)) == _bare(other):
+            raise ValueError(
+                f"detector {name!r} is given the name {called!r}, and {other!r} is "
+                "another detector; give it a name of its own"
+            )
     if name == "ensemble":
         members = [build(member) for member in options.pop("members", ())]
         make: Callable[..., Detector] = functools.partial(ensemble, members)
@@ -189,9 +200,16 @@ def build(spec: str | Mapping[str, Mapping[str, Any]]) -> Detector:
         usual = {k: p.default for k, p in inspect.signature(make).parameters.items()}
         options = {k: v for k, v in options.items() if k not in usual or usual[k] != v}
     try:
-        return make(**options)
+        with hosts.brought(f"detector {name!r}"):
+            return make(**options)
     except TypeError as error:
         raise ValueError(f"detector {name!r}: {error}") from error
+
+
+def _bare(name: str) -> str:
+    """What people see of a name: its letters and digits, however they are written."""
+    plain = unicodedata.normalize("NFKC", name).casefold()
+    return "".join(letter for letter in plain if letter.isalnum())
 
 
 def reads(detectors: Sequence[Detector]) -> dict[str, Reducer]:

@@ -18,6 +18,7 @@ from jaxtyping import Bool, Float
 from jaxhal.capture import read_rows
 from jaxhal.detectors.core import Detector
 from jaxhal.endpoint import NoReply
+from jaxhal.entailment import resolve
 from jaxhal.generation import Sampling
 from jaxhal.models.batching import check_length
 from jaxhal.models.lm import LM
@@ -226,7 +227,10 @@ Settings = Draw | Mapping[str, Any] | tuple[tuple[str, Any], ...] | None
 
 
 def cached(make: Callable[..., Any]) -> Callable[..., Any]:
-    """Gives the same detector for the same settings, so that it compiles once."""
+    """Gives the same detector for the same settings, so that it compiles once.
+
+    An endpoint in them is made anew each time, for not everyone may name one.
+    """
     known, signature = functools.cache(make), inspect.signature(make)
 
     @functools.wraps(make)
@@ -242,6 +246,8 @@ def _frozen(value: Any) -> Any:
     """A setting that can be told from others by its hash."""
     if isinstance(value, Mapping):
         return tuple(sorted(value.items()))
+    if isinstance(value, str) and value.startswith("endpoint:"):
+        return resolve(value)
     try:
         hash(value)
     except TypeError:

@@ -208,7 +208,6 @@ def listed_share(response: str, parts: list[str]) -> float:
     return min(1.0, (int(inside.sum()) + missing) / len(response))
 
 
-@functools.cache
 def detection_prompt(
     endpoint: str | None = None,
     model: str | None = None,
@@ -243,7 +242,11 @@ def detection_prompt(
     """
     if ask is not None and "{material}" not in ask:
         raise ValueError(f"ask is {ask!r}; it must hold {{material}}")
-    there = endpoint_of(endpoint, model)
+    return _detection_prompt(endpoint_of(endpoint, model), ask, name)
+
+
+@functools.cache
+def _detection_prompt(there: Endpoint | None, ask: str | None, name: str) -> Detector:
     if there is None:
         summary = "the reader is asked whether the answer is hallucinated"
         if ask is None:
@@ -253,7 +256,7 @@ def detection_prompt(
     share = ListedShare(there, ask or LIST)
     return Detector(
         name=name,
-        summary=f"share of the answer that {model} at {endpoint} lists as hallucinated",
+        summary=f"share of the answer that {there.name} lists as hallucinated",
         unit="share of characters, 0 to 1",
         reference=_REFERENCE,
         measures=(share,),

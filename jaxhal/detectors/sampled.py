@@ -23,7 +23,7 @@ from jaxhal.detectors.measures import (
     SentenceSupport,
     Unmatched,
 )
-from jaxhal.endpoint import endpoint_of
+from jaxhal.endpoint import Endpoint, endpoint_of
 from jaxhal.entailment import Entailment, YesNo, named
 from jaxhal.features import consistency, semantic
 from jaxhal.features import eigenscore as spread
@@ -215,7 +215,6 @@ def selfcheck_nli(
     return _over_sentences(name, summary, "0 to 1", _SELFCHECK, support, how)
 
 
-@cached
 def selfcheck_prompt(
     endpoint: str | None = None,
     model: str | None = None,
@@ -241,11 +240,17 @@ def selfcheck_prompt(
     References:
       Manakul et al., SelfCheckGPT, 2023, section 5.5.
     """
+    return _selfcheck_prompt(endpoint_of(endpoint, model), draw, how, name)
+
+
+@cached
+def _selfcheck_prompt(
+    there: Endpoint | None, draw: Settings, how: Literal["mean", "max"], name: str
+) -> Detector:
     drawn = draw_of(draw, _PUBLISHED["selfcheck"])
-    there = endpoint_of(endpoint, model)
     judge = "reader" if there is None else YesNo(there, SUPPORT)
     support = SentenceSupport(judge, drawn, "ordinary")
-    who = "the reader" if there is None else f"{model} at {endpoint}"
+    who = "the reader" if there is None else there.name
     summary = f"{who} asked whether each of {drawn} supports a sentence"
     return _over_sentences(name, summary, "0 to 1", _SELFCHECK, support, how)
 
@@ -317,7 +322,7 @@ def selfcheck_bertscore(
     return _over_sentences(name, summary, "1 - F1", _SELFCHECK, measure, how)
 
 
-@functools.cache
+@cached
 def nli_context(
     entailment: str | Entailment = "similarity",
     how: Literal["mean", "max"] = "mean",

@@ -13,7 +13,7 @@ import numpy as np
 from omegaconf import MISSING
 
 import jaxhal
-from jaxhal import datasets
+from jaxhal import datasets, hosts
 from jaxhal.datasets import Question
 from jaxhal.datasets.jsonl import write_rows
 from jaxhal.endpoint import Endpoint, NoReply
@@ -150,7 +150,7 @@ def make(
     folder = Path(config.out) / config.name
     claim(folder, config, _answers)
     questions = questions_of(config)
-    lm, judge = model(config.model, config.dtype), _judge(config)
+    judge, lm = _judge(config), model(config.model, config.dtype)
     with alone(folder):
         answers = _answered(lm, config, questions, folder, progress)
         # Labels may be judged in another way than before, and no data set come of them.
@@ -308,7 +308,9 @@ def _judge(config: Making) -> Judge:
         return OverlapRule(contained=config.contained == 0)
     confirm = None
     if config.judge == "endpoint":
-        confirm = EndpointJudge(Endpoint(config.endpoint, config.endpoint_model))
+        with hosts.brought("the configuration"):
+            there = Endpoint(config.endpoint, config.endpoint_model)
+        confirm = EndpointJudge(there)
     return ReferenceRule(confirm, config.contained, config.refusals, config.nearness)
 
 

@@ -20,7 +20,7 @@ from jaxhal.experiments.results import Judged
 from jaxhal.fitting import Fitted, fit
 from jaxhal.inputs import Inputs, collect
 from jaxhal.models.lm import LM, load
-from jaxhal.models.registry import cache_dir
+from jaxhal.models.registry import private_cache
 from jaxhal.progress import Bar, progress_bar
 from jaxhal.store import Store
 from jaxhal.tuning import Tuned
@@ -57,7 +57,7 @@ def read_data(
 ) -> dict[str, Inputs]:
     """Every data set of a configuration, read through its store."""
     lm = model(config.model, config.dtype)
-    store = Store(config.store or cache_dir() / "features")
+    store = Store(config.store or private_cache("features"))
     return {
         data.label: collect(
             lm,

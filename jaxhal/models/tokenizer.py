@@ -107,7 +107,10 @@ class Tokenizer:
         whole = found[0] == "tokenizer.json"
         kind = PreTrainedTokenizerFast if whole else AutoTokenizer
         try:
-            hf = kind.from_pretrained(folder, local_files_only=True)
+            # Else it asks on standard input whether to run code of the folder.
+            hf = kind.from_pretrained(
+                folder, local_files_only=True, trust_remote_code=False
+            )
         except Exception as error:  # tokenizers raises nothing more precise
             raise ValueError(
                 f"{folder / found[0]} makes no fast tokenizer ({error!r}); save the "

@@ -21,11 +21,12 @@ import jax
 import numpy as np
 
 from jaxhal.encoding import embed, kept_encoder
-from jaxhal.endpoint import Endpoint, content_of, is_cut, trusted
+from jaxhal.endpoint import Endpoint, content_of, is_cut
 from jaxhal.files import replacing
 from jaxhal.generation import GREEDY, Sampling, generate, requests
+from jaxhal.hosts import hidden
 from jaxhal.models.lm import LM
-from jaxhal.models.registry import cache_dir
+from jaxhal.models.registry import private_cache
 from jaxhal.store.keys import digest, fingerprint
 from jaxhal.texts import storable
 from jaxhal.watchdog.conversation import LENGTHS, Conversation, last_turn
@@ -464,19 +465,20 @@ class EndpointAgent:
 
     def _client(self) -> Any:
         openai = self.endpoint.client_library()
-        hooks = {"request": [lambda request: self._turn()], "response": [self._bounded]}
+        hooks = {"request": [self._turn], "response": [self._bounded]}
         return openai.AsyncOpenAI(
             base_url=self.endpoint.url,
             api_key=self.endpoint.key(),
             timeout=self.endpoint.timeout,
             max_retries=self.retries,
             http_client=openai.DefaultAsyncHttpxClient(
-                event_hooks=hooks, verify=trusted()
+                event_hooks=hooks, **self.endpoint.connecting()
             ),
         )
 
     async def _bounded(self, response: Any) -> None:
         """Has a response end in an error before it fills the memory."""
+        self.endpoint.check_here(response)
         read, gauge = response.aiter_bytes, self.endpoint.gauge()
 
         async def bounded(chunk_size: int | None = None) -> AsyncGenerator[bytes, None]:
@@ -511,12 +513,13 @@ class EndpointAgent:
         if isinstance(error, self.endpoint.refusals()):
             raise RuntimeError(
                 f"{self.endpoint.url} takes no query for {self.endpoint.model!r} "
-                f"({error}); check the address, the model's name and $OPENAI_API_KEY"
-            ) from error
-        return failed(error)
+                f"({hidden(error)}); {self.endpoint.remedy}"
+            ) from None
+        return failed(f"{type(error).__name__}: {hidden(error)}")
 
-    async def _turn(self) -> None:
+    async def _turn(self, request: Any) -> None:
         """Waits until a request may begin."""
+        self.endpoint.bare(request)
         if self.per_second is None:
             return
         now = time.monotonic()
@@ -574,13 +577,12 @@ class Passages:
         self.texts, self.encoder = list(dict.fromkeys(texts)), encoder
         known = kept_encoder(encoder)
         about = [fingerprint(known), str(known.pooling), *map(digest, self.texts)]
-        path = cache_dir() / "passages" / f"{digest(' '.join(about))}.npy"
+        path = private_cache("passages") / f"{digest(' '.join(about))}.npy"
         if path.is_file():
             vectors = np.load(path)
         else:
             vectors = embed(known, self.texts, progress=progress)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with replacing(path, binary=True) as file:
+            with replacing(path, binary=True, private=True) as file:
                 np.save(file, vectors)
         self._index = Index(vectors.shape[1])
         self._index.add(vectors)

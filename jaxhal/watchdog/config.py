@@ -14,7 +14,7 @@ from omegaconf import MISSING
 from scipy.sparse import csr_array
 from scipy.sparse.csgraph import connected_components
 
-from jaxhal import entailment
+from jaxhal import entailment, hosts
 from jaxhal.datasets import Question
 from jaxhal.encoding import kept_encoder
 from jaxhal.endpoint import endpoint_of
@@ -107,7 +107,8 @@ class Watch:
       training: fields of :class:`jaxhal.watchdog.Training`.
       store: ``exact``; ``milvus`` for bound.db in the folder, which embedded Milvus
         Lite keeps, another file that ends in ``.db``, or the address of a Milvus
-        server, whose token is in $MILVUS_TOKEN.
+        server, whose token is in $MILVUS_TOKEN, for a server that
+        :mod:`jaxhal.hosts` lets have it.
       preset: of :data:`jaxhal.watchdog.PRESETS`.
       similarity: the guard's; that of the preset where left out.
       encoder: of queries.
@@ -322,6 +323,7 @@ def _pieces(text: str, words: int) -> list[str]:
     return [piece for piece in pieces if piece.strip()]
 
 
+@hosts.brought("the configuration")
 def agent_of(config: Watch, one: Talker, progress: bool | None = None) -> Agent:
     """Whoever answers.
 
@@ -348,6 +350,7 @@ def agent_of(config: Watch, one: Talker, progress: bool | None = None) -> Agent:
     return RagAgent(agent, found, k=one.passages, prompt=one.prompt or FROM_PASSAGES)
 
 
+@hosts.brought("the configuration")
 def store_of(config: Watch) -> BoundaryStore:
     """The bound, as far as it is known.
 
@@ -366,9 +369,13 @@ def store_of(config: Watch) -> BoundaryStore:
     if config.store == "milvus":
         config.folder.mkdir(parents=True, exist_ok=True)
         return MilvusStore(width, config.folder / "bound.db", name)
-    return MilvusStore(width, config.store, name, os.environ.get("MILVUS_TOKEN", ""))
+    if config.store.endswith(".db"):
+        return MilvusStore(width, config.store, name)
+    token = os.environ.get("MILVUS_TOKEN", "") if hosts.keyed(config.store) else ""
+    return MilvusStore(width, config.store, name, token)
 
 
+@hosts.brought("the configuration")
 def evaluator_of(config: Watch, known: Sequence[Question]) -> Evaluator:
     """Who judges answers."""
     endpoint = endpoint_of(config.judge_endpoint or None, config.judge_model or None)
@@ -382,6 +389,7 @@ def evaluator_of(config: Watch, known: Sequence[Question]) -> Evaluator:
     )
 
 
+@hosts.brought("the configuration")
 def explorer_of(config: Watch, progress: bool | None = None) -> Explorer:
     """Everything that explores, in a folder that is this configuration's.
 
@@ -392,6 +400,7 @@ def explorer_of(config: Watch, progress: bool | None = None) -> Explorer:
     """
     if (config.folder / "config.yaml").is_file():
         claim(config.folder, config, _explored)
+    same = entailment.resolve(config.entailment)
     known, _ = questions_of(config)
     agent = agent_of(config, config.agent, progress)
     writer = agent_of(
@@ -414,10 +423,11 @@ def explorer_of(config: Watch, progress: bool | None = None) -> Explorer:
         config.folder,
         plan=plan_of(config),
         encoder=config.encoder,
-        entailment=entailment.resolve(config.entailment),
+        entailment=same,
     )
 
 
+@hosts.brought("the configuration")
 def watchdog_of(config: Watch, progress: bool | None = None) -> Watchdog:
     """The watchdog of an exploration.
 
@@ -427,7 +437,7 @@ def watchdog_of(config: Watch, progress: bool | None = None) -> Watchdog:
     """
     if (config.folder / "config.yaml").is_file():
         claim(config.folder, config, _explored)
-    plan = plan_of(config)
+    plan, same = plan_of(config), entailment.resolve(config.entailment)
     return Watchdog(
         agent_of(config, config.agent, progress),
         store_of(config),
@@ -436,7 +446,7 @@ def watchdog_of(config: Watch, progress: bool | None = None) -> Watchdog:
         samples=plan.samples,
         temperature=plan.temperature,
         answer_temperature=plan.answer_temperature,
-        entailment=entailment.resolve(config.entailment),
+        entailment=same,
         domain=config.domain,
     )
 

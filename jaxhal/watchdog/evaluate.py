@@ -22,7 +22,7 @@ from jaxhal.experiments.config import Config, Data
 from jaxhal.files import alone, lines_of, replacing
 from jaxhal.inputs import collect
 from jaxhal.judges import OverlapRule
-from jaxhal.models.registry import cache_dir
+from jaxhal.models.registry import private_cache
 from jaxhal.plotting.exploration import ablations, entropy_trend
 from jaxhal.store import Store
 from jaxhal.store.keys import digest
@@ -313,7 +313,7 @@ def _judged(
     ]
     reader = config.agent.model if not config.agent.endpoint else config.reader
     lm = running.model(reader, config.agent.dtype)
-    store = Store(cache_dir() / "features")
+    store = Store(private_cache("features"))
     data = collect(lm, examples, detectors, store, progress=progress)
     half = Config(
         name=config.name,

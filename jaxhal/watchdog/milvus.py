@@ -69,8 +69,9 @@ class MilvusStore:
             about: Any = self._client.describe_collection(collection)
         except pymilvus.MilvusException as error:
             raise RuntimeError(
-                f"Milvus at {uri} cannot be used ({error}); check the address, or give "
-                "a file that ends in .db and that no other process has open"
+                f"Milvus at {uri} cannot be used ({error}); check the address and the "
+                "token, which only a server gets whose host you named, or give a file "
+                "that ends in .db and that no other process has open"
             ) from error
         (found,) = [
             one["params"]["dim"] for one in about["fields"] if one["name"] == "vector"
