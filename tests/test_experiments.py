@@ -425,8 +425,8 @@ def test_what_test_parts_are_pooled_by():
 
 def test_a_run_leaves_its_detectors(here, tmp_path):
     result = experiments.run(here, progress=False)
-    beats = result.table.set_index("method")["beats controls"]
-    assert {"yes", "no"} & set(beats.dropna())
+    beats = {row["method"]: row["beats controls"] for row in result.rows}
+    assert {"yes", "no"} & set(beats.values())
     for name, fitted in result.fitted["crates"].items():
         again = saving.load(tmp_path / "tiny" / "fitted" / "crates" / name)
         assert again.beats == fitted.beats == beats[name]

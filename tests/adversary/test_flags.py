@@ -16,9 +16,12 @@ from jaxhal.shipped import shipped
 NOTHING = np.zeros(0, np.float32)
 COLUMN = Detector("column", "", "", "", inputs=lambda f: f["column"])
 KEYS = np.zeros(2, np.uint32)
+LOGISTIC = Platt(1.0, 0.0)
 
 
-def fitted(name="toha_supervised", calibration=Platt(1.0, 0.0), beats=None):  # noqa: B008
+def fitted(
+    name="toha_supervised", calibration: Platt | Isotonic = LOGISTIC, beats=None
+):
     return Fitted(build(name), (), calibration, 0.5, NOTHING, beats)
 
 
