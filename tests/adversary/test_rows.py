@@ -18,7 +18,7 @@ def bench(tmp_path_factory):
     return Bench(tmp_path_factory.mktemp("bench"), ["novel_words"])
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(seeds=st.lists(SEEDS, max_size=60), page=st.booleans(), piped=st.booleans())
 def test_one_result_a_row_whatever_the_rows(bench, seeds, page, piped):
     lines = [line(random.Random(seed)) for seed in seeds]
