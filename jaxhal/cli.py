@@ -178,8 +178,9 @@ def detect(
 
     A row is {"id", "response", and either "prompt" or "context" + "question"}; a
     result is {"id", "scores", "probabilities", "flagged", "spans", "error"}, in the
-    order of the input; probabilities and flags are those of fitted detectors.  A bad
-    row gets its error and the command exits 1.
+    order of the input; probabilities are those of fitted detectors, flags of those
+    among them that beat the controls.  A bad row gets its error and the command exits
+    1.
 
     Until all is done the results wait in OUTPUT.partial; the same command goes on there
     after a stop.

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -24,22 +25,34 @@ from jaxhal.evaluation.calibration import (
     precision_threshold,
 )
 from jaxhal.evaluation.splits import SplitError
+from jaxhal.evaluation.tables import VERDICTS
+from jaxhal.showing import shown
 
 
 @dataclasses.dataclass(frozen=True)
 class Fitted:
     """A detector that has been fitted.
 
+    One that is worth no more than a control flags nothing, whatever its threshold; its
+    scores and probabilities are reported all the same.
+
     Attributes:
       detector: the method.
       params: its parameters, a pytree.
       calibration: score -> probability of a hallucination, as in the training part;
         ``None`` for a method that was shown no labelled answers.
-      threshold: the score from which on an answer is flagged; ``None`` likewise.
+      threshold: the score from which on an answer is flagged, ``None`` likewise.  The
+        best by F1 may well lie where the probability is below a half.
       unseen: ``Float[samples]``, scores of the rows learnt from by fits that had not
         seen their sources, on the scale of :meth:`score`; calibration and threshold
         come from these.  What other rows hold means nothing; empty when the detector
         was not fitted here.
+      beats: whether it ranked answers that it had not seen better than the best
+        control: ``"yes"``, ``"within noise"`` or ``"no"``, as
+        :func:`jaxhal.evaluation.compare` has it; ``None`` where nobody compared them.
+
+    Raises:
+      ValueError: on another ``beats``.
     """
 
     detector: Detector
@@ -47,6 +60,31 @@ class Fitted:
     calibration: Platt | Isotonic | None
     threshold: float | None
     unseen: Float[np.ndarray, " samples"]
+    beats: str | None = None
+
+    def __post_init__(self):
+        if self.beats not in (None, *VERDICTS):
+            raise ValueError(
+                f"beats is {shown(self.beats)}; use {', '.join(VERDICTS)} or None"
+            )
+
+    def __repr__(self) -> str:
+        why = "" if self.silent is None else f", flags nothing: {self.silent}"
+        return f"<Fitted {self.detector.name}, threshold {self.threshold}{why}>"
+
+    @property
+    def silent(self) -> str | None:
+        """Why it flags nothing, ``None`` when it may."""
+        if self.detector.control:
+            return "it is a control"
+        if self.threshold is None:
+            return "it was shown no labelled answers"
+        if self.calibration is not None and self.calibration.flat:
+            return "it gives every answer the same probability"
+        return {
+            "within noise": "it beats the best control only within the noise",
+            "no": "it does not beat the best control",
+        }.get(self.beats or "yes")
 
     def score(self, inputs: Any) -> Float[np.ndarray, " samples"]:
         """Scores of answers from the detector's inputs."""
@@ -63,7 +101,15 @@ class Fitted:
         return self.calibration(scores)
 
     def flags(self, scores: Any) -> Bool[np.ndarray, " samples"]:
-        """Which scores reach the threshold.
+        """Which answers it flags; none when it is :attr:`silent`.
+
+        Raises:
+          ValueError: when the method was shown no labelled answers.
+        """
+        return self.reaches(scores) & (self.silent is None)
+
+    def reaches(self, scores: Any) -> Bool[np.ndarray, " samples"]:
+        """Which scores reach the threshold, by which a method is compared with others.
 
         Raises:
           ValueError: when the method was shown no labelled answers.
@@ -157,6 +203,10 @@ def fit(
         which take more answers to find.
       known: members of an ensemble that were fitted to the same rows before.
 
+    Warns:
+      UserWarning: when the scores say nothing of answers not fitted to, so that all
+        have one probability.
+
     Raises:
       ValueError: when the rows have one class, too few sources for the folds, or cannot
         reach the precision, or on another ``calibration``.
@@ -178,5 +228,12 @@ def fit(
         threshold = best_accuracy_threshold(seen, labels)
     else:
         threshold = best_f1_threshold(seen, labels)
-    calibrate = platt if calibration == "platt" else isotonic
-    return Fitted(detector, params, calibrate(seen, labels), threshold, unseen)
+    found = platt(seen, labels) if calibration == "platt" else isotonic(seen, labels)
+    if found.flat:
+        warnings.warn(
+            f"detector {detector.name!r} ranks answers that it was not fitted to no "
+            "better than chance: all get one probability, and it flags none; give more "
+            "labelled answers, or use another detector",
+            stacklevel=2,
+        )
+    return Fitted(detector, params, found, threshold, unseen)

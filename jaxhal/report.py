@@ -84,7 +84,8 @@ class Report:
       error: why the answer could not be scored, ``None`` when it was.
       probabilities: detector -> calibrated probability of a hallucination, for those
         that were fitted to labelled answers.
-      flagged: the detectors whose score reaches their threshold.
+      flagged: the detectors whose score reaches their threshold; never a control, nor
+        one that beats none.
       by: detector -> what else than the model decided, such as the entailment between
         two texts by the likeness of their embeddings, where that can be chosen.
       relevance: what each of ``tokens`` rests on, ``None`` when it was not asked for.

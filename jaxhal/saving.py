@@ -69,6 +69,7 @@ def save(
         "detector": spec,
         "threshold": float(fitted.threshold),
         "calibration": dataclasses.asdict(fitted.calibration),
+        "beats controls": fitted.beats,
         "params": _shape(fitted.params),
         "versions": {name: version(name) for name in names},
     }
@@ -133,7 +134,16 @@ def _load(folder: Path) -> Fitted:
         _calibration(**card["calibration"]),
         card["threshold"],
         np.zeros(0, np.float32),
+        _beats(card),
     )
+
+
+def _beats(card: Mapping[str, Any]) -> str | None:
+    """Whether it beat the controls: by the card, else by the run's metrics on it."""
+    rows = card.get("metrics")
+    metrics = rows[0] if isinstance(rows, list) and len(rows) == 1 else None
+    found = metrics.get("beats controls") if isinstance(metrics, dict) else None
+    return card.get("beats controls") or found
 
 
 def _calibration(**fields: Any) -> Platt | Isotonic:

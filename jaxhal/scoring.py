@@ -47,7 +47,9 @@ def settings_of(
     tokens = lm.require_tokenizer()
     backend = tokens.hf.backend_tokenizer.to_str()
     text = f"{backend}{tokens.hf.chat_template}{tokens.chat}{tokens.stop_ids}"
-    learnt = [(one.params, one.threshold, repr(one.calibration)) for one in chosen]
+    learnt = [
+        (one.params, one.threshold, repr(one.calibration), one.silent) for one in chosen
+    ]
     leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(learnt)]
     return {
         "model": lm.name,

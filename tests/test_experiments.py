@@ -425,8 +425,12 @@ def test_what_test_parts_are_pooled_by():
 
 def test_a_run_leaves_its_detectors(here, tmp_path):
     result = experiments.run(here, progress=False)
+    beats = {row["method"]: row["beats controls"] for row in result.rows}
+    assert {"yes", "no"} & set(beats.values())
     for name, fitted in result.fitted["crates"].items():
         again = saving.load(tmp_path / "tiny" / "fitted" / "crates" / name)
+        assert again.beats == fitted.beats == beats[name]
+        assert fitted.detector.control == (again.beats is None)
         inputs = result.data["crates"].inputs[name]
         np.testing.assert_array_equal(again.score(inputs), fitted.score(inputs))
     card = json.loads(
@@ -449,7 +453,7 @@ def test_stored_answers_are_judged_like_those_read_anew(lm, data):
             assert one.scores[name] == pytest.approx(other.scores[name], abs=1e-4)
             probability = fitted[name].probabilities([one.scores[name]])[0]
             assert one.probabilities[name] == pytest.approx(probability)
-            flagged = one.scores[name] >= fitted[name].threshold
+            flagged = fitted[name].flags([one.scores[name]])[0]
             assert (name in one.flagged) == flagged
         assert [token.text for token in one.tokens] == [t.text for t in other.tokens]
         for a, b in zip(one.tokens, other.tokens, strict=True):

@@ -8,7 +8,7 @@ PACKAGE = Path(__file__).parent.parent / "jaxhal"
 RANK = {
     "types": 0,
     "files": 0,
-    "showing": 0,
+    "showing": -1,
     "stopping": 0,
     "devices": 0,
     "progress": 0,

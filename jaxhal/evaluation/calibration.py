@@ -26,6 +26,11 @@ class Platt:
     slope: float
     intercept: float
 
+    @property
+    def flat(self) -> bool:
+        """Whether every score has one probability."""
+        return self.slope == 0
+
     def __call__(self, scores: Collection[Any]) -> Float[np.ndarray, " rows"]:
         """Probability of hallucination of each score."""
         logit = self.slope * np.asarray(scores, float) + self.intercept
@@ -43,6 +48,11 @@ class Isotonic:
 
     x: tuple[float, ...]
     y: tuple[float, ...]
+
+    @property
+    def flat(self) -> bool:
+        """Whether every score has one probability."""
+        return len(set(self.y)) == 1
 
     def __call__(self, scores: Collection[Any]) -> Float[np.ndarray, " rows"]:
         """Probability of hallucination of each score."""

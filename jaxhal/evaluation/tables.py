@@ -6,6 +6,9 @@ from typing import Any
 from jaxhal.evaluation.intervals import Difference, bootstrap, paired
 from jaxhal.evaluation.ranking import auprc, auroc
 
+# Whether a method beats the controls.
+VERDICTS = ("yes", "within noise", "no")
+
 
 def compare(
     scores: Mapping[str, Collection[Any]],

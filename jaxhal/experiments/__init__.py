@@ -98,7 +98,9 @@ def _run(config: Config, force: bool, progress: bool | None) -> Result:
         costs: dict[str, float] = {}
         if config.timed:
             costs = timing.costs(config, lm, data, detectors, progress)
-        rows = folder.write(place, config, detectors, data, found, lm, seconds, costs)
+        rows = folder.table(detectors, found, costs)
+        found = running.compared(found, rows)
+        folder.write(place, config, detectors, data, found, rows, lm, seconds)
     return Result(config, target, rows, found.judged, found.fitted, data)
 
 

@@ -133,29 +133,41 @@ def _own(folder: Path) -> list[str]:
     return [*_FILES, *pictures, finetuning.CHECKPOINTS]
 
 
+def methods_of(detectors: Sequence[Detector], found: Found) -> list[Detector]:
+    """The detectors, and the tuned reader where there is one."""
+    return [*detectors, *([finetuning.FINE_TUNED] if found.tuned else [])]
+
+
+def table(
+    detectors: Sequence[Detector], found: Found, costs: Mapping[str, float]
+) -> list[dict[str, Any]]:
+    """The rows of a run's table, with the milliseconds an answer that are known."""
+    make = results.transfer if len(found.fitted) > 1 else results.table
+    rows = make(found.judged, methods_of(detectors, found))
+    for row in rows:
+        if row["method"] in costs:
+            row[results.COST] = costs[row["method"]]
+    return rows
+
+
 def write(
     folder: Path,
     config: Config,
     detectors: Sequence[Detector],
     data: Mapping[str, Inputs],
     found: Found,
+    rows: Sequence[Mapping[str, Any]],
     lm: LM,
     seconds: Mapping[str, float],
-    costs: Mapping[str, float],
-) -> list[dict[str, Any]]:
-    """Writes everything a run found and returns the rows of its table.
+) -> None:
+    """Writes everything a run found.
 
     ``scores.parquet results.json results.md report.html``, figures, and the detectors
     fitted on the first split in ``fitted/<data set>/<detector>/``.
     """
     import pandas as pd
 
-    make = results.transfer if len(data) > 1 else results.table
-    methods = [*detectors, *([finetuning.FINE_TUNED] if found.tuned else [])]
-    rows = make(found.judged, methods)
-    for row in rows:
-        if row["method"] in costs:
-            row[results.COST] = costs[row["method"]]
+    methods = methods_of(detectors, found)
     whole = config.unit == "response"
     tokens = _tokens(data, found) if whole else []
     differences = relevance.table(data) if whole else []
@@ -198,7 +210,6 @@ def write(
     _save(folder / "fitted", config, detectors, data, found, rows)
     for label, tuned in found.tuned.items():
         tuned.save(folder / "fitted" / label / finetuning.FINE_TUNED.name)
-    return rows
 
 
 def write_sweep(folder: Path, table: "pd.DataFrame", keys: Sequence[str]) -> None:

@@ -46,7 +46,8 @@ class Judged:
       left_out: answers of the test part that are not judged, because their source was
         fitted to in another data set.
       frame: a row per answer: ``id, source, label`` and per detector its score, its
-        ``<detector>.probability`` and whether it was ``<detector>.flagged``.
+        ``<detector>.probability`` and whether it is ``<detector>.flagged`` by the
+        threshold alone.
     """
 
     train: str
@@ -65,7 +66,7 @@ class Pooled(NamedTuple):
     Attributes:
       scores: per detector, what ranks the answers.
       probabilities: per detector, calibrated.
-      flagged: per detector, 1 where it flags the answer.
+      flagged: per detector, 1 where its score reaches the threshold.
       labels: 1 hallucinated, 0 grounded.
       sources: a number per source.
       rows: the answers' numbers in the data.

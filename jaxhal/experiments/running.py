@@ -16,7 +16,7 @@ from jaxhal.detectors import CATALOGUE, Detector, Targets, build
 from jaxhal.experiments import finetuning
 from jaxhal.experiments.config import Config, Data
 from jaxhal.experiments.protocols import Split, splits
-from jaxhal.experiments.results import Judged
+from jaxhal.experiments.results import Judged, own
 from jaxhal.fitting import Fitted, fit
 from jaxhal.inputs import Inputs, collect
 from jaxhal.models.lm import LM, load
@@ -135,6 +135,23 @@ def judge(
     return Found(judged, parts, kept, kept_tuned)
 
 
+def compared(found: Found, rows: Sequence[Mapping[str, Any]]) -> Found:
+    """The same, where each fitted detector knows whether it beat the controls.
+
+    Args:
+      found: what a run computed.
+      rows: of its table.
+    """
+    fitted = {}
+    for label, some in found.fitted.items():
+        beats = {row["method"]: row["beats controls"] for row in own(rows, label)}
+        fitted[label] = {
+            name: dataclasses.replace(one, beats=beats[name])
+            for name, one in some.items()
+        }
+    return dataclasses.replace(found, fitted=fitted)
+
+
 def _elsewhere(
     data: Mapping[str, Inputs], parts: Mapping[str, Sequence[Split]]
 ) -> dict[tuple[str, str], np.ndarray]:
@@ -214,7 +231,7 @@ def _columns(name: str, one: Fitted, score: np.ndarray) -> dict[str, np.ndarray]
     return {
         name: score,
         f"{name}.probability": one.probabilities(score),
-        f"{name}.flagged": one.flags(score),
+        f"{name}.flagged": one.reaches(score),
     }
 
 

@@ -14,6 +14,7 @@ from jaxtyping import Array, Bool, Int
 from jaxhal.models import characters, gguf_tokenizer, templates
 from jaxhal.models.batching import Encoded
 from jaxhal.models.control import Places, disarmed, mark
+from jaxhal.showing import cut
 from jaxhal.types import Example
 
 if TYPE_CHECKING:
@@ -267,7 +268,7 @@ class Tokenizer:
         except ValueError as error:
             if not example.id:
                 raise
-            raise ValueError(f"example {example.id!r}: {error}") from error
+            raise ValueError(f"example {cut(repr(example.id))}: {error}") from error
 
     def _encode_example(self, example: Example, eos: bool) -> Encoded:
         row = self.encode_prompt(example)
