@@ -11,10 +11,10 @@ _MARKUP = re.compile(
     r"[\\`*\[\]<&|~$]"
     r"|(?<![^\W_])_|_(?![^\W_])"  # inside a word it is no emphasis
     r"|:(?=//)|(?<=www)\."  # addresses become links by themselves
-    r"|^[-+=>]|(?<!\S)#",
+    r"|^[-+](?!\d)|^[=>]|(?<!\S)#",
     re.IGNORECASE,
 )
-_NUMBERED = re.compile(r"^(\d+)([.)])")
+_NUMBERED = re.compile(r"^(\d+)([.)])(?!\S)")
 
 
 class Markdown(str):

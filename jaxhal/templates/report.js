@@ -18,7 +18,7 @@ function draw(name, attributes, ...inside) {
 }
 
 // Names of detectors are anybody's: "constructor" is none that objects have anyway.
-const own = (object, name) => Object.hasOwn(object, name) ? object[name] : undefined;
+const held = (object, name) => Object.hasOwn(object, name) ? object[name] : undefined;
 const number = value => Number(value.toFixed(3)).toString();
 const share = value => `${value < 0 ? "−" : "+"}${Math.abs(value / 100).toFixed(2)}`;
 const quote = text => `“${text.replace(/\n/g, "↵").replace(/\t/g, "⇥")}”`;
@@ -80,7 +80,7 @@ function overview() {
 // The share of answers that score lower, to say where a score of any unit stands.
 const sorted = Object.create(null);
 for (const name of data.scores) {
-  sorted[name] = data.answers.map(a => own(a.scores, name)).filter(s => s !== undefined);
+  sorted[name] = data.answers.map(a => held(a.scores, name)).filter(s => s !== undefined);
   sorted[name].sort((a, b) => a - b);
 }
 
@@ -94,7 +94,7 @@ function below(name, score) {
 }
 
 function paint(answer, box, detector) {
-  const scores = own(answer.tokens, detector) || [];
+  const scores = held(answer.tokens, detector) || [];
   // Spans belong to the answer's own detector; under another's colours they mislead.
   const own = detector === answer.detector || !data.detectors.includes(answer.detector);
   const guessed = answer.pieces.map(piece => own && piece[3] !== null);
@@ -293,14 +293,14 @@ function card(answer) {
   const list = make("ul", {className: "scores", ariaLabel: "Response scores"});
   for (const name in answer.scores) {
     const score = answer.scores[name], lower = below(name, score);
-    const chance = own(answer.probabilities, name), flagged = answer.flagged.includes(name);
+    const chance = held(answer.probabilities, name), flagged = answer.flagged.includes(name);
     const says = chance === undefined ? "" : ` · ${Math.round(100 * chance)} %`;
     const item = make("li", {className: flagged ? "chip flagged" : "chip"},
       `${name} ${number(score)}${says}`);
     item.title = `higher than ${lower} of ${sorted[name].length} answers` +
       (says && `; probability of a hallucination${says.slice(2)}`) +
       (flagged ? "; reaches its threshold" : "") +
-      (own(answer.by, name) ? `; decided by ${answer.by[name]}` : "");
+      (held(answer.by, name) ? `; decided by ${answer.by[name]}` : "");
     item.style.setProperty("--s", lower / Math.max(1, sorted[name].length - 1));
     list.append(item);
   }
@@ -351,7 +351,7 @@ function restart() {
   const by = at("order").value;
   order = [...data.answers];
   // Answers without the score, the failed ones, go last.
-  if (by) order.sort((a, b) => (own(b.scores, by) ?? -Infinity) - (own(a.scores, by) ?? -Infinity) || 0);
+  if (by) order.sort((a, b) => (held(b.scores, by) ?? -Infinity) - (held(a.scores, by) ?? -Infinity) || 0);
   at("cards").replaceChildren();
   shown = 0;
   more();
