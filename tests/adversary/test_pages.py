@@ -238,8 +238,18 @@ def test_pages_run_nothing_of_their_data(look, tmp_path, monkeypatch, write):
         assert shown(one.response) in found["answers"]
         assert shown(one.context) in found["sources"]
     assert found["errors"] == [f"Not scored: line 36: {error}" for error in errors]
+    wide = look(width_of(page), viewport={"width": 390, "height": 800})
+    assert wide <= 390, "the page is wider than a phone"
     for results in page.parent.glob("results.md"):
         check_markdown(results.read_text("utf-8"))
+
+
+def width_of(path):
+    def see(page):
+        page.goto(path.as_uri())
+        return page.evaluate("document.documentElement.scrollWidth")
+
+    return see
 
 
 def check_markdown(text):
