@@ -217,7 +217,7 @@ class Report:
     def __str__(self) -> str:
         if self.error is not None:
             return f"{shown(self.id)}: {printable(self.error, keep='')}"
-        parts = [f"{name} {score:.4g}" for name, score in self.scores.items()]
+        parts = [f"{shown(name)} {score:.4g}" for name, score in self.scores.items()]
         parts += [f"{span.text!r} ({span.confidence:.2f})" for span in self.spans]
         return f"{shown(self.id)}: {', '.join(parts) or 'no scores'}"
 

@@ -369,3 +369,23 @@ def test_page_data_is_what_was_given(tmp_path_factory, text, name):
     assert first["id"] == first["question"] == first["detector"] == text
     assert first["source"] == ["Context", text] and first["by"] == {text: text}
     assert "".join(piece[0] for piece in first["pieces"]) == text
+
+
+ESCAPES = "\x1b]0;title\x07\x1b[2Jred\u202e"
+
+
+def test_a_terminal_obeys_no_report():
+    one = evil(ESCAPES)
+    text = one.__rich__()
+    assert text.plain == markdown.printable(ESCAPES) and text.plain.isprintable()
+    assert str(one).isprintable()
+    assert str(dataclasses.replace(one, error=ESCAPES)).isprintable()
+    parts = [
+        Token("\x1b[2J", 0, 4, {"entropy": 0.1}),
+        Token("red", 4, 7, {"entropy": 0.9}),
+    ]
+    red = dataclasses.replace(
+        one, response="\x1b[2Jred", tokens=parts, detector="entropy", labels=None
+    )
+    (shade,) = [span for span in red.__rich__().spans if "on #" in str(span.style)]
+    assert red.__rich__().plain[shade.start : shade.end] == "red"
