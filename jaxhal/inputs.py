@@ -16,6 +16,7 @@ from jaxhal.detectors.bulk import Bulk, measured
 from jaxhal.features.lookback import WINDOW
 from jaxhal.models.batching import Encoded, bucket
 from jaxhal.models.lm import LM
+from jaxhal.showing import quoted
 from jaxhal.spans import Part, Unit, has_text, parts_of
 from jaxhal.store import Store
 from jaxhal.store.columns import Column
@@ -94,7 +95,7 @@ def collect(
     for example in examples:
         if example.label is None:
             raise ValueError(
-                f"example {example.id!r} has no label; give 'label' or 'labels'"
+                f"example {quoted(example.id)} has no label; give 'label' or 'labels'"
             )
     options = {"batch_size": batch_size, "progress": progress}
     if unit != "response":

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from jaxhal.endpoint import Endpoint, json_object
+from jaxhal.showing import quoted
 from jaxhal.texts import contains, declines, overlap, rouge_l, unigram_f1
 from jaxhal.types import Label
 
@@ -239,7 +240,7 @@ class EndpointJudge:
     def __call__(self, question: Asked, answer: str) -> Verdict:
         where = f"question {question.text[:_SHOWN]!r}"
         if not answer.strip():
-            raise ValueError(f"{where}: answer is {answer!r}; it must hold text")
+            raise ValueError(f"{where}: answer is {quoted(answer)}; it must hold text")
         asked = ANNOTATE.format(material=_material(question, answer))
         read = functools.partial(_read, answer)
         try:
@@ -280,6 +281,6 @@ def _read(answer: str, reply: str) -> tuple[str, list[str]]:
             raise ValueError(f"the part {shown} does not stand in the answer")
     if bool(parts) != (word == "yes"):
         raise ValueError(
-            f"'hallucinated' is {word!r} but {len(parts)} parts are listed"
+            f"'hallucinated' is {quoted(word)} but {len(parts)} parts are listed"
         )
     return word, parts

@@ -1,13 +1,16 @@
 """What came out for each answer: scores, coloured text, tables and a page to read."""
 
+import base64
 import bisect
 import collections
+import hashlib
 import html
 import importlib.resources
 import itertools
 import json
 import math
 import os
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -15,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from jaxhal.files import replacing
+from jaxhal.showing import printable, shown
 from jaxhal.sources import Sources, page_data
 from jaxhal.types import Label
 
@@ -128,11 +132,11 @@ class Report:
         return {
             "id": self.id,
             "scores": {
-                name: _finite(score, f"{self.id}: {name}")
+                name: _finite(score, f"{shown(self.id)}: {name}")
                 for name, score in self.scores.items()
             },
             "probabilities": {
-                name: _finite(value, f"{self.id}: probability of {name}")
+                name: _finite(value, f"{shown(self.id)}: probability of {name}")
                 for name, value in self.probabilities.items()
             },
             **({"by": dict(self.by)} if self.by else {}),
@@ -142,7 +146,9 @@ class Report:
                     "start": int(span.start),
                     "end": int(span.end),
                     "text": span.text,
-                    "confidence": _finite(span.confidence, f"{self.id}: confidence"),
+                    "confidence": _finite(
+                        span.confidence, f"{shown(self.id)}: confidence"
+                    ),
                 }
                 for span in self.spans
             ],
@@ -158,9 +164,9 @@ class Report:
         self.to_dict()
         for token in self.tokens:
             for name, score in token.scores.items():
-                _finite(score, f"{self.id}: {name} of a token")
+                _finite(score, f"{shown(self.id)}: {name} of a token")
         for name, heads in self.heads.items():
-            _rounded(heads, f"{self.id}: {name}")
+            _rounded(heads, f"{shown(self.id)}: {name}")
 
     def to_pandas(self) -> "pandas.DataFrame":
         """One row per token: ``token``, ``start``, ``end``, a column per detector."""
@@ -211,10 +217,10 @@ class Report:
 
     def __str__(self) -> str:
         if self.error is not None:
-            return f"{self.id}: {self.error}"
-        parts = [f"{name} {score:.4g}" for name, score in self.scores.items()]
+            return f"{shown(self.id)}: {printable(self.error, keep='')}"
+        parts = [f"{shown(name)} {score:.4g}" for name, score in self.scores.items()]
         parts += [f"{span.text!r} ({span.confidence:.2f})" for span in self.spans]
-        return f"{self.id}: {', '.join(parts) or 'no scores'}"
+        return f"{shown(self.id)}: {', '.join(parts) or 'no scores'}"
 
     def __rich__(self) -> "Text":
         """The response for a terminal: token scores from 0.5, and from 0.75, as
@@ -227,7 +233,7 @@ class Report:
             style = next(shades, "")
             style += " underline" if segment.label else ""
             style += " bold" if segment.confidence is not None else ""
-            text.append(segment.text, style=style.strip())
+            text.append(printable(segment.text), style=style.strip())
         return text
 
     def _repr_html_(self) -> str:
@@ -292,7 +298,8 @@ def write_html(
       title: the page's heading.
       summary: rows of a table of results; the keys of the first are its columns.
       note: a paragraph under the table, such as how to read it.
-      body: HTML that is shown as it is, above the answers.
+      body: HTML that is shown as it is, above the answers; it can run no script and
+        load nothing, and ``style`` attributes in it are ignored.
 
     Raises:
       FileNotFoundError: when the folder of ``path`` does not exist.
@@ -300,8 +307,11 @@ def write_html(
     """
     import jinja2
 
-    template = importlib.resources.files("jaxhal") / "templates" / "report.html"
-    page = jinja2.Environment(autoescape=True).from_string(template.read_text("utf-8"))
+    folder = importlib.resources.files("jaxhal") / "templates"
+    template, style, script = (
+        (folder / f"report.{kind}").read_text("utf-8") for kind in ("html", "css", "js")
+    )
+    page = jinja2.Environment(autoescape=True, finalize=_legible).from_string(template)
     text = page.render(
         title=title,
         models=", ".join(sorted({report.model for report in reports})),
@@ -313,6 +323,10 @@ def write_html(
         note=note,
         body=body,
         data=_script(_page_data(reports)),
+        style=style,
+        script=script,
+        # The page's own style and script are the only ones that a browser takes.
+        allowed={"style": _digest(style), "script": _digest(script)},
     )
     with replacing(path) as file:
         file.write(text)
@@ -341,7 +355,7 @@ def _answer(report: Report) -> dict[str, Any]:
             name: [
                 None
                 if (score := token.scores.get(name)) is None
-                else round(_finite(score, f"{report.id}: {name} of a token"), 3)
+                else round(_finite(score, f"{shown(report.id)}: {name} of a token"), 3)
                 for token in report.tokens
             ]
             for name in _token_detectors([report])
@@ -351,7 +365,7 @@ def _answer(report: Report) -> dict[str, Any]:
         "flagged": row["flagged"],
         "by": report.by,
         "heads": {
-            name: _rounded(heads, f"{report.id}: {name}")
+            name: _rounded(heads, f"{shown(report.id)}: {name}")
             for name, heads in report.heads.items()
         },
         "relevance": None
@@ -421,7 +435,20 @@ def cell(value: Any) -> tuple[str, bool]:
     return str(value), isinstance(value, int)
 
 
+def _legible(value: Any) -> Any:
+    """What stands in the page itself, where it is text and no markup."""
+    return printable(value) if type(value) is str else value
+
+
+def _digest(text: str) -> str:
+    """A text's name in a content security policy."""
+    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
+
+
 def _script(data: Any) -> str:
-    """JSON that a script element can hold: nothing in it can end the element."""
+    """JSON that a script element can hold: nothing in it can end the element.
+
+    Halves of surrogate pairs, which no file holds, are spelled out too.
+    """
     text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    return text.translate({ord(letter): f"\\u{ord(letter):04x}" for letter in "<>&"})
+    return re.sub("[<>&\ud800-\udfff]", lambda one: f"\\u{ord(one[0]):04x}", text)

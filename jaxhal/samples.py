@@ -18,6 +18,7 @@ from jaxhal.generation import Sampling, generate
 from jaxhal.generation.steps import Clip
 from jaxhal.models.lm import LM
 from jaxhal.progress import progress_bar
+from jaxhal.showing import quoted
 from jaxhal.store.keys import digest, fingerprint
 from jaxhal.types import Example
 
@@ -173,7 +174,7 @@ def lacking(example: Example, n: int) -> str:
 
 def _given(example: Example, n: int) -> list[Sample]:
     if why := lacking(example, n):
-        raise ValueError(f"example {example.id!r} {why}")
+        raise ValueError(f"example {quoted(example.id)} {why}")
     return [Sample(text, math.nan, 0) for text in example.samples[:n]]
 
 

@@ -46,3 +46,12 @@ def shown(value: Any) -> str:
     """
     text = value if isinstance(value, str) else repr(value)
     return cut(printable(cut(text, 4 * _LONGEST), keep=""))
+
+
+def quoted(value: Any) -> str:
+    """A value in an error as Python spells it, so that its edges show.
+
+    >>> quoted("a\\n ")
+    "'a\\\\n '"
+    """
+    return cut(repr(value))

@@ -8,6 +8,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Int
 
 from jaxhal.features.lookback import WINDOW
+from jaxhal.showing import quoted
 from jaxhal.texts import Sentence, sentences
 from jaxhal.types import Example
 
@@ -85,8 +86,8 @@ def parts_of(
     example = whole.example
     if example.label and not marked.any():
         raise ValueError(
-            f"example {example.id!r} is hallucinated but no token of it is marked; "
-            "to be judged in parts it needs 'labels'"
+            f"example {quoted(example.id)} is hallucinated but no token of it is "
+            "marked; to be judged in parts it needs 'labels'"
         )
     there = np.flatnonzero(has_text(offsets))
     offsets, known = offsets[there], marked[there]

@@ -2,6 +2,7 @@
 
 import collections
 import functools
+import itertools
 import re
 import string
 import warnings
@@ -10,6 +11,10 @@ from typing import Any, NamedTuple
 
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
+# Characters, and items of lists among them, that are cut into sentences together: the
+# segmenter's time can grow with their square, and with the cube of the items.
+_WINDOW, _ITEMS = 4000, 50
+_ITEM = re.compile(r"(?<![^\W_])(?:[a-z]{1,5}\)|[a-z]\.|\d{1,2}[.)])", re.IGNORECASE)
 # White space that the segmenter stumbles over before a digit.
 _SEPARATORS = dict.fromkeys(range(0x1C, 0x20), " ")
 _DECLINES = re.compile(
@@ -199,20 +204,44 @@ def sentences(text: str) -> list[Sentence]:
       Sadvilkar and Neumann, `PySBD <https://aclanthology.org/2020.nlposs-1.15/>`_,
       2020.
     """
-    starts, end = [0], 0
-    plain = text.translate(_SEPARATORS)
-    # A segmenter keeps its text, so each call has one of its own.
-    segmenter = _pysbd().Segmenter(language="en", clean=False)
-    for piece in map(str.strip, segmenter.segment(plain)):
-        # A piece that holds a sign the segmenter uses for itself comes back changed, or
-        # not at all; such a sentence is joined to the one before it.
-        at = plain.find(piece, end) if piece else -1
-        if at >= 0:
-            starts.append(at)
-            end = at + len(piece)
+    starts = _starts(text.translate(_SEPARATORS))
     spans = zip(starts, [*starts[1:], len(text)], strict=True)
     found = (_stripped(text, start, end) for start, end in spans)
     return [each for each in found if each.text]
+
+
+def _starts(text: str) -> list[int]:
+    """Where sentences begin, found in one window of the text after the other."""
+    starts, at = [0], 0
+    while at < len(text):
+        end = _window_end(text, at)
+        found = [at + each for each in _starts_in(text[at:end])]
+        starts += found
+        # The last sentence of a window may go on behind it, so the next begins there.
+        at = found[-1] if found and end < len(text) else end
+    return starts
+
+
+def _window_end(text: str, at: int) -> int:
+    items = _ITEM.finditer(text, at, at + _WINDOW)
+    last = next(itertools.islice(items, _ITEMS, None), None)
+    return last.start() if last else min(at + _WINDOW, len(text))
+
+
+def _starts_in(text: str) -> list[int]:
+    """Where sentences begin in a short text, but for the first."""
+    starts, end = [], 0
+    # A processor keeps its text, so each call has one of its own.  The segmenter around
+    # it looks for each sentence from the beginning of the text on.
+    segmenter = _pysbd().Segmenter(language="en", clean=False)
+    for piece in map(str.strip, segmenter.processor(text).process()):
+        # A piece that holds a sign the segmenter uses for itself comes back changed, or
+        # not at all; such a sentence is joined to the one before it.
+        at = text.find(piece, end) if piece else -1
+        if at >= 0:
+            starts += [at] if text[:at].strip() else []
+            end = at + len(piece)
+    return starts
 
 
 def sentences_of(text: str) -> list[str]:

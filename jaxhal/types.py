@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import jax
 from jaxtyping import Array, Bool, Int
 
-from jaxhal.showing import cut, shown
+from jaxhal.showing import quoted, shown
 
 
 class Label(NamedTuple):
@@ -77,11 +77,11 @@ class Example:
     templated: bool = False
 
     def __post_init__(self):
-        where = f"example {cut(repr(self.id))}: " if self.id else ""
+        where = f"example {quoted(self.id)}: " if self.id else ""
         if not self.response.strip():
             raise ValueError(
-                f"{where}response is {cut(repr(self.response))}; give an answer "
-                "with at least one visible character"
+                f"{where}response is {quoted(self.response)}; give an answer with "
+                "at least one visible character"
             )
         if self.prompt is None and self.context is None:
             raise ValueError(
@@ -103,11 +103,11 @@ class Example:
                     )
         if self.prompt is not None and not self.prompt.strip():
             raise ValueError(
-                f"{where}prompt is {cut(repr(self.prompt))}; it must hold text"
+                f"{where}prompt is {quoted(self.prompt)}; it must hold text"
             )
         if self.context is not None and not (self.context.strip()):
             raise ValueError(
-                f"{where}context is {cut(repr(self.context))}; it must hold text"
+                f"{where}context is {quoted(self.context)}; it must hold text"
             )
         for span in self.labels or ():
             if not 0 <= span.start < span.end <= len(self.response):
@@ -118,7 +118,7 @@ class Example:
                 )
         if self.label not in (None, 0, 1):
             raise ValueError(
-                f"{where}label is {self.label!r}; use 0, 1 or leave it out"
+                f"{where}label is {quoted(self.label)}; use 0, 1 or leave it out"
             )
         if self.labels is not None:
             implied = int(bool(self.labels))

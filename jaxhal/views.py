@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 from jaxhal.detectors import Detector, Recast, reads, views
 from jaxhal.models.batching import Encoded
 from jaxhal.models.lm import LM
+from jaxhal.showing import quoted
 from jaxhal.store import Store, encode
 from jaxhal.store.columns import Column
 from jaxhal.store.keys import column_name
@@ -145,7 +146,7 @@ def viewed(of: Recast, example: Example, along: Sequence[str]) -> Example:
     if along and made.response != example.response:
         raise TypeError(
             f"feature {along[0]!r} runs along the tokens of a response, but example "
-            f"{example.id!r} is read with another response there, {made.response!r}; "
-            "read one number of the whole response instead"
+            f"{quoted(example.id)} is read with another response there, "
+            f"{quoted(made.response)}; read one number of the whole response instead"
         )
     return made

@@ -24,6 +24,7 @@ if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+from browser import chromium
 from jaxhal.models import registry
 
 
@@ -52,3 +53,10 @@ def smollm2(smollm2_gguf: Path):
     import jaxhal
 
     return jaxhal.load("smollm2-135m")
+
+
+@pytest.fixture(scope="session")
+def look():
+    """``look(see, **options)``: what ``see(page)`` returns of a page in Chromium."""
+    with chromium() as looking:
+        yield looking

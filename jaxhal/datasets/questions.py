@@ -5,6 +5,7 @@ import os
 
 from jaxhal.datasets.fields import name_field, text_field
 from jaxhal.datasets.jsonl import numbered_lines, parse
+from jaxhal.showing import quoted
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,12 +37,14 @@ class Question:
     split: str = ""
 
     def __post_init__(self):
-        where = f"question {self.id!r}: " if self.id else ""
+        where = f"question {quoted(self.id)}: " if self.id else ""
         several = (self.answer,) if isinstance(self.answer, str) else self.answer
         if not self.text.strip():
-            raise ValueError(f"{where}text is {self.text!r}; it must hold text")
+            raise ValueError(f"{where}text is {quoted(self.text)}; it must hold text")
         if not several or not all(answer.strip() for answer in several):
-            raise ValueError(f"{where}answer is {self.answer!r}; it must hold text")
+            raise ValueError(
+                f"{where}answer is {quoted(self.answer)}; it must hold text"
+            )
 
 
 def questions_from(path: str | os.PathLike) -> list[Question]:

@@ -7,6 +7,7 @@ from typing import Any
 
 from jaxhal.datasets.records import by_name, check, chosen, records
 from jaxhal.datasets.root import data_root, require
+from jaxhal.showing import quoted
 from jaxhal.types import Example, Label
 
 _SOURCE = {"source_id": str, "task_type": str, "source_info": str | dict, "prompt": str}
@@ -90,8 +91,9 @@ def _folder(root: str | os.PathLike | None) -> Path:
 def _source(row: Mapping[str, Any], sources: Mapping[str, Any]) -> Mapping[str, Any]:
     if row["source_id"] not in sources:
         raise ValueError(
-            f"response {row['id']!r} rests on source_id {row['source_id']!r}, which "
-            "source_info.jsonl lacks; take both files of one release"
+            f"response {quoted(row['id'])} rests on source_id "
+            f"{quoted(row['source_id'])}, which source_info.jsonl lacks; "
+            "take both files of one release"
         )
     return sources[row["source_id"]]
 
@@ -128,13 +130,15 @@ def _labels(row: Mapping[str, Any], implicit_true: bool) -> Iterator[Label]:
         try:
             check(span, _SPAN)
         except ValueError as error:
-            raise ValueError(f"response {row['id']!r}, label span: {error}") from None
+            raise ValueError(
+                f"response {quoted(row['id'])}, label span: {error}"
+            ) from None
         start, end, text = span["start"], span["end"], span["text"]
         if row["response"][start:end] != text:
             raise ValueError(
-                f"response {row['id']!r}: characters [{start}, {end}) are "
-                f"{row['response'][start:end]!r}, but the label span says {text!r}; "
-                "offsets count characters, end is exclusive"
+                f"response {quoted(row['id'])}: characters [{start}, {end}) are "
+                f"{quoted(row['response'][start:end])}, but the label span says "
+                f"{quoted(text)}; offsets count characters, end is exclusive"
             )
         if implicit_true or not span.get("implicit_true"):
             yield Label(start, end, span["label_type"])

@@ -8,6 +8,7 @@ from typing import Any
 
 from jaxhal.datasets.fields import kind
 from jaxhal.datasets.jsonl import numbered_lines, parse
+from jaxhal.showing import quoted
 
 Kind = type | types.UnionType
 
@@ -59,7 +60,9 @@ def by_name(rows: Iterable[dict[str, Any]], field: str) -> dict[str, dict[str, A
     found: dict[str, dict[str, Any]] = {}
     for row in rows:
         if row[field] in found:
-            raise ValueError(f"{field} {row[field]!r} comes twice; keep one of them")
+            raise ValueError(
+                f"{field} {quoted(row[field])} comes twice; keep one of them"
+            )
         found[row[field]] = row
     return found
 
@@ -85,6 +88,7 @@ def chosen(
         near = difflib.get_close_matches(name, known, n=1)
         hint = f"did you mean {near[0]!r}? " if near else ""
         raise ValueError(
-            f"unknown {what} {name!r}; {hint}there are: {', '.join(sorted(known))}"
+            f"unknown {what} {quoted(name)}; {hint}there are: "
+            f"{', '.join(sorted(known))}"
         )
     return keep

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from jaxhal.datasets.fields import kind
 from jaxhal.datasets.records import check
 from jaxhal.datasets.root import require
+from jaxhal.showing import quoted
 from jaxhal.types import Example, Label
 
 _FILE = "selfcheck_wikibio119_nli.json"
@@ -113,9 +114,11 @@ def _places(texts: list[str], kinds: list[str]) -> list[Label]:
     found, start = [], 0
     for text, name in zip(texts, kinds, strict=True):
         if name not in _KINDS:
-            raise ValueError(f"annotation is {name!r}; there are: {', '.join(_KINDS)}")
+            raise ValueError(
+                f"annotation is {quoted(name)}; there are: {', '.join(_KINDS)}"
+            )
         if not text.strip():
-            raise ValueError(f"sentence is {text!r}; it must hold text")
+            raise ValueError(f"sentence is {quoted(text)}; it must hold text")
         found.append(Label(start, start + len(text), name))
         start += len(text) + 1
     return found

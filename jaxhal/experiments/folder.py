@@ -29,6 +29,7 @@ from jaxhal.experiments.figures import figures
 from jaxhal.experiments.running import Found
 from jaxhal.files import replacing, staged
 from jaxhal.inputs import Inputs
+from jaxhal.markdown import picture
 from jaxhal.models.lm import LM
 from jaxhal.report import Report, write_html
 from jaxhal.saving import save
@@ -179,7 +180,7 @@ def write(
     tables = rows, tokens, inside, differences
     notes = [*config.notes, *finetuning.notes(found.tuned)]
     noted = dataclasses.replace(config, notes=notes)
-    text = page.markdown(noted, data, methods, found.judged, *tables, list(drawn))
+    text = page.markdown(noted, data, methods, found.judged, *tables)
     frames = [
         part.frame.assign(train=part.train, test=part.test, fold=part.fold)
         for part in found.judged
@@ -199,7 +200,7 @@ def write(
     with replacing(folder / "results.json") as file:
         json.dump(everything, file, indent=1)
     with replacing(folder / "results.md") as file:
-        file.write(text)
+        file.write("\n".join([text, *map(picture, drawn), ""]))
     pictures = {name: _png(figure) for name, figure in drawn.items()}
     for name, png in pictures.items():
         with replacing(folder / f"{name}.png", binary=True) as file:

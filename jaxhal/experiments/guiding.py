@@ -29,6 +29,7 @@ from jaxhal.fitting import Fitted
 from jaxhal.generation import GREEDY, Generated, Sampling, generate, requests
 from jaxhal.guided import guide
 from jaxhal.judges import references
+from jaxhal.markdown import Markdown, escaped, table
 from jaxhal.models.lm import LM
 from jaxhal.plotting.guided import guided_pairs
 from jaxhal.progress import progress_bar
@@ -316,10 +317,8 @@ def _write(
         {"measure": row["measure"]} | {name: _cell(row, name) for name in columns}
         for row in rows
     ]
-    lines = [f"# {config.name}", "", note, ""]
-    cells = [["measure", *columns], ["---"] * (len(columns) + 1)]
-    cells += [list(row.values()) for row in shown]
-    lines += [f"| {' | '.join(row)} |" for row in cells]
+    cells = table(["measure", *columns], [list(row.values()) for row in shown])
+    lines = [f"# {escaped(config.name)}", "", escaped(note), "", cells]
     with replacing(folder / "results.md") as file:
         file.write("\n".join(lines) + "\n")
     with replacing(folder / "results.json") as file:
@@ -338,6 +337,6 @@ def _write(
     write_html(folder / "report.html", page[:90], config.name, shown, note)
 
 
-def _cell(row: Mapping[str, Any], name: str) -> str:
+def _cell(row: Mapping[str, Any], name: str) -> Markdown:
     low, high = row[f"{name} low"], row[f"{name} high"]
-    return f"{row[name]:.3f} [{low:.3f}, {high:.3f}]"
+    return Markdown(f"{row[name]:.3f} [{low:.3f}, {high:.3f}]")

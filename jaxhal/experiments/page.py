@@ -1,6 +1,7 @@
 """A run as text for people: Markdown, and the same as HTML."""
 
 import base64
+import html as escaping
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ from jaxhal.experiments.config import UNITS, Config
 from jaxhal.experiments.protocols import PUBLISHED_SEEDS
 from jaxhal.experiments.results import Judged
 from jaxhal.inputs import Inputs
+from jaxhal.markdown import escaped, rendered, table
 from jaxhal.summary import verdict
 
 _READING = (
@@ -44,9 +46,8 @@ def markdown(
     tokens: Sequence[Mapping[str, Any]],
     inside: Sequence[Mapping[str, Any]],
     differences: Sequence[Mapping[str, Any]],
-    figures: Sequence[str],
 ) -> str:
-    """The results of a run, figures named beside it."""
+    """The results of a run, without figures."""
     text = _head(config, data)
     if len(data) > 1:
         text += ["", *_transfer(judged, rows)]
@@ -55,7 +56,8 @@ def markdown(
         judging = f"Judged in each test part: {counts} {UNITS[config.unit]}."
         text += ["", judging, ""]
         named = [{**row, "detector": row["method"]} for row in rows]
-        text += [results.markdown(rows, len(judged) > 1), "", verdict(named), ""]
+        found = results.markdown(rows, len(judged) > 1)
+        text += [found, "", escaped(verdict(named)), ""]
     text += [_READING, ""]
     if len(judged) > 1 and len(data) == 1:
         text += [_ONE_FIT if len({part.fit for part in judged}) == 1 else _POOLED, ""]
@@ -69,14 +71,13 @@ def markdown(
         text += ["## Relevance", "", relevance.markdown(differences), ""]
     text += results.methods_markdown(methods)
     if config.notes:
-        text += ["## Notes", "", *[f"- {note}" for note in config.notes], ""]
-    text += [*[f"![{name}]({name}.png)" for name in figures], ""]
+        text += ["## Notes", "", *[f"- {escaped(note)}" for note in config.notes], ""]
     return "\n".join(text)
 
 
 def _head(config: Config, data: Mapping[str, Inputs]) -> list[str]:
-    text = [f"# {config.name}", ""]
-    text += [f"Reader: {config.model} ({config.dtype}). Protocol: {config.protocol}."]
+    reader = escaped(f"{config.model} ({config.dtype}). Protocol: {config.protocol}.")
+    text = [f"# {escaped(config.name)}", "", f"Reader: {reader}"]
     if config.unit != "response":
         text += [
             f"Each answer is cut into parts; one {config.unit} is judged at a time."
@@ -87,11 +88,11 @@ def _head(config: Config, data: Mapping[str, Inputs]) -> list[str]:
         labels = one.labels
         sources = len(set(one.groups.tolist()))
         text.append(
-            f"- {label}: {len(labels)} {UNITS[config.unit]}, {sources} sources, "
-            f"{int(labels.sum())} hallucinated; {len(one.errors)} answers could not be "
-            "read"
+            f"- {escaped(label)}: {len(labels)} {UNITS[config.unit]}, {sources} "
+            f"sources, {int(labels.sum())} hallucinated; {len(one.errors)} answers "
+            "could not be read"
         )
-        text += [f"  - row {n}: {why}" for n, why in one.errors.items()]
+        text += [f"  - row {n}: {escaped(why)}" for n, why in one.errors.items()]
     return text
 
 
@@ -106,24 +107,26 @@ def _split_seed(config: Config) -> str:
 def _transfer(judged: Sequence[Judged], rows: Sequence[Mapping[str, Any]]) -> list[str]:
     text = []
     for name, matrix in results.matrices(rows).items():
-        head = ["", *map(str, matrix.columns)]
-        lines = [head, ["---"] * len(head)]
-        for label, values in matrix.iterrows():
-            lines.append([str(label), *(f"{value:.3f}" for value in values)])
-        text += [f"## {name}: AUROC, trained on rows, tested on columns", ""]
-        text += [f"| {' | '.join(cells)} |" for cells in lines] + [""]
+        lines = [
+            [str(label), *(f"{value:.3f}" for value in values)]
+            for label, values in matrix.iterrows()
+        ]
+        text += [f"## {escaped(name)}: AUROC, trained on rows, tested on columns", ""]
+        text += [table(["", *map(str, matrix.columns)], lines), ""]
     for part in judged:
         pair = part.train, part.test
         some = [row for row in rows if (row["train"], row["test"]) == pair]
         named = [{**row, "detector": row["method"]} for row in some]
-        text += [f"## Trained on {part.train}, tested on {part.test}", ""]
+        train, test = escaped(part.train), escaped(part.test)
+        text += [f"## Trained on {train}, tested on {test}", ""]
         if part.left_out:
             text += [
                 f"Left out of the test part, because their source was trained on: "
                 f"{part.left_out} of {part.left_out + len(part.frame)}.",
                 "",
             ]
-        text += [results.markdown(some, several=False), "", verdict(named), ""]
+        found = results.markdown(some, several=False)
+        text += [found, "", escaped(verdict(named)), ""]
     return text
 
 
@@ -135,17 +138,16 @@ def html(text: str, pictures: Mapping[str, bytes], answers: int) -> str:
       pictures: PNG by name.
       answers: how many are shown below.
     """
-    from markdown_it import MarkdownIt
-
-    if answers:
-        text += (
-            f"\n## Answers\n\nBelow are {answers} answers of the first test part, with "
-            "the scores, probabilities and thresholds of detectors that were fitted "
-            "without them.\n"
-        )
     _, _, text = text.partition("\n")  # the page has the heading
-    body = MarkdownIt("commonmark").enable("table").render(text)
+    body = rendered(text)
     for name, png in pictures.items():
         data = base64.b64encode(png).decode()
-        body = body.replace(f'src="{name}.png"', f'src="data:image/png;base64,{data}"')
+        alt = escaping.escape(name)
+        body += f'<p><img src="data:image/png;base64,{data}" alt="{alt}"></p>\n'
+    if answers:
+        body += (
+            f"<h2>Answers</h2>\n<p>Below are {answers} answers of the first test part, "
+            "with the scores, probabilities and thresholds of detectors that were "
+            "fitted without them.</p>\n"
+        )
     return body

@@ -12,6 +12,8 @@ from jaxhal.evaluation import auroc, bootstrap, mann_whitney, sampled_mann_whitn
 from jaxhal.features.relevance import profile_level, resample
 from jaxhal.inputs import Inputs
 from jaxhal.lrp import PromptRelevance, RelevanceMap, ResponseRelevance
+from jaxhal.markdown import Markdown, measured
+from jaxhal.markdown import table as markdown_table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -140,14 +142,11 @@ def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
     """The table as people read it, and how."""
     several = len({row["data"] for row in rows}) > 1
     sizes = " or ".join(map(str, dict.fromkeys(row["sample"] for row in rows)))
-    head = ["feature", "p", "median p of samples", "AUROC [95 %]"]
-    lines = [head, ["---"] * len(head)]
+    head = ["feature", "p", "median p of samples", Markdown("AUROC [95 %]")]
+    lines = []
     for row in rows:
         cells = [row["feature"], f"{row['p']:.2g}", f"{row['p of samples']:.2g}"]
-        cells.append(f"{row['AUROC']:.3f} [{row['low']:.2f}, {row['high']:.2f}]")
-        lines.append(cells)
-    if several:
-        names = ["data", "---", *(row["data"] for row in rows)]
-        lines = [[name, *cells] for name, cells in zip(names, lines, strict=True)]
-    text = "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+        cells.append(measured(row["AUROC"], row["low"], row["high"]))
+        lines.append([row["data"], *cells] if several else cells)
+    text = markdown_table(["data", *head] if several else head, lines)
     return f"{text}\n\n{_READING.format(size=sizes)}"

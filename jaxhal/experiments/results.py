@@ -13,6 +13,8 @@ from jaxhal.evaluation.intervals import Metric, interval
 from jaxhal.evaluation.metrics import accuracy, evaluate, f1
 from jaxhal.evaluation.ranking import auprc, auroc
 from jaxhal.evaluation.tables import compare
+from jaxhal.markdown import Markdown, escaped, measured
+from jaxhal.markdown import table as markdown_table
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -170,18 +172,17 @@ def _metrics(frame: "pd.DataFrame", name: str) -> dict[str, float]:
 
 def markdown(rows: Sequence[Mapping[str, Any]], several: bool) -> str:
     """The table as people read it; controls last."""
-    head = ["method", "AUROC [95 %]", "AUPRC", *_METRICS.values(), "vs best control"]
+    area = Markdown("AUROC [95 %]")
+    head = ["method", area, "AUPRC", *_METRICS.values(), "vs best control"]
     timed = any(COST in row for row in rows)
     if timed:
         head.append(COST)
     if several:
         head.insert(2, "AUROC of folds")
-    lines = [head, ["---"] * len(head)]
+    lines = []
     for row in rows:
-        cells = [
-            _marked(row),
-            f"{row['AUROC']:.3f} [{row['low']:.2f}, {row['high']:.2f}]",
-        ]
+        cells: list[str] = [_marked(row)]
+        cells.append(measured(row["AUROC"], row["low"], row["high"]))
         if several:
             mean, sd = row["AUROC (folds)"], row["AUROC (folds) sd"]
             cells.append(f"{mean:.3f} ± {sd:.3f}")
@@ -191,7 +192,7 @@ def markdown(rows: Sequence[Mapping[str, Any]], several: bool) -> str:
         if timed:
             cells.append(f"{row[COST]:.0f}" if COST in row else "")
         lines.append(cells)
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+    return markdown_table(head, lines)
 
 
 def short_markdown(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -204,13 +205,17 @@ def short_markdown(rows: Sequence[Mapping[str, Any]]) -> str:
     return interval_markdown(shown)
 
 
-def _marked(row: Mapping[str, Any]) -> str:
-    return f"*{row['method']}* (control)" if row["control"] else row["method"]
+def _marked(row: Mapping[str, Any]) -> Markdown:
+    name = escaped(row["method"])
+    return Markdown(f"*{name}* (control)") if row["control"] else name
 
 
 def methods_markdown(methods: Sequence[Detector]) -> list[str]:
     """What each method computes, and by what: the model that compares texts, say."""
-    said = [f"- {one.name}: {one.summary} ({one.reference})" for one in methods]
+    said = [
+        f"- {escaped(f'{one.name}: {one.summary} ({one.reference})')}"
+        for one in methods
+    ]
     return ["## Methods", "", *said, ""]
 
 
@@ -221,24 +226,28 @@ def interval_markdown(rows: Sequence[Mapping[str, Any]]) -> str:
       rows: of equal keys; the interval of ``x`` is from ``"x low"`` to ``"x high"``.
     """
     shown = [name for name in rows[0] if not name.endswith((" low", " high"))]
-    head = [f"{name} [95 %]" if f"{name} low" in rows[0] else name for name in shown]
-    lines = [head, ["---"] * len(head)]
-    lines += [[_cell(row, name) for name in shown] for row in rows]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+    head = [
+        Markdown(f"{escaped(name)} [95 %]") if f"{name} low" in rows[0] else name
+        for name in shown
+    ]
+    return markdown_table(head, ([_cell(row, name) for name in shown] for row in rows))
 
 
 def _cell(row: Mapping[str, Any], name: str) -> str:
-    value, low, high = row[name], row.get(f"{name} low"), row.get(f"{name} high")
+    value, low = row[name], row.get(f"{name} low")
     if not isinstance(value, float):
-        return str(value)
-    return f"{value:.3f}" if low is None else f"{value:.3f} [{low:.2f}, {high:.2f}]"
+        return value if isinstance(value, str) else str(value)
+    if low is None:
+        return f"{value:.3f}"
+    return measured(value, low, row[f"{name} high"])
 
 
-def _difference(row: Mapping[str, Any]) -> str:
+def _difference(row: Mapping[str, Any]) -> Markdown:
     if row["difference"] is None:
-        return ""
+        return Markdown()
     low, high = row["difference low"], row["difference high"]
-    return f"{row['difference']:+.3f} [{low:+.2f}, {high:+.2f}] {row['beats controls']}"
+    gap = f"{row['difference']:+.3f} [{low:+.2f}, {high:+.2f}]"
+    return Markdown(f"{gap} {row['beats controls']}")
 
 
 def transfer(

@@ -11,6 +11,8 @@ from jaxhal.evaluation.intervals import correlation
 from jaxhal.evaluation.ranking import auprc
 from jaxhal.experiments.results import Judged, pooled
 from jaxhal.inputs import Inputs
+from jaxhal.markdown import Markdown, measured
+from jaxhal.markdown import table as markdown_table
 
 _READING = (
     "AUPRC of finding hallucinated sentences, and of finding the grounded ones by the "
@@ -65,11 +67,11 @@ def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
     names = ["method", "AUPRC of hallucinated", "AUPRC of grounded"]
     several = len({row["data"] for row in rows}) > 1
     names = ["data", *names] if several else names
-    lines = [[*names, "Pearson of answers [95 %]"], ["---"] * (len(names) + 1)]
+    lines = []
     for row in rows:
         cells = [v if isinstance(v := row[n], str) else f"{v:.3f}" for n in names]
         r, low, high = (row[n] for n in ("Pearson of answers", "low", "high"))
-        cells.append("" if r is None else f"{r:.3f} [{low:.2f}, {high:.2f}]")
+        cells.append("" if r is None else measured(r, low, high))
         lines.append(cells)
-    text = "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
-    return f"{text}\n\n{_READING}"
+    head = [*names, Markdown("Pearson of answers [95 %]")]
+    return f"{markdown_table(head, lines)}\n\n{_READING}"

@@ -22,6 +22,7 @@ from jaxhal.experiments.config import Config, Data
 from jaxhal.files import alone, lines_of, replacing
 from jaxhal.inputs import collect
 from jaxhal.judges import OverlapRule
+from jaxhal.markdown import escaped, picture
 from jaxhal.models.registry import private_cache
 from jaxhal.plotting.exploration import ablations, entropy_trend
 from jaxhal.store import Store
@@ -454,12 +455,12 @@ def _write(
             f"{summary['by the policy']} of the queries"
         )
     lines = [
-        f"# {config.name}",
+        f"# {escaped(config.name)}",
         "",
-        f"Agent: {config.agent.model}, {_source(config)}. "
+        f"Agent: {escaped(config.agent.model)}, {escaped(_source(config))}. "
         f"Explored by {summary['queries']} queries, "
         f"{summary['hallucinated']} hallucinated (gamma {summary['gamma']:.2f}), "
-        f"stopped by {summary['stopped']}; {summary['unsure']} unsure, "
+        f"stopped by {escaped(summary['stopped'])}; {summary['unsure']} unsure, "
         f"{summary['failed']} failed; {summary['points']} points; {policy}. "
         f"Seed {config.seed}.",
         "",
@@ -469,11 +470,11 @@ def _write(
         f"{', and no reference stands in the answer' if config.contained else ''}. "
         f"{known.left_out} more got no answer, or too few others, and are left out.",
         "",
-        f"Guard: preset {config.preset}, similarity {guard.similarity}.",
+        f"Guard: preset {escaped(config.preset)}, similarity {guard.similarity}.",
         "",
         results.short_markdown(tables["short"]),
         "",
-        verdict(named),
+        escaped(verdict(named)),
         "",
         "Thresholds and calibration come from the other half of the questions; the "
         "intervals resample questions of equal words, answers or sources together. "
@@ -507,7 +508,7 @@ def _write(
         "entropy": entropy_trend(trend),
         "ablations": ablations(changes),
     }
-    lines += [*[f"![{name}]({name}.png)" for name in figures], ""]
+    lines += [*map(picture, figures), ""]
     for name, figure in figures.items():
         with replacing(folder / f"{name}.png", binary=True) as file:
             figure.savefig(file, format="png", dpi=150)
@@ -526,8 +527,9 @@ def _over(changes: Mapping[str, Sequence[Mapping[str, Any]]], least: int) -> lis
     """Tables of the ablations, what there is to say below each."""
     shares = ", ".join(map(str, _GAMMAS))
     lines = []
-    for setting, table in changes.items():
-        lines += [f"## Over {setting}", "", results.interval_markdown(table), ""]
+    for setting, rows in changes.items():
+        table = results.interval_markdown(rows)
+        lines += [f"## Over {escaped(setting)}", "", table, ""]
         if setting == _GAMMA:
             lines += [
                 f"Of the shares {shares} those in the table were reached, each after "

@@ -13,6 +13,7 @@ from jaxtyping import Float
 
 from jaxhal.encoding import embed, kept_encoder
 from jaxhal.entailment import Entailment, Similarity
+from jaxhal.showing import quoted
 from jaxhal.store.keys import digest
 from jaxhal.watchdog.agents import Agent, Reply
 from jaxhal.watchdog.bounds import BoundaryStore, Hit, Point
@@ -215,7 +216,7 @@ class Watchdog:
         ((entropy, error),) = await self._entropies([query])
         if error is not None:
             raise RuntimeError(
-                f"{self.agent.name} answers nothing to {query!r}: {error}"
+                f"{self.agent.name} answers nothing to {quoted(query)}: {error}"
             )
         last = last_turn(query)
         point = Point(

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxhal.showing import quoted
 from jaxhal.watchdog.bounds import Hit, Point, is_name, paired
 from jaxhal.watchdog.index import checked
 
@@ -202,7 +203,7 @@ def _payload(point: Point) -> dict[str, Any]:
             fields[name] = _shortened(fields[name], over)
     if (size := _size(fields)) > _BYTES:
         raise ValueError(
-            f"point {point.id!r} has {size} bytes of text beside its context and "
+            f"point {quoted(point.id)} has {size} bytes of text beside its context and "
             f"response, and Milvus takes {_BYTES}; use an ExactStore"
         )
     return fields

@@ -1,0 +1,390 @@
+"use strict";
+const PAGE = 200;
+const data = JSON.parse(document.getElementById("data").textContent);
+const at = id => document.getElementById(id);
+
+// Text enters the page through append and properties only, so markup in it stays text.
+function make(name, props = {}, ...inside) {
+  const node = Object.assign(document.createElement(name), props);
+  node.append(...inside);
+  return node;
+}
+
+function draw(name, attributes, ...inside) {
+  const node = document.createElementNS("http://www.w3.org/2000/svg", name);
+  for (const key in attributes) node.setAttribute(key, attributes[key]);
+  node.append(...inside);
+  return node;
+}
+
+// Names of detectors are anybody's: "constructor" is none that objects have anyway.
+const held = (object, name) => Object.hasOwn(object, name) ? object[name] : undefined;
+const number = value => Number(value.toFixed(3)).toString();
+const share = value => `${value < 0 ? "−" : "+"}${Math.abs(value / 100).toFixed(2)}`;
+const quote = text => `“${text.replace(/\n/g, "↵").replace(/\t/g, "⇥")}”`;
+
+function heatMap(name, values, low, high, signed) {
+  const layers = values.length, heads = values[0].length;
+  const size = Math.max(6, Math.min(16, Math.floor(400 / layers), Math.floor(400 / heads)));
+  const left = 44, width = left + layers * size + 2, height = heads * size + 32;
+  const svg = draw("svg", {
+    viewBox: `0 0 ${width} ${height}`, width, height, role: "img",
+    "aria-label": `${name}: ${layers} layers by ${heads} heads, values from ` +
+      `${number(low)} to ${number(high)}`,
+  });
+  svg.append(draw("rect", {
+    class: "back", x: left, y: 0, width: layers * size + 1, height: heads * size + 1,
+  }));
+  const span = signed ? Math.max(-low, high) || 1 : high - low || 1;
+  values.forEach((row, layer) => row.forEach((value, head) => {
+    const share = signed ? Math.abs(value) / span : (value - low) / span;
+    const cell = draw("rect", {
+      x: left + layer * size + .5, y: head * size + .5, width: size - .5,
+      height: size - .5, "fill-opacity": share.toFixed(3),
+      class: signed && value < 0 ? "low" : "",
+    });
+    cell.dataset.say = `layer ${layer}, head ${head}: ${number(value)}`;
+    svg.append(cell);
+  }));
+  const bottom = heads * size;
+  const put = (text, x, y, anchor) =>
+    svg.append(draw("text", {x, y, "text-anchor": anchor}, text));
+  put("head 0", left - 5, 10, "end");
+  if (heads > 2) put(heads - 1, left - 5, bottom, "end");
+  put("layer 0", left, bottom + 14, "start");
+  if (layers > 6) put(layers - 1, left + layers * size, bottom + 14, "end");
+  const readout = make("output", {}, "point at a cell to read it");
+  svg.addEventListener("pointerover", event => {
+    if (event.target.dataset.say) readout.textContent = event.target.dataset.say;
+  });
+  const ends = signed ? [-span, span] : [low, high];
+  const scale = make("span", {className: signed ? "scale signed" : "scale map"});
+  return make("figure", {},
+    make("figcaption", {}, make("b", {}, name), " ",
+      make("span", {className: "whole"}, number(ends[0]), scale, number(ends[1]))),
+    svg, readout);
+}
+
+function overview() {
+  for (const name in data.maps) {
+    const {values, signed} = data.maps[name];
+    const flat = values.flat(), low = Math.min(...flat), high = Math.max(...flat);
+    at("maps").append(heatMap(name, values, low, high, signed));
+    at("what").textContent = signed
+      ? "Mean over the hallucinated answers minus mean over the grounded ones."
+      : "Mean over the answers.";
+    at("overview").hidden = false;
+  }
+}
+
+// The share of answers that score lower, to say where a score of any unit stands.
+const sorted = Object.create(null);
+for (const name of data.scores) {
+  sorted[name] = data.answers.map(a => held(a.scores, name)).filter(s => s !== undefined);
+  sorted[name].sort((a, b) => a - b);
+}
+
+function below(name, score) {
+  let low = 0, high = sorted[name].length;
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if (sorted[name][middle] < score) low = middle + 1; else high = middle;
+  }
+  return low;
+}
+
+function paint(answer, box, detector) {
+  const scores = held(answer.tokens, detector) || [];
+  // Spans belong to the answer's own detector; under another's colours they mislead.
+  const own = detector === answer.detector || !data.detectors.includes(answer.detector);
+  const guessed = answer.pieces.map(piece => own && piece[3] !== null);
+  box.replaceChildren(...answer.pieces.map(([text, tokens, label, confidence], i) => {
+    const known = tokens.map(token => scores[token]).filter(s => s != null);
+    const node = make("span", {}, text), says = [];
+    if (known.length) {
+      const score = Math.max(...known);
+      node.classList.add("token");
+      node.style.setProperty("--s", Math.min(1, Math.max(0, score)));
+      says.push(`${detector} ${number(score)}`);
+    }
+    if (label !== null) {
+      node.classList.add("label");
+      says.push(`annotated: ${label}`);
+    }
+    if (guessed[i]) {
+      node.classList.add("guess");
+      node.classList.toggle("first", !guessed[i - 1]);
+      node.classList.toggle("last", !guessed[i + 1]);
+      says.push(`predicted by ${answer.detector}, confidence ${number(confidence)}`);
+    }
+    if (says.length) node.title = says.join("\n");
+    if (answer.relevance && tokens.length) node.dataset.unit = answer.relevance.units[tokens[0]];
+    return node;
+  }));
+}
+
+function unfold(title, fill) {
+  const node = make("details", {}, make("summary", {}, title));
+  node.unfold = () => {
+    if (node.children.length === 1) node.append(fill());
+    node.open = true;
+  };
+  node.addEventListener("toggle", () => { if (node.open) node.unfold(); });
+  return node;
+}
+
+// The unit that a key leads to; up and down, the nearest one of the next line.
+function neighbour(nodes, here, key) {
+  const row = {ArrowLeft: here - 1, ArrowRight: here + 1, Home: 0, End: nodes.length - 1};
+  if (key in row) return nodes[row[key]];
+  const step = {ArrowUp: -1, ArrowDown: 1}[key], from = nodes[here];
+  const far = node => Math.abs(node.offsetLeft - from.offsetLeft);
+  let best, line;
+  for (let i = here + step; nodes[i]; i += step) {
+    if (nodes[i].offsetTop === from.offsetTop) continue;
+    line ??= nodes[i].offsetTop;
+    if (nodes[i].offsetTop !== line) break;
+    if (!best || far(nodes[i]) < far(best)) best = nodes[i];
+  }
+  return best;
+}
+
+// Units of text, numbered from the first on.  Tab enters where the keys last were.
+function units(name, texts, first) {
+  const nodes = texts.map((text, i) => {
+    const node = make("span", {role: "button", tabIndex: i ? -1 : 0}, text);
+    node.dataset.unit = first + i;
+    node.classList.toggle("break", /^\s*\n\s*$/.test(text));
+    return node;
+  });
+  const box = make("div", {className: "units", role: "group", ariaLabel: name}, ...nodes);
+  box.addEventListener("focusin", event => {
+    for (const node of nodes) if (node.tabIndex === 0) node.tabIndex = -1;
+    event.target.tabIndex = 0;
+  });
+  box.addEventListener("keydown", event => {
+    const node = event.target;
+    if (event.ctrlKey || event.metaKey || event.altKey || !node.dataset.unit) return;
+    const next = neighbour(nodes, nodes.indexOf(node), event.key);
+    if (event.key === "Enter" || event.key === " ") node.click();
+    else if (next) next.focus();
+    else return;
+    event.preventDefault();
+  });
+  return [box, nodes];
+}
+
+function tint(node, value) {
+  node.classList.add(value > 0 ? "for" : "against");
+  node.style.setProperty("--s", Math.abs(value) / 100);
+  return node;
+}
+
+// The words beside the text: which unit is chosen, and the strongest of the others.
+function chosen(unit, found, kept, {prompt, response}) {
+  const start = prompt.length, asked = unit < start;
+  const name = each => make("b", {className: "quote"}, quote([...prompt, ...response][each]));
+  const place = each => make("span", {className: "soft"},
+    each < start ? `prompt ${each + 1}` : `answer ${each - start + 1}`);
+  const best = [...found].sort((a, b) => Math.abs(b[1]) - Math.abs(a[1])).slice(0, 5);
+  const items = best.map(([each, value]) => {
+    const amount = tint(make("b", {}, share(value)), value);
+    return make("li", {}, amount, name(each), place(each));
+  });
+  return [
+    make("h4", {}, asked ? "What rests on" : "What it rests on"),
+    make("p", {}, name(unit), " ", place(unit)),
+    make("ol", {}, ...items),
+    make("p", {className: "soft"}, found.length > 5 ? `The strongest 5 of ${found.length} tokens.`
+      : found.length ? "" : "No token."),
+    make("p", {className: "soft"}, kept ? "Kept; Escape lets it go." : ""),
+  ];
+}
+
+// What tokens rest on.  Units of the prompt come first, then those of the answer.  A row
+// per unit of the answer holds hundredths for all units and lacks the zeros at its end.
+function view(relevance) {
+  const {prompt, response, rows, rules} = relevance, start = prompt.length;
+  const [above, asked] = units("Prompt tokens", prompt, 0);
+  const [below, said] = units("Answer tokens", response, start);
+  const nodes = [...asked, ...said];
+  const side = make("div", {className: "chosen", ariaLive: "polite"});
+  let pinned = null, shown = [];
+
+  function show(unit) {
+    for (const node of shown) {
+      node.classList.remove("pick", "for", "against");
+      node.removeAttribute("title");
+    }
+    shown = [];
+    if (unit === null) {
+      side.replaceChildren(make("p", {className: "soft"}, "Point at a token, or reach it with " +
+        "Tab and the arrow keys. A click, Enter or Space keeps it; Escape lets it go."));
+      return [];
+    }
+    const all = unit < start ? response.map((_, i) => [start + i, rows[i][unit]])
+      : rows[unit - start].map((value, other) => [other, value]);
+    const found = all.filter(([, value]) => value);
+    for (const [other, value] of found) {
+      tint(nodes[other], value).title = share(value);
+    }
+    nodes[unit].classList.add("pick");
+    shown = [nodes[unit], ...found.map(([other]) => nodes[other])];
+    side.replaceChildren(...chosen(unit, found, unit === pinned, relevance));
+    return found;
+  }
+
+  // Also scrolls the other text, but not the page, to where its strongest unit is.
+  function pin(unit) {
+    pinned = unit;
+    const others = show(unit).filter(([other]) => (other < start) !== (unit < start));
+    if (!others.length) return;
+    const [best] = others.reduce((a, b) => Math.abs(b[1]) > Math.abs(a[1]) ? b : a);
+    const node = nodes[best], box = node.parentNode, top = node.offsetTop - box.scrollTop;
+    if (top < 0 || top + node.offsetHeight > box.clientHeight)
+      box.scrollTop += top - box.clientHeight / 2;
+  }
+
+  const text = make("div", {},
+    make("h4", {}, "Prompt"), above, make("h4", {}, "Answer"), below);
+  const preview = event => {
+    if (pinned === null && event.target.dataset.unit) show(Number(event.target.dataset.unit));
+  };
+  const leave = () => { if (pinned === null) show(null); };
+  for (const name of ["pointerover", "focusin"]) text.addEventListener(name, preview);
+  for (const name of ["pointerleave", "focusout"]) text.addEventListener(name, leave);
+  text.addEventListener("click", event => {
+    const unit = event.target.dataset.unit;
+    if (unit) pin(Number(unit) === pinned ? null : Number(unit));
+  });
+  show(null);
+  const node = make("div", {},
+    make("p", {className: "soft"}, "Relevance by the rules ", make("b", {}, rules), "\u2003",
+      make("span", {className: "whole"}, "against −1",
+        make("span", {className: "scale sides"}), "+1 for")),
+    make("div", {className: "rests"}, text, side),
+    make("p", {className: "soft"}, "A token of the answer rests on tokens of the prompt and on " +
+      "earlier ones of the answer; a token of the prompt shows what rests on it. Numbers are " +
+      "relative to the largest of each token of the answer and rounded to 0.01; they do not " +
+      "say which token of the answer rests on more. Tokens that share a character are shown " +
+      "as one, with the strongest of their numbers."));
+  return {node, pin: unit => pin(start + unit), letGo: () => { pinned = null; show(null); }};
+}
+
+function card(answer) {
+  const top = make("div", {className: "top"}, make("h3", {}, answer.id || "answer"));
+  if (answer.label !== null) top.append(answer.label
+    ? make("span", {className: "badge bad"}, "hallucinated")
+    : make("span", {className: "badge good"}, "grounded"));
+  const node = make("article", {className: "card"}, top);
+  if (answer.question) node.append(make("p", {}, make("b", {}, answer.question)));
+  if (answer.source[1] !== null) node.append(unfold(answer.source[0],
+    () => make("p", {className: "text"}, answer.source[1])));
+  if (answer.pieces.length) {
+    const box = make("p", {className: "answer"});
+    node.append(box);
+    node.repaint = () => paint(answer, box, at("detector").value);
+    node.repaint();
+  }
+  if (answer.error !== null) {
+    node.append(make("p", {className: "error"}, `Not scored: ${answer.error}`));
+    return node;
+  }
+  const list = make("ul", {className: "scores", ariaLabel: "Response scores"});
+  for (const name in answer.scores) {
+    const score = answer.scores[name], lower = below(name, score);
+    const chance = held(answer.probabilities, name), flagged = answer.flagged.includes(name);
+    const says = chance === undefined ? "" : ` · ${Math.round(100 * chance)} %`;
+    const item = make("li", {className: flagged ? "chip flagged" : "chip"},
+      `${name} ${number(score)}${says}`);
+    item.title = `higher than ${lower} of ${sorted[name].length} answers` +
+      (says && `; probability of a hallucination${says.slice(2)}`) +
+      (flagged ? "; reaches its threshold" : "") +
+      (held(answer.by, name) ? `; decided by ${answer.by[name]}` : "");
+    item.style.setProperty("--s", lower / Math.max(1, sorted[name].length - 1));
+    list.append(item);
+  }
+  node.append(list);
+  if (answer.relevance) trace(node, answer.relevance);
+  if (Object.keys(answer.heads).length) node.append(unfold("Layer by head heat map", () => {
+    const maps = make("div", {className: "maps"});
+    for (const name in answer.heads) {
+      const flat = answer.heads[name].flat();
+      const [low, high] = Object.hasOwn(data.maps, name) ? data.maps[name].range
+        : [Math.min(...flat), Math.max(...flat)];
+      maps.append(heatMap(name, answer.heads[name], low, high, false));
+    }
+    return maps;
+  }));
+  return node;
+}
+
+// Adds what the answer's tokens rest on; a click on one in the answer leads there.
+function trace(node, relevance) {
+  let made = null;
+  const sight = () => made ??= view(relevance);
+  const fold = unfold("What its tokens rest on", () => sight().node);
+  node.append(fold);
+  node.letGo = () => made?.letGo();
+  node.querySelector(".answer").addEventListener("click", event => {
+    if (!event.target.dataset.unit) return;
+    fold.unfold();
+    fold.scrollIntoView({block: "nearest"});
+    sight().pin(Number(event.target.dataset.unit));
+  });
+  if (traced <= 3) fold.unfold();
+}
+
+let order = [], shown = 0;
+const traced = data.answers.filter(answer => answer.relevance).length;
+
+function more() {
+  const next = order.slice(shown, shown + PAGE);
+  at("cards").append(...next.map(card));
+  shown += next.length;
+  at("more").hidden = shown === order.length;
+  at("shown").textContent = shown < order.length
+    ? `${shown} of ${order.length} answers shown` : "";
+}
+
+function restart() {
+  const by = at("order").value;
+  order = [...data.answers];
+  // Answers without the score, the failed ones, go last.
+  if (by) order.sort((a, b) => (held(b.scores, by) ?? -Infinity) - (held(a.scores, by) ?? -Infinity) || 0);
+  at("cards").replaceChildren();
+  shown = 0;
+  more();
+}
+
+function legend() {
+  const detector = at("detector").value, parts = [];
+  if (detector) parts.push(make("span", {}, "token score 0", make("span", {className: "scale"}), "1"));
+  const any = test => data.answers.some(a => a.pieces.some(test));
+  if (any(p => p[2] !== null)) parts.push(make("span", {className: "label sample"}, "annotated"));
+  if (any(p => p[3] !== null)) parts.push(make("span", {className: "guess first last sample"}, "predicted"));
+  if (data.scores.length && data.answers.length > 1)
+    parts.push(make("span", {className: "chip", style: "--s:.5"}, "share of answers that score lower"));
+  at("legend").replaceChildren(...parts.flatMap(part => [part, "\u2003"]));
+}
+
+for (const name of data.detectors) at("detector").append(make("option", {}, name));
+for (const name of data.scores)
+  at("order").append(make("option", {value: name}, `${name}, highest first`));
+const usual = data.answers.find(a => Object.hasOwn(a.tokens, a.detector));
+if (usual) at("detector").value = usual.detector;
+at("pick").hidden = !data.detectors.length;
+at("detector").addEventListener("change", () => {
+  for (const node of at("cards").children) if (node.repaint) node.repaint();
+});
+at("order").addEventListener("change", restart);
+at("more").addEventListener("click", more);
+document.addEventListener("keydown", event => {
+  if (event.key === "Escape") for (const node of at("cards").children) node.letGo?.();
+});
+new IntersectionObserver(entries => {
+  if (entries.some(entry => entry.isIntersecting) && shown < order.length) more();
+}).observe(at("more"));
+legend();
+overview();
+restart();
