@@ -180,7 +180,10 @@ def _nesting(node: Any, name: str, leaves: dict[str, np.ndarray]) -> Any:
         return {kind: inside(node._asdict())}
     if isinstance(node, tuple) and not node:
         return {"dict": None}
-    leaves[name] = np.ascontiguousarray(jnp.asarray(node))
+    name = name or "params"
+    while name in leaves:  # parts may have dots in their names
+        name += "_"
+    leaves[name] = np.asarray(jnp.asarray(node), order="C")
     return name
 
 
