@@ -135,7 +135,7 @@ def checked(config: Checked, where: str) -> Checked:
     return config
 
 
-_ACTIVATIONS = {
+ACTIVATIONS = {
     "silu": "silu",
     "swish": "silu",
     "gelu": "gelu",
@@ -146,7 +146,7 @@ _ACTIVATIONS = {
 
 
 def _activation(raw: Settings, key: str, default: str) -> Any:
-    return _ACTIVATIONS[raw.one_of(key, default, _ACTIVATIONS)]
+    return ACTIVATIONS[raw.one_of(key, default, ACTIVATIONS)]
 
 
 _ROPES = ("default", "linear", "dynamic", "yarn", "llama3")
@@ -326,9 +326,11 @@ def _falcon(raw: Settings) -> Config:
     return llama_like(
         raw.over(
             {
-                "intermediate_size": raw.get("ffn_hidden_size", 4 * hidden),
+                "intermediate_size": raw.whole(
+                    "ffn_hidden_size", 4 * hidden, most=VOCABULARY
+                ),
                 "num_key_value_heads": kv_heads,
-                "hidden_act": raw.get("activation", "gelu"),
+                "hidden_act": raw.one_of("activation", "gelu", ACTIVATIONS),
             }
         ),
         norm="layer",
@@ -355,9 +357,11 @@ def _gpt2(raw: Settings) -> Config:
                 "num_hidden_layers": raw.whole("n_layer", most=LAYERS),
                 "num_attention_heads": raw.whole("n_head"),
                 "hidden_size": hidden,
-                "intermediate_size": raw.get("n_inner", 4 * hidden),
-                "max_position_embeddings": raw.get("n_positions", 1024),
-                "hidden_act": raw.get("activation_function", "gelu_new"),
+                "intermediate_size": raw.whole("n_inner", 4 * hidden, most=VOCABULARY),
+                "max_position_embeddings": raw.whole("n_positions", 1024, most=LENGTH),
+                "hidden_act": raw.one_of(
+                    "activation_function", "gelu_new", ACTIVATIONS
+                ),
             }
         ),
         norm="layer",

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from jaxhal.models.config import (
+    ACTIVATIONS,
     LAYER_KINDS,
     Config,
     Rope,
@@ -264,7 +265,7 @@ def _modernbert(raw: Settings) -> EncoderConfig:
     return _settings(
         raw.over(
             {
-                "hidden_act": raw.get("hidden_activation", "gelu"),
+                "hidden_act": raw.one_of("hidden_activation", "gelu", ACTIVATIONS),
                 "layer_norm_eps": raw.number("norm_eps", 1e-5),
                 "max_position_embeddings": length,
             }

@@ -1,4 +1,4 @@
-"""Nothing damaged is used silently: each flipped bit is an error, or changes nothing."""
+"""Nothing damaged is used silently: a flipped bit is an error, or changes nothing."""
 
 import os
 import random
