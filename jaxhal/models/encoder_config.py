@@ -61,7 +61,7 @@ def read_encoder_config(folder: Path) -> EncoderConfig:
         encoder does not compute.
     """
     path = Path(folder) / "config.json"
-    config = encoder_from_huggingface(read_json(path), str(path))
+    config = encoder_from_huggingface(Settings(read_json(path), str(path)), str(path))
     path = path.with_name("sentence_bert_config.json")
     if not path.is_file():
         return config

@@ -366,10 +366,14 @@ def _stop_ids(folder: Path) -> tuple[int, ...] | None:
     path = folder / "generation_config.json"
     if not path.is_file():
         return None
-    ends = Settings(read_json(path), str(path)).get("eos_token_id")
+    settings = Settings(read_json(path), str(path))
+    ends = settings.get("eos_token_id")
     if ends is None:
         return None
-    return tuple(ends) if isinstance(ends, list) else (ends,)
+    ends = ends if isinstance(ends, list) else [ends]
+    if any(type(end) is not int for end in ends):
+        settings.refuse("eos_token_id", "give the number of a token, or a list of them")
+    return tuple(ends)
 
 
 def _overlap(
