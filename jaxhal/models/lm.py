@@ -227,6 +227,8 @@ def _load_gguf(path: Path, name: str, dtype: Any, content: str) -> LM:
         with filelock.FileLock(folder.with_name(f".{folder.name}.lock")):
             about = _proved(folder)  # another process may have been first
             if about is None:
+                if folder.is_dir():
+                    print(f"jaxhal: {folder} is damaged; made anew", file=sys.stderr)
                 about = _dequantise(path, folder)
     config = _config_from_json(about["config"])
     graphdef, params = weights.load_flat(folder / _PARAMS, config, dtype)
@@ -235,17 +237,12 @@ def _load_gguf(path: Path, name: str, dtype: Any, content: str) -> LM:
 
 def _proved(folder: Path) -> dict[str, Any] | None:
     """What a folder of the cache says of itself, if it and all its files are whole."""
-    if not folder.is_dir():
-        return None
     try:
         about = sealing.read(folder / _ABOUT)
-        for name, known in about["files"].items():
-            if _sum(folder / name) != known:
-                raise ValueError(f"{name} is not what was written")
-    except (FileNotFoundError, ValueError) as error:
-        print(f"jaxhal: makes {folder} anew: {error}", file=sys.stderr)
+        sums = about["files"].items()
+        return about if all(_sum(folder / each) == sum for each, sum in sums) else None
+    except (FileNotFoundError, ValueError):
         return None
-    return about
 
 
 def _sum(path: Path) -> str:
