@@ -10,6 +10,7 @@ import numpy as np
 from jaxhal.models.config import Config, check_family, checked, llama_like, rope_from
 from jaxhal.models.settings import LAYERS, LENGTH, VOCABULARY, Settings
 from jaxhal.models.weights import Origin, Turn, linear, norm, same, transpose
+from jaxhal.showing import shown
 
 
 class GGUFSource:
@@ -54,12 +55,21 @@ class GGUFSource:
     def value(self, key: str, default: Any = None) -> Any:
         """A metadata value, ``default`` when the file does not have it."""
         field = self.reader.get_field(key)
-        return default if field is None else field.contents()
+        return default if field is None else self._contents(field)
+
+    def _contents(self, field: Any) -> Any:
+        try:
+            return field.contents()
+        except (ValueError, IndexError) as error:
+            raise ValueError(
+                f"{self.where}: {shown(field.name)} cannot be read ({error}); download "
+                "it again"
+            ) from error
 
     def settings(self, prefix: str) -> Settings:
         """The metadata whose keys begin so, without that beginning."""
         found = {
-            key.removeprefix(prefix): field.contents()
+            key.removeprefix(prefix): self._contents(field)
             for key, field in self.reader.fields.items()
             if key.startswith(prefix)
         }
