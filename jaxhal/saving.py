@@ -1,18 +1,17 @@
-"""Fitted detectors on disk: parameters by Orbax, and a card that people can read."""
+"""Fitted detectors on disk: a safetensors file, and a card that people can read."""
 
 import dataclasses
-import json
+import hashlib
 import os
 from collections.abc import Iterable, Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxhal import hosts
+from jaxhal import hosts, sealing
 from jaxhal.classifiers.linear import Linear
 from jaxhal.classifiers.lstm import LSTM, Cell
 from jaxhal.classifiers.mlp import MLP
@@ -28,6 +27,8 @@ from jaxhal.detectors.trained import Heads
 from jaxhal.evaluation.calibration import Isotonic, Platt
 from jaxhal.files import replacing
 from jaxhal.fitting import Fitted
+
+_CARD, _PARAMS = "card.json", "params.safetensors"
 
 # What parameters may be made of, by the name the card gives it.
 _KINDS = {
@@ -45,7 +46,7 @@ def save(
     spec: str | Mapping[str, Any],
     card: Mapping[str, Any] | None = None,
 ) -> None:
-    """Writes a fitted detector to a folder: ``params/`` and ``card.json``.
+    """Writes a fitted detector to a folder: ``params.safetensors`` and ``card.json``.
 
     Args:
       path: the folder, which must not exist yet or be empty.
@@ -58,22 +59,26 @@ def save(
         labelled answers, or ``card`` has a key that loading needs.
       FileExistsError: when the folder holds something.
     """
-    import orbax.checkpoint as ocp
+    from safetensors.numpy import save as serialized
 
     _check_same(spec, build(spec), fitted.detector)
     if fitted.threshold is None or fitted.calibration is None:
         name = fitted.detector.name
         raise ValueError(f"{name!r} was not fitted; there is nothing to save")
-    names = ("jaxhal", "jax", "flax", "optax", "orbax-checkpoint")
+    names = ("jaxhal", "jax", "flax", "optax", "safetensors")
+    leaves: dict[str, np.ndarray] = {}
+    nesting = _nesting(fitted.params, "", leaves)
+    params = serialized(leaves)
     about = {
         "detector": spec,
         "threshold": float(fitted.threshold),
         "calibration": dataclasses.asdict(fitted.calibration),
         "beats controls": fitted.beats,
-        "params": _shape(fitted.params),
+        "params": nesting,
+        "sha256": hashlib.sha256(params).hexdigest(),
         "versions": {name: version(name) for name in names},
     }
-    if taken := sorted(set(about) & set(card or {})):
+    if taken := sorted({*about, sealing.SEAL} & set(card or {})):
         raise ValueError(
             f"card has {', '.join(map(repr, taken))}, which save writes itself; give "
             "that another key"
@@ -81,15 +86,10 @@ def save(
     folder = Path(path).resolve()
     if folder.exists() and any(folder.iterdir()):
         raise FileExistsError(f"{folder} is not empty; give a new folder")
-    leaves = {f"leaf{n}": x for n, x in enumerate(jax.tree.leaves(fitted.params))}
-    if leaves:
-        with ocp.StandardCheckpointer() as checkpointer:
-            checkpointer.save(folder / "params", leaves)
-        # It only names the scratch folder of the machine; reading does without it.
-        (folder / "params" / "commit_success.txt").unlink(missing_ok=True)
     folder.mkdir(parents=True, exist_ok=True)
-    with replacing(folder / "card.json") as file:
-        json.dump({**about, **(card or {})}, file, indent=1)
+    with replacing(folder / _PARAMS, binary=True) as file:
+        file.write(params)
+    sealing.write(folder / _CARD, {**about, **(card or {})})
 
 
 def load(path: str | os.PathLike, *, endpoints: Iterable[str] = ()) -> Fitted:
@@ -103,10 +103,10 @@ def load(path: str | os.PathLike, *, endpoints: Iterable[str] = ()) -> Fitted:
     Raises:
       jaxhal.hosts.Refused: when it would ask another one.
       FileNotFoundError: when there is no card.
-      ValueError: when the card cannot be read or does not fit the parameters.
+      ValueError: names the folder when card or parameters are not as they were saved.
     """
     folder = Path(path).resolve()
-    if not (folder / "card.json").is_file():
+    if not (folder / _CARD).is_file():
         raise FileNotFoundError(f"{folder} has no card.json; give a saved detector")
     try:
         with hosts.brought(str(folder), endpoints, trusted=False):
@@ -120,17 +120,15 @@ def load(path: str | os.PathLike, *, endpoints: Iterable[str] = ()) -> Fitted:
 
 
 def _load(folder: Path) -> Fitted:
-    import orbax.checkpoint as ocp
+    from safetensors.numpy import load as deserialized
 
-    card = json.loads((folder / "card.json").read_text("utf-8"))
-    leaves: dict[str, Any] = {}
-    if (folder / "params").is_dir():
-        with ocp.StandardCheckpointer() as checkpointer:
-            leaves = checkpointer.restore(folder / "params", _abstract(card["params"]))
-    params = _rebuild(card["params"], leaves)
+    card = sealing.read(folder / _CARD)
+    params = (folder / _PARAMS).read_bytes()
+    if hashlib.sha256(params).hexdigest() != card["sha256"]:
+        raise ValueError(f"{_PARAMS} does not have the sha256 that {_CARD} names")
     return Fitted(
         build(card["detector"]),
-        params,
+        _rebuild(card["params"], deserialized(params)),
         _calibration(**card["calibration"]),
         card["threshold"],
         np.zeros(0, np.float32),
@@ -174,43 +172,34 @@ def _check_same(spec: Any, made: Detector, kept: Detector) -> None:
         _check_same(spec, one, other)
 
 
-def _shape(params: Any) -> Any:
-    """The nesting of parameters as JSON, leaves as ``[number, shape, dtype]``."""
-    numbers = iter(range(len(jax.tree.leaves(params))))
+def _nesting(node: Any, name: str, leaves: dict[str, np.ndarray]) -> Any:
+    """The nesting of parameters as JSON; arrays go to ``leaves``, their names stay."""
 
-    def walk(node: Any) -> Any:
-        if isinstance(node, dict):
-            return {"dict": {name: walk(node[name]) for name in sorted(node)}}
-        if hasattr(node, "_fields"):
-            kind = type(node).__name__
-            if kind not in _KINDS:
-                raise ValueError(f"parameters hold a {kind}, which cannot be saved")
-            return {kind: {name: walk(getattr(node, name)) for name in node._fields}}
-        if isinstance(node, tuple) and not node:
-            return {"dict": None}
-        leaf = jnp.asarray(node)
-        return [next(numbers), list(leaf.shape), str(leaf.dtype)]
+    def inside(parts: Mapping[str, Any]) -> dict[str, Any]:
+        return {
+            part: _nesting(child, f"{name}.{part}" if name else part, leaves)
+            for part, child in parts.items()
+        }
 
-    return walk(params)
-
-
-def _abstract(node: Any) -> dict[str, jax.ShapeDtypeStruct]:
-    if isinstance(node, list):
-        number, shape, dtype = node
-        # Here, not on the device that wrote it, which may not exist.
-        here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-        leaf = jax.ShapeDtypeStruct(tuple(shape), jnp.dtype(dtype), sharding=here)
-        return {f"leaf{number}": leaf}
-    ((_, inside),) = node.items()
-    merged: dict[str, jax.ShapeDtypeStruct] = {}
-    for child in (inside or {}).values():
-        merged |= _abstract(child)
-    return merged
+    if isinstance(node, dict):
+        return {"dict": inside(node)}
+    if hasattr(node, "_fields"):
+        kind = type(node).__name__
+        if kind not in _KINDS:
+            raise ValueError(f"parameters hold a {kind}, which cannot be saved")
+        return {kind: inside(node._asdict())}
+    if isinstance(node, tuple) and not node:
+        return {"dict": None}
+    name = name or "params"
+    while name in leaves:  # parts may have dots in their names
+        name += "_"
+    leaves[name] = np.asarray(jnp.asarray(node), order="C")
+    return name
 
 
 def _rebuild(node: Any, leaves: Mapping[str, Any]) -> Any:
-    if isinstance(node, list):
-        return jnp.asarray(leaves[f"leaf{node[0]}"])
+    if isinstance(node, str):
+        return jnp.asarray(leaves[node])
     ((kind, inside),) = node.items()
     if inside is None:
         return ()
@@ -218,5 +207,5 @@ def _rebuild(node: Any, leaves: Mapping[str, Any]) -> Any:
     if kind == "dict":
         return built
     if kind not in _KINDS:
-        raise ValueError(f"card.json names parameters of kind {kind!r}; unknown here")
+        raise ValueError(f"{_CARD} names parameters of kind {kind!r}; unknown here")
     return _KINDS[kind](**built)

@@ -308,7 +308,7 @@ def test_keys_and_shapes_of_real_models(name):
     "change, message",
     [
         ({"model_type": "brt"}, "unknown architecture 'brt'; did you mean 'bert'"),
-        ({"hidden_act": "mish"}, "unknown activation 'mish'"),
+        ({"hidden_act": "mish"}, "hidden_act is mish; known: silu"),
         ({"position_embedding_type": "relative_key"}, "position_embedding_type='rel"),
         ({"is_decoder": True}, "is_decoder=True is not computed"),
         ({"hidden_size": None}, "lacks hidden_size"),

@@ -61,21 +61,20 @@ def left_behind(folder):
 def test_fetch_once_then_silence(model, monkeypatch, capsys):
     path = registry.fetch("tiny")
     assert path.read_bytes() == PAYLOAD
-    assert left_behind(model.folder) == ["tiny.gguf", "tiny.gguf.sha256"]
+    assert left_behind(model.folder) == ["tiny.gguf"]
     assert capsys.readouterr().out == ""
     monkeypatch.setattr(subprocess, "run", None)
-    monkeypatch.setattr(hashlib, "file_digest", None)
     assert registry.fetch("tiny") == path
     assert model.calls == 1
 
 
-def test_a_file_without_its_marker_is_verified_not_downloaded(model, monkeypatch):
+def test_a_file_that_is_there_is_verified_not_downloaded(model, monkeypatch):
     model.folder.mkdir()
     (model.folder / "tiny.gguf").write_bytes(PAYLOAD)
     monkeypatch.setenv("JAXHAL_OFFLINE", "1")
     registry.fetch("tiny")
     assert model.calls == 0
-    assert left_behind(model.folder) == ["tiny.gguf", "tiny.gguf.sha256"]
+    assert left_behind(model.folder) == ["tiny.gguf"]
 
 
 @pytest.mark.parametrize("broken", [PAYLOAD[:-1], PAYLOAD[:-1] + b"?"])
@@ -93,16 +92,15 @@ def test_several_files_make_a_folder(model, monkeypatch):
     assert whole.size == len(PAYLOAD) + len(POOLING)
     assert registry.names("encoder") == ["all-minilm-l6-v2", "tiny"]
     assert registry.fetch("tiny") == model.folder
-    proved = ["1_Pooling", "tiny.gguf", "tiny.gguf.sha256"]
+    proved = ["1_Pooling", "tiny.gguf"]
     assert left_behind(model.folder) == proved
     pooling = model.folder / "1_Pooling"
     assert (pooling / "config.json").read_bytes() == POOLING
-    assert left_behind(pooling) == ["config.json", "config.json.sha256"]
+    assert left_behind(pooling) == ["config.json"]
     registry.fetch("tiny")
     assert model.calls == 1
     kept = (model.folder / "tiny.gguf").stat().st_mtime_ns
     (pooling / "config.json").write_bytes(b"[]")
-    (pooling / "config.json.sha256").unlink()
     registry.fetch("tiny")
     assert model.calls == 2
     assert (pooling / "config.json").read_bytes() == POOLING
@@ -162,7 +160,7 @@ def test_two_at_once(model, monkeypatch):
     for thread in threads:
         thread.join()
     assert len(paths) == 2 and paths[0].read_bytes() == PAYLOAD
-    assert left_behind(model.folder) == ["tiny.gguf", "tiny.gguf.sha256"]
+    assert left_behind(model.folder) == ["tiny.gguf"]
 
 
 def test_offline_says_so(model, monkeypatch):

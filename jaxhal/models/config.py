@@ -2,10 +2,12 @@
 
 import dataclasses
 import difflib
-import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
+
+from jaxhal.models.settings import LAYERS, LENGTH, VOCABULARY, Settings, read_json
+from jaxhal.showing import shown
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,40 +83,59 @@ def read_config(folder: Path) -> Config:
       ValueError: on an unknown architecture or a setting this decoder does not compute.
     """
     path = Path(folder) / "config.json"
-    if not path.is_file():
-        raise FileNotFoundError(
-            f"{path} does not exist; a model folder holds config.json, the tokenizer "
-            "files and *.safetensors"
-        )
-    try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise ValueError(f"{path} is not valid JSON: {error}") from error
-    return from_huggingface(raw)
+    return from_huggingface(Settings(read_json(path), str(path)), str(path))
 
 
-def from_huggingface(raw: Mapping[str, Any]) -> Config:
-    """Builds a :class:`Config` from the dictionary of a Hugging Face config.json."""
-    family = raw.get("model_type", "")
-    if family == "gemma3" and "text_config" in raw:
-        raw = {**raw["text_config"], "model_type": "gemma3_text"}
-        family = "gemma3_text"
-    check_family(family, _FAMILIES)
-    raw = {key: value for key, value in raw.items() if value is not None}
-    return _FAMILIES[family](raw)
+def from_huggingface(raw: Mapping[str, Any], where: str = "config.json") -> Config:
+    """Builds a :class:`Config` from the dictionary of a Hugging Face config.json.
+
+    Raises:
+      ValueError: as :func:`read_config`, naming ``where``.
+    """
+    settings = Settings(raw, where)
+    if settings.get("model_type") == "gemma3" and "text_config" in settings:
+        settings = settings.inside("text_config").over({"model_type": "gemma3_text"})
+    family = check_family(settings.get("model_type", ""), _FAMILIES, where)
+    return checked(_FAMILIES[family](settings), where)
 
 
-def check_family(family: str, known: Mapping[str, Any]) -> None:
+def check_family(family: Any, known: Mapping[str, Any], where: str) -> str:
     """Raises ValueError, with the nearest name, when ``family`` is not known."""
-    if family not in known:
-        near = difflib.get_close_matches(family, known, n=1)
+    if not isinstance(family, str) or family not in known:
+        near = difflib.get_close_matches(str(family), known, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         raise ValueError(
-            f"unknown architecture {family!r}{hint} (known: {', '.join(known)})"
+            f"{where}: unknown architecture {shown(repr(family))}{hint} "
+            f"(known: {', '.join(known)})"
         )
+    return family
 
 
-_ACTIVATIONS = {
+Checked = TypeVar("Checked", bound=Config)
+
+
+def checked(config: Checked, where: str) -> Checked:
+    """The configuration, if its sizes go together.
+
+    Raises:
+      ValueError: names the sizes that do not.
+    """
+    heads, shared = config.num_attention_heads, config.num_key_value_heads
+    if heads % shared:
+        raise ValueError(
+            f"{where}: num_attention_heads {heads} is no multiple of "
+            f"num_key_value_heads {shared}; give one that is"
+        )
+    rotary = config.positions == "rope"
+    if rotary and (config.head_dim % 2 or config.head_dim < 4):
+        raise ValueError(
+            f"{where}: head_dim is {config.head_dim}; rotary positions turn channels "
+            "in pairs, give an even number above 2"
+        )
+    return config
+
+
+ACTIVATIONS = {
     "silu": "silu",
     "swish": "silu",
     "gelu": "gelu",
@@ -124,106 +145,122 @@ _ACTIVATIONS = {
 }
 
 
-def _activation(name: str) -> Any:
-    if name not in _ACTIVATIONS:
-        raise ValueError(
-            f"unknown activation {name!r} (known: {', '.join(_ACTIVATIONS)})"
-        )
-    return _ACTIVATIONS[name]
+def _activation(raw: Settings, key: str, default: str) -> Any:
+    return ACTIVATIONS[raw.one_of(key, default, ACTIVATIONS)]
 
 
-def rope_from(raw: Mapping[str, Any], theta: float, length: int) -> Rope:
+_ROPES = ("default", "linear", "dynamic", "yarn", "llama3")
+
+
+def rope_from(raw: Settings, theta: float, length: int) -> Rope:
     """One rotary description; ``raw`` is ``rope_scaling`` or ``rope_parameters``."""
-    raw = {key: value for key, value in raw.items() if value is not None}
-    kind = raw.get("rope_type", raw.get("type", "default"))
-    if kind not in ("default", "linear", "dynamic", "yarn", "llama3"):
-        raise ValueError(
-            f"unknown rope scaling {kind!r}; known: default, linear, dynamic, yarn, "
-            "llama3"
-        )
+    key = "rope_type" if "rope_type" in raw else "type"
+    kind: Any = raw.one_of(key, "default", _ROPES)
     if kind != "default" and "factor" not in raw:
-        raise ValueError(f"rope scaling {kind!r} needs a 'factor'; got {dict(raw)}")
-    names = {field.name for field in dataclasses.fields(Rope)}
-    extra = {key: value for key, value in raw.items() if key in names}
-    scaled = kind in ("yarn", "llama3")
-    original = raw.get("original_max_position_embeddings", length) if scaled else length
-    theta = float(raw.get("rope_theta", theta))
-    extra |= {"theta": theta, "kind": kind, "original_length": int(original)}
-    return Rope(**extra)
+        raise ValueError(
+            f"{raw.where}: rope scaling {kind!r} needs a 'factor'; got {shown(raw)}"
+        )
+    original = length
+    if kind in ("yarn", "llama3"):
+        key = "original_max_position_embeddings"
+        original = raw.whole(key, length, most=LENGTH)
+    values: dict[str, Any] = {
+        field.name: raw.number(field.name)
+        for field in dataclasses.fields(Rope)
+        if field.type in (float, float | None) and field.name in raw
+    }
+    values |= {
+        "theta": raw.number("rope_theta", theta, above=1.0),
+        "kind": kind,
+        "original_length": original,
+        "truncate": raw.flag("truncate", True),
+    }
+    rope = Rope(**values)
+    if kind == "llama3" and rope.low_freq_factor == rope.high_freq_factor:
+        raw.refuse("high_freq_factor", "give more than low_freq_factor")
+    return rope
 
 
-def _ropes(raw: Mapping[str, Any], length: int) -> Rope:
+def _ropes(raw: Settings, length: int) -> Rope:
     """The rope of a family with one kind of layer, old or new config spelling."""
-    scaling = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
-    return rope_from(scaling, float(raw.get("rope_theta", 10000.0)), length)
+    key = "rope_parameters" if raw.get("rope_parameters") else "rope_scaling"
+    theta = raw.number("rope_theta", 10000.0, above=1.0)
+    return rope_from(raw.inside(key), theta, length)
 
 
 def context_length(rope: Rope, length: int) -> int:
     """Tokens a model with this rope can take, given its max_position_embeddings."""
     if rope.kind in ("linear", "dynamic", "yarn"):
-        return max(length, int(rope.factor * rope.original_length))
+        return max(length, int(min(rope.factor * rope.original_length, LENGTH)))
     return length
 
 
-def llama_like(raw: Mapping[str, Any], **switches: Any) -> Config:
+LAYER_KINDS = ("full_attention", "sliding_attention")
+
+
+def layer_count(raw: Settings) -> int:
+    return raw.whole("num_hidden_layers", most=LAYERS)
+
+
+def llama_like(raw: Settings, **switches: Any) -> Config:
     """The settings Llama, Mistral, Qwen and Gemma share; ``switches`` override."""
-    layers = int(raw["num_hidden_layers"])
-    heads = int(raw["num_attention_heads"])
-    length = int(raw.get("max_position_embeddings", 2048))
-    hidden = int(raw["hidden_size"])
+    layers, hidden = layer_count(raw), raw.whole("hidden_size")
+    heads = raw.whole("num_attention_heads")
+    length = raw.whole("max_position_embeddings", 2048, most=LENGTH)
+    if "head_dim" not in raw and hidden % heads:
+        raw.refuse("num_attention_heads", f"give a divisor of hidden_size {hidden}")
     if "ropes" not in switches:
         rope = _ropes(raw, length)
         switches |= {"ropes": (rope,), "rope_of_layer": (0,) * layers}
     settings: dict[str, Any] = {
         "family": raw["model_type"],
-        "vocab_size": int(raw["vocab_size"]),
+        "vocab_size": raw.whole("vocab_size", most=VOCABULARY),
         "hidden_size": hidden,
-        "intermediate_size": int(raw["intermediate_size"]),
+        "intermediate_size": raw.whole("intermediate_size", most=VOCABULARY),
         "num_hidden_layers": layers,
         "num_attention_heads": heads,
-        "num_key_value_heads": int(raw.get("num_key_value_heads", heads)),
-        "head_dim": int(raw.get("head_dim", hidden // heads)),
+        "num_key_value_heads": raw.whole("num_key_value_heads", heads),
+        "head_dim": raw.whole("head_dim", hidden // heads),
         "context_length": context_length(switches["ropes"][0], length),
-        "norm_eps": float(raw.get("rms_norm_eps", 1e-6)),
-        "activation": _activation(raw.get("hidden_act", "silu")),
+        "norm_eps": raw.number("rms_norm_eps", 1e-6),
+        "activation": _activation(raw, "hidden_act", "silu"),
         "windows": (0,) * layers,
-        "tie_word_embeddings": bool(raw.get("tie_word_embeddings", False)),
+        "tie_word_embeddings": raw.flag("tie_word_embeddings"),
     }
     return Config(**(settings | switches))
 
 
-def _llama(raw: Mapping[str, Any]) -> Config:
-    bias = bool(raw.get("attention_bias", False))
-    mlp_bias = bool(raw.get("mlp_bias", False))
+def _llama(raw: Settings) -> Config:
+    bias = raw.flag("attention_bias")
+    mlp_bias = raw.flag("mlp_bias")
     return llama_like(raw, qkv_bias=bias, o_bias=bias, mlp_bias=mlp_bias)
 
 
-def _mistral(raw: Mapping[str, Any]) -> Config:
-    window = int(raw.get("sliding_window", 0))
-    return llama_like(raw, windows=(window,) * int(raw["num_hidden_layers"]))
+def _mistral(raw: Settings) -> Config:
+    window = raw.whole("sliding_window", 0, least=0, most=LENGTH)
+    return llama_like(raw, windows=(window,) * layer_count(raw))
 
 
-def _qwen_windows(raw: Mapping[str, Any]) -> tuple[int, ...]:
-    layers = int(raw["num_hidden_layers"])
-    window = int(raw.get("sliding_window", 0))
-    if not raw.get("use_sliding_window", False):
+def _qwen_windows(raw: Settings) -> tuple[int, ...]:
+    layers = layer_count(raw)
+    window = raw.whole("sliding_window", 0, least=0, most=LENGTH)
+    if not raw.flag("use_sliding_window"):
         return (0,) * layers
     if "layer_types" in raw:
-        return tuple(
-            window if kind == "sliding_attention" else 0 for kind in raw["layer_types"]
-        )
-    first = int(raw.get("max_window_layers", layers))
+        kinds = raw.each("layer_types", LAYER_KINDS, layers)
+        return tuple(window if kind == "sliding_attention" else 0 for kind in kinds)
+    first = raw.whole("max_window_layers", layers, least=0)
     return tuple(window if layer >= first else 0 for layer in range(layers))
 
 
-def _qwen2(raw: Mapping[str, Any]) -> Config:
+def _qwen2(raw: Settings) -> Config:
     return llama_like(raw, qkv_bias=True, windows=_qwen_windows(raw))
 
 
-def _qwen3(raw: Mapping[str, Any]) -> Config:
-    bias = bool(raw.get("attention_bias", False))
+def _qwen3(raw: Settings) -> Config:
+    bias = raw.flag("attention_bias")
     return llama_like(
-        {"head_dim": 128, **raw},
+        raw.below({"head_dim": 128}),
         qkv_bias=bias,
         o_bias=bias,
         qk_norm=True,
@@ -231,99 +268,110 @@ def _qwen3(raw: Mapping[str, Any]) -> Config:
     )
 
 
-def _gemma3(raw: Mapping[str, Any]) -> Config:
-    if raw.get("use_bidirectional_attention"):
+def _gemma3(raw: Settings) -> Config:
+    if raw.flag("use_bidirectional_attention"):
         raise ValueError("use_bidirectional_attention is an encoder, not a decoder")
     if raw.get("final_logit_softcapping") or raw.get("attn_logit_softcapping"):
         raise ValueError("logit soft-capping is not computed; Gemma 3 has it off")
-    raw = {"max_position_embeddings": 131072, "head_dim": 256, **raw}
-    layers, length = int(raw["num_hidden_layers"]), int(raw["max_position_embeddings"])
-    pattern = int(raw.get("sliding_window_pattern", 6))
-    kinds = raw.get("layer_types") or [
+    raw = raw.below({"max_position_embeddings": 131072, "head_dim": 256})
+    layers = layer_count(raw)
+    length = raw.whole("max_position_embeddings", most=LENGTH)
+    pattern = raw.whole("sliding_window_pattern", 6)
+    kinds = [
         "full_attention" if (layer + 1) % pattern == 0 else "sliding_attention"
         for layer in range(layers)
     ]
-    nested = raw.get("rope_parameters", {})
-    whole = nested.get("full_attention", raw.get("rope_scaling", {})) or {}
-    local = nested.get("sliding_attention", {}) or {}
-    local_theta = float(raw.get("rope_local_base_freq", 10000.0))
-    full_rope = rope_from(whole, float(raw.get("rope_theta", 1e6)), length)
-    window = int(raw.get("sliding_window", 4096))
+    if raw.get("layer_types"):
+        kinds = raw.each("layer_types", LAYER_KINDS, layers)
+    nested = raw.inside("rope_parameters")
+    whole = nested if "full_attention" in nested else raw
+    key = "full_attention" if "full_attention" in nested else "rope_scaling"
+    theta = raw.number("rope_theta", 1e6, above=1.0)
+    local_theta = raw.number("rope_local_base_freq", 10000.0, above=1.0)
+    full_rope = rope_from(whole.inside(key), theta, length)
+    local_rope = rope_from(nested.inside("sliding_attention"), local_theta, length)
+    window = raw.whole("sliding_window", 4096, most=LENGTH)
     return llama_like(
         raw,
-        ropes=(full_rope, rope_from(local, local_theta, length)),
+        ropes=(full_rope, local_rope),
         rope_of_layer=tuple(int(kind == "sliding_attention") for kind in kinds),
         windows=tuple(window if k == "sliding_attention" else 0 for k in kinds),
         # The published length already counts the scaling of the global layers.
         context_length=length,
         norm_offset=1.0,
-        activation=_activation(raw.get("hidden_activation", "gelu_pytorch_tanh")),
+        activation=_activation(raw, "hidden_activation", "gelu_pytorch_tanh"),
         qk_norm=True,
-        qkv_bias=bool(raw.get("attention_bias", False)),
-        o_bias=bool(raw.get("attention_bias", False)),
+        qkv_bias=raw.flag("attention_bias"),
+        o_bias=raw.flag("attention_bias"),
         block="sandwich",
-        embedding_scale=float(raw["hidden_size"]) ** 0.5,
-        attention_scale=float(raw.get("query_pre_attn_scalar", 256)) ** -0.5,
-        tie_word_embeddings=bool(raw.get("tie_word_embeddings", True)),
+        embedding_scale=raw.whole("hidden_size") ** 0.5,
+        attention_scale=raw.number("query_pre_attn_scalar", 256.0) ** -0.5,
+        tie_word_embeddings=raw.flag("tie_word_embeddings", True),
     )
 
 
-def _falcon(raw: Mapping[str, Any]) -> Config:
-    if raw.get("alibi", False):
+def _falcon(raw: Settings) -> Config:
+    if raw.flag("alibi"):
         raise ValueError("Falcon with alibi is not supported; rotary Falcon models are")
-    heads, hidden = int(raw["num_attention_heads"]), int(raw["hidden_size"])
-    new = bool(raw.get("new_decoder_architecture", False))
+    heads, hidden = raw.whole("num_attention_heads"), raw.whole("hidden_size")
+    new = raw.flag("new_decoder_architecture")
     if new:
-        kv_heads = int(raw.get("num_kv_heads", heads))
-        norms = int(raw.get("num_ln_in_parallel_attn", 2))
+        kv_heads = raw.whole("num_kv_heads", heads)
+        norms = raw.whole("num_ln_in_parallel_attn", 2, most=2)
         block = "parallel_two_norms" if norms == 2 else "parallel"
     else:
-        kv_heads = 1 if raw.get("multi_query", True) else heads
-        block = "parallel" if raw.get("parallel_attn", True) else "pre"
-    bias = bool(raw.get("bias", False))
+        kv_heads = 1 if raw.flag("multi_query", True) else heads
+        block = "parallel" if raw.flag("parallel_attn", True) else "pre"
+    bias = raw.flag("bias")
     return llama_like(
-        {
-            **raw,
-            "intermediate_size": raw.get("ffn_hidden_size", 4 * hidden),
-            "num_key_value_heads": kv_heads,
-            "hidden_act": raw.get("activation", "gelu"),
-        },
+        raw.over(
+            {
+                "intermediate_size": raw.whole(
+                    "ffn_hidden_size", 4 * hidden, most=VOCABULARY
+                ),
+                "num_key_value_heads": kv_heads,
+                "hidden_act": raw.one_of("activation", "gelu", ACTIVATIONS),
+            }
+        ),
         norm="layer",
-        norm_eps=float(raw.get("layer_norm_epsilon", 1e-5)),
+        norm_eps=raw.number("layer_norm_epsilon", 1e-5),
         gated=False,
         qkv_bias=bias,
         o_bias=bias,
         mlp_bias=bias,
         block=block,
-        tie_word_embeddings=bool(raw.get("tie_word_embeddings", True)),
+        tie_word_embeddings=raw.flag("tie_word_embeddings", True),
     )
 
 
-def _gpt2(raw: Mapping[str, Any]) -> Config:
+def _gpt2(raw: Settings) -> Config:
     for switch in ("scale_attn_by_inverse_layer_idx", "reorder_and_upcast_attn"):
-        if raw.get(switch, False):
+        if raw.flag(switch):
             raise ValueError(f"GPT-2 with {switch}=true is not supported")
-    if not raw.get("scale_attn_weights", True):
+    if not raw.flag("scale_attn_weights", True):
         raise ValueError("GPT-2 with scale_attn_weights=false is not supported")
-    hidden = int(raw["n_embd"])
+    hidden = raw.whole("n_embd")
     return llama_like(
-        {
-            **raw,
-            "num_hidden_layers": raw["n_layer"],
-            "num_attention_heads": raw["n_head"],
-            "hidden_size": hidden,
-            "intermediate_size": raw.get("n_inner", 4 * hidden),
-            "max_position_embeddings": raw.get("n_positions", 1024),
-            "hidden_act": raw.get("activation_function", "gelu_new"),
-        },
+        raw.over(
+            {
+                "num_hidden_layers": raw.whole("n_layer", most=LAYERS),
+                "num_attention_heads": raw.whole("n_head"),
+                "hidden_size": hidden,
+                "intermediate_size": raw.whole("n_inner", 4 * hidden, most=VOCABULARY),
+                "max_position_embeddings": raw.whole("n_positions", 1024, most=LENGTH),
+                "hidden_act": raw.one_of(
+                    "activation_function", "gelu_new", ACTIVATIONS
+                ),
+            }
+        ),
         norm="layer",
-        norm_eps=float(raw.get("layer_norm_epsilon", 1e-5)),
+        norm_eps=raw.number("layer_norm_epsilon", 1e-5),
         gated=False,
         qkv_bias=True,
         o_bias=True,
         mlp_bias=True,
         positions="learned",
-        tie_word_embeddings=bool(raw.get("tie_word_embeddings", True)),
+        tie_word_embeddings=raw.flag("tie_word_embeddings", True),
     )
 
 

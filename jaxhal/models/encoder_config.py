@@ -1,12 +1,23 @@
 """From an encoder's config.json to one frozen, hashable :class:`EncoderConfig`."""
 
 import dataclasses
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from jaxhal.models.config import Config, Rope, check_family, llama_like, rope_from
+from jaxhal.models.config import (
+    ACTIVATIONS,
+    LAYER_KINDS,
+    Config,
+    Rope,
+    check_family,
+    checked,
+    layer_count,
+    llama_like,
+    rope_from,
+)
+from jaxhal.models.settings import LENGTH, Settings, read_json
+from jaxhal.showing import shown
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,24 +49,6 @@ class EncoderConfig(Config):
     head_norm: bool = False
 
 
-def read_json(path: Path) -> Any:
-    """What a JSON file of a model folder says.
-
-    Raises:
-      FileNotFoundError: when there is no such file.
-      ValueError: when it is no JSON.
-    """
-    if not path.is_file():
-        raise FileNotFoundError(
-            f"{path} does not exist; a model folder holds config.json, the tokenizer "
-            "files and *.safetensors"
-        )
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path} is not valid JSON: {error}") from error
-
-
 def read_encoder_config(folder: Path) -> EncoderConfig:
     """Reads ``config.json`` of a Hugging Face folder.
 
@@ -67,17 +60,20 @@ def read_encoder_config(folder: Path) -> EncoderConfig:
       ValueError: on a file that is no JSON, an unknown architecture or a setting this
         encoder does not compute.
     """
-    folder = Path(folder)
-    config = encoder_from_huggingface(read_json(folder / "config.json"))
-    sentence = folder / "sentence_bert_config.json"
-    longest = read_json(sentence).get("max_seq_length") if sentence.is_file() else None
-    if longest is None:
+    path = Path(folder) / "config.json"
+    config = encoder_from_huggingface(Settings(read_json(path), str(path)), str(path))
+    path = path.with_name("sentence_bert_config.json")
+    if not path.is_file():
         return config
-    length = min(config.context_length, int(longest))
+    sentence = Settings(read_json(path), str(path))
+    longest = sentence.whole("max_seq_length", config.context_length, most=LENGTH)
+    length = min(config.context_length, longest)
     return dataclasses.replace(config, context_length=length)
 
 
-def encoder_from_huggingface(raw: Mapping[str, Any]) -> EncoderConfig:
+def encoder_from_huggingface(
+    raw: Mapping[str, Any], where: str = "config.json"
+) -> EncoderConfig:
     """An :class:`EncoderConfig` from the dictionary of a Hugging Face config.json.
 
     Raises:
@@ -89,65 +85,72 @@ def encoder_from_huggingface(raw: Mapping[str, Any]) -> EncoderConfig:
       >>> encoder_from_huggingface({"model_type": "bert", **sizes, **layers}).head_dim
       4
     """
-    family = raw.get("model_type", "")
-    check_family(family, _FAMILIES)
-    raw = {key: value for key, value in raw.items() if value is not None}
-    missing = [name for name in _SIZES if name not in raw]
+    settings = Settings(raw, where)
+    family = check_family(settings.get("model_type", ""), _FAMILIES, where)
+    missing = [name for name in _SIZES if name not in settings]
     if missing:
-        raise ValueError(f"config.json of a {family} lacks {', '.join(missing)}")
-    hidden, heads = int(raw["hidden_size"]), int(raw["num_attention_heads"])
+        raise ValueError(f"{where} of a {family} lacks {', '.join(missing)}")
+    hidden, heads = (settings.whole(name) for name in _WIDTH_OF_HEADS)
     if hidden % heads:
         raise ValueError(
-            f"hidden_size {hidden} is no multiple of num_attention_heads {heads}"
+            f"{where}: hidden_size {hidden} is no multiple of num_attention_heads "
+            f"{heads}; give a divisor"
         )
-    return _FAMILIES[family](raw)
+    return checked(_FAMILIES[family](settings), where)
 
 
+_WIDTH_OF_HEADS = ("hidden_size", "num_attention_heads")
 _SIZES = (
+    *_WIDTH_OF_HEADS,
     "vocab_size",
-    "hidden_size",
     "intermediate_size",
     "num_hidden_layers",
-    "num_attention_heads",
 )
+_CLASSES = 1 << 16
 
 
-def _refuse(raw: Mapping[str, Any], **computed: Any) -> None:
+def _refuse(raw: Settings, **computed: Any) -> None:
     """Raises on the first setting that has another value than the one computed."""
     for name, value in computed.items():
         if raw.get(name, value) != value:
             raise ValueError(
-                f"{raw['model_type']} with {name}={raw[name]!r} is not computed; only "
-                f"{name}={value!r} is"
+                f"{raw.where}: {raw['model_type']} with {name}="
+                f"{shown(repr(raw[name]))} is not computed; only {name}={value!r} is"
             )
 
 
-def _labels(raw: Mapping[str, Any]) -> tuple[str, ...]:
+def _labels(raw: Settings) -> tuple[str, ...]:
     """Names of the classes, () for a checkpoint without a sequence classifier."""
-    kinds = raw.get("architectures", ())
-    if not any(kind.endswith("ForSequenceClassification") for kind in kinds):
+    kinds = raw.get("architectures", [])
+    if not isinstance(kinds, list):
+        raw.refuse("architectures", "give a list of names")
+    if not any(str(kind).endswith("ForSequenceClassification") for kind in kinds):
         return ()
     _refuse(raw, problem_type="single_label_classification")
-    named = raw.get("id2label", {})
-    count = len(named) or int(raw.get("num_labels", 2))
+    named = raw.inside("id2label")
+    count = len(named) or raw.whole("num_labels", 2, most=_CLASSES)
     if count < 2:
-        raise ValueError("a classifier with num_labels=1 gives no probabilities")
-    named = {int(key): str(value) for key, value in named.items()}
-    return tuple(named.get(label, f"LABEL_{label}") for label in range(count))
+        raise ValueError(
+            f"{raw.where}: a classifier with num_labels=1 gives no probabilities"
+        )
+    known = [str(label) for label in range(count)]
+    if more := [key for key in named if key not in known]:
+        named.refuse(more[0], f"give numbers below {count} as keys")
+    return tuple(str(named.get(key, f"LABEL_{key}")) for key in known)
 
 
-def _settings(raw: Mapping[str, Any], **switches: Any) -> EncoderConfig:
+def _settings(raw: Settings, **switches: Any) -> EncoderConfig:
     """What the families share; ``switches`` override."""
-    heads, layers = int(raw["num_attention_heads"]), int(raw["num_hidden_layers"])
+    heads, layers = raw.whole("num_attention_heads"), layer_count(raw)
+    defaults = {"max_position_embeddings": 512, "hidden_act": "gelu"}
     shared = llama_like(
-        {
-            "max_position_embeddings": 512,
-            "hidden_act": "gelu",
-            "rms_norm_eps": raw.get("layer_norm_eps", 1e-12),
-            **raw,
-            "num_key_value_heads": heads,
-            "head_dim": int(raw["hidden_size"]) // heads,
-        },
+        raw.below(defaults).over(
+            {
+                "rms_norm_eps": raw.number("layer_norm_eps", 1e-12),
+                "num_key_value_heads": heads,
+                "head_dim": raw.whole("hidden_size") // heads,
+            }
+        ),
         ropes=switches.pop("ropes", (Rope(),)),
         rope_of_layer=switches.pop("rope_of_layer", (0,) * layers),
     )
@@ -163,121 +166,129 @@ def _settings(raw: Mapping[str, Any], **switches: Any) -> EncoderConfig:
     return EncoderConfig(**(vars(shared) | settings | switches))
 
 
-def _bert(raw: Mapping[str, Any]) -> EncoderConfig:
+def _bert(raw: Settings) -> EncoderConfig:
     _refuse(raw, position_embedding_type="absolute", is_decoder=False)
-    rows = int(raw.get("max_position_embeddings", 512))
-    types = int(raw.get("type_vocab_size", 2))
+    rows = raw.whole("max_position_embeddings", 512, most=LENGTH)
+    types = raw.whole("type_vocab_size", 2, least=0)
     return _settings(raw, position_rows=rows, token_types=types)
 
 
-def _roberta(raw: Mapping[str, Any]) -> EncoderConfig:
+def _roberta(raw: Settings) -> EncoderConfig:
     _refuse(raw, position_embedding_type="absolute", is_decoder=False)
-    rows = int(raw.get("max_position_embeddings", 514))
-    offset = int(raw.get("pad_token_id", 1)) + 1  # the table's first rows are unused
+    rows = raw.whole("max_position_embeddings", 514, least=2, most=LENGTH)
+    # The table's first rows are unused.
+    offset = raw.whole("pad_token_id", 1, least=0, most=rows - 2) + 1
     return _settings(
         raw,
         context_length=rows - offset,
         position_rows=rows,
         position_offset=offset,
-        token_types=int(raw.get("type_vocab_size", 1)),
+        token_types=raw.whole("type_vocab_size", 1, least=0),
     )
 
 
-def _deberta(raw: Mapping[str, Any]) -> EncoderConfig:
-    hidden = int(raw["hidden_size"])
-    width = hidden // int(raw["num_attention_heads"])
+def _deberta(raw: Settings) -> EncoderConfig:
+    hidden = raw.whole("hidden_size")
+    width = hidden // raw.whole("num_attention_heads")
     _refuse(
         raw, embedding_size=hidden, pooler_hidden_size=hidden, attention_head_size=width
     )
     kinds = raw.get("pos_att_type", [])
     kinds = kinds.lower().split("|") if isinstance(kinds, str) else kinds
-    kinds = tuple(kind.strip() for kind in kinds if kind.strip())
-    if not set(kinds) <= {"c2p", "p2c"}:
-        raise ValueError(f"pos_att_type={kinds} is not computed; c2p and p2c are")
-    rows = int(raw.get("max_position_embeddings", 512))
-    longest = int(raw.get("max_relative_positions", -1))
+    if not isinstance(kinds, list):
+        raw.refuse("pos_att_type", "give a list of c2p and p2c")
+    kinds: Any = tuple(str(kind).strip() for kind in kinds if str(kind).strip())
+    if not set(kinds) <= {"c2p", "p2c"} or len(set(kinds)) < len(kinds):
+        raise ValueError(
+            f"{raw.where}: pos_att_type={shown(repr(kinds))} is not computed; c2p and "
+            "p2c are, each once"
+        )
+    rows = raw.whole("max_position_embeddings", 512, most=LENGTH)
+    longest = raw.whole("max_relative_positions", -1, least=-1)
     longest = longest if longest > 0 else rows
-    buckets = max(0, int(raw.get("position_buckets", -1)))
+    buckets = max(0, raw.whole("position_buckets", -1, least=-1))
     if buckets // 2 >= longest - 1:
         raise ValueError(
-            f"position_buckets={buckets} leave none of {longest} positions to share one"
+            f"{raw.where}: position_buckets={buckets} leave none of {longest} "
+            "positions to share one; give fewer"
         )
-    relative = bool(raw.get("relative_attention", False))
-    size = int(raw.get("conv_kernel_size", 0))
+    relative = raw.flag("relative_attention")
+    size = raw.whole("conv_kernel_size", 0, least=0)
     if size > 0 and size % 2 == 0:
-        raise ValueError(f"conv_kernel_size={size} is not computed; odd sizes are")
+        raise ValueError(
+            f"{raw.where}: conv_kernel_size={size} is not computed; odd sizes are"
+        )
+    groups = raw.whole("conv_groups", 1)
+    if hidden % groups:
+        raw.refuse("conv_groups", f"give a divisor of hidden_size {hidden}")
     return _settings(
-        {"layer_norm_eps": 1e-7, **raw},
-        position_rows=rows if raw.get("position_biased_input", True) else 0,
-        token_types=int(raw.get("type_vocab_size", 0)),
+        raw.below({"layer_norm_eps": 1e-7}),
+        position_rows=rows if raw.flag("position_biased_input", True) else 0,
+        token_types=raw.whole("type_vocab_size", 0, least=0),
         # The kinds count even where relative attention is off.
         attention_scale=(width * (1 + len(kinds))) ** -0.5,
         relative=kinds if relative else (),
         relative_span=(buckets or longest) if relative else 0,
         relative_buckets=buckets,
         relative_longest=longest,
-        relative_norm="layer_norm" in raw.get("norm_rel_ebd", "none").lower(),
-        relative_shared=bool(raw.get("share_att_key", False)),
+        relative_norm="layer_norm" in str(raw.get("norm_rel_ebd", "none")).lower(),
+        relative_shared=raw.flag("share_att_key"),
         conv_size=size,
-        conv_groups=int(raw.get("conv_groups", 1)),
+        conv_groups=groups,
         conv_activation=_activation(raw, "conv_act", "tanh"),
         head_activation=_activation(raw, "pooler_hidden_act", "gelu"),
     )
 
 
-def _modernbert(raw: Mapping[str, Any]) -> EncoderConfig:
+def _modernbert(raw: Settings) -> EncoderConfig:
     _refuse(raw, rope_scaling=None)
-    layers = int(raw["num_hidden_layers"])
-    every = int(raw.get("global_attn_every_n_layers", 3))
-    kinds = raw.get("layer_types") or [
+    layers = layer_count(raw)
+    every = raw.whole("global_attn_every_n_layers", 3)
+    kinds = [
         "sliding_attention" if layer % every else "full_attention"
         for layer in range(layers)
     ]
-    window = int(raw.get("local_attention", 128)) // 2
-    length = int(raw.get("max_position_embeddings", 8192))
-    nested = raw.get("rope_parameters", {})
+    if raw.get("layer_types"):
+        kinds = raw.each("layer_types", LAYER_KINDS, layers)
+    window = raw.whole("local_attention", 128, least=2, most=LENGTH) // 2
+    length = raw.whole("max_position_embeddings", 8192, most=LENGTH)
+    nested = raw.inside("rope_parameters")
     whole, local = (
-        rope_from(nested.get(kind) or {}, float(raw.get(name, theta)), length)
+        rope_from(nested.inside(kind), raw.number(name, theta, above=1.0), length)
         for kind, name, theta in (
             ("full_attention", "global_rope_theta", 160000.0),
             ("sliding_attention", "local_rope_theta", 10000.0),
         )
     )
-    if window < 1:
-        raise ValueError("local_attention below 2 is not computed")
-    pooling = raw.get("classifier_pooling", "cls")
-    if pooling not in ("cls", "mean"):
-        raise ValueError(f"classifier_pooling={pooling!r} is not computed")
-    bias = bool(raw.get("attention_bias", False))
+    pooling = raw.one_of("classifier_pooling", "cls", ("cls", "mean"))
+    bias = raw.flag("attention_bias")
     return _settings(
-        {
-            **raw,
-            "hidden_act": raw.get("hidden_activation", "gelu"),
-            "layer_norm_eps": raw.get("norm_eps", 1e-5),
-            "max_position_embeddings": length,
-        },
+        raw.over(
+            {
+                "hidden_act": raw.one_of("hidden_activation", "gelu", ACTIVATIONS),
+                "layer_norm_eps": raw.number("norm_eps", 1e-5),
+                "max_position_embeddings": length,
+            }
+        ),
         ropes=(whole, local),
         rope_of_layer=tuple(int(kind == "sliding_attention") for kind in kinds),
         windows=tuple(window if k == "sliding_attention" else 0 for k in kinds),
         positions="rope",
         pre_norm=True,
         gated=True,
-        norm_bias=bool(raw.get("norm_bias", False)),
+        norm_bias=raw.flag("norm_bias"),
         qkv_bias=bias,
         o_bias=bias,
-        mlp_bias=bool(raw.get("mlp_bias", False)),
+        mlp_bias=raw.flag("mlp_bias"),
         head_pooling=pooling,
-        head_bias=bool(raw.get("classifier_bias", False)),
+        head_bias=raw.flag("classifier_bias"),
         head_activation=_activation(raw, "classifier_activation", "gelu"),
         head_norm=True,
     )
 
 
-def _activation(raw: Mapping[str, Any], name: str, default: str) -> str:
-    kind = raw.get(name, default)
-    if kind not in ("tanh", "gelu"):
-        raise ValueError(f"{name}={kind!r} is not computed; 'tanh' and 'gelu' are")
-    return kind
+def _activation(raw: Settings, name: str, default: str) -> str:
+    return raw.one_of(name, default, ("tanh", "gelu"))
 
 
 _FAMILIES = {

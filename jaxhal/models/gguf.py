@@ -7,8 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from jaxhal.models.config import Config, check_family, llama_like, rope_from
+from jaxhal.models.config import Config, check_family, checked, llama_like, rope_from
+from jaxhal.models.settings import LAYERS, LENGTH, VOCABULARY, Settings
 from jaxhal.models.weights import Origin, Turn, linear, norm, same, transpose
+from jaxhal.showing import shown
 
 
 class GGUFSource:
@@ -25,6 +27,7 @@ class GGUFSource:
                 f"{path} is not a whole GGUF file ({error}); download it again"
             ) from error
         self._tensors = {tensor.name: tensor for tensor in self.reader.tensors}
+        self.size = sum(int(tensor.n_elements) for tensor in self.reader.tensors)
         size = Path(path).stat().st_size
         for tensor in self.reader.tensors:
             if tensor.data_offset + tensor.n_bytes > size:
@@ -52,7 +55,34 @@ class GGUFSource:
     def value(self, key: str, default: Any = None) -> Any:
         """A metadata value, ``default`` when the file does not have it."""
         field = self.reader.get_field(key)
-        return default if field is None else field.contents()
+        return default if field is None else self._contents(field)
+
+    def _contents(self, field: Any) -> Any:
+        try:
+            return field.contents()
+        except (ValueError, IndexError) as error:
+            raise ValueError(
+                f"{self.where}: {shown(field.name)} cannot be read ({error}); download "
+                "it again"
+            ) from error
+
+    def settings(self, prefix: str) -> Settings:
+        """The metadata whose keys begin so, without that beginning."""
+        found = {
+            key.removeprefix(prefix): self._contents(field)
+            for key, field in self.reader.fields.items()
+            if key.startswith(prefix)
+        }
+        return Settings(found, f"{self.where}: {prefix}*")
+
+    def rows(self, name: str) -> int:
+        """The length of a stored matrix."""
+        shape = self._tensors[name].shape if name in self._tensors else ()
+        if len(shape) != 2:
+            raise ValueError(
+                f"{self.where} has no matrix {name}; convert the checkpoint again"
+            )
+        return int(shape[1])
 
 
 _FAMILIES = {
@@ -71,41 +101,47 @@ def config_from_gguf(source: GGUFSource) -> Config:
     Raises:
       ValueError: on an architecture this decoder does not compute, or missing keys.
     """
-    arch = source.value("general.architecture", "")
-    check_family(arch, _FAMILIES)
-
-    def get(key: str, default: Any = None) -> Any:
-        value = source.value(f"{arch}.{key}", default)
-        if value is None:
-            raise ValueError(f"{source.where} lacks the metadata {arch}.{key}")
-        return value
-
-    layers, heads = int(get("block_count")), int(get("attention.head_count"))
-    hidden, length = int(get("embedding_length")), int(get("context_length"))
-    head_dim = int(get("attention.key_length", hidden // heads))
+    found = source.value("general.architecture", "")
+    arch = check_family(found, _FAMILIES, source.where)
+    stored = source.settings(f"{arch}.")
+    layers = stored.whole("block_count", most=LAYERS)
+    heads = stored.whole("attention.head_count")
+    hidden = stored.whole("embedding_length")
+    length = stored.whole("context_length", most=LENGTH)
+    if "attention.key_length" not in stored and hidden % heads:
+        stored.refuse("attention.head_count", f"it must divide {hidden}, the width")
+    head_dim = stored.whole("attention.key_length", hidden // heads)
     names = source.names()
-    theta = float(get("rope.freq_base", 10000.0))
-    rope = rope_from(_scaling(source, arch), theta, length)
+    theta = stored.number("rope.freq_base", 10000.0, above=1.0)
+    rope = rope_from(_scaling(stored), theta, length)
     if "rope_freqs.weight" in names:
-        divisors = tuple(float(x) for x in source.get("rope_freqs.weight"))
-        rope = dataclasses.replace(rope, divisors=divisors)
+        divisors = source.get("rope_freqs.weight").ravel()
+        if len(divisors) != head_dim // 2 or not (divisors > 0).all():
+            raise ValueError(
+                f"{source.where}: rope_freqs.weight is not {head_dim // 2} numbers "
+                "above 0; convert the checkpoint again"
+            )
+        rope = dataclasses.replace(rope, divisors=tuple(map(float, divisors)))
     layer_norm = arch in ("gpt2", "falcon")
-    eps = "attention.layer_norm_epsilon" if layer_norm else None
-    raw = {
-        "model_type": _FAMILIES[arch],
-        "vocab_size": source._tensors["token_embd.weight"].shape[1],
-        "hidden_size": hidden,
-        "intermediate_size": get("feed_forward_length"),
-        "num_hidden_layers": layers,
-        "num_attention_heads": heads,
-        "num_key_value_heads": get("attention.head_count_kv", heads),
-        "head_dim": head_dim,
-        "max_position_embeddings": length,
-        "tie_word_embeddings": "output.weight" not in names,
-    }
-    window = int(get("attention.sliding_window", 0))
+    eps = "layer_norm_epsilon" if layer_norm else "layer_norm_rms_epsilon"
+    raw = Settings(
+        {
+            "model_type": _FAMILIES[arch],
+            "vocab_size": source.rows("token_embd.weight"),
+            "hidden_size": hidden,
+            "intermediate_size": stored.whole("feed_forward_length", most=VOCABULARY),
+            "num_hidden_layers": layers,
+            "num_attention_heads": heads,
+            "num_key_value_heads": stored.whole("attention.head_count_kv", heads),
+            "head_dim": head_dim,
+            "max_position_embeddings": length,
+            "tie_word_embeddings": "output.weight" not in names,
+        },
+        source.where,
+    )
+    window = stored.whole("attention.sliding_window", 0, least=0, most=LENGTH)
     switches: dict[str, Any] = {
-        "norm_eps": float(get(eps or "attention.layer_norm_rms_epsilon")),
+        "norm_eps": stored.number(f"attention.{eps}"),
         "qkv_bias": "blk.0.attn_q.bias" in names or "blk.0.attn_qkv.bias" in names,
         "o_bias": "blk.0.attn_output.bias" in names,
         "mlp_bias": "blk.0.ffn_down.bias" in names,
@@ -123,32 +159,36 @@ def config_from_gguf(source: GGUFSource) -> Config:
         two = "blk.0.attn_norm_2.weight" in names
         switches["block"] = "parallel_two_norms" if two else "parallel"
     if arch == "gemma3":
-        switches |= _gemma3(source, hidden, heads, head_dim, layers, window, rope)
-    return llama_like(raw, **switches)
+        switches |= _gemma3(stored, hidden, heads, head_dim, layers, window, rope)
+    return checked(llama_like(raw, **switches), source.where)
 
 
-def _scaling(source: GGUFSource, arch: str) -> dict[str, Any]:
-    prefix = f"{arch}.rope.scaling"
-    kind = source.value(f"{prefix}.type", "none")
+def _scaling(stored: Settings) -> Settings:
+    kind = stored.get("rope.scaling.type", "none")
     if kind == "none":
-        return {}
-    return {
-        "rope_type": kind,
-        "factor": source.value(f"{prefix}.factor"),
-        "original_max_position_embeddings": source.value(
-            f"{prefix}.original_context_length"
-        ),
-    }
+        return Settings({}, stored.where)
+    original = stored.get("rope.scaling.original_context_length")
+    return Settings(
+        {
+            "rope_type": kind,
+            "factor": stored.get("rope.scaling.factor"),
+            "original_max_position_embeddings": original,
+        },
+        stored.where,
+    )
 
 
-def _gemma3(source, hidden, heads, head_dim, layers, window, rope) -> dict[str, Any]:
+def _gemma3(stored, hidden, heads, head_dim, layers, window, rope) -> dict[str, Any]:
     # Facts the file leaves out: every sixth layer is global, local layers turn with
     # base 10,000 unscaled, and the 27B model (62 layers) scales by width over heads.
     local = tuple(int((layer + 1) % 6 != 0) for layer in range(layers))
-    base = float(source.value("gemma3.rope.freq_base_swa", 10000.0))
+    base = stored.number("rope.freq_base_swa", 10000.0, above=1.0)
     per_head = hidden // heads if layers == 62 else head_dim
     return {
-        "ropes": (rope, rope_from({}, base, rope.original_length)),
+        "ropes": (
+            rope,
+            rope_from(Settings({}, stored.where), base, rope.original_length),
+        ),
         "rope_of_layer": local,
         "windows": tuple(window * flag for flag in local),
         "norm_offset": 1.0,

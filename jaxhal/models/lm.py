@@ -4,10 +4,8 @@ import dataclasses
 import difflib
 import functools
 import hashlib
-import json
 import os
-import shutil
-import tempfile
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +17,8 @@ from flax import nnx
 from jax.core import Tracer
 from jaxtyping import Array, Bool, Float, Int
 
+from jaxhal import sealing
+from jaxhal.files import staged
 from jaxhal.models import decoder, registry, weights
 from jaxhal.models.batching import check_length, check_rows, collate
 from jaxhal.models.config import Config, Rope, read_config
@@ -168,9 +168,10 @@ def load(source: str | os.PathLike, *, dtype: Any = jnp.float32) -> LM:
     if path.suffix == ".gguf":
         if not path.is_file():
             raise FileNotFoundError(f"{path} does not exist")
-        return _load_gguf(path, name, dtype)
+        return _load_gguf(path, name, dtype, sealing.sha256(path))
     if name in registry.names():
-        return _load_gguf(registry.fetch(name), name, dtype)
+        known = registry.entry(name).files[0].sha256
+        return _load_gguf(registry.fetch(name), name, dtype, known)
     if name.count("/") == 1 and not path.is_absolute() and not name.startswith("."):
         return _load_folder(_from_hub(name), name, dtype)
     near = difflib.get_close_matches(name, registry.names(), n=1, cutoff=0.3)
@@ -201,6 +202,7 @@ def _from_hub(repo: str) -> Path:
 def _load_folder(folder: Path, name: str, dtype: Any) -> LM:
     config = read_config(folder)
     tokenizer = Tokenizer.from_folder(folder)
+    tokenizer.check_ids(config.vocab_size, str(folder))
     bare = "transformer." if config.family in ("gpt2", "falcon") else "model."
     source = weights.SafetensorsSource(folder, bare)
     graphdef, params = weights.fill(
@@ -209,41 +211,63 @@ def _load_folder(folder: Path, name: str, dtype: Any) -> LM:
     return LM(params, graphdef, config, tokenizer, name)
 
 
-_CACHE_FORMAT = 2
+# The cache of GGUF files, one folder each, named by the file's content.
+_CACHE_FORMAT = 3
+_PARAMS, _ABOUT = "params.safetensors", "about.json"
 
 
-def _load_gguf(path: Path, name: str, dtype: Any) -> LM:
+def _load_gguf(path: Path, name: str, dtype: Any, content: str) -> LM:
     """Dequantises once and keeps the result, so that a second load reads arrays."""
-    stat = path.stat()
-    key = f"{path.resolve()}|{stat.st_size}|{stat.st_mtime_ns}|{_CACHE_FORMAT}"
-    folder = (
-        registry.cache_dir() / "gguf" / hashlib.sha256(key.encode()).hexdigest()[:24]
-    )
-    if not folder.is_dir():
-        _dequantise(path, folder)
-    config = _config_from_json(json.loads((folder / "decoder.json").read_text("utf-8")))
-    graphdef, params = weights.load_flat(folder / "params.safetensors", config, dtype)
+    import filelock
+
+    folder = registry.cache_dir() / "gguf" / f"{content}-{_CACHE_FORMAT}"
+    about = _proved(folder)
+    if about is None:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with filelock.FileLock(folder.with_name(f".{folder.name}.lock")):
+            about = _proved(folder)  # another process may have been first
+            if about is None:
+                if folder.is_dir():
+                    print(f"jaxhal: {folder} is damaged; made anew", file=sys.stderr)
+                about = _dequantise(path, folder)
+    config = _config_from_json(about["config"])
+    graphdef, params = weights.load_flat(folder / _PARAMS, config, dtype)
     return LM(params, graphdef, config, Tokenizer.from_folder(folder), name)
 
 
-def _dequantise(path: Path, folder: Path) -> None:
+def _proved(folder: Path) -> dict[str, Any] | None:
+    """What a folder of the cache says of itself, if it and all its files are whole."""
+    try:
+        about = sealing.read(folder / _ABOUT)
+        sums = about["files"].items()
+        return about if all(_sum(folder / each) == sum for each, sum in sums) else None
+    except (FileNotFoundError, ValueError):
+        return None
+
+
+def _sum(path: Path) -> str:
+    """Against accidents alone, at the speed of memory: weights are large."""
+    import xxhash
+
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, xxhash.xxh3_128).hexdigest()
+
+
+def _dequantise(path: Path, folder: Path) -> dict[str, Any]:
     source = GGUFSource(path)
     config = config_from_gguf(source)
+    tokenizer = Tokenizer.from_gguf(source.reader)
+    tokenizer.check_ids(config.vocab_size, str(path))
     _, params = weights.fill(config, source, gguf_table(config), jnp.float32)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    partial = Path(tempfile.mkdtemp(prefix=".partial-", dir=folder.parent))
-    try:
-        Tokenizer.from_gguf(source.reader).save(partial)
-        weights.save_flat(partial / "params.safetensors", params)
-        text = json.dumps(dataclasses.asdict(config), indent=1)
-        (partial / "decoder.json").write_text(text, encoding="utf-8")
-        try:
-            os.replace(partial, folder)
-        except OSError:
-            if not folder.is_dir():  # otherwise another process was first
-                raise
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+    with staged(folder) as made:
+        tokenizer.save(made)
+        weights.save_flat(made / _PARAMS, params)
+        about = {
+            "config": dataclasses.asdict(config),
+            "files": {each: _sum(made / each) for each in os.listdir(made)},
+        }
+        sealing.write(made / _ABOUT, about)
+    return about
 
 
 def _config_from_json(raw: dict[str, Any]) -> Config:

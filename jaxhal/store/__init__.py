@@ -4,12 +4,12 @@ A store is a folder of Parquet parts, one folder per model::
 
     STORE/<model>/model.json     what the model is, for people
     STORE/<model>/plans/*.json   which answers are read together, part by part
-    STORE/<model>/parts/*.parquet
+    STORE/<model>/parts/<plan>-<sha256>.parquet
 
-A part holds some answers, one row each: ``key`` (a hash of tokens and masks),
-``tokens`` (of the response) and a flat list per feature, whose column is named after
-the reducer.  The shape of one value is in the column's metadata, with -1 for the
-response's tokens.
+Every file holds, or is named by, its checksum, so a damaged one is an error.  A part
+holds some answers, one row each: ``key`` (a hash of tokens and masks), ``tokens`` (of
+the response) and a flat list per feature, whose column is named after the reducer.  The
+shape of one value is in the column's metadata, with -1 for the response's tokens.
 """
 
 import contextlib
@@ -20,21 +20,29 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from jaxhal import sealing
 from jaxhal.capture import check
-from jaxhal.files import replacing
 from jaxhal.models.batching import Encoded, check_length
 from jaxhal.models.lm import LM
 from jaxhal.progress import progress_bar
 from jaxhal.store.columns import Column
 from jaxhal.store.keys import column_name, digest, fingerprint, key_of
 from jaxhal.store.parts import (
+    has_part,
     locate,
     make_table,
     missing,
     response_axes,
-    write_table,
+    write_part,
 )
-from jaxhal.store.planning import Part, holds, make_plan, read_plan, write_plan
+from jaxhal.store.planning import (
+    Part,
+    holds,
+    make_plan,
+    read_plan,
+    unsealed,
+    write_plan,
+)
 from jaxhal.types import Example, Reducer
 
 # Raised when the same text, model and reducer give other numbers than before.
@@ -100,7 +108,7 @@ class Store:
         Raises:
           TypeError: when a value is no reducer, or one whose feature a store cannot
             keep: see :func:`jaxhal.store.parts.response_axes`.
-          ValueError: on a batch size below 1, no reducers, or a part that is damaged.
+          ValueError: on a batch size below 1, no reducers, or a damaged file.
           OSError: when the disk is full or the folder cannot be written; what was
             finished stays.
         """
@@ -127,13 +135,14 @@ class Store:
             known = (lm.params, fingerprint(lm))  # held, so that its id stays its own
             self._fingerprints[id(lm.params)] = known
         folder = self.root / f"{known[1]}-{_REVISION}"
-        if not (folder / "model.json").is_file():
+        if (folder / "model.json").is_file():
+            unsealed(folder / "model.json")
+        else:
             with _explained(folder):
                 for name in ("plans", "parts", "locks"):
                     (folder / name).mkdir(parents=True, exist_ok=True)
-                with replacing(folder / "model.json") as file:
-                    about = {"name": lm.name, "config": dataclasses.asdict(lm.config)}
-                    json.dump(about, file, indent=1)
+                about = {"name": lm.name, "config": dataclasses.asdict(lm.config)}
+                sealing.write(folder / "model.json", about)
         return folder
 
     def _compute(
@@ -156,18 +165,17 @@ class Store:
             for wait in (False, True):
                 busy = []
                 for part in parts:
-                    target = folder / "parts" / f"{part.name}.parquet"
                     with _claim(folder, part.name, wait) as mine:
                         if not mine:
                             busy.append(part)
                             continue
-                        if not target.is_file():
+                        if not has_part(folder, part.name):
                             asked = {c: reducers[c] for c in part.columns}
                             table = make_table(
                                 lm, part, encoded, asked, axes, batch_size
                             )
-                            with _explained(target):
-                                write_table(table, target)
+                            with _explained(folder):
+                                write_part(table, folder, part.name)
                     bar.update(part.count)
                 parts = busy
 

@@ -1,13 +1,19 @@
 """One feature of many answers, read from its parts as it is asked for."""
 
 import contextlib
+import functools
 import json
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple, overload
+from typing import TYPE_CHECKING, NamedTuple, overload
 
 import numpy as np
+
+from jaxhal.sealing import sha256
+
+if TYPE_CHECKING:
+    import pyarrow.parquet as pq
 
 # Decoded parts that one request holds at a time.
 _CACHE_BYTES = 1 << 30
@@ -21,20 +27,46 @@ class Place(NamedTuple):
 
 
 @contextlib.contextmanager
-def readable(path: Path) -> Iterator[None]:
-    """Says what to do about a part that was cut short or overwritten."""
-    import pyarrow as pa
+def readable(path: Path) -> Iterator["pq.ParquetFile"]:
+    """An open part, proved by the checksum in its name before anything is decoded.
 
+    Raises:
+      ValueError: names the part and the remedy when it is damaged.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    about = path.stat()
+    _prove(path, about.st_size, about.st_mtime_ns)
     try:
-        yield
+        with pq.ParquetFile(path, page_checksum_verification=True) as file:
+            yield file
     # Arrow has no number for what it could not decode; a disk's own errors have one.
     except (pa.ArrowException, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise
+        raise _damaged(path, str(error)) from error
+
+
+@functools.lru_cache(1 << 16)
+def _prove(path: Path, size: int, changed: int) -> None:
+    """Compares a part with its name, once in a process unless the part is changed."""
+    _, _, known = path.stem.rpartition("-")
+    if len(known) != 64:
         raise ValueError(
-            f"part {path} of the feature store is damaged; delete it and run the same "
-            f"again, which reads its answers anew ({error})"
-        ) from error
+            f"part {path} of the feature store has no checksum in its name: an earlier "
+            f"version made it; delete {path.parent.parent} and run the same again, "
+            "which reads its answers anew"
+        )
+    if (found := sha256(path)) != known:
+        raise _damaged(path, f"its sha256 is {found}")
+
+
+def _damaged(path: Path, why: str) -> ValueError:
+    return ValueError(
+        f"part {path} of the feature store is damaged; delete it and run the same "
+        f"again, which reads its answers anew ({why})"
+    )
 
 
 class Cache:
@@ -48,12 +80,10 @@ class Cache:
 
     def get(self, path: Path, name: str) -> tuple[np.ndarray, np.ndarray]:
         """All values of a part's column in a row, and where each begins and ends."""
-        import pyarrow.parquet as pq
-
         key = (path, name)
         if key not in self._held:
-            with readable(path):
-                chunk = pq.read_table(path, columns=[name])[name].combine_chunks()
+            with readable(path) as file:
+                chunk = file.read(columns=[name])[name].combine_chunks()
             flat, ends = chunk.values.to_numpy(), chunk.offsets.to_numpy()
             self._held[key] = flat, ends
             used = sum(flat.nbytes for flat, _ in self._held.values())
@@ -105,7 +135,5 @@ class Column(Sequence[np.ndarray]):
 
 
 def _shape(path: Path, name: str) -> list[int]:
-    import pyarrow.parquet as pq
-
-    with readable(path):
-        return json.loads(pq.read_schema(path).field(name).metadata[b"shape"])
+    with readable(path) as file:
+        return json.loads(file.schema_arrow.field(name).metadata[b"shape"])

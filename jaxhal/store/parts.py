@@ -1,5 +1,6 @@
 """One part: features of some answers, read by the model and kept as a Parquet file."""
 
+import hashlib
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -132,11 +133,21 @@ def _read_group(
     return jax.device_get(read(lm, batch, reducers, copies=group.copies))
 
 
-def write_table(table: "pa.Table", path: Path) -> None:
+def write_part(table: "pa.Table", folder: Path, name: str) -> None:
+    """Writes a part under its name in the plan and the checksum of its bytes."""
+    import pyarrow as pa
     import pyarrow.parquet as pq
 
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink, compression="zstd", write_page_checksum=True)
+    data = memoryview(sink.getvalue())
+    path = folder / "parts" / f"{name}-{hashlib.sha256(data).hexdigest()}.parquet"
     with replacing(path, binary=True) as file:
-        pq.write_table(table, file, compression="zstd")
+        file.write(data)
+
+
+def has_part(folder: Path, name: str) -> bool:
+    return any((folder / "parts").glob(f"{name}-*.parquet"))
 
 
 def _parts(folder: Path) -> list[Path]:
@@ -145,9 +156,7 @@ def _parts(folder: Path) -> list[Path]:
 
 def _contents(path: Path) -> tuple[set[str], list[str]]:
     """Feature columns of a part, and the keys of its rows."""
-    import pyarrow.parquet as pq
-
-    with readable(path), pq.ParquetFile(path) as file:
+    with readable(path) as file:
         names = set(file.schema_arrow.names) - {"key", "tokens"}
         return names, file.read(columns=["key"])["key"].to_pylist()
 

@@ -9,9 +9,10 @@ import json
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+from jaxhal import sealing
 from jaxhal.capture import shares_prompts
-from jaxhal.files import replacing
 from jaxhal.models.batching import Encoded, plan
 from jaxhal.models.config import Config
 from jaxhal.store.keys import digest
@@ -92,10 +93,14 @@ def _groups(
 
 
 def read_plan(path: Path) -> list[Part] | None:
-    try:
-        parts = json.loads(path.read_text("utf-8"))
-    except FileNotFoundError:
+    """The plan in a file, if there is one.
+
+    Raises:
+      ValueError: names the file and the remedy when it is damaged.
+    """
+    if not path.is_file():
         return None
+    parts = unsealed(path)["parts"]
     return [
         Part(
             tuple(part["columns"]),
@@ -109,8 +114,22 @@ def read_plan(path: Path) -> list[Part] | None:
 
 
 def write_plan(path: Path, parts: list[Part]) -> None:
-    with replacing(path) as file:
-        json.dump([dataclasses.asdict(part) for part in parts], file)
+    sealing.write(path, {"parts": [dataclasses.asdict(part) for part in parts]})
+
+
+def unsealed(path: Path) -> dict[str, Any]:
+    """What a sealed file of a store says.
+
+    Raises:
+      ValueError: names the file and the remedy when it is damaged.
+    """
+    try:
+        return sealing.read(path)
+    except ValueError as error:
+        raise ValueError(
+            f"{path} of the feature store is damaged; delete it and run the same again "
+            f"({error})"
+        ) from error
 
 
 def holds(parts: list[Part], missing: dict[str, list[str]]) -> bool:

@@ -1,6 +1,7 @@
 """Where a fine-tuning stands, on disk: written whole or not at all, by Orbax."""
 
 import contextlib
+import hashlib
 import json
 import os
 from collections.abc import Iterator, Mapping
@@ -9,8 +10,10 @@ from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from jaxhal.files import replacing
+from jaxhal import sealing
+from jaxhal.showing import shown
 
 Tree = TypeVar("Tree")
 
@@ -22,7 +25,11 @@ class Checkpoints:
         self._manager = manager
 
     def restored(self, state: Tree) -> Tree:
-        """The state that was saved last, or the one given when none was."""
+        """The state that was saved last, or the one given when none was.
+
+        Raises:
+          ValueError: names the folder when what was saved is damaged.
+        """
         import orbax.checkpoint as ocp
 
         step = self._manager.latest_step()
@@ -34,8 +41,18 @@ class Checkpoints:
             name: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=here)
             for name, leaf in _leaves(state).items()
         }
-        found = self._manager.restore(step, args=ocp.args.StandardRestore(shapes))
-        leaves = [found[name] for name in shapes]
+        try:
+            found = self._manager.restore(step, args=ocp.args.StandardRestore(shapes))
+            known = found.pop(_DIGEST)
+            if not np.array_equal(known, _digest(found)):
+                raise ValueError("the state does not have the checksum saved with it")
+        except Exception as error:  # what Orbax raises has no class in common
+            raise ValueError(
+                f"checkpoint {step} in {self._manager.directory} is damaged, or of an "
+                "earlier version; delete its folder, and the fine-tuning begins anew "
+                f"({type(error).__name__}: {shown(str(error))})"
+            ) from error
+        leaves = [found[name] for name in shapes if name != _DIGEST]
         return jax.tree.unflatten(jax.tree.structure(state), leaves)
 
     def save(self, step: int, state: Any) -> None:
@@ -45,9 +62,23 @@ class Checkpoints:
         self._manager.save(step, args=ocp.args.StandardSave(_leaves(state)))
 
 
+_DIGEST = "sha256"
+
+
 def _leaves(state: Any) -> dict[str, jax.Array]:
-    leaves = jax.tree.leaves(state)
-    return {f"leaf{number}": jnp.asarray(leaf) for number, leaf in enumerate(leaves)}
+    """A state by number of leaf, and the checksum of it."""
+    numbered = enumerate(jax.tree.leaves(state))
+    leaves = {f"leaf{number}": jnp.asarray(leaf) for number, leaf in numbered}
+    return leaves | {_DIGEST: jnp.asarray(_digest(leaves))}
+
+
+def _digest(leaves: Mapping[str, jax.Array]) -> np.ndarray:
+    found = hashlib.sha256()
+    for name in sorted(leaves):
+        found.update(
+            np.asarray(leaves[name], order="C").reshape(-1).view(np.uint8).data
+        )
+    return np.frombuffer(found.digest(), np.uint8)
 
 
 @contextlib.contextmanager
@@ -61,7 +92,8 @@ def opened(
       about: what decides the result: model, settings and data, as JSON.
 
     Raises:
-      ValueError: when the folder holds another fine-tuning, naming what differs.
+      ValueError: when the folder holds another fine-tuning, naming what differs, or
+        is damaged.
       FileExistsError: when it holds something else.
     """
     import orbax.checkpoint as ocp
@@ -81,10 +113,15 @@ def _claim(path: Path, about: dict[str, Any]) -> None:
         if path.is_dir() and any(path.iterdir()):
             raise FileExistsError(f"{path} is no checkpoint folder; give a new folder")
         path.mkdir(parents=True, exist_ok=True)
-        with replacing(card) as file:
-            json.dump(about, file, indent=1)
+        sealing.write(card, about)
         return
-    found = json.loads(card.read_text("utf-8"))
+    try:
+        found = sealing.read(card)
+    except ValueError as error:
+        raise ValueError(
+            f"{path} holds no whole checkpoint ({error}); delete it or give a new "
+            "folder"
+        ) from error
     differing = [
         f"{name} is {value!r} here and {found.get(name)!r} there"
         for name, value in about.items()

@@ -1,7 +1,7 @@
 """A reader that has been fine-tuned: scores, and its weights on disk."""
 
 import dataclasses
-import json
+import hashlib
 import os
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Int
 
+from jaxhal import sealing
 from jaxhal.files import replacing
 from jaxhal.models.lm import LM
 from jaxhal.models.weights import paths
@@ -81,16 +82,17 @@ class Tuned:
             raise FileExistsError(f"{folder} is not empty; give a new folder")
         folder.mkdir(parents=True, exist_ok=True)
         arrays = {name: np.asarray(leaf) for name, leaf in _flat(self.learned).items()}
+        weights = save(arrays)
         with replacing(folder / _WEIGHTS, binary=True) as file:
-            file.write(save(arrays))
+            file.write(weights)
         card = {
+            "sha256": hashlib.sha256(weights).hexdigest(),
             "tuning": dataclasses.asdict(self.tuning),
             "model": self.model,
             **{name: getattr(self, name).tolist() for name in _ARRAYS},
             "versions": {name: version(name) for name in ("jaxhal", "jax", "optax")},
         }
-        with replacing(folder / _CARD) as file:
-            json.dump(card, file, indent=1)
+        sealing.write(folder / _CARD, card)
 
     def _check(self, lm: LM) -> None:
         """Makes sure that the weights fit the model, before anything is traced."""
@@ -122,17 +124,20 @@ def load(path: str | os.PathLike) -> Tuned:
 
     Raises:
       FileNotFoundError: when there is none.
-      ValueError: when it cannot be read.
+      ValueError: names the folder when anything is not as it was saved.
     """
     from safetensors import SafetensorError
-    from safetensors.numpy import load_file
+    from safetensors.numpy import load as deserialized
 
     folder = Path(path)
     if not (folder / _CARD).is_file():
         raise FileNotFoundError(f"{folder} has no {_CARD}; give a saved fine-tuning")
     try:
-        card = json.loads((folder / _CARD).read_text("utf-8"))
-        learned = _nested(load_file(folder / _WEIGHTS))
+        card = sealing.read(folder / _CARD)
+        weights = (folder / _WEIGHTS).read_bytes()
+        if hashlib.sha256(weights).hexdigest() != card["sha256"]:
+            raise ValueError(f"{_WEIGHTS} does not have the sha256 that {_CARD} names")
+        learned = _nested(deserialized(weights))
         settings = card["tuning"]
         tuning = Tuning(**{**settings, "targets": tuple(settings["targets"])})
         arrays = {name: np.array(card[name], kind) for name, kind in _ARRAYS.items()}

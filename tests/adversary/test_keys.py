@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import hashlib
 import http.server
 import inspect
 import json
@@ -11,11 +12,12 @@ import threading
 
 import numpy as np
 import pytest
+from safetensors.numpy import save as serialized
 from typer.testing import CliRunner
 
 import jaxhal
 from chat_server import serving
-from jaxhal import cli, detectors, entailment, hosts
+from jaxhal import cli, detectors, entailment, hosts, sealing
 from jaxhal.detectors import CATALOGUE, build
 from jaxhal.endpoint import Endpoint
 from jaxhal.evaluation.calibration import Platt
@@ -180,8 +182,10 @@ def card(folder, spec):
         "threshold": 0.5,
         "calibration": {"slope": 1.0, "intercept": 0.0},
         "params": {"dict": None},
+        "sha256": hashlib.sha256(serialized({})).hexdigest(),
     }
-    (folder / "card.json").write_text(json.dumps(about), encoding="utf-8")
+    (folder / "params.safetensors").write_bytes(serialized({}))
+    sealing.write(folder / "card.json", about)
     return folder
 
 

@@ -1,0 +1,104 @@
+"""A checkpoint's settings, read with care: whoever wrote the file may have erred."""
+
+import json
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any, NoReturn
+
+from jaxhal.showing import shown
+
+# No model is near these; what is over them would take the memory before it is refused.
+LAYERS, WIDTH, VOCABULARY, LENGTH = 1 << 12, 1 << 20, 1 << 24, 1 << 30
+
+
+def read_json(path: Path) -> Any:
+    """What a JSON file of a model folder says.
+
+    Raises:
+      FileNotFoundError: when there is no such file.
+      ValueError: when it is no JSON.
+    """
+    if not path.is_file():
+        raise FileNotFoundError(
+            f"{path} does not exist; a model folder holds config.json, the tokenizer "
+            "files and *.safetensors"
+        )
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (RecursionError, ValueError) as error:
+        raise ValueError(
+            f"{path} is not valid JSON: {error}; download it again"
+        ) from error
+
+
+class Settings(dict[str, Any]):
+    """The keys of one JSON object, or of a GGUF file, that have a value.
+
+    Every method raises a ValueError that names the file, the key, its value and what
+    to give instead.
+
+    Args:
+      raw: the keys and values; ``None`` is as good as no key.
+      where: the file, for errors.
+    """
+
+    def __init__(self, raw: Any, where: str):
+        if not isinstance(raw, Mapping):
+            raise ValueError(f"{where} is {shown(raw)}; give a JSON object")
+        super().__init__({key: raw[key] for key in raw if raw[key] is not None})
+        self.where = where
+
+    def over(self, values: Mapping[str, Any]) -> "Settings":
+        """With these values instead of its own."""
+        return Settings({**self, **values}, self.where)
+
+    def below(self, defaults: Mapping[str, Any]) -> "Settings":
+        """With what holds where a key has no value."""
+        return Settings({**defaults, **self}, self.where)
+
+    def refuse(self, key: str, remedy: str) -> NoReturn:
+        """Raises the error of one key."""
+        found = f"{key} is {shown(self[key])}" if key in self else f"lacks {key}"
+        raise ValueError(f"{self.where}: {found}; {remedy}")
+
+    def whole(
+        self, key: str, default: int | None = None, least: int = 1, most: int = WIDTH
+    ) -> int:
+        value = self.get(key, default)
+        if type(value) is not int or not least <= value <= most:
+            self.refuse(key, f"give a whole number from {least} to {most}")
+        return value
+
+    def number(
+        self, key: str, default: float | None = None, above: float = 0.0
+    ) -> float:
+        value = self.get(key, default)
+        if type(value) not in (int, float) or not above < value < 1e30:
+            self.refuse(key, f"give a number above {above:g}")
+        return float(value)
+
+    def flag(self, key: str, default: bool = False) -> bool:
+        value = self.get(key, default)
+        if type(value) is not bool:
+            self.refuse(key, "give true or false")
+        return value
+
+    def one_of(self, key: str, default: str | None, known: Collection[str]) -> str:
+        value = self.get(key, default)
+        if not isinstance(value, str) or value not in known:
+            self.refuse(key, f"known: {', '.join(known)}")
+        return value
+
+    def each(self, key: str, known: Collection[str], count: int) -> list[str]:
+        """A list of ``count`` of the known names."""
+        values = self.get(key)
+        if not isinstance(values, list) or len(values) != count:
+            self.refuse(key, f"give a list of {count}")
+        for value in values:
+            if not isinstance(value, str) or value not in known:
+                self.refuse(key, f"known in it: {', '.join(known)}")
+        return values
+
+    def inside(self, key: str) -> "Settings":
+        """A nested object, empty when there is none."""
+        return Settings(self.get(key, {}), f"{self.where}: {key}")

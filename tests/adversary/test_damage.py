@@ -1,0 +1,306 @@
+"""Nothing damaged is used silently: a flipped bit is an error, or changes nothing."""
+
+import os
+import random
+import shutil
+import stat
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from safetensors.numpy import load_file, save_file
+from test_weights import write_gguf
+
+import jaxhal
+from jaxhal import shipped, tuning
+from jaxhal.classifiers.linear import Linear
+from jaxhal.detectors import build
+from jaxhal.evaluation.calibration import Platt
+from jaxhal.fitting import Fitted
+from jaxhal.models import registry
+from jaxhal.saving import load, save
+from jaxhal.store import Store, columns
+from jaxhal.tuning.checkpoints import opened
+from jaxhal.tuning.classifier import Head, Learned
+from tiny_lm import answers, tiny_lm
+
+# Of each kind of file; FLIPS=2000 makes it a long fuzz.
+FLIPS = int(os.environ.get("FLIPS", "40"))
+READ = {"mean": jaxhal.HiddenStates(tokens="mean"), "logprob": jaxhal.TokenLogprob()}
+
+
+def flips(path, seed=0):
+    """The file with one bit after the other turned, then as it was."""
+    whole = path.read_bytes()
+    draw = random.Random(seed)
+    for _ in range(FLIPS):
+        bit = draw.randrange(8 * len(whole))
+        data = bytearray(whole)
+        data[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(data)
+        yield bit
+    path.write_bytes(whole)
+
+
+def bits(tree):
+    return [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(tree)]
+
+
+def noticed(use, path, whole, message):
+    """Every flip is an error that matches, or changes nothing; how many were errors."""
+    errors = 0
+    for bit in flips(path):
+        try:
+            assert bits(use()) == whole, f"bit {bit} was not noticed"
+        except ValueError as error:
+            assert message in str(error) and "\n" not in str(error), error
+            errors += 1
+    return errors
+
+
+@pytest.fixture(scope="module")
+def lm():
+    return tiny_lm()
+
+
+@pytest.fixture
+def store(lm, tmp_path):
+    def use():
+        columns._prove.cache_clear()  # as another process would begin
+        found = Store(tmp_path).read(lm, answers(2), READ).features
+        return [np.asarray(value) for column in found.values() for value in column]
+
+    return use
+
+
+def test_flips_in_a_part(store, tmp_path):
+    whole = bits(store())
+    (part,) = tmp_path.glob("*/parts/*.parquet")
+    message = f"part {part} of the feature store is damaged; delete it and run"
+    assert noticed(store, part, whole, message) == FLIPS
+    assert bits(store()) == whole
+
+
+@pytest.mark.parametrize("name", ["plans/*.json", "model.json"])
+def test_flips_in_what_a_store_says_of_itself(store, tmp_path, name):
+    whole = bits(store())
+    (path,) = tmp_path.glob(f"*/{name}")
+    (part,) = tmp_path.glob("*/parts/*.parquet")
+    part.unlink()  # else no plan is needed
+
+    def again():
+        part.unlink(missing_ok=True)
+        return store()
+
+    message = f"{path} of the feature store is damaged; delete it and run the same"
+    assert noticed(again, path, whole, message) > FLIPS // 2
+
+
+def test_parts_of_earlier_versions(store, tmp_path):
+    whole = bits(store())
+    (part,) = tmp_path.glob("*/parts/*.parquet")
+    part.rename(part.with_name(part.name.partition("-")[0] + ".parquet"))
+    with pytest.raises(ValueError, match="no checksum in its name.*delete .* run the"):
+        store()
+    shutil.rmtree(part.parent.parent)
+    assert bits(store()) == whole
+
+
+def test_flips_behind_a_proved_part(lm, tmp_path):
+    """What goes bad after it was proved, within one process, is noticed as well."""
+    column = Store(tmp_path).read(lm, answers(2), READ).features["mean"]
+    path = column.places[0].path
+    data = bytearray(path.read_bytes())
+    rows = pq.ParquetFile(path).metadata.row_group(0)
+    (chunk,) = (
+        rows.column(n)
+        for n in range(rows.num_columns)
+        if rows.column(n).path_in_schema.startswith(column.name)
+    )
+    start = chunk.dictionary_page_offset or chunk.data_page_offset
+    data[start + chunk.total_compressed_size - 2] ^= 1
+    about = path.stat()
+    path.write_bytes(data)
+    os.utime(path, ns=(about.st_atime_ns, about.st_mtime_ns))  # as a bad disk would
+    again = columns.Column(column.name, column.places, columns.Cache())
+    with pytest.raises(ValueError, match="damaged; delete it"):
+        again[0]
+
+
+def test_flips_in_a_saved_detector(tmp_path):
+    draw = np.random.default_rng(0)
+    vector = jnp.asarray(draw.normal(size=9), jnp.float32)
+    probe = Linear(vector, jnp.float32(0.5), vector, vector)
+    calibration = Platt(1.25, -0.5)
+    none = np.zeros(0, np.float32)
+    detector = build("token_probe")
+    save(
+        tmp_path / "one", Fitted(detector, probe, calibration, 0.5, none), "token_probe"
+    )
+
+    def use():
+        found = load(tmp_path / "one")
+        assert found.detector.summary == detector.summary
+        return found.params, found.threshold, vars(found.calibration)
+
+    whole = bits(use())
+    message = f"{tmp_path / 'one'} holds no whole detector; copy it again"
+    params = tmp_path / "one" / "params.safetensors"
+    assert noticed(use, params, whole, message) == FLIPS
+    card = tmp_path / "one" / "card.json"
+    assert noticed(use, card, whole, message) > FLIPS // 2
+
+
+def test_flips_in_a_shipped_detector(tmp_path):
+    (source,) = shipped._ROOT.glob("*/linear_probe")
+    folder = shutil.copytree(source, tmp_path / "linear_probe")
+    whole = bits(load(folder).params)
+    assert sorted(os.listdir(folder)) == ["card.json", "params.safetensors"]
+
+    def use():
+        return load(folder).params
+
+    message = f"{folder} holds no whole detector"
+    assert noticed(use, folder / "params.safetensors", whole, message) == FLIPS
+    assert noticed(use, folder / "card.json", whole, message) > FLIPS // 2
+
+
+@pytest.fixture
+def tuned():
+    none = np.zeros(0, np.float32)
+    head = Head(jnp.arange(4.0), jnp.float32(1))
+    learned = Learned(head, {"layer": jnp.arange(6.0).reshape(2, 3)})
+    losses = np.float32([0.7, 0.5])
+    return tuning.Tuned(
+        tuning.Tuning(), "tiny", learned, losses, none, np.zeros(0, np.int64), none
+    )
+
+
+def test_flips_in_a_saved_tuning(tuned, tmp_path):
+    tuned.save(tmp_path / "one")
+
+    def use():
+        found = tuning.load(tmp_path / "one")
+        assert (found.tuning, found.model) == (tuned.tuning, tuned.model)
+        return found.learned, found.losses
+
+    whole = bits(use())
+    message = f"{tmp_path / 'one'} holds no whole fine-tuning; copy it again"
+    for name in ("tuned.safetensors", "tuned.json"):
+        assert noticed(use, tmp_path / "one" / name, whole, message) > FLIPS // 2
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_checkpoint_that_is_not_what_was_saved(tmp_path, monkeypatch):
+    state = {"w": jnp.arange(64.0), "step": np.int32(3)}
+    with opened(tmp_path, {"model": "tiny"}) as checkpoints:
+        checkpoints.save(3, state)
+        assert bits(checkpoints.restored(state)) == bits(state)
+    manager = type(checkpoints._manager)
+    real = manager.restore
+
+    def flipped(self, *arguments, **named):
+        found = real(self, *arguments, **named)
+        return {**found, "leaf1": found["leaf1"].at[5].multiply(-1)}
+
+    monkeypatch.setattr(manager, "restore", flipped)
+    with opened(tmp_path, {"model": "tiny"}) as checkpoints:
+        with pytest.raises(ValueError, match="checkpoint 3 in .* is damaged.*delete"):
+            checkpoints.restored(state)
+    card = tmp_path / "tuning.json"
+    card.write_bytes(card.read_bytes().replace(b"tiny", b"tinx"))
+    with pytest.raises(ValueError, match="no whole checkpoint .*delete it or give"):
+        with opened(tmp_path, {"model": "tiny"}):
+            pass
+
+
+# --- the cache of GGUF files ----------------------------------------------------------
+
+
+@pytest.fixture
+def cached(tmp_path, monkeypatch):
+    """A GGUF file without a tokenizer, its folder in the cache, and what loads it."""
+    monkeypatch.setenv("JAXHAL_CACHE", str(tmp_path / "cache"))
+    tokenizer = tiny_lm().tokenizer
+    assert tokenizer is not None
+    monkeypatch.setattr(
+        "jaxhal.models.lm.Tokenizer.from_gguf", lambda reader: tokenizer
+    )
+    monkeypatch.setattr("jaxhal.models.lm.Tokenizer.check_ids", lambda *_: None)
+    path = write_gguf(tmp_path / "tiny.gguf", "llama-gqa")
+    jaxhal.load(path)
+    (folder,) = (registry.cache_dir() / "gguf").glob("[!.]*")
+    return path, folder
+
+
+def test_a_damaged_entry_is_made_anew(cached, capfd):
+    path, folder = cached
+    whole = bits(jaxhal.load(path).params)
+    assert "anew" not in capfd.readouterr().err
+    for name in sorted(os.listdir(folder)):
+        data = bytearray((folder / name).read_bytes())
+        data[len(data) // 2] ^= 4
+        (folder / name).write_bytes(data)
+        assert bits(jaxhal.load(path).params) == whole, name
+        said = capfd.readouterr().err
+        assert f"{folder} is damaged" in said and said.count("\n") == 1
+    (folder / "params.safetensors").unlink()
+    assert bits(jaxhal.load(path).params) == whole
+    assert "anew" in capfd.readouterr().err
+    assert [p.name for p in folder.parent.glob("[!.]*")] == [folder.name]
+
+
+def test_an_entry_belongs_to_the_content(cached):
+    """A file of the same path, size and time is another one."""
+    path, folder = cached
+    one, about = bits(jaxhal.load(path).params), path.stat()
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1 << 5  # of the exponent of its last weight
+    path.write_bytes(data)
+    os.utime(path, ns=(about.st_atime_ns, about.st_mtime_ns))
+    assert bits(jaxhal.load(path).params) != one
+    path.rename(path.with_name("moved.gguf"))
+    jaxhal.load(path.with_name("moved.gguf"))
+    assert len(list(folder.parent.glob("[!.]*"))) == 2
+
+
+def test_weights_of_the_cache_are_numbers(cached, monkeypatch):
+    path, folder = cached
+    monkeypatch.setattr("jaxhal.models.lm._sum", lambda path: "any")
+    jaxhal.load(path)
+    tensors = load_file(folder / "params.safetensors")
+    tensors["norm.scale"][3] = np.nan
+    save_file(tensors, folder / "params.safetensors")
+    monkeypatch.setattr("jaxhal.models.lm._proved", proved_by_name)
+    with pytest.raises(ValueError, match="norm.scale holds NaN.*delete its folder"):
+        jaxhal.load(path)
+
+
+def proved_by_name(folder):
+    from jaxhal import sealing
+
+    return sealing.read(folder / "about.json")
+
+
+@pytest.mark.parametrize("umask", [0o022, 0o077, 0o002])
+def test_the_cache_is_for_whom_the_umask_says(cached, umask):
+    path, folder = cached
+    shutil.rmtree(folder)
+    before = os.umask(umask)
+    try:
+        jaxhal.load(path)
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o777 & ~umask
+    for each in folder.iterdir():
+        assert stat.S_IMODE(each.stat().st_mode) == 0o666 & ~umask, each.name
+
+
+def test_what_a_killed_process_left_in_the_cache_is_swept(cached):
+    path, folder = cached
+    left = folder.with_name(f".{folder.name}.{'0' * 32}.new")
+    shutil.move(folder, left)
+    jaxhal.load(path)
+    assert folder.is_dir() and not left.exists()
