@@ -82,7 +82,6 @@ def staged(
     if path.exists() and not path.is_dir():
         raise NotADirectoryError(f"{path} is no folder; give another name")
     _settle(path, own)
-    _sweep(path)
     handle, scratch = _scratch(path, None)
     try:
         yield scratch
@@ -90,6 +89,9 @@ def staged(
             path.rename(path.with_name(f".{path.name}.{uuid.uuid4().hex}.old"))
         scratch.rename(path)
         _settle(path, own)
+    except BaseException:  # Ctrl-C may come between any two of these
+        _settle(path, own)
+        raise
     finally:
         if scratch.exists():
             shutil.rmtree(scratch)
@@ -106,7 +108,9 @@ def _settle(path: Path, own: Callable[[Path], Iterable[str]]) -> None:
         for entry in list(old.iterdir()):
             if entry.name not in gone and not (path / entry.name).exists():
                 entry.rename(path / entry.name)
-        shutil.rmtree(old)
+        # Of half a folder nobody could tell what in it is to be kept.
+        shutil.rmtree(old.rename(old.with_suffix(".new")))
+    _sweep(path)
 
 
 def _beside(path: Path, ending: str) -> list[Path]:
