@@ -254,8 +254,9 @@ def lines_of(path: str | os.PathLike) -> list[Any]:
 def append(path: str | os.PathLike, rows: Iterable[Any]) -> None:
     """Adds rows to a file, a line of JSON each, and waits until the disk has them.
 
-    All of them or none: what a full disk cuts short is taken back, and what a kill did
-    is cut off next time.  Several processes may add to a file.
+    All of them or none where the disk is full; what a stop or a kill cuts short keeps
+    its whole rows, and the rest is cut off next time.  Several processes may add to a
+    file.
     """
     import filelock
 
@@ -271,7 +272,7 @@ def append(path: str | os.PathLike, rows: Iterable[Any]) -> None:
             while left:
                 left = left[file.write(left) :]
             os.fsync(file.fileno())
-        except BaseException:
+        except OSError:  # a full disk
             file.truncate(end)
             raise
 

@@ -2,6 +2,7 @@
 
 import json
 import re
+import string
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -183,7 +184,7 @@ def _questions(count: int) -> list[dict[str, Any]]:
             "id": f"q{at}",
             "context": f"The box {at} holds {'many ' * (at % 5)}balls.",
             "question": f"What is inside {at}?",
-            "answer": [*"bdfhjlnpvxz"],
+            "answer": [*string.ascii_lowercase, *string.digits],
         }
         for at in range(count)
     ]

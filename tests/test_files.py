@@ -95,6 +95,16 @@ def _die_writing(path, line):
         time.sleep(600)
 
 
+def test_a_stop_takes_no_whole_row_back(tmp_path, monkeypatch):
+    def stop(handle):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "fsync", stop)
+    with pytest.raises(KeyboardInterrupt):
+        append(tmp_path / "rows", [1, 2])
+    assert lines_of(tmp_path / "rows") == [1, 2]
+
+
 @pytest.mark.parametrize("make", [replacing, staged])
 def test_a_stop_as_soon_as_there_is_a_file_leaves_none(tmp_path, monkeypatch, make):
     def lock(handle, how):

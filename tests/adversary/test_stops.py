@@ -28,7 +28,7 @@ SMALL = {
     "detect": (stopped.detect(60), 5),
     "run": (stopped.run(130), 1),
     "tune": (stopped.tune(30), 3),
-    "generate": (stopped.generate(40), 4),
+    "generate": (stopped.generate(80), 4),
     "explore": (stopped.explore(8), 8),
 }
 
