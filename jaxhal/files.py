@@ -45,17 +45,18 @@ def replacing(
     if not path.parent.is_dir():
         raise FileNotFoundError(f"{path.parent}: no such folder; make it first")
     _sweep(path)
-    handle, scratch = _scratch(path, 0o600 if private else 0o666)
-    try:
-        with open(handle, f"w{mode}", encoding=encoding, newline=newline) as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-            if not private and path.exists():
-                os.chmod(scratch, stat.S_IMODE(path.stat().st_mode))
-            os.replace(scratch, path)
-    finally:
-        scratch.unlink(missing_ok=True)
+    with (
+        _scratch(path, 0o600 if private else 0o666) as (handle, scratch),
+        open(
+            handle, f"w{mode}", encoding=encoding, newline=newline, closefd=False
+        ) as file,
+    ):
+        yield file
+        file.flush()
+        os.fsync(handle)
+        if not private and path.exists():
+            os.chmod(scratch, stat.S_IMODE(path.stat().st_mode))
+        os.replace(scratch, path)
 
 
 @contextlib.contextmanager
@@ -82,18 +83,16 @@ def staged(
     if path.exists() and not path.is_dir():
         raise NotADirectoryError(f"{path} is no folder; give another name")
     _settle(path, own)
-    _sweep(path)
-    handle, scratch = _scratch(path, None)
-    try:
-        yield scratch
-        if path.exists():
-            path.rename(path.with_name(f".{path.name}.{uuid.uuid4().hex}.old"))
-        scratch.rename(path)
-        _settle(path, own)
-    finally:
-        if scratch.exists():
-            shutil.rmtree(scratch)
-        os.close(handle)
+    with _scratch(path, None) as (_, scratch):
+        try:
+            yield scratch
+            if path.exists():
+                path.rename(path.with_name(f".{path.name}.{uuid.uuid4().hex}.old"))
+            scratch.rename(path)
+            _settle(path, own)
+        except BaseException:  # Ctrl-C may come between any two of these
+            _settle(path, own)
+            raise
 
 
 def _settle(path: Path, own: Callable[[Path], Iterable[str]]) -> None:
@@ -106,7 +105,9 @@ def _settle(path: Path, own: Callable[[Path], Iterable[str]]) -> None:
         for entry in list(old.iterdir()):
             if entry.name not in gone and not (path / entry.name).exists():
                 entry.rename(path / entry.name)
-        shutil.rmtree(old)
+        # Of half a folder nobody could tell what in it is to be kept.
+        shutil.rmtree(old.rename(old.with_suffix(".new")))
+    _sweep(path)
 
 
 def _beside(path: Path, ending: str) -> list[Path]:
@@ -115,24 +116,41 @@ def _beside(path: Path, ending: str) -> list[Path]:
     return [path.with_name(n) for n in os.listdir(path.parent) if names.fullmatch(n)]
 
 
-def _scratch(path: Path, permissions: int | None) -> tuple[int, Path]:
-    """An open, locked file beside ``path``, or a folder; who dies loses the lock."""
+@contextlib.contextmanager
+def _scratch(path: Path, permissions: int | None) -> Iterator[tuple[int, Path]]:
+    """An open, locked file beside ``path``, or a folder; who dies loses the lock.
+
+    It is deleted in the end, if it goes by that name still.
+    """
     while True:
-        scratch = path.with_name(f".{path.name}.{uuid.uuid4().hex}.new")
-        if permissions is None:
-            scratch.mkdir()
-            handle = os.open(scratch, os.O_RDONLY)
-        else:
-            handle = os.open(scratch, os.O_RDWR | os.O_CREAT | os.O_EXCL, permissions)
-        if fcntl is None:
-            return handle, scratch
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        try:  # another writer may have swept it away before it was locked
-            if os.path.samestat(os.fstat(handle), os.stat(scratch)):
-                return handle, scratch
-        except FileNotFoundError:
-            pass
-        os.close(handle)
+        scratch, handle = path.with_name(f".{path.name}.{uuid.uuid4().hex}.new"), None
+        try:  # Ctrl-C may come as soon as it is there
+            if permissions is None:
+                scratch.mkdir()
+                handle = os.open(scratch, os.O_RDONLY)
+            else:
+                handle = os.open(
+                    scratch, os.O_RDWR | os.O_CREAT | os.O_EXCL, permissions
+                )
+            if _locked(handle, scratch):
+                yield handle, scratch
+                return
+        finally:
+            if scratch.is_dir():
+                shutil.rmtree(scratch)
+            scratch.unlink(missing_ok=True)
+            if handle is not None:
+                os.close(handle)
+
+
+def _locked(handle: int, scratch: Path) -> bool:
+    """Locks it; whether another writer has not swept it away before that."""
+    if fcntl is None:
+        return True
+    fcntl.flock(handle, fcntl.LOCK_EX)
+    with contextlib.suppress(FileNotFoundError):
+        return os.path.samestat(os.fstat(handle), os.stat(scratch))
+    return False
 
 
 def _sweep(path: Path) -> None:
@@ -236,8 +254,9 @@ def lines_of(path: str | os.PathLike) -> list[Any]:
 def append(path: str | os.PathLike, rows: Iterable[Any]) -> None:
     """Adds rows to a file, a line of JSON each, and waits until the disk has them.
 
-    All of them or none: what a full disk cuts short is taken back, and what a kill did
-    is cut off next time.  Several processes may add to a file.
+    All of them or none where the disk is full; what a stop or a kill cuts short keeps
+    its whole rows, and the rest is cut off next time.  Several processes may add to a
+    file.
     """
     import filelock
 
@@ -253,7 +272,7 @@ def append(path: str | os.PathLike, rows: Iterable[Any]) -> None:
             while left:
                 left = left[file.write(left) :]
             os.fsync(file.fileno())
-        except BaseException:
+        except OSError:  # a full disk
             file.truncate(end)
             raise
 

@@ -1,25 +1,29 @@
 """Commands that are stopped at any moment, started again, and lose nothing.
 
-Each command of ``COMMANDS`` runs in a folder of its own.  What it has kept may only
-grow, whatever stops it, and what it ends with is what one that nobody stops ends with.
+Each command of ``stopped.COMMANDS`` runs in a folder of its own.  What it has kept may
+only grow, whatever stops it, and what it ends with is what one that nobody stops ends
+with.
 """
 
-import json
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from tiny_lm import write_lm
+import children
+import forked
 
 SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
 ENTRY = "from jaxhal.__main__ import main; main()"
+_FRESH = 0.1  # share of stops of a process that was not forked
 
 
 class Command(NamedTuple):
@@ -49,40 +53,81 @@ class Ended(NamedTuple):
     kept: set
 
 
-def start(command: Command, folder: Path) -> subprocess.Popen:
-    """The command as a process that hears signals already."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", ENTRY, *command.arguments],
-        cwd=folder,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-    )
-    while not _hears(process.pid) and process.poll() is None:
-        time.sleep(0.001)
-    return process
+class Running:
+    """A command in a process that hears signals already.
+
+    Args:
+      command: to start.
+      folder: that it runs in.
+      fresh: as a shell starts it; else forked off what has imported everything.
+    """
+
+    def __init__(self, command: Command, folder: Path, fresh: bool = False):
+        # Closed when it has ended.
+        self._said = tempfile.NamedTemporaryFile("w+", prefix="said-")  # noqa: SIM115
+        self._process: Any
+        if fresh:
+            path = os.pathsep.join(filter(None, sys.path))
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", ENTRY, *command.arguments],
+                cwd=folder,
+                stdout=subprocess.DEVNULL,
+                stderr=self._said,
+                env=os.environ | {"PYTHONPATH": path},
+            )
+        else:
+            options = (command.arguments, folder, self._said.name)
+            self._process, line = children.start(forked.command, *options)
+            line.close()
+        while self.code() is None and not _hears(self._process.pid):
+            time.sleep(0.001)
+
+    def code(self) -> int | None:
+        """What it exited with, ``None`` while it runs."""
+        if isinstance(self._process, subprocess.Popen):
+            return self._process.poll()
+        return self._process.exitcode
+
+    def send(self, number: int) -> None:
+        if self.code() is None:
+            os.kill(self._process.pid, number)
+
+    def ended(self, seconds: float = 600) -> tuple[int, str]:
+        """Waits for its exit code, and what it said on standard error."""
+        ends = time.monotonic() + seconds
+        with self._said:
+            while (code := self.code()) is None:
+                assert time.monotonic() < ends, f"it still runs after {seconds} s"
+                time.sleep(0.01)
+            self._said.seek(0)
+            return code, self._said.read()
 
 
 def _hears(pid: int) -> bool:
     """Whether SIGTERM would no longer simply end the process."""
-    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except FileNotFoundError:  # it has ended
+        return True
     caught = next(line.split()[1] for line in lines if line.startswith("SigCgt"))
     return bool(int(caught, 16) >> (signal.SIGTERM - 1) & 1)
 
 
 def stop(
-    command: Command, folder: Path, number: int, after: Callable[[], bool]
+    command: Command,
+    folder: Path,
+    number: int,
+    after: Callable[[], bool],
+    fresh: bool = False,
 ) -> Ended:
     """Starts the command and stops it as soon as something is true."""
-    process = start(command, folder)
-    with process:
-        while not after() and process.poll() is None:
-            time.sleep(0.002)
-        kept = command.kept(folder)
-        process.send_signal(number)
-        _, errors = process.communicate(timeout=120)
-    found = Ended(process.returncode, errors, process.returncode != command.code, kept)
+    process = Running(command, folder, fresh)
+    while not after() and process.code() is None:
+        time.sleep(0.002)
+    kept = command.kept(folder)
+    process.send(number)
+    code, errors = process.ended(120)
+    found = Ended(code, errors, code != command.code, kept)
     check(command, folder, number, found)
     return found
 
@@ -119,55 +164,55 @@ def done(command: Command, folder: Path) -> bool:
 
 
 def hidden(folder: Path) -> list[str]:
-    """What a command that was asked to stop must not leave."""
-    names = (path for path in folder.rglob("*") if path.name != ".lock")
+    """What a command that was asked to stop must not leave; locks may stay."""
     return [
         str(path)
-        for path in names
-        if path.name.startswith(".") or path.suffix in (".new", ".tmp")
+        for path in folder.rglob("*")
+        if re.search(r"^\.|\.new$|tmp", path.name) and not path.name.endswith(".lock")
     ]
 
 
 def finish(command: Command, folder: Path) -> float:
     """Lets the command come to its end; seconds that took."""
     begun = time.monotonic()
-    process = start(command, folder)
-    _, errors = process.communicate(timeout=600)
-    assert process.returncode == command.code and "Traceback" not in errors, errors
+    code, errors = Running(command, folder).ended()
+    assert code == command.code and "Traceback" not in errors, errors
     assert not hidden(folder), hidden(folder)
     return time.monotonic() - begun
 
 
 def campaign(
-    command: Command, root: Path, stops: int, seed: int
+    make: Callable[[], Command], root: Path, stops: int, seed: int
 ) -> Iterator[tuple[int, Ended]]:
     """Stops a command so often, at random moments, and compares what comes of it.
 
     Yields:
       Each signal and how the process ended by it.
     """
-    draw = random.Random(seed)
-    whole = _prepared(command, root / "whole")
-    seconds = finish(command, whole)
+    command, draw = make(), random.Random(seed)
+    # The first one compiles what the others find compiled.
+    whole, again = (_prepared(command, root / name) for name in ("whole", "again"))
+    finish(command, whole)
+    seconds = finish(command, again)
     wanted = command.results(whole)
     assert all(wanted.values()), {name: bool(value) for name, value in wanted.items()}
+    assert command.results(again) == wanted
     left = stops
     while left:
         folder = _prepared(command, root / f"stopped {left}")
-        for _ in range(draw.randint(1, 5)):
-            if not left:
-                break
+        for _ in range(min(left, draw.randint(1, 5))):
             number, after = draw.choice(SIGNALS), later(draw.uniform(0, seconds))
-            found = stop(command, folder, number, after)
+            # Some while it imports what it needs.
+            found = stop(command, folder, number, after, draw.random() < _FRESH)
             left -= found.stopped
             yield number, found
-        if not done(command, folder):
+            if done(command, folder):
+                break
+        else:
             finish(command, folder)
         results = command.results(folder)
-        for name, value in wanted.items():
-            assert results[name] == value, (
-                f"{folder / name} differs from {whole / name}"
-            )
+        other = [n for n in wanted | results if wanted.get(n) != results.get(n)]
+        assert not other, f"{', '.join(other)} of {folder} differ from {whole}"
         shutil.rmtree(folder)
 
 
@@ -175,69 +220,3 @@ def _prepared(command: Command, folder: Path) -> Path:
     folder.mkdir(parents=True)
     command.prepare(folder)
     return folder
-
-
-def content(*names: str) -> Callable[[Path], dict[str, bytes]]:
-    """What some files of a folder hold; nothing where they are not there."""
-
-    def results(folder: Path) -> dict[str, bytes]:
-        paths = {name: folder / name for name in names}
-        return {
-            name: path.read_bytes() if path.is_file() else b""
-            for name, path in paths.items()
-        }
-
-    return results
-
-
-def lines(name: str) -> Callable[[Path], set]:
-    """The whole lines of a file that is written line by line."""
-
-    def kept(folder: Path) -> set:
-        path = folder / name
-        if not path.is_file():
-            return set()
-        return set(path.read_bytes().split(b"\n")[:-1])
-
-    return kept
-
-
-# --- detect -------------------------------------------------------------------------
-
-
-def rows(count: int) -> list[dict]:
-    """Short answers of several lengths, every seventh of them bad."""
-    return [
-        {
-            "id": f"row {at}",
-            "context": f"The box holds {'many ' * (at % 5)}red balls.",
-            "question": "What is inside?",
-            "response": f"Balls{' and more' * (at % 4)}, {at}." if at % 7 else " ",
-            "label": at % 2,
-        }
-        for at in range(count)
-    ]
-
-
-def _answers(count: int) -> Callable[[Path], None]:
-    def prepare(folder: Path) -> None:
-        write_lm(folder / "model")
-        text = "".join(f"{json.dumps(row)}\n" for row in rows(count))
-        (folder / "in.jsonl").write_text(text, "utf-8")
-
-    return prepare
-
-
-def detect(count: int) -> Command:
-    names = ["-d", "lookback_ratio", "-d", "predictive_probability"]
-    files = ["-i", "in.jsonl", "-o", "out.jsonl", "--html", "out.html"]
-    return Command(
-        _answers(count),
-        ["detect", "-m", "model", *files, *names, "--batch-size", "4"],
-        content("out.jsonl", "out.html"),
-        lines("out.jsonl.partial"),
-        code=1,
-    )
-
-
-COMMANDS: dict[str, Callable[[], Command]] = {"detect": lambda: detect(1500)}

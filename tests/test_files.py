@@ -6,7 +6,8 @@ import time
 import children
 import pytest
 
-from jaxhal.files import alone, append, check_apart, lines_of, replacing
+from jaxhal import files
+from jaxhal.files import alone, append, check_apart, lines_of, replacing, staged
 
 
 def test_what_cannot_be_written_whole_is_taken_back(tmp_path, monkeypatch):
@@ -92,6 +93,28 @@ def _die_writing(path, line):
         file.write("half")
         line.send("writing")
         time.sleep(600)
+
+
+def test_a_stop_takes_no_whole_row_back(tmp_path, monkeypatch):
+    def stop(handle):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "fsync", stop)
+    with pytest.raises(KeyboardInterrupt):
+        append(tmp_path / "rows", [1, 2])
+    assert lines_of(tmp_path / "rows") == [1, 2]
+
+
+@pytest.mark.parametrize("make", [replacing, staged])
+def test_a_stop_as_soon_as_there_is_a_file_leaves_none(tmp_path, monkeypatch, make):
+    def lock(handle, how):
+        assert os.listdir(tmp_path)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(files.fcntl, "flock", lock)
+    with pytest.raises(KeyboardInterrupt), make(tmp_path / "out"):
+        pass
+    assert not os.listdir(tmp_path)
 
 
 def test_files_have_the_permissions_they_should(tmp_path):

@@ -23,7 +23,7 @@ from jaxhal.models.config import from_huggingface
 from jaxhal.models.lm import LM
 from jaxhal.models.ops import STANDARD
 from jaxhal.models.weights import paths
-from jaxhal.tuning import Tuning, adapters, classifier, training
+from jaxhal.tuning import Tuning, adapters, checkpoints, classifier, training
 from jaxhal.tuning.adapters import Pair
 from jaxhal.tuning.classifier import Head, Learned, Rows
 from jaxhal.tuning.task import Task, prepare
@@ -487,6 +487,17 @@ def test_a_folder_of_something_else(lm, tmp_path):
 
 
 # On disk
+
+
+def test_half_a_checkpoint_is_left_by_no_stop(tmp_path):
+    half = tmp_path / "steps" / "4.orbax-checkpoint-tmp"
+    with pytest.raises(KeyboardInterrupt), checkpoints.opened(tmp_path, {}):
+        half.mkdir()
+        raise KeyboardInterrupt
+    assert not half.exists()
+    half.mkdir()  # as a kill leaves it
+    with checkpoints.opened(tmp_path, {}):
+        assert not half.exists()
 
 
 def test_a_saved_tuning_scores_the_same(lm, undisturbed, tmp_path):

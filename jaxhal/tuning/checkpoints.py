@@ -4,6 +4,7 @@ import contextlib
 import hashlib
 import json
 import os
+import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -103,8 +104,18 @@ def opened(
     options = ocp.CheckpointManagerOptions(
         max_to_keep=1, enable_async_checkpointing=False
     )
-    with ocp.CheckpointManager(path / "steps", options=options) as manager:
-        yield Checkpoints(manager)
+    try:
+        _sweep(path)
+        with ocp.CheckpointManager(path / "steps", options=options) as manager:
+            yield Checkpoints(manager)
+    finally:
+        _sweep(path)
+
+
+def _sweep(path: Path) -> None:
+    """Deletes what was not written to its end."""
+    for half in path.glob("steps/*.orbax-checkpoint-tmp*"):
+        shutil.rmtree(half)
 
 
 def _claim(path: Path, about: dict[str, Any]) -> None:

@@ -8,13 +8,14 @@ import json
 import os
 import shutil
 import signal
+import sys
 
 import children
 import pytest
 from typer.testing import CliRunner
 
 from golden_scores import labelled
-from jaxhal import experiments
+from jaxhal import experiments, files
 from jaxhal.cli import app
 from jaxhal.experiments.making import make
 from jaxhal.files import staged
@@ -177,26 +178,76 @@ def test_killed_anywhere_the_old_folder_or_the_new_one_is_whole(tmp_path):
     assert process.exitcode == 0 and seen == {True, False}
 
 
+def test_stopped_anywhere_it_is_whole_at_once(tmp_path):
+    """Ctrl-C leaves nothing that the next use of the name has to put right."""
+    target = tmp_path / "runs" / "mine"
+    seen = set()
+    for step in range(40):
+        shutil.rmtree(target.parent, ignore_errors=True)
+        foreign(target)
+        try:
+            with pytest.MonkeyPatch.context() as patch:
+                _swap(target, patch, step, _interrupt)
+            break
+        except KeyboardInterrupt:
+            found = tree(target)
+            whole = found == {"fitted/model.bin": b"new"}
+            assert whole or set(found.values()) == {TEXT.encode()} and len(found) == 4
+            assert [path.name for path in target.parent.iterdir()] == ["mine"]
+            seen.add(whole)
+    assert seen == {True, False}
+
+
+def test_of_half_a_folder_nothing_comes_back(tmp_path):
+    """A kill may come when what says which files were a run's is deleted already."""
+    target = tmp_path / "runs" / "mine"
+    foreign(target)
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit):
+        patch.setattr(
+            shutil, "rmtree", lambda path: sys.exit((path / "results.md").unlink())
+        )
+        patch.setattr(files, "_sweep", lambda path: None)
+        with staged(target, own=_said):
+            pass
+    with staged(target, own=_said):
+        pass
+    assert os.listdir(target.parent) == ["mine"] and not os.listdir(target)
+
+
+def _said(folder):
+    return os.listdir(folder) if (folder / "results.md").exists() else []
+
+
 def _made(folder):
     return ["fitted", "figure.png", "report.html", "results.md"]
 
 
+def _interrupt():
+    raise KeyboardInterrupt
+
+
 def _swap_and_die(target, step, line):
     """Dies before the step of this number."""
+    patch = pytest.MonkeyPatch()
+    _swap(target, patch, step, lambda: os.kill(os.getpid(), signal.SIGKILL))
+
+
+def _swap(target, patch, step, stop):
+    """Makes a new folder; something stops it before the step of this number."""
     left = step
 
     def counted(function):
         def call(*args, **kwargs):
             nonlocal left
-            if left == 0:
-                os.kill(os.getpid(), signal.SIGKILL)
             left -= 1
+            if left == -1:
+                stop()
             return function(*args, **kwargs)
 
         return call
 
     for name in ("mkdir", "rename", "rmdir", "unlink"):
-        setattr(os, name, counted(getattr(os, name)))
+        patch.setattr(os, name, counted(getattr(os, name)))
     with staged(target, own=_made) as place:
         (place / "fitted").mkdir()
         (place / "fitted" / "model.bin").write_text("new")

@@ -11,6 +11,8 @@ import textwrap
 import time
 
 import pytest
+import stopped
+import stopped_server
 import stops
 from typer.testing import CliRunner
 
@@ -19,17 +21,22 @@ from jaxhal import cli
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="POSIX signals")
 
 
-# --- detect -------------------------------------------------------------------------
+# --- commands -----------------------------------------------------------------------
+
+# name -> the command, small, and how much more each stop finds done at least.
+SMALL = {
+    "detect": (stopped.detect(60), 5),
+    "run": (stopped.run(130), 1),
+    "tune": (stopped.tune(30), 3),
+    "generate": (stopped.generate(80), 4),
+    "explore": (stopped.explore(8), 8),
+}
 
 
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory):
-    """What a command that nobody stops ends with."""
-    folder = tmp_path_factory.mktemp("whole")
-    command = stops.detect(60)
-    command.prepare(folder)
+def finish(command, folder):
     with contextlib.chdir(folder):
-        assert CliRunner().invoke(cli.app, command.arguments).exit_code == 1
+        assert CliRunner().invoke(cli.app, command.arguments).exit_code == command.code
+    assert not stops.hidden(folder)
     return command.results(folder)
 
 
@@ -37,36 +44,47 @@ def keeps(command, folder, least):
     return len(command.kept(folder)) >= least
 
 
-def test_detect_loses_nothing(tmp_path, whole):
-    """A kill, SIGTERM and Ctrl-C, each when a few more rows are done."""
-    command = stops.detect(60)
-    command.prepare(tmp_path)
+@pytest.mark.parametrize("name", SMALL)
+def test_a_command_loses_nothing(name, tmp_path):
+    """A kill, SIGTERM and Ctrl-C, each when a little more is done."""
+    command, more = SMALL[name]
+    whole, folder = tmp_path / "whole", tmp_path / "stopped"
+    for each in (whole, folder):
+        each.mkdir()
+        command.prepare(each)
     for number in stops.SIGNALS:
-        least = len(command.kept(tmp_path)) + 5
-        enough = functools.partial(keeps, command, tmp_path, least)
-        found = stops.stop(command, tmp_path, number, enough)
+        least = len(command.kept(folder)) + more
+        enough = functools.partial(keeps, command, folder, least)
+        found = stops.stop(command, folder, number, enough)
         assert found.stopped and len(found.kept) >= least
-        if number != signal.SIGKILL:
+        if name == "detect" and number != signal.SIGKILL:
             assert "out.jsonl.partial holds what is done" in found.errors
-    stops.finish(command, tmp_path)
-    assert command.results(tmp_path) == whole
-    assert sorted(os.listdir(tmp_path)) == [
-        "in.jsonl",
-        "model",
-        "out.html",
-        "out.jsonl",
-    ]
+    assert finish(command, folder) == finish(command, whole)
+    assert sorted(os.listdir(folder)) == sorted(os.listdir(whole))
+
+
+def test_a_server_loses_no_feedback(tmp_path):
+    """What was acknowledged is there after every stop, and the next one has it."""
+    stopped_server.prepare(tmp_path)
+    for number in stops.SIGNALS:
+        before = len(stopped_server.known(tmp_path))
+        found = stopped_server.stop(
+            tmp_path, number, lambda clients: len(clients.acknowledged) >= 3
+        )
+        assert len(found.kept) >= before + 3
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_stops_while_importing(tmp_path, number):
-    command = stops.detect(2)
+    command = stopped.detect(2)
     command.prepare(tmp_path)
+    before = sorted(os.listdir(tmp_path))
     draw = random.Random(number)
     for _ in range(2):
-        found = stops.stop(command, tmp_path, number, stops.later(draw.uniform(0, 1)))
+        moment = stops.later(draw.uniform(0, 1))
+        found = stops.stop(command, tmp_path, number, moment, fresh=True)
         assert found.code == 128 + number
-    assert sorted(os.listdir(tmp_path)) == ["in.jsonl", "model"]
+    assert sorted(os.listdir(tmp_path)) == before
 
 
 # --- any command --------------------------------------------------------------------

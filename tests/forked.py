@@ -1,0 +1,35 @@
+"""A command in a process forked off a server that has imported all it needs."""
+
+import importlib
+import os
+import sys
+
+from jaxhal.__main__ import main
+
+for name in (
+    "jaxhal.cli",
+    "jaxhal.experiments.guiding",
+    "jaxhal.watchdog.serve",
+    "matplotlib.pyplot",
+    "orbax.checkpoint",
+    "pandas",
+    "pyarrow.parquet",
+    "scipy.stats",
+    "sklearn.ensemble",
+    "sklearn.feature_extraction.text",
+    "sklearn.linear_model",
+    "sklearn.model_selection",
+    "starlette.applications",
+    "tokenizers",
+    "uvicorn",
+):
+    importlib.import_module(name)
+
+
+def command(arguments, folder, errors, line):
+    """Runs it in a folder; what it says on standard error goes to a file."""
+    os.chdir(folder)
+    for name, number in ((os.devnull, 1), (errors, 2)):
+        os.dup2(os.open(name, os.O_WRONLY), number)
+    sys.argv[1:] = arguments
+    main()
