@@ -469,7 +469,7 @@ def test_wishes_are_not_remembered(encoder, tmp_path, monkeypatch):
         with proxy(service) as port, client(port) as one:
             create: Any = one.chat.completions.create
             create(model="any", messages=user(KNOWN[2]), stop=["x" * 1000])
-    ((query, _),) = service._given.values()
+    ((query, *_),) = service._given.values()
     assert query.wishes == {}
     assert ["x" * 1000] in [body.get("stop") for _, body in server.asked]
 

@@ -202,9 +202,10 @@ class Watchdog:
         """Takes in what someone found an answer to be.
 
         A hallucination becomes a point of the bound; the same query is near the bound
-        from three such points on.  An answer that is none takes out those of the three
-        nearest points that are as near as the guard's similarity, and no other, though
-        the query may be near others then; exploring again would find them again.
+        from three such points on.  An answer that is none takes out the point that the
+        query itself became, and those of the three nearest that are as near as the
+        guard's similarity, but no other, though the query may be near others then;
+        exploring again would find them again.
 
         Args:
           query: what was asked; of a conversation the last turn becomes the point.
@@ -226,17 +227,17 @@ class Watchdog:
             if named is None:
                 _, (hits,), _ = await asyncio.to_thread(self._near, [query])
                 named = self.close(hits)
-            return -await asyncio.to_thread(self.store.remove, named)
+            own = [self._name(query), *named]
+            return -await asyncio.to_thread(self.store.remove, own)
         (vector,), _, _ = await asyncio.to_thread(self._near, [query])
         ((entropy, error),) = await self._entropies([query])
         if error is not None:
             raise RuntimeError(
                 f"{self.agent.name} answers nothing to {query!r}: {error}"
             )
-        last = last_turn(query)
         point = Point(
-            id=digest(f"{self.agent.name}\n{last}"),
-            query=last,
+            id=self._name(query),
+            query=last_turn(query),
             response=response,
             context=context,
             entropy=entropy,
@@ -246,6 +247,10 @@ class Watchdog:
             time=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         )
         return await asyncio.to_thread(self._add, point, vector)
+
+    def _name(self, query: str) -> str:
+        """Of the point that a query becomes."""
+        return digest(f"{self.agent.name}\n{last_turn(query)}")
 
     def close(self, hits: Sequence[Hit]) -> list[str]:
         """Names of the points that are as near as the guard's similarity."""
