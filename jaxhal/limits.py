@@ -34,9 +34,9 @@ class Limits:
     """
 
     largest: int = 1 << 20
-    head: float = 10
-    body: float = 30
-    unread: float = 30
+    head: float = 10.0
+    body: float = 30.0
+    unread: float = 30.0
     per_client: int = 256
     connections: int = 1024
 
@@ -186,8 +186,11 @@ def options(limits: Limits) -> dict[str, Any]:
         def send_400_response(self, msg: str) -> None:
             if self._is_answering():  # nothing else can be said any more
                 self.transport.abort()
-            else:
+            elif self.conn.our_state is h11.SEND_RESPONSE or self.cycle is None:
                 super().send_400_response(msg)
+            else:
+                self.transport.close()
+            self._leave()
 
         def pause_writing(self) -> None:
             super().pause_writing()
@@ -197,6 +200,12 @@ def options(limits: Limits) -> dict[str, Any]:
             super().resume_writing()
             if self._unread is not None:
                 self._unread.cancel()
+
+        def _leave(self) -> None:
+            """Has the application hear at once that nobody listens any more."""
+            if self.cycle and not self.cycle.response_complete:
+                self.cycle.disconnected = True
+                self.cycle.message_event.set()
 
         def _is_answering(self) -> bool:
             cycle = self.cycle
@@ -240,6 +249,7 @@ def options(limits: Limits) -> dict[str, Any]:
             if self.transport.is_closing() or unheard or self._is_answering():
                 self.transport.abort()
                 return
+            self._leave()
             about = "Connection: close\r\nContent-Length: 0\r\n\r\n"
             self.transport.write(f"HTTP/1.1 {status}\r\n{about}".encode())
             self.transport.close()

@@ -3,7 +3,6 @@
 import asyncio
 import base64
 import contextlib
-import http.client
 import json
 import logging
 import os
@@ -102,9 +101,9 @@ HEAD = f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/js
 
 def test_more_messages_than_anybody_says(served):
     with alive(served):
-        status, found = ask(served, user("a") * 33_000)
+        status, found = ask(served, user("a") * 30_000)
     assert status == 400
-    assert found["error"]["message"] == "'messages' holds 33000, over 1000"
+    assert found["error"]["message"] == "'messages' holds 30000, over 1000"
     with pytest.raises(Fault, match="holds 1001, over 1000"):
         asked({"messages": user("a") * 1001})
 
@@ -138,7 +137,7 @@ def test_tiny_chunks(served):
 
 
 def test_half_requests_lock_nobody_out(encoder):
-    limits = Limits(head=1, body=1, per_client=20)
+    limits = Limits(head=1.0, body=1.0, per_client=20)
     service = Service(watchdog(encoder), limits=limits)
     halves = [HEAD.encode(), b"", (HEAD + "Content-Length: 9\r\n\r\n{").encode()]
     with running(service) as (server, port), contextlib.ExitStack() as stack:
@@ -176,10 +175,11 @@ class Slow:
     name = "slow"
 
     def __init__(self, pieces=0, most=8):
-        self.pieces, self.gate, self.go = pieces, Gate(most), asyncio.Event()
+        self.pieces, self.gate, self.go = pieces, Gate(most), threading.Event()
 
     async def respond(self, queries, n=1, temperature=1.0):
-        await self.go.wait()
+        while not self.go.is_set():
+            await asyncio.sleep(0.02)
         return [[Reply("sample")] * n for _ in queries]
 
     async def stream(self, query, temperature=1.0):
@@ -196,17 +196,13 @@ def test_one_address_has_so_many_connections(encoder):
     raw = f"{HEAD}Content-Length: {len(body)}\r\n\r\n{body}".encode()
     with proxy(Service(dog, limits=Limits(per_client=4))) as port:
         with contextlib.ExitStack() as stack:
-            lines = [stack.enter_context(opened(port, raw)) for _ in range(4)]
+            for _ in range(4):
+                stack.enter_context(opened(port, raw))
             time.sleep(1)
-            assert opened(port).recv(99).startswith(b"HTTP/1.1 503")
-            assert not [line.close() for line in lines if line]
-        deadline = time.monotonic() + 20
-        while time.monotonic() < deadline:
-            with contextlib.suppress(ConnectionError, http.client.HTTPException):
-                if send(port, "GET", "/health")[0] == 200:
-                    break
-        else:
-            raise AssertionError("the connections of who left are still counted")
+            with opened(port) as line:
+                assert heard(line).startswith(b"HTTP/1.1 503")
+        dog.agent.go.set()
+        assert send(port, "GET", "/health")[0] == 200
 
 
 def test_who_does_not_read_stops_nobody(encoder):
@@ -216,7 +212,7 @@ def test_who_does_not_read_stops_nobody(encoder):
     body = json.dumps({"messages": user("w9 w10 w11"), "stream": True})
     raw = f"{HEAD}Content-Length: {len(body)}\r\n\r\n{body}".encode()
     with (
-        running(Service(dog, limits=Limits(unread=1))) as (server, port),
+        running(Service(dog, limits=Limits(unread=1.0))) as (server, port),
         contextlib.ExitStack() as stack,
     ):
         for _ in range(8):
