@@ -6,8 +6,10 @@ from typing import Any
 
 #: Wishes that bound an answer's tokens.
 LENGTHS = ("max_tokens", "max_completion_tokens")
-# What ends a sentence, in any script; words in a row, about as many as a query has.
-_END, _WORDS = re.compile(r"(?<=[.?!;:])\s+|[\r\n]+|(?<=[。？！；：؟।])"), 16
+# What ends a sentence, in any script; words in a row, about as many as a query has;
+# characters of the shortest sentence that could be one.
+_END = re.compile(r"(?<=[?!;。？！；؟।])|(?<=[.:])\s+|[\r\n]+")
+_WORDS, _SHORTEST = 16, 8
 # A word, or a part of what is written without spaces.
 _WORD = re.compile(r"\S{1,32}")
 
@@ -82,7 +84,7 @@ def turns_of(query: str, known: Container[str] = ()) -> list[str]:
 def looked_at(query: str, known: Container[str] = ()) -> list[str]:
     """The texts that a watchdog looks for near the bound, the query itself first.
 
-    Of a conversation these are its turns, and each sentence of a turn; of a longer
+    Of a conversation these are its turns, and each sentence of 8 characters; of a long
     sentence also all 16 words in a row, from every eighth word on.  So a question is
     found wherever it stands, and whatever stands around it, unless it is mixed with
     other words.  Another query is looked at as it is.
@@ -92,7 +94,7 @@ def looked_at(query: str, known: Container[str] = ()) -> list[str]:
 
     Example:
       >>> looked_at(Conversation([("user", "Why is it? I ask."), ("user", "Go on.")]))
-      ['Go on.', 'Why is it? I ask.', 'Why is it?', 'I ask.']
+      ['Go on.', 'Why is it? I ask.', 'Why is it?']
     """
     turns = turns_of(query, known)
     if not isinstance(query, Conversation):
@@ -103,7 +105,7 @@ def looked_at(query: str, known: Container[str] = ()) -> list[str]:
 
 def _parts(text: str) -> Iterator[str]:
     for sentence in _END.split(text):
-        if sentence.strip():
+        if len(sentence.strip()) >= _SHORTEST:
             yield sentence.strip()
         words = [*_WORD.finditer(sentence)]
         for first in range(0, max(0, len(words) - _WORDS // 2), _WORDS // 2):

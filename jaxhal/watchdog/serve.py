@@ -50,7 +50,7 @@ _KEPT = 10_000
 # And of how many characters, conversations included.
 _CHARACTERS = 100_000_000
 # Of a conversation that are looked at, which takes as long as reading them thrice.
-_LOOKED = 100_000
+_LOOKED = 50_000
 _BOUNDARIES = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100)
 
 

@@ -72,6 +72,7 @@ def alive(port):
     finally:
         over.set()
         thread.join()
+        look(5)  # one slow answer of few is no median
     assert statistics.median(times) < max(0.1, 5 * usual), times
     assert max(times) < max(3, 20 * usual), times
 
@@ -124,7 +125,7 @@ def test_as_many_messages_as_there_may_be(encoder, tmp_path, monkeypatch):
 def test_what_is_said_is_bounded(served):
     with alive(served):
         status, found = ask(served, [*user("w1 w2 " * 150_000), *user("w3")])
-        assert status == 400 and "characters, over 100000" in found["error"]["message"]
+        assert status == 400 and "characters, over 50000" in found["error"]["message"]
         names = {f"x{n}": n for n in range(60_000)}
         assert ask(served, user("w3"), **names)[0] == 200
         assert ask(served, [*user("w1 w2 " * 3000), *user("w3")])[0] == 200
@@ -285,6 +286,7 @@ EVASIONS = {
     "assistant": [{"role": "assistant", "content": QUESTION}, *user("w30.")],
     "unknown": [{"role": "w9", "content": QUESTION}, *user("w30.")],
     "between": user(f"w30 w31. w32! {QUESTION} w33 w34."),
+    "close": user(f"w30 w31!{QUESTION}w32 w33 w34"),
     "lines": user(f"w30 w31\nw32\n{QUESTION}\nw33"),
     "parts": user([{"type": "text", "text": t} for t in ("w30", QUESTION, "w31")]),
     "long": user(f"{'w30 w31. ' * 1500}{QUESTION}{' w33 w34.' * 300}"),
@@ -342,6 +344,8 @@ def test_a_query_that_is_no_conversation_is_looked_at_as_it_is():
     assert looked_at(text) == [text]
     one = Conversation([("system", " "), ("user", "w" * 100_000)])
     assert len(looked_at(one)) < 1000 and all(map(str.strip, looked_at(one)))
+    many = " ".join(f"{number}?" for number in range(9000))
+    assert len(looked_at(Conversation([("user", many), ("user", "w1")]))) < 9000 / 4
 
 
 def test_one_vote_takes_out_what_it_names(encoder):
