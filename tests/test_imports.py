@@ -19,6 +19,7 @@ RANK = {
     "datasets": 1,
     "evaluation": 1,
     "hosts": 1,
+    "limits": 2,
     "rows": 2,
     "plotting": 2,
     "classifiers": 2,
