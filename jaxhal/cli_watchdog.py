@@ -139,6 +139,7 @@ def serve(
     largest: Annotated[int, typer.Option(min=1, help="Bytes of a request.")] = 1 << 20,
 ) -> None:
     """Stands in front of the agent and speaks as OpenAI's chat completions do."""
+    from jaxhal.limits import Limits
     from jaxhal.watchdog.config import load_watch, watchdog_of
     from jaxhal.watchdog.serve import Service
 
@@ -150,7 +151,8 @@ def serve(
                 f"watchdog explore {config} first"
             )
         mode = "block" if block else "flag"
-        service = Service(dog, mode=mode, token=token, teacher=teacher, largest=largest)
+        limits = Limits(largest=largest)
+        service = Service(dog, mode=mode, token=token, teacher=teacher, limits=limits)
     console = terminal(stderr=True)
     if host not in ("127.0.0.1", "::1", "localhost") and token is None:
         console.print(f"anyone who reaches {host} can ask: give --token", style="bold")

@@ -132,6 +132,26 @@ async def streamed(agent: Agent, query: str, temperature: float = 1.0) -> Pieces
     yield reply
 
 
+async def ahead(pieces: Pieces) -> Pieces:
+    """The same pieces, taken as they are written, however late they are asked for."""
+    taken: asyncio.Queue[Reply | None] = asyncio.Queue()
+
+    async def take() -> None:
+        try:
+            async for piece in pieces:
+                taken.put_nowait(piece)
+        finally:
+            taken.put_nowait(None)
+
+    taking = asyncio.create_task(take())
+    try:
+        while (piece := await taken.get()) is not None:
+            yield piece
+        await taking
+    finally:
+        taking.cancel()
+
+
 class Gate:
     """Lets so many through at a time, over all calls in one event loop."""
 
@@ -233,12 +253,11 @@ class LocalAgent:
                     self._busy = False
                     return
                 _, n, temperature, _ = self._waiting[0]
-                alike = [
-                    one
-                    for one in self._waiting
-                    if (one.n, one.temperature) == (n, temperature)
-                ][: max(1, 2 * self.batch_size // n)]
-                self._waiting = [one for one in self._waiting if one not in alike]
+                most, alike, rest = max(1, 2 * self.batch_size // n), [], []
+                for one in self._waiting:
+                    fits = (one.n, one.temperature) == (n, temperature)
+                    (alike if fits and len(alike) < most else rest).append(one)
+                self._waiting = rest
             alike = [one for one in alike if one.replies.set_running_or_notify_cancel()]
             try:
                 found = self._respond([one.query for one in alike], n, temperature)
@@ -501,11 +520,13 @@ class EndpointAgent:
             wished = [name for name in LENGTHS if name in wishes]
             for name in wished or ["max_tokens"]:
                 wishes[name] = min(wishes.get(name, math.inf), self.max_tokens)
+        # The client would look at each message, half a millisecond each time.
+        messages = [{"role": role, "content": text} for role, text in turns]
         return {
             "model": self.endpoint.model,
-            "messages": [{"role": role, "content": text} for role, text in turns],
+            "messages": [],
             "temperature": temperature,
-            "extra_body": wishes,
+            "extra_body": {**wishes, "messages": messages},
         }
 
     def _failed(self, error: Exception) -> Reply:

@@ -2,6 +2,7 @@
 
 import base64
 import dataclasses
+import numbers
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -11,6 +12,7 @@ import numpy as np
 from jaxtyping import Float
 
 from jaxhal.files import append, lines_of
+from jaxhal.showing import shown
 from jaxhal.watchdog.index import Index, checked
 
 
@@ -30,6 +32,7 @@ class Point:
       time: when it answered, ISO 8601.
 
     Raises:
+      TypeError: on a text that is none, or an entropy that is no number.
       ValueError: on a point without a name or a query, or an entropy that is not
         finite.
     """
@@ -45,6 +48,13 @@ class Point:
     time: str = ""
 
     def __post_init__(self):
+        for name, value in vars(self).items():
+            kind = numbers.Real if name == "entropy" else str
+            if not isinstance(value, kind) or isinstance(value, bool):
+                raise TypeError(
+                    f"{name} of a point is {shown(value)}; give a "
+                    f"{'number' if name == 'entropy' else 'text'}"
+                )
         for name in ("id", "query"):
             if not getattr(self, name).strip():
                 raise ValueError(
@@ -124,7 +134,8 @@ class ExactStore:
       folder: where the file is, made if it is not there; ``None`` keeps nothing.
 
     Raises:
-      ValueError: on a file whose vectors have another width.
+      ValueError: on a file whose vectors have another width, or with a line that is no
+        point.
       OSError: when the folder cannot be made.
     """
 
@@ -207,17 +218,25 @@ class ExactStore:
 
     def _load(self, path: Path) -> None:
         found: dict[str, tuple[Point, np.ndarray]] = {}
-        for row in lines_of(path):
-            if "removed" in row:
-                found.pop(row["removed"], None)
-                continue
-            vector = np.frombuffer(base64.b64decode(row.pop("vector")), "<f4")
+        for number, row in enumerate(lines_of(path), start=1):
+            try:
+                if "removed" in row:
+                    found.pop(row["removed"], None)
+                    continue
+                packed = base64.b64decode(row.pop("vector"), validate=True)
+                vector, point = np.frombuffer(packed, "<f4"), Point(**row)
+                checked(vector[None], len(vector))
+            except (AttributeError, KeyError, TypeError, ValueError) as error:
+                raise ValueError(
+                    f"{path}, line {number}: no point of a bound ({shown(error)}); "
+                    "restore the file, or delete the line"
+                ) from None
             if len(vector) != self.width:
                 raise ValueError(
                     f"{path} holds vectors of {len(vector)} numbers, and {self.width} "
                     "are asked for; use the encoder that made them, or another folder"
                 )
-            found[row["id"]] = Point(**row), vector
+            found[point.id] = point, vector
         self._take(found)
 
     def _take(self, found: Mapping[str, tuple[Point, np.ndarray]]) -> None:

@@ -1,10 +1,17 @@
 """A query that is the last turn of a conversation."""
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Container, Iterator, Mapping, Sequence
 from typing import Any
 
 #: Wishes that bound an answer's tokens.
 LENGTHS = ("max_tokens", "max_completion_tokens")
+# What ends a sentence, in any script; words in a row, about as many as a query has;
+# characters of the shortest sentence that could be one.
+_END = re.compile(r"(?<=[?!;。？！；؟।])|(?<=[.:])\s+|[\r\n]+")
+_WORDS, _SHORTEST = 16, 8
+# A word, or a part of what is written without spaces.
+_WORD = re.compile(r"\S{1,32}")
 
 
 class Conversation(str):
@@ -12,8 +19,8 @@ class Conversation(str):
 
     As text it is its turns, one below the other, so an agent that takes any query takes
     this one too; :class:`jaxhal.watchdog.EndpointAgent` passes turns and wishes on.  A
-    watchdog looks for the last turn near the bound, and has the agent sample answers to
-    the whole.
+    watchdog looks for its turns near the bound (:func:`looked_at`), and has the agent
+    sample answers to the whole.
 
     Args:
       turns: the role and the text of each, the last one the user's.
@@ -53,3 +60,55 @@ class Conversation(str):
 def last_turn(query: str) -> str:
     """A query without the turns before it, if it has any."""
     return query.query if isinstance(query, Conversation) else query
+
+
+def turns_of(query: str, known: Container[str] = ()) -> list[str]:
+    """The turns of a query that are looked at, the last one first.
+
+    Args:
+      query: of a conversation all turns are, whoever is said to have said them, as the
+        client wrote them all.
+      known: answers that the agent gave; where a turn of the assistant is one of them,
+        it is not looked at.
+    """
+    if not isinstance(query, Conversation):
+        return [query]
+    said = [
+        text
+        for role, text in query.turns[:-1]
+        if text.strip() and not (role == "assistant" and text.strip() in known)
+    ]
+    return [query.query, *said]
+
+
+def looked_at(query: str, known: Container[str] = ()) -> list[str]:
+    """The texts that a watchdog looks for near the bound, the query itself first.
+
+    Of a conversation these are its turns, and each sentence of 8 characters; of a long
+    sentence also all 16 words in a row, from every eighth word on.  So a question is
+    found wherever it stands, and whatever stands around it, unless it is mixed with
+    other words.  Another query is looked at as it is.
+
+    Args:
+      query, known: as :func:`turns_of` takes them.
+
+    Example:
+      >>> looked_at(Conversation([("user", "Why is it? I ask."), ("user", "Go on.")]))
+      ['Go on.', 'Why is it? I ask.', 'Why is it?']
+    """
+    turns = turns_of(query, known)
+    if not isinstance(query, Conversation):
+        return turns
+    parts = (part for turn in turns for part in _parts(turn))
+    return [*dict.fromkeys([*turns, *parts])]
+
+
+def _parts(text: str) -> Iterator[str]:
+    for sentence in _END.split(text):
+        if len(sentence.strip()) >= _SHORTEST:
+            yield sentence.strip()
+        words = [*_WORD.finditer(sentence)]
+        for first in range(0, max(0, len(words) - _WORDS // 2), _WORDS // 2):
+            some = words[first : first + _WORDS]
+            if len(some) < len(words):
+                yield sentence[some[0].start() : some[-1].end()]

@@ -2,22 +2,23 @@
 
 import asyncio
 import datetime
-import math
+import functools
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Sequence
 from typing import NamedTuple
 
 import jax
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Array, Float
 
 from jaxhal.encoding import embed, kept_encoder
 from jaxhal.entailment import Entailment, Similarity
+from jaxhal.models.batching import bucket
 from jaxhal.showing import quoted
 from jaxhal.store.keys import digest
 from jaxhal.watchdog.agents import Agent, Reply
 from jaxhal.watchdog.bounds import BoundaryStore, Hit, Point
-from jaxhal.watchdog.conversation import Conversation, last_turn
+from jaxhal.watchdog.conversation import Conversation, last_turn, looked_at
 from jaxhal.watchdog.entropy import known_entropies
 from jaxhal.watchdog.index import unit
 from jaxhal.watchdog.journal import enough
@@ -34,7 +35,8 @@ class Check(NamedTuple):
       near: the query is near the bound.
       cosine: with the centroid of the three nearest points; -1 where they do not count.
       entropy: of the agent's answers, in nats; ``None`` where it was not asked for.
-      hits: the nearest points.
+      hits: the points nearest to the query, or to the part of a conversation that has
+        the highest score.
       seconds: that the bound was looked through.
       error: why the entropy is not known, where it should be; the query is not flagged
         then.
@@ -114,28 +116,31 @@ class Watchdog:
         self.answer_temperature = answer_temperature
         self.entailment, self.domain = entailment or Similarity(), domain
 
-    async def check(self, query: str) -> Check:
+    async def check(self, query: str, known: Container[str] = ()) -> Check:
         """Judges one query; see :meth:`checks`."""
-        return (await self.checks([query]))[0]
+        return (await self.checks([query], known))[0]
 
-    async def checks(self, queries: Sequence[str]) -> list[Check]:
+    async def checks(
+        self, queries: Sequence[str], known: Container[str] = ()
+    ) -> list[Check]:
         """Judges queries, before the agent answers them.
 
         Args:
-          queries: of which one may be a :class:`~jaxhal.watchdog.Conversation`; its
-            wishes are for the answer alone.
+          queries: of which one may be a :class:`~jaxhal.watchdog.Conversation`: of all
+            that :func:`~jaxhal.watchdog.conversation.looked_at` finds in it, what has
+            the highest score counts.  Its wishes are for the answer alone.
+          known: answers that the agent gave, in which nothing is looked for.
 
         Raises:
           ValueError: on no query, or an empty one.
           RuntimeError: when the agent takes no query at all, or the store does not
             answer.
         """
-        vectors, hits, seconds = await asyncio.to_thread(self._near, [*queries])
-        none = [None] * len(hits)
-        known = await asyncio.to_thread(self._all_decided, vectors, hits, none)
+        seen, seconds = await asyncio.to_thread(self._look, [*queries], known)
+        vectors, hits, decisions = map(list, zip(*seen, strict=True))
         open_ = [
             at
-            for at, decision in enumerate(known)
+            for at, decision in enumerate(decisions)
             if self.settings.entropy is not None and not decision.near and hits[at]
         ]
         entropies: dict[int, float] = {}
@@ -155,7 +160,7 @@ class Watchdog:
                 [*entropies.values()],
             )
             for at, decision in zip(sure, decided, strict=True):
-                known[at] = decision
+                decisions[at] = decision
         return [
             Check(
                 last_turn(query),
@@ -165,10 +170,10 @@ class Watchdog:
                 float(decision.cosine),
                 entropies.get(at),
                 hits[at],
-                seconds / len(known),
+                seconds / len(decisions),
                 errors.get(at),
             )
-            for at, (query, decision) in enumerate(zip(queries, known, strict=True))
+            for at, (query, decision) in enumerate(zip(queries, decisions, strict=True))
         ]
 
     async def guard(self, query: str, *, block: bool = False) -> Guarded:
@@ -187,20 +192,29 @@ class Watchdog:
         return Guarded(reply, check, False)
 
     async def learn(
-        self, query: str, response: str, hallucinated: bool, context: str = ""
+        self,
+        query: str,
+        response: str,
+        hallucinated: bool,
+        context: str = "",
+        *,
+        named: Sequence[str] | None = None,
     ) -> int:
         """Takes in what someone found an answer to be.
 
         A hallucination becomes a point of the bound; the same query is near the bound
-        from three such points on.  An answer that is none takes out all points that its
-        query is as near to as the guard's similarity, which exploring again would find
-        again.
+        from three such points on.  An answer that is none takes out the point that the
+        query itself became, and those of the three nearest that are as near as the
+        guard's similarity, but no other, though the query may be near others then;
+        exploring again would find them again.
 
         Args:
           query: what was asked; of a conversation the last turn becomes the point.
           response: what the agent said.
           hallucinated: what it was found to be.
           context: what it was answered from.
+          named: points that the check of the query was about, as :meth:`close` has
+            them; ``None`` looks for those that are near it now.
 
         Returns:
           How many points the bound has gained, or lost as a negative number.
@@ -210,18 +224,21 @@ class Watchdog:
           RuntimeError: when the entropy of the query is needed and the agent answers
             nothing.
         """
-        (vector,), (hits,), _ = await asyncio.to_thread(self._near, [query])
         if not hallucinated:
-            return -await asyncio.to_thread(self._forget, vector, hits)
+            if named is None:
+                _, (hits,), _ = await asyncio.to_thread(self._near, [query])
+                named = self.close(hits)
+            own = [self._name(query), *named]
+            return -await asyncio.to_thread(self.store.remove, own)
+        (vector,), _, _ = await asyncio.to_thread(self._near, [query])
         ((entropy, error),) = await self._entropies([query])
         if error is not None:
             raise RuntimeError(
                 f"{self.agent.name} answers nothing to {quoted(query)}: {error}"
             )
-        last = last_turn(query)
         point = Point(
-            id=digest(f"{self.agent.name}\n{last}"),
-            query=last,
+            id=self._name(query),
+            query=last_turn(query),
             response=response,
             context=context,
             entropy=entropy,
@@ -232,21 +249,33 @@ class Watchdog:
         )
         return await asyncio.to_thread(self._add, point, vector)
 
+    def _name(self, query: str) -> str:
+        """Of the point that a query becomes."""
+        return digest(f"{self.agent.name}\n{last_turn(query)}")
+
+    def close(self, hits: Sequence[Hit]) -> list[str]:
+        """Names of the points that are as near as the guard's similarity."""
+        least = self.settings.similarity
+        return [hit.point.id for hit in hits if hit.similarity >= least]
+
     def _add(self, point: Point, vector: np.ndarray) -> int:
         fresh = point.id not in self.store
         self.store.add([point], vector[None])
         return int(fresh)
 
-    def _forget(self, vector: np.ndarray, hits: Sequence[Hit]) -> int:
-        """Takes out what is near, and what is near when that is gone."""
-        gone = 0
-        while close := [h for h in hits if h.similarity >= self.settings.similarity]:
-            removed = self.store.remove([hit.point.id for hit in close])
-            if not removed:
-                break
-            gone += removed
-            (hits,) = self.store.search(vector[None], NEAREST)
-        return gone
+    def _look(
+        self, queries: list[str], known: Container[str]
+    ) -> tuple[list[tuple[np.ndarray, list[Hit], Decision]], float]:
+        """Of each query what has the highest score, the whole one if all are equal."""
+        texts = [looked_at(query, known) for query in queries]
+        vectors, hits, seconds = self._near([one for some in texts for one in some])
+        decisions = self._all_decided(vectors, hits, [None] * len(hits))
+        found, end = [], 0
+        for some in texts:
+            rows = range(end, end := end + len(some))
+            best = max(rows, key=lambda row: decisions[row].score)
+            found.append((vectors[best], hits[best], decisions[best]))
+        return found, seconds
 
     def _near(
         self, queries: list[str]
@@ -259,43 +288,35 @@ class Watchdog:
 
     def _all_decided(
         self,
-        vectors: Iterable[np.ndarray],
+        vectors: Sequence[np.ndarray] | np.ndarray,
         hits: Sequence[Sequence[Hit]],
         entropies: Sequence[float | None],
     ) -> list[Decision]:
         """Of each query; without an entropy, as if it were that of the bound."""
-        highest = -math.inf
+        if not len(vectors):
+            return []
+        rows, width = bucket(len(vectors), 1), self.store.width
+        query = np.zeros((rows, width), np.float32)
+        query[: len(vectors)] = vectors
+        near = np.zeros((rows, NEAREST, width), np.float32)
+        cosines = np.full((rows, NEAREST), -np.inf, np.float32)
+        of_points = np.zeros((rows, NEAREST), np.float32)
+        for row, some in enumerate(hits):
+            for place, hit in enumerate(some):
+                near[row, place], cosines[row, place] = hit.vector, hit.similarity
+                of_points[row, place] = hit.point.entropy
         asked = any(entropy is not None for entropy in entropies)
+        highest = np.full(rows, -np.inf, np.float32)
         if asked and self.settings.entropy == "highest":
-            highest = self.store.highest_entropy() or 0.0
-        each = zip(vectors, hits, entropies, strict=True)
-        return [self._decided(*one, highest) for one in each]
-
-    def _decided(
-        self,
-        vector: np.ndarray,
-        hits: Sequence[Hit],
-        entropy: float | None,
-        highest: float,
-    ) -> Decision:
-        missing = NEAREST - len(hits)
-        vectors = np.zeros((NEAREST, self.store.width), np.float32)
-        if hits:
-            vectors[: len(hits)] = [hit.vector for hit in hits]
-        cosines = [hit.similarity for hit in hits] + [-math.inf] * missing
-        entropies = [hit.point.entropy for hit in hits] + [0.0] * missing
-        if entropy is None:
-            entropy = highest = entropies[0]
-        found = decide(
-            np.asarray(unit(vector)),
-            np.float32(entropy),
-            vectors,
-            np.array(cosines, np.float32),
-            np.array(entropies, np.float32),
-            np.float32(highest),
-            self.settings,
+            highest[:] = self.store.highest_entropy() or 0.0
+        own = np.zeros(rows, np.float32)
+        for row, entropy in enumerate(entropies):
+            own[row] = of_points[row, 0] if entropy is None else entropy
+            highest[row] = own[row] if entropy is None else highest[row]
+        found = jax.device_get(
+            _decide(unit(query), own, near, cosines, of_points, highest, self.settings)
         )
-        return Decision(*jax.device_get(found))
+        return [Decision(*one) for one in zip(*found, strict=True)][: len(vectors)]
 
     async def _entropies(
         self, queries: Sequence[str]
@@ -317,6 +338,20 @@ class Watchdog:
     async def _answer(self, query: str) -> Reply:
         ((reply,),) = await self.agent.respond([query], 1, self.answer_temperature)
         return reply
+
+
+@functools.partial(jax.jit, static_argnames="guard")
+def _decide(
+    query: Array,
+    entropy: Array,
+    vectors: Array,
+    cosines: Array,
+    entropies: Array,
+    highest: Array,
+    guard: Guard,
+) -> Decision:
+    each = jax.vmap(functools.partial(decide, guard=guard))
+    return each(query, entropy, vectors, cosines, entropies, highest)
 
 
 def _lacking(replies: Sequence[Reply]) -> str | None:

@@ -11,6 +11,8 @@ from jaxtyping import Array, Float, Int
 # Rows that there is room for at first; rows written at once, few numbers and so few
 # programs; rows of which the largest cosine is known before its place is.
 _ROOM, _BLOCKS, _GROUP = 256, (1 << 14, 1 << 10, 16), 256
+# Queries that are looked for at once, few numbers and so few programs.
+_AT_ONCE = (1, 8, 64)
 
 
 def unit(vectors: Any) -> Float[Array, "*rows width"]:
@@ -154,9 +156,15 @@ class Index:
         block = checked(queries, self.width)
         if not len(block):
             return np.zeros((0, k), np.float32), np.zeros((0, k), np.int32)
-        found = nearest(unit(block), self._vectors, self._count, k)
-        cosines, rows = jax.device_get(found)
-        return cosines, rows
+        found = []
+        for start in range(0, len(block), _AT_ONCE[-1]):
+            part = block[start : start + _AT_ONCE[-1]]
+            size = next(size for size in _AT_ONCE if size >= len(part))
+            part = np.pad(part, [(0, size - len(part)), (0, 0)])
+            some = nearest(unit(part), self._vectors, self._count, k)
+            found.append(jax.device_get(some))
+        cosines, rows = map(np.concatenate, zip(*found, strict=True))
+        return cosines[: len(block)], rows[: len(block)]
 
     def _make_room(self, more: int) -> None:
         # The last block is written whole, however little of it is filled.

@@ -10,26 +10,28 @@ its answer whole.
 
 import asyncio
 import collections
+import concurrent.futures
 import hmac
-import ipaddress
 import json
 import logging
 import math
 import time
 import uuid
 from collections.abc import AsyncIterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from jaxhal.limits import Limited, Limits, options
 from jaxhal.watchdog.agents import (
     LONGEST,
     Agent,
     Pieces,
     Reply,
+    ahead,
     failed,
     streamed,
     together,
 )
-from jaxhal.watchdog.conversation import Conversation
+from jaxhal.watchdog.conversation import Conversation, turns_of
 from jaxhal.watchdog.guarding import Check, Guarded, Watchdog
 from jaxhal.watchdog.wire import Asked, Fault, asked, check_text
 
@@ -47,6 +49,8 @@ BLOCKED = (
 _KEPT = 10_000
 # And of how many characters, conversations included.
 _CHARACTERS = 100_000_000
+# Of a conversation that are looked at, which takes as long as reading them thrice.
+_LOOKED = 50_000
 _BOUNDARIES = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100)
 
 
@@ -77,23 +81,39 @@ def headers(check: Check, blocked: bool) -> dict[str, str]:
     }
 
 
+class _Given(NamedTuple):
+    """An answer that feedback may name, and the points that its verdict named."""
+
+    query: str
+    reply: Reply
+    named: list[str]
+
+    @property
+    def characters(self) -> int:
+        return len(self.query) + len(self.reply.text) + len(self.reply.context)
+
+
 class Service:
     """The proxy.
+
+    Of a conversation every turn is looked at, since the client writes them all, but
+    answers that the proxy itself gave (see
+    :func:`jaxhal.watchdog.conversation.looked_at`): one that once held a query near the
+    bound is flagged until the client leaves that turn out.
 
     Args:
       watchdog: whose agent answers.
       mode: ``"flag"`` adds the verdict; ``"block"`` holds answers to flagged queries
         back, which the agent is then not asked for.
-      token: that a client has to show; ``None`` asks for none.
+      token: that a client has to show; ``None`` asks for none, and then answers only
+        where it is called by its own name, as :class:`jaxhal.limits.Limited` has it.
       teacher: that whoever gives feedback has to show instead; by default the same.
-        Feedback changes the bound; without either it is taken at localhost or an
-        address in numbers alone.
-      largest: bytes of a request.
+      limits: of requests and connections.
       blocked: what is said in place of an answer that is held back.
 
     Raises:
       ModuleNotFoundError: without starlette and prometheus-client.
-      ValueError: on another mode, an empty token, or no bytes.
+      ValueError: on another mode, or an empty token.
     """
 
     def __init__(
@@ -103,7 +123,7 @@ class Service:
         mode: str = "flag",
         token: str | None = None,
         teacher: str | None = None,
-        largest: int = 1 << 20,
+        limits: Limits = Limits(),  # noqa: B008  (an immutable default)
         blocked: str = BLOCKED,
     ):
         try:
@@ -118,14 +138,15 @@ class Service:
         for name, one in (("token", token), ("teacher", teacher)):
             if one is not None and not one.strip():
                 raise ValueError(f"{name} is empty; give one, or leave it out")
-        if largest < 1:
-            raise ValueError(f"largest is {largest}; give at least 1 byte")
         self.watchdog, self.mode, self.token = watchdog, mode, token
         self.teacher = token if teacher is None else teacher
-        self.largest, self.blocked = largest, blocked
-        self._given: collections.OrderedDict[str, tuple[str, Reply]]
+        self.limits, self.blocked = limits, blocked
+        self._given: collections.OrderedDict[str, _Given]
         self._given = collections.OrderedDict()
         self._characters = 0  # of what is remembered
+        self._said = collections.Counter([blocked.strip()])
+        # The threads that all of asyncio shares may all be reading long queries.
+        self._pulse = concurrent.futures.ThreadPoolExecutor(1)
         self.registry = prometheus_client.CollectorRegistry()
         named: Any = {"registry": self.registry}
         counter, histogram = prometheus_client.Counter, prometheus_client.Histogram
@@ -161,10 +182,15 @@ class Service:
         )
         points.set_function(self._points)
 
-    def app(self) -> "Starlette":
-        """The proxy as an ASGI application."""
+    def app(self, host: str = "127.0.0.1") -> "Starlette":
+        """The proxy as an ASGI application.
+
+        Args:
+          host: address it is served at, for :class:`jaxhal.limits.Limited`.
+        """
         from starlette.applications import Starlette
         from starlette.exceptions import HTTPException
+        from starlette.middleware import Middleware
         from starlette.routing import Route
 
         routes = [
@@ -179,7 +205,11 @@ class Service:
             HTTPException: self._unknown,
             Exception: self._broken,
         }
-        return Starlette(routes=routes, exception_handlers=handlers)
+        own = host if self.token is None else None
+        limited = Middleware(Limited, largest=self.limits.largest, host=own)
+        return Starlette(
+            routes=routes, middleware=[limited], exception_handlers=handlers
+        )
 
     def run(self, host: str = "127.0.0.1", port: int = 8080) -> None:
         """Serves until it is told to stop; open requests are then answered first.
@@ -191,18 +221,23 @@ class Service:
         import uvicorn
 
         uvicorn.run(
-            self.app(),
+            self.app(host),
             host=host,
             port=port,
             log_level="warning",
             timeout_graceful_shutdown=30,
+            **options(self.limits),
         )
 
     async def _complete(self, request: "Request") -> "Response":
         from starlette.responses import JSONResponse, StreamingResponse
 
         began = time.perf_counter()
-        want = asked(await self._body(request, self.token))
+        want = await asyncio.to_thread(asked, await self._body(request, self.token))
+        size = sum(map(len, turns_of(want.prompt, self._said)))
+        if size > _LOOKED:
+            why = f"the messages have {size} characters, over {_LOOKED}, beside answers"
+            raise Fault(400, f"{why} from here; leave out the first ones")
         found, rest = await self._guarded(want)
         self._count(found)
         said = verdict(found.check, self.mode, found.blocked)
@@ -239,18 +274,21 @@ class Service:
         if temperature is None:
             temperature = self.watchdog.answer_temperature
         begin = streamed if want.stream else _whole
-        pieces = begin(self.watchdog.agent, want.prompt, temperature)
+        # A client that reads slowly keeps no agent from answering others.
+        pieces = ahead(begin(self.watchdog.agent, want.prompt, temperature))
 
         async def first() -> Reply:
             return await anext(pieces, failed("the answer is empty"))
 
         try:
             if self.mode == "block":
-                check = await self.watchdog.check(want.prompt)
+                check = await self.watchdog.check(want.prompt, self._said)
                 if check.flagged:
                     return Guarded(Reply(self.blocked), check, True), pieces
                 return Guarded(await first(), check, False), pieces
-            check, reply = await together(self.watchdog.check(want.prompt), first())
+            check, reply = await together(
+                self.watchdog.check(want.prompt, self._said), first()
+            )
             return Guarded(reply, check, False), pieces
         except RuntimeError as error:
             raise Fault(503, str(error), "unavailable_error") from error
@@ -298,8 +336,6 @@ class Service:
     async def _learn(self, request: "Request") -> "Response":
         from starlette.responses import JSONResponse
 
-        if self.teacher is None:
-            _by_address(request)
         body = await self._body(request, self.teacher)
         if not isinstance(body, Mapping) or not isinstance(
             body.get("hallucinated"), bool
@@ -309,7 +345,7 @@ class Service:
             given = self._given.get(str(body["id"]))
             if given is None:
                 raise Fault(404, f"no answer {str(body['id'])[:80]!r} is remembered")
-            query, reply = given
+            query, reply, named = given
         else:
             query, text = body.get("query"), body.get("response", "")
             if not isinstance(query, str) or not query.strip():
@@ -318,10 +354,10 @@ class Service:
                 raise Fault(400, "'response' must be text")
             check_text("'query'", query)
             check_text("'response'", text, LONGEST)
-            reply = Reply(text)
+            reply, named = Reply(text), None
         try:
             gained = await self.watchdog.learn(
-                query, reply.text, body["hallucinated"], reply.context
+                query, reply.text, body["hallucinated"], reply.context, named=named
             )
         except (RuntimeError, ValueError) as error:
             raise Fault(503, str(error), "unavailable_error") from error
@@ -340,12 +376,14 @@ class Service:
     async def _health(self, request: "Request") -> "Response":
         from starlette.responses import JSONResponse
 
+        loop = asyncio.get_running_loop()
         try:
-            points = await asyncio.to_thread(len, self.watchdog.store)
+            points = await loop.run_in_executor(self._pulse, len, self.watchdog.store)
         except RuntimeError as error:
             return JSONResponse({"status": "failing", "why": str(error)}, 503)
         about = {"agent": self.watchdog.agent.name, "mode": self.mode}
-        return JSONResponse({"status": "ok", "points": points, **about})
+        status, code = ("ok", 200) if points else ("empty", 503)
+        return JSONResponse({"status": status, "points": points, **about}, code)
 
     async def _metrics(self, request: "Request") -> "Response":
         from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
@@ -362,7 +400,9 @@ class Service:
             return math.nan  # the store does not answer, which /health says
 
     async def _body(self, request: "Request", token: str | None) -> Any:
-        """The JSON of a request that is allowed and not too large."""
+        """The JSON of a request that is allowed."""
+        from starlette.requests import ClientDisconnect
+
         _allow(request, token)
         # What a web page may send anywhere without asking is not taken.
         kind = request.headers.get("content-type", "").partition(";")[0].strip()
@@ -370,13 +410,10 @@ class Service:
             raise Fault(
                 415, f"the body is {kind or 'of no type'}, not application/json"
             )
-        whole = bytearray()
-        async for part in request.stream():
-            whole += part
-            if len(whole) > self.largest:
-                raise Fault(413, f"the request is over {self.largest} bytes")
         try:
-            return json.loads(bytes(whole))
+            return await asyncio.to_thread(json.loads, await request.body())
+        except ClientDisconnect as error:
+            raise Fault(400, "the request ended before its body") from error
         except (RecursionError, ValueError) as error:
             raise Fault(400, "the body is not JSON") from error
 
@@ -385,10 +422,17 @@ class Service:
         said = "" if found.blocked else text
         if isinstance(query, Conversation):
             query = Conversation(query.turns)  # its wishes were the answer's
-        self._given[name] = query, Reply(said, found.reply.context)
-        self._characters += _size(query, self._given[name][1])
+        reply = Reply(said, found.reply.context)
+        named = self.watchdog.close(found.check.hits)
+        self._given[name] = given = _Given(query, reply, named)
+        self._characters += given.characters
+        self._said[said.strip()] += 1
         while len(self._given) > _KEPT or self._characters > _CHARACTERS:
-            self._characters -= _size(*self._given.popitem(last=False)[1])
+            _, old = self._given.popitem(last=False)
+            self._characters -= old.characters
+            self._said[old.reply.text.strip()] -= 1
+            if not self._said[old.reply.text.strip()]:
+                del self._said[old.reply.text.strip()]
 
     def _count(self, found: Guarded) -> None:
         check = found.check
@@ -429,31 +473,12 @@ def _allow(request: "Request", token: str | None) -> None:
         raise Fault(401, "no token, or a wrong one", "authentication_error")
 
 
-def _by_address(request: "Request") -> None:
-    """Raises Fault where the proxy is called by a name that anybody may give it.
-
-    A web page whose name is made to point here could otherwise speak to it.
-    """
-    name = request.url.hostname or ""
-    try:
-        ipaddress.ip_address(name)
-    except ValueError as error:
-        if name != "localhost":
-            raise Fault(
-                403, f"feedback at {name[:80]!r} needs a token: set one for teachers"
-            ) from error
-
-
 def _error(message: str, kind: str) -> dict[str, Any]:
     return {"error": {"message": message, "type": kind, "param": None, "code": None}}
 
 
 def _unanswered(reply: Reply) -> dict[str, Any]:
     return _error(f"the agent gave no answer: {reply.error}", "upstream_error")
-
-
-def _size(query: str, reply: Reply) -> int:
-    return len(query) + len(reply.text) + len(reply.context)
 
 
 def _ending(found: Guarded, cut: bool) -> str:

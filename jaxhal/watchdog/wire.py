@@ -10,6 +10,8 @@ from jaxhal.watchdog.conversation import LENGTHS, Conversation
 _NAMES, _NAME = 20, 40
 # Characters of a query; looking at one takes as long as reading it.
 _QUERY = 20_000
+# Messages of a request.
+_MESSAGES = 1000
 # Of an answer in text nothing is left that these could be about.
 _NOT_TEXT = ("tools", "functions", "logprobs", "audio")
 # What the proxy itself sees to.
@@ -63,6 +65,8 @@ def asked(body: Any) -> Asked:
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages:
         raise Fault(400, "'messages' must be a list of at least one message")
+    if len(messages) > _MESSAGES:
+        raise Fault(400, f"'messages' holds {len(messages)}, over {_MESSAGES}")
     turns = [_turn(number, message) for number, message in enumerate(messages)]
     role, query = turns[-1]
     if role != "user":
@@ -93,7 +97,7 @@ def asked(body: Any) -> Asked:
         raise Fault(
             400, f"a setting cannot be passed on: {type(error).__name__}"
         ) from error
-    known = (*_TAKEN, *_HEARD)
+    known = {*_TAKEN, *_HEARD}
     others = [k for k, v in body.items() if k not in known and v is not None]
     # Of a message only who says what is passed on.
     more = {key for one in messages for key, value in one.items() if value is not None}
@@ -116,8 +120,12 @@ def check_text(name: str, text: str, most: int = _QUERY) -> None:
 
 
 def _check_letters(name: str, text: str) -> None:
-    if any("\ud800" <= letter <= "\udfff" for letter in text):
-        raise Fault(400, f"{name} holds half of a surrogate pair; it is no valid text")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise Fault(
+            400, f"{name} holds half of a surrogate pair; it is no valid text"
+        ) from error
 
 
 def _temperature(value: Any) -> float | None:
