@@ -6,9 +6,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from jaxhal.capture import read as read
-    from jaxhal.detection import detect as detect
-    from jaxhal.detection import score as score
+    from jaxhal.capture.forward import read as read
     from jaxhal.features.hidden import HiddenStates as HiddenStates
     from jaxhal.features.lookback import LookbackRatio as LookbackRatio
     from jaxhal.features.lookback import lookback_ratio as lookback_ratio
@@ -26,8 +24,10 @@ if TYPE_CHECKING:
     from jaxhal.generation import stream as stream
     from jaxhal.models.lm import LM as LM
     from jaxhal.models.lm import load as load
-    from jaxhal.report import Report as Report
-    from jaxhal.streaming import stream_scores as stream_scores
+    from jaxhal.reporting.report import Report as Report
+    from jaxhal.scoring.score import detect as detect
+    from jaxhal.scoring.score import score as score
+    from jaxhal.scoring.stream import stream_scores as stream_scores
     from jaxhal.types import Batch as Batch
     from jaxhal.types import Example as Example
     from jaxhal.types import Label as Label
@@ -47,25 +47,25 @@ _HOMES = {
     "GREEDY": "generation",
     "Generated": "generation",
     "Reducer": "types",
-    "Report": "report",
+    "Report": "reporting.report",
     "Sampling": "generation",
     "TokenEntropy": "features.uncertainty",
     "TokenLogprob": "features.uncertainty",
     "View": "types",
-    "detect": "detection",
+    "detect": "scoring.score",
     "generate": "generation",
     "load": "models.lm",
     "lookback_ratio": "features.lookback",
     "mtop_div": "features.topology",
     "prefill": "generation",
-    "read": "capture",
+    "read": "capture.forward",
     "relevance": "lrp",
     "relevance_means": "lrp",
     "relevance_resampled": "lrp",
-    "score": "detection",
+    "score": "scoring.score",
     "step": "generation",
     "stream": "generation",
-    "stream_scores": "streaming",
+    "stream_scores": "scoring.stream",
 }
 _MODULES = (
     "datasets",
@@ -73,12 +73,12 @@ _MODULES = (
     "evaluation",
     "experiments",
     "features",
-    "fitting",
-    "guided",
+    "llm",
     "lrp",
     "models",
-    "report",
-    "saving",
+    "reading",
+    "reporting",
+    "scoring",
     "tuning",
     "watchdog",
 )

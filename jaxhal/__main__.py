@@ -1,12 +1,12 @@
 """``python -m jaxhal``, and where the ``jaxhal`` command begins."""
 
-from jaxhal.stopping import orderly
+from jaxhal.cli.stopping import orderly
 
 
 def main() -> None:
     """The entry point: it can be stopped before anything heavy is imported."""
     with orderly():
-        from jaxhal.cli import main as run
+        from jaxhal.cli.app import main as run
 
         run()
 

@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import jax
 from jaxtyping import Array, Bool, Int
 
-from jaxhal.showing import quoted, shown
+from jaxhal.io.showing import quoted, shown
 
 
 class Label(NamedTuple):

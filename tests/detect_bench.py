@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 import jaxhal
 from hostile_rows import Line
-from jaxhal import cli
+from jaxhal.cli import app as cli
 from jaxhal.datasets.jsonl import read_rows
 from tiny_lm import write_lm
 

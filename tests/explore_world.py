@@ -9,8 +9,8 @@ import time
 import children
 import numpy as np
 
-from jaxhal.files import append
-from jaxhal.store.keys import digest
+from jaxhal.io.files import append
+from jaxhal.reading.keys import digest
 from jaxhal.watchdog import (
     CallableAgent,
     CallableEvaluator,

@@ -7,7 +7,7 @@ import sys
 from jaxhal.__main__ import main
 
 for name in (
-    "jaxhal.cli",
+    "jaxhal.cli.app",
     "jaxhal.experiments.guiding",
     "jaxhal.watchdog.serve",
     "matplotlib.pyplot",

@@ -16,7 +16,7 @@ from typing import Any
 from stopped import WATCH, lines, prepare_watch
 from stops import SIGNALS, Command, Ended, Running, check, later
 
-from jaxhal.files import lines_of
+from jaxhal.io.files import lines_of
 
 _CONFIG = {
     **WATCH,

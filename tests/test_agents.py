@@ -13,10 +13,10 @@ from test_encoding import write, write_pooling
 
 import jaxhal
 from chat_server import BREAK, STALL, serving
-from jaxhal import endpoint as endpoints
 from jaxhal.datasets import Question
-from jaxhal.encoding import embed
-from jaxhal.endpoint import Endpoint
+from jaxhal.llm import endpoint as endpoints
+from jaxhal.llm.endpoint import Endpoint
+from jaxhal.models.encoders.encoding import embed
 from jaxhal.watchdog import (
     Agent,
     CallableAgent,

@@ -14,7 +14,7 @@ import pytest
 
 from jaxhal import bench
 from jaxhal.bench import nli, peers
-from jaxhal.devices import device_name
+from jaxhal.models.devices import device_name
 from tiny_lm import tiny_lm
 
 

@@ -11,8 +11,8 @@ import pytest
 
 import jaxhal
 import tiny
-from jaxhal import capture
-from jaxhal import rows as rows_lib
+from jaxhal.capture import forward as capture
+from jaxhal.capture import taps as rows_lib
 from jaxhal.models import layers
 from jaxhal.models.config import from_huggingface
 from jaxhal.models.lm import random

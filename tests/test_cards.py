@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from sklearn.metrics import roc_auc_score
 
-from jaxhal.cards import card, table
 from jaxhal.datasets import bundled, data_root, ragtruth, toha
+from jaxhal.datasets.card import card, table
 from jaxhal.types import Example, Label
 
 

@@ -16,10 +16,12 @@ import pytest
 from typer.testing import CliRunner
 
 import jaxhal
-from jaxhal import cli, detection, scoring
+from jaxhal.cli import app as cli
 from jaxhal.datasets import bundled
-from jaxhal.report import Report, Span, Token
-from jaxhal.summary import summarize, verdict
+from jaxhal.reporting.report import Report, Span, Token
+from jaxhal.reporting.summary import summarize, verdict
+from jaxhal.scoring import rows as scoring
+from jaxhal.scoring import score as detection
 from tiny_lm import tiny_lm, write_lm
 
 GOOD = {"id": "good", "prompt": "Why?", "response": "So it is."}

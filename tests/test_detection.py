@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 
 import jaxhal
-from jaxhal import capture, detectors, texts
-from jaxhal.detection import resolve
-from jaxhal.fitting import untrained
-from jaxhal.judging import find_spans
+from jaxhal import detectors, texts
+from jaxhal.capture import forward as capture
 from jaxhal.models.batching import lengths
-from jaxhal.report import Token
+from jaxhal.reporting.report import Token
+from jaxhal.scoring.fit import untrained
+from jaxhal.scoring.judge import find_spans
+from jaxhal.scoring.score import resolve
 from jaxhal.types import Example
 
 CONTEXT = "The Marlow bridge opened in 1832 and spans 72 metres over the Thames."
@@ -128,7 +129,7 @@ def test_detect(smollm2):
 
 
 def test_text_detectors_alone_need_no_reading(smollm2, monkeypatch):
-    monkeypatch.setattr("jaxhal.detection.read", None)
+    monkeypatch.setattr("jaxhal.scoring.score.read", None)
     report = jaxhal.score(smollm2, [GOOD], ["response_length"])[0]
     assert report.scores == {"response_length": 4.0}
     assert report.spans == []

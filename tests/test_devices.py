@@ -7,7 +7,7 @@ from pathlib import Path
 import jax
 import pytest
 
-from jaxhal.devices import device_name
+from jaxhal.models.devices import device_name
 
 
 @pytest.mark.parametrize(

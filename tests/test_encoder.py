@@ -12,8 +12,11 @@ from flax import nnx
 
 import tiny
 import tiny_encoders
-from jaxhal.models import encoder, encoder_layers, encoder_weights, weights
-from jaxhal.models.encoder_config import (
+from jaxhal.models import weights
+from jaxhal.models.encoders import encoder
+from jaxhal.models.encoders import layers as encoder_layers
+from jaxhal.models.encoders import weights as encoder_weights
+from jaxhal.models.encoders.config import (
     encoder_from_huggingface,
     read_encoder_config,
 )

@@ -17,10 +17,17 @@ from tokenizers import models, normalizers, pre_tokenizers, processors
 import sampling_oracles as oracles
 import tiny
 import tiny_encoders
-from jaxhal import encoding
-from jaxhal.encoding import bertscores, classify, embed, load_encoder, token_states
-from jaxhal.models import encoder as encoder_lib
-from jaxhal.models import registry, text_batches, text_encoder
+from jaxhal.models import registry
+from jaxhal.models.encoders import batches as text_batches
+from jaxhal.models.encoders import encoder as encoder_lib
+from jaxhal.models.encoders import encoding, text_encoder
+from jaxhal.models.encoders.encoding import (
+    bertscores,
+    classify,
+    embed,
+    load_encoder,
+    token_states,
+)
 
 WORDS = [f"w{number}" for number in range(45)]
 LABELS = {"0": "CONTRADICTION", "1": "NEUTRAL", "2": "ENTAILMENT"}

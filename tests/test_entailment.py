@@ -8,9 +8,9 @@ import pytest
 from test_encoding import LABELS, write
 
 from chat_server import serving
-from jaxhal import encoding, entailment
-from jaxhal.endpoint import Endpoint
-from jaxhal.entailment import (
+from jaxhal.llm import entailment
+from jaxhal.llm.endpoint import Endpoint
+from jaxhal.llm.entailment import (
     Asked,
     Inference,
     Reader,
@@ -21,6 +21,7 @@ from jaxhal.entailment import (
     of_each,
     resolve,
 )
+from jaxhal.models.encoders import encoding
 from jaxhal.types import Example
 from tiny_lm import tiny_lm
 

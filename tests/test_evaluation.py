@@ -23,7 +23,7 @@ from jaxhal.evaluation import (
     span_f1,
     token_metrics,
 )
-from jaxhal.report import Span
+from jaxhal.reporting.report import Span
 from jaxhal.types import Label
 
 RANKING = [auroc, auprc, auprc_trapezoid]

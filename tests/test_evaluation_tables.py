@@ -5,8 +5,8 @@ import pytest
 from sklearn.metrics import average_precision_score, roc_auc_score
 
 from jaxhal.evaluation import bootstrap, compare, paired
-from jaxhal.report import Report, Token
-from jaxhal.summary import source, summarize, verdict
+from jaxhal.reporting.report import Report, Token
+from jaxhal.reporting.summary import source, summarize, verdict
 from jaxhal.types import Label
 
 

@@ -15,11 +15,10 @@ from sklearn.preprocessing import StandardScaler
 
 import jaxhal
 from chat_server import serving
-from jaxhal import detectors, experiments, plotting, saving
+from jaxhal import detectors, experiments, plotting
 from jaxhal.classifiers import selection
 from jaxhal.detectors import CATALOGUE, Targets, build, closed_book, ensemble
 from jaxhal.detectors.trained import Heads, lookback_spans
-from jaxhal.devices import device_name
 from jaxhal.evaluation import Isotonic, auroc, f1, interval
 from jaxhal.evaluation.splits import grouped_kfold
 from jaxhal.experiments import (
@@ -32,10 +31,12 @@ from jaxhal.experiments import (
 )
 from jaxhal.experiments.answers import reports, token_table
 from jaxhal.experiments.config import load_config
-from jaxhal.fitting import fit
-from jaxhal.inputs import collect
-from jaxhal.spans import Part, parts_of
-from jaxhal.store import Store, parts
+from jaxhal.models.devices import device_name
+from jaxhal.reading.store import Store, parts
+from jaxhal.reading.units import Part, parts_of
+from jaxhal.scoring import save as saving
+from jaxhal.scoring.fit import fit
+from jaxhal.scoring.inputs import collect
 from jaxhal.types import Example, Label
 from tiny_lm import tiny_lm
 

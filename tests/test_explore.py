@@ -20,7 +20,7 @@ from explore_world import (
     explorer,
     share,
 )
-from jaxhal.files import alone, lines_of
+from jaxhal.io.files import alone, lines_of
 from jaxhal.watchdog import (
     CallableAgent,
     CallableEvaluator,

@@ -6,8 +6,8 @@ import time
 import children
 import pytest
 
-from jaxhal import files
-from jaxhal.files import alone, append, check_apart, lines_of, replacing, staged
+from jaxhal.io import files
+from jaxhal.io.files import alone, append, check_apart, lines_of, replacing, staged
 
 
 def test_what_cannot_be_written_whole_is_taken_back(tmp_path, monkeypatch):

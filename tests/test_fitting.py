@@ -12,7 +12,6 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.preprocessing import StandardScaler
 
 import jaxhal
-from jaxhal import saving
 from jaxhal.classifiers import selection
 from jaxhal.classifiers.linear import Linear
 from jaxhal.classifiers.selection import choose_held_out, published, unseen_scores
@@ -28,9 +27,10 @@ from jaxhal.detectors import (
 from jaxhal.detectors.trained import Heads, Spans
 from jaxhal.evaluation import auroc, ece, isotonic, platt
 from jaxhal.evaluation.splits import grouped_kfold
-from jaxhal.fitting import Fitted, fit, released_lookback
-from jaxhal.inputs import collect
-from jaxhal.store import Store
+from jaxhal.reading.store import Store
+from jaxhal.scoring import save as saving
+from jaxhal.scoring.fit import Fitted, fit, released_lookback
+from jaxhal.scoring.inputs import collect
 from tiny_lm import answers, tiny_lm
 
 

@@ -9,9 +9,9 @@ import pytest
 
 import jaxhal
 from jaxhal import detectors
-from jaxhal.fitting import Fitted, untrained
 from jaxhal.generation import GREEDY, Sampling, decoding
-from jaxhal.guided import guide
+from jaxhal.scoring.fit import Fitted, untrained
+from jaxhal.scoring.guide import guide
 from tiny_lm import tiny_lm
 
 KEY = jax.random.key(2)

@@ -9,12 +9,12 @@ import typer.testing
 from test_guided import UNSURE
 
 import jaxhal
-from jaxhal import cli
+from jaxhal.cli import app as cli
 from jaxhal.datasets import Question
 from jaxhal.experiments import guiding, making
 from jaxhal.experiments.guiding import WAYS, compare
 from jaxhal.plotting.guided import guided_pairs
-from jaxhal.saving import save
+from jaxhal.scoring.save import save
 from tiny_lm import tiny_lm
 
 QUESTIONS = [

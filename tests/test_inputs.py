@@ -7,13 +7,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxhal import detection
 from jaxhal.detectors import build, closed_book
 from jaxhal.detectors.trained import lookback_spans
-from jaxhal.inputs import collect
 from jaxhal.models.batching import plan
-from jaxhal.spans import Part, has_text, parts_of
-from jaxhal.store import Store
+from jaxhal.reading.store import Store
+from jaxhal.reading.units import Part, has_text, parts_of
+from jaxhal.scoring import score as detection
+from jaxhal.scoring.inputs import collect
 from jaxhal.types import Example, Label
 from tiny_lm import answers, tiny_lm
 
@@ -93,7 +93,9 @@ def test_every_batch_says_which_tokens_have_text(lm, tmp_path):
 
 
 def test_features_of_whole_answers_are_not_cut(lm, tmp_path, monkeypatch):
-    monkeypatch.setattr("jaxhal.store.Store.read", None)  # found out before reading
+    monkeypatch.setattr(
+        "jaxhal.reading.store.Store.read", None
+    )  # found out before reading
     chosen = [build(name) for name in ("toha", "mtop_div", "lookback_probe")]
     with pytest.raises(
         ValueError, match="'mtop_div' belongs to a whole.*leave out toha, mtop_div"

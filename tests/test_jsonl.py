@@ -11,7 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from jaxhal.datasets.jsonl import Row, read_rows, write_rows
-from jaxhal.files import replacing
+from jaxhal.io.files import replacing
 from jaxhal.types import Label
 
 

@@ -7,8 +7,8 @@ import pytest
 
 from chat_server import STALL, serving
 from jaxhal.datasets import Question
-from jaxhal.endpoint import Endpoint
-from jaxhal.judges import (
+from jaxhal.llm.endpoint import Endpoint
+from jaxhal.llm.judges import (
     Asked,
     EndpointJudge,
     OverlapRule,

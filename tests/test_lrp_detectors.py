@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 
 import jaxhal
-from jaxhal import saving
 from jaxhal.classifiers import lstm, svm
 from jaxhal.detectors import AT_ONCE, Targets, build
 from jaxhal.features.relevance import profile_level, resample
-from jaxhal.fitting import fit
-from jaxhal.inputs import collect
 from jaxhal.lrp import PromptRelevance
-from jaxhal.store import Store
+from jaxhal.reading.store import Store
+from jaxhal.scoring import save as saving
+from jaxhal.scoring.fit import fit
+from jaxhal.scoring.inputs import collect
 from jaxhal.types import Example
 from tiny_lm import tiny_lm
 

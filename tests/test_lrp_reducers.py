@@ -8,7 +8,7 @@ import jaxhal
 from jaxhal import lrp
 from jaxhal.features.relevance import resample
 from jaxhal.lrp import programs
-from jaxhal.store import Store
+from jaxhal.reading.store import Store
 from tiny_lm import answers, tiny_lm
 
 READS = {

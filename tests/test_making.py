@@ -8,14 +8,14 @@ import pytest
 import typer.testing
 
 from chat_server import STALL, serving
-from jaxhal import cli
+from jaxhal.cli import app as cli
 from jaxhal.datasets import Question, from_jsonl, questions_from
 from jaxhal.datasets.toha import REFUSAL
-from jaxhal.endpoint import Endpoint
 from jaxhal.experiments import making
 from jaxhal.experiments.making import Making, make
 from jaxhal.generation import Generated
-from jaxhal.judges import Verdict
+from jaxhal.llm.endpoint import Endpoint
+from jaxhal.llm.judges import Verdict
 from tiny_lm import tiny_lm
 
 QUESTIONS = [

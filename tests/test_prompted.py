@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 import jaxhal
 import oracles
 from chat_server import STALL, serving
-from jaxhal import capture, detectors, saving
+from jaxhal import detectors
+from jaxhal.capture import forward as capture
 from jaxhal.detectors import (
     AT_ONCE,
     ExampleView,
@@ -35,12 +36,13 @@ from jaxhal.detectors.prompted import (
     material,
     with_shots,
 )
-from jaxhal.endpoint import Endpoint, NoReply, Unanswered, Useless, json_object
 from jaxhal.features.uncertainty import TextLogprob, TokenLogprob
-from jaxhal.fitting import Fitted, fit, untrained
-from jaxhal.inputs import collect
+from jaxhal.llm.endpoint import Endpoint, NoReply, Unanswered, Useless, json_object
 from jaxhal.models.batching import lengths
-from jaxhal.store import Store
+from jaxhal.reading.store import Store
+from jaxhal.scoring import save as saving
+from jaxhal.scoring.fit import Fitted, fit, untrained
+from jaxhal.scoring.inputs import collect
 from jaxhal.types import Example, Label
 from tiny_lm import tiny_lm
 
@@ -171,7 +173,9 @@ def test_a_question_over_the_context_is_an_error_of_its_row(lm, data, store):
 
 @pytest.mark.parametrize("unit", ["span", "window"])
 def test_a_reply_cannot_be_cut(lm, tmp_path, monkeypatch, unit):
-    monkeypatch.setattr("jaxhal.store.Store.read", None)  # found out before reading
+    monkeypatch.setattr(
+        "jaxhal.reading.store.Store.read", None
+    )  # found out before reading
     marked = [dataclasses.replace(EXAMPLES[1], labels=(Label(0, 5),))]
     chosen = [build("context_gain"), build(NAME)]
     with pytest.raises(

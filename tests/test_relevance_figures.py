@@ -15,10 +15,10 @@ from jaxhal.detectors import Detector, build
 from jaxhal.evaluation import mann_whitney, mean_interval, sampled_mann_whitney
 from jaxhal.experiments import relevance, running
 from jaxhal.features.relevance import resample
-from jaxhal.inputs import collect
 from jaxhal.lrp import RelevanceMap
 from jaxhal.plotting.style import GROUNDED, HALLUCINATED
-from jaxhal.store import Store
+from jaxhal.reading.store import Store
+from jaxhal.scoring.inputs import collect
 from jaxhal.types import Example
 from tiny_lm import tiny_lm
 

@@ -15,11 +15,12 @@ from tokenizers import processors
 from typer.testing import CliRunner
 
 import jaxhal
-from jaxhal import cli, lrp
+from jaxhal import lrp
+from jaxhal.cli import app as cli
 from jaxhal.models.lm import LM
 from jaxhal.models.tokenizer import Tokenizer
-from jaxhal.report import Report, Token, write_html
-from jaxhal.sources import Sources, page_data, pieces
+from jaxhal.reporting.attribution import Sources, page_data, pieces
+from jaxhal.reporting.report import Report, Token, write_html
 from jaxhal.types import Example
 from tiny_lm import tiny_lm
 
@@ -62,7 +63,7 @@ def no_passes(monkeypatch) -> list:
         matrix = jnp.ones((*batch.response_mask.shape, batch.tokens.shape[1]))
         return lrp.Relevance(matrix, batch.valid, batch.prompt_length)
 
-    monkeypatch.setattr("jaxhal.sources.relevance", ones)
+    monkeypatch.setattr("jaxhal.reporting.attribution.relevance", ones)
     return seen
 
 
@@ -130,13 +131,13 @@ def test_rows_with_an_error_have_none(tmp_path, reports):
 
 
 def test_relevance_that_is_no_number_is_an_error_of_its_row(lm, monkeypatch):
-    real = jaxhal.sources.normalized
+    real = jaxhal.reporting.attribution.normalized
     broken = [True, False]
 
     def normalized(values, by):
         return real(values, by) * (np.nan if broken.pop(0) else 1)
 
-    monkeypatch.setattr("jaxhal.sources.normalized", normalized)
+    monkeypatch.setattr("jaxhal.reporting.attribution.normalized", normalized)
     bad, good = jaxhal.score(lm, [SHORT, SHORT], TEXT, relevance="attnlrp")
     assert "'attnlrp' holds numbers that are not finite" in bad.error
     assert bad.scores == {} and bad.tokens == [] and bad.relevance is None

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from jaxhal.report import Report, Span, Token, write_html
+from jaxhal.reporting.report import Report, Span, Token, write_html
 from jaxhal.types import Label
 
 EVIL = "<script>alert('x')</script> & </script> \u2028 🎉 \"<!--"

@@ -14,7 +14,7 @@ from test_encoding import write
 import jaxhal
 import sampling_oracles as oracles
 from chat_server import serving
-from jaxhal import detectors, encoding, samples
+from jaxhal import detectors
 from jaxhal.detectors.bulk import Bulk, draw_of, measured
 from jaxhal.detectors.measures import (
     SUPPORT,
@@ -23,16 +23,18 @@ from jaxhal.detectors.measures import (
     Meanings,
     SentenceSupport,
 )
-from jaxhal.endpoint import Endpoint
-from jaxhal.entailment import Asked
 from jaxhal.experiments.answers import reports
 from jaxhal.features import consistency, eigenscore
-from jaxhal.fitting import untrained
 from jaxhal.generation import Sampling
-from jaxhal.inputs import collect
+from jaxhal.llm.endpoint import Endpoint
+from jaxhal.llm.entailment import Asked
+from jaxhal.models.encoders import encoding
 from jaxhal.models.lm import hidden_states
-from jaxhal.samples import Draw, Sample, draw
-from jaxhal.store import Store
+from jaxhal.reading import samples
+from jaxhal.reading.samples import Draw, Sample, draw
+from jaxhal.reading.store import Store
+from jaxhal.scoring.fit import untrained
+from jaxhal.scoring.inputs import collect
 from jaxhal.texts import sentences
 from jaxhal.types import Example
 from tiny_lm import answers, tiny_lm

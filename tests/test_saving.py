@@ -4,12 +4,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxhal import sealing
 from jaxhal.classifiers.linear import Linear
 from jaxhal.detectors import build
 from jaxhal.evaluation.calibration import Platt
-from jaxhal.fitting import Fitted
-from jaxhal.saving import load, save
+from jaxhal.io import sealing
+from jaxhal.scoring.fit import Fitted
+from jaxhal.scoring.save import load, save
 
 
 def fitted(spec, params=()):

@@ -14,11 +14,11 @@ from jaxhal.detectors.bulk import Bulk
 from jaxhal.detectors.measures import Likelihood
 from jaxhal.evaluation import auprc, correlation
 from jaxhal.experiments import running
-from jaxhal.fitting import untrained
-from jaxhal.inputs import collect
-from jaxhal.samples import Draw, draw
-from jaxhal.spans import Part, parts_of, sentence_numbers
-from jaxhal.store import Store
+from jaxhal.reading.samples import Draw, draw
+from jaxhal.reading.store import Store
+from jaxhal.reading.units import Part, parts_of, sentence_numbers
+from jaxhal.scoring.fit import untrained
+from jaxhal.scoring.inputs import collect
 from jaxhal.texts import sentences_of
 from jaxhal.types import Example, Label
 from tiny_lm import tiny_lm

@@ -10,10 +10,10 @@ import pytest
 
 import jaxhal
 from jaxhal import detectors
-from jaxhal.detection import resolve
 from jaxhal.experiments import load_config
 from jaxhal.experiments.running import specs_of
-from jaxhal.shipped import MODELS, shipped
+from jaxhal.scoring.score import resolve
+from jaxhal.scoring.shipped import MODELS, shipped
 from tiny_lm import tiny_lm
 
 ROOT = Path(__file__).parent.parent

@@ -19,9 +19,9 @@ import pandas as pd
 import pytest
 
 import jaxhal
-from jaxhal import store as store_module
-from jaxhal.store import Store, column_name, encode, key_of, parts, planning
-from jaxhal.store.columns import Cache, Column
+from jaxhal.reading import store as store_module
+from jaxhal.reading.columns import Cache, Column
+from jaxhal.reading.store import Store, column_name, encode, key_of, parts, planning
 from jaxhal.types import Example
 from store_child import PART_ROWS, REDUCERS, Child
 from tiny_lm import answers, tiny_lm

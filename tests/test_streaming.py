@@ -12,10 +12,10 @@ import jaxhal
 from jaxhal import detectors
 from jaxhal.classifiers.linear import Linear
 from jaxhal.detectors import build
-from jaxhal.fitting import untrained
 from jaxhal.generation.decoding import with_text
-from jaxhal.judging import judge
 from jaxhal.models.batching import collate
+from jaxhal.scoring.fit import untrained
+from jaxhal.scoring.judge import judge
 from jaxhal.types import Example
 from tiny_lm import tiny_lm
 

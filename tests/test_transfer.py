@@ -11,9 +11,9 @@ from sklearn.metrics import roc_auc_score
 from jaxhal import experiments
 from jaxhal.detectors import Targets, build
 from jaxhal.experiments import protocols, running
-from jaxhal.fitting import fit
-from jaxhal.inputs import collect
-from jaxhal.store import Store
+from jaxhal.reading.store import Store
+from jaxhal.scoring.fit import fit
+from jaxhal.scoring.inputs import collect
 from jaxhal.types import Label
 from tiny_lm import answers, tiny_lm
 

@@ -15,7 +15,8 @@ from sklearn.metrics import roc_auc_score
 from typer.testing import CliRunner
 
 import tiny
-from jaxhal import cli, experiments, plotting, tuning
+from jaxhal import experiments, plotting, tuning
+from jaxhal.cli import app as cli
 from jaxhal.experiments import running
 from jaxhal.experiments.config import load_config
 from jaxhal.models import decoder, weights

@@ -19,9 +19,9 @@ from test_encoding import write, write_pooling
 
 from chat_server import serving
 from explore_world import Same
-from jaxhal.encoding import embed, kept_encoder
-from jaxhal.endpoint import Endpoint, Useless
-from jaxhal.limits import Limits, options
+from jaxhal.llm.endpoint import Endpoint, Useless
+from jaxhal.models.encoders.encoding import embed, kept_encoder
+from jaxhal.serve.limits import Limits, options
 from jaxhal.watchdog import (
     CallableAgent,
     Conversation,

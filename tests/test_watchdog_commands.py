@@ -20,12 +20,12 @@ from test_encoding import write, write_pooling
 from typer.testing import CliRunner
 
 from chat_server import serving
-from jaxhal import cli
+from jaxhal.cli import app as cli
 from jaxhal.datasets import Question
 from jaxhal.datasets.jsonl import write_rows
 from jaxhal.evaluation import auroc
 from jaxhal.experiments import making
-from jaxhal.files import lines_of
+from jaxhal.io.files import lines_of
 from jaxhal.plotting.exploration import ablations, entropy_trend
 from jaxhal.watchdog import (
     CallableAgent,
@@ -333,7 +333,7 @@ def test_open_requests_are_answered_before_the_process_ends(
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
         free.close()
-        command = [sys.executable, "-c", "from jaxhal.cli import main; main()"]
+        command = [sys.executable, "-c", "from jaxhal.cli.app import main; main()"]
         command += ["watchdog", "serve", str(path), "--port", str(port)]
         with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as child:
             url = f"http://127.0.0.1:{port}/v1"

@@ -12,8 +12,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxhal.devices import device_name
-from jaxhal.files import replacing
+from jaxhal.io.files import replacing
+from jaxhal.models.devices import device_name
 
 # Each module has `rows() -> Iterator[dict]`; its docstring says what it answers.
 BENCHES = (

@@ -12,7 +12,7 @@ import numpy as np
 import jaxhal
 from jaxhal.bench import interleave, peers, ratio, row
 from jaxhal.bench.read import REDUCERS
-from jaxhal.capture import read_jit
+from jaxhal.capture.forward import read_jit
 from jaxhal.types import Batch
 
 PROMPT, RESPONSE, ANSWERS, COPIES = 512, 192, 8, 2

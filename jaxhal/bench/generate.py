@@ -16,11 +16,11 @@ import jaxhal
 from jaxhal import datasets, detectors
 from jaxhal.bench import interleave, peers, ratio, row
 from jaxhal.bench.read import random_batch
-from jaxhal.fitting import untrained
 from jaxhal.generation import Sampling, decoding, stream
 from jaxhal.generation.decoding import Decoding, State
-from jaxhal.guided import written
 from jaxhal.models.lm import LM
+from jaxhal.scoring.fit import untrained
+from jaxhal.scoring.guide import written
 from jaxhal.types import Batch, Example, Reducer
 
 PROMPT, NEW, SAMPLES = 400, 32, 20

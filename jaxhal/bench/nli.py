@@ -16,7 +16,7 @@ from jaxtyping import Float
 from jaxhal import texts
 from jaxhal.bench import interleave, peers, ratio, row
 from jaxhal.datasets.bundled import bundled
-from jaxhal.encoding import TextEncoder, classify, load_encoder
+from jaxhal.models.encoders.encoding import TextEncoder, classify, load_encoder
 
 SAMPLES = 10
 # Different answers among the ten, and the most sentences of one.  At temperature 1 few

@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 
 import jaxhal
-from jaxhal import capture
 from jaxhal.bench import interleave, peers, ratio, row
+from jaxhal.capture import forward as capture
 from jaxhal.models import lm as lm_lib
 from jaxhal.models.batching import lengths
 from jaxhal.types import Batch, Example, Reducer

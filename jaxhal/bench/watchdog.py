@@ -21,7 +21,7 @@ import numpy as np
 import jaxhal
 from jaxhal.bench import interleave, ratio, row
 from jaxhal.datasets.bundled import bundled
-from jaxhal.encoding import embed, kept_encoder
+from jaxhal.models.encoders.encoding import embed, kept_encoder
 from jaxhal.watchdog import ExactStore, Guard, LocalAgent, MilvusStore, Point, Watchdog
 from jaxhal.watchdog.index import Index
 

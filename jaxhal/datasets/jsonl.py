@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxhal.datasets.fields import Row, kind, to_row
-from jaxhal.files import replacing
+from jaxhal.io.files import replacing
 
 
 def read_rows(source: str | os.PathLike | Iterable[bytes]) -> Iterator[Row]:

@@ -5,7 +5,7 @@ import os
 
 from jaxhal.datasets.fields import name_field, text_field
 from jaxhal.datasets.jsonl import numbered_lines, parse
-from jaxhal.showing import quoted
+from jaxhal.io.showing import quoted
 
 
 @dataclasses.dataclass(frozen=True)

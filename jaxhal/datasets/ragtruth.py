@@ -7,7 +7,7 @@ from typing import Any
 
 from jaxhal.datasets.records import by_name, check, chosen, records
 from jaxhal.datasets.root import data_root, require
-from jaxhal.showing import quoted
+from jaxhal.io.showing import quoted
 from jaxhal.types import Example, Label
 
 _SOURCE = {"source_id": str, "task_type": str, "source_info": str | dict, "prompt": str}

@@ -8,7 +8,7 @@ from typing import Any
 
 from jaxhal.datasets.fields import kind
 from jaxhal.datasets.jsonl import numbered_lines, parse
-from jaxhal.showing import quoted
+from jaxhal.io.showing import quoted
 
 Kind = type | types.UnionType
 

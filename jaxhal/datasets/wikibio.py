@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from jaxhal.datasets.fields import kind
 from jaxhal.datasets.records import check
 from jaxhal.datasets.root import require
-from jaxhal.showing import quoted
+from jaxhal.io.showing import quoted
 from jaxhal.types import Example, Label
 
 _FILE = "selfcheck_wikibio119_nli.json"

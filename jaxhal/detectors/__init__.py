@@ -10,7 +10,6 @@ import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from jaxhal import hosts
 from jaxhal.detectors.controls import tfidf as tfidf
 from jaxhal.detectors.core import Detector as Detector
 from jaxhal.detectors.core import ExampleView as ExampleView
@@ -72,6 +71,7 @@ from jaxhal.detectors.untrained import response_length as response_length
 from jaxhal.detectors.untrained import sink_share as sink_share
 from jaxhal.detectors.untrained import token_entropy as token_entropy
 from jaxhal.detectors.untrained import token_entropy_mean as token_entropy_mean
+from jaxhal.llm import hosts
 from jaxhal.types import Reducer
 
 CATALOGUE: dict[str, Callable[[], Detector]] = {
@@ -170,7 +170,7 @@ def build(spec: str | Mapping[str, Mapping[str, Any]]) -> Detector:
     Raises:
       ValueError: on an unknown name, an option it does not take, or a ``name`` that is
         another detector's.
-      jaxhal.hosts.Refused: on an endpoint at a host that the user has not named.
+      jaxhal.llm.hosts.Refused: on an endpoint at a host that the user has not named.
 
     Example:
       >>> build({"toha": {"max_heads": 3}}).name

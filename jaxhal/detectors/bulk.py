@@ -15,16 +15,16 @@ import jax
 import numpy as np
 from jaxtyping import Bool, Float
 
-from jaxhal.capture import read_rows
+from jaxhal.capture.forward import read_rows
 from jaxhal.detectors.core import Detector
-from jaxhal.endpoint import NoReply
-from jaxhal.entailment import resolve
 from jaxhal.generation import Sampling
+from jaxhal.llm.endpoint import NoReply
+from jaxhal.llm.entailment import resolve
 from jaxhal.models.batching import check_length
 from jaxhal.models.lm import LM
-from jaxhal.samples import Draw, Sample, draw, lacking
-from jaxhal.spans import Part
-from jaxhal.store import Store
+from jaxhal.reading.samples import Draw, Sample, draw, lacking
+from jaxhal.reading.store import Store
+from jaxhal.reading.units import Part
 from jaxhal.types import Example, Reducer
 
 # Whose samples are written together.

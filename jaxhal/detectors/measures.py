@@ -8,13 +8,14 @@ from typing import Any, Literal
 import jax
 import numpy as np
 
-from jaxhal import encoding, entailment
 from jaxhal.detectors.bulk import Bulk, Measure
-from jaxhal.entailment import Entailment, Pair, Reader
 from jaxhal.features import consistency, ngrams, semantic
 from jaxhal.features.hidden import HiddenStates
-from jaxhal.samples import Draw
-from jaxhal.spans import Part, sentence_numbers
+from jaxhal.llm import entailment
+from jaxhal.llm.entailment import Entailment, Pair, Reader
+from jaxhal.models.encoders import encoding
+from jaxhal.reading.samples import Draw
+from jaxhal.reading.units import Part, sentence_numbers
 from jaxhal.texts import sentences_of
 from jaxhal.types import Example
 
@@ -69,7 +70,7 @@ class Meanings(Measure):
       entailment: what decides whether two samples say the same.
       rule: of :func:`jaxhal.features.semantic.equivalence`.
       asked: samples are compared as answers to the question:
-        :func:`jaxhal.entailment.answering`.
+        :func:`jaxhal.llm.entailment.answering`.
       published: as :func:`jaxhal.features.semantic.cluster` takes it.
     """
 
@@ -305,7 +306,7 @@ def _heard(samples: Sequence[str]) -> list[list[str]]:
 class Places(Measure):
     """Which sentence each token is in, ``Int[examples response]``, -1 for none.
 
-    As :func:`jaxhal.spans.sentence_numbers` has it.
+    As :func:`jaxhal.reading.units.sentence_numbers` has it.
     """
 
     of_sentences = True

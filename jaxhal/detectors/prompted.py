@@ -10,8 +10,8 @@ from jaxtyping import Float
 
 from jaxhal.detectors.bulk import Bulk, Measure
 from jaxhal.detectors.core import Detector, ExampleView
-from jaxhal.endpoint import Endpoint, endpoint_of, json_object
 from jaxhal.features.uncertainty import TextLogprob
+from jaxhal.llm.endpoint import Endpoint, endpoint_of, json_object
 from jaxhal.types import Example
 
 # What the reader is asked; its reply is "Yes" or "No".

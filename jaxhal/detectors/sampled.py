@@ -23,13 +23,13 @@ from jaxhal.detectors.measures import (
     SentenceSupport,
     Unmatched,
 )
-from jaxhal.endpoint import Endpoint, endpoint_of
-from jaxhal.entailment import Entailment, YesNo, named
 from jaxhal.features import consistency, semantic
 from jaxhal.features import eigenscore as spread
 from jaxhal.features.hidden import HiddenStates
 from jaxhal.generation import Sampling
-from jaxhal.samples import Draw
+from jaxhal.llm.endpoint import Endpoint, endpoint_of
+from jaxhal.llm.entailment import Entailment, YesNo, named
+from jaxhal.reading.samples import Draw
 
 _PLACES = Places()
 _SELFCHECK = "Manakul et al., SelfCheckGPT, EMNLP 2023"
@@ -66,7 +66,7 @@ def semantic_entropy(
       preset: of :data:`jaxhal.features.semantic.PRESETS`.
       entailment: what decides that two answers mean the same: ``"similarity"``,
         ``"nli:SOURCE"``, ``"reader"``, ``"endpoint:MODEL@URL"``, or any
-        :class:`jaxhal.entailment.Entailment`.
+        :class:`jaxhal.llm.entailment.Entailment`.
       draw: how to sample, as :func:`jaxhal.detectors.bulk.draw_of` takes it.
       name: what to call it beside another choice.
 
@@ -299,8 +299,8 @@ def selfcheck_bertscore(
 
     Args:
       encoder: whose token embeddings are compared, as
-        :func:`jaxhal.encoding.load_encoder` takes it.
-      layer: as :func:`jaxhal.encoding.token_states` takes it.
+        :func:`jaxhal.models.encoders.encoding.load_encoder` takes it.
+      layer: as :func:`jaxhal.models.encoders.encoding.token_states` takes it.
       baseline: F1 of unrelated sentences, which becomes 0 as F1 is rescaled; all scores
         grow by ``1 / (1 - baseline)``, so no ranking changes.
       draw: how to sample, as :func:`jaxhal.detectors.bulk.draw_of` takes it.

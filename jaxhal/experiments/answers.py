@@ -11,11 +11,11 @@ from jaxhal.evaluation.intervals import interval
 from jaxhal.evaluation.metrics import f1
 from jaxhal.evaluation.ranking import auroc
 from jaxhal.evaluation.spans import span_f1, token_metrics
-from jaxhal.fitting import Fitted
-from jaxhal.inputs import Inputs
-from jaxhal.judging import judge, report, token_scores
-from jaxhal.report import Report
-from jaxhal.spans import has_text
+from jaxhal.reading.units import has_text
+from jaxhal.reporting.report import Report
+from jaxhal.scoring.fit import Fitted
+from jaxhal.scoring.inputs import Inputs
+from jaxhal.scoring.judge import judge, report, token_scores
 
 # Answers on a page; more would make it too large to open.
 PAGE = 200

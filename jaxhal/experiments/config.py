@@ -12,7 +12,7 @@ from omegaconf import MISSING, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from jaxhal.showing import shown
+from jaxhal.io.showing import shown
 from jaxhal.tuning.settings import Tuning
 
 # Bytes of a folder's name; systems allow 255, and what is built beside it has more.

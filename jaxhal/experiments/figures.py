@@ -6,16 +6,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from jaxhal import plotting
-from jaxhal.capture import read
+from jaxhal.capture.forward import read
 from jaxhal.detectors import Detector
 from jaxhal.detectors.trained import Heads
 from jaxhal.experiments import relevance, results
 from jaxhal.experiments.config import UNITS, Config
 from jaxhal.experiments.running import Found
 from jaxhal.features.forest import Forest
-from jaxhal.fitting import Fitted
-from jaxhal.inputs import Inputs
 from jaxhal.models.lm import LM
+from jaxhal.scoring.fit import Fitted
+from jaxhal.scoring.inputs import Inputs
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -13,9 +13,9 @@ from jaxhal import plotting, tuning
 from jaxhal.detectors import Detector, Targets
 from jaxhal.detectors.core import LOG_ODDS
 from jaxhal.experiments.config import Config
-from jaxhal.fitting import Fitted, fit
-from jaxhal.inputs import Inputs
 from jaxhal.models.lm import LM
+from jaxhal.scoring.fit import Fitted, fit
+from jaxhal.scoring.inputs import Inputs
 from jaxhal.types import Example
 
 if TYPE_CHECKING:

@@ -27,12 +27,12 @@ from jaxhal.experiments.answers import PAGE, reports, token_table
 from jaxhal.experiments.config import Config, structured, to_yaml
 from jaxhal.experiments.figures import figures
 from jaxhal.experiments.running import Found
-from jaxhal.files import replacing, staged
-from jaxhal.inputs import Inputs
-from jaxhal.markdown import picture
+from jaxhal.io.files import replacing, staged
 from jaxhal.models.lm import LM
-from jaxhal.report import Report, write_html
-from jaxhal.saving import save
+from jaxhal.reporting.markdown import picture
+from jaxhal.reporting.report import Report, write_html
+from jaxhal.scoring.inputs import Inputs
+from jaxhal.scoring.save import save
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -12,7 +12,6 @@ import jax
 import numpy as np
 
 from jaxhal.datasets import Question
-from jaxhal.detection import resolve, score
 from jaxhal.evaluation.intervals import mean_interval
 from jaxhal.experiments.config import DTYPES, check_name, structured
 from jaxhal.experiments.making import (
@@ -24,18 +23,19 @@ from jaxhal.experiments.making import (
 )
 from jaxhal.experiments.running import model
 from jaxhal.features.controls import novel_word_share, response_length
-from jaxhal.files import alone, append, lines_of, replacing
-from jaxhal.fitting import Fitted
 from jaxhal.generation import GREEDY, Generated, Sampling, generate, requests
-from jaxhal.guided import guide
-from jaxhal.judges import references
-from jaxhal.markdown import Markdown, escaped, table
+from jaxhal.io.files import alone, append, lines_of, replacing
+from jaxhal.io.progress import progress_bar
+from jaxhal.llm.judges import references
 from jaxhal.models.lm import LM
 from jaxhal.plotting.guided import guided_pairs
-from jaxhal.progress import progress_bar
-from jaxhal.report import Report, write_html
-from jaxhal.saving import load as load_fitted
-from jaxhal.store.keys import digest
+from jaxhal.reading.keys import digest
+from jaxhal.reporting.markdown import Markdown, escaped, table
+from jaxhal.reporting.report import Report, write_html
+from jaxhal.scoring.fit import Fitted
+from jaxhal.scoring.guide import guide
+from jaxhal.scoring.save import load as load_fitted
+from jaxhal.scoring.score import resolve, score
 from jaxhal.texts import contains, rouge_l, unigram_f1
 from jaxhal.types import Example
 

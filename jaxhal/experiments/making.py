@@ -13,18 +13,19 @@ import numpy as np
 from omegaconf import MISSING
 
 import jaxhal
-from jaxhal import datasets, hosts
+from jaxhal import datasets
 from jaxhal.datasets import Question
 from jaxhal.datasets.jsonl import write_rows
-from jaxhal.endpoint import Endpoint, NoReply
 from jaxhal.experiments.config import DTYPES, check_name, structured, to_yaml
 from jaxhal.experiments.running import model
-from jaxhal.files import alone, append, lines_of, replacing
 from jaxhal.generation import Sampling, generate, requests
-from jaxhal.judges import NEARNESS, EndpointJudge, Judge, OverlapRule, ReferenceRule
+from jaxhal.io.files import alone, append, lines_of, replacing
+from jaxhal.io.progress import progress_bar
+from jaxhal.llm import hosts
+from jaxhal.llm.endpoint import Endpoint, NoReply
+from jaxhal.llm.judges import NEARNESS, EndpointJudge, Judge, OverlapRule, ReferenceRule
 from jaxhal.models.lm import LM
-from jaxhal.progress import progress_bar
-from jaxhal.store.keys import digest
+from jaxhal.reading.keys import digest
 from jaxhal.types import Example
 
 # name -> questions with right answers.
@@ -80,14 +81,14 @@ class Making(Writing):
 
     Attributes:
       stop: texts that end an answer.
-      judge: ``reference`` (:class:`jaxhal.judges.ReferenceRule`), ``overlap``
-        (:class:`jaxhal.judges.OverlapRule`, which of the next three takes
+      judge: ``reference`` (:class:`jaxhal.llm.judges.ReferenceRule`), ``overlap``
+        (:class:`jaxhal.llm.judges.OverlapRule`, which of the next three takes
         ``contained: 0`` alone), or ``endpoint``: the first, which has a language model
         confirm what may be hallucinated.
       contained: label of an answer that holds a reference and says more; left out by
         default, as in the paper.
       refusals: answers that decline are grounded where a reference declines too, and
-        left out elsewhere, as :class:`jaxhal.judges.ReferenceRule` has it.
+        left out elsewhere, as :class:`jaxhal.llm.judges.ReferenceRule` has it.
       nearness: of an answer to a reference, as it has it: ``rouge_l`` or
         ``unigram_f1``.
       endpoint: base address of that model.

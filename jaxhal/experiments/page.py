@@ -6,14 +6,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jaxhal.detectors import Detector
-from jaxhal.devices import device_name
 from jaxhal.experiments import relevance, results, sentences
 from jaxhal.experiments.config import UNITS, Config
 from jaxhal.experiments.protocols import PUBLISHED_SEEDS
 from jaxhal.experiments.results import Judged
-from jaxhal.inputs import Inputs
-from jaxhal.markdown import escaped, rendered, table
-from jaxhal.summary import verdict
+from jaxhal.models.devices import device_name
+from jaxhal.reporting.markdown import escaped, rendered, table
+from jaxhal.reporting.summary import verdict
+from jaxhal.scoring.inputs import Inputs
 
 _READING = (
     'The column "vs best control" is the paired difference in AUROC, with its '

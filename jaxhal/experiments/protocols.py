@@ -14,7 +14,7 @@ from jaxhal.evaluation.splits import (
     toha_splits,
 )
 from jaxhal.experiments.config import Config
-from jaxhal.inputs import Inputs
+from jaxhal.scoring.inputs import Inputs
 
 # Of protocols repeated as published; the others split by the configuration's seed.
 PUBLISHED_SEEDS = {"kfold": "42", "toha": "42 to 46", "leaky": "42"}

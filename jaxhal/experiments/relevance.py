@@ -10,10 +10,10 @@ from jaxtyping import Array, Bool, Float
 from jaxhal import plotting
 from jaxhal.evaluation import auroc, bootstrap, mann_whitney, sampled_mann_whitney
 from jaxhal.features.relevance import profile_level, resample
-from jaxhal.inputs import Inputs
 from jaxhal.lrp import PromptRelevance, RelevanceMap, ResponseRelevance
-from jaxhal.markdown import Markdown, measured
-from jaxhal.markdown import table as markdown_table
+from jaxhal.reporting.markdown import Markdown, measured
+from jaxhal.reporting.markdown import table as markdown_table
+from jaxhal.scoring.inputs import Inputs
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -13,8 +13,8 @@ from jaxhal.evaluation.intervals import Metric, interval
 from jaxhal.evaluation.metrics import accuracy, evaluate, f1
 from jaxhal.evaluation.ranking import auprc, auroc
 from jaxhal.evaluation.tables import compare
-from jaxhal.markdown import Markdown, escaped, measured
-from jaxhal.markdown import table as markdown_table
+from jaxhal.reporting.markdown import Markdown, escaped, measured
+from jaxhal.reporting.markdown import table as markdown_table
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -17,12 +17,12 @@ from jaxhal.experiments import finetuning
 from jaxhal.experiments.config import Config, Data
 from jaxhal.experiments.protocols import Split, splits
 from jaxhal.experiments.results import Judged, own
-from jaxhal.fitting import Fitted, fit
-from jaxhal.inputs import Inputs, collect
+from jaxhal.io.progress import Bar, progress_bar
 from jaxhal.models.lm import LM, load
 from jaxhal.models.registry import private_cache
-from jaxhal.progress import Bar, progress_bar
-from jaxhal.store import Store
+from jaxhal.reading.store import Store
+from jaxhal.scoring.fit import Fitted, fit
+from jaxhal.scoring.inputs import Inputs, collect
 from jaxhal.tuning import Tuned
 from jaxhal.types import Example
 

@@ -10,9 +10,9 @@ from jaxhal.detectors import Detector
 from jaxhal.evaluation.intervals import correlation
 from jaxhal.evaluation.ranking import auprc
 from jaxhal.experiments.results import Judged, pooled
-from jaxhal.inputs import Inputs
-from jaxhal.markdown import Markdown, measured
-from jaxhal.markdown import table as markdown_table
+from jaxhal.reporting.markdown import Markdown, measured
+from jaxhal.reporting.markdown import table as markdown_table
+from jaxhal.scoring.inputs import Inputs
 
 _READING = (
     "AUPRC of finding hallucinated sentences, and of finding the grounded ones by the "

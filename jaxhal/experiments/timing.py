@@ -10,10 +10,10 @@ import numpy as np
 
 from jaxhal.detectors import Detector
 from jaxhal.experiments.config import Config
-from jaxhal.inputs import Inputs, collect
+from jaxhal.io.progress import progress_bar
 from jaxhal.models.lm import LM
-from jaxhal.progress import progress_bar
-from jaxhal.store import Store
+from jaxhal.reading.store import Store
+from jaxhal.scoring.inputs import Inputs, collect
 from jaxhal.types import Example
 
 

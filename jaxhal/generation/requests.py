@@ -15,10 +15,10 @@ from jaxhal.generation import decoding, stops
 from jaxhal.generation.decoding import Decoding, State
 from jaxhal.generation.sampling import Sampling
 from jaxhal.generation.steps import Clip, rowwise
+from jaxhal.io.progress import progress_bar
 from jaxhal.models.batching import Encoded, Planned, collate, plan, rows_together
 from jaxhal.models.lm import LM
 from jaxhal.models.tokenizer import Tokenizer
-from jaxhal.progress import progress_bar
 from jaxhal.types import Example, Reducer
 
 # Tokens decoded between looks at the text for stop strings.

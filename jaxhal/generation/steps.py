@@ -11,14 +11,14 @@ from flax import nnx
 from jax.core import Tracer
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxhal.capture import check
+from jaxhal.capture.forward import check
+from jaxhal.capture.taps import Named, Rows
 from jaxhal.features.eigenscore import clip_features
 from jaxhal.models import cache as cache_lib
 from jaxhal.models import decoder
 from jaxhal.models.cache import Cache
 from jaxhal.models.lm import LM
 from jaxhal.models.ops import STANDARD
-from jaxhal.rows import Named, Rows
 from jaxhal.types import Batch, Reducer
 
 

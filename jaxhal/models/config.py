@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
+from jaxhal.io.showing import shown
 from jaxhal.models.settings import LAYERS, LENGTH, VOCABULARY, Settings, read_json
-from jaxhal.showing import shown
 
 
 @dataclasses.dataclass(frozen=True)

@@ -17,8 +17,8 @@ from flax import nnx
 from jax.core import Tracer
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxhal import sealing
-from jaxhal.files import staged
+from jaxhal.io import sealing
+from jaxhal.io.files import staged
 from jaxhal.models import decoder, registry, weights
 from jaxhal.models.batching import check_length, check_rows, collate
 from jaxhal.models.config import Config, Rope, read_config

@@ -16,9 +16,9 @@ from typing import IO, Literal, NamedTuple
 
 from tqdm import tqdm
 
-from jaxhal.files import replacing
-from jaxhal.sealing import sha256
-from jaxhal.showing import printable
+from jaxhal.io.files import replacing
+from jaxhal.io.sealing import sha256
+from jaxhal.io.showing import printable
 
 Kind = Literal["decoder", "encoder"]
 _CHUNK = 1 << 20
@@ -42,7 +42,7 @@ class Entry:
 
     Attributes:
       name: what users type.
-      kind: which of :func:`jaxhal.load` and :func:`jaxhal.encoding.load_encoder`
+      kind: which of :func:`jaxhal.load` and :func:`jaxhal.models.encoders.encoding.load_encoder`
         takes it.
       package: the wheel's distribution name.
       version: its exact version.

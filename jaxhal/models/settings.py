@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
-from jaxhal.showing import shown
+from jaxhal.io.showing import shown
 
 # No model is near these; what is over them would take the memory before it is refused.
 LAYERS, WIDTH, VOCABULARY, LENGTH = 1 << 12, 1 << 20, 1 << 24, 1 << 30

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from jaxtyping import Array, Bool, Int
 
+from jaxhal.io.showing import cut, shown
 from jaxhal.models import characters, gguf_tokenizer, templates
 from jaxhal.models.batching import Encoded
 from jaxhal.models.control import Places, disarmed, mark
 from jaxhal.models.settings import Settings, read_json
-from jaxhal.showing import cut, shown
 from jaxhal.types import Example
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxhal import sealing
-from jaxhal.showing import shown
+from jaxhal.io import sealing
+from jaxhal.io.showing import shown
 
 Tree = TypeVar("Tree")
 

@@ -11,7 +11,7 @@ from jaxtyping import Int
 
 from jaxhal.evaluation.splits import SplitError, holdout
 from jaxhal.models.lm import LM
-from jaxhal.store.keys import fingerprint
+from jaxhal.reading.keys import fingerprint
 from jaxhal.tuning.classifier import encode
 from jaxhal.tuning.settings import Tuning
 from jaxhal.types import Example

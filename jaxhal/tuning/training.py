@@ -12,8 +12,8 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float
 
+from jaxhal.io.progress import Bar, progress_bar
 from jaxhal.models.lm import LM
-from jaxhal.progress import Bar, progress_bar
 from jaxhal.tuning.checkpoints import Checkpoints, opened
 from jaxhal.tuning.classifier import Learned, batches, log_loss, start
 from jaxhal.tuning.settings import Tuning

@@ -13,11 +13,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Int
 
-from jaxhal import sealing
-from jaxhal.files import replacing
+from jaxhal.io import sealing
+from jaxhal.io.files import replacing
+from jaxhal.io.progress import progress_bar
 from jaxhal.models.lm import LM
 from jaxhal.models.weights import paths
-from jaxhal.progress import progress_bar
 from jaxhal.tuning.adapters import Pair
 from jaxhal.tuning.classifier import Head, Learned, batches, encode, log_odds
 from jaxhal.tuning.settings import Tuning

@@ -20,14 +20,14 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import jax
 import numpy as np
 
-from jaxhal.encoding import embed, kept_encoder
-from jaxhal.endpoint import Endpoint, content_of, is_cut
-from jaxhal.files import replacing
 from jaxhal.generation import GREEDY, Sampling, generate, requests
-from jaxhal.hosts import hidden
+from jaxhal.io.files import replacing
+from jaxhal.llm.endpoint import Endpoint, content_of, is_cut
+from jaxhal.llm.hosts import hidden
+from jaxhal.models.encoders.encoding import embed, kept_encoder
 from jaxhal.models.lm import LM
 from jaxhal.models.registry import private_cache
-from jaxhal.store.keys import digest, fingerprint
+from jaxhal.reading.keys import digest, fingerprint
 from jaxhal.texts import storable
 from jaxhal.watchdog.conversation import LENGTHS, Conversation, last_turn
 from jaxhal.watchdog.index import Index
@@ -581,7 +581,7 @@ class Passages:
     Args:
       texts: the passages, at least one; their vectors are kept for the next time in
         :func:`~jaxhal.models.registry.cache_dir`.
-      encoder: as :func:`jaxhal.encoding.load_encoder` takes it.
+      encoder: as :func:`jaxhal.models.encoders.encoding.load_encoder` takes it.
       progress: show a progress bar; ``None`` shows it on a terminal.
 
     Raises:

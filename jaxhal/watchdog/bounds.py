@@ -11,8 +11,8 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import numpy as np
 from jaxtyping import Float
 
-from jaxhal.files import append, lines_of
-from jaxhal.showing import shown
+from jaxhal.io.files import append, lines_of
+from jaxhal.io.showing import shown
 from jaxhal.watchdog.index import Index, checked
 
 

@@ -14,16 +14,16 @@ from omegaconf import MISSING
 from scipy.sparse import csr_array
 from scipy.sparse.csgraph import connected_components
 
-from jaxhal import entailment, hosts
 from jaxhal.datasets import Question
-from jaxhal.encoding import kept_encoder
-from jaxhal.endpoint import endpoint_of
 from jaxhal.experiments.config import DTYPES, check_name, structured
 from jaxhal.experiments.making import check_questions, claim, load_questions
 from jaxhal.experiments.running import model
-from jaxhal.files import replacing
-from jaxhal.judges import OverlapRule, references
-from jaxhal.store.keys import digest
+from jaxhal.io.files import replacing
+from jaxhal.llm import entailment, hosts
+from jaxhal.llm.endpoint import endpoint_of
+from jaxhal.llm.judges import OverlapRule, references
+from jaxhal.models.encoders.encoding import kept_encoder
+from jaxhal.reading.keys import digest
 from jaxhal.texts import sentences_of
 from jaxhal.watchdog.agents import (
     FROM_PASSAGES,
@@ -108,7 +108,7 @@ class Watch:
       store: ``exact``; ``milvus`` for bound.db in the folder, which embedded Milvus
         Lite keeps, another file that ends in ``.db``, or the address of a Milvus
         server, whose token is in $MILVUS_TOKEN, for a server that
-        :mod:`jaxhal.hosts` lets have it.
+        :mod:`jaxhal.llm.hosts` lets have it.
       preset: of :data:`jaxhal.watchdog.PRESETS`.
       similarity: the guard's; that of the preset where left out.
       encoder: of queries.

@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from jaxhal.endpoint import NoReply
-from jaxhal.entailment import Entailment, answering, both_ways
 from jaxhal.features import semantic
+from jaxhal.llm.endpoint import NoReply
+from jaxhal.llm.entailment import Entailment, answering, both_ways
 
 
 def semantic_entropies(
@@ -26,7 +26,7 @@ def semantic_entropies(
       queries: what was asked.
       answers: to each query, as many as came; not a number where none did.
       entailment: what decides whether two answers mean the same.
-        :func:`jaxhal.entailment.answering` says what of the query it sees.
+        :func:`jaxhal.llm.entailment.answering` says what of the query it sees.
 
     References:
       Farquhar et al., Nature, 2024, discrete; chosen here because HalMit asks black

@@ -14,20 +14,20 @@ from jaxtyping import Int
 from jaxhal import plotting
 from jaxhal.datasets import Question
 from jaxhal.detectors import Detector, build
-from jaxhal.encoding import embed, kept_encoder
-from jaxhal.entailment import Entailment, Remembered
 from jaxhal.evaluation.metrics import evaluate as metrics_of
 from jaxhal.experiments import results, running
 from jaxhal.experiments.config import Config, Data
-from jaxhal.files import alone, lines_of, replacing
-from jaxhal.inputs import collect
-from jaxhal.judges import OverlapRule
-from jaxhal.markdown import escaped, picture
+from jaxhal.io.files import alone, lines_of, replacing
+from jaxhal.llm.entailment import Entailment, Remembered
+from jaxhal.llm.judges import OverlapRule
+from jaxhal.models.encoders.encoding import embed, kept_encoder
 from jaxhal.models.registry import private_cache
 from jaxhal.plotting.exploration import ablations, entropy_trend
-from jaxhal.store import Store
-from jaxhal.store.keys import digest
-from jaxhal.summary import verdict
+from jaxhal.reading.keys import digest
+from jaxhal.reading.store import Store
+from jaxhal.reporting.markdown import escaped, picture
+from jaxhal.reporting.summary import verdict
+from jaxhal.scoring.inputs import collect
 from jaxhal.types import Example
 from jaxhal.watchdog.agents import Agent, Reply
 from jaxhal.watchdog.bounds import BoundaryStore, ExactStore, Point

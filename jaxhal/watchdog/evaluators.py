@@ -8,9 +8,9 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import numpy as np
 
 from jaxhal.datasets import Question
-from jaxhal.encoding import embed, kept_encoder
-from jaxhal.endpoint import Endpoint, Unanswered, Useless, json_object
-from jaxhal.judges import Judge, OverlapRule
+from jaxhal.llm.endpoint import Endpoint, Unanswered, Useless, json_object
+from jaxhal.llm.judges import Judge, OverlapRule
+from jaxhal.models.encoders.encoding import embed, kept_encoder
 from jaxhal.texts import storable
 from jaxhal.watchdog.agents import Gate, Reply, failed, named
 from jaxhal.watchdog.index import Index
@@ -75,7 +75,7 @@ class ReferenceEvaluator:
       similarity: from which cosine on a known question is like a query.  Where
         questions follow one pattern it has to be high: of 1,000 of MedQuAD's about
         treatments 44 % have another at 0.8, often about another disease.
-      encoder: as :func:`jaxhal.encoding.load_encoder` takes it.
+      encoder: as :func:`jaxhal.models.encoders.encoding.load_encoder` takes it.
 
     Raises:
       ValueError: when there are no questions.

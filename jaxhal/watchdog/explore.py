@@ -16,11 +16,11 @@ import jax
 import numpy as np
 
 from jaxhal.datasets.jsonl import numbered_lines, parse, write_rows
-from jaxhal.encoding import embed, kept_encoder
-from jaxhal.entailment import Entailment, Similarity
-from jaxhal.files import alone, replacing
-from jaxhal.progress import Bar, progress_bar
-from jaxhal.store.keys import digest
+from jaxhal.io.files import alone, replacing
+from jaxhal.io.progress import Bar, progress_bar
+from jaxhal.llm.entailment import Entailment, Similarity
+from jaxhal.models.encoders.encoding import embed, kept_encoder
+from jaxhal.reading.keys import digest
 from jaxhal.watchdog.agents import Agent, Reply
 from jaxhal.watchdog.bounds import BoundaryStore, Point
 from jaxhal.watchdog.entropy import known_entropies
@@ -195,7 +195,7 @@ class Explorer:
       store: where points go.
       folder: of the journal.
       plan: how to explore.
-      encoder: of queries, as :func:`jaxhal.encoding.load_encoder` takes it.
+      encoder: of queries, as :func:`jaxhal.models.encoders.encoding.load_encoder` takes it.
       entailment: what decides whether two answers mean the same.
 
     Raises:

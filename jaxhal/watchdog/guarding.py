@@ -11,11 +11,11 @@ import jax
 import numpy as np
 from jaxtyping import Array, Float
 
-from jaxhal.encoding import embed, kept_encoder
-from jaxhal.entailment import Entailment, Similarity
+from jaxhal.io.showing import quoted
+from jaxhal.llm.entailment import Entailment, Similarity
 from jaxhal.models.batching import bucket
-from jaxhal.showing import quoted
-from jaxhal.store.keys import digest
+from jaxhal.models.encoders.encoding import embed, kept_encoder
+from jaxhal.reading.keys import digest
 from jaxhal.watchdog.agents import Agent, Reply
 from jaxhal.watchdog.bounds import BoundaryStore, Hit, Point
 from jaxhal.watchdog.conversation import Conversation, last_turn, looked_at

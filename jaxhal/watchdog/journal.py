@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxhal.files import append, lines_of
+from jaxhal.io.files import append, lines_of
 
 # Of an agent's answers to one query, how many may be missing.
 _MISSING = 2

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxhal.showing import quoted
+from jaxhal.io.showing import quoted
 from jaxhal.watchdog.bounds import Hit, Point, is_name, paired
 from jaxhal.watchdog.index import checked
 

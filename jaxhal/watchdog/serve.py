@@ -20,7 +20,7 @@ import uuid
 from collections.abc import AsyncIterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from jaxhal.limits import Limited, Limits, options
+from jaxhal.serve.limits import Limited, Limits, options
 from jaxhal.watchdog.agents import (
     LONGEST,
     Agent,
@@ -106,7 +106,7 @@ class Service:
       mode: ``"flag"`` adds the verdict; ``"block"`` holds answers to flagged queries
         back, which the agent is then not asked for.
       token: that a client has to show; ``None`` asks for none, and then answers only
-        where it is called by its own name, as :class:`jaxhal.limits.Limited` has it.
+        where it is called by its own name, as :class:`jaxhal.serve.limits.Limited` has it.
       teacher: that whoever gives feedback has to show instead; by default the same.
       limits: of requests and connections.
       blocked: what is said in place of an answer that is held back.
@@ -186,7 +186,7 @@ class Service:
         """The proxy as an ASGI application.
 
         Args:
-          host: address it is served at, for :class:`jaxhal.limits.Limited`.
+          host: address it is served at, for :class:`jaxhal.serve.limits.Limited`.
         """
         from starlette.applications import Starlette
         from starlette.exceptions import HTTPException

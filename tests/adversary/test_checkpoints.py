@@ -13,7 +13,7 @@ from test_weights import write_gguf
 import jaxhal
 import tiny_encoders
 from jaxhal.models import weights
-from jaxhal.models.encoder_config import read_encoder_config
+from jaxhal.models.encoders.config import read_encoder_config
 from jaxhal.models.gguf import GGUFSource, config_from_gguf
 from jaxhal.models.lm import load
 from jaxhal.models.tokenizer import Tokenizer

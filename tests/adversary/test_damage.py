@@ -14,14 +14,15 @@ from safetensors.numpy import load_file, save_file
 from test_weights import write_gguf
 
 import jaxhal
-from jaxhal import shipped, tuning
+from jaxhal import tuning
 from jaxhal.classifiers.linear import Linear
 from jaxhal.detectors import build
 from jaxhal.evaluation.calibration import Platt
-from jaxhal.fitting import Fitted
 from jaxhal.models import registry
-from jaxhal.saving import load, save
-from jaxhal.store import Store, columns
+from jaxhal.reading.store import Store, columns
+from jaxhal.scoring import shipped
+from jaxhal.scoring.fit import Fitted
+from jaxhal.scoring.save import load, save
 from jaxhal.tuning.checkpoints import opened
 from jaxhal.tuning.classifier import Head, Learned
 from tiny_lm import answers, tiny_lm
@@ -279,7 +280,7 @@ def test_weights_of_the_cache_are_numbers(cached, monkeypatch):
 
 
 def proved_by_name(folder):
-    from jaxhal import sealing
+    from jaxhal.io import sealing
 
     return sealing.read(folder / "about.json")
 

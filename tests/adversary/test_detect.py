@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from jaxhal import cli, detection, scoring
-from jaxhal.partial import Partial, resuming
+from jaxhal.cli import app as cli
+from jaxhal.scoring import rows as scoring
+from jaxhal.scoring import score as detection
+from jaxhal.scoring.partial import Partial, resuming
 from tiny_lm import write_lm
 
 ROW = {"id": "a", "prompt": "Why?", "response": "So it is."}

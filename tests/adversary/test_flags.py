@@ -9,9 +9,9 @@ import pytest
 import golden_scores
 from jaxhal.detectors import Detector, Targets, build
 from jaxhal.evaluation.calibration import Isotonic, Platt, isotonic, platt
-from jaxhal.fitting import Fitted, fit
-from jaxhal.saving import load, save
-from jaxhal.shipped import shipped
+from jaxhal.scoring.fit import Fitted, fit
+from jaxhal.scoring.save import load, save
+from jaxhal.scoring.shipped import shipped
 
 NOTHING = np.zeros(0, np.float32)
 COLUMN = Detector("column", "", "", "", inputs=lambda f: f["column"])

@@ -17,16 +17,19 @@ from typer.testing import CliRunner
 
 import jaxhal
 from chat_server import serving
-from jaxhal import cli, detectors, entailment, hosts, sealing
+from jaxhal import detectors
+from jaxhal.cli import app as cli
 from jaxhal.detectors import CATALOGUE, build
-from jaxhal.endpoint import Endpoint
 from jaxhal.evaluation.calibration import Platt
 from jaxhal.experiments import making, running
 from jaxhal.experiments.config import load_config
-from jaxhal.fitting import Fitted, untrained
+from jaxhal.io import sealing
+from jaxhal.llm import entailment, hosts
+from jaxhal.llm.endpoint import Endpoint
 from jaxhal.models import registry
-from jaxhal.report import write_html
-from jaxhal.saving import load, save
+from jaxhal.reporting.report import write_html
+from jaxhal.scoring.fit import Fitted, untrained
+from jaxhal.scoring.save import load, save
 from jaxhal.types import Example
 from jaxhal.watchdog import EndpointAgent
 from jaxhal.watchdog import config as watches

@@ -14,10 +14,11 @@ from test_cli import fake_report, named, patch_score
 from test_cli import run as run_command
 
 import jaxhal
-from jaxhal import datasets, markdown
+from jaxhal import datasets
 from jaxhal.datasets import Question
 from jaxhal.experiments import guiding, run, running
-from jaxhal.report import Report, Span, Token, write_html
+from jaxhal.reporting import markdown
+from jaxhal.reporting.report import Report, Span, Token, write_html
 from jaxhal.types import Example, Label
 from tiny_lm import tiny_lm
 

@@ -21,9 +21,9 @@ from test_encoding import write, write_pooling
 from test_watchdog import KNOWN, client, proxy, running, send, user, watchdog
 
 from chat_server import serving
-from jaxhal.endpoint import Endpoint
-from jaxhal.limits import Limits, is_own
-from jaxhal.store import Store
+from jaxhal.llm.endpoint import Endpoint
+from jaxhal.reading.store import Store
+from jaxhal.serve.limits import Limits, is_own
 from jaxhal.watchdog import EndpointAgent, ExactStore, Guard, Passages, Reply
 from jaxhal.watchdog.agents import Gate
 from jaxhal.watchdog.conversation import Conversation, looked_at

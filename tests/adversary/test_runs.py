@@ -15,10 +15,11 @@ import pytest
 from typer.testing import CliRunner
 
 from golden_scores import labelled
-from jaxhal import experiments, files
-from jaxhal.cli import app
+from jaxhal import experiments
+from jaxhal.cli.app import app
 from jaxhal.experiments.making import make
-from jaxhal.files import staged
+from jaxhal.io import files
+from jaxhal.io.files import staged
 from tiny_lm import write_lm
 
 TEXT = "a year of work"

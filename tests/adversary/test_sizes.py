@@ -4,10 +4,11 @@ import math
 
 import pytest
 
-from jaxhal import samples, texts
+from jaxhal import texts
 from jaxhal.datasets import Question
 from jaxhal.datasets.records import by_name
-from jaxhal.report import Report
+from jaxhal.reading import samples
+from jaxhal.reporting.report import Report
 from jaxhal.types import Example, Label
 
 LONG = "x" * 1_000_000

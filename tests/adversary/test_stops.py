@@ -16,7 +16,7 @@ import stopped_server
 import stops
 from typer.testing import CliRunner
 
-from jaxhal import cli
+from jaxhal.cli import app as cli
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="POSIX signals")
 
@@ -93,7 +93,9 @@ def test_stops_while_importing(tmp_path, number):
 def ended(tmp_path, code, *signals):
     """A process that says when it is ready, and is sent signals."""
     script = tmp_path / "script.py"
-    script.write_text(f"from jaxhal.stopping import orderly\n{textwrap.dedent(code)}")
+    script.write_text(
+        f"from jaxhal.cli.stopping import orderly\n{textwrap.dedent(code)}"
+    )
     process = subprocess.Popen(
         [sys.executable, script], stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
@@ -131,7 +133,7 @@ def test_a_module_that_is_imported_becomes_whole_first(tmp_path):
         "print('whole', flush=True)\n"
     )
     code = """
-        from jaxhal.stopping import begun
+        from jaxhal.cli.stopping import begun
         import time
         with orderly():
             begun()

@@ -1,0 +1,184 @@
+"""Reading forwards: one compiled pass turns every layer's rows into small features.
+
+Prompt rows go through blocked attention and are dropped.  Only the ``R + 1`` rows from
+the last prompt token on are shown to the reducers, which run inside the scan over
+layers, so no array of heads x seq x seq exists at any time.
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax.core import Tracer
+
+from jaxhal import lrp
+from jaxhal.capture.taps import Named, Rows, layer_indices
+from jaxhal.models import decoder
+from jaxhal.models.batching import Encoded, check_rows, collate, plan
+from jaxhal.models.cache import positions
+from jaxhal.models.config import Config
+from jaxhal.models.lm import LM
+from jaxhal.models.ops import STANDARD, Ops
+from jaxhal.types import Batch, Reducer
+
+
+def read(
+    lm: LM, batch: Batch, reducers: Mapping[str, Any], *, copies: int = 1
+) -> dict[str, Any]:
+    """Reads a batch once and returns every reducer's feature, by name.
+
+    Args:
+      lm: the model.
+      batch: from ``lm.encode``.
+      reducers: name -> reducer; frozen dataclasses, so that equal ones compile once.
+      copies: how many consecutive rows share a prompt, which is then read once for all
+        of them: several answers to one question at the price of their own rows.
+
+    Returns:
+      Features of attention reducers are ``[layer, batch, heads, ...]``, of hidden-state
+      reducers ``[layer, batch, ...]``, of logit and relevance reducers
+      ``[batch, ...]``; row-wise ones have a ``response`` axis, zero on padding.
+
+    Raises:
+      TypeError: when a value is not a :class:`jaxhal.Reducer`.
+      ValueError: on unknown layers, on rows longer than the model's context, or on
+        ``copies`` whose prompts differ.
+    """
+    named = check(lm.config, reducers)
+    check_rows(batch.valid, lm.config.context_length)
+    if copies != 1:
+        _check_copies(lm.config, batch, copies)
+    features = read_jit(lm, batch, named, copies=copies)
+    return {name: features[name] for name in reducers}
+
+
+def read_rows(
+    lm: LM,
+    rows: Sequence[Encoded],
+    reducer: Reducer,
+    *,
+    batch_size: int = 8,
+    copies: int = 1,
+) -> list[Any]:
+    """One feature of each of many answers, in order, read in batches of like length.
+
+    Args:
+      lm: the model.
+      rows: the answers as tokens.
+      reducer: what makes the feature; padding of the response is not cut off.
+      batch_size: rows read together.
+      copies: how many consecutive rows have the same prompt, which is read once for all
+        of them where the model allows it.
+
+    Raises:
+      ValueError: as :func:`read`, and on ``batch_size`` below ``copies``.
+    """
+    together = batch_size // copies
+    longest = [
+        max(rows[at : at + copies], key=lambda row: len(row.response_ids))
+        for at in range(0, len(rows), copies)
+    ]
+    pad_id, found = lm.require_tokenizer().pad_id, {}
+    shared = copies if shares_prompts(lm.config) else 1
+    for group in plan(longest, together):
+        places = [at * copies + copy for at in group.rows for copy in range(copies)]
+        batch = collate(
+            [rows[place] for place in places], pad_id, *group[1:], together * copies
+        )
+        values = jax.device_get(read(lm, batch, {"it": reducer}, copies=shared)["it"])
+        values = np.moveaxis(values, reducer.batch_axis, 0)
+        found |= dict(zip(places, values, strict=False))
+    return [found[place] for place in range(len(rows))]
+
+
+def shares_prompts(config: Config) -> bool:
+    """Whether a prompt's keys are the same whatever response follows it."""
+    return all(rope.kind != "dynamic" for rope in config.ropes)
+
+
+def _check_copies(config: Config, batch: Batch, copies: int) -> None:
+    rows = len(batch.tokens)
+    if copies < 1 or rows % copies:
+        raise ValueError(
+            f"copies is {copies} for a batch of {rows} rows; it must divide them"
+        )
+    if not shares_prompts(config):
+        raise ValueError(
+            f"copies is {copies}, but this model's 'dynamic' rope turns a prompt by "
+            "the length of its response; read it with copies=1"
+        )
+    if isinstance(batch.tokens, Tracer):
+        return
+    for name in ("tokens", "valid"):
+        prompts = np.asarray(getattr(batch, name))[:, : batch.prompt_length]
+        if (prompts != np.repeat(prompts[::copies], copies, axis=0)).any():
+            raise ValueError(
+                f"copies is {copies}, but rows of one run of {copies} have different "
+                "prompts; put answers to one prompt next to each other"
+            )
+
+
+def check(config: Config, reducers: Mapping[str, Any]) -> Named:
+    """The reducers as a hashable tuple, with errors raised before tracing."""
+    for name, reducer in reducers.items():
+        if not isinstance(reducer, Reducer):
+            raise TypeError(
+                f"reducer {name!r} is {reducer!r}; give an instance of a "
+                "jaxhal.Reducer subclass"
+            )
+        try:
+            hash(reducer)
+        except TypeError as error:
+            raise TypeError(
+                f"reducer {name!r} is no static value ({error}); give it tuples "
+                "instead of lists or arrays"
+            ) from error
+        if reducer.reads not in ("probs", "hidden", "logits", "relevance"):
+            raise ValueError(
+                f"reducer {name!r} reads {reducer.reads!r}; use 'probs', 'hidden' or "
+                "'logits'"
+            )
+        layer_indices(reducer, config)
+    return tuple(reducers.items())
+
+
+@jax.jit(static_argnames=("named", "ops", "copies"))
+def read_jit(
+    lm: LM, batch: Batch, named: Named, ops: Ops = STANDARD, copies: int = 1
+) -> dict[str, Any]:
+    backwards = {n: r for n, r in named if r.reads == "relevance"}
+    forwards = tuple((n, r) for n, r in named if n not in backwards)
+    out = lrp.features(lm, batch, backwards) if backwards else {}
+    return out | _forwards(lm, batch, forwards, ops, copies) if forwards else out
+
+
+def _forwards(
+    lm: LM, batch: Batch, named: Named, ops: Ops, copies: int
+) -> dict[str, Any]:
+    model = nnx.merge(lm.graphdef, lm.params)
+    tokens, valid = jnp.asarray(batch.tokens), jnp.asarray(batch.valid)
+    rows = Rows.of_batch(batch)
+    if copies == 1:
+        tap = rows.tap(named, model)
+        x, geo = decoder.begin(model, tokens, valid)
+        hidden, attended, state, _ = decoder.run(model, x, geo, ops=ops, tap=tap)
+        return rows.features(named, model, hidden, attended, state, ops)
+    # The prompts but for their last token, which is the first explicit row; then every
+    # row's own tokens against its prompt's keys.
+    shared = batch.prompt_length - 1
+    x, geo = decoder.begin(model, tokens[::copies, :shared], valid[::copies, :shared])
+    keys, values = decoder.run(model, x, geo, ops=ops, keep=True)[-1]
+    position, length = positions(valid), jnp.sum(valid, axis=1, dtype=jnp.int32)
+    own = position[:, shared:]
+    geo = decoder.geometry(model.config, own, position, valid, length)
+    rows = dataclasses.replace(rows, first=0)
+    tap = rows.tap(named, model)
+    x = decoder.embed(model, tokens[:, shared:], own)
+    hidden, attended, state, _ = decoder.run(
+        model, x, geo, ops=ops, tap=tap, prefix=(keys.swapaxes(-1, -2), values)
+    )
+    return rows.features(named, model, hidden, attended, state, ops)

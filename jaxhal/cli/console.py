@@ -1,0 +1,68 @@
+"""What commands say, and how they say what is wrong."""
+
+import contextlib
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from jaxhal.cli.stopping import begun
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+
+def terminal(stderr: bool = False) -> "Console":
+    """Where lines go: to people or, where it is no terminal, to programs."""
+    from rich.console import Console
+
+    shown = (sys.stderr if stderr else sys.stdout).isatty()
+    return Console(
+        stderr=stderr,
+        width=None if shown else 120 if stderr else 400,  # a line a name, to grep
+        markup=False,  # ids and paths may hold square brackets
+        highlight=False,
+    )
+
+
+def as_table(rows: Sequence[Mapping[str, Any]]) -> "Table":
+    """Rows of equal keys as a table."""
+    from rich.table import Table
+    from rich.text import Text
+
+    from jaxhal.reporting.report import cell
+
+    made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for at, (name, value) in enumerate(rows[0].items()):
+        justify = "right" if cell(value)[1] else "left"
+        made.add_column(name, justify=justify, no_wrap=at == 0)
+    for row in rows:
+        made.add_row(*(Text(cell(value)[0]) for value in row.values()))
+    return made
+
+
+def check_place(path: str | Path | None) -> None:
+    """Finds out that a result cannot be written before hours go into it."""
+    if path is None or path == "-":
+        return
+    if Path(path).is_dir():
+        raise IsADirectoryError(f"{path} is a folder; give a file name")
+    if not Path(path).resolve().parent.is_dir():
+        raise FileNotFoundError(f"{Path(path).parent}: no such folder; make it first")
+
+
+@contextlib.contextmanager
+def usage() -> Iterator[None]:
+    """Turns what is wrong with the arguments into one line and exit code 2."""
+    begun()
+    try:
+        yield
+    except (ValueError, KeyError, OSError, RuntimeError) as error:
+        # A KeyError shows its message quoted.
+        text = error.args[0] if isinstance(error, KeyError) and error.args else error
+        line = "; ".join([f"jaxhal: {text}", *getattr(error, "__notes__", ())])
+        typer.echo(line, err=True)
+        raise typer.Exit(2) from error

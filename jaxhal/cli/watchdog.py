@@ -1,0 +1,164 @@
+"""``jaxhal watchdog``: explore, evaluate, check and serve."""
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from jaxhal.cli.console import as_table, terminal, usage
+
+app = typer.Typer(no_args_is_help=True, help="Guards an agent by its bound.")
+
+Config = Annotated[str, typer.Argument(help="A YAML configuration.")]
+Setting = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[KEY=VALUE]...", help="Dotted keys and YAML values."),
+]
+
+
+@app.command()
+def explore(config: Config, settings: Setting = None) -> None:
+    """Explores where an agent begins to hallucinate.
+
+    The folder gets the bound, journal.jsonl with all that was said, queries.jsonl,
+    summary.json, and review.jsonl: give a row there a "label" of 0 or 1 and explore
+    again.  An exploration that was stopped goes on where it was.
+    """
+    from jaxhal.watchdog.config import explorer_of, load_watch, plan_of
+
+    with usage():
+        loaded = load_watch(config, settings or ())
+        plan = plan_of(loaded)
+        found = explorer_of(loaded).run()
+    terminal().print(as_table([{**found.counts, "stopped by": found.stopped}]))
+    console = terminal(stderr=True)
+    if plan.how == "reinforced" and found.policy is None:
+        console.print(
+            f"no policy was trained: of {plan.steps} queries changed in every way that "
+            f"one learns from (plan.steps), there were {found.counts['steps']}"
+        )
+    if found.counts["unsure"]:
+        path = loaded.folder / "review.jsonl"
+        console.print(f"{found.counts['unsure']} answers wait for a person in {path}")
+    console.print(f"written to {loaded.folder}", soft_wrap=True)
+
+
+@app.command()
+def evaluate(
+    config: Config,
+    settings: Setting = None,
+    beside: Annotated[
+        list[str] | None,
+        typer.Option(help="Name of another exploration to compare; repeat for more."),
+    ] = None,
+) -> None:
+    """Judges the watchdog on held-out questions, beside baselines and controls.
+
+    The exploration's folder gets evaluation.md, evaluation.json and figures.  An
+    evaluation that was stopped goes on where it was.
+    """
+    from jaxhal.watchdog.config import beside as explored_beside
+    from jaxhal.watchdog.config import load_watch
+    from jaxhal.watchdog.evaluate import evaluate as judge
+
+    with usage():
+        loaded = load_watch(config, settings or ())
+        others = [explored_beside(loaded, name) for name in beside or ()]
+        found = judge(loaded, others)
+    keys = ("method", "AUROC", "low", "high", "F1", "accuracy", "control")
+    terminal().print(as_table([{k: row[k] for k in keys} for row in found.rows]))
+    terminal(stderr=True).print(f"written to {found.folder}", soft_wrap=True)
+
+
+@app.command()
+def check(
+    config: Config,
+    query: Annotated[
+        list[str] | None,
+        typer.Option("--query", "-q", help="What is asked; repeat for more."),
+    ] = None,
+    source: Annotated[
+        Path | None,
+        typer.Option("--input", "-i", help="A text file, a query a line."),
+    ] = None,
+    setting: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Dotted key and YAML value."),
+    ] = None,
+) -> None:
+    """Says of queries whether the agent may hallucinate, a JSON object a line."""
+    from jaxhal.datasets.jsonl import numbered_lines
+    from jaxhal.watchdog.config import load_watch, watchdog_of
+    from jaxhal.watchdog.serve import verdict
+
+    with usage():
+        loaded = load_watch(config, setting or ())
+        queries = [*(query or [])]
+        if source is not None:
+            lines = (raw.decode("utf-8").strip() for _, raw in numbered_lines(source))
+            queries += [line for line in lines if line]
+        if not queries:
+            raise ValueError("there is nothing to check; give --query or --input")
+        dog = watchdog_of(loaded)
+        if not len(dog.store):
+            raise ValueError(
+                f"the bound in {loaded.folder} holds no point; run jaxhal watchdog "
+                f"explore {config} first"
+            )
+        checks = asyncio.run(dog.checks(queries))
+    for one in checks:
+        said: dict[str, Any] = {"query": one.query, **verdict(one, "flag", False)}
+        del said["mode"], said["blocked"]
+        typer.echo(json.dumps(said, ensure_ascii=False))
+    if any(one.error is not None for one in checks):
+        raise typer.Exit(1)
+
+
+@app.command()
+def serve(
+    config: Config,
+    settings: Setting = None,
+    host: Annotated[str, typer.Option(help="Address to listen at.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535)] = 8080,
+    block: Annotated[
+        bool, typer.Option("--block", help="Hold answers to flagged queries back.")
+    ] = False,
+    token: Annotated[
+        str | None,
+        typer.Option(envvar="JAXHAL_TOKEN", help="What a client has to show."),
+    ] = None,
+    teacher: Annotated[
+        str | None,
+        typer.Option(
+            envvar="JAXHAL_TEACHER",
+            help="What one who gives feedback has to show; by default the token.",
+        ),
+    ] = None,
+    largest: Annotated[int, typer.Option(min=1, help="Bytes of a request.")] = 1 << 20,
+) -> None:
+    """Stands in front of the agent and speaks as OpenAI's chat completions do."""
+    from jaxhal.serve.limits import Limits
+    from jaxhal.watchdog.config import load_watch, watchdog_of
+    from jaxhal.watchdog.serve import Service
+
+    with usage():
+        dog = watchdog_of(load_watch(config, settings or ()))
+        if not len(dog.store) and block:
+            raise ValueError(
+                f"the bound holds no point, so nothing would be blocked; run jaxhal "
+                f"watchdog explore {config} first"
+            )
+        mode = "block" if block else "flag"
+        limits = Limits(largest=largest)
+        service = Service(dog, mode=mode, token=token, teacher=teacher, limits=limits)
+    console = terminal(stderr=True)
+    if host not in ("127.0.0.1", "::1", "localhost") and token is None:
+        console.print(f"anyone who reaches {host} can ask: give --token", style="bold")
+    if not len(dog.store):
+        console.print("the bound is empty: no query will be near it", style="bold")
+    console.print(
+        f"{dog.agent.name} behind {len(dog.store)} points at http://{host}:{port}/v1"
+    )
+    service.run(host, port)

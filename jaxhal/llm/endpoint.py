@@ -1,0 +1,382 @@
+"""Asking a language model behind an OpenAI-compatible address, each question once."""
+
+import contextlib
+import dataclasses
+import functools
+import hashlib
+import json
+import math
+import os
+import re
+import ssl
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from jaxhal.io.files import replacing
+from jaxhal.io.showing import shown
+from jaxhal.llm import hosts
+from jaxhal.models.registry import cache_dir, private_cache
+from jaxhal.texts import storable
+
+#: Bytes of what a server sends in reply to one request, its pieces together.
+MOST_BYTES = 64 * 2**20
+#: Seconds that a response may take at least, however little comes at a time.
+PATIENCE = 600.0
+# What a server that gets no key is given, since the client insists on one, and the
+# headers it gets: the client adds others that the environment holds.
+_NO_KEY = "none"
+_HEADERS = {"host", "connection", "user-agent"}
+_HEADERS |= {"accept", "accept-encoding", "content-type", "content-length"}
+# How often a model is asked for a reply that can be used.
+_ATTEMPTS = 3
+# Of a reply that an error shows.
+_SHOWN = 80
+# Chat models like to hand over JSON as a block of code.
+_FENCED = re.compile(r"\s*```(?:json)?\n(.*)\n```\s*", re.DOTALL)
+
+
+def json_object(reply: str) -> dict[str, Any]:
+    """The JSON object that a reply is, fenced as code or not.
+
+    Raises:
+      ValueError: when it is none; the text says so to the one who replied.
+
+    Example:
+      >>> json_object('```json\\n{"parts": []}\\n```')
+      {'parts': []}
+    """
+    fenced = _FENCED.fullmatch(reply)
+    try:
+        found = json.loads(fenced[1] if fenced else reply)
+    except (RecursionError, ValueError):
+        found = None
+    if not isinstance(found, dict):
+        raise ValueError("it is not one JSON object and nothing else")
+    return found
+
+
+class NoReply(Exception):
+    """A question that was left without a reply of use; another one may get one."""
+
+
+class Unanswered(NoReply, RuntimeError):
+    """The server gave no answer, after the client's retries."""
+
+
+class Useless(NoReply, ValueError):
+    """What the server said could not be used."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Endpoint:
+    """A chat model at an address, static by value.
+
+    The key is taken from $OPENAI_API_KEY; away from api.openai.com it may be unset.
+    It goes to whom :mod:`jaxhal.llm.hosts` lets have it: over https or to this machine, and
+    not to whom a configuration or a saved detector names without the user.
+
+    Attributes:
+      keyed: whether the server may have the key.
+
+    Args:
+      url: the base address, such as ``http://localhost:8000/v1``.
+      model: the model's name there.
+      timeout: seconds that one attempt may wait for the server; three are made.
+
+    Raises:
+      ValueError: when the address is no http URL, the model has no name, or the timeout
+        is not positive.
+      jaxhal.llm.hosts.Refused: when the user has not named a server that data names.
+
+    Example:
+      >>> Endpoint("http://localhost:8000/v1", "llama").path("Hello?").suffix
+      '.json'
+    """
+
+    url: str
+    model: str
+    timeout: float = 60.0
+    keyed: bool = dataclasses.field(init=False, repr=False)
+
+    def __post_init__(self):
+        object.__setattr__(self, "keyed", hosts.keyed(self.url))
+        if not self.model:
+            raise ValueError(f"model is {self.model!r}; give its name at {self.url}")
+        if not 0 < self.timeout < math.inf:
+            raise ValueError(f"timeout is {self.timeout}; give seconds, more than 0")
+
+    @property
+    def name(self) -> str:
+        """Who answers, in words."""
+        return f"{self.model} at {self.url}"
+
+    def ask(self, question: str, accept: Callable[[str], object] = str) -> str:
+        """The reply at temperature 0; asked once, then found in the cache.
+
+        Only a reply that is accepted is kept.  Another is asked for again, up to twice,
+        with what was wrong added to the question.
+
+        Args:
+          question: the whole text of the one message.
+          accept: raises ValueError, saying what is wrong, on a reply that is of no use.
+
+        Raises:
+          ModuleNotFoundError: without the ``openai`` package.
+          Unanswered: when there is no answer to it, after the client's retries.
+          Useless: when no reply is accepted, or a kept one cannot be read.
+          RuntimeError: when the endpoint takes no question at all: a wrong key, or none
+            for api.openai.com, a wrong address or model; replies before it are kept.
+        """
+        kept = self._kept(question)
+        if kept is not None and _fault(kept, accept) is None:
+            return kept
+        asked, reply, fault = question, "", ""
+        for _ in range(_ATTEMPTS):
+            reply = self._ask(asked)
+            fault = _fault(reply, accept)
+            if fault is None:
+                self._keep(question, asked, reply)
+                return reply
+            asked = (
+                f"{question}\n\nYour last reply to this was of no use: {fault}. Reply "
+                "again, in the form asked for."
+            )
+        raise Useless(
+            f"{self.model!r} replied {reply[:_SHOWN]!r}, of no use in {_ATTEMPTS} "
+            f"attempts: {fault}; leave this one out, or choose another model"
+        )
+
+    def path(self, question: str) -> Path:
+        """Where the reply is kept, ``$JAXHAL_CACHE/replies/<hash>.json``."""
+        request = json.dumps(self._request(question))
+        name = hashlib.sha256(request.encode()).hexdigest()[:32]
+        return cache_dir() / "replies" / f"{name}.json"
+
+    def _kept(self, question: str) -> str | None:
+        path = self.path(question)
+        if not path.is_file():
+            return None
+        try:
+            return str(json.loads(path.read_text("utf-8"))["reply"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise Useless(f"{path} holds no reply; delete it to ask again") from error
+
+    def _keep(self, question: str, asked: str, reply: str) -> None:
+        path = self.path(question)
+        private_cache(path.parent.name)
+        with replacing(path, private=True) as file:
+            json.dump(self._request(asked) | {"reply": reply}, file, indent=1)
+
+    def _messages(self, asked: str) -> list[Any]:
+        return [{"role": "user", "content": asked}]
+
+    def _request(self, asked: str) -> dict[str, Any]:
+        about = {"endpoint": self.url, "model": self.model}
+        return about | {"messages": self._messages(asked)}
+
+    def _ask(self, asked: str) -> str:
+        openai = self.client_library()
+        try:
+            # A client of its own each time leaves no connection open behind it.
+            with openai.OpenAI(
+                base_url=self.url,
+                api_key=self.key(),
+                timeout=self.timeout,
+                http_client=openai.DefaultHttpxClient(
+                    event_hooks={"request": [self.bare], "response": [self._bounded]},
+                    **self.connecting(),
+                ),
+            ) as client:
+                answer = client.chat.completions.create(
+                    model=self.model, messages=self._messages(asked), temperature=0
+                )
+        # A reply nested too deep for a parser is malformed as well.
+        except (openai.OpenAIError, ValueError, RecursionError) as error:
+            # What would be said to every question is not this one's error.
+            kind = RuntimeError if isinstance(error, self.refusals()) else Unanswered
+            raise kind(
+                f"{self.url} gave no answer from {self.model!r} "
+                f"({hosts.hidden(error)}); {self.remedy}, then run the same again"
+            ) from None
+        if isinstance(answer, str):  # a page
+            raise RuntimeError(
+                f"{self.url} answers with something other than a chat completion; give "
+                "the base address of its API, which often ends in /v1"
+            )
+        try:
+            reply, _ = content_of(answer)
+        except ValueError as error:
+            raise Unanswered(f"{self.url}: {error}; run the same again") from error
+        if not isinstance(reply, str):
+            raise Unanswered(
+                f"{self.url} answered without text from {self.model!r}; run the same "
+                "again, or choose another model"
+            )
+        return storable(reply)
+
+    def connecting(self) -> dict[str, Any]:
+        """How a client connects: nobody else gets what this server is sent."""
+        near = hosts.server_of(self.url).is_local  # no proxy should see it
+        return {"verify": trusted(), "follow_redirects": False, "trust_env": not near}
+
+    def bare(self, request: Any) -> None:
+        """Takes from a request whatever a server without the key should not have."""
+        if self.keyed:
+            return
+        for name in {*request.headers}:
+            if name not in _HEADERS and not name.startswith("x-stainless-"):
+                del request.headers[name]
+        request.headers["Authorization"] = f"Bearer {_NO_KEY}"
+
+    def check_here(self, response: Any) -> None:
+        """Raises the client's error where a server sends its askers elsewhere."""
+        if response.has_redirect_location:
+            raise self.client_library().PermissionDeniedError(
+                f"it sends to {shown(response.headers['location'])}, where nothing is "
+                "sent; give that address if you trust it",
+                response=response,
+                body=None,
+            )
+
+    def _bounded(self, response: Any) -> None:
+        self.check_here(response)
+        read, gauge = response.iter_bytes, self.gauge()
+
+        def bounded(chunk_size: int | None = None) -> Iterator[bytes]:
+            for piece in read(chunk_size):
+                gauge(piece)
+                yield piece
+
+        response.iter_bytes = bounded
+
+    def gauge(self) -> Callable[[bytes], None]:
+        """Takes what comes of one response, until that is too much or takes too long.
+
+        Then it raises the client's error, which the client passes on.
+        """
+        fault, size = self.client_library().OpenAIError, 0
+        ends = time.monotonic() + self.patience
+
+        def take(piece: bytes) -> None:
+            nonlocal size
+            size += len(piece)
+            if size > MOST_BYTES:
+                raise fault(f"the server sent over {MOST_BYTES} bytes")
+            if time.monotonic() > ends:
+                raise fault(f"no whole answer in {self.patience:.0f} seconds")
+
+        return take
+
+    @property
+    def patience(self) -> float:
+        """Seconds that a response may take, even if something comes all the time."""
+        return max(PATIENCE, 10 * self.timeout)
+
+    def client_library(self) -> Any:
+        """The ``openai`` package.
+
+        Raises:
+          ModuleNotFoundError: without it.
+        """
+        try:
+            import openai
+        except ModuleNotFoundError as error:
+            raise ModuleNotFoundError(
+                "asking an endpoint needs the openai package; pip install "
+                "'jaxhal[prompt]'"
+            ) from error
+        return openai
+
+    def refusals(self) -> tuple[type[Exception], ...]:
+        """The client's errors that every question would meet with."""
+        openai = self.client_library()
+        return (
+            openai.AuthenticationError,
+            openai.PermissionDeniedError,
+            openai.NotFoundError,
+        )
+
+    def key(self) -> str:
+        """What the server is told of who asks.
+
+        Raises:
+          RuntimeError: when there is none for api.openai.com.
+        """
+        key = os.environ.get("OPENAI_API_KEY") if self.keyed else None
+        if self.keyed and not key and hosts.server_of(self.url).is_openai:
+            raise RuntimeError(
+                f"$OPENAI_API_KEY is not set, which {self.url} needs; set it, or give "
+                "the address of another server"
+            )
+        return key or _NO_KEY
+
+    @property
+    def remedy(self) -> str:
+        """What to do when it does not answer."""
+        known = "check the address, the model's name and $OPENAI_API_KEY"
+        if self.keyed or not os.environ.get("OPENAI_API_KEY"):
+            return known
+        host = hosts.server_of(self.url).host
+        return (
+            f"{known}, which it was not given: that takes https, or this machine, and "
+            f"{host} in ${hosts.VARIABLE} where data names it"
+        )
+
+
+@functools.cache
+def trusted() -> ssl.SSLContext:
+    """Who is trusted as a server: what clients use by default, read from disk once."""
+    import httpx2  # what openai's clients are made of
+
+    return httpx2.create_ssl_context()
+
+
+def content_of(answer: Any) -> tuple[Any, bool]:
+    """The text of a completion, cut or not.
+
+    Raises:
+      ValueError: where it is something else.
+    """
+    with contextlib.suppress(AttributeError, IndexError, TypeError):
+        (choice, *_) = answer.choices
+        return choice.message.content, is_cut(choice)
+    raise ValueError("the server sent no chat completion")
+
+
+def is_cut(choice: Any) -> bool:
+    """Whether an answer, or a piece of one, ended for want of tokens."""
+    return getattr(choice, "finish_reason", None) == "length"
+
+
+def endpoint_of(url: str | None, model: str | None) -> Endpoint | None:
+    """The endpoint that is asked in place of the reader; ``None`` for the reader.
+
+    Args:
+      url: its base address, or ``None``.
+      model: the model's name there, or ``None``.
+
+    Raises:
+      ValueError: when only one of the two is given, or they name nothing.
+
+    Example:
+      >>> endpoint_of("http://localhost:8000/v1", "llama").model
+      'llama'
+    """
+    if url is None and model is None:
+        return None
+    if url is None or model is None:
+        raise ValueError(
+            f"endpoint is {url!r} and model is {model!r}; give both, or neither to ask "
+            "the reader"
+        )
+    return Endpoint(url, model)
+
+
+def _fault(reply: str, accept: Callable[[str], object]) -> str | None:
+    try:
+        accept(reply)
+    except ValueError as error:
+        return str(error)
+    return None if reply.strip() else "it is empty"

@@ -1,0 +1,191 @@
+"""Which servers may be asked, and which of them may have the user's keys.
+
+A server that is named in code is the caller's choice.  One that is named in a
+configuration, or by a saved detector, is asked if the user has named its host: in
+$JAXHAL_ENDPOINTS, by ``jaxhal --allow-endpoint``, or as that of $OPENAI_BASE_URL.  A
+configuration needs no leave for a server on this machine, which is given no key then,
+nor for ``https://api.openai.com``; a saved detector does.  No key goes out unencrypted.
+"""
+
+import contextlib
+import contextvars
+import ipaddress
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple
+
+from jaxhal.io.showing import shown
+
+#: Names the hosts, with or without a port, between commas.
+VARIABLE = "JAXHAL_ENDPOINTS"
+
+_HOST = r"([a-z0-9._-]+|\[[0-9a-f:.]+\])(?::([0-9]{1,5}))?"
+_PLACE = re.compile(_HOST, re.IGNORECASE)
+# Strict, so that nobody reads another host in it.
+_ADDRESS = re.compile(rf"(https?)://{_HOST}(?:/[!-\[\]-~]*)?", re.IGNORECASE)
+_PORTS = {"http": 80, "https": 443}
+# Shorter ones may be words of an error.
+_SECRET = 8
+
+
+class Refused(RuntimeError):
+    """A server that the user has not named."""
+
+
+class Server(NamedTuple):
+    """Who is behind an address: ``scheme``, ``host`` in small letters, and ``port``."""
+
+    scheme: str
+    host: str
+    port: int
+
+    @property
+    def is_local(self) -> bool:
+        """Whether it is on this machine."""
+        if self.host == "localhost":
+            return True
+        try:
+            return ipaddress.ip_address(self.host.strip("[]")).is_loopback
+        except ValueError:
+            return False
+
+    @property
+    def is_openai(self) -> bool:
+        """Whether it is OpenAI's own, and surely so."""
+        return self == Server("https", "api.openai.com", 443)
+
+    @property
+    def is_safe(self) -> bool:
+        """Whether nobody on the way reads what it is sent."""
+        return self.scheme == "https" or self.is_local
+
+
+def server_of(url: str) -> Server:
+    """The server behind an address.
+
+    Raises:
+      ValueError: on what is no plain http address; one with a user's name or password
+        in it is none.
+
+    Example:
+      >>> server_of("https://API.example.org/v1")
+      Server(scheme='https', host='api.example.org', port=443)
+    """
+    if not (found := _ADDRESS.fullmatch(url)):
+        bare = url.rpartition("@")[2]  # what is before it may be a password
+        raise ValueError(
+            f"endpoint is {shown(bare)!r}; give the base address of a server, such as "
+            f"'http://localhost:8000/v1'{', without user and password' * (bare != url)}"
+        )
+    scheme, host, port = found.groups()
+    return Server(scheme.lower(), host.lower(), int(port or _PORTS[scheme.lower()]))
+
+
+def is_named(
+    server: Server, names: Iterable[str] = (), environ: Mapping[str, str] = os.environ
+) -> bool:
+    """Whether the user has named a server's host.
+
+    Args:
+      server: as :func:`server_of` finds it.
+      names: hosts named in code, with or without a port.
+      environ: where $JAXHAL_ENDPOINTS and $OPENAI_BASE_URL are.
+
+    Raises:
+      ValueError: on a name that is no host.
+
+    Example:
+      >>> is_named(server_of("https://a.org/v1"), ["a.org:8000"], {})
+      False
+    """
+    given = (name.strip() for name in environ.get(VARIABLE, "").split(","))
+    places = [place_of(name) for name in (*names, *filter(None, given))]
+    if base := environ.get("OPENAI_BASE_URL"):
+        places.append(server_of(base)[1:])
+    return any(
+        host == server.host and port in (None, server.port) for host, port in places
+    )
+
+
+def place_of(name: str) -> tuple[str, int | None]:
+    """Host and port that a name in $JAXHAL_ENDPOINTS stands for.
+
+    Raises:
+      ValueError: on what is neither ``host`` nor ``host:port``.
+    """
+    if not (found := _PLACE.fullmatch(name)):
+        raise ValueError(
+            f"{shown(name)!r} names no host; write such as 'api.example.org' or "
+            "'api.example.org:8000'"
+        )
+    host, port = found.groups()
+    return host.lower(), int(port) if port else None
+
+
+class _Bringer(NamedTuple):
+    """What named servers are from, and what is said for them."""
+
+    what: str
+    names: tuple[str, ...]
+    trusted: bool
+
+
+_BRINGER: contextvars.ContextVar[_Bringer | None] = contextvars.ContextVar(
+    "bringer", default=None
+)
+
+
+@contextlib.contextmanager
+def brought(
+    what: str, names: Iterable[str] = (), *, trusted: bool = True
+) -> Iterator[None]:
+    """Servers that :func:`keyed` judges in this block are named by data, not in code.
+
+    Inside of another such block it changes nothing.
+
+    Args:
+      what: names them, in words.
+      names: hosts that the caller allows.
+      trusted: the user runs it, so it may name servers on this machine and OpenAI.
+    """
+    if _BRINGER.get() is not None:
+        yield
+        return
+    token = _BRINGER.set(_Bringer(what, tuple(names), trusted))
+    try:
+        yield
+    finally:
+        _BRINGER.reset(token)
+
+
+def keyed(url: str) -> bool:
+    """Whether a server may have the user's keys, if it may be asked at all.
+
+    Raises:
+      ValueError: as :func:`server_of`.
+      Refused: on a server that is named by data, and not by the user.
+    """
+    server, bringer = server_of(url), _BRINGER.get()
+    if bringer is None:
+        return server.is_safe
+    named = is_named(server, bringer.names)
+    usual = bringer.trusted and server.is_openai
+    if not (named or usual or (bringer.trusted and server.is_local)):
+        raise Refused(
+            f"{bringer.what} would send what it is given to {shown(url)!r}, a server "
+            f"that you have not named; if you trust it, add {server.host} to "
+            f"${VARIABLE}, or give jaxhal --allow-endpoint {server.host}"
+        )
+    return server.is_safe and (named or usual)
+
+
+def hidden(text: object, environ: Mapping[str, str] = os.environ) -> str:
+    """What an error says, without the user's key, should a server have said it back.
+
+    Example:
+      >>> hidden("no such key: sk-123456", {"OPENAI_API_KEY": "sk-123456"})
+      'no such key: $OPENAI_API_KEY'
+    """
+    key, said = environ.get("OPENAI_API_KEY", ""), str(text)
+    return said.replace(key, "$OPENAI_API_KEY") if len(key) >= _SECRET else said

@@ -1,0 +1,299 @@
+"""From an encoder's config.json to one frozen, hashable :class:`EncoderConfig`."""
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from jaxhal.io.showing import shown
+from jaxhal.models.config import (
+    ACTIVATIONS,
+    LAYER_KINDS,
+    Config,
+    Rope,
+    check_family,
+    checked,
+    layer_count,
+    llama_like,
+    rope_from,
+)
+from jaxhal.models.settings import LENGTH, Settings, read_json
+
+
+@dataclasses.dataclass(frozen=True)
+class EncoderConfig(Config):
+    """Everything static about an encoder; one class for every family.
+
+    What it shares with a decoder has the same names; ``windows`` count the keys on
+    either side of a query.
+    """
+
+    pre_norm: bool = False  # norms before attention and MLP, not after the sums
+    norm_bias: bool = True
+    position_rows: int = 0  # of the table of learned positions; 0 = none
+    position_offset: int = 0  # its row of the first token
+    token_types: int = 0
+    relative: tuple[Literal["c2p", "p2c"], ...] = ()
+    relative_span: int = 0  # distances on either side that have an embedding
+    relative_buckets: int = 0  # distances beyond half of them share buckets; 0 = none
+    relative_longest: int = 0
+    relative_norm: bool = False
+    relative_shared: bool = False  # the content's projections serve relative positions
+    conv_size: int = 0  # of the convolution beside the first layer; 0 = none
+    conv_groups: int = 1
+    conv_activation: str = "tanh"
+    labels: tuple[str, ...] = ()  # of the classifier; () = there is none
+    head_pooling: Literal["cls", "mean"] = "cls"
+    head_bias: bool = True
+    head_activation: str = "tanh"
+    head_norm: bool = False
+
+
+def read_encoder_config(folder: Path) -> EncoderConfig:
+    """Reads ``config.json`` of a Hugging Face folder.
+
+    ``max_seq_length`` of a sentence encoder, where it is shorter than what the model
+    can take, becomes its context length.
+
+    Raises:
+      FileNotFoundError: when the folder has no config.json.
+      ValueError: on a file that is no JSON, an unknown architecture or a setting this
+        encoder does not compute.
+    """
+    path = Path(folder) / "config.json"
+    config = encoder_from_huggingface(Settings(read_json(path), str(path)), str(path))
+    path = path.with_name("sentence_bert_config.json")
+    if not path.is_file():
+        return config
+    sentence = Settings(read_json(path), str(path))
+    longest = sentence.whole("max_seq_length", config.context_length, most=LENGTH)
+    length = min(config.context_length, longest)
+    return dataclasses.replace(config, context_length=length)
+
+
+def encoder_from_huggingface(
+    raw: Mapping[str, Any], where: str = "config.json"
+) -> EncoderConfig:
+    """An :class:`EncoderConfig` from the dictionary of a Hugging Face config.json.
+
+    Raises:
+      ValueError: on an unknown architecture or a setting this encoder does not compute.
+
+    Example:
+      >>> sizes = {"vocab_size": 9, "hidden_size": 8, "intermediate_size": 8}
+      >>> layers = {"num_hidden_layers": 1, "num_attention_heads": 2}
+      >>> encoder_from_huggingface({"model_type": "bert", **sizes, **layers}).head_dim
+      4
+    """
+    settings = Settings(raw, where)
+    family = check_family(settings.get("model_type", ""), _FAMILIES, where)
+    missing = [name for name in _SIZES if name not in settings]
+    if missing:
+        raise ValueError(f"{where} of a {family} lacks {', '.join(missing)}")
+    hidden, heads = (settings.whole(name) for name in _WIDTH_OF_HEADS)
+    if hidden % heads:
+        raise ValueError(
+            f"{where}: hidden_size {hidden} is no multiple of num_attention_heads "
+            f"{heads}; give a divisor"
+        )
+    return checked(_FAMILIES[family](settings), where)
+
+
+_WIDTH_OF_HEADS = ("hidden_size", "num_attention_heads")
+_SIZES = (
+    *_WIDTH_OF_HEADS,
+    "vocab_size",
+    "intermediate_size",
+    "num_hidden_layers",
+)
+_CLASSES = 1 << 16
+
+
+def _refuse(raw: Settings, **computed: Any) -> None:
+    """Raises on the first setting that has another value than the one computed."""
+    for name, value in computed.items():
+        if raw.get(name, value) != value:
+            raise ValueError(
+                f"{raw.where}: {raw['model_type']} with {name}="
+                f"{shown(repr(raw[name]))} is not computed; only {name}={value!r} is"
+            )
+
+
+def _labels(raw: Settings) -> tuple[str, ...]:
+    """Names of the classes, () for a checkpoint without a sequence classifier."""
+    kinds = raw.get("architectures", [])
+    if not isinstance(kinds, list):
+        raw.refuse("architectures", "give a list of names")
+    if not any(str(kind).endswith("ForSequenceClassification") for kind in kinds):
+        return ()
+    _refuse(raw, problem_type="single_label_classification")
+    named = raw.inside("id2label")
+    count = len(named) or raw.whole("num_labels", 2, most=_CLASSES)
+    if count < 2:
+        raise ValueError(
+            f"{raw.where}: a classifier with num_labels=1 gives no probabilities"
+        )
+    known = [str(label) for label in range(count)]
+    if more := [key for key in named if key not in known]:
+        named.refuse(more[0], f"give numbers below {count} as keys")
+    return tuple(str(named.get(key, f"LABEL_{key}")) for key in known)
+
+
+def _settings(raw: Settings, **switches: Any) -> EncoderConfig:
+    """What the families share; ``switches`` override."""
+    heads, layers = raw.whole("num_attention_heads"), layer_count(raw)
+    defaults = {"max_position_embeddings": 512, "hidden_act": "gelu"}
+    shared = llama_like(
+        raw.below(defaults).over(
+            {
+                "rms_norm_eps": raw.number("layer_norm_eps", 1e-12),
+                "num_key_value_heads": heads,
+                "head_dim": raw.whole("hidden_size") // heads,
+            }
+        ),
+        ropes=switches.pop("ropes", (Rope(),)),
+        rope_of_layer=switches.pop("rope_of_layer", (0,) * layers),
+    )
+    settings: dict[str, Any] = {
+        "norm": "layer",
+        "positions": "learned",
+        "gated": False,
+        "qkv_bias": True,
+        "o_bias": True,
+        "mlp_bias": True,
+        "labels": _labels(raw),
+    }
+    return EncoderConfig(**(vars(shared) | settings | switches))
+
+
+def _bert(raw: Settings) -> EncoderConfig:
+    _refuse(raw, position_embedding_type="absolute", is_decoder=False)
+    rows = raw.whole("max_position_embeddings", 512, most=LENGTH)
+    types = raw.whole("type_vocab_size", 2, least=0)
+    return _settings(raw, position_rows=rows, token_types=types)
+
+
+def _roberta(raw: Settings) -> EncoderConfig:
+    _refuse(raw, position_embedding_type="absolute", is_decoder=False)
+    rows = raw.whole("max_position_embeddings", 514, least=2, most=LENGTH)
+    # The table's first rows are unused.
+    offset = raw.whole("pad_token_id", 1, least=0, most=rows - 2) + 1
+    return _settings(
+        raw,
+        context_length=rows - offset,
+        position_rows=rows,
+        position_offset=offset,
+        token_types=raw.whole("type_vocab_size", 1, least=0),
+    )
+
+
+def _deberta(raw: Settings) -> EncoderConfig:
+    hidden = raw.whole("hidden_size")
+    width = hidden // raw.whole("num_attention_heads")
+    _refuse(
+        raw, embedding_size=hidden, pooler_hidden_size=hidden, attention_head_size=width
+    )
+    kinds = raw.get("pos_att_type", [])
+    kinds = kinds.lower().split("|") if isinstance(kinds, str) else kinds
+    if not isinstance(kinds, list):
+        raw.refuse("pos_att_type", "give a list of c2p and p2c")
+    kinds: Any = tuple(str(kind).strip() for kind in kinds if str(kind).strip())
+    if not set(kinds) <= {"c2p", "p2c"} or len(set(kinds)) < len(kinds):
+        raise ValueError(
+            f"{raw.where}: pos_att_type={shown(repr(kinds))} is not computed; c2p and "
+            "p2c are, each once"
+        )
+    rows = raw.whole("max_position_embeddings", 512, most=LENGTH)
+    longest = raw.whole("max_relative_positions", -1, least=-1)
+    longest = longest if longest > 0 else rows
+    buckets = max(0, raw.whole("position_buckets", -1, least=-1))
+    if buckets // 2 >= longest - 1:
+        raise ValueError(
+            f"{raw.where}: position_buckets={buckets} leave none of {longest} "
+            "positions to share one; give fewer"
+        )
+    relative = raw.flag("relative_attention")
+    size = raw.whole("conv_kernel_size", 0, least=0)
+    if size > 0 and size % 2 == 0:
+        raise ValueError(
+            f"{raw.where}: conv_kernel_size={size} is not computed; odd sizes are"
+        )
+    groups = raw.whole("conv_groups", 1)
+    if hidden % groups:
+        raw.refuse("conv_groups", f"give a divisor of hidden_size {hidden}")
+    return _settings(
+        raw.below({"layer_norm_eps": 1e-7}),
+        position_rows=rows if raw.flag("position_biased_input", True) else 0,
+        token_types=raw.whole("type_vocab_size", 0, least=0),
+        # The kinds count even where relative attention is off.
+        attention_scale=(width * (1 + len(kinds))) ** -0.5,
+        relative=kinds if relative else (),
+        relative_span=(buckets or longest) if relative else 0,
+        relative_buckets=buckets,
+        relative_longest=longest,
+        relative_norm="layer_norm" in str(raw.get("norm_rel_ebd", "none")).lower(),
+        relative_shared=raw.flag("share_att_key"),
+        conv_size=size,
+        conv_groups=groups,
+        conv_activation=_activation(raw, "conv_act", "tanh"),
+        head_activation=_activation(raw, "pooler_hidden_act", "gelu"),
+    )
+
+
+def _modernbert(raw: Settings) -> EncoderConfig:
+    _refuse(raw, rope_scaling=None)
+    layers = layer_count(raw)
+    every = raw.whole("global_attn_every_n_layers", 3)
+    kinds = [
+        "sliding_attention" if layer % every else "full_attention"
+        for layer in range(layers)
+    ]
+    if raw.get("layer_types"):
+        kinds = raw.each("layer_types", LAYER_KINDS, layers)
+    window = raw.whole("local_attention", 128, least=2, most=LENGTH) // 2
+    length = raw.whole("max_position_embeddings", 8192, most=LENGTH)
+    nested = raw.inside("rope_parameters")
+    whole, local = (
+        rope_from(nested.inside(kind), raw.number(name, theta, above=1.0), length)
+        for kind, name, theta in (
+            ("full_attention", "global_rope_theta", 160000.0),
+            ("sliding_attention", "local_rope_theta", 10000.0),
+        )
+    )
+    pooling = raw.one_of("classifier_pooling", "cls", ("cls", "mean"))
+    bias = raw.flag("attention_bias")
+    return _settings(
+        raw.over(
+            {
+                "hidden_act": raw.one_of("hidden_activation", "gelu", ACTIVATIONS),
+                "layer_norm_eps": raw.number("norm_eps", 1e-5),
+                "max_position_embeddings": length,
+            }
+        ),
+        ropes=(whole, local),
+        rope_of_layer=tuple(int(kind == "sliding_attention") for kind in kinds),
+        windows=tuple(window if k == "sliding_attention" else 0 for k in kinds),
+        positions="rope",
+        pre_norm=True,
+        gated=True,
+        norm_bias=raw.flag("norm_bias"),
+        qkv_bias=bias,
+        o_bias=bias,
+        mlp_bias=raw.flag("mlp_bias"),
+        head_pooling=pooling,
+        head_bias=raw.flag("classifier_bias"),
+        head_activation=_activation(raw, "classifier_activation", "gelu"),
+        head_norm=True,
+    )
+
+
+def _activation(raw: Settings, name: str, default: str) -> str:
+    return raw.one_of(name, default, ("tanh", "gelu"))
+
+
+_FAMILIES = {
+    "bert": _bert,
+    "roberta": _roberta,
+    "deberta-v2": _deberta,
+    "modernbert": _modernbert,
+}

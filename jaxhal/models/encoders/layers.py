@@ -1,0 +1,260 @@
+"""The parts of an encoder: parameter containers, batches of right-padded rows.
+
+References:
+  He et al., `DeBERTa <https://arxiv.org/abs/2006.03654>`_, 2021, equation 4.
+"""
+
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jaxtyping import Array, Float, Int
+
+from jaxhal.models.encoders.config import EncoderConfig
+from jaxhal.models.layers import (
+    MLP,
+    PLAIN_BLOCK_BYTES,
+    Attention,
+    Geometry,
+    LayerIndex,
+)
+from jaxhal.models.ops import EXACT, STANDARD, wide
+
+
+class LayerNorm(nnx.Module):
+    """Zero mean, unit variance, scaled; computed in float32 or wider."""
+
+    def __init__(self, config: EncoderConfig, dtype: Any):
+        self.scale = nnx.Param(jnp.ones(config.hidden_size, dtype))
+        self.bias = (
+            nnx.Param(jnp.zeros(config.hidden_size, dtype))
+            if config.norm_bias
+            else None
+        )
+        self.eps = config.norm_eps
+
+    def __call__(self, x: Float[Array, "*rows width"]) -> Float[Array, "*rows width"]:
+        y = STANDARD.normalize(x, self.eps, True) * self.scale[...]
+        return (y if self.bias is None else y + self.bias[...]).astype(x.dtype)
+
+
+def _linear(layer: nnx.Linear, x: Array) -> Array:
+    bias = None if layer.bias is None else layer.bias[...]
+    return STANDARD.linear(x, layer.kernel[...], bias)
+
+
+def _activate(x: Array, kind: str) -> Array:
+    return jnp.tanh(x) if kind == "tanh" else STANDARD.activate(x, kind)
+
+
+class Relative(NamedTuple):
+    """What disentangled attention knows of distances.
+
+    Attributes:
+      embedding: ``[distance width]``, shared by all layers.
+      row: ``[distance]``, the row of ``embedding`` of ``query - key``, from
+        ``1 - columns`` on.
+    """
+
+    embedding: Float[Array, "distance width"]
+    row: Int[np.ndarray, " difference"]
+
+
+class SelfAttention(Attention):
+    """Attention to all tokens or to those near, by content and relative position."""
+
+    config: EncoderConfig
+
+    def __init__(self, config: EncoderConfig, dtype: Any, rngs: nnx.Rngs):
+        super().__init__(config, dtype, rngs)
+
+        def project(kind: Literal["c2p", "p2c"]) -> Any:
+            if kind not in config.relative or config.relative_shared:
+                return None
+            width = config.hidden_size
+            return nnx.Linear(width, width, param_dtype=dtype, rngs=rngs)
+
+        self.relative_k_proj = project("c2p")
+        self.relative_q_proj = project("p2c")
+
+    def __call__(
+        self,
+        x: Float[Array, "batch seq width"],
+        geo: Geometry,
+        at: LayerIndex,
+        relative: Relative | None,
+    ) -> Float[Array, "batch seq width"]:
+        """The output of every row, in blocks of rows, or of samples with distances."""
+        q, k, v = self.project(x, geo, at, STANDARD)
+        heads, rows = q.shape[1], q.shape[3]
+
+        def near(position: Array, key_position: Array, valid: Array) -> Array:
+            distance = jnp.abs(position[..., None] - key_position)
+            return jnp.where(
+                valid & ((at.window == 0) | (distance <= at.window)), 0.0, -1e30
+            )
+
+        if relative is not None:
+            add = self._distances(relative, rows)
+
+            def sample(one):
+                q, k, v, position, valid = one
+                scores = STANDARD.scores(q[None], k[None]) + add(q[:, 0], k)[:, None]
+                bias = near(position, position, valid)
+                return STANDARD.attend(scores, bias[None, None, None], v[None])[0][0]
+
+            size = max(1, PLAIN_BLOCK_BYTES // (4 * heads * rows * rows))
+            each = q, k, v, geo.query_position, geo.key_valid
+            out = jax.lax.map(sample, each, batch_size=size)  # [batch heads 1 seq head]
+            out = out.transpose(0, 3, 1, 2, 4).reshape(*x.shape[:2], -1)
+            return self.output(out, STANDARD)
+
+        def row(one):
+            """One query of every sample, its axis kept for the primitives."""
+            q, position = one
+            scores = STANDARD.scores(q[:, :, :, None], k)
+            bias = near(position, geo.key_position, geo.key_valid)
+            return STANDARD.attend(scores, bias[:, None, None, None], v)[0][:, :, :, 0]
+
+        size = max(16, PLAIN_BLOCK_BYTES // (4 * q.shape[0] * heads * rows))
+        queries = jnp.moveaxis(q, 3, 0), geo.query_position.T
+        out = jax.lax.map(row, queries, batch_size=size)
+        out = out.transpose(1, 0, 2, 3, 4).reshape(*x.shape[:2], -1)
+        return self.output(out, STANDARD)
+
+    def _distances(self, relative: Relative, length: int) -> Any:
+        """What distances add to the scores of one sample, ``[heads query key]``."""
+        config = self.config
+        # From the longest distance forward to the longest back, and one to fill up.
+        rows = np.append(relative.row, 0)
+        by_key = by_query = None
+        if "c2p" in config.relative:
+            layer = self.k_proj if config.relative_shared else self.relative_k_proj
+            rows_back = np.append(relative.row[::-1], 0)
+            by_key = self._heads(_linear(layer, relative.embedding[rows_back]))
+        if "p2c" in config.relative:
+            layer = self.q_proj if config.relative_shared else self.relative_q_proj
+            by_query = self._heads(
+                _linear(layer, relative.embedding[rows]) * config.scale
+            )
+
+        def add(q: Array, k: Array) -> Any:
+            total = 0.0
+            if by_key is not None:
+                total += _shifted(_product("nqd,nrd->nqr", q, by_key))
+            if by_query is not None:
+                total += _shifted(_product("nkd,nrd->nkr", k, by_query)).swapaxes(1, 2)
+            return total
+
+        return add
+
+    def _heads(self, x: Array) -> Array:
+        return x.reshape(len(x), -1, self.config.head_dim).swapaxes(0, 1)
+
+
+def _shifted(x: Float[Array, "heads seq distance"]) -> Float[Array, "heads seq seq"]:
+    """Row ``i`` of ``2 n`` columns without its first ``n - 1 - i``, cut to ``n``."""
+    heads, n, _ = x.shape
+    flat = x.reshape(heads, -1)[:, n - 1 : n - 1 + n * (2 * n - 1)]
+    return flat.reshape(heads, n, 2 * n - 1)[..., :n]
+
+
+def _product(axes: str, x: Array, y: Array) -> Array:
+    return jnp.einsum(axes, x, y, precision=EXACT, preferred_element_type=wide(x.dtype))
+
+
+def relative_rows(config: EncoderConfig, columns: int) -> Int[np.ndarray, " distance"]:
+    """The embedding's row of each distance from ``1 - columns`` to ``columns - 1``.
+
+    Distances up to half the buckets have their own row, longer ones share rows on a
+    logarithmic scale up to ``relative_longest``.
+    """
+    distance = np.arange(1 - columns, columns)
+    if config.relative_buckets:
+        half = config.relative_buckets // 2
+        # In float32 as the checkpoints were trained, so that rounding up agrees.
+        far = np.maximum(np.abs(distance), half).astype(np.float32) / np.float32(half)
+        most = np.log(np.float32((config.relative_longest - 1) / half))
+        bucket = np.ceil(np.log(far) / most * np.float32(half - 1)) + half
+        near = np.abs(distance) <= half
+        distance = np.where(near, distance, np.sign(distance) * bucket)
+    span = config.relative_span
+    return np.clip(distance + span, 0, 2 * span - 1).astype(np.int32)
+
+
+class Block(nnx.Module):
+    """One layer, from the residual stream and what is read of it to the next two."""
+
+    def __init__(self, config: EncoderConfig, dtype: Any, rngs: nnx.Rngs):
+        self.self_attn = SelfAttention(config, dtype, rngs)
+        self.attention_norm = LayerNorm(config, dtype)
+        self.mlp = MLP(config, dtype, rngs)
+        # With norms before the parts, that of the next layer's attention.
+        self.output_norm = LayerNorm(config, dtype)
+        self.pre_norm = config.pre_norm
+
+    def __call__(
+        self, x: Array, read: Array, geo: Geometry, at: LayerIndex, relative: Any
+    ) -> tuple[Array, Array]:
+        x = x + self.self_attn(read, geo, at, relative)
+        read = self.attention_norm(x)
+        x = (x if self.pre_norm else read) + self.mlp(read, STANDARD)
+        read = self.output_norm(x)
+        return x if self.pre_norm else read, read
+
+
+class Convolution(nnx.Module):
+    """Over the embeddings, added to what comes out of the first layer."""
+
+    def __init__(self, config: EncoderConfig, dtype: Any):
+        width = config.hidden_size
+        shape = (config.conv_size, width // config.conv_groups, width)
+        self.kernel = nnx.Param(jnp.zeros(shape, dtype))
+        self.bias = nnx.Param(jnp.zeros(width, dtype))
+        self.norm = LayerNorm(config, dtype)
+        self.groups, self.activation = config.conv_groups, config.conv_activation
+
+    def __call__(
+        self,
+        embedded: Float[Array, "batch seq width"],
+        x: Float[Array, "batch seq width"],
+    ) -> Float[Array, "batch seq width"]:
+        y = jax.lax.conv_general_dilated(
+            embedded,
+            self.kernel[...],
+            window_strides=(1,),
+            padding="SAME",
+            dimension_numbers=("NWC", "WIO", "NWC"),
+            feature_group_count=self.groups,
+            precision=EXACT,
+        )
+        return self.norm(x + _activate(y + self.bias[...], self.activation))
+
+
+class Head(nnx.Module):
+    """From pooled tokens to one logit a label."""
+
+    def __init__(self, config: EncoderConfig, dtype: Any, rngs: nnx.Rngs):
+        width = config.hidden_size
+
+        def linear(features_out: int, bias: bool) -> nnx.Linear:
+            return nnx.Linear(
+                width, features_out, use_bias=bias, param_dtype=dtype, rngs=rngs
+            )
+
+        self.dense = linear(width, config.head_bias)
+        self.norm = LayerNorm(config, dtype) if config.head_norm else None
+        self.out_proj = linear(len(config.labels), True)
+        self.activation = config.head_activation
+
+    def features(self, pooled: Array) -> Array:
+        """What the last layer reads."""
+        x = _activate(_linear(self.dense, pooled), self.activation)
+        return x if self.norm is None else self.norm(x)
+
+    def __call__(
+        self, pooled: Float[Array, "batch width"]
+    ) -> Float[Array, "batch labels"]:
+        return _linear(self.out_proj, self.features(pooled)).astype(jnp.float32)

@@ -1,0 +1,193 @@
+"""One part: features of some answers, read by the model and kept as a Parquet file."""
+
+import hashlib
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxhal.capture.forward import read, read_jit
+from jaxhal.io.files import replacing
+from jaxhal.models.batching import Encoded, collate
+from jaxhal.models.lm import LM
+from jaxhal.reading.columns import Cache, Column, Place, readable
+from jaxhal.reading.planning import Group, Part
+from jaxhal.types import Batch, Reducer
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+# What a part can hold and NumPy reads back without a copy.
+_DTYPES = ("float32", "float16", "int32")
+# Prompts and responses of different lengths, to see what a feature's axes follow.
+_PROMPTS, _RESPONSES = (8, 8, 11), (5, 7, 5)
+
+
+def response_axes(lm: LM, reducers: Mapping[str, Reducer]) -> dict[str, list[int]]:
+    """Which axes of one answer's feature run along its response tokens.
+
+    Found by asking for the shapes of the same feature at several lengths.
+
+    Raises:
+      TypeError: when a feature is not one array of float32, float16 or int32, or has an
+        axis that is neither of fixed length nor as long as the response.
+    """
+    named = tuple(reducers.items())
+
+    def shapes(prompt: int, response: int) -> dict[str, Any]:
+        mask = jax.ShapeDtypeStruct((1, prompt + response), jnp.bool_)
+        ids = jax.ShapeDtypeStruct((1, prompt + response), jnp.int32)
+        offsets = jax.ShapeDtypeStruct((1, response, 2), jnp.int32)
+        batch = Batch(ids, mask, mask, mask, mask, offsets, prompt)
+        return jax.eval_shape(lambda lm, b: read_jit(lm, b, named), lm, batch)
+
+    seen = [shapes(*pair) for pair in zip(_PROMPTS, _RESPONSES, strict=True)]
+    axes = {}
+    for name, reducer in reducers.items():
+        values = [one[name] for one in seen]
+        if not isinstance(values[0], jax.ShapeDtypeStruct):
+            raise TypeError(
+                f"reducer {name} gives a {type(values[0]).__name__}; a store keeps "
+                "single arrays: split it into one reducer per array"
+            )
+        if str(values[0].dtype) not in _DTYPES:
+            raise TypeError(
+                f"reducer {name} gives {values[0].dtype}; a store keeps "
+                f"{', '.join(_DTYPES)}: end it with .astype(jnp.float32)"
+            )
+        # Per axis, its length each time.
+        sizes = list(zip(*(_drop_batch(v.shape, reducer) for v in values), strict=True))
+        axes[name] = [axis for axis, size in enumerate(sizes) if size == _RESPONSES]
+        for axis, size in enumerate(sizes):
+            if axis not in axes[name] and len(set(size)) > 1:
+                raise TypeError(
+                    f"reducer {name} has an axis of {size} for prompts of {_PROMPTS} "
+                    f"and responses of {_RESPONSES} padded tokens; a store keeps axes "
+                    "of fixed length or as long as the response: sum over this one, or "
+                    "cut it to the response"
+                )
+    return axes
+
+
+def _drop_batch(shape: tuple[int, ...], reducer: Reducer) -> tuple[int, ...]:
+    axis = reducer.batch_axis
+    return shape[:axis] + shape[axis + 1 :]
+
+
+def make_table(
+    lm: LM,
+    part: Part,
+    encoded: Mapping[str, Encoded],
+    reducers: Mapping[str, Reducer],
+    axes: Mapping[str, list[int]],
+    batch_size: int,
+) -> "pa.Table":
+    """Reads a part's answers and lays their features out as a table."""
+    import pyarrow as pa
+
+    values: dict[str, list[np.ndarray]] = defaultdict(list)
+    keys, tokens = [], []
+    for group in part.groups:
+        rows = [encoded[key] for key in group.keys]
+        features = _read_group(lm, group, rows, reducers, batch_size)
+        for at, (key, row) in enumerate(zip(group.keys, rows, strict=True)):
+            count = len(row.response_ids)
+            keys.append(key)
+            tokens.append(count)
+            for column, reducer in reducers.items():
+                value = np.take(features[column], at, axis=reducer.batch_axis)
+                for axis in axes[column]:
+                    value = np.take(value, np.arange(count), axis=axis)
+                values[column].append(value)
+    table = {"key": pa.array(keys), "tokens": pa.array(tokens, pa.int32())}
+    fields = [pa.field("key", pa.string()), pa.field("tokens", pa.int32())]
+    for column in reducers:
+        flat = np.concatenate([value.ravel() for value in values[column]])
+        ends = np.cumsum([0, *(value.size for value in values[column])])
+        table[column] = pa.LargeListArray.from_arrays(pa.array(ends), pa.array(flat))
+        shape = list(values[column][0].shape)
+        for axis in axes[column]:
+            shape[axis] = -1
+        about = {"shape": json.dumps(shape)}
+        fields.append(pa.field(column, table[column].type, metadata=about))
+    return pa.table(table, schema=pa.schema(fields))
+
+
+def _read_group(
+    lm: LM,
+    group: Group,
+    rows: list[Encoded],
+    reducers: Mapping[str, Reducer],
+    batch_size: int,
+) -> dict[str, np.ndarray]:
+    size = max(1, batch_size // group.copies) * group.copies
+    batch = collate(
+        rows, lm.require_tokenizer().pad_id, group.prompt, group.response, size
+    )
+    return jax.device_get(read(lm, batch, reducers, copies=group.copies))
+
+
+def write_part(table: "pa.Table", folder: Path, name: str) -> None:
+    """Writes a part under its name in the plan and the checksum of its bytes."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink, compression="zstd", write_page_checksum=True)
+    data = memoryview(sink.getvalue())
+    path = folder / "parts" / f"{name}-{hashlib.sha256(data).hexdigest()}.parquet"
+    with replacing(path, binary=True) as file:
+        file.write(data)
+
+
+def has_part(folder: Path, name: str) -> bool:
+    return any((folder / "parts").glob(f"{name}-*.parquet"))
+
+
+def _parts(folder: Path) -> list[Path]:
+    return sorted((folder / "parts").glob("[!.]*.parquet"))
+
+
+def _contents(path: Path) -> tuple[set[str], list[str]]:
+    """Feature columns of a part, and the keys of its rows."""
+    with readable(path) as file:
+        names = set(file.schema_arrow.names) - {"key", "tokens"}
+        return names, file.read(columns=["key"])["key"].to_pylist()
+
+
+def locate(
+    folder: Path, keys: Sequence[str], columns: Iterable[str]
+) -> dict[str, Column]:
+    """The features of some answers, by column; all of them must have been computed."""
+    wanted = set(keys)
+    found: dict[str, dict[str, Place]] = {column: {} for column in columns}
+    for path in _parts(folder):
+        names, inside = _contents(path)
+        for name in names & set(found):
+            for at, key in enumerate(inside):
+                if key in wanted:
+                    found[name].setdefault(key, Place(path, at))
+    cache = Cache()
+    return {
+        name: Column(name, [places[key] for key in keys], cache)
+        for name, places in found.items()
+    }
+
+
+def missing(
+    folder: Path, encoded: Mapping[str, Encoded], columns: Mapping[str, Any]
+) -> dict[str, list[str]]:
+    """The columns that each row still lacks, for the rows that lack any."""
+    have: dict[str, set[str]] = defaultdict(set)
+    for path in _parts(folder):
+        names, keys = _contents(path)
+        for column in names & set(columns):
+            have[column].update(keys)
+    lack = {key: [c for c in sorted(columns) if key not in have[c]] for key in encoded}
+    return {key: names for key, names in lack.items() if names}

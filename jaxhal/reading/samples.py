@@ -1,0 +1,258 @@
+"""Other answers of the reader to the prompts of examples, drawn once and kept."""
+
+import dataclasses
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from jaxhal.capture.forward import read_rows
+from jaxhal.features.eigenscore import add_features, clip_thresholds, feature_bank
+from jaxhal.features.hidden import HiddenStates
+from jaxhal.generation import Sampling, generate
+from jaxhal.generation.steps import Clip
+from jaxhal.io.files import replacing
+from jaxhal.io.progress import progress_bar
+from jaxhal.io.showing import quoted
+from jaxhal.models.lm import LM
+from jaxhal.reading.keys import digest, fingerprint
+from jaxhal.types import Example
+
+# Prompts whose samples are written together.
+_PART = 16
+
+
+@dataclasses.dataclass(frozen=True)
+class Draw:
+    """How samples are drawn, static by value.
+
+    Args:
+      n: samples of each prompt.
+      max_new_tokens: the most tokens of a sample.
+      sampling: how tokens are chosen.
+      seed: of the chance; what is drawn for a prompt follows from it and the prompt.
+      clip: the share of extreme activations, at either end, that are cut off as the
+        model writes (INSIDE's feature clipping, 0.002 in the paper).  What is extreme
+        is taken from the last 3000 tokens of the examples' own responses, where the
+        paper has those written last, so that no sample depends on what was drawn
+        before it; they depend on which examples are scored together.  ``None`` cuts
+        nothing.
+      given: nothing is drawn; the first ``n`` samples that come with an example count,
+        such as those of a model that wrote it and cannot be asked again.
+
+    Raises:
+      ValueError: on ``n`` or ``max_new_tokens`` below 1, greedy sampling, whose samples
+        would all be one, or ``clip`` outside (0, 0.5).
+
+    References:
+      Chen et al., INSIDE, ICLR 2024, section 3.2.
+    """
+
+    n: int = 10
+    max_new_tokens: int = 64
+    sampling: Sampling = Sampling()
+    seed: int = 0
+    clip: float | None = None
+    given: bool = False
+
+    def __post_init__(self):
+        for name in ("n", "max_new_tokens"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}; draw at least 1")
+        if self.sampling.temperature == 0.0:
+            raise ValueError(
+                "temperature is 0, so that all samples would be equal; give one above 0"
+            )
+        if self.clip is not None and not 0 < self.clip < 0.5:
+            raise ValueError(f"clip is {self.clip}; give a share in (0, 0.5), or None")
+
+    def __str__(self) -> str:
+        """How many samples of what kind, in words."""
+        if self.given:
+            return f"{self.n} samples that come with the answer"
+        kind = [f"up to {self.max_new_tokens} tokens"]
+        for name in ("temperature", "top_k", "top_p", "min_p", "repetition_penalty"):
+            value, usual = getattr(self.sampling, name), getattr(Sampling, name)
+            if name == "temperature" or value != usual:
+                kind.append(f"{name.replace('_', ' ')} {value:g}")
+        if self.clip is not None:
+            kind.append(f"features clipped at {self.clip:g}")
+        return f"{self.n} samples ({', '.join(kind)})"
+
+
+class Sample(NamedTuple):
+    """One sampled answer.
+
+    Attributes:
+      text: what it says; empty where the model ended at once.
+      logprob: mean log probability of its tokens, that of its end among them, in nats;
+        not a number where it came with the example.
+      tokens: how many there are, 0 where it came with the example.
+      end: log probability of its end, ``None`` where it was cut off.
+    """
+
+    text: str
+    logprob: float
+    tokens: int
+    end: float | None = None
+
+    def likelihood(self, per_token: bool, end: bool) -> float:
+        """Log probability of its tokens, their mean or sum, with the end or without.
+
+        That of an end and nothing else is the end's in any case.
+        """
+        total, count = self.logprob * self.tokens, self.tokens
+        if not end and count > 1 and self.end is not None:
+            total, count = total - self.end, count - 1
+        return total / count if per_token and count else total
+
+
+def draw(
+    lm: LM,
+    examples: Sequence[Example],
+    how: Draw,
+    root: Path | None = None,
+    *,
+    batch_size: int = 32,
+    progress: bool | None = None,
+) -> list[list[Sample]]:
+    """Samples for the prompt of each example; equal prompts share theirs.
+
+    Args:
+      lm: what answers.
+      examples: whose prompts are answered; their own responses are not looked at.
+      how: how samples are drawn.
+      root: folder where samples are kept, a few prompts a file; a run that was killed
+        goes on where it stopped.  ``None`` keeps nothing.
+      batch_size: answers decoded together.
+      progress: show a progress bar; ``None`` shows it on a terminal.
+
+    Raises:
+      ValueError: as :func:`jaxhal.generate`; on a damaged file; when an example comes
+        with fewer samples than are asked for.
+      OSError: when the folder cannot be written.
+    """
+    if how.given:
+        return [_given(example, how.n) for example in examples]
+    tokenizer = lm.require_tokenizer()
+    wanted = [
+        digest(tokenizer.encode_prompt(example).prompt_ids.tobytes())
+        for example in examples
+    ]
+    prompts = dict(zip(wanted, examples, strict=True))
+    clip = None if how.clip is None else _bounds(lm, examples, how.clip)
+    folder = None if root is None else root / "samples" / _name(lm, how, clip)
+    known = {} if folder is None else _kept(folder)
+    lacking = [key for key in prompts if key not in known]
+    step = max(_PART, batch_size // how.n)
+    with progress_bar(len(lacking), "sampling", "prompt", progress) as bar:
+        for start in range(0, len(lacking), step):
+            part = lacking[start : start + step]
+            some = {key: prompts[key] for key in part}
+            fresh = _drawn(lm, some, how, clip, batch_size)
+            if folder is not None:
+                _keep(folder, fresh)
+            known |= fresh
+            bar.update(len(part))
+    return [known[key] for key in wanted]
+
+
+def lacking(example: Example, n: int) -> str:
+    """Why an example does not bring ``n`` samples of its own; empty where it does."""
+    count = len(example.samples)
+    if count >= n:
+        return ""
+    return (
+        f"comes with {count} samples, and {n} are asked for; give it more 'samples', "
+        "or lower n"
+    )
+
+
+def _given(example: Example, n: int) -> list[Sample]:
+    if why := lacking(example, n):
+        raise ValueError(f"example {quoted(example.id)} {why}")
+    return [Sample(text, math.nan, 0) for text in example.samples[:n]]
+
+
+def _bounds(lm: LM, examples: Sequence[Example], share: float) -> Clip:
+    """What lies between the extremes of the responses' last tokens."""
+    tokenizer, rows, tokens = lm.require_tokenizer(), [], 0
+    bank = feature_bank(lm.config.hidden_size)
+    for example in reversed(examples):
+        if tokens >= len(bank.values):
+            break
+        rows.insert(0, tokenizer.encode_example(example))
+        tokens += len(rows[0].response_ids)
+    if tokens < 1 / share:
+        raise ValueError(
+            f"clip is {share}, and the responses have {tokens} tokens; what is extreme "
+            f"is known from {math.ceil(1 / share)} on, so score more answers together"
+        )
+    states = read_rows(lm, rows, HiddenStates(layers=(-1,)))
+    seen = [s[0, : len(row.response_ids)] for s, row in zip(states, rows, strict=True)]
+    return clip_thresholds(add_features(bank, np.concatenate(seen)), share)
+
+
+def _drawn(
+    lm: LM,
+    prompts: dict[str, Example],
+    how: Draw,
+    clip: Clip | None,
+    batch_size: int,
+) -> dict[str, list[Sample]]:
+    # A prompt's chance comes from the prompt alone: neither order nor company matters,
+    # but for the bounds of clipping.
+    numbers = np.array([int(key[:8], 16) for key in prompts], np.uint32)
+    keys = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(how.seed), numbers)
+    found = generate(
+        lm,
+        list(prompts.values()),
+        n=how.n,
+        max_new_tokens=how.max_new_tokens,
+        sampling=how.sampling,
+        key=keys,
+        clip=clip,
+        batch_size=batch_size,
+        progress=False,
+    )
+    return {
+        key: [
+            Sample(
+                one.text,
+                float(one.logprobs.mean()),
+                len(one.tokens),
+                float(one.logprobs[-1]) if one.stopped == "eos" else None,
+            )
+            for one in some
+        ]
+        for key, some in zip(prompts, found, strict=True)
+    }
+
+
+def _name(lm: LM, how: Draw, clip: Clip | None) -> str:
+    bounds = b"" if clip is None else np.asarray(clip).tobytes()
+    form = " ".join(Sample._fields)
+    return f"{fingerprint(lm)}-{digest(f'{how!r} {form}'.encode() + bounds)[:16]}"
+
+
+def _kept(folder: Path) -> dict[str, list[Sample]]:
+    known = {}
+    for path in sorted(folder.glob("[!.]*.json")):
+        try:
+            held = json.loads(path.read_text("utf-8"))
+            known |= {k: [Sample(*one) for one in some] for k, some in held.items()}
+        except (AttributeError, TypeError, ValueError) as error:
+            raise ValueError(
+                f"{path} holds no samples ({error}); delete it to draw them again"
+            ) from error
+    return known
+
+
+def _keep(folder: Path, fresh: dict[str, list[Sample]]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    with replacing(folder / f"{digest(''.join(sorted(fresh)))}.json") as file:
+        json.dump(fresh, file, ensure_ascii=False, indent=1)

@@ -1,0 +1,454 @@
+"""What came out for each answer: scores, coloured text, tables and a page to read."""
+
+import base64
+import bisect
+import collections
+import hashlib
+import html
+import importlib.resources
+import itertools
+import json
+import math
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from jaxhal.io.files import replacing
+from jaxhal.io.showing import printable, shown
+from jaxhal.reporting.attribution import Sources, page_data
+from jaxhal.types import Label
+
+if TYPE_CHECKING:
+    import pandas
+    from rich.text import Text
+
+# Score from which on a token gets a background; black text is readable on each.  Low
+# scores keep the terminal's own colours, which may be light or dark.
+_TERMINAL = ((0.75, "black on #f08b3e"), (0.5, "black on #fbb679"))
+
+
+class Token(NamedTuple):
+    """One response token: its text, characters ``[start, end)`` of the response, and
+    its score in [0, 1] from each detector that scores tokens."""
+
+    text: str
+    start: int
+    end: int
+    scores: dict[str, float]
+
+
+class Span(NamedTuple):
+    """Characters ``[start, end)`` of the response that a detector holds for made up,
+    with its confidence in [0, 1]."""
+
+    start: int
+    end: int
+    text: str
+    confidence: float
+
+
+class Segment(NamedTuple):
+    """A piece of a response between two boundaries of tokens, labels or spans.
+
+    Attributes:
+      text: its characters; the segments of a response join up to it.
+      tokens: numbers of the tokens that cover it, several where a character is split.
+      label: the kind of the annotated span it lies in, ``None`` outside.
+      confidence: of the predicted span it lies in, ``None`` outside.
+    """
+
+    text: str
+    tokens: tuple[int, ...]
+    label: str | None
+    confidence: float | None
+
+
+@dataclass(frozen=True)
+class Report:
+    """The verdict on one answer.
+
+    Attributes:
+      id: the example's own name.
+      model: what read the answer.
+      response: the answer.
+      scores: detector -> score of the response, higher = more likely hallucinated.
+      tokens: the response tokens with their scores.
+      spans: what the detector marks as made up.
+      heads: feature -> ``[layer, heads]``, its mean over the response.
+      detector: the one that coloured the tokens and found the spans.
+      context: the retrieved text, where the example had one.
+      question: what was asked.
+      prompt: the whole prompt, where the example had that instead of a context.
+      label: 1 hallucinated, 0 grounded, ``None`` unknown.
+      labels: annotated spans, ``None`` unknown.
+      error: why the answer could not be scored, ``None`` when it was.
+      probabilities: detector -> calibrated probability of a hallucination, for those
+        that were fitted to labelled answers.
+      flagged: the detectors whose score reaches their threshold; never a control, nor
+        one that beats none.
+      by: detector -> what else than the model decided, such as the entailment between
+        two texts by the likeness of their embeddings, where that can be chosen.
+      relevance: what each of ``tokens`` rests on, ``None`` when it was not asked for.
+
+    >>> report = Report("a", "tiny", "It is red.", {"toha": 0.25}, [], [], {}, "toha")
+    >>> print(report)
+    a: toha 0.25
+    >>> report.to_dict()
+    {'id': 'a', 'scores': {'toha': 0.25}, 'probabilities': {}, 'flagged': [],
+     'spans': [], 'error': None}
+    """
+
+    id: str
+    model: str
+    response: str
+    scores: dict[str, float]
+    tokens: list[Token]
+    spans: list[Span]
+    heads: dict[str, np.ndarray]
+    detector: str
+    context: str | None = None
+    question: str | None = None
+    prompt: str | None = None
+    label: int | None = None
+    labels: tuple[Label, ...] | None = None
+    error: str | None = None
+    probabilities: dict[str, float] = field(default_factory=dict)
+    flagged: list[str] = field(default_factory=list)
+    by: dict[str, str] = field(default_factory=dict)
+    relevance: Sources | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """The output row: plain Python numbers, ready for JSON.
+
+        ``"by"`` is there only where it says something.
+
+        Raises:
+          ValueError: on a score or confidence that is not finite.
+        """
+        return {
+            "id": self.id,
+            "scores": {
+                name: _finite(score, f"{shown(self.id)}: {name}")
+                for name, score in self.scores.items()
+            },
+            "probabilities": {
+                name: _finite(value, f"{shown(self.id)}: probability of {name}")
+                for name, value in self.probabilities.items()
+            },
+            **({"by": dict(self.by)} if self.by else {}),
+            "flagged": list(self.flagged),
+            "spans": [
+                {
+                    "start": int(span.start),
+                    "end": int(span.end),
+                    "text": span.text,
+                    "confidence": _finite(
+                        span.confidence, f"{shown(self.id)}: confidence"
+                    ),
+                }
+                for span in self.spans
+            ],
+            "error": self.error,
+        }
+
+    def check(self) -> None:
+        """Makes sure that every number can be written.
+
+        Raises:
+          ValueError: on a score, of a token or a head too, that is not finite.
+        """
+        self.to_dict()
+        for token in self.tokens:
+            for name, score in token.scores.items():
+                _finite(score, f"{shown(self.id)}: {name} of a token")
+        for name, heads in self.heads.items():
+            _rounded(heads, f"{shown(self.id)}: {name}")
+
+    def to_pandas(self) -> "pandas.DataFrame":
+        """One row per token: ``token``, ``start``, ``end``, a column per detector."""
+        import pandas
+
+        rows = [
+            {"token": token.text, "start": token.start, "end": token.end} | token.scores
+            for token in self.tokens
+        ]
+        names = ["token", "start", "end", *_token_detectors([self])]
+        return pandas.DataFrame(rows, columns=pandas.Index(names))
+
+    def segments(self) -> list[Segment]:
+        """The response cut at every boundary, so that each piece has one look.
+
+        Tokens without text, such as the end of the sequence, are in no segment.
+        """
+        cuts = {0, len(self.response)}
+        for item in (*self.tokens, *self.spans, *(self.labels or ())):
+            cuts |= {item.start, item.end}
+        edges = sorted(cuts)
+
+        def pieces(item: Token | Span | Label) -> range:
+            left = bisect.bisect_left(edges, item.start)
+            return range(left, bisect.bisect_left(edges, item.end))
+
+        tokens = collections.defaultdict[int, list[int]](list)
+        for number, token in enumerate(self.tokens):
+            for piece in pieces(token):
+                tokens[piece].append(number)
+        kinds = {
+            piece: label.label for label in self.labels or () for piece in pieces(label)
+        }
+        sure = {
+            piece: float(span.confidence)
+            for span in self.spans
+            for piece in pieces(span)
+        }
+        return [
+            Segment(
+                self.response[start:end],
+                tuple(tokens[piece]),
+                kinds.get(piece),
+                sure.get(piece),
+            )
+            for piece, (start, end) in enumerate(itertools.pairwise(edges))
+        ]
+
+    def __str__(self) -> str:
+        if self.error is not None:
+            return f"{shown(self.id)}: {printable(self.error, keep='')}"
+        parts = [f"{shown(name)} {score:.4g}" for name, score in self.scores.items()]
+        parts += [f"{span.text!r} ({span.confidence:.2f})" for span in self.spans]
+        return f"{shown(self.id)}: {', '.join(parts) or 'no scores'}"
+
+    def __rich__(self) -> "Text":
+        """The response for a terminal: token scores from 0.5, and from 0.75, as
+        background, labels underlined, predicted spans bold."""
+        from rich.text import Text
+
+        text = Text()
+        for segment, score in self._coloured():
+            shades = (look for least, look in _TERMINAL if (score or 0.0) >= least)
+            style = next(shades, "")
+            style += " underline" if segment.label else ""
+            style += " bold" if segment.confidence is not None else ""
+            text.append(printable(segment.text), style=style.strip())
+        return text
+
+    def _repr_html_(self) -> str:
+        """The answer and its scores for a notebook, on a light or a dark page."""
+        if self.error is not None:
+            return f"<p><b>{html.escape(self.id)}</b>: {html.escape(self.error)}</p>"
+        pieces = []
+        for segment, score in self._coloured():
+            style, hints = "", []
+            if score is not None:
+                style += f"background:rgba(217,95,2,{0.8 * score:.3f});"
+                hints.append(f"{self.detector} {score:.3f}")
+            if segment.label is not None:
+                style += "text-decoration:underline 3px #3b82d0;"
+                hints.append(f"annotated: {segment.label}")
+            if segment.confidence is not None:
+                style += "border:solid currentColor;border-width:1px 0;"
+                hints.append(f"predicted, confidence {segment.confidence:.2f}")
+            pieces.append(
+                f'<span style="{style}" title="{html.escape("; ".join(hints))}">'
+                f"{html.escape(segment.text)}</span>"
+            )
+        rows = "".join(
+            f'<tr><th style="text-align:left">{html.escape(name)}</th>'
+            f"<td>{score:.4g}</td></tr>"
+            for name, score in self.scores.items()
+        )
+        legend = f"tokens: {html.escape(self.detector)}, 0 clear to 1 orange"
+        if self.labels:
+            legend += "; underlined: annotated"
+        if self.spans:
+            legend += "; ruled above and below: predicted"
+        return (
+            f'<div style="max-width:48em"><p style="line-height:1.9;'
+            f'white-space:pre-wrap">{"".join(pieces)}</p><p><small>{legend}</small></p>'
+            f"<table>{rows}</table></div>"
+        )
+
+    def _coloured(self) -> list[tuple[Segment, float | None]]:
+        """Segments with the score that colours them, the highest of their tokens'."""
+        scores = [token.scores.get(self.detector) for token in self.tokens]
+        found = []
+        for piece in self.segments():
+            known = [s for number in piece.tokens if (s := scores[number]) is not None]
+            found.append((piece, max(known, default=None)))
+        return found
+
+
+def write_html(
+    path: str | os.PathLike,
+    reports: Sequence[Report],
+    title: str,
+    summary: Sequence[Mapping[str, Any]] | None = None,
+    note: str = "",
+    body: str = "",
+) -> None:
+    """Writes one page that holds everything: no network, no other file.
+
+    Args:
+      path: of the page; it appears only when complete.
+      reports: the answers, in the order of the page.
+      title: the page's heading.
+      summary: rows of a table of results; the keys of the first are its columns.
+      note: a paragraph under the table, such as how to read it.
+      body: HTML that is shown as it is, above the answers; it can run no script and
+        load nothing, and ``style`` attributes in it are ignored.
+
+    Raises:
+      FileNotFoundError: when the folder of ``path`` does not exist.
+      ValueError: on a number that is not finite.
+    """
+    import jinja2
+
+    folder = importlib.resources.files("jaxhal") / "templates"
+    template, style, script = (
+        (folder / f"report.{kind}").read_text("utf-8") for kind in ("html", "css", "js")
+    )
+    page = jinja2.Environment(autoescape=True, finalize=_legible).from_string(template)
+    text = page.render(
+        title=title,
+        models=", ".join(sorted({report.model for report in reports})),
+        total=len(reports),
+        labelled=[sum(report.label == label for report in reports) for label in (1, 0)],
+        failed=sum(report.error is not None for report in reports),
+        columns=list(summary[0]) if summary else [],
+        summary=[[cell(value) for value in row.values()] for row in summary or ()],
+        note=note,
+        body=body,
+        data=_script(_page_data(reports)),
+        style=style,
+        script=script,
+        # The page's own style and script are the only ones that a browser takes.
+        allowed={"style": _digest(style), "script": _digest(script)},
+    )
+    with replacing(path) as file:
+        file.write(text)
+
+
+def _page_data(reports: Sequence[Report]) -> dict[str, Any]:
+    return {
+        "answers": [_answer(report) for report in reports],
+        "detectors": _token_detectors(reports),
+        "scores": list(dict.fromkeys(name for each in reports for name in each.scores)),
+        "maps": _aggregate(reports),
+    }
+
+
+def _answer(report: Report) -> dict[str, Any]:
+    row = report.to_dict()
+    spans = np.array([(t.start, t.end) for t in report.tokens], int).reshape(-1, 2)
+    return {
+        "id": report.id,
+        "source": ("Context", report.context)
+        if report.prompt is None
+        else ("Prompt", report.prompt),
+        "question": report.question,
+        "pieces": report.segments(),
+        "tokens": {
+            name: [
+                None
+                if (score := token.scores.get(name)) is None
+                else round(_finite(score, f"{shown(report.id)}: {name} of a token"), 3)
+                for token in report.tokens
+            ]
+            for name in _token_detectors([report])
+        },
+        "scores": row["scores"],
+        "probabilities": row["probabilities"],
+        "flagged": row["flagged"],
+        "by": report.by,
+        "heads": {
+            name: _rounded(heads, f"{shown(report.id)}: {name}")
+            for name, heads in report.heads.items()
+        },
+        "relevance": None
+        if report.relevance is None
+        else page_data(report.relevance, report.response, spans),
+        "label": report.label,
+        "detector": report.detector,
+        "error": report.error,
+    }
+
+
+def _aggregate(reports: Sequence[Report]) -> dict[str, Any]:
+    """Feature -> mean map of the answers, hallucinated minus grounded if labelled."""
+    maps = {}
+    for name in dict.fromkeys(name for report in reports for name in report.heads):
+        have = [report for report in reports if name in report.heads]
+        if len({report.heads[name].shape for report in have}) > 1:
+            continue  # several models: their heads do not correspond
+        groups = [[r.heads[name] for r in have if r.label == label] for label in (0, 1)]
+        signed = all(groups)
+        if signed:
+            values = np.mean(groups[1], 0, float) - np.mean(groups[0], 0, float)
+        else:
+            values = np.mean([report.heads[name] for report in have], 0, float)
+        low = min(float(report.heads[name].min()) for report in have)
+        high = max(float(report.heads[name].max()) for report in have)
+        maps[name] = {
+            "values": _rounded(values, name),
+            "signed": signed,
+            "range": _rounded([low, high], name),
+        }
+    return maps
+
+
+def _token_detectors(reports: Iterable[Report]) -> list[str]:
+    return list(
+        dict.fromkeys(
+            name for report in reports for each in report.tokens for name in each.scores
+        )
+    )
+
+
+def _rounded(values: Any, where: str) -> list[Any]:
+    array = np.asarray(values, float)
+    if not np.isfinite(array).all():
+        _finite(array[~np.isfinite(array)][0], where)
+    return array.round(3).tolist()
+
+
+def _finite(value: Any, where: str) -> float:
+    if not math.isfinite(value):
+        raise ValueError(
+            f"{where} is {value}; every number must be finite, look for NaN in the "
+            "model's weights or in the detector"
+        )
+    return float(value)
+
+
+def cell(value: Any) -> tuple[str, bool]:
+    """The text of a table cell, and whether it is a number."""
+    if value is None:
+        return "", False
+    if isinstance(value, bool):
+        return ("yes" if value else "no"), False
+    if isinstance(value, float):
+        return f"{value:.3f}", True
+    return str(value), isinstance(value, int)
+
+
+def _legible(value: Any) -> Any:
+    """What stands in the page itself, where it is text and no markup."""
+    return printable(value) if type(value) is str else value
+
+
+def _digest(text: str) -> str:
+    """A text's name in a content security policy."""
+    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
+
+
+def _script(data: Any) -> str:
+    """JSON that a script element can hold: nothing in it can end the element.
+
+    Halves of surrogate pairs, which no file holds, are spelled out too.
+    """
+    text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return re.sub("[<>&\ud800-\udfff]", lambda one: f"\\u{ord(one[0]):04x}", text)

@@ -1,0 +1,85 @@
+"""Reports of a run as one table and one sentence."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from jaxhal.evaluation.ranking import auroc
+from jaxhal.evaluation.tables import compare
+
+if TYPE_CHECKING:
+    from jaxhal.reporting.report import Report
+
+
+def source(report: "Report") -> str | None:
+    """What an answer rests on; answers that share it are not independent."""
+    return report.prompt if report.context is None else report.context
+
+
+def summarize(reports: Sequence["Report"]) -> list[dict[str, Any]]:
+    """A row per detector, methods first, best first; none without both labels.
+
+    The rows of :func:`compare` with answers grouped by :func:`source`, and the AUROC
+    over tokens where spans are annotated.
+    """
+    from jaxhal.detectors import CATALOGUE  # reports need no detectors otherwise
+
+    known = [r for r in reports if r.error is None and r.label is not None]
+    labels = [report.label for report in known]
+    if len(set(labels)) < 2:
+        return []
+    scores = {name: [r.scores[name] for r in known] for name in known[0].scores}
+    controls = {n for n in scores if n in CATALOGUE and CATALOGUE[n]().control}
+    groups = [source(report) for report in known]
+    return [
+        {
+            "detector": row["method"],
+            "AUROC": row["AUROC"],
+            "95 % interval": f"{row['low']:.2f}–{row['high']:.2f}",
+            "token AUROC": _token_auroc(known, row["method"]),
+            "control": row["control"],
+            "beats controls": row["beats controls"],
+        }
+        for row in compare(scores, labels, groups, controls)
+    ]
+
+
+def _token_auroc(reports: Iterable["Report"], name: str) -> float | None:
+    """AUROC over all tokens against the annotated spans; ``None`` where undefined."""
+    pairs = [
+        (
+            token.scores[name],
+            any(token.start < span.end and span.start < token.end for span in labels),
+        )
+        for report in reports
+        if (labels := report.labels) is not None
+        for token in report.tokens
+        if name in token.scores and token.start < token.end
+    ]
+    if len({label for _, label in pairs}) < 2:
+        return None
+    scores, labels = zip(*pairs, strict=True)
+    return auroc(scores, labels)
+
+
+def verdict(rows: Sequence[Mapping[str, Any]]) -> str:
+    """In words, which methods are worth more than the controls."""
+    if not rows:
+        return "Answers of one class have no AUROC."
+    text = (
+        "The intervals resample sources, since answers to one rise and fall together."
+    )
+    controls = [row for row in rows if row["control"]]
+    if not controls:
+        return text
+    best = max(controls, key=lambda row: row["AUROC"])
+    text += f" The best control is {best['detector']} ({best['AUROC']:.3f}); "
+    verdicts = {
+        "yes": "clearly above it: {}",
+        "within noise": "above it only within the noise: {}",
+        "no": "not above it: {}",
+    }
+    found = []
+    for verdict, phrase in verdicts.items():
+        names = [row["detector"] for row in rows if row["beats controls"] == verdict]
+        found += [phrase.format(", ".join(names))] if names else []
+    return f"{text}{'; '.join(found) or 'no method was scored'}."

@@ -1,0 +1,239 @@
+"""Fitting a detector: parameters, a calibrated probability and a threshold."""
+
+import dataclasses
+import json
+import os
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import jax
+import numpy as np
+from jaxtyping import Bool, Float
+
+from jaxhal.classifiers.linear import from_sklearn
+from jaxhal.classifiers.selection import published
+from jaxhal.detectors import Detector, Targets, fit_held_out, lookback_lens
+from jaxhal.evaluation.calibration import (
+    Isotonic,
+    Platt,
+    best_accuracy_threshold,
+    best_f1_threshold,
+    isotonic,
+    platt,
+    precision_threshold,
+)
+from jaxhal.evaluation.splits import SplitError
+from jaxhal.evaluation.tables import VERDICTS
+from jaxhal.io.showing import shown
+
+
+@dataclasses.dataclass(frozen=True)
+class Fitted:
+    """A detector that has been fitted.
+
+    One that is worth no more than a control flags nothing, whatever its threshold; its
+    scores and probabilities are reported all the same.
+
+    Attributes:
+      detector: the method.
+      params: its parameters, a pytree.
+      calibration: score -> probability of a hallucination, as in the training part;
+        ``None`` for a method that was shown no labelled answers.
+      threshold: the score from which on an answer is flagged, ``None`` likewise.  The
+        best by F1 may well lie where the probability is below a half.
+      unseen: ``Float[samples]``, scores of the rows learnt from by fits that had not
+        seen their sources, on the scale of :meth:`score`; calibration and threshold
+        come from these.  What other rows hold means nothing; empty when the detector
+        was not fitted here.
+      beats: whether it ranked answers that it had not seen better than the best
+        control: ``"yes"``, ``"within noise"`` or ``"no"``, as
+        :func:`jaxhal.evaluation.compare` has it; ``None`` where nobody compared them.
+
+    Raises:
+      ValueError: on another ``beats``.
+    """
+
+    detector: Detector
+    params: Any
+    calibration: Platt | Isotonic | None
+    threshold: float | None
+    unseen: Float[np.ndarray, " samples"]
+    beats: str | None = None
+
+    def __post_init__(self):
+        if self.beats not in (None, *VERDICTS):
+            raise ValueError(
+                f"beats is {shown(self.beats)}; use {', '.join(VERDICTS)} or None"
+            )
+
+    def __repr__(self) -> str:
+        why = "" if self.silent is None else f", flags nothing: {self.silent}"
+        return f"<Fitted {self.detector.name}, threshold {self.threshold}{why}>"
+
+    @property
+    def silent(self) -> str | None:
+        """Why it flags nothing, ``None`` when it may."""
+        if self.detector.control:
+            return "it is a control"
+        if self.threshold is None:
+            return "it was shown no labelled answers"
+        if self.calibration is not None and self.calibration.flat:
+            return "it gives every answer the same probability"
+        return {
+            "within noise": "it beats the best control only within the noise",
+            "no": "it does not beat the best control",
+        }.get(self.beats or "yes")
+
+    def score(self, inputs: Any) -> Float[np.ndarray, " samples"]:
+        """Scores of answers from the detector's inputs."""
+        return np.asarray(self.detector.decide(self.params, jax.device_put(inputs)))
+
+    def probabilities(self, scores: Any) -> Float[np.ndarray, " samples"]:
+        """Calibrated probabilities of a hallucination.
+
+        Raises:
+          ValueError: when the method was shown no labelled answers.
+        """
+        if self.calibration is None:
+            raise ValueError(_uncalibrated(self.detector))
+        return self.calibration(scores)
+
+    def flags(self, scores: Any) -> Bool[np.ndarray, " samples"]:
+        """Which answers it flags; none when it is :attr:`silent`.
+
+        Raises:
+          ValueError: when the method was shown no labelled answers.
+        """
+        return self.reaches(scores) & (self.silent is None)
+
+    def reaches(self, scores: Any) -> Bool[np.ndarray, " samples"]:
+        """Which scores reach the threshold, by which a method is compared with others.
+
+        Raises:
+          ValueError: when the method was shown no labelled answers.
+        """
+        if self.threshold is None:
+            raise ValueError(_uncalibrated(self.detector))
+        # The threshold lies between two scores, where float32 may not tell it apart.
+        return np.asarray(scores, float) >= self.threshold
+
+
+def _uncalibrated(detector: Detector) -> str:
+    return (
+        f"detector {detector.name!r} was shown no labelled answers, so its scores have "
+        "no probability and no threshold; use jaxhal.scoring.fit.fit"
+    )
+
+
+def untrained(detector: Detector) -> Fitted:
+    """A method without parameters as it is: scores, but no probability.
+
+    Raises:
+      ValueError: when the method must be fitted.
+    """
+    if detector.fit is not None:
+        raise ValueError(
+            f"detector {detector.name!r} must be fitted to labelled answers first"
+        )
+    return Fitted(detector, (), None, None, np.zeros(0, np.float32))
+
+
+def released_lookback(path: str | os.PathLike) -> Fitted:
+    """Lookback Lens as its authors fitted it, to judge what a like model reads.
+
+    Their class 1 is faithful text, so the sign turns: the score is the log odds of a
+    hallucination, the probability its logistic, ``predict_proba(x)[:, 0]``, and a half
+    the threshold.  Any reader of as many heads is judged; only that of the same model
+    was what they fitted to, Llama-2-7b-chat with 32 layers of 32 heads.
+
+    Args:
+      path: a released classifier exported to JSON: ``n_layers``, ``n_heads``,
+        ``classes`` [0, 1], ``coef`` (layer-major) and ``intercept``.
+
+    Raises:
+      FileNotFoundError: when there is no such file.
+      ValueError: when it lacks one of these, or they do not fit together.
+
+    References:
+      Chuang et al., `Lookback Lens <https://arxiv.org/abs/2407.07071>`_, 2024, and the
+      classifiers beside its code.
+    """
+    try:
+        about = json.loads(Path(path).read_text("utf-8"))
+        layers, heads, classes = (
+            about[key] for key in ("n_layers", "n_heads", "classes")
+        )
+        linear = from_sklearn(about["coef"], about["intercept"], positive="grounded")
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"{path} is no released classifier ({type(error).__name__}: {error}); "
+            "export n_layers, n_heads, classes, coef and intercept"
+        ) from error
+    if linear.w.shape != (layers * heads,) or classes != [0, 1]:
+        raise ValueError(
+            f"{path} has {len(linear.w)} coefficients for {layers} layers of {heads} "
+            f"heads, and classes {classes}; a released classifier has one a head, and "
+            "classes [0, 1]"
+        )
+    nothing = np.zeros(0, np.float32)
+    return Fitted(lookback_lens(), published(linear), Platt(1.0, 0.0), 0.0, nothing)
+
+
+def fit(
+    detector: Detector,
+    inputs: Any,
+    targets: Targets,
+    *,
+    objective: Literal["f1", "accuracy"] = "f1",
+    precision: float | None = None,
+    calibration: Literal["platt", "isotonic"] = "platt",
+    known: Mapping[str, Fitted] | None = None,
+) -> Fitted:
+    """Fits a detector to a training part.
+
+    Args:
+      detector: the method, trained or not.
+      inputs: of :func:`jaxhal.scoring.inputs.collect`.
+      targets: labels, sources, and which rows to learn from.
+      objective: what the threshold is chosen for.
+      precision: choose the threshold for this precision instead.
+      calibration: how scores become probabilities: a sigmoid, or any steps that rise,
+        which take more answers to find.
+      known: members of an ensemble that were fitted to the same rows before.
+
+    Warns:
+      UserWarning: when the scores say nothing of answers not fitted to, so that all
+        have one probability.
+
+    Raises:
+      ValueError: when the rows have one class, too few sources for the folds, or cannot
+        reach the precision, or on another ``calibration``.
+    """
+    if calibration not in ("platt", "isotonic"):
+        raise ValueError(f"calibration is {calibration!r}; use 'platt' or 'isotonic'")
+    before = {name: (one.params, one.unseen) for name, one in (known or {}).items()}
+    try:
+        params, unseen = fit_held_out(detector, inputs, targets, before)
+    except SplitError as error:
+        raise ValueError(
+            f"detector {detector.name!r} cannot be fitted: {error.args[0]}; give more "
+            "labelled sources of each class"
+        ) from error
+    seen, labels = unseen[targets.rows], np.asarray(targets.labels)[targets.rows]
+    if precision is not None:
+        threshold = precision_threshold(seen, labels, precision)
+    elif objective == "accuracy":
+        threshold = best_accuracy_threshold(seen, labels)
+    else:
+        threshold = best_f1_threshold(seen, labels)
+    found = platt(seen, labels) if calibration == "platt" else isotonic(seen, labels)
+    if found.flat:
+        warnings.warn(
+            f"detector {detector.name!r} ranks answers that it was not fitted to no "
+            "better than chance: all get one probability, and it flags none; give more "
+            "labelled answers, or use another detector",
+            stacklevel=2,
+        )
+    return Fitted(detector, params, found, threshold, unseen)

@@ -1,0 +1,224 @@
+"""Rows to results as they are done, going on where a stopped process left off."""
+
+import base64
+import dataclasses
+import itertools
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+import jaxhal
+from jaxhal.datasets.fields import Row
+from jaxhal.models.lm import LM
+from jaxhal.reading.keys import digest, fingerprint
+from jaxhal.reporting.attribution import Sources
+from jaxhal.reporting.report import Report, Span, Token
+from jaxhal.scoring import score as detection
+from jaxhal.scoring.judge import empty
+from jaxhal.scoring.partial import Partial
+
+# Rows that are sorted by length together: to a file; to where each is waited for; and
+# for detectors that ask everything of a part before its first row is done.
+_PART, _PART_WAITED_FOR, _PART_MEASURED = 1024, 256, 64
+
+
+class Result(NamedTuple):
+    """The output row of an answer, and its report where that is wanted as well."""
+
+    row: Mapping[str, Any]
+    report: Report | None
+
+
+def settings_of(
+    lm: LM,
+    detectors: Sequence[str] | None,
+    batch_size: int,
+    relevance: str | None = None,
+    reports: bool = False,
+) -> dict[str, Any]:
+    """All but the input that decides what results say, down to the last digit.
+
+    Raises:
+      ValueError: as :func:`jaxhal.scoring.score.resolve`.
+    """
+    chosen = detection.resolve(lm.name, detectors)
+    tokens = lm.require_tokenizer()
+    backend = tokens.hf.backend_tokenizer.to_str()
+    text = f"{backend}{tokens.hf.chat_template}{tokens.chat}{tokens.stop_ids}"
+    learnt = [
+        (one.params, one.threshold, repr(one.calibration), one.silent) for one in chosen
+    ]
+    leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(learnt)]
+    return {
+        "model": lm.name,
+        "weights": fingerprint(lm),
+        "tokenizer": digest(text),
+        "detectors": [one.detector.name for one in chosen],
+        "measures": [m.feature for one in chosen for m in one.detector.measures],
+        "parameters": digest(b"|".join(leaf.tobytes() for leaf in leaves)),
+        "batch size": batch_size,
+        "relevance": relevance,
+        "page": reports,
+        "jaxhal": jaxhal.__version__,
+        "jax": jax.__version__,
+        "device": jax.devices()[0].device_kind,
+    }
+
+
+def results(
+    lm: LM,
+    rows: Iterable[Row],
+    detectors: Sequence[str] | None = None,
+    *,
+    batch_size: int = 8,
+    relevance: str | None = None,
+    reports: bool = False,
+    partial: Partial | None = None,
+) -> Iterator[Result]:
+    """The result of each row, in order, bad rows among them.
+
+    Args:
+      lm: the reader.
+      rows: what to judge.
+      detectors, batch_size, relevance: as :func:`jaxhal.score` takes them.
+      reports: give the reports as well.
+      partial: where results are kept as they are done.  Those that are there are not
+        made again; the others come out bit for bit as if they had been made with them.
+
+    Raises:
+      OSError: when a result cannot be kept; those before it are.
+      ValueError: as :func:`jaxhal.score`, and when ``partial`` holds results of other
+        rows.
+    """
+    most = _PART_WAITED_FOR if partial is None else _PART
+    if any(one.detector.measures for one in detection.resolve(lm.name, detectors)):
+        most = _PART_MEASURED
+    options = {"batch_size": batch_size, "relevance": relevance}
+    rows = iter(rows)
+    saved = itertools.groupby(partial or (), lambda record: record["part"])
+    while part := list(itertools.islice(rows, most)):
+        name, done = digest(repr(part)), {}
+        if (known := next(saved, None)) is not None:
+            if known[0] != name:
+                raise ValueError(
+                    _other(partial, f"lines {part[0].line} to {part[-1].line}")
+                )
+            done = {one["at"]: _unpacked(lm, part[one["at"]], one) for one in known[1]}
+        first = 0
+        for batch in _reports(lm, part, detectors, set(done), options):
+            made = {at: _result(part[at], one, reports) for at, one in batch}
+            if partial is not None and made:
+                partial.add(_packed(name, at, one) for at, one in made.items())
+            done |= made
+            while first in done:
+                yield done.pop(first)
+                first += 1
+    if next(saved, None) is not None:
+        raise ValueError(_other(partial, "the last lines"))
+
+
+def rows_of(partial: Partial) -> Iterator[Mapping[str, Any]]:
+    """The output rows of what is done, in the order of the input."""
+    for _, records in itertools.groupby(partial, lambda record: record["part"]):
+        for record in sorted(records, key=lambda record: record["at"]):
+            yield record["row"]
+
+
+def checked(report: Report) -> Report:
+    """The report, or its error when a number in it is none."""
+    try:
+        report.check()
+    except ValueError as error:
+        without: dict[str, Any] = {"scores": {}, "tokens": [], "spans": [], "heads": {}}
+        without |= {"probabilities": {}, "flagged": [], "relevance": None}
+        return dataclasses.replace(report, **without, error=str(error))
+    return report
+
+
+def _reports(
+    lm: LM,
+    part: Sequence[Row],
+    detectors: Sequence[str] | None,
+    known: Container[int],
+    options: Mapping[str, Any],
+) -> Iterator[list[tuple[int, Report]]]:
+    """Reports as they are done, with the rows' numbers in the part; first bad rows."""
+    good = [at for at, row in enumerate(part) if row.example is not None]
+    examples = [row.example for row in part if row.example is not None]
+    bad = [(at, _bad(lm, row)) for at, row in enumerate(part) if row.example is None]
+    yield [pair for pair in bad if pair[0] not in known]
+    there = {number for number, at in enumerate(good) if at in known}
+    for batch in detection.score_batches(
+        lm, examples, detectors, known=there, **options
+    ):
+        yield [(good[number], report) for number, report in batch]
+
+
+def _bad(lm: LM, row: Row) -> Report:
+    return Report(row.id, lm.name, "", {}, [], [], {}, "", error=row.error)
+
+
+def _result(row: Row, report: Report, reports: bool) -> Result:
+    if row.example is not None:
+        report = checked(report)
+        if report.error is not None:
+            error = f"line {row.line}: {report.error}"
+            report = dataclasses.replace(report, error=error)
+    return Result(report.to_dict(), report if reports else None)
+
+
+def _other(partial: Partial | None, what: str) -> str:
+    assert partial is not None
+    return (
+        f"{partial.path} was made of another input: {what} differ; give that input to "
+        "go on, --force to start over, or another output"
+    )
+
+
+# What a report has from its row; the rest is kept.
+_GIVEN = ("id", "response", "context", "question", "prompt", "label", "labels")
+
+
+def _packed(part: str, at: int, result: Result) -> dict[str, Any]:
+    """A result as JSON."""
+    record = {"part": part, "at": at, "row": result.row}
+    if result.report is None:
+        return record
+    report = {
+        field.name: getattr(result.report, field.name)
+        for field in dataclasses.fields(Report)
+        if field.name not in _GIVEN
+    }
+    heads = report["heads"].items()
+    report["heads"] = {name: _array_packed(values) for name, values in heads}
+    if (sources := report["relevance"]) is not None:
+        matrix = _array_packed(sources.matrix)
+        report["relevance"] = [sources.prompt, matrix, sources.rules]
+    return record | {"report": report}
+
+
+def _unpacked(lm: LM, row: Row, record: Mapping[str, Any]) -> Result:
+    if "report" not in record:
+        return Result(record["row"], None)
+    kept = dict(record["report"])
+    kept["tokens"] = [Token(*token) for token in kept["tokens"]]
+    kept["spans"] = [Span(*span) for span in kept["spans"]]
+    heads = kept["heads"].items()
+    kept["heads"] = {name: _array_unpacked(values) for name, values in heads}
+    if (sources := kept["relevance"]) is not None:
+        prompt, matrix, rules = sources
+        kept["relevance"] = Sources(prompt, _array_unpacked(matrix), rules)
+    blank = _bad(lm, row) if row.example is None else empty(lm.name, row.example, [])
+    return Result(record["row"], dataclasses.replace(blank, **kept))
+
+
+def _array_packed(values: np.ndarray) -> list[Any]:
+    data = base64.b64encode(np.ascontiguousarray(values).tobytes()).decode()
+    return [values.dtype.str, values.shape, data]
+
+
+def _array_unpacked(packed: Sequence[Any]) -> np.ndarray:
+    kind, shape, data = packed
+    return np.frombuffer(base64.b64decode(data), kind).reshape(shape)

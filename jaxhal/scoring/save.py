@@ -1,0 +1,212 @@
+"""Fitted detectors on disk: a safetensors file, and a card that people can read."""
+
+import dataclasses
+import hashlib
+import os
+from collections.abc import Iterable, Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from jaxhal.classifiers.linear import Linear
+from jaxhal.classifiers.lstm import LSTM, Cell
+from jaxhal.classifiers.mlp import MLP
+from jaxhal.classifiers.nested import Tuned
+from jaxhal.classifiers.pooling import Pooling
+from jaxhal.classifiers.selection import Chosen
+from jaxhal.classifiers.svm import SVM
+from jaxhal.classifiers.trees import Forest
+from jaxhal.detectors import Detector, build
+from jaxhal.detectors.controls import TfIdf
+from jaxhal.detectors.ensemble import Stack
+from jaxhal.detectors.trained import Heads
+from jaxhal.evaluation.calibration import Isotonic, Platt
+from jaxhal.io import sealing
+from jaxhal.io.files import replacing
+from jaxhal.llm import hosts
+from jaxhal.scoring.fit import Fitted
+
+_CARD, _PARAMS = "card.json", "params.safetensors"
+
+# What parameters may be made of, by the name the card gives it.
+_KINDS = {
+    kind.__name__: kind
+    for kind in (
+        *(Linear, Chosen, MLP, Pooling, Heads, TfIdf, Stack),
+        *(SVM, Forest, LSTM, Cell, Tuned),
+    )
+}
+
+
+def save(
+    path: str | os.PathLike,
+    fitted: Fitted,
+    spec: str | Mapping[str, Any],
+    card: Mapping[str, Any] | None = None,
+) -> None:
+    """Writes a fitted detector to a folder: ``params.safetensors`` and ``card.json``.
+
+    Args:
+      path: the folder, which must not exist yet or be empty.
+      fitted: what to keep.
+      spec: how :func:`jaxhal.detectors.build` makes the detector again.
+      card: what else people should know: the model, its data and their hash, metrics.
+
+    Raises:
+      ValueError: when ``spec`` makes another detector, the detector was shown no
+        labelled answers, or ``card`` has a key that loading needs.
+      FileExistsError: when the folder holds something.
+    """
+    from safetensors.numpy import save as serialized
+
+    _check_same(spec, build(spec), fitted.detector)
+    if fitted.threshold is None or fitted.calibration is None:
+        name = fitted.detector.name
+        raise ValueError(f"{name!r} was not fitted; there is nothing to save")
+    names = ("jaxhal", "jax", "flax", "optax", "safetensors")
+    leaves: dict[str, np.ndarray] = {}
+    nesting = _nesting(fitted.params, "", leaves)
+    params = serialized(leaves)
+    about = {
+        "detector": spec,
+        "threshold": float(fitted.threshold),
+        "calibration": dataclasses.asdict(fitted.calibration),
+        "beats controls": fitted.beats,
+        "params": nesting,
+        "sha256": hashlib.sha256(params).hexdigest(),
+        "versions": {name: version(name) for name in names},
+    }
+    if taken := sorted({*about, sealing.SEAL} & set(card or {})):
+        raise ValueError(
+            f"card has {', '.join(map(repr, taken))}, which save writes itself; give "
+            "that another key"
+        )
+    folder = Path(path).resolve()
+    if folder.exists() and any(folder.iterdir()):
+        raise FileExistsError(f"{folder} is not empty; give a new folder")
+    folder.mkdir(parents=True, exist_ok=True)
+    with replacing(folder / _PARAMS, binary=True) as file:
+        file.write(params)
+    sealing.write(folder / _CARD, {**about, **(card or {})})
+
+
+def load(path: str | os.PathLike, *, endpoints: Iterable[str] = ()) -> Fitted:
+    """A detector that :func:`save` wrote.
+
+    Args:
+      path: the folder.
+      endpoints: hosts that it may ask and, over https, show $OPENAI_API_KEY to, beside
+        those that the environment names, such as ``"api.openai.com"``.
+
+    Raises:
+      jaxhal.llm.hosts.Refused: when it would ask another one.
+      FileNotFoundError: when there is no card.
+      ValueError: names the folder when card or parameters are not as they were saved.
+    """
+    folder = Path(path).resolve()
+    if not (folder / _CARD).is_file():
+        raise FileNotFoundError(f"{folder} has no card.json; give a saved detector")
+    try:
+        with hosts.brought(str(folder), endpoints, trusted=False):
+            return _load(folder)
+    # What Python says of a missing key or a wrong type does not say which folder.
+    except (AttributeError, KeyError, OSError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"{folder} holds no whole detector; copy it again, or save the detector "
+            f"anew ({type(error).__name__}: {error})"
+        ) from error
+
+
+def _load(folder: Path) -> Fitted:
+    from safetensors.numpy import load as deserialized
+
+    card = sealing.read(folder / _CARD)
+    params = (folder / _PARAMS).read_bytes()
+    if hashlib.sha256(params).hexdigest() != card["sha256"]:
+        raise ValueError(f"{_PARAMS} does not have the sha256 that {_CARD} names")
+    return Fitted(
+        build(card["detector"]),
+        _rebuild(card["params"], deserialized(params)),
+        _calibration(**card["calibration"]),
+        card["threshold"],
+        np.zeros(0, np.float32),
+        _beats(card),
+    )
+
+
+def _beats(card: Mapping[str, Any]) -> str | None:
+    """Whether it beat the controls: by the card, else by the run's metrics on it."""
+    rows = card.get("metrics")
+    metrics = rows[0] if isinstance(rows, list) and len(rows) == 1 else None
+    found = metrics.get("beats controls") if isinstance(metrics, dict) else None
+    return card.get("beats controls") or found
+
+
+def _calibration(**fields: Any) -> Platt | Isotonic:
+    if "slope" in fields:
+        return Platt(**fields)
+    return Isotonic(**{name: tuple(knots) for name, knots in fields.items()})
+
+
+def _check_same(spec: Any, made: Detector, kept: Detector) -> None:
+    """Makes sure that a spec makes what was fitted, as far as that can be seen.
+
+    Functions cannot be compared; what they depend on shows in what a detector reads, in
+    its summary, or in its parameters.
+    """
+    if made.name != kept.name:
+        raise ValueError(f"spec {spec!r} makes {made.name!r}, not {kept.name!r}")
+    for field in ("reads", "views", "text", "summary"):
+        ours, theirs = getattr(made, field), getattr(kept, field)
+        if field == "text":
+            ours, theirs = ([name for name, _ in pairs] for pairs in (ours, theirs))
+        if ours != theirs:
+            raise ValueError(
+                f"spec {spec!r} makes another {made.name!r} than the one that was "
+                f"fitted: its {field} is {ours!r}, not {theirs!r}; give the options it "
+                "was built with"
+            )
+    for one, other in zip(made.members, kept.members, strict=True):
+        _check_same(spec, one, other)
+
+
+def _nesting(node: Any, name: str, leaves: dict[str, np.ndarray]) -> Any:
+    """The nesting of parameters as JSON; arrays go to ``leaves``, their names stay."""
+
+    def inside(parts: Mapping[str, Any]) -> dict[str, Any]:
+        return {
+            part: _nesting(child, f"{name}.{part}" if name else part, leaves)
+            for part, child in parts.items()
+        }
+
+    if isinstance(node, dict):
+        return {"dict": inside(node)}
+    if hasattr(node, "_fields"):
+        kind = type(node).__name__
+        if kind not in _KINDS:
+            raise ValueError(f"parameters hold a {kind}, which cannot be saved")
+        return {kind: inside(node._asdict())}
+    if isinstance(node, tuple) and not node:
+        return {"dict": None}
+    name = name or "params"
+    while name in leaves:  # parts may have dots in their names
+        name += "_"
+    leaves[name] = np.asarray(jnp.asarray(node), order="C")
+    return name
+
+
+def _rebuild(node: Any, leaves: Mapping[str, Any]) -> Any:
+    if isinstance(node, str):
+        return jnp.asarray(leaves[node])
+    ((kind, inside),) = node.items()
+    if inside is None:
+        return ()
+    built = {name: _rebuild(child, leaves) for name, child in inside.items()}
+    if kind == "dict":
+        return built
+    if kind not in _KINDS:
+        raise ValueError(f"{_CARD} names parameters of kind {kind!r}; unknown here")
+    return _KINDS[kind](**built)
