@@ -7,6 +7,10 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from jaxhal.capture.forward import read as read
+    from jaxhal.features.base import Feature as Feature
+    from jaxhal.features.base import OfRewrite as OfRewrite
+    from jaxhal.features.base import OfText as OfText
+    from jaxhal.features.base import Reducer as Reducer
     from jaxhal.features.hidden import HiddenStates as HiddenStates
     from jaxhal.features.lookback import LookbackRatio as LookbackRatio
     from jaxhal.features.lookback import lookback_ratio as lookback_ratio
@@ -24,6 +28,7 @@ if TYPE_CHECKING:
     from jaxhal.generation import stream as stream
     from jaxhal.models.lm import LM as LM
     from jaxhal.models.lm import load as load
+    from jaxhal.reading.extract import extract as extract
     from jaxhal.reporting.report import Report as Report
     from jaxhal.scoring.score import detect as detect
     from jaxhal.scoring.score import score as score
@@ -31,13 +36,13 @@ if TYPE_CHECKING:
     from jaxhal.types import Batch as Batch
     from jaxhal.types import Example as Example
     from jaxhal.types import Label as Label
-    from jaxhal.types import Reducer as Reducer
     from jaxhal.types import View as View
 
 # Public name -> module, imported at first use so that `jaxhal --help` needs no JAX.
 _HOMES = {
     "Batch": "types",
     "Example": "types",
+    "Feature": "features.base",
     "HiddenStates": "features.hidden",
     "LM": "models.lm",
     "Label": "types",
@@ -46,13 +51,16 @@ _HOMES = {
     "MaxPromptAttention": "features.topology",
     "GREEDY": "generation",
     "Generated": "generation",
-    "Reducer": "types",
+    "OfRewrite": "features.base",
+    "OfText": "features.base",
+    "Reducer": "features.base",
     "Report": "reporting.report",
     "Sampling": "generation",
     "TokenEntropy": "features.uncertainty",
     "TokenLogprob": "features.uncertainty",
     "View": "types",
     "detect": "scoring.score",
+    "extract": "reading.extract",
     "generate": "generation",
     "load": "models.lm",
     "lookback_ratio": "features.lookback",
@@ -68,6 +76,7 @@ _HOMES = {
     "stream_scores": "scoring.stream",
 }
 _MODULES = (
+    "capture",
     "datasets",
     "detectors",
     "evaluation",

@@ -12,7 +12,7 @@ column ``P`` of every row.  Response rows are a static slice and prompt columns 
 """
 
 import dataclasses
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 from jaxtyping import Array, Bool, Int
@@ -189,57 +189,3 @@ class View(NamedTuple):
     document: Bool[Array, " key"]
     question: Bool[Array, " key"]
     prompt_length: int
-
-
-@dataclasses.dataclass(frozen=True)
-class Reducer:
-    """Turns the rows of one forward pass into a small feature; subclass it.
-
-    A reducer is a frozen dataclass, so that two with equal fields compile once.  It is
-    written for **one head of one sample**; layers, batch and heads are mapped around
-    it.  Say what it reads and from which row::
-
-        @dataclasses.dataclass(frozen=True)
-        class QuestionAttention(jaxhal.Reducer):
-            '''Attention mass on the question, per head and response token.'''
-            def rows(self, probs, view):
-                return jnp.sum(probs * view.question, axis=-1)
-
-    Class attributes:
-      reads: ``"probs"`` gives ``rows`` the attention ``[query key]`` of one head,
-        ``"hidden"`` the residual stream ``[query width]``, ``"logits"`` the next-token
-        logits ``[query vocab]``, all float32 except hidden (the model's dtype).
-        (``"relevance"`` marks those of :mod:`jaxhal.lrp`, which are read backwards.)
-      row: whose row stands for a response token: ``"token"``, its own, or
-        ``"predictor"``, the row before it, which predicted it.
-      reads_target: whether ``rows`` looks at ``view.target``; while decoding, that
-        token must then be given.
-
-    A ``hidden`` reducer may have a field ``layers``, a tuple of hidden-state numbers
-    (0 = embeddings, L = after the final norm; ``None`` = all); only those are kept.
-
-    A reducer is *row-wise* when each query row alone gives its number; then it also
-    rides along while decoding.  One that overrides ``finish`` needs all response rows.
-    """
-
-    reads: ClassVar[Literal["probs", "hidden", "logits", "relevance"]] = "probs"
-    row: ClassVar[Literal["token", "predictor"]] = "token"
-    reads_target: ClassVar[bool] = False
-
-    @property
-    def batch_axis(self) -> int:
-        """Of its feature: 0, or 1 after that of layers."""
-        return 1 if self.reads in ("probs", "hidden") else 0
-
-    @property
-    def rowwise(self) -> bool:
-        """True when the reducer needs one query row at a time."""
-        return type(self).finish is Reducer.finish
-
-    def rows(self, rows: Any, view: View, /) -> Any:
-        """``[query ...] -> [query ...]``, one value (of any shape) a query row."""
-        raise NotImplementedError(f"{type(self).__name__} must define rows(rows, view)")
-
-    def finish(self, rows: Any, view: View, /) -> Any:
-        """``[response ...]`` of all response rows, zero on padding, to the feature."""
-        return rows

@@ -6,8 +6,9 @@ It is forked from a server that has imported everything and computed nothing.
 import children
 
 import jaxhal
+from jaxhal.reading import planning
 from jaxhal.reading import store as store_module
-from jaxhal.reading.store import Store, planning
+from jaxhal.reading.store import Store
 from tiny_lm import answers, tiny_lm
 
 PART_ROWS = 4

@@ -281,7 +281,8 @@ def test_ctrl_c_writes_nothing(tmp_path, calls, monkeypatch):
 
 SLOW = """
 import sys, time
-from jaxhal import cli, detection
+from jaxhal.cli import app as cli
+from jaxhal.scoring import score as detection
 def batches(*arguments, **options):
     print("scoring", file=sys.stderr, flush=True)
     time.sleep(60)
@@ -503,7 +504,7 @@ def test_version():
 
 def test_help_is_light_and_fast():
     code = (
-        "import sys; from jaxhal import cli; sys.argv[1:] = ['--help']\n"
+        "import sys; from jaxhal.cli import app as cli; sys.argv[1:] = ['--help']\n"
         "try: cli.main()\n"
         "except SystemExit as stop: assert stop.code == 0\n"
         "heavy = {'jax', 'flax', 'numpy', 'transformers', 'pandas', 'matplotlib',"

@@ -129,7 +129,7 @@ def test_detect(smollm2):
 
 
 def test_text_detectors_alone_need_no_reading(smollm2, monkeypatch):
-    monkeypatch.setattr("jaxhal.scoring.score.read", None)
+    monkeypatch.setattr("jaxhal.reading.extract.read", None)
     report = jaxhal.score(smollm2, [GOOD], ["response_length"])[0]
     assert report.scores == {"response_length": 4.0}
     assert report.spans == []
@@ -202,7 +202,11 @@ def of_last_sentence(report):
 
 def test_names_are_given_once():
     assert len(resolve("tiny", None)) == len(detectors.AT_ONCE)
-    mine = untrained(detectors.mtop_div()._replace(summary="mine"))
+    mine = untrained(
+        detectors.mtop_div()._replace(
+            info=jaxhal.detectors.Info("mtop_div", "mine", "none", "none")
+        )
+    )
     for chosen in (["mtop_div", "mtop_div"], ["novel_words", mine, "mtop_div"]):
         with pytest.raises(ValueError, match="'mtop_div' is given 2 times"):
             resolve("tiny", chosen)
@@ -213,10 +217,11 @@ def test_names_are_given_once():
 def test_conflicting_readers_are_refused():
     one = detectors.mtop_div()
     other = one._replace(
-        name="mine", reads=(("mtop_div", jaxhal.MTopDiv(normalize=False)),)
+        info=one.info._replace(name="mine"),
+        features=(("mtop_div", jaxhal.MTopDiv(normalize=False)),),
     )
-    with pytest.raises(ValueError, match="'mine' reads 'mtop_div'"):
-        detectors.reads([one, other])
+    with pytest.raises(ValueError, match="'mine' looks at 'mtop_div'"):
+        detectors.features_of([one, other])
 
 
 def test_catalogue_names_are_functions():

@@ -18,7 +18,8 @@ from chat_server import serving
 from jaxhal import detectors, experiments, plotting
 from jaxhal.classifiers import selection
 from jaxhal.detectors import CATALOGUE, Targets, build, closed_book, ensemble
-from jaxhal.detectors.trained import Heads, lookback_spans
+from jaxhal.detectors.lookback_lens import lookback_spans
+from jaxhal.detectors.toha import Heads
 from jaxhal.evaluation import Isotonic, auroc, f1, interval
 from jaxhal.evaluation.splits import grouped_kfold
 from jaxhal.experiments import (
@@ -32,7 +33,8 @@ from jaxhal.experiments import (
 from jaxhal.experiments.answers import reports, token_table
 from jaxhal.experiments.config import load_config
 from jaxhal.models.devices import device_name
-from jaxhal.reading.store import Store, parts
+from jaxhal.reading import parts
+from jaxhal.reading.store import Store
 from jaxhal.reading.units import Part, parts_of
 from jaxhal.scoring import save as saving
 from jaxhal.scoring.fit import fit
@@ -129,7 +131,7 @@ def test_inputs_equal_those_of_one_answer(lm, data):
             jaxhal.read(
                 lm,
                 batch,
-                detectors.reads(
+                detectors.features_of(
                     [build("linear_probe"), build("toha"), build("lookback_probe")]
                 ),
             )
@@ -261,7 +263,7 @@ def test_an_ensemble_by_itself_and_from_known_members(data):
     one = fit(both, inputs, targets)
     two = fit(both, inputs, targets, known=known)
     np.testing.assert_allclose(one.score(inputs), two.score(inputs), rtol=1e-3)
-    three = both.fit(inputs, targets)
+    three = both.fit(inputs, targets).params
     score = both.decide(three, jax.device_put(inputs))
     np.testing.assert_allclose(one.score(inputs), score, rtol=1e-3)
     with pytest.raises(ValueError, match="at least two detectors"):
@@ -298,7 +300,9 @@ def test_a_run_leaves_its_directory(here, tmp_path):
     scores = pd.read_parquet(tmp_path / "tiny" / "scores.parquet")
     assert set(scores["id"]) == {e.id for e in labelled() if e.split == "test"}
     by_method = result.table.set_index("method")
-    controls = {d.name for d in (make() for make in CATALOGUE.values()) if d.control}
+    controls = {
+        d.name for d in (make() for make in CATALOGUE.values()) if d.info.control
+    }
     assert set(by_method.index[by_method["control"]]) == controls
     for name in by_method.index:
         expected = roc_auc_score(scores["label"], scores[name])
@@ -348,7 +352,10 @@ def test_what_every_method_costs_alone(here, tmp_path, monkeypatch):
     # Every method says what it computes, and what by.
     said = text.partition("## Methods")[2]
     for detector in (build("toha"), build("novel_words")):
-        assert f"- {detector.name}: {detector.summary} ({detector.reference})" in said
+        assert (
+            f"- {detector.name}: {detector.info.summary} ({detector.info.reference})"
+            in said
+        )
 
 
 @pytest.mark.parametrize("protocol", ["kfold", "stratified", "grouped", "toha"])
@@ -431,7 +438,7 @@ def test_a_run_leaves_its_detectors(here, tmp_path):
     for name, fitted in result.fitted["crates"].items():
         again = saving.load(tmp_path / "tiny" / "fitted" / "crates" / name)
         assert again.beats == fitted.beats == beats[name]
-        assert fitted.detector.control == (again.beats is None)
+        assert fitted.detector.info.control == (again.beats is None)
         inputs = result.data["crates"].inputs[name]
         np.testing.assert_array_equal(again.score(inputs), fitted.score(inputs))
     card = json.loads(
@@ -475,7 +482,7 @@ def test_token_table_against_scikit_learn(data):
         fitted["lookback_probe"].params,
     )
     scores, labels = {}, {}
-    for numbers, features in data.source.chunks():
+    for numbers, features in data.source.batches():
         values = np.asarray(detector.tokens(params, features))
         for at, number in enumerate(numbers):
             count = len(data.marked[number]) - 1  # without the end of the sequence
@@ -628,8 +635,6 @@ def test_labels_are_needed(lm, store):
     with pytest.raises(ValueError, match="'x' has no label"):
         example = Example("a", prompt="b", id="x")
         collect(lm, [example], [build("mtop_div")], Store(store))
-    with pytest.raises(ValueError, match="none of the detectors reads"):
-        collect(lm, labelled(), [build("novel_words")], Store(store))
 
 
 def test_spans_and_windows_of_an_answer():
@@ -658,7 +663,7 @@ def test_parts_are_means_over_their_tokens(lm, store):
     examples = labelled(6)
     detector = build("lookback_probe")
     found = collect(lm, examples, [detector], Store(store), unit="span")
-    ratio = Store(store).read(lm, examples, dict(detector.reads)).features["lookback"]
+    ratio = Store(store).read(lm, examples, detector.reducers).features["lookback"]
     number = next(n for n, e in enumerate(examples) if e.label)
     spans = [n for n, e in enumerate(found.examples) if e.id.startswith(f"a{number}#")]
     assert [found.labels[n] for n in spans] == [1, 0, 0]
@@ -734,7 +739,7 @@ def test_tokens_are_judged_by_their_window(lm, data):
     )
     example = data.examples[0]
     batch = lm.encode([example])
-    ratio = jaxhal.read(lm, batch, dict(fitted.detector.reads))["lookback"]
+    ratio = jaxhal.read(lm, batch, fitted.detector.reducers)["lookback"]
     features = {"lookback": ratio, "valid": batch.response_mask}
     found = np.asarray(fitted.detector.tokens(fitted.params, features))[0]
     probe = jax.tree.map(np.asarray, fitted.params.linear)
@@ -786,7 +791,7 @@ def test_token_probe_learns_an_answer_without_spans_whole(data):
     other = alone.fit(inputs._replace(marked=some), targets)
     np.testing.assert_array_equal(found.w, same.w)
     assert not np.allclose(found.w, other.w)
-    assert "whole answers" in whole.summary and "whole" not in alone.summary
+    assert "whole answers" in whole.info.summary and "whole" not in alone.info.summary
 
 
 def test_the_heads_of_the_largest_coefficients(data):
@@ -805,7 +810,7 @@ def test_the_heads_of_the_largest_coefficients(data):
 def test_tfidf_weights_are_those_of_scikit_learn(data):
     counts = data.inputs["tfidf"]
     rows = np.arange(40)
-    params = build("tfidf").fit(counts, targets_of(data, rows))
+    params = build("tfidf").fit(counts, targets_of(data, rows)).params
     expected = TfidfTransformer().fit(counts[rows])
     np.testing.assert_allclose(params.idf, expected.idf_, rtol=1e-5)
 

@@ -18,13 +18,15 @@ from jaxhal.classifiers.selection import choose_held_out, published, unseen_scor
 from jaxhal.detectors import (
     CATALOGUE,
     Detector,
+    Info,
     Targets,
     build,
     ensemble,
+    features_of,
     get,
-    reads,
 )
-from jaxhal.detectors.trained import Heads, Spans
+from jaxhal.detectors.lookback_lens import Spans
+from jaxhal.detectors.toha import Heads
 from jaxhal.evaluation import auroc, ece, isotonic, platt
 from jaxhal.evaluation.splits import grouped_kfold
 from jaxhal.reading.store import Store
@@ -50,7 +52,8 @@ def draw(seed, rows=200):
 
 def plain(name, column, **options) -> Detector:
     """A detector without parameters, the score of which is a column."""
-    return Detector(name, "", "", "", inputs=lambda f: f[name][:, column], **options)
+    info = Info(name, "", "", "")
+    return Detector(info, (), inputs=lambda f: f[name][:, column], **options)
 
 
 # Unseen scores -----------------------------------------------------------------------
@@ -60,7 +63,7 @@ def test_unseen_scores_know_nothing_of_the_source():
     """A memory of the sources it was fitted to recognises none of the unseen ones."""
     groups = np.arange(40) // 2
     memory = Detector(
-        "memory", "", "", "",
+        Info("memory", "", "", ""), (),
         inputs=lambda f: f,
         decide=lambda params, x: jnp.isin(x, params).astype(float),
         fit=lambda x, targets: jnp.asarray(targets.groups)[targets.rows],
@@ -227,7 +230,7 @@ def test_known_members_are_not_fitted_again():
     assert not calls
     np.testing.assert_allclose(again.unseen, alone.unseen, rtol=1e-5)
     np.testing.assert_allclose(again.score(nested), alone.score(nested), rtol=1e-5)
-    params = outer.fit(nested, targets)
+    params = outer.fit(nested, targets).params
     np.testing.assert_allclose(outer.decide(params, nested), alone.score(nested), 1e-5)
 
 
@@ -279,9 +282,9 @@ def test_an_option_at_its_default_is_the_same_detector():
 def test_two_settings_of_one_stand_side_by_side(name):
     deep = build({name: {"layer": 3, "name": "deep"}})
     assert deep.name == "deep" and build(name).name == name
-    assert set(reads([deep])) <= set(reads([deep, build(name)]))
+    assert set(features_of([deep])) <= set(features_of([deep, build(name)]))
     last = build({"linear_probe": {"tokens": "last", "name": "end"}})
-    assert last.name == "end" and last.reads == build("linear_probe_last").reads
+    assert last.name == "end" and last.features == build("linear_probe_last").features
 
 
 def test_an_ensemble_is_built_not_named():
@@ -469,7 +472,7 @@ def test_a_released_classifier_judges_answers_tokens_and_spans(lm, tmp_path):
     example = answers(1)[0]
     (report,) = jaxhal.score(lm, [example], [fitted])
     batch = lm.encode([example])
-    ratio = jaxhal.read(lm, batch, dict(fitted.detector.reads))["lookback"]
+    ratio = jaxhal.read(lm, batch, fitted.detector.reducers)["lookback"]
     ratio = np.asarray(ratio)[:, 0][..., np.asarray(batch.response_mask)[0]]
     whole = theirs.predict_proba(ratio.mean(-1).reshape(1, -1))[0, 0]  # layer-major
     assert report.probabilities["lookback_lens"] == pytest.approx(whole, abs=1e-4)

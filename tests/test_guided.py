@@ -27,12 +27,9 @@ def by(name: str, reducer, score) -> Fitted:
     """A detector that scores a chunk by a mean over its tokens."""
     return untrained(
         detectors.Detector(
-            name=name,
-            summary="for tests",
-            unit="none",
-            reference="none",
+            detectors.Info(name, "for tests", "none", "none"),
+            features=((name, reducer),),
             inputs=lambda f: score(f[name], f["valid"]),
-            reads=((name, reducer),),
         )
     )
 

@@ -7,12 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxhal.detectors import build, closed_book
-from jaxhal.detectors.trained import lookback_spans
-from jaxhal.models.batching import plan
+from jaxhal.detectors import build, closed_book, features_of
+from jaxhal.detectors.lookback_lens import lookback_spans
+from jaxhal.reading.extract import extract
 from jaxhal.reading.store import Store
 from jaxhal.reading.units import Part, has_text, parts_of
-from jaxhal.scoring import score as detection
 from jaxhal.scoring.inputs import collect
 from jaxhal.types import Example, Label
 from tiny_lm import answers, tiny_lm
@@ -77,15 +76,15 @@ def test_every_batch_says_which_tokens_have_text(lm, tmp_path):
     detectors = [build("lookback_probe")]
     for unit in ("response", "span"):
         source = collect(lm, labelled(), detectors, Store(tmp_path), unit=unit).source
-        for numbers, features in source.chunks():
+        for numbers, features in source.batches():
             textless = (features["valid"] & ~features["text"]).sum(1)
             assert (features["text"] <= features["valid"]).all()
             expected = [int(unit == "response")] * len(numbers)
             assert textless[: len(numbers)].tolist() == expected
     rows = [lm.tokenizer.encode_example(example) for example in labelled(2)]
-    (group,) = plan(rows, 2)
-    features = detection._read(lm, detectors, rows, [], {}, group, 2)
-    for at, number in enumerate(group.rows):
+    found = extract(lm, labelled(2), features_of(detectors), progress=False)
+    ((numbers, features),) = found.batches()
+    for at, number in enumerate(numbers):
         count = len(rows[number].offsets)
         text = np.asarray(features["text"])[at]
         assert text[:count].tolist() == has_text(rows[number].offsets).tolist()
@@ -93,9 +92,7 @@ def test_every_batch_says_which_tokens_have_text(lm, tmp_path):
 
 
 def test_features_of_whole_answers_are_not_cut(lm, tmp_path, monkeypatch):
-    monkeypatch.setattr(
-        "jaxhal.reading.store.Store.read", None
-    )  # found out before reading
+    monkeypatch.setattr("jaxhal.reading.store.Store.columns", None)  # before reading
     chosen = [build(name) for name in ("toha", "mtop_div", "lookback_probe")]
     with pytest.raises(
         ValueError, match="'mtop_div' belongs to a whole.*leave out toha, mtop_div"

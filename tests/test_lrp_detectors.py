@@ -117,13 +117,13 @@ def test_the_comb_is_where_the_published_profile_has_tokens(data):
     counts = [len(row.response_ids) for row in data.rows]
     np.testing.assert_array_equal(comb.sum(1), counts)
     assert len(set(counts)) == len(np.unique(comb, axis=0)) > 4
-    assert build("lrp4rag_comb").reads == ()
+    assert build("lrp4rag_comb").features == ()
 
 
 def test_profiles_of_the_prompt_have_names_of_their_own():
     for kind in ("svm", "forest", "mlp", "threshold"):
         usual = f"lrp4rag_{kind}"
-        (read,) = build({usual: {"of": "prompt"}}).reads
+        (read,) = build({usual: {"of": "prompt"}}).features
         assert read == ("prompt_relevance", PromptRelevance())
         assert build({usual: {"of": "prompt"}}).name == f"{usual}_prompt"
         assert build({usual: {"of": "prompt", "name": "mine"}}).name == "mine"

@@ -18,7 +18,6 @@ from jaxhal import detectors
 from jaxhal.capture import forward as capture
 from jaxhal.detectors import (
     AT_ONCE,
-    ExampleView,
     Targets,
     build,
     closed_book,
@@ -26,8 +25,7 @@ from jaxhal.detectors import (
     detection_prompt,
     icl_prompt,
 )
-from jaxhal.detectors.bulk import Bulk
-from jaxhal.detectors.prompted import (
+from jaxhal.detectors.prompts import (
     ASK,
     SHOTS,
     ListedShare,
@@ -36,9 +34,12 @@ from jaxhal.detectors.prompted import (
     material,
     with_shots,
 )
+from jaxhal.features.base import OfRewrite
 from jaxhal.features.uncertainty import TextLogprob, TokenLogprob
 from jaxhal.llm.endpoint import Endpoint, NoReply, Unanswered, Useless, json_object
 from jaxhal.models.batching import lengths
+from jaxhal.reading.bulk import Bulk
+from jaxhal.reading.extract import kinds
 from jaxhal.reading.store import Store
 from jaxhal.scoring import save as saving
 from jaxhal.scoring.fit import Fitted, fit, untrained
@@ -174,7 +175,7 @@ def test_a_question_over_the_context_is_an_error_of_its_row(lm, data, store):
 @pytest.mark.parametrize("unit", ["span", "window"])
 def test_a_reply_cannot_be_cut(lm, tmp_path, monkeypatch, unit):
     monkeypatch.setattr(
-        "jaxhal.reading.store.Store.read", None
+        "jaxhal.reading.store.Store.columns", None
     )  # found out before reading
     marked = [dataclasses.replace(EXAMPLES[1], labels=(Label(0, 5),))]
     chosen = [build("context_gain"), build(NAME)]
@@ -235,49 +236,44 @@ def test_scores_after_shots_are_shares_of_yes(tmp_path):
 # Views --------------------------------------------------------------------------------
 
 
-def test_views_are_read_once():
+def test_rewrites_are_read_once():
     gain, count, asked = (
         build(name) for name in ("context_gain", "context_gain_count", NAME)
     )
-    assert detectors.views([gain, asked, count]) == {
+    found = kinds(detectors.features_of([gain, asked, count]))
+    assert found.rewrites == {
         closed_book: {"closed_logprob": TokenLogprob()},
         Replied("Yes"): {"yes_logprob": TextLogprob()},
         Replied("No"): {"no_logprob": TextLogprob()},
     }
-    assert detectors.reads([asked]) == {}
-    more = ExampleView(closed_book, (("closed_text", TextLogprob()),))
-    mine = gain._replace(name="mine", views=(*gain.views, more))
+    assert kinds(detectors.features_of([asked])).own == {}
+    more = ("closed_text", OfRewrite(closed_book, TextLogprob()))
+    mine = gain._replace(features=(*gain.features, more))
     both = {"closed_logprob": TokenLogprob(), "closed_text": TextLogprob()}
-    assert detectors.views([gain, mine]) == {closed_book: both}
+    found = kinds(detectors.features_of([gain, mine]))
+    assert found.rewrites == {closed_book: both}
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("name", "feature"),
     [
-        (
-            {"views": (ExampleView(closed_book, (("logprob", TokenLogprob()),)),)},
-            "'mine' reads 'logprob' from another view",
-        ),
-        (
-            {"views": (ExampleView(closed_book, (("logprob", TextLogprob()),)),)},
-            r"'mine' reads 'logprob' as TextLogprob\(\), another as TokenLogprob\(\)",
-        ),
-        (
-            {"views": (ExampleView(Replied("Yes"), context_gain().views[0].reads),)},
-            "'mine' reads 'closed_logprob' from another view",
-        ),
+        ("logprob", OfRewrite(closed_book, TokenLogprob())),
+        ("logprob", TextLogprob()),
+        ("closed_logprob", OfRewrite(Replied("Yes"), TokenLogprob())),
     ],
 )
-def test_one_name_is_one_feature(change, message):
-    mine = context_gain()._replace(name="mine", **change)
-    for asked in (detectors.reads, detectors.views):
-        with pytest.raises(ValueError, match=message):
-            asked([context_gain(), mine])
+def test_one_name_is_one_feature(name, feature):
+    mine = context_gain()
+    mine = mine._replace(
+        info=mine.info._replace(name="mine"), features=((name, feature),)
+    )
+    with pytest.raises(ValueError, match=f"'mine' looks at '{name}' as .*, another as"):
+        detectors.features_of([context_gain(), mine])
 
 
 def test_tokens_of_another_response_are_refused(lm, tmp_path):
-    view = ExampleView(Replied("Yes"), (("asked", TokenLogprob()),))
-    mine = context_gain()._replace(name="mine", reads=(), views=(view,))
+    feature = OfRewrite(Replied("Yes"), TokenLogprob())
+    mine = context_gain()._replace(features=(("asked", feature),))
     message = "'asked' runs along .* example '0' is read with another .* 'Yes'"
     with pytest.raises(TypeError, match=message):
         jaxhal.score(lm, EXAMPLES[:2], [untrained(mine)])
@@ -285,11 +281,12 @@ def test_tokens_of_another_response_are_refused(lm, tmp_path):
         collect(lm, EXAMPLES[:2], [mine], Store(tmp_path))
 
 
-def test_an_ensemble_reads_the_views_of_its_members(lm, data, tmp_path):
+def test_an_ensemble_looks_at_the_features_of_its_members(lm, data, tmp_path):
     members = [NAME, "context_gain_count", "novel_words"]
     spec = {"ensemble": {"members": members}}
     whole = build(spec)
-    assert detectors.views([whole]) == detectors.views([build(m) for m in members])
+    every = detectors.features_of([build(m) for m in members])
+    assert dict(whole.features) == every
     inputs = {name: data.inputs[name] for name in members}
     everyone = np.ones(len(data.labels))
     targets = Targets(data.labels, data.groups, everyone, jax.random.key(0))
@@ -300,7 +297,7 @@ def test_an_ensemble_reads_the_views_of_its_members(lm, data, tmp_path):
     scores = [report.scores["ensemble"] for report in reports]
     np.testing.assert_allclose(scores, fitted.score(inputs)[:4], rtol=1e-3, atol=1e-5)
     other = {"ensemble": {"members": [*members[1:], members[0]]}}
-    with pytest.raises(ValueError, match="makes another 'ensemble'.* its views is"):
+    with pytest.raises(ValueError, match="makes another 'ensemble'.* its summary is"):
         saving.save(tmp_path / "two", fitted, other)
 
 
@@ -600,7 +597,7 @@ def test_other_words(lm, server):
     scores = [report.scores["own"] for report in found]
     np.testing.assert_allclose(scores, shares_of_yes(lm, asked), rtol=1e-4)
     assert all(report.scores[NAME] != report.scores["own"] for report in found)
-    assert "in words given" in own.summary
+    assert "in words given" in own.info.summary
     server.replies = [listing("B")]
     options = dict(spec(server)[NAME]) | {"ask": "List: {material}", "name": "there"}
     jaxhal.score(lm, examples[:1], [untrained(build({NAME: options}))])
@@ -626,7 +623,7 @@ def test_saving_names_the_endpoint(server, tmp_path, monkeypatch):
     fitted = Fitted(build(spec(server)), (), platt, 0.5, nothing)
     with pytest.raises(ValueError, match=f"makes another '{NAME}'.*: its summary is"):
         saving.save(tmp_path / "one", fitted, spec(server, model="other"))
-    with pytest.raises(ValueError, match=f"makes another '{NAME}'.*: its views is"):
+    with pytest.raises(ValueError, match=f"makes another '{NAME}'.*: its summary is"):
         saving.save(tmp_path / "one", fitted, NAME)
     saving.save(tmp_path / "one", fitted, spec(server))
     again = saving.load(tmp_path / "one")

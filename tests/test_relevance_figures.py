@@ -11,7 +11,7 @@ from sklearn.metrics import roc_auc_score
 
 import jaxhal
 from jaxhal import experiments, plotting
-from jaxhal.detectors import Detector, build
+from jaxhal.detectors import Detector, Info, build
 from jaxhal.evaluation import mann_whitney, mean_interval, sampled_mann_whitney
 from jaxhal.experiments import relevance, running
 from jaxhal.features.relevance import resample
@@ -298,9 +298,9 @@ def store(tmp_path_factory):
 @pytest.fixture(scope="module")
 def data(lm, store):
     whole = Detector(
-        *("whole", "mean of R*", "logit", "test"),
+        Info("whole", "mean of R*", "logit", "test"),
+        features=(("map", RelevanceMap(response_bins=6, prompt_bins=3)),),
         inputs=lambda features: features["map"].mean((1, 2)),
-        reads=(("map", RelevanceMap(response_bins=6, prompt_bins=3)),),
     )
     made = [*map(build, SPECS), whole]
     return collect(lm, short_answers(), made, Store(store), progress=False)

@@ -15,14 +15,10 @@ import jaxhal
 import sampling_oracles as oracles
 from chat_server import serving
 from jaxhal import detectors
-from jaxhal.detectors.bulk import Bulk, draw_of, measured
-from jaxhal.detectors.measures import (
-    SUPPORT,
-    Embedded,
-    Likelihood,
-    Meanings,
-    SentenceSupport,
-)
+from jaxhal.detectors.eigenscore import Embedded
+from jaxhal.detectors.semantic_entropy import Likelihood, Meanings
+from jaxhal.detectors.sentences import SUPPORT, SentenceSupport
+from jaxhal.detectors.settings import draw_of
 from jaxhal.experiments.answers import reports
 from jaxhal.features import consistency, eigenscore
 from jaxhal.generation import Sampling
@@ -31,6 +27,8 @@ from jaxhal.llm.entailment import Asked
 from jaxhal.models.encoders import encoding
 from jaxhal.models.lm import hidden_states
 from jaxhal.reading import samples
+from jaxhal.reading.bulk import Bulk
+from jaxhal.reading.extract import extract
 from jaxhal.reading.samples import Draw, Sample, draw
 from jaxhal.reading.store import Store
 from jaxhal.scoring.fit import untrained
@@ -375,7 +373,7 @@ def test_distance_from_the_nearest_sentences(lm, tmp_path, monkeypatch):
         [],
     ]
     drawn = [[Sample(text, -1.0, 1) for text in some] for some in heard]
-    monkeypatch.setattr("jaxhal.detectors.bulk.draw", lambda *_, **__: drawn)
+    monkeypatch.setattr("jaxhal.reading.bulk.draw", lambda *_, **__: drawn)
     examples = [
         dataclasses.replace(one, response=" ".join(some), label=None)
         for one, some in zip(answers(3), said, strict=True)
@@ -396,7 +394,7 @@ def test_distance_from_the_nearest_sentences(lm, tmp_path, monkeypatch):
     make = functools.partial(detectors.selfcheck_bertscore, folder, 2, draw=HOW)
     mean, worst = make(), make(how="max", name="worst")
     rescaled = make(baseline=0.75, name="rescaled")
-    assert f"layer 2 of {folder}" in mean.summary
+    assert f"layer 2 of {folder}" in mean.info.summary
     score = scored(lm, examples, [mean, worst, rescaled])
     means, most = ([how(row) for row in want] for how in (np.mean, np.max))
     assert min(means) > 0.01 and np.ptp(want[0]) > 0.01
@@ -408,7 +406,7 @@ def test_distance_from_the_nearest_sentences(lm, tmp_path, monkeypatch):
 
 def test_distances_say_what_they_are_by():
     assert "its last layer of all-minilm-l6-v2" in (
-        detectors.build("selfcheck_bertscore").summary
+        detectors.build("selfcheck_bertscore").info.summary
     )
     with pytest.raises(ValueError, match="baseline is 1.0; give a number below 1"):
         detectors.selfcheck_bertscore(baseline=1.0)
@@ -447,7 +445,7 @@ def test_an_endpoint_is_asked_about_each_sentence(
         number = {"n": HOW.n, "max_new_tokens": HOW.max_new_tokens}
         options = {**where, "draw": number, "how": how}
         one = detectors.build({"selfcheck_prompt": options})
-        assert f"m at {server.url} asked whether each of 3" in one.summary
+        assert f"m at {server.url} asked whether each of 3" in one.info.summary
         (found,) = scored(lm, examples, [one]).values()
         asked = len(server.asked)
         assert (found == scored(lm, examples, [one])[one.name]).all()
@@ -597,7 +595,7 @@ def test_one_sample_is_no_spread():
 def test_samples_without_text(lm, monkeypatch):
     """Missing everywhere, and an error where nothing is left to read."""
     silent = [[Sample("  ", -1.0, 1)] * 3 for _ in range(2)]
-    monkeypatch.setattr("jaxhal.detectors.bulk.draw", lambda *_, **__: silent)
+    monkeypatch.setattr("jaxhal.reading.bulk.draw", lambda *_, **__: silent)
     bulk = Bulk(lm, answers(2))
     clusters = Meanings(HOW, FirstLetter(), "strict", False, False)(bulk)
     assert (clusters == -1).all()
@@ -619,7 +617,7 @@ def test_a_lone_answer_in_error_is_a_row(lm):
 
 def test_one_sample_lies_apart_from_nothing(lm, monkeypatch):
     said = [[Sample("a", -1.0, 1)] * 3, [Sample("a", -1.0, 1), *[Sample("", 0, 0)] * 2]]
-    monkeypatch.setattr("jaxhal.detectors.bulk.draw", lambda *_, **__: said)
+    monkeypatch.setattr("jaxhal.reading.bulk.draw", lambda *_, **__: said)
     bulk = Bulk(lm, answers(2))
     assert Embedded(HOW, "last")(bulk)["valid"].sum() == 4
     assert [*bulk.errors] == [1]
@@ -689,6 +687,6 @@ def test_each_measure_is_computed_once(lm, monkeypatch):
         detectors.semantic_entropy("nature", FirstLetter(), draw=HOW),
         detectors.semantic_entropy("discrete", FirstLetter(), draw=HOW, name="b"),
     ]
-    found = measured(two, Bulk(lm, answers(2)))
-    assert len(calls) == 1 and len(found) == 2
+    found, failed = extract(lm, answers(2), detectors.features_of(two)).measured
+    assert len(calls) == 1 and len(found) == 2 and not failed
     assert jax.tree.leaves(found)

@@ -10,10 +10,10 @@ from scipy.stats import pearsonr
 
 from jaxhal import detectors, experiments
 from jaxhal.datasets.fields import to_row
-from jaxhal.detectors.bulk import Bulk
-from jaxhal.detectors.measures import Likelihood
+from jaxhal.detectors.semantic_entropy import Likelihood
 from jaxhal.evaluation import auprc, correlation
 from jaxhal.experiments import running
+from jaxhal.reading.bulk import Bulk
 from jaxhal.reading.samples import Draw, draw
 from jaxhal.reading.store import Store
 from jaxhal.reading.units import Part, parts_of, sentence_numbers
@@ -130,7 +130,7 @@ def test_sentences_have_their_own_scores(lm, store):
         want = one.measures[0](bulk)["values"]
         np.testing.assert_allclose(got, want.ravel(), rtol=1e-6)
     # What is read of tokens is averaged over those of the sentence.
-    whole = Store(store).read(lm, examples, dict(chosen[2].reads))
+    whole = Store(store).read(lm, examples, chosen[2].reducers)
     got = untrained(chosen[2]).score(found.inputs["predictive_probability"])
     for part, score in zip(found.source.parts, got, strict=True):
         logprob = whole.features["logprob"][part.row]

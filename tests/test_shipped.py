@@ -26,7 +26,7 @@ def test_they_are_what_their_configuration_makes():
     found = shipped(MODEL)
     assert set(found) == set(specs_of(config)) >= set(detectors.AT_ONCE)
     for name, one in found.items():
-        path = ROOT / "jaxhal" / "shipped" / MODEL / name / "card.json"
+        path = ROOT / "jaxhal" / "scoring" / "shipped" / MODEL / name / "card.json"
         card = json.loads(path.read_text("utf-8"))
         assert card["model"] == config.model == MODEL
         assert card["detector"] == specs_of(config)[name]

@@ -19,9 +19,11 @@ import pandas as pd
 import pytest
 
 import jaxhal
+from jaxhal.reading import parts, planning
 from jaxhal.reading import store as store_module
 from jaxhal.reading.columns import Cache, Column
-from jaxhal.reading.store import Store, column_name, encode, key_of, parts, planning
+from jaxhal.reading.keys import column_name, key_of
+from jaxhal.reading.store import Store, encode
 from jaxhal.types import Example
 from store_child import PART_ROWS, REDUCERS, Child
 from tiny_lm import answers, tiny_lm
@@ -166,6 +168,8 @@ class Pair(jaxhal.Reducer):
 class Square(jaxhal.Reducer):
     """Response by response."""
 
+    values = ("response", "response")
+
     def rows(self, rows, view):
         return rows[:, view.prompt_length :]
 
@@ -299,6 +303,10 @@ class Odd(jaxhal.Reducer):
 
     kind: str
 
+    @property
+    def values(self):
+        return ("response", "key") if self.kind in ("keys", "prompt") else ("response",)
+
     def rows(self, rows, view):
         return {
             "keys": rows,
@@ -317,9 +325,12 @@ class Odd(jaxhal.Reducer):
 @pytest.mark.parametrize(
     ("kind", "message"),
     [
-        ("keys", r"Odd\(kind='keys'\).* an axis of \(13, 15, 16\) for .* response"),
-        ("prompt", r"an axis of \(8, 8, 11\) for prompts of \(8, 8, 11\)"),
-        ("twice", r"an axis of \(10, 14, 10\) for .* cut it to the response"),
+        (
+            "keys",
+            r"Odd\(kind='keys'\) gives .*503, 1512\] for a prompt of 1009 tokens",
+        ),
+        ("prompt", r"gives .* 503, 1009\] .* cut it to the response"),
+        ("twice", r"declares the axes layer, heads, response and gives .* 1006\]"),
         ("bfloat16", r"Odd.* gives bfloat16; .* end it with .astype\(jnp.float32\)"),
         ("bool", "gives bool; a store keeps float32, float16, int32: end it"),
     ],

@@ -49,7 +49,9 @@ def test_scores_are_those_of_a_reading_of_all_that_came(lm, probe):
         offsets = np.stack([np.arange(count), np.arange(count) + 1], 1)
         whole = dataclasses.replace(row, response_ids=ids[:count], offsets=offsets)
         batch = collate([whole], lm.tokenizer.pad_id, response_length=16)
-        features = jaxhal.read(lm, batch, detectors.reads([d.detector for d in chosen]))
+        features = jaxhal.read(
+            lm, batch, detectors.features_of([d.detector for d in chosen])
+        )
         valid = batch.response_mask
         text = with_text(batch.tokens[:, batch.prompt_length :], valid, (eos,))
         features |= {"valid": valid, "text": text, "marked": np.zeros_like(valid)}

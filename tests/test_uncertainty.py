@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import oracles
+from jaxhal.features.base import Reducer
 from jaxhal.features.hidden import HiddenStates
 from jaxhal.features.uncertainty import (
     TokenEntropy,
@@ -16,7 +17,6 @@ from jaxhal.features.uncertainty import (
     token_entropy,
     token_logprob,
 )
-from jaxhal.types import Reducer
 
 
 def logits_and_targets(seed, query=6, vocab=40, scale=3.0):

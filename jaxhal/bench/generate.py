@@ -16,12 +16,13 @@ import jaxhal
 from jaxhal import datasets, detectors
 from jaxhal.bench import interleave, peers, ratio, row
 from jaxhal.bench.read import random_batch
+from jaxhal.features.base import Reducer
 from jaxhal.generation import Sampling, decoding, stream
 from jaxhal.generation.decoding import Decoding, State
 from jaxhal.models.lm import LM
 from jaxhal.scoring.fit import untrained
 from jaxhal.scoring.guide import written
-from jaxhal.types import Batch, Example, Reducer
+from jaxhal.types import Batch, Example
 
 PROMPT, NEW, SAMPLES = 400, 32, 20
 CANDIDATES, CHUNK = 8, 8
@@ -112,7 +113,7 @@ def _features(lm: LM) -> Iterator[dict]:
 
 def _guided(lm: LM, batch: Batch) -> Iterator[dict]:
     guide = untrained(*detectors.get(["lookback_ratio"]))
-    plain, rich = _how(_PLAIN), _how(_PLAIN, dict(guide.detector.reads))
+    plain, rich = _how(_PLAIN), _how(_PLAIN, guide.detector.reducers)
     functions = {
         "plain": lambda: _write(lm, batch, plain, 1),
         "guided": lambda: (

@@ -14,9 +14,10 @@ import numpy as np
 import jaxhal
 from jaxhal.bench import interleave, peers, ratio, row
 from jaxhal.capture import forward as capture
+from jaxhal.features.base import Reducer
 from jaxhal.models import lm as lm_lib
 from jaxhal.models.batching import lengths
-from jaxhal.types import Batch, Example, Reducer
+from jaxhal.types import Batch, Example
 
 REDUCERS: dict[str, Reducer] = {
     "lookback": jaxhal.LookbackRatio(),

@@ -17,13 +17,14 @@ from jax.core import Tracer
 
 from jaxhal import lrp
 from jaxhal.capture.taps import Named, Rows, layer_indices
+from jaxhal.features.base import Reducer
 from jaxhal.models import decoder
 from jaxhal.models.batching import Encoded, check_rows, collate, plan
 from jaxhal.models.cache import positions
 from jaxhal.models.config import Config
 from jaxhal.models.lm import LM
 from jaxhal.models.ops import STANDARD, Ops
-from jaxhal.types import Batch, Reducer
+from jaxhal.types import Batch
 
 
 def read(

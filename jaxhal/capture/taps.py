@@ -9,11 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
+from jaxhal.features.base import Reducer
 from jaxhal.models import decoder
 from jaxhal.models.config import Config
 from jaxhal.models.layers import RowTap
 from jaxhal.models.ops import Ops
-from jaxhal.types import Batch, Reducer, View
+from jaxhal.types import Batch, View
 
 # Row features that wait for their `finish` together; more layers than fit are finished
 # group by group.

@@ -1,1 +1,1 @@
-"""TODO."""
+"""The ``jaxhal`` command."""

@@ -507,12 +507,12 @@ def _detectors() -> list[dict[str, Any]]:
     return [
         {
             "name": each.name,
-            "what": each.summary,
-            "unit": each.unit,
+            "what": each.info.summary,
+            "unit": each.info.unit,
             "trained": each.fit is not None,
             "fitted for": ", ".join(m for m in MODELS if each.name in shipped(m)),
-            "control": each.control,
-            "reference": each.reference,
+            "control": each.info.control,
+            "reference": each.info.reference,
         }
         for each in get(list(CATALOGUE))
     ]

@@ -1,264 +1,69 @@
-"""The catalogue: a named method = what it reads + how it scores + where it is from.
+"""Detectors, a file a paper: what each method reads, computes, learns and cites."""
 
-Several detectors share one reading pass: :func:`reads` merges what they ask for.
-"""
-
-import difflib
-import functools
-import inspect
-import unicodedata
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
-
+from jaxhal.detectors.base import Detector as Detector
+from jaxhal.detectors.base import Features as Features
+from jaxhal.detectors.base import HeldOut as HeldOut
+from jaxhal.detectors.base import Info as Info
+from jaxhal.detectors.base import Targets as Targets
+from jaxhal.detectors.base import features_of as features_of
+from jaxhal.detectors.base import held_out as held_out
+from jaxhal.detectors.base import response_mean as response_mean
+from jaxhal.detectors.base import take as take
+from jaxhal.detectors.catalogue import AT_ONCE as AT_ONCE
+from jaxhal.detectors.catalogue import CATALOGUE as CATALOGUE
+from jaxhal.detectors.catalogue import build as build
+from jaxhal.detectors.catalogue import get as get
+from jaxhal.detectors.controls import max_prompt_attention as max_prompt_attention
+from jaxhal.detectors.controls import max_prompt_probe as max_prompt_probe
+from jaxhal.detectors.controls import novel_word_share as novel_word_share
+from jaxhal.detectors.controls import novel_words as novel_words
+from jaxhal.detectors.controls import response_length as response_length
 from jaxhal.detectors.controls import tfidf as tfidf
-from jaxhal.detectors.core import Detector as Detector
-from jaxhal.detectors.core import ExampleView as ExampleView
-from jaxhal.detectors.core import Features as Features
-from jaxhal.detectors.core import Known as Known
-from jaxhal.detectors.core import Recast as Recast
-from jaxhal.detectors.core import Targets as Targets
-from jaxhal.detectors.core import response_mean as response_mean
+from jaxhal.detectors.eigenscore import eigenscore as eigenscore
 from jaxhal.detectors.ensemble import ensemble as ensemble
-from jaxhal.detectors.ensemble import fit_held_out as fit_held_out
-from jaxhal.detectors.ensemble import take as take
-from jaxhal.detectors.prompted import detection_prompt as detection_prompt
-from jaxhal.detectors.prompted import icl_prompt as icl_prompt
-from jaxhal.detectors.relevance import lrp4rag_comb as lrp4rag_comb
-from jaxhal.detectors.relevance import lrp4rag_forest as lrp4rag_forest
-from jaxhal.detectors.relevance import lrp4rag_lstm as lrp4rag_lstm
-from jaxhal.detectors.relevance import lrp4rag_mlp as lrp4rag_mlp
-from jaxhal.detectors.relevance import lrp4rag_svm as lrp4rag_svm
-from jaxhal.detectors.relevance import lrp4rag_threshold as lrp4rag_threshold
-from jaxhal.detectors.sampled import eigenscore as eigenscore
-from jaxhal.detectors.sampled import (
+from jaxhal.detectors.lookback_lens import lookback_lens as lookback_lens
+from jaxhal.detectors.lookback_lens import lookback_probe as lookback_probe
+from jaxhal.detectors.lookback_lens import lookback_ratio as lookback_ratio
+from jaxhal.detectors.lrp4rag import lrp4rag_comb as lrp4rag_comb
+from jaxhal.detectors.lrp4rag import lrp4rag_forest as lrp4rag_forest
+from jaxhal.detectors.lrp4rag import lrp4rag_lstm as lrp4rag_lstm
+from jaxhal.detectors.lrp4rag import lrp4rag_mlp as lrp4rag_mlp
+from jaxhal.detectors.lrp4rag import lrp4rag_svm as lrp4rag_svm
+from jaxhal.detectors.lrp4rag import lrp4rag_threshold as lrp4rag_threshold
+from jaxhal.detectors.probes import attention_pooling as attention_pooling
+from jaxhal.detectors.probes import hidden_probe as hidden_probe
+from jaxhal.detectors.probes import linear_probe as linear_probe
+from jaxhal.detectors.probes import linear_probe_last as linear_probe_last
+from jaxhal.detectors.probes import mlp_probe as mlp_probe
+from jaxhal.detectors.probes import token_probe as token_probe
+from jaxhal.detectors.prompts import detection_prompt as detection_prompt
+from jaxhal.detectors.prompts import icl_prompt as icl_prompt
+from jaxhal.detectors.selfcheck import nli_context as nli_context
+from jaxhal.detectors.selfcheck import selfcheck_bertscore as selfcheck_bertscore
+from jaxhal.detectors.selfcheck import selfcheck_ngram as selfcheck_ngram
+from jaxhal.detectors.selfcheck import selfcheck_nli as selfcheck_nli
+from jaxhal.detectors.selfcheck import selfcheck_prompt as selfcheck_prompt
+from jaxhal.detectors.semantic_entropy import (
     length_normalized_entropy as length_normalized_entropy,
 )
-from jaxhal.detectors.sampled import nli_context as nli_context
-from jaxhal.detectors.sampled import predictive_entropy as predictive_entropy
-from jaxhal.detectors.sampled import selfcheck_bertscore as selfcheck_bertscore
-from jaxhal.detectors.sampled import selfcheck_ngram as selfcheck_ngram
-from jaxhal.detectors.sampled import selfcheck_nli as selfcheck_nli
-from jaxhal.detectors.sampled import selfcheck_prompt as selfcheck_prompt
-from jaxhal.detectors.sampled import semantic_entropy as semantic_entropy
-from jaxhal.detectors.sampled import (
+from jaxhal.detectors.semantic_entropy import predictive_entropy as predictive_entropy
+from jaxhal.detectors.semantic_entropy import semantic_entropy as semantic_entropy
+from jaxhal.detectors.semantic_entropy import (
     semantic_entropy_discrete as semantic_entropy_discrete,
 )
-from jaxhal.detectors.tokenwise import token_probe as token_probe
-from jaxhal.detectors.trained import attention_pooling as attention_pooling
-from jaxhal.detectors.trained import hidden_probe as hidden_probe
-from jaxhal.detectors.trained import linear_probe as linear_probe
-from jaxhal.detectors.trained import linear_probe_last as linear_probe_last
-from jaxhal.detectors.trained import lookback_lens as lookback_lens
-from jaxhal.detectors.trained import lookback_probe as lookback_probe
-from jaxhal.detectors.trained import max_prompt_probe as max_prompt_probe
-from jaxhal.detectors.trained import mlp_probe as mlp_probe
-from jaxhal.detectors.trained import toha as toha
-from jaxhal.detectors.trained import toha_supervised as toha_supervised
-from jaxhal.detectors.trained import topology_probe as topology_probe
-from jaxhal.detectors.untrained import closed_book as closed_book
-from jaxhal.detectors.untrained import context_gain as context_gain
-from jaxhal.detectors.untrained import context_gain_count as context_gain_count
-from jaxhal.detectors.untrained import lookback_ratio as lookback_ratio
-from jaxhal.detectors.untrained import max_prompt_attention as max_prompt_attention
-from jaxhal.detectors.untrained import mtop_div as mtop_div
-from jaxhal.detectors.untrained import novel_word_share as novel_word_share
-from jaxhal.detectors.untrained import novel_words as novel_words
-from jaxhal.detectors.untrained import predictive_probability as predictive_probability
-from jaxhal.detectors.untrained import (
+from jaxhal.detectors.toha import mtop_div as mtop_div
+from jaxhal.detectors.toha import sink_share as sink_share
+from jaxhal.detectors.toha import toha as toha
+from jaxhal.detectors.toha import toha_supervised as toha_supervised
+from jaxhal.detectors.toha import topology_probe as topology_probe
+from jaxhal.detectors.uncertainty import closed_book as closed_book
+from jaxhal.detectors.uncertainty import context_gain as context_gain
+from jaxhal.detectors.uncertainty import context_gain_count as context_gain_count
+from jaxhal.detectors.uncertainty import (
+    predictive_probability as predictive_probability,
+)
+from jaxhal.detectors.uncertainty import (
     predictive_probability_max as predictive_probability_max,
 )
-from jaxhal.detectors.untrained import response_length as response_length
-from jaxhal.detectors.untrained import sink_share as sink_share
-from jaxhal.detectors.untrained import token_entropy as token_entropy
-from jaxhal.detectors.untrained import token_entropy_mean as token_entropy_mean
-from jaxhal.llm import hosts
-from jaxhal.types import Reducer
-
-CATALOGUE: dict[str, Callable[[], Detector]] = {
-    "mtop_div": mtop_div,
-    "sink_share": sink_share,
-    "lookback_ratio": lookback_ratio,
-    "predictive_probability": predictive_probability,
-    "predictive_probability_max": predictive_probability_max,
-    "token_entropy": token_entropy,
-    "token_entropy_mean": token_entropy_mean,
-    "context_gain": context_gain,
-    "context_gain_count": context_gain_count,
-    "detection_prompt": detection_prompt,
-    "icl_prompt": icl_prompt,
-    "semantic_entropy": semantic_entropy,
-    "semantic_entropy_discrete": semantic_entropy_discrete,
-    "predictive_entropy": predictive_entropy,
-    "length_normalized_entropy": length_normalized_entropy,
-    "eigenscore": eigenscore,
-    "selfcheck_nli": selfcheck_nli,
-    "selfcheck_prompt": selfcheck_prompt,
-    "selfcheck_ngram": selfcheck_ngram,
-    "selfcheck_bertscore": selfcheck_bertscore,
-    "nli_context": nli_context,
-    "toha": toha,
-    "toha_supervised": toha_supervised,
-    "topology_probe": topology_probe,
-    "lookback_lens": lookback_lens,
-    "lookback_probe": lookback_probe,
-    "linear_probe": linear_probe,
-    "linear_probe_last": linear_probe_last,
-    "hidden_probe": hidden_probe,
-    "mlp_probe": mlp_probe,
-    "attention_pooling": attention_pooling,
-    "token_probe": token_probe,
-    "lrp4rag_svm": lrp4rag_svm,
-    "lrp4rag_mlp": lrp4rag_mlp,
-    "lrp4rag_forest": lrp4rag_forest,
-    "lrp4rag_lstm": lrp4rag_lstm,
-    "lrp4rag_threshold": lrp4rag_threshold,
-    "lrp4rag_comb": lrp4rag_comb,
-    "max_prompt_probe": max_prompt_probe,
-    "max_prompt_attention": max_prompt_attention,
-    "response_length": response_length,
-    "novel_words": novel_words,
-    "novel_word_share": novel_word_share,
-    "tfidf": tfidf,
-}
-
-
-def _at_once(detector: Detector) -> bool:
-    """No labelled answers, one forward pass, no forest drawn twice."""
-    backwards = any(reducer.reads == "relevance" for _, reducer in detector.reads)
-    second = bool(detector.views or detector.measures) or backwards
-    return detector.fit is None and not second and detector.name != "sink_share"
-
-
-# Those that score at once.
-AT_ONCE = tuple(name for name, make in CATALOGUE.items() if _at_once(make()))
-
-
-def get(names: Sequence[str] | None = None) -> list[Detector]:
-    """Detectors by catalogue name; for ``None`` those of :data:`AT_ONCE`.
-
-    Raises:
-      ValueError: on an unknown name, with the nearest known one, or ``"ensemble"``,
-        which is no detector before it has members.
-
-    Example:
-      >>> [detector.name for detector in get(["mtop_div", "novel_words"])]
-      ['mtop_div', 'novel_words']
-    """
-    chosen = []
-    for name in AT_ONCE if names is None else names:
-        if name == "ensemble":
-            raise ValueError(
-                "an ensemble needs members, and must be fitted: jaxhal.detectors.build("
-                "{'ensemble': {'members': ['linear_probe', 'novel_words']}})"
-            )
-        if name not in CATALOGUE:
-            near = difflib.get_close_matches(name, CATALOGUE, n=1, cutoff=0.4)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise ValueError(
-                f"unknown detector {name!r}{hint} (known: {', '.join(CATALOGUE)})"
-            )
-        chosen.append(CATALOGUE[name]())
-    return chosen
-
-
-def build(spec: str | Mapping[str, Mapping[str, Any]]) -> Detector:
-    """A detector from a name, or from ``{name: {option: value}}`` as configs write it.
-
-    An option at its default changes nothing: the detector is the same object, which
-    compiles once.
-
-    Raises:
-      ValueError: on an unknown name, an option it does not take, or a ``name`` that is
-        another detector's.
-      jaxhal.llm.hosts.Refused: on an endpoint at a host that the user has not named.
-
-    Example:
-      >>> build({"toha": {"max_heads": 3}}).name
-      'toha'
-    """
-    if isinstance(spec, str):
-        return get([spec])[0]
-    if len(spec) != 1:
-        raise ValueError(
-            f"detector {dict(spec)!r} is not of the form {{name: options}}"
-        )
-    ((name, options),) = spec.items()
-    options = dict(options or {})
-    called = options.get("name", name)
-    for other in {*CATALOGUE, "ensemble"} - {name}:
-        if _bare(str(called)) == _bare(other):
-            raise ValueError(
-                f"detector {name!r} is given the name {called!r}, and {other!r} is "
-                "another detector; give it a name of its own"
-            )
-    if name == "ensemble":
-        members = [build(member) for member in options.pop("members", ())]
-        make: Callable[..., Detector] = functools.partial(ensemble, members)
-    else:
-        get([name])
-        make = CATALOGUE[name]
-        usual = {k: p.default for k, p in inspect.signature(make).parameters.items()}
-        options = {k: v for k, v in options.items() if k not in usual or usual[k] != v}
-    try:
-        with hosts.brought(f"detector {name!r}"):
-            return make(**options)
-    except TypeError as error:
-        raise ValueError(f"detector {name!r}: {error}") from error
-
-
-def _bare(name: str) -> str:
-    """What people see of a name: its letters and digits, however they are written."""
-    plain = unicodedata.normalize("NFKC", name).casefold()
-    return "".join(letter for letter in plain if letter.isalnum())
-
-
-def reads(detectors: Sequence[Detector]) -> dict[str, Reducer]:
-    """Everything the detectors read from the answers themselves, each feature once.
-
-    Raises:
-      ValueError: when two detectors give one feature name to different reducers, or
-        read it from different views.
-
-    Example:
-      >>> sorted(reads(get(["predictive_probability", "predictive_probability_max"])))
-      ['logprob']
-    """
-    return _by_view(detectors)[None]
-
-
-def views(detectors: Sequence[Detector]) -> dict[Recast, dict[str, Reducer]]:
-    """Everything they read from other examples made of the answers, each view once.
-
-    Raises:
-      ValueError: as :func:`reads`.
-
-    Example:
-      >>> [sorted(named) for named in views(get(["context_gain"])).values()]
-      [['closed_logprob']]
-    """
-    return {of: named for of, named in _by_view(detectors).items() if of is not None}
-
-
-def _by_view(
-    detectors: Sequence[Detector],
-) -> dict[Recast | None, dict[str, Reducer]]:
-    """Features by what they are read from, ``None`` for the answers themselves."""
-    merged: dict[Recast | None, dict[str, Reducer]] = {None: {}}
-    places: dict[str, tuple[Recast | None, Reducer]] = {}
-    for detector in detectors:
-        for of, pairs in ((None, detector.reads), *detector.views):
-            for name, reducer in pairs:
-                place, known = places.setdefault(name, (of, reducer))
-                if known != reducer:
-                    raise ValueError(
-                        f"detector {detector.name!r} reads {name!r} as {reducer}, "
-                        f"another as {known}; name the feature otherwise"
-                    )
-                if place != of:
-                    raise ValueError(
-                        f"detector {detector.name!r} reads {name!r} from another view "
-                        "of the answer than it is read from elsewhere; name the "
-                        "feature otherwise"
-                    )
-                merged.setdefault(of, {})[name] = reducer
-    return merged
+from jaxhal.detectors.uncertainty import token_entropy as token_entropy
+from jaxhal.detectors.uncertainty import token_entropy_mean as token_entropy_mean

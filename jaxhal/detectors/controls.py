@@ -1,15 +1,106 @@
-"""A control that is trained: which words does a made-up answer use?"""
+"""What every method has to beat."""
 
 import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
 from jaxhal.classifiers.selection import Chosen, choose_held_out, chosen_logits
-from jaxhal.detectors.core import LOG_ODDS, Detector, Known, Targets
+from jaxhal.detectors.base import (
+    LOG_ODDS,
+    Detector,
+    HeldOut,
+    Info,
+    Targets,
+    flat_heads,
+    on_tokens,
+    response_mean,
+)
+from jaxhal.detectors.linear import (
+    logistic,
+)
+from jaxhal.features import controls
+from jaxhal.features.base import OfText
+from jaxhal.features.topology import MaxPromptAttention
 from jaxhal.types import Example
+
+
+@functools.cache
+def max_prompt_attention() -> Detector:
+    """One minus the largest attention to a prompt token: TOHA without the topology."""
+    return Detector(
+        Info(
+            "max_prompt_attention",
+            "1 - largest attention to one prompt token, mean of all heads",
+            "0 to 1",
+            "control for MTop-Div: the forest with every token on the prompt",
+            control=True,
+        ),
+        features=(("max_prompt", MaxPromptAttention()),),
+        inputs=lambda f: jax.vmap(
+            lambda largest, valid: controls.max_prompt_score(largest, valid).mean(),
+            in_axes=(1, 0),
+        )(f["max_prompt"], f["valid"]),
+        tokens=lambda params, f: on_tokens(1 - f["max_prompt"].mean((0, 2)), f),
+    )
+
+
+@functools.cache
+def max_prompt_probe() -> Detector:
+    """Logistic regression on the largest prompt attention of all heads."""
+    return logistic(
+        "max_prompt_probe",
+        "logistic regression on the largest prompt attention of all heads",
+        "comparison for toha_supervised: the same without topology",
+        lambda f: flat_heads(response_mean(f["max_prompt"], f)),
+        ("max_prompt", MaxPromptAttention()),
+    )
+
+
+def _text_control(function: Callable[[Example], float], summary: str, unit: str):
+    name = function.__name__
+    return Detector(
+        Info(
+            name,
+            summary,
+            unit,
+            "text-only control",
+            control=True,
+        ),
+        features=((name, OfText(function)),),
+        inputs=lambda f: f[name],
+    )
+
+
+@functools.cache
+def response_length() -> Detector:
+    """Number of words of the response."""
+    return _text_control(
+        controls.response_length, "number of words of the response", "words"
+    )
+
+
+@functools.cache
+def novel_words() -> Detector:
+    """Count of response words that the prompt does not have."""
+    return _text_control(
+        controls.novel_words, "response words absent from the prompt", "words"
+    )
+
+
+@functools.cache
+def novel_word_share() -> Detector:
+    """Share of response words that the prompt does not have."""
+    return _text_control(
+        controls.novel_word_share,
+        "share of response words absent from the prompt",
+        "0 to 1",
+    )
+
 
 BUCKETS = 4096
 
@@ -37,10 +128,7 @@ def _weighted(counts: Array, idf: Array) -> Float[Array, "samples 1 buckets"]:
     return (weighted / jnp.where(norm > 0, norm, 1.0))[:, None]
 
 
-def _fit_held_out(
-    counts: Any, targets: Targets, known: Known
-) -> tuple[TfIdf, Float[np.ndarray, " samples"]]:
-    del known
+def _fit_tfidf(counts: Any, targets: Targets) -> HeldOut:
     counts, weight = jnp.asarray(counts), jnp.asarray(targets.weight)
     holding = weight @ (counts > 0)
     idf = jnp.log((1 + weight.sum()) / (1 + holding)) + 1
@@ -53,23 +141,24 @@ def _fit_held_out(
         strengths=(0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0),
         standardize=False,
     )
-    return TfIdf(idf, probe), unseen
+    return HeldOut(TfIdf(idf, probe), unseen)
 
 
 @functools.cache
 def tfidf() -> Detector:
     """TF-IDF of the response's words and a logistic regression: text alone, trained."""
     return Detector(
-        name="tfidf",
-        summary="logistic regression on the response's words (TF-IDF)",
-        unit=LOG_ODDS,
-        reference="trained text-only control",
-        text=(("word_counts", word_counts),),
+        Info(
+            "tfidf",
+            "logistic regression on the response's words (TF-IDF)",
+            LOG_ODDS,
+            "trained text-only control",
+            control=True,
+        ),
+        features=(("word_counts", OfText(word_counts, ("buckets",))),),
         inputs=lambda f: f["word_counts"],
         decide=lambda params, counts: chosen_logits(
             params.probe, _weighted(counts, params.idf)
         ),
-        fit=lambda counts, targets: _fit_held_out(counts, targets, {})[0],
-        fit_held_out=_fit_held_out,
-        control=True,
+        fit=_fit_tfidf,
     )

@@ -1,10 +1,9 @@
 """Several detectors as one: a logistic regression over their scores."""
 
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Int
@@ -14,10 +13,16 @@ from jaxhal.classifiers.selection import (
     choose_held_out,
     choose_linear,
     chosen_logits,
-    folds_of,
-    unseen_scores,
 )
-from jaxhal.detectors.core import LOG_ODDS, Detector, Features, Known, Targets
+from jaxhal.detectors.base import (
+    LOG_ODDS,
+    Detector,
+    Features,
+    HeldOut,
+    Info,
+    Targets,
+    held_out,
+)
 
 # What a member has to add to the AUROC to be chosen.
 GAIN = 0.001
@@ -70,46 +75,43 @@ def ensemble(
         ]
         return chosen_logits(params.weights, jnp.stack(each, 1)[:, None])
 
-    stack = functools.partial(_stack, members, choose)
     kept = "those chosen of " if choose else ""
+    features = (one for member in members for one in member.features)
     return Detector(
-        name=name,
-        summary=f"logistic regression over the scores of {kept}{', '.join(names)}",
-        unit=LOG_ODDS,
-        reference="Wolpert 1992, stacked generalization"
-        + ("; Caruana et al. 2004, forward selection" if choose else ""),
-        reads=_merged(member.reads for member in members),
-        views=_merged(member.views for member in members),
-        text=_merged(member.text for member in members),
-        measures=_merged(member.measures for member in members),
+        Info(
+            name,
+            f"logistic regression over the scores of {kept}{', '.join(names)}",
+            LOG_ODDS,
+            "Wolpert 1992, stacked generalization"
+            + ("; Caruana et al. 2004, forward selection" if choose else ""),
+        ),
+        features=tuple(dict.fromkeys(features)),
         inputs=inputs,
         decide=decide,
-        fit=lambda inputs, targets: stack(inputs, targets, {})[0],
-        fit_held_out=stack,
+        fit=functools.partial(_stack, members, choose),
         members=members,
     )
 
 
 def _stack(
-    members: Sequence[Detector],
-    choose: bool,
-    inputs: dict[str, Any],
-    targets: Targets,
-    known: Known,
-) -> tuple[Stack, Float[np.ndarray, " samples"]]:
+    members: Sequence[Detector], choose: bool, inputs: dict[str, Any], targets: Targets
+) -> HeldOut:
     """Members that count with their weights, and unseen scores of the whole."""
+    known = targets.known or {}
     fitted = {
-        m.name: known.get(m.name) or fit_held_out(m, inputs[m.name], targets, known)
+        m.name: known.get(m.name) or held_out(m, inputs[m.name], targets)
         for m in members
     }
-    names, scores = list(fitted), np.stack([unseen for _, unseen in fitted.values()], 1)
+    names = list(fitted)
+    scores = np.stack([one.unseen for one in fitted.values()], 1)
     if choose:
         kept = _forward(scores, targets)
         names, scores = [names[at] for at in kept], scores[:, kept]
     weights, unseen = choose_held_out(
         scores[:, None], targets.labels, targets.groups, targets.weight
     )
-    return Stack({name: fitted[name][0] for name in names}, weights), unseen
+    params = Stack({name: fitted[name].params for name in names}, weights)
+    return HeldOut(params, unseen)
 
 
 def _forward(
@@ -127,47 +129,3 @@ def _forward(
         if float(found.auroc) < best + GAIN:
             return np.flatnonzero(kept)
         kept, best = sets[int(found.layer)], float(found.auroc)
-
-
-def fit_held_out(
-    detector: Detector, inputs: Any, targets: Targets, known: Known | None = None
-) -> tuple[Any, Float[np.ndarray, " samples"]]:
-    """Parameters from every row to learn from, and unseen scores of these rows.
-
-    An unseen score is by a fit that knew nothing of the row's source, on the scale of
-    the final one: :func:`~jaxhal.classifiers.selection.unseen_scores`.  Where
-    ``detector.fit_held_out`` does not give them, the detector is fitted again without
-    each fold.
-
-    Args:
-      detector: the method; one without parameters has ``()`` and its scores.
-      inputs: what it decides on.
-      targets: labels, sources, and which rows to learn from.
-      known: results for members of an ensemble.
-
-    Returns:
-      Parameters and ``Float[samples]``; what other rows hold means nothing.
-
-    Raises:
-      SplitError: when the folds cannot hold both classes.
-    """
-    inputs = jax.device_put(inputs)
-    if detector.fit is None:
-        return (), np.asarray(detector.decide((), inputs))
-    if detector.fit_held_out is not None:
-        params, unseen = detector.fit_held_out(inputs, targets, known or {})
-        return params, np.asarray(unseen)
-    params = detector.fit(inputs, targets)
-    train = folds_of(targets.labels, targets.groups, targets.weight)
-    parts = [detector.fit(inputs, targets._replace(weight=fold)) for fold in train]
-    scores = np.stack([np.asarray(detector.decide(part, inputs)) for part in parts])
-    return params, unseen_scores(scores, train, detector.decide(params, inputs))
-
-
-def take(inputs: Any, rows: Any) -> Any:
-    """Some rows of every leaf."""
-    return jax.tree.map(lambda leaf: leaf[rows], inputs)
-
-
-def _merged(parts: Iterable[tuple]) -> tuple:
-    return tuple(dict.fromkeys(one for part in parts for one in part))

@@ -37,7 +37,7 @@ def reports(
     chosen = list(fitted.values())
     scores = {name: one.score(data.inputs[name]) for name, one in fitted.items()}
     made = {}
-    for numbers, features in data.source.chunks(rows):
+    for numbers, features in data.source.batches(set(rows)):
         known = {name: score[numbers] for name, score in scores.items()}
         judged = judge(chosen, features, known)
         for at, number in enumerate(numbers):
@@ -111,7 +111,7 @@ def _token_scores(
     detectors = tuple(one.detector for one in chosen)
     params = tuple(one.params for one in chosen)
     out: dict[str, dict[int, np.ndarray]] = {one.name: {} for one in detectors}
-    for numbers, features in data.source.chunks(rows):
+    for numbers, features in data.source.batches(set(rows)):
         for name, scores in token_scores(detectors, params, features).items():
             values = np.asarray(scores)
             for at, number in enumerate(numbers):

@@ -9,7 +9,7 @@ import numpy as np
 
 from jaxhal.classifiers.heads import per_head_transfer
 from jaxhal.detectors import Detector, Targets
-from jaxhal.detectors.trained import Spans
+from jaxhal.detectors.lookback_lens import Spans
 from jaxhal.evaluation.tables import compare
 from jaxhal.experiments import running
 from jaxhal.experiments.config import UNITS, Config, load_config
@@ -68,7 +68,9 @@ def across_models(
     config = load_config(config, overrides)
     if len(config.data) != 1:
         raise ValueError(f"config has {len(config.data)} data sets; give one")
-    detectors = [d for d in running.detectors_of(config) if not d.control and d.fit]
+    detectors = [
+        d for d in running.detectors_of(config) if not d.info.control and d.fit
+    ]
     both = (config, dataclasses.replace(config, model=reader))
     first, other = (
         next(iter(running.read_data(c, detectors, progress).values())) for c in both

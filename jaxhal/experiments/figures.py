@@ -8,7 +8,7 @@ import numpy as np
 from jaxhal import plotting
 from jaxhal.capture.forward import read
 from jaxhal.detectors import Detector
-from jaxhal.detectors.trained import Heads
+from jaxhal.detectors.toha import Heads
 from jaxhal.experiments import relevance, results
 from jaxhal.experiments.config import UNITS, Config
 from jaxhal.experiments.running import Found

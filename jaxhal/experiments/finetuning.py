@@ -11,7 +11,7 @@ from jaxtyping import Float
 
 from jaxhal import plotting, tuning
 from jaxhal.detectors import Detector, Targets
-from jaxhal.detectors.core import LOG_ODDS
+from jaxhal.detectors.base import LOG_ODDS, HeldOut, Info
 from jaxhal.experiments.config import Config
 from jaxhal.models.lm import LM
 from jaxhal.scoring.fit import Fitted, fit
@@ -26,13 +26,15 @@ CHECKPOINTS = "checkpoints"
 
 # Its inputs are the scores themselves, which a tuned reader makes of text.
 FINE_TUNED = Detector(
-    name="fine_tuned",
-    summary="the reader itself, fine-tuned to classify answers",
-    unit=LOG_ODDS,
-    reference="Hu et al., LRP4RAG, 2024, section 4.3, baseline LLM fine-tuning",
+    Info(
+        "fine_tuned",
+        "the reader itself, fine-tuned to classify answers",
+        LOG_ODDS,
+        "Hu et al., LRP4RAG, 2024, section 4.3, baseline LLM fine-tuning",
+    ),
+    features=(),
     inputs=lambda features: features["fine_tuned"],
-    fit=lambda scores, targets: (),
-    fit_held_out=lambda scores, targets, known: ((), scores),
+    fit=lambda scores, targets: HeldOut((), scores),
 )
 
 

@@ -64,11 +64,9 @@ def profiles_of(data: Inputs) -> Profiles | None:
     """
     values: dict[type, list[np.ndarray]] = {}
     unit = ""
-    for feature in data.source.features:
-        reducer = feature.reducer
+    for reducer, column in data.source.columns.values():
         if isinstance(reducer, _KINDS) and type(reducer) not in values:
-            rows = [feature.column[part.row] for part in data.source.parts]
-            values[type(reducer)] = rows
+            values[type(reducer)] = [column[part.row] for part in data.source.parts]
             unit = unit or reducer.seed.replace("_", " ")
     if not values:
         return None

@@ -115,7 +115,7 @@ def table(
     of the parts' own.
     """
     scores, _, _, labels, sources, _ = pooled(judged, detectors)
-    controls = [detector.name for detector in detectors if detector.control]
+    controls = [detector.name for detector in detectors if detector.info.control]
     rows = compare(scores, labels, sources, controls)
     for row in rows:
         folds = [_metrics(part.frame, row["method"]) for part in judged]
@@ -154,7 +154,7 @@ def in_short(
     return [
         {
             "method": one.name,
-            "control": one.control,
+            "control": one.info.control,
             **estimates(ranking, scores[one.name], labels, sources),
             **estimates(DECIDED, flagged[one.name], labels, sources),
         }
@@ -213,7 +213,7 @@ def _marked(row: Mapping[str, Any]) -> Markdown:
 def methods_markdown(methods: Sequence[Detector]) -> list[str]:
     """What each method computes, and by what: the model that compares texts, say."""
     said = [
-        f"- {escaped(f'{one.name}: {one.summary} ({one.reference})')}"
+        f"- {escaped(f'{one.name}: {one.info.summary} ({one.info.reference})')}"
         for one in methods
     ]
     return ["## Methods", "", *said, ""]

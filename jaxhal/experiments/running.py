@@ -250,7 +250,9 @@ def specs_of(config: Config) -> dict[str, Any]:
             )
         chosen[name] = spec
     every = {name: make() for name, make in CATALOGUE.items()}
-    return chosen | {n: n for n, d in every.items() if d.control and n not in chosen}
+    return chosen | {
+        n: n for n, d in every.items() if d.info.control and n not in chosen
+    }
 
 
 def detectors_of(config: Config) -> list[Detector]:

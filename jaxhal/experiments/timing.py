@@ -1,6 +1,5 @@
 """What each detector costs: every one alone, on a few of the answers."""
 
-import itertools
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -46,7 +45,7 @@ def costs(
     some = [examples[number] for number in np.unique(chosen)]
     alike: dict[Any, list[Detector]] = {}
     for detector in detectors:
-        alike.setdefault(_work(detector), []).append(detector)
+        alike.setdefault(frozenset(detector.features), []).append(detector)
     found: dict[str, float] = {}
     with progress_bar(len(alike), "timing", "detector", progress) as bar:
         for same in alike.values():
@@ -65,16 +64,5 @@ def _seconds(
     with tempfile.TemporaryDirectory() as folder:
         store = Store(folder)
         began = time.perf_counter()
-        if detector.reads or detector.views or detector.measures:
-            collect(lm, examples, [detector], store, **options)
-        else:
-            for (_, function), example in itertools.product(detector.text, examples):
-                function(example)
+        collect(lm, examples, [detector], store, **options)
         return time.perf_counter() - began
-
-
-def _work(detector: Detector) -> frozenset[Any]:
-    """What is computed of an answer, beside arithmetic on it."""
-    views = {(view.of, name) for view in detector.views for name, _ in view.reads}
-    named = {name for name, _ in (*detector.reads, *detector.text)}
-    return frozenset(views | named | {one.feature for one in detector.measures})

@@ -9,8 +9,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxhal.features.arrays import causal_attention, static_int
+from jaxhal.features.base import Reducer
 from jaxhal.features.topology import MTopDiv, spanning_forest
-from jaxhal.types import Reducer, View
+from jaxhal.types import View
 
 
 class Edges(NamedTuple):

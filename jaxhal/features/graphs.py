@@ -10,8 +10,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from jaxhal.features.base import Reducer
 from jaxhal.features.topology import MTopDiv, spanning_forest
-from jaxhal.types import Reducer, View
+from jaxhal.types import View
 
 
 def _check_thresholds(thresholds: tuple[float, ...]) -> None:
@@ -56,6 +57,7 @@ class Barcode(Reducer):
       2021, section 4.2.
     """
 
+    values = ("features",)
     thresholds: tuple[float, ...] = (0.25, 0.5, 0.75)
 
     def __post_init__(self):
@@ -117,6 +119,7 @@ class VertexDegree(Reducer):
       the graph has all edges and the degree is averaged over all tokens.
     """
 
+    values = ("features",)
     thresholds: tuple[float, ...] = (0.025, 0.05, 0.1, 0.25, 0.5, 0.75)
 
     def __post_init__(self):

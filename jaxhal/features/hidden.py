@@ -6,7 +6,8 @@ from typing import Literal
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from jaxhal.types import Reducer, View
+from jaxhal.features.base import Reducer
+from jaxhal.types import View
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,6 +34,7 @@ class HiddenStates(Reducer):
     """
 
     reads = "hidden"
+    values = ("width",)
 
     layers: tuple[int, ...] | None = None
     tokens: Literal["response", "last", "before_last", "mean"] = "response"

@@ -9,7 +9,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from jaxhal.features.arrays import causal_attention, static_int
-from jaxhal.types import Reducer, View
+from jaxhal.features.base import Reducer
+from jaxhal.types import View
 
 # Rows of a softmax sum to one, so a sum of two means this small is a row of padding.
 _EMPTY = 1e-12

@@ -16,7 +16,8 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxhal.features.arrays import causal_attention, static_int
-from jaxhal.types import Reducer, View
+from jaxhal.features.base import Reducer
+from jaxhal.types import View
 
 
 def spanning_forest(

@@ -12,7 +12,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxhal.types import Reducer, View
+from jaxhal.features.base import Reducer
+from jaxhal.types import View
 
 
 def token_logprob(

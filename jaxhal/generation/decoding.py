@@ -12,13 +12,14 @@ from flax import nnx
 from jaxtyping import Array, Bool, Int
 
 from jaxhal.capture.taps import Named
+from jaxhal.features.base import Reducer
 from jaxhal.generation.sampling import Sampling, choose
 from jaxhal.generation.steps import Clip, advance, begin
 from jaxhal.models import cache as cache_lib
 from jaxhal.models.cache import Cache
 from jaxhal.models.decoder import Decoder
 from jaxhal.models.lm import LM
-from jaxhal.types import Batch, Reducer
+from jaxhal.types import Batch
 
 # Weights up to this size are held a second time, layer by layer.
 _APART_BYTES = 2 << 30

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, Key, PRNGKeyArray
 
+from jaxhal.features.base import Reducer
 from jaxhal.features.eigenscore import clip_features
 from jaxhal.generation import decoding, stops
 from jaxhal.generation.decoding import Decoding, State
@@ -19,7 +20,7 @@ from jaxhal.io.progress import progress_bar
 from jaxhal.models.batching import Encoded, Planned, collate, plan, rows_together
 from jaxhal.models.lm import LM
 from jaxhal.models.tokenizer import Tokenizer
-from jaxhal.types import Example, Reducer
+from jaxhal.types import Example
 
 # Tokens decoded between looks at the text for stop strings.
 _LOOK = 16

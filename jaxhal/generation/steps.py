@@ -13,13 +13,14 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxhal.capture.forward import check
 from jaxhal.capture.taps import Named, Rows
+from jaxhal.features.base import Reducer
 from jaxhal.features.eigenscore import clip_features
 from jaxhal.models import cache as cache_lib
 from jaxhal.models import decoder
 from jaxhal.models.cache import Cache
 from jaxhal.models.lm import LM
 from jaxhal.models.ops import STANDARD
-from jaxhal.types import Batch, Reducer
+from jaxhal.types import Batch
 
 
 def prefill(

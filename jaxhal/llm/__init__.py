@@ -1,1 +1,1 @@
-"""TODO."""
+"""Asking models in words: endpoints, who may be asked, entailment, judges."""

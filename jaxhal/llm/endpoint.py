@@ -74,8 +74,8 @@ class Endpoint:
     """A chat model at an address, static by value.
 
     The key is taken from $OPENAI_API_KEY; away from api.openai.com it may be unset.
-    It goes to whom :mod:`jaxhal.llm.hosts` lets have it: over https or to this machine, and
-    not to whom a configuration or a saved detector names without the user.
+    It goes to whom :mod:`jaxhal.llm.hosts` lets have it: over https or to this machine,
+    and not to whom a configuration or a saved detector names without the user.
 
     Attributes:
       keyed: whether the server may have the key.

@@ -70,7 +70,7 @@ class Similarity:
     the rest is contradiction.
 
     Args:
-      source: of the encoder, as :func:`jaxhal.models.encoders.encoding.load_encoder` takes it.
+      source: of the encoder, as :func:`jaxhal.models.encoders.load_encoder` takes it.
       threshold: the cosine from which on two texts count as saying the same.
 
     Raises:
@@ -118,7 +118,7 @@ class Inference:
     """A classifier trained for natural language inference.
 
     Args:
-      source: of the encoder, as :func:`jaxhal.models.encoders.encoding.load_encoder` takes it.
+      source: of the encoder, as :func:`jaxhal.models.encoders.load_encoder` takes it.
       labels: its classes in order, entailment and contradiction among them; by default
         those that its configuration names, or that are known of the published one of
         SelfCheckGPT, whose configuration names none.

@@ -8,11 +8,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
+from jaxhal.features.base import Reducer
 from jaxhal.features.relevance import resample
 from jaxhal.lrp import programs
 from jaxhal.lrp.sets import resolve
 from jaxhal.models.lm import LM
-from jaxhal.types import Batch, Reducer
+from jaxhal.types import Batch
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,6 +53,8 @@ class ResponseRelevance(_Relevance):
       Hu et al., `LRP4RAG <https://arxiv.org/abs/2408.15533>`_, 2024, equation 6.
     """
 
+    values = ("response",)
+
 
 @dataclasses.dataclass(frozen=True)
 class PromptRelevance(_Relevance):
@@ -66,6 +69,7 @@ class PromptRelevance(_Relevance):
       Hu et al., 2024, equations 5 and 7-9.
     """
 
+    values = ("bins",)
     bins: int = 500
 
 
@@ -84,6 +88,7 @@ class RelevanceMap(_Relevance):
       Hu et al., 2024, section 3.3; the published LSTM reads 300 x 800 with zeros.
     """
 
+    values = ("response_bins", "prompt_bins")
     response_bins: int = 64
     prompt_bins: int = 16
     padding: str = "last"

@@ -42,8 +42,8 @@ class Entry:
 
     Attributes:
       name: what users type.
-      kind: which of :func:`jaxhal.load` and :func:`jaxhal.models.encoders.encoding.load_encoder`
-        takes it.
+      kind: which of :func:`jaxhal.load` and
+        :func:`jaxhal.models.encoders.load_encoder` takes it.
       package: the wheel's distribution name.
       version: its exact version.
       sha256: what proves the wheel.

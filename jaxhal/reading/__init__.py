@@ -1,1 +1,1 @@
-"""TODO."""
+"""What is computed of an answer, once: capture, features, samples, the cache."""

@@ -10,10 +10,10 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxhal.features.base import Reducer
 from jaxhal.models.batching import Encoded
 from jaxhal.models.encoders.text_encoder import TextEncoder
 from jaxhal.models.lm import LM
-from jaxhal.types import Reducer
 
 
 def key_of(row: Encoded) -> str:

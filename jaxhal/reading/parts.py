@@ -12,12 +12,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxhal.capture.forward import read, read_jit
+from jaxhal.features.base import Reducer
 from jaxhal.io.files import replacing
 from jaxhal.models.batching import Encoded, collate
 from jaxhal.models.lm import LM
 from jaxhal.reading.columns import Cache, Column, Place, readable
 from jaxhal.reading.planning import Group, Part
-from jaxhal.types import Batch, Reducer
+from jaxhal.types import Batch
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -25,59 +26,52 @@ if TYPE_CHECKING:
 
 # What a part can hold and NumPy reads back without a copy.
 _DTYPES = ("float32", "float16", "int32")
-# Prompts and responses of different lengths, to see what a feature's axes follow.
-_PROMPTS, _RESPONSES = (8, 8, 11), (5, 7, 5)
+# Padded tokens of a prompt and a response, of a batch that is never computed.
+_PROMPT, _RESPONSE = 1009, 503
 
 
-def response_axes(lm: LM, reducers: Mapping[str, Reducer]) -> dict[str, list[int]]:
-    """Which axes of one answer's feature run along its response tokens.
-
-    Found by asking for the shapes of the same feature at several lengths.
+def check_axes(lm: LM, reducers: Mapping[str, Reducer]) -> None:
+    """Makes sure that features have the axes they declare, before any is computed.
 
     Raises:
-      TypeError: when a feature is not one array of float32, float16 or int32, or has an
-        axis that is neither of fixed length nor as long as the response.
+      TypeError: when a feature is not one array of float32, float16 or int32, or its
+        axes are others than its reducer declares.
     """
-    named = tuple(reducers.items())
-
-    def shapes(prompt: int, response: int) -> dict[str, Any]:
-        mask = jax.ShapeDtypeStruct((1, prompt + response), jnp.bool_)
-        ids = jax.ShapeDtypeStruct((1, prompt + response), jnp.int32)
-        offsets = jax.ShapeDtypeStruct((1, response, 2), jnp.int32)
-        batch = Batch(ids, mask, mask, mask, mask, offsets, prompt)
-        return jax.eval_shape(lambda lm, b: read_jit(lm, b, named), lm, batch)
-
-    seen = [shapes(*pair) for pair in zip(_PROMPTS, _RESPONSES, strict=True)]
-    axes = {}
+    named, length = tuple(reducers.items()), _PROMPT + _RESPONSE
+    mask = jax.ShapeDtypeStruct((1, length), jnp.bool_)
+    ids = jax.ShapeDtypeStruct((1, length), jnp.int32)
+    offsets = jax.ShapeDtypeStruct((1, _RESPONSE, 2), jnp.int32)
+    batch = Batch(ids, mask, mask, mask, mask, offsets, _PROMPT)
+    shapes = jax.eval_shape(lambda lm, b: read_jit(lm, b, named), lm, batch)
     for name, reducer in reducers.items():
-        values = [one[name] for one in seen]
-        if not isinstance(values[0], jax.ShapeDtypeStruct):
+        value = shapes[name]
+        if not isinstance(value, jax.ShapeDtypeStruct):
             raise TypeError(
-                f"reducer {name} gives a {type(values[0]).__name__}; a store keeps "
-                "single arrays: split it into one reducer per array"
+                f"reducer {name} gives a {type(value).__name__}; a store keeps single "
+                "arrays: split it into one reducer per array"
             )
-        if str(values[0].dtype) not in _DTYPES:
+        if str(value.dtype) not in _DTYPES:
             raise TypeError(
-                f"reducer {name} gives {values[0].dtype}; a store keeps "
+                f"reducer {name} gives {value.dtype}; a store keeps "
                 f"{', '.join(_DTYPES)}: end it with .astype(jnp.float32)"
             )
-        # Per axis, its length each time.
-        sizes = list(zip(*(_drop_batch(v.shape, reducer) for v in values), strict=True))
-        axes[name] = [axis for axis, size in enumerate(sizes) if size == _RESPONSES]
-        for axis, size in enumerate(sizes):
-            if axis not in axes[name] and len(set(size)) > 1:
-                raise TypeError(
-                    f"reducer {name} has an axis of {size} for prompts of {_PROMPTS} "
-                    f"and responses of {_RESPONSES} padded tokens; a store keeps axes "
-                    "of fixed length or as long as the response: sum over this one, or "
-                    "cut it to the response"
-                )
-    return axes
-
-
-def _drop_batch(shape: tuple[int, ...], reducer: Reducer) -> tuple[int, ...]:
-    axis = reducer.batch_axis
-    return shape[:axis] + shape[axis + 1 :]
+        shape = list(value.shape)
+        del shape[reducer.batch_axis]
+        along = [at for at, axis in enumerate(reducer.axes) if axis == "response"]
+        if len(shape) != len(reducer.axes) or any(
+            shape[at] != _RESPONSE for at in along
+        ):
+            raise TypeError(
+                f"reducer {name} declares the axes {', '.join(reducer.axes)} and gives "
+                f"{shape} for a response of {_RESPONSE} tokens; declare its 'values'"
+            )
+        other = {size for at, size in enumerate(shape) if at not in along}
+        if other & {length, _PROMPT, _PROMPT + 1}:
+            raise TypeError(
+                f"reducer {name} gives {shape} for a prompt of {_PROMPT} tokens and a "
+                f"response of {_RESPONSE}; a store keeps axes of fixed length or as "
+                "long as the response: sum over this one, or cut it to the response"
+            )
 
 
 def make_table(
@@ -85,12 +79,15 @@ def make_table(
     part: Part,
     encoded: Mapping[str, Encoded],
     reducers: Mapping[str, Reducer],
-    axes: Mapping[str, list[int]],
     batch_size: int,
 ) -> "pa.Table":
     """Reads a part's answers and lays their features out as a table."""
     import pyarrow as pa
 
+    axes = {
+        column: [at for at, name in enumerate(reducer.axes) if name == "response"]
+        for column, reducer in reducers.items()
+    }
     values: dict[str, list[np.ndarray]] = defaultdict(list)
     keys, tokens = [], []
     for group in part.groups:

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxhal.capture.forward import check
+from jaxhal.features.base import Reducer
 from jaxhal.io import sealing
 from jaxhal.io.progress import progress_bar
 from jaxhal.models.batching import Encoded, check_length
@@ -28,11 +29,11 @@ from jaxhal.models.lm import LM
 from jaxhal.reading.columns import Column
 from jaxhal.reading.keys import column_name, digest, fingerprint, key_of
 from jaxhal.reading.parts import (
+    check_axes,
     has_part,
     locate,
     make_table,
     missing,
-    response_axes,
     write_part,
 )
 from jaxhal.reading.planning import (
@@ -43,7 +44,7 @@ from jaxhal.reading.planning import (
     unsealed,
     write_plan,
 )
-from jaxhal.types import Example, Reducer
+from jaxhal.types import Example
 
 # Raised when the same text, model and reducer give other numbers than before.
 _REVISION = 1
@@ -107,7 +108,7 @@ class Store:
 
         Raises:
           TypeError: when a value is no reducer, or one whose feature a store cannot
-            keep: see :func:`jaxhal.reading.parts.response_axes`.
+            keep: see :func:`jaxhal.reading.parts.check_axes`.
           ValueError: on a batch size below 1, no reducers, or a damaged file.
           OSError: when the disk is full or the folder cannot be written; what was
             finished stays.
@@ -118,6 +119,24 @@ class Store:
             raise ValueError("no reducers to read; name at least one feature")
         named = dict(check(lm.config, reducers))
         kept, errors, rows = encode(lm, examples)
+        options: Any = {"batch_size": batch_size, "progress": progress}
+        return Stored(kept, errors, rows, self.columns(lm, rows, named, **options))
+
+    def columns(
+        self,
+        lm: LM,
+        rows: Sequence[Encoded],
+        reducers: Mapping[str, Any],
+        *,
+        batch_size: int = 8,
+        progress: bool | None = None,
+    ) -> dict[str, Column]:
+        """The same of answers as tokens, by the names of the reducers.
+
+        Raises:
+          TypeError, ValueError, OSError: as :meth:`read`.
+        """
+        named = dict(check(lm.config, reducers))
         columns = {name: column_name(reducer) for name, reducer in named.items()}
         by_column = {columns[name]: reducer for name, reducer in named.items()}
         wanted = [key_of(row) for row in rows]
@@ -126,8 +145,7 @@ class Store:
         if encoded:
             self._compute(lm, folder, encoded, by_column, batch_size, progress)
         found = locate(folder, wanted, by_column)
-        features = {name: found[column] for name, column in columns.items()}
-        return Stored(kept, errors, rows, features)
+        return {name: found[column] for name, column in columns.items()}
 
     def _folder(self, lm: LM) -> Path:
         known = self._fingerprints.get(id(lm.params))
@@ -157,7 +175,7 @@ class Store:
         lacking = missing(folder, encoded, reducers)
         if not lacking:
             return
-        axes = response_axes(lm, reducers)
+        check_axes(lm, reducers)
         parts = _plan(lm, folder, encoded, reducers, lacking, batch_size)
         total = sum(part.count for part in parts)
         with progress_bar(total, "reading", "answer", progress) as bar:
@@ -171,9 +189,7 @@ class Store:
                             continue
                         if not has_part(folder, part.name):
                             asked = {c: reducers[c] for c in part.columns}
-                            table = make_table(
-                                lm, part, encoded, asked, axes, batch_size
-                            )
+                            table = make_table(lm, part, encoded, asked, batch_size)
                             with _explained(folder):
                                 write_part(table, folder, part.name)
                     bar.update(part.count)

@@ -1,1 +1,1 @@
-"""TODO."""
+"""What people see of a verdict: reports, pages, what tokens rest on."""

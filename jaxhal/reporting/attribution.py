@@ -52,14 +52,7 @@ class Sources:
             )
 
 
-def trace(
-    lm: LM,
-    example: Example,
-    row: Encoded,
-    rules: RuleSet,
-    prompt_length: int | None = None,
-    response_length: int | None = None,
-) -> Sources:
+def trace(lm: LM, example: Example, row: Encoded, rules: RuleSet) -> Sources:
     """What every token of an answer rests on.
 
     Args:
@@ -67,14 +60,12 @@ def trace(
       example: the answer.
       row: the same as tokens.
       rules: how relevance flows.
-      prompt_length, response_length: columns to be padded to, as
-        :func:`jaxhal.models.batching.collate` takes them.
 
     Raises:
       ValueError: when relevance is not finite.
     """
     tokenizer = lm.require_tokenizer()
-    batch = collate([row], tokenizer.pad_id, prompt_length, response_length)
+    batch = collate([row], tokenizer.pad_id)
     found = relevance(lm, batch, rules)
     matrix = np.asarray(normalized(found.matrix[0], "max"))
     kept = np.flatnonzero(row.offsets[:, 0] < row.offsets[:, 1])

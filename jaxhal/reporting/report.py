@@ -307,7 +307,7 @@ def write_html(
     """
     import jinja2
 
-    folder = importlib.resources.files("jaxhal") / "templates"
+    folder = importlib.resources.files("jaxhal.reporting") / "templates"
     template, style, script = (
         (folder / f"report.{kind}").read_text("utf-8") for kind in ("html", "css", "js")
     )

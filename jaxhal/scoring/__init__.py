@@ -1,1 +1,1 @@
-"""TODO."""
+"""Detectors at work: score, fit, save, stream, guide."""

@@ -14,7 +14,7 @@ from jaxtyping import Bool, Float
 
 from jaxhal.classifiers.linear import from_sklearn
 from jaxhal.classifiers.selection import published
-from jaxhal.detectors import Detector, Targets, fit_held_out, lookback_lens
+from jaxhal.detectors import Detector, HeldOut, Targets, held_out, lookback_lens
 from jaxhal.evaluation.calibration import (
     Isotonic,
     Platt,
@@ -75,7 +75,7 @@ class Fitted:
     @property
     def silent(self) -> str | None:
         """Why it flags nothing, ``None`` when it may."""
-        if self.detector.control:
+        if self.detector.info.control:
             return "it is a control"
         if self.threshold is None:
             return "it was shown no labelled answers"
@@ -213,9 +213,9 @@ def fit(
     """
     if calibration not in ("platt", "isotonic"):
         raise ValueError(f"calibration is {calibration!r}; use 'platt' or 'isotonic'")
-    before = {name: (one.params, one.unseen) for name, one in (known or {}).items()}
+    before = {n: HeldOut(one.params, one.unseen) for n, one in (known or {}).items()}
     try:
-        params, unseen = fit_held_out(detector, inputs, targets, before)
+        params, unseen = held_out(detector, inputs, targets._replace(known=before))
     except SplitError as error:
         raise ValueError(
             f"detector {detector.name!r} cannot be fitted: {error.args[0]}; give more "

@@ -103,7 +103,7 @@ def guide(
     rows = requests.encoded(lm, prompts)
     for number, row in enumerate(rows):
         requests.check_room(lm, number, row, max_new_tokens)
-    how = requests.decoding_of(lm, sampling, dict(guiding.detector.reads))
+    how = requests.decoding_of(lm, sampling, guiding.detector.reducers)
     keys = requests.prompt_keys(sampling, key, len(rows))
     found: dict[int, Guided] = {}
     limits = [max_new_tokens] * len(rows)

@@ -12,6 +12,7 @@ from jaxtyping import Array
 
 from jaxhal import detectors as catalogue
 from jaxhal.detectors import Detector
+from jaxhal.features.base import Reducer
 from jaxhal.models.batching import Encoded
 from jaxhal.reporting.report import Report, Span, Token
 from jaxhal.scoring.fit import Fitted
@@ -48,12 +49,13 @@ def head_maps(
 ) -> dict[str, Array]:
     """Feature -> ``Float[layer batch heads]``, for what is one number a head."""
     maps = {}
-    for name, reducer in catalogue.reads(detectors).items():
-        value = features[name]
-        if reducer.reads == "probs" and reducer.rowwise and value.ndim == 4:
-            maps[name] = catalogue.response_mean(value, features)
-        elif reducer.reads == "probs" and value.ndim == 3:
-            maps[name] = value
+    for name, feature in catalogue.features_of(detectors).items():
+        if not isinstance(feature, Reducer):
+            continue
+        if feature.axes == ("layer", "heads", "response"):
+            maps[name] = catalogue.response_mean(features[name], features)
+        elif feature.axes == ("layer", "heads"):
+            maps[name] = features[name]
     return maps
 
 

@@ -22,7 +22,7 @@ from jaxhal.classifiers.trees import Forest
 from jaxhal.detectors import Detector, build
 from jaxhal.detectors.controls import TfIdf
 from jaxhal.detectors.ensemble import Stack
-from jaxhal.detectors.trained import Heads
+from jaxhal.detectors.toha import Heads
 from jaxhal.evaluation.calibration import Isotonic, Platt
 from jaxhal.io import sealing
 from jaxhal.io.files import replacing
@@ -159,10 +159,11 @@ def _check_same(spec: Any, made: Detector, kept: Detector) -> None:
     """
     if made.name != kept.name:
         raise ValueError(f"spec {spec!r} makes {made.name!r}, not {kept.name!r}")
-    for field in ("reads", "views", "text", "summary"):
-        ours, theirs = getattr(made, field), getattr(kept, field)
-        if field == "text":
-            ours, theirs = ([name for name, _ in pairs] for pairs in (ours, theirs))
+    pairs = {
+        "summary": (made.info.summary, kept.info.summary),
+        "features": (made.features, kept.features),
+    }
+    for field, (ours, theirs) in pairs.items():
         if ours != theirs:
             raise ValueError(
                 f"spec {spec!r} makes another {made.name!r} than the one that was "

@@ -1,30 +1,16 @@
 """From answers to reports: encode, read once, let every detector score."""
 
 import dataclasses
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
-
-import jax
-import numpy as np
 
 from jaxhal import detectors as catalogue
 from jaxhal import lrp
-from jaxhal.capture.forward import read
-from jaxhal.detectors import Detector, Recast
-from jaxhal.detectors.bulk import Bulk, measured
-from jaxhal.io.progress import progress_bar
-from jaxhal.models.batching import (
-    Encoded,
-    Planned,
-    check_length,
-    collate,
-    plan,
-    rows_together,
-)
+from jaxhal.detectors import Detector
+from jaxhal.features.base import OfRewrite
+from jaxhal.models.batching import Encoded
 from jaxhal.models.lm import LM
-from jaxhal.reading.keys import column_name
-from jaxhal.reading.units import has_text
-from jaxhal.reading.views import token_features, viewed
+from jaxhal.reading.extract import extract
 from jaxhal.reporting.attribution import trace
 from jaxhal.reporting.report import Report
 from jaxhal.scoring.fit import Fitted, untrained
@@ -98,7 +84,8 @@ def score(
         of :data:`jaxhal.scoring.judge.PREFERRED`.
       relevance: also trace what each response token rests on, by a name of
         :data:`jaxhal.lrp.RULE_SETS` or a rule set of one's own, for the page of
-        :func:`jaxhal.reporting.report.write_html`; it takes a pass back for every token.
+        :func:`jaxhal.reporting.report.write_html`; it takes a pass back for every
+        token.
 
     Returns:
       One report per example, in order.  An example that cannot be read (too long, not
@@ -146,93 +133,44 @@ def score_batches(
     Raises:
       ValueError: as :func:`score`, at the first one.
     """
-    if batch_size < 1:
-        raise ValueError(f"batch_size is {batch_size}; it must be at least 1")
     flow = None if relevance is None else lrp.resolve(relevance)
     chosen = resolve(lm.name, detectors)
     named = [one.detector for one in chosen]
-    along = token_features(lm, catalogue.views(named))
-    computed = {text for detector in named for text in detector.text}
-    tokenizer = lm.require_tokenizer()
-    rows: list[Encoded] = []
-    others: list[dict[Recast, Encoded]] = []
-    numbers: list[dict[str, np.ndarray]] = []
-    bad: dict[int, Report] = {}
-    kept: list[int] = []
-    for number, example in enumerate(examples):
-        try:
-            row = tokenizer.encode_example(example)
-            seen = {
-                of: tokenizer.encode_example(viewed(of, example, names))
-                for of, names in along.items()
-            }
-            for one in (row, *seen.values()):
-                check_length(one, lm.config.context_length)
-            texts = {n: np.asarray(made(example), np.float32) for n, made in computed}
-        except ValueError as error:
-            bad[number] = empty(lm.name, example, named, str(error))
-            continue
-        rows.append(row)
-        others.append(seen)
-        numbers.append(texts)
-        kept.append(number)
-    if missing := [pair for pair in bad.items() if pair[0] not in known]:
-        yield missing
-    size = rows_together(max(1, len(rows)), batch_size)
-    planned = plan(rows, size)
-    todo = [one for one in planned if not all(kept[i] in known for i in one.rows)]
-    bulk = Bulk(lm, [examples[n] for n in kept], None, batch_size, progress)
-    together = measured(named, bulk) if todo else {}
-    total = sum(len(group.rows) for group in todo)
-    with progress_bar(total, "scoring", "answer", progress) as bar:
-        for group in todo:
-            features = _read(lm, named, rows, others, along, group, size)
-            for name, _ in computed:
-                values = np.stack([numbers[i][name] for i in group.rows])
-                features[name] = _filled(values, size)
-            for name, found in together.items():
-                features[name] = jax.tree.map(
-                    lambda leaf, rows=group.rows: _filled(leaf[rows], size), found
-                )
-            judged = judge(chosen, features)
-            done = []
-            for at, i in enumerate(group.rows):
-                example = examples[kept[i]]
-                if kept[i] in known:
-                    continue
-                if i in bulk.errors:
-                    found = empty(lm.name, example, named, bulk.errors[i])
-                else:
-                    found = report(
-                        chosen, lm.name, example, rows[i], judged, at, threshold
-                    )
-                    if flow is not None:
-                        found = _traced(lm, found, example, rows[i], flow, group)
-                done.append((kept[i], found))
-            bar.update(len(group.rows))
-            yield done
-
-
-def _filled(values: np.ndarray, rows: int) -> np.ndarray:
-    """With rows of zeros behind, which only fill a batch."""
-    pad = [(0, rows - len(values)), *[(0, 0)] * (values.ndim - 1)]
-    return np.pad(values, pad)
+    options: Any = {"batch_size": batch_size, "progress": progress}
+    found = extract(lm, examples, catalogue.features_of(named), **options)
+    if bad := [pair for pair in found.errors.items() if pair[0] not in known]:
+        yield [(n, empty(lm.name, examples[n], named, why)) for n, why in bad]
+    wanted = {at for at, number in enumerate(found.kept) if number not in known}
+    for places, features in found.batches(wanted):
+        judged, done = judge(chosen, features), []
+        for at, place in enumerate(places):
+            if place not in wanted:
+                continue
+            number, row = found.kept[place], found.rows[place]
+            if (why := found.measured[1].get(place)) is not None:
+                one = empty(lm.name, examples[number], named, why)
+            else:
+                how = chosen, lm.name, examples[number], row, judged, at, threshold
+                one = report(*how)
+                if flow is not None:
+                    one = _traced(lm, one, examples[number], row, flow)
+            done.append((number, one))
+        yield done
 
 
 def _traced(
-    lm: LM,
-    found: Report,
-    example: Example,
-    row: Encoded,
-    rules: lrp.RuleSet,
-    group: Planned,
+    lm: LM, found: Report, example: Example, row: Encoded, rules: lrp.RuleSet
 ) -> Report:
     """The report with what its tokens rest on, or with the error of the pass back."""
     try:
-        sources = trace(lm, example, row, rules, *group[1:])
+        sources = trace(lm, example, row, rules)
     except ValueError as error:
         return empty(lm.name, example, [], str(error))
     return dataclasses.replace(found, relevance=sources)
+
+
+def _one_pass(detector: Detector) -> bool:
+    return not any(isinstance(one, OfRewrite) for _, one in detector.features)
 
 
 def resolve(
@@ -250,7 +188,7 @@ def resolve(
     """
     ready = shipped(model)
     if detectors is None:
-        later = [n for n, one in ready.items() if not one.detector.views]
+        later = [n for n, one in ready.items() if _one_pass(one.detector)]
         detectors = list(dict.fromkeys([*catalogue.AT_ONCE, *later]))
     chosen = []
     for one in detectors:
@@ -263,8 +201,9 @@ def resolve(
             if detector.fit is not None:
                 raise ValueError(
                     f"detector {detector.name!r} must be fitted to labelled answers of "
-                    f"{model!r} first; pass what jaxhal.scoring.fit.fit, jaxhal.scoring.save."
-                    "load or jaxhal.experiments.run returned instead of its name"
+                    f"{model!r} first; pass what jaxhal.scoring.fit.fit, "
+                    "jaxhal.scoring.save.load or jaxhal.experiments.run returned "
+                    "instead of its name"
                 )
             chosen.append(untrained(detector))
     names = [one.detector.name for one in chosen]
@@ -277,36 +216,3 @@ def resolve(
                 "by name; give it once, or one of them another 'name'"
             )
     return chosen
-
-
-def _read(
-    lm: LM,
-    chosen: Sequence[Detector],
-    rows: Sequence[Encoded],
-    others: Sequence[Mapping[Recast, Encoded]],
-    along: Mapping[Recast, Sequence[str]],
-    group: Planned,
-    size: int,
-) -> dict[str, Any]:
-    """Features of one batch, of the answers and of other views of them."""
-    pad_id, response = lm.require_tokenizer().pad_id, group.response_length
-    some = [rows[i] for i in group.rows]
-    batch = collate(some, pad_id, group.prompt_length, response, size)
-    marked = np.zeros(batch.response_mask.shape, bool)
-    features = {
-        "valid": batch.response_mask,
-        "text": has_text(batch.offsets),
-        "marked": marked,
-    }
-    reducers = catalogue.reads(chosen)
-    if reducers:
-        features |= read(lm, batch, reducers)
-    for of, reducers in catalogue.views(chosen).items():
-        some = [others[i][of] for i in group.rows]
-        columns = response if along[of] else None
-        batch = collate(some, pad_id, response_length=columns, batch_size=size)
-        # Under names of their own, so that views which differ in these alone compile
-        # once.
-        seen = read(lm, batch, {column_name(r): r for r in reducers.values()})
-        features |= {name: seen[column_name(r)] for name, r in reducers.items()}
-    return features

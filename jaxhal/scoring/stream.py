@@ -9,13 +9,14 @@ from jaxtyping import PRNGKeyArray
 
 from jaxhal import detectors as catalogue
 from jaxhal.detectors import Detector
+from jaxhal.features.base import Reducer
 from jaxhal.generation import Sampling, Token, stream
 from jaxhal.generation.decoding import QUERY, with_text
 from jaxhal.models.lm import LM
 from jaxhal.scoring.fit import Fitted
 from jaxhal.scoring.judge import judge
 from jaxhal.scoring.score import resolve
-from jaxhal.types import Example, Reducer
+from jaxhal.types import Example
 
 
 class Scored(NamedTuple):
@@ -66,7 +67,7 @@ def stream_scores(
                 f"detector {detector.name!r} reads more than the rows of new tokens, "
                 "or nothing of the model; score(...) the finished response instead"
             )
-    reducers = catalogue.reads(named)
+    reducers: dict[str, Any] = catalogue.features_of(named)
     written = stream(
         lm,
         prompt,

@@ -1,1 +1,1 @@
-"""TODO."""
+"""What a server of any kind needs in front of clients."""

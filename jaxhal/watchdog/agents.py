@@ -581,7 +581,7 @@ class Passages:
     Args:
       texts: the passages, at least one; their vectors are kept for the next time in
         :func:`~jaxhal.models.registry.cache_dir`.
-      encoder: as :func:`jaxhal.models.encoders.encoding.load_encoder` takes it.
+      encoder: as :func:`jaxhal.models.encoders.load_encoder` takes it.
       progress: show a progress bar; ``None`` shows it on a terminal.
 
     Raises:

@@ -13,10 +13,11 @@ from jaxtyping import Int
 
 from jaxhal import plotting
 from jaxhal.datasets import Question
-from jaxhal.detectors import Detector, build
+from jaxhal.detectors import Detector, Info, build
 from jaxhal.evaluation.metrics import evaluate as metrics_of
 from jaxhal.experiments import results, running
 from jaxhal.experiments.config import Config, Data
+from jaxhal.features.base import OfText
 from jaxhal.io.files import alone, lines_of, replacing
 from jaxhal.llm.entailment import Entailment, Remembered
 from jaxhal.llm.judges import OverlapRule
@@ -279,14 +280,11 @@ def _given(
     def of(example: Example) -> float:
         return scores[str(example.question)]
 
+    unit = "see the watchdog" if not control else "words or cosine"
     return Detector(
-        name,
-        summary,
-        "see the watchdog" if not control else "words or cosine",
-        "Liu et al., 2025 (HalMit)",
+        Info(name, summary, unit, "Liu et al., 2025 (HalMit)", control),
+        features=((name, OfText(of)),),
         inputs=lambda features: features[name],
-        text=((name, of),),
-        control=control,
     )
 
 

@@ -75,7 +75,7 @@ class ReferenceEvaluator:
       similarity: from which cosine on a known question is like a query.  Where
         questions follow one pattern it has to be high: of 1,000 of MedQuAD's about
         treatments 44 % have another at 0.8, often about another disease.
-      encoder: as :func:`jaxhal.models.encoders.encoding.load_encoder` takes it.
+      encoder: as :func:`jaxhal.models.encoders.load_encoder` takes it.
 
     Raises:
       ValueError: when there are no questions.

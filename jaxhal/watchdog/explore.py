@@ -195,7 +195,7 @@ class Explorer:
       store: where points go.
       folder: of the journal.
       plan: how to explore.
-      encoder: of queries, as :func:`jaxhal.models.encoders.encoding.load_encoder` takes it.
+      encoder: of queries, as :func:`jaxhal.models.encoders.load_encoder` takes it.
       entailment: what decides whether two answers mean the same.
 
     Raises:

@@ -105,8 +105,8 @@ class Service:
       watchdog: whose agent answers.
       mode: ``"flag"`` adds the verdict; ``"block"`` holds answers to flagged queries
         back, which the agent is then not asked for.
-      token: that a client has to show; ``None`` asks for none, and then answers only
-        where it is called by its own name, as :class:`jaxhal.serve.limits.Limited` has it.
+      token: that a client has to show; ``None`` asks for none, and then
+        answers only by its own name, as :class:`jaxhal.serve.limits.Limited` has it.
       teacher: that whoever gives feedback has to show instead; by default the same.
       limits: of requests and connections.
       blocked: what is said in place of an answer that is held back.

@@ -19,7 +19,8 @@ from jaxhal.classifiers.linear import Linear
 from jaxhal.detectors import build
 from jaxhal.evaluation.calibration import Platt
 from jaxhal.models import registry
-from jaxhal.reading.store import Store, columns
+from jaxhal.reading import columns
+from jaxhal.reading.store import Store
 from jaxhal.scoring import shipped
 from jaxhal.scoring.fit import Fitted
 from jaxhal.scoring.save import load, save
@@ -143,7 +144,7 @@ def test_flips_in_a_saved_detector(tmp_path):
 
     def use():
         found = load(tmp_path / "one")
-        assert found.detector.summary == detector.summary
+        assert found.detector.info == detector.info
         return found.params, found.threshold, vars(found.calibration)
 
     whole = bits(use())

@@ -1,4 +1,4 @@
-"""Measures behind the sampling-based detectors: clusters, supports, embeddings."""
+"""What is computed of the sentences of an answer, or of how samples support them."""
 
 import dataclasses
 import functools
@@ -8,16 +8,14 @@ from typing import Any, Literal
 import jax
 import numpy as np
 
-from jaxhal.detectors.bulk import Bulk, Measure
-from jaxhal.features import consistency, ngrams, semantic
-from jaxhal.features.hidden import HiddenStates
+from jaxhal.features import consistency, ngrams
 from jaxhal.llm import entailment
 from jaxhal.llm.entailment import Entailment, Pair, Reader
 from jaxhal.models.encoders import encoding
+from jaxhal.reading.bulk import Bulk, Measure
 from jaxhal.reading.samples import Draw
 from jaxhal.reading.units import Part, sentence_numbers
 from jaxhal.texts import sentences_of
-from jaxhal.types import Example
 
 SUPPORT = """\
 Here is a text:
@@ -30,113 +28,14 @@ Does the text bear out the statement? Reply with one word, Yes or No.
 """
 
 
-@dataclasses.dataclass(frozen=True)
-class Likelihood(Measure):
-    """Log probabilities of the samples, ``[examples samples]``.
-
-    Attributes:
-      draw: how samples are drawn.
-      per_token: their mean over tokens instead of their sum.
-      end: the end of a sample counts as a token of it.
-    """
-
-    draw: Draw
-    per_token: bool
-    end: bool = True
-
-    def __post_init__(self):
-        if self.draw.given:
-            raise ValueError(
-                "samples that come with the answers have no log probabilities; use a "
-                "detector that needs none, such as semantic_entropy_discrete"
-            )
-
-    def __call__(self, bulk: Bulk) -> np.ndarray:
-        return np.array(
-            [
-                [s.likelihood(self.per_token, self.end) for s in some]
-                for some in bulk.samples(self.draw)
-            ],
-            np.float32,
-        )
-
-
-@dataclasses.dataclass(frozen=True)
-class Meanings(Measure):
-    """Cluster of each sample, ``Int[examples samples]``, -1 for one without text.
-
-    Attributes:
-      draw: how samples are drawn.
-      entailment: what decides whether two samples say the same.
-      rule: of :func:`jaxhal.features.semantic.equivalence`.
-      asked: samples are compared as answers to the question:
-        :func:`jaxhal.llm.entailment.answering`.
-      published: as :func:`jaxhal.features.semantic.cluster` takes it.
-    """
-
-    draw: Draw
-    entailment: str | Entailment
-    rule: str
-    asked: bool
-    published: bool
-
-    @property
-    def by(self) -> str:
-        return entailment.named(self.entailment)
-
-    def __call__(self, bulk: Bulk) -> np.ndarray:
-        backend = entailment.resolve(self.entailment, bulk.lm)
-        said = [
-            [self._said(backend, example, sample.text.strip()) for sample in some]
-            for example, some in zip(
-                bulk.examples, bulk.samples(self.draw), strict=True
-            )
-        ]
-        present = [[text for text in some if text] for some in said]
-        found = bulk.judged(functools.partial(entailment.both_ways, backend), present)
-        there = np.array([[bool(text) for text in some] for some in said])
-        bulk.refuse(
-            [not any(row) for row in there], f"none of {self.draw.n} samples holds text"
-        )
-        probabilities = np.zeros((*there.shape, self.draw.n, 3), np.float32)
-        for row, some in enumerate(found):
-            if some is None:
-                continue
-            at = np.flatnonzero(there[row])
-            probabilities[row, at[:, None], at] = some
-        return np.asarray(_clustered(probabilities, there, self.rule, self.published))
-
-    def _said(self, backend: Entailment, example: Example, text: str) -> str:
-        question = example.question if self.asked else None
-        return entailment.answering(backend, question, text)
-
-
-@dataclasses.dataclass(frozen=True)
-class Embedded(Measure):
-    """Hidden state of each sample, ``{"values": [examples samples width], "valid"}``.
-
-    Attributes:
-      draw: how samples are drawn.
-      tokens: which token stands for a sample, as :class:`jaxhal.HiddenStates` has it.
-    """
-
-    draw: Draw
-    tokens: Literal["last", "before_last", "mean"]
-
-    def __call__(self, bulk: Bulk) -> dict[str, np.ndarray]:
-        middle = (bulk.lm.config.num_hidden_layers + 1) // 2
-        reducer = HiddenStates(layers=(middle,), tokens=self.tokens)
-        shape = (1, bulk.lm.config.hidden_size)
-        values, valid = bulk.read_samples(self.draw, reducer, shape)
-        few = f"fewer than two of {self.draw.n} samples hold text"
-        bulk.refuse((valid.sum(1) < 2).tolist(), few)
-        return {"values": values[:, :, 0], "valid": valid}
-
-
 class OfSentences(Measure):
     """Numbers of the sentences of each answer, ``{"values": ..., "valid": ...}``."""
 
     of_sentences = True
+
+    @property
+    def axes(self) -> dict[str, tuple[str, ...]]:
+        return {"values": ("sentences",), "valid": ("sentences",)}
 
     def cut(self, values: Any, parts: Sequence[Part]) -> dict[str, np.ndarray]:
         found = super().cut(values, parts)
@@ -311,6 +210,10 @@ class Places(Measure):
 
     of_sentences = True
 
+    @property
+    def axes(self) -> tuple[str, ...]:
+        return ("response",)
+
     def __call__(self, bulk: Bulk) -> np.ndarray:
         tokenizer = bulk.lm.require_tokenizer()
         found = []
@@ -329,17 +232,6 @@ class Places(Measure):
             some = values[part.row, where[where < values.shape[1]]]
             row[: len(some)] = some
         return found
-
-
-@jax.jit(static_argnames=("rule", "published"))
-def _clustered(probabilities: Any, valid: Any, rule: str, published: bool) -> Any:
-    """Clusters of the samples of every example."""
-
-    def one(probabilities: Any, valid: Any) -> Any:
-        same = semantic.equivalence(probabilities, rule)
-        return semantic.cluster(same, valid, published)
-
-    return jax.vmap(one)(probabilities, valid)
 
 
 @jax.jit

@@ -17,11 +17,11 @@ from jaxtyping import Array, Bool, Float
 from jaxhal.classifiers import lstm, perceptron, svm, trees
 from jaxhal.classifiers.mlp import mlp_logits
 from jaxhal.classifiers.nested import Tuned
-from jaxhal.detectors.core import LOG_ODDS, Detector, Features, Known, Targets
-from jaxhal.detectors.trained import early_parts
+from jaxhal.detectors.base import LOG_ODDS, Detector, Features, HeldOut, Info, Targets
+from jaxhal.detectors.linear import early_parts
+from jaxhal.features.base import Reducer
 from jaxhal.features.relevance import profile_level, resample
 from jaxhal.lrp import PromptRelevance, RelevanceMap, ResponseRelevance
-from jaxhal.types import Reducer
 
 _REFERENCE = "Hu et al. 2024 (LRP4RAG)"
 # The paper's best length of R_response, and the one in the released code.
@@ -75,27 +75,25 @@ def _classifier(
     if length is None:
         length = PUBLISHED_LENGTH if published else LENGTH
 
-    def chosen(inputs: Any, targets: Targets, known: Known) -> tuple[Any, Any]:
-        del known
-        return choose(inputs, targets.labels, targets.groups, targets.weight)
-
-    def fit_nested(inputs: Any, targets: Targets) -> Any:
-        return chosen(inputs, targets, {})[0]
+    def fit_nested(inputs: Any, targets: Targets) -> HeldOut:
+        labels, groups, weight = targets.labels, targets.groups, targets.weight
+        return HeldOut(*choose(inputs, labels, groups, weight))
 
     def fit_published(inputs: Any, targets: Targets) -> Any:
         return fit(inputs, targets.labels, targets.weight)
 
     how = "as released" if published else "setting chosen in training"
     return Detector(
-        name=_named(name, usual, of),
-        summary=f"{kind} on the relevance of {length} parts of the {of}, {how}",
-        unit=LOG_ODDS,
-        reference=f"{_REFERENCE}, table 2",
-        reads=(read,),
+        Info(
+            _named(name, usual, of),
+            f"{kind} on the relevance of {length} parts of the {of}, {how}",
+            LOG_ODDS,
+            f"{_REFERENCE}, table 2",
+        ),
+        features=(read,),
         inputs=_resampled(of, length, "zeros" if published else "last"),
         decide=decide if published else lambda tuned, x: decide(tuned.params, x),
         fit=fit_published if published else fit_nested,
-        fit_held_out=None if published else chosen,
     )
 
 
@@ -187,10 +185,13 @@ def lrp4rag_comb() -> Detector:
     """
     comb = jax.vmap(lambda v: resample(jnp.ones(v.shape), PUBLISHED_LENGTH, v, "zeros"))
     return Detector(
-        name="lrp4rag_comb",
-        summary=f"the published machine on which of {PUBLISHED_LENGTH} bins are empty",
-        unit=LOG_ODDS,
-        reference=f"length leak of {_REFERENCE}",
+        Info(
+            "lrp4rag_comb",
+            f"the published machine on which of {PUBLISHED_LENGTH} bins are empty",
+            LOG_ODDS,
+            f"length leak of {_REFERENCE}",
+        ),
+        features=(),
         inputs=lambda features: comb(jnp.asarray(features["valid"])),
         decide=svm.svm_logits,
         fit=lambda x, targets: _fit_svm(x, targets.labels, targets.weight),
@@ -230,11 +231,13 @@ def lrp4rag_lstm(
     feature = f"relevance_{response_bins}x{prompt_bins}"
     whole = RelevanceMap(response_bins=response_bins, prompt_bins=prompt_bins)
     return Detector(
-        name=name,
-        summary=f"LSTM on {response_bins} x {prompt_bins} bins of relevance",
-        unit=LOG_ODDS,
-        reference=f"{_REFERENCE}, section 3.4",
-        reads=((feature, whole),),
+        Info(
+            name,
+            f"LSTM on {response_bins} x {prompt_bins} bins of relevance",
+            LOG_ODDS,
+            f"{_REFERENCE}, section 3.4",
+        ),
+        features=((feature, whole),),
         inputs=inputs,
         decide=lambda params, x: lstm.lstm_logits(params, x.relevance, x.valid),
         fit=fit,
@@ -258,10 +261,12 @@ def lrp4rag_threshold(of: str = "response", name: str | None = None) -> Detector
     """
     read = _read(of)
     return Detector(
-        name=_named(name, "lrp4rag_threshold", of),
-        summary=f"1 - mean of the {of}'s relevance between its extremes",
-        unit="1 - mean relative relevance, 0 to 1",
-        reference=f"{_REFERENCE}, table 1",
-        reads=(read,),
+        Info(
+            _named(name, "lrp4rag_threshold", of),
+            f"1 - mean of the {of}'s relevance between its extremes",
+            "1 - mean relative relevance, 0 to 1",
+            f"{_REFERENCE}, table 1",
+        ),
+        features=(read,),
         inputs=lambda features: 1 - jax.vmap(profile_level)(*_profiles(features, of)),
     )

@@ -8,10 +8,11 @@ import jax
 import numpy as np
 from jaxtyping import Float
 
-from jaxhal.detectors.bulk import Bulk, Measure
-from jaxhal.detectors.core import Detector, ExampleView
+from jaxhal.detectors.base import Detector, Info, measured
+from jaxhal.features.base import OfRewrite
 from jaxhal.features.uncertainty import TextLogprob
 from jaxhal.llm.endpoint import Endpoint, endpoint_of, json_object
+from jaxhal.reading.bulk import Bulk, Measure
 from jaxhal.types import Example
 
 # What the reader is asked; its reply is "Yes" or "No".
@@ -162,6 +163,10 @@ class ListedShare(Measure):
     ask: str = LIST
 
     @property
+    def axes(self) -> tuple[str, ...]:
+        return ()
+
+    @property
     def by(self) -> str:
         """Who lists."""
         return self.endpoint.name
@@ -255,11 +260,13 @@ def _detection_prompt(there: Endpoint | None, ask: str | None, name: str) -> Det
         return _asked(name, f"{summary}, in words given", _REFERENCE, own, f"{name}_")
     share = ListedShare(there, ask or LIST)
     return Detector(
-        name=name,
-        summary=f"share of the answer that {there.name} lists as hallucinated",
-        unit="share of characters, 0 to 1",
-        reference=_REFERENCE,
-        measures=(share,),
+        Info(
+            name,
+            f"share of the answer that {there.name} lists as hallucinated",
+            "share of characters, 0 to 1",
+            _REFERENCE,
+        ),
+        features=measured(share),
         inputs=lambda f: f[share.feature],
     )
 
@@ -293,13 +300,14 @@ def _asked(
     yes, no = (f"{prefix}{reply}_logprob" for reply in ("yes", "no"))
     reads = {yes: Replied("Yes", ask), no: Replied("No", ask)}
     return Detector(
-        name=name,
-        summary=summary,
-        unit="p(Yes) / (p(Yes) + p(No)), 0 to 1",
-        reference=reference,
-        views=tuple(
-            ExampleView(of, ((feature, TextLogprob()),))
-            for feature, of in reads.items()
+        Info(
+            name,
+            summary,
+            "p(Yes) / (p(Yes) + p(No)), 0 to 1",
+            reference,
+        ),
+        features=tuple(
+            (feature, OfRewrite(of, TextLogprob())) for feature, of in reads.items()
         ),
         inputs=lambda f: jax.nn.sigmoid(f[yes] - f[no]),
     )

@@ -5,9 +5,7 @@ models or other answers, and pay off when everything is asked for together.
 """
 
 import dataclasses
-import functools
-import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -16,16 +14,14 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from jaxhal.capture.forward import read_rows
-from jaxhal.detectors.core import Detector
-from jaxhal.generation import Sampling
+from jaxhal.features.base import Feature, Reducer
 from jaxhal.llm.endpoint import NoReply
-from jaxhal.llm.entailment import resolve
 from jaxhal.models.batching import check_length
 from jaxhal.models.lm import LM
 from jaxhal.reading.samples import Draw, Sample, draw, lacking
 from jaxhal.reading.store import Store
 from jaxhal.reading.units import Part
-from jaxhal.types import Example, Reducer
+from jaxhal.types import Example
 
 # Whose samples are written together.
 _PROMPTS = 4
@@ -192,7 +188,7 @@ def _bare(example: Example) -> Example:
 
 
 @dataclasses.dataclass(frozen=True)
-class Measure:
+class Measure(Feature):
     """A number, or arrays of numbers, for each of many answers; subclass it.
 
     A measure is a frozen dataclass: equal ones are computed once, and the feature is
@@ -220,81 +216,3 @@ class Measure:
         """Of answers, or of parts of them, what was computed of all answers."""
         rows = [part.row for part in parts]
         return jax.tree.map(lambda leaf: leaf[rows], values)
-
-
-# Fields of Draw and of its sampling with their values, as configurations write them.
-Settings = Draw | Mapping[str, Any] | tuple[tuple[str, Any], ...] | None
-
-
-def cached(make: Callable[..., Any]) -> Callable[..., Any]:
-    """Gives the same detector for the same settings, so that it compiles once.
-
-    An endpoint in them is made anew each time, for not everyone may name one.
-    """
-    known, signature = functools.cache(make), inspect.signature(make)
-
-    @functools.wraps(make)
-    def call(*args: Any, **options: Any) -> Any:
-        given = signature.bind(*args, **options)
-        given.apply_defaults()
-        return known(**{name: _frozen(it) for name, it in given.arguments.items()})
-
-    return call
-
-
-def _frozen(value: Any) -> Any:
-    """A setting that can be told from others by its hash."""
-    if isinstance(value, Mapping):
-        return tuple(sorted(value.items()))
-    if isinstance(value, str) and value.startswith("endpoint:"):
-        return resolve(value)
-    try:
-        hash(value)
-    except TypeError:
-        raise TypeError(
-            f"{value!r} has no hash; give a frozen dataclass or a plain object"
-        ) from None
-    return value
-
-
-def measured(detectors: Iterable[Detector], bulk: Bulk) -> dict[str, Any]:
-    """Every measure of some detectors, each computed once, by its feature's name.
-
-    Answers that cannot be judged are in ``bulk.errors`` then.
-    """
-    every = {one.feature: one for detector in detectors for one in detector.measures}
-    return {name: one(bulk) for name, one in every.items()}
-
-
-def draw_of(settings: Settings, published: Draw) -> Draw:
-    """How to sample: as given, field by field, by default as :class:`Draw` does.
-
-    Args:
-      settings: fields of :class:`Draw` and of its sampling, or ``{"published": True}``
-        for what the published code does, the rest as given.
-      published: that.
-
-    Raises:
-      ValueError: on a field that neither has.
-
-    Example:
-      >>> draw_of({"n": 5, "temperature": 0.5}, Draw()).sampling.temperature
-      0.5
-    """
-    if isinstance(settings, Draw):
-        return settings
-    given = dict(settings or {})
-    base = published if given.pop("published", False) else Draw()
-    own = {f.name for f in dataclasses.fields(Draw)} - {"sampling"}
-    chance = {f.name for f in dataclasses.fields(Sampling)}
-    if unknown := set(given) - own - chance:
-        raise ValueError(
-            f"draw has no {', '.join(sorted(unknown))}; it knows "
-            f"{', '.join(sorted(own | chance))} and published"
-        )
-    sampling = {k: v for k, v in given.items() if k in chance}
-    return dataclasses.replace(
-        base,
-        sampling=dataclasses.replace(base.sampling, **sampling),
-        **{k: v for k, v in given.items() if k in own},
-    )

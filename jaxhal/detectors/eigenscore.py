@@ -1,0 +1,107 @@
+"""INSIDE: how far apart sampled answers lie in the reader's middle layer."""
+
+import dataclasses
+import functools
+from typing import Any, Literal
+
+import jax
+import numpy as np
+
+from jaxhal.detectors.base import Detector, Features, Info, measured
+from jaxhal.detectors.settings import Settings, cached, draw_of
+from jaxhal.features import eigenscore as spread
+from jaxhal.features.hidden import HiddenStates
+from jaxhal.generation import Sampling
+from jaxhal.reading.bulk import Bulk, Measure
+from jaxhal.reading.samples import Draw
+
+# How the published codes sample, by preset.
+_PUBLISHED = {
+    "official": Draw(
+        n=10,
+        max_new_tokens=256,
+        sampling=Sampling(temperature=0.5, top_p=0.99, top_k=10),
+    ),
+    "lm_polygraph": Draw(n=10, max_new_tokens=256),
+    "toha": Draw(n=20, max_new_tokens=256),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Embedded(Measure):
+    """Hidden state of each sample, ``{"values": [examples samples width], "valid"}``.
+
+    Attributes:
+      draw: how samples are drawn.
+      tokens: which token stands for a sample, as :class:`jaxhal.HiddenStates` has it.
+    """
+
+    draw: Draw
+    tokens: Literal["last", "before_last", "mean"]
+
+    @property
+    def axes(self) -> dict[str, tuple[str, ...]]:
+        return {"values": ("samples", "width"), "valid": ("samples",)}
+
+    def __call__(self, bulk: Bulk) -> dict[str, np.ndarray]:
+        middle = (bulk.lm.config.num_hidden_layers + 1) // 2
+        reducer = HiddenStates(layers=(middle,), tokens=self.tokens)
+        shape = (1, bulk.lm.config.hidden_size)
+        values, valid = bulk.read_samples(self.draw, reducer, shape)
+        few = f"fewer than two of {self.draw.n} samples hold text"
+        bulk.refuse((valid.sum(1) < 2).tolist(), few)
+        return {"values": values[:, :, 0], "valid": valid}
+
+
+@cached
+def eigenscore(
+    preset: str = "official",
+    alpha: float | None = None,
+    base: float | None = None,
+    per_feature: bool | None = None,
+    tokens: Literal["last", "before_last", "mean"] | None = None,
+    draw: Settings = None,
+    name: str = "eigenscore",
+) -> Detector:
+    """INSIDE: how far apart the samples lie in the reader's middle layer.
+
+    Fewer samples that hold text give higher scores; an answer with less than two is in
+    error.
+
+    Args:
+      preset: of :data:`jaxhal.features.eigenscore.PRESETS`; ``"official"`` reads the
+        last word of a sample, the others the end of the sequence.
+      alpha, base, per_feature: instead of the preset's, as
+        :class:`jaxhal.features.eigenscore.Preset` has them.
+      tokens: which token stands for a sample instead, as :class:`jaxhal.HiddenStates`
+        has it.
+      draw: how to sample, as :func:`jaxhal.detectors.settings.draw_of` takes it.
+      name: what to call it beside another choice.
+
+    Raises:
+      ValueError: on another preset, setting or token, or fewer than two samples.
+
+    References:
+      Chen et al., INSIDE, ICLR 2024.
+    """
+    form = spread.form_of(preset, alpha=alpha, base=base, per_feature=per_feature)
+    how = draw_of(draw, _PUBLISHED[preset])
+    if how.n < 2:
+        raise ValueError(f"n is {how.n}; samples lie apart from two on")
+    if tokens is None:
+        tokens = "before_last" if preset == "official" else "last"
+    states = Embedded(how, tokens)
+    HiddenStates(tokens=tokens)  # says what is wrong before anything is sampled
+
+    def inputs(features: Features) -> Any:
+        found = features[states.feature]
+        score = functools.partial(spread.eigenscore, preset=form)
+        return jax.vmap(score)(found["values"], found["valid"])
+
+    info = Info(
+        name,
+        f"spread of {how} in the middle layer, {preset} preset",
+        "mean log eigenvalue",
+        "Chen et al., INSIDE, ICLR 2024",
+    )
+    return Detector(info, measured(states), inputs)

@@ -1,0 +1,241 @@
+"""Probes of hidden states."""
+
+import functools
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float
+
+from jaxhal.classifiers import mlp, pooling
+from jaxhal.classifiers.linear import Linear, fit_linear, linear_logits
+from jaxhal.detectors.base import (
+    LOG_ODDS,
+    Detector,
+    Features,
+    Info,
+    Targets,
+    on_tokens,
+    response_mean,
+)
+from jaxhal.detectors.linear import (
+    early_parts,
+    fit_logistic,
+    logistic,
+    logistic_scores,
+)
+from jaxhal.features.hidden import HiddenStates
+
+
+@functools.cache
+def hidden_probe(layer: int = 20, name: str = "hidden_probe") -> Detector:
+    """Logistic regression on the mean hidden state of one layer's tokens.
+
+    Unlike :func:`linear_probe` it can judge a part of a response.
+
+    Args:
+      layer: which hidden state; 20 is two thirds up a model of 30 layers.
+      name: what to call it beside another choice.
+    """
+    state = f"hidden_{layer}"
+    return logistic(
+        name,
+        "logistic regression on one layer's hidden states, mean of the tokens",
+        "Chuang et al. 2024 (Lookback Lens), hidden-state baseline",
+        lambda f: response_mean(jnp.swapaxes(f[state][0], 1, 2), f),
+        (state, HiddenStates(layers=(layer,))),
+    )
+
+
+@functools.cache
+def linear_probe(
+    tokens: Literal["mean", "last"] = "mean", name: str | None = None
+) -> Detector:
+    """Logistic regression on the hidden state of the layer that suits it best.
+
+    Args:
+      tokens: of the response's mean, or of its last token (the end of sequence).
+      name: what to call it; by default as in the catalogue.
+    """
+    state = f"hidden_{tokens}"
+    return Detector(
+        Info(
+            name or ("linear_probe" if tokens == "mean" else "linear_probe_last"),
+            f"logistic regression on a hidden state, {tokens} of the response",
+            LOG_ODDS,
+            "Bazarova et al. 2025 (TOHA), linear probe; layer chosen in training",
+        ),
+        features=((state, HiddenStates(tokens=tokens)),),
+        inputs=lambda f: jnp.moveaxis(f[state], 1, 0),
+        decide=logistic_scores,
+        fit=fit_logistic,
+    )
+
+
+@functools.cache
+def linear_probe_last() -> Detector:
+    """:func:`linear_probe` on the last response token, the end of sequence."""
+    return linear_probe(tokens="last")
+
+
+@functools.cache
+def mlp_probe(layer: int = 20, name: str = "mlp_probe") -> Detector:
+    """A network of one hidden layer on the mean hidden state of one layer.
+
+    Args:
+      layer: which hidden state; 20 is two thirds up a model of 30 layers.
+      name: what to call it beside another choice.
+    """
+
+    def inputs(features: Features) -> Array:
+        hidden = features["hidden_mean"]
+        if not 0 <= layer < len(hidden):
+            raise ValueError(
+                f"{name} looks at hidden state {layer} of {len(hidden)}; choose "
+                f"layer in 0..{len(hidden) - 1}"
+            )
+        return hidden[layer]
+
+    def fit(inputs: Any, targets: Targets) -> Any:
+        train, stop = early_parts(targets)
+        y = jnp.asarray(targets.labels)
+        return mlp.fit_mlp(targets.key, jnp.asarray(inputs), y, train, stop)
+
+    return Detector(
+        Info(
+            name,
+            f"a small network on hidden state {layer}, mean of the response",
+            LOG_ODDS,
+            "Azaria and Mitchell 2023 (SAPLMA), one hidden layer",
+        ),
+        features=(("hidden_mean", HiddenStates(tokens="mean")),),
+        inputs=inputs,
+        decide=mlp.mlp_logits,
+        fit=fit,
+    )
+
+
+class Tokens(NamedTuple):
+    """Hidden states of a response's tokens at one layer."""
+
+    hidden: Float[Array, "batch response width"]
+    valid: Bool[Array, "batch response"]
+
+
+@functools.cache
+def attention_pooling(layer: int = 20, name: str = "attention_pooling") -> Detector:
+    """A learned query pools the response's hidden states, a linear probe judges them.
+
+    Args:
+      layer: which hidden state; 20 is two thirds up a model of 30 layers.
+      name: what to call it beside another choice.
+    """
+
+    def fit(inputs: Tokens, targets: Targets) -> Any:
+        train, stop = early_parts(targets)
+        y = jnp.asarray(targets.labels)
+        hidden, valid = jnp.asarray(inputs.hidden), jnp.asarray(inputs.valid)
+        return pooling.fit_pooling(targets.key, hidden, valid, y, train, stop)
+
+    state = f"hidden_{layer}"
+    return Detector(
+        Info(
+            name,
+            "a learned query pools hidden states of the response",
+            LOG_ODDS,
+            "CH-Wang et al. 2023, attention-pooling probe",
+        ),
+        features=((state, HiddenStates(layers=(layer,))),),
+        inputs=lambda f: Tokens(f[state][0], f["valid"]),
+        decide=lambda params, x: pooling.pooling_logits(params, x.hidden, x.valid),
+        fit=fit,
+    )
+
+
+# Tokens whose log odds an answer's score is the mean of.  On the training part of
+# RAGTruth QA the five highest rank answers better than one, a tenth, or all of them.
+HIGHEST = 5
+# Inverse penalty C times the number of tokens.
+_STRENGTH = 10.0
+
+
+class Marked(NamedTuple):
+    """Hidden states of a response's tokens at one layer, and which are annotated."""
+
+    hidden: Float[Array, "batch response width"]
+    valid: Bool[Array, "batch response"]
+    marked: Bool[Array, "batch response"]
+
+
+def highest_mean(
+    values: Float[Array, "batch response"], valid: Bool[Array, "batch response"]
+) -> Float[Array, " batch"]:
+    """Mean of the five highest values over real tokens; of all where there are fewer.
+
+    0 for an empty response.
+    """
+    there = jnp.minimum(valid.sum(-1), HIGHEST)
+    ordered = -jnp.sort(-jnp.where(valid, values, -jnp.inf), -1)[:, :HIGHEST]
+    chosen = jnp.arange(ordered.shape[1]) < there[:, None]
+    return jnp.where(chosen, ordered, 0.0).sum(-1) / jnp.maximum(there, 1)
+
+
+@functools.cache
+def token_probe(
+    layer: int = 20, whole: bool = False, name: str = "token_probe"
+) -> Detector:
+    """Logistic regression on the hidden state of every token; the worst few count.
+
+    It learns from annotated spans, which say more than one label an answer does.  The
+    token scores are probabilities of being annotated.
+
+    Args:
+      layer: which hidden state; 20 is two thirds up a model of 30 layers.
+      whole: learn a hallucinated answer without a span as one span, as
+        :func:`~jaxhal.detectors.lookback_lens` does; else nothing is learnt from it.
+      name: what to call it beside another choice.
+
+    Fitting raises:
+      ValueError: when no token of the training part is marked, and not ``whole``.
+    """
+
+    def fit(inputs: Marked, targets: Targets) -> Linear:
+        valid = np.asarray(inputs.valid)
+        spans = np.asarray(inputs.marked)
+        unmarked = (np.asarray(targets.labels) == 1) & ~spans.any(1)
+        marked = (spans | (whole & unmarked)[:, None])[valid]
+        row = np.broadcast_to(np.arange(len(valid))[:, None], valid.shape)[valid]
+        weight = np.asarray(targets.weight) * (whole | ~unmarked)
+        if not marked[weight[row] > 0].any():
+            raise ValueError(
+                f"{name} learns from annotated spans, and no token of the training "
+                "part is marked; give 'labels', set whole=True to learn hallucinated "
+                "answers as one span each, or use linear_probe"
+            )
+        weight = weight[row]
+        strength = _STRENGTH / float(weight.sum())
+        hidden = np.asarray(inputs.hidden)[valid]
+        return fit_linear(hidden, marked.astype(int), weight, strength)
+
+    def tokens(params: Linear, features: Features) -> Array:
+        logits = linear_logits(params, features[state][0])
+        return on_tokens(jax.nn.sigmoid(logits), features)
+
+    state = f"hidden_{layer}"
+    return Detector(
+        Info(
+            name,
+            "logistic regression on every token's hidden state, fitted to spans"
+            + (", or to whole answers that have none" if whole else ""),
+            f"{LOG_ODDS} of a token, mean of the {HIGHEST} highest",
+            "Obeso et al. 2025, linear probes of tokens",
+        ),
+        features=((state, HiddenStates(layers=(layer,))),),
+        inputs=lambda f: Marked(f[state][0], f["valid"], f["marked"] & f["valid"]),
+        decide=lambda params, x: highest_mean(
+            linear_logits(params, x.hidden), jnp.asarray(x.valid)
+        ),
+        fit=fit,
+        tokens=tokens,
+    )

@@ -1,0 +1,216 @@
+"""Semantic entropy: do sampled answers mean the same?"""
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxhal.detectors.base import Detector, Features, Info, measured
+from jaxhal.detectors.settings import Settings, cached, draw_of
+from jaxhal.features import semantic
+from jaxhal.generation import Sampling
+from jaxhal.llm import entailment
+from jaxhal.llm.entailment import Entailment, named
+from jaxhal.reading.bulk import Bulk, Measure
+from jaxhal.reading.samples import Draw
+from jaxhal.types import Example
+
+
+@dataclasses.dataclass(frozen=True)
+class Likelihood(Measure):
+    """Log probabilities of the samples, ``[examples samples]``.
+
+    Attributes:
+      draw: how samples are drawn.
+      per_token: their mean over tokens instead of their sum.
+      end: the end of a sample counts as a token of it.
+    """
+
+    draw: Draw
+    per_token: bool
+    end: bool = True
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        return ("samples",)
+
+    def __post_init__(self):
+        if self.draw.given:
+            raise ValueError(
+                "samples that come with the answers have no log probabilities; use a "
+                "detector that needs none, such as semantic_entropy_discrete"
+            )
+
+    def __call__(self, bulk: Bulk) -> np.ndarray:
+        return np.array(
+            [
+                [s.likelihood(self.per_token, self.end) for s in some]
+                for some in bulk.samples(self.draw)
+            ],
+            np.float32,
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Meanings(Measure):
+    """Cluster of each sample, ``Int[examples samples]``, -1 for one without text.
+
+    Attributes:
+      draw: how samples are drawn.
+      entailment: what decides whether two samples say the same.
+      rule: of :func:`jaxhal.features.semantic.equivalence`.
+      asked: samples are compared as answers to the question:
+        :func:`jaxhal.llm.entailment.answering`.
+      published: as :func:`jaxhal.features.semantic.cluster` takes it.
+    """
+
+    draw: Draw
+    entailment: str | Entailment
+    rule: str
+    asked: bool
+    published: bool
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        return ("samples",)
+
+    @property
+    def by(self) -> str:
+        return entailment.named(self.entailment)
+
+    def __call__(self, bulk: Bulk) -> np.ndarray:
+        backend = entailment.resolve(self.entailment, bulk.lm)
+        said = [
+            [self._said(backend, example, sample.text.strip()) for sample in some]
+            for example, some in zip(
+                bulk.examples, bulk.samples(self.draw), strict=True
+            )
+        ]
+        present = [[text for text in some if text] for some in said]
+        found = bulk.judged(functools.partial(entailment.both_ways, backend), present)
+        there = np.array([[bool(text) for text in some] for some in said])
+        bulk.refuse(
+            [not any(row) for row in there], f"none of {self.draw.n} samples holds text"
+        )
+        probabilities = np.zeros((*there.shape, self.draw.n, 3), np.float32)
+        for row, some in enumerate(found):
+            if some is None:
+                continue
+            at = np.flatnonzero(there[row])
+            probabilities[row, at[:, None], at] = some
+        return np.asarray(_clustered(probabilities, there, self.rule, self.published))
+
+    def _said(self, backend: Entailment, example: Example, text: str) -> str:
+        question = example.question if self.asked else None
+        return entailment.answering(backend, question, text)
+
+
+@jax.jit(static_argnames=("rule", "published"))
+def _clustered(probabilities: Any, valid: Any, rule: str, published: bool) -> Any:
+    """Clusters of the samples of every example."""
+
+    def one(probabilities: Any, valid: Any) -> Any:
+        same = semantic.equivalence(probabilities, rule)
+        return semantic.cluster(same, valid, published)
+
+    return jax.vmap(one)(probabilities, valid)
+
+
+# How the published codes sample, by preset.
+_PUBLISHED = {
+    "nature": Draw(n=10, max_new_tokens=50),
+    "discrete": Draw(n=10, max_new_tokens=50),
+    "toha": Draw(n=20, max_new_tokens=256),
+    "iclr": Draw(n=10, max_new_tokens=256, sampling=Sampling(temperature=0.5)),
+}
+
+
+@cached
+def semantic_entropy(
+    preset: str = "nature",
+    entailment: str | Entailment = "similarity",
+    draw: Settings = None,
+    name: str = "semantic_entropy",
+) -> Detector:
+    """Entropy over the meanings of sampled answers.
+
+    As published, all presets but ``"toha"`` compare samples as answers to the question,
+    and Nature's two let a later cluster take over what an earlier one holds.  The code
+    of ``"iclr"`` compares all pairs; here each sample is compared with the first of
+    each cluster.  An answer none of whose samples holds text is in error.
+
+    Args:
+      preset: of :data:`jaxhal.features.semantic.PRESETS`.
+      entailment: what decides that two answers mean the same: ``"similarity"``,
+        ``"nli:SOURCE"``, ``"reader"``, ``"endpoint:MODEL@URL"``, or any
+        :class:`jaxhal.llm.entailment.Entailment`.
+      draw: how to sample, as :func:`jaxhal.detectors.settings.draw_of` takes it.
+      name: what to call it beside another choice.
+
+    Raises:
+      ValueError: on another preset, entailment or setting.
+
+    References:
+      Farquhar et al., Nature, 2024; Kuhn et al., ICLR 2023; Bazarova et al., TOHA,
+      2025, appendix E.
+    """
+    if preset not in semantic.PRESETS:
+        raise ValueError(
+            f"preset is {preset!r}; use one of {', '.join(semantic.PRESETS)}"
+        )
+    how = draw_of(draw, _PUBLISHED[preset])
+    rule = semantic.PRESETS[preset].rule
+    asked, nature = preset != "toha", preset in ("nature", "discrete")
+    meanings = Meanings(how, entailment, rule, asked, published=nature)
+    score = functools.partial(semantic.semantic_entropy, preset=preset)
+    measures: tuple[Measure, ...] = (meanings,)
+    if semantic.PRESETS[preset].weighing != "number":
+        measures += (Likelihood(how, per_token=True, end=not nature),)
+
+    def inputs(features: Features) -> Any:
+        return jax.vmap(score)(*(features[one.feature] for one in measures))
+
+    info = Info(
+        name,
+        f"entropy over meanings of {how}; {named(entailment)}",
+        "nats, 0 to log n" if preset != "iclr" else "nats, shifted",
+        "Farquhar et al., Nature 2024; Kuhn et al., ICLR 2023",
+    )
+    return Detector(info, measured(*measures), inputs)
+
+
+semantic_entropy_discrete = functools.partial(
+    semantic_entropy, "discrete", name="semantic_entropy_discrete"
+)
+
+
+@cached
+def predictive_entropy(
+    normalized: bool = False, draw: Settings = None, name: str = "predictive_entropy"
+) -> Detector:
+    """Mean negative log probability of sampled answers, ``normalized`` by length.
+
+    References:
+      Malinin and Gales, ICLR 2021.
+    """
+    how = draw_of(draw, _PUBLISHED["nature"])
+    likely = Likelihood(how, per_token=normalized)
+    info = Info(
+        name,
+        f"entropy of {how}" + (", per token" if normalized else ""),
+        "nats a token" if normalized else "nats",
+        "Malinin and Gales, ICLR 2021",
+    )
+    return Detector(
+        info,
+        measured(likely),
+        # A sample's whole log probability, or its mean over tokens, stands for them.
+        lambda f: jax.vmap(semantic.predictive_entropy)(f[likely.feature][..., None]),
+    )
+
+
+length_normalized_entropy = functools.partial(
+    predictive_entropy, True, name="length_normalized_entropy"
+)

@@ -1,0 +1,156 @@
+"""TOHA: topological divergence of attention graphs, and heads that tell it best.
+
+References:
+  Bazarova et al., Hallucination Detection in LLMs via Topological Divergence on
+  Attention Graphs, 2025.
+"""
+
+import functools
+from typing import Any, Literal, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Float
+
+from jaxhal.classifiers import heads
+from jaxhal.detectors.base import (
+    Detector,
+    Info,
+    Targets,
+    flat_heads,
+)
+from jaxhal.detectors.linear import (
+    logistic,
+    split_rows,
+)
+from jaxhal.features.base import Reducer
+from jaxhal.features.forest import SinkShare
+from jaxhal.features.graphs import Barcode, VertexDegree
+from jaxhal.features.topology import MTopDiv
+
+
+def _head_mean(reducer: Reducer, name: str, summary: str, unit: str, section: str):
+    """A number a head, mean of all of them."""
+    return Detector(
+        Info(
+            name,
+            f"{summary}, mean of all heads",
+            unit,
+            f"Bazarova et al. 2025 (TOHA), section {section}",
+        ),
+        features=((name, reducer),),
+        inputs=lambda f: f[name].mean((0, 2)),
+    )
+
+
+@functools.cache
+def mtop_div() -> Detector:
+    """MTop-Div averaged over every head: TOHA before it has chosen its heads."""
+    return _head_mean(
+        MTopDiv(),
+        "mtop_div",
+        "topological divergence of response and prompt",
+        "mean edge weight, 0 to 1",
+        "4",
+    )
+
+
+@functools.cache
+def sink_share() -> Detector:
+    """How much of the forest hangs from the prompt's first token, over every head."""
+    return _head_mean(
+        SinkShare(),
+        "sink_share",
+        "forest edges that end in the prompt's first token",
+        "share of edges, 0 to 1",
+        "5",
+    )
+
+
+class Heads(NamedTuple):
+    """Which heads count.
+
+    Attributes:
+      weights: one over the count for a chosen head, else 0.
+      separation: mean score of hallucinated minus grounded answers, of every head.
+    """
+
+    weights: Float[Any, " heads"]
+    separation: Float[Any, " heads"]
+
+
+@functools.cache
+def toha(
+    max_heads: int = 6,
+    probe: Literal["split", "shared"] = "split",
+    name: str = "toha",
+) -> Detector:
+    """MTop-Div averaged over the few heads that tell hallucinations apart best.
+
+    Args:
+      max_heads: the most heads to average.
+      probe: ``"split"`` ranks heads on one half of the training part (by source) and
+        counts them on the other, as in the paper; ``"shared"`` uses all of it for
+        both, as in the published code.
+      name: what to call it beside another choice.
+
+    Raises:
+      ValueError: on another ``probe``, or ``max_heads`` below 1.
+    """
+    if probe not in ("split", "shared"):
+        raise ValueError(f"probe is {probe!r}; use 'split' or 'shared'")
+    if max_heads < 1:
+        raise ValueError(f"max_heads is {max_heads}; use at least 1")
+
+    def fit(inputs: Any, targets: Targets) -> Heads:
+        scores, labels = np.asarray(inputs), np.asarray(targets.labels)
+        first = second = targets.rows
+        if probe == "split":
+            first, second = split_rows(targets, 0.5)
+        choice = heads.choose_heads(
+            scores[first], labels[first], scores[second], labels[second], max_heads
+        )
+        weights = np.zeros(scores.shape[1], np.float32)
+        weights[np.asarray(choice.chosen)] = 1 / int(choice.count)
+        return Heads(jnp.asarray(weights), jnp.asarray(choice.separation))
+
+    return Detector(
+        Info(
+            name,
+            "topological divergence, mean of the heads chosen on the training part",
+            "mean edge weight, 0 to 1",
+            "Bazarova et al. 2025 (TOHA), algorithm 1",
+        ),
+        features=(("mtop_div", MTopDiv()),),
+        inputs=lambda f: flat_heads(f["mtop_div"]),
+        # No matrix product: on an accelerator that would round to a few digits.
+        decide=lambda params, inputs: (inputs * params.weights).sum(-1),
+        fit=fit,
+    )
+
+
+@functools.cache
+def toha_supervised() -> Detector:
+    """Logistic regression on the MTop-Div of all heads."""
+    return logistic(
+        "toha_supervised",
+        "logistic regression on the topological divergence of all heads",
+        "Bazarova et al. 2025 (TOHA), supervised variant",
+        lambda f: flat_heads(f["mtop_div"]),
+        ("mtop_div", MTopDiv()),
+    )
+
+
+@functools.cache
+def topology_probe() -> Detector:
+    """Logistic regression on barcodes and vertex degrees of all heads' graphs."""
+    return logistic(
+        "topology_probe",
+        "logistic regression on barcodes and vertex degrees of all heads",
+        "Bazarova et al. 2025 (TOHA), appendix D.3; Kushnareva et al. 2021",
+        lambda f: jnp.concatenate(
+            [flat_heads(f["barcode"]), flat_heads(f["degree"])], 1
+        ),
+        ("barcode", Barcode()),
+        ("degree", VertexDegree()),
+    )

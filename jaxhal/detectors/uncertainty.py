@@ -1,0 +1,162 @@
+"""How sure the reader is of each token, alone and with its context."""
+
+import functools
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array
+
+from jaxhal.detectors.base import (
+    Detector,
+    Features,
+    Info,
+    on_tokens,
+    token_mean,
+)
+from jaxhal.features import uncertainty
+from jaxhal.features.base import OfRewrite
+from jaxhal.features.uncertainty import TokenEntropy, TokenLogprob
+from jaxhal.types import Example
+
+# Nats of each token: the reducer, how they become one score, the sign that makes them a
+# log probability, and the source.
+_NATS = {
+    "logprob": (
+        TokenLogprob(),
+        uncertainty.predictive_probability,
+        1,
+        "Manakul et al. 2023 (SelfCheckGPT), grey-box scores",
+    ),
+    "entropy": (
+        TokenEntropy(),
+        uncertainty.entropy_score,
+        -1,
+        "Fadeeva et al. 2024; maximum as in TOHA's baseline",
+    ),
+}
+
+
+def _aggregate(
+    name: str, feature: str, how: Literal["mean", "max"], summary: str
+) -> Detector:
+    reducer, score, sign, reference = _NATS[feature]
+    return Detector(
+        Info(
+            name,
+            summary,
+            "nats, 0 and up",
+            reference,
+        ),
+        features=((feature, reducer),),
+        inputs=lambda f: jax.vmap(functools.partial(score, how=how))(
+            f[feature], f["valid"]
+        ),
+        tokens=lambda params, f: on_tokens(-jnp.expm1(sign * f[feature]), f),
+    )
+
+
+@functools.cache
+def predictive_probability() -> Detector:
+    """Mean negative log probability of the response's tokens."""
+    return _aggregate(
+        "predictive_probability",
+        "logprob",
+        "mean",
+        "mean -log p of the response tokens",
+    )
+
+
+@functools.cache
+def predictive_probability_max() -> Detector:
+    """Negative log probability of the least likely token."""
+    return _aggregate(
+        "predictive_probability_max",
+        "logprob",
+        "max",
+        "-log p of the least likely token",
+    )
+
+
+@functools.cache
+def token_entropy() -> Detector:
+    """Largest entropy of a next-token distribution along the response."""
+    return _aggregate("token_entropy", "entropy", "max", "largest next-token entropy")
+
+
+@functools.cache
+def token_entropy_mean() -> Detector:
+    """Mean entropy of the next-token distributions along the response."""
+    return _aggregate(
+        "token_entropy_mean", "entropy", "mean", "mean next-token entropy"
+    )
+
+
+def closed_book(example: Example) -> Example:
+    """The same response after its question alone, or after a prompt without context.
+
+    Raises:
+      ValueError: when nothing but the context was given, or nothing but the question.
+    """
+    prompt, templated = example.question, False
+    if not prompt and example.prompt is not None and example.context:
+        prompt, templated = (
+            example.prompt.replace(example.context, ""),
+            example.templated,
+        )
+    if not prompt or not prompt.strip():
+        raise ValueError(
+            f"example {example.id!r} has no question apart from its context, which the "
+            "context gain compares with; give 'question'"
+        )
+    if prompt.strip() == example.source_text.strip():
+        raise ValueError(
+            f"example {example.id!r} has no context apart from its question; leave out "
+            "context_gain"
+        )
+    return Example(example.response, prompt=prompt, id=example.id, templated=templated)
+
+
+def _gain(features: Features) -> Array:
+    """What the context adds to the log probability of each response token, in nats."""
+    return features["logprob"] - features["closed_logprob"]
+
+
+def _context_gain(name: str, summary: str, unit: str, inputs: Any) -> Detector:
+    return Detector(
+        Info(
+            name,
+            summary,
+            unit,
+            "pointwise mutual information of token and context; van der Poel et "
+            "al. 2022 decode by it",
+        ),
+        features=(
+            ("logprob", TokenLogprob()),
+            ("closed_logprob", OfRewrite(closed_book, TokenLogprob())),
+        ),
+        inputs=inputs,
+        tokens=lambda params, f: on_tokens(jax.nn.sigmoid(-_gain(f)), f),
+    )
+
+
+@functools.cache
+def context_gain() -> Detector:
+    """Minus the mean gain in log probability that a token owes to the context."""
+    return _context_gain(
+        "context_gain",
+        "minus the mean log probability that the context adds to a token",
+        "nats, any sign",
+        lambda f: -token_mean(_gain(f), f["valid"]),
+    )
+
+
+@functools.cache
+def context_gain_count() -> Detector:
+    """Number of response tokens that the context makes less likely."""
+    return _context_gain(
+        "context_gain_count",
+        "number of tokens that the context makes less likely",
+        "tokens",
+        lambda f: ((_gain(f) < 0) & f["valid"]).sum(-1).astype(jnp.float32),
+    )

@@ -1,0 +1,254 @@
+"""One battery for every detector: a new one gets it by being in the catalogue."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxhal
+from golden_scores import LAYER, SAMPLED, labelled
+from jaxhal.capture.forward import read_jit
+from jaxhal.detectors import CATALOGUE, Targets, build, features_of
+from jaxhal.features.base import OfText, Reducer
+from jaxhal.reading.bulk import Measure
+from jaxhal.reading.extract import extract, kinds
+from jaxhal.reading.store import Store
+from jaxhal.scoring import save as saving
+from jaxhal.scoring.fit import fit
+from jaxhal.scoring.inputs import collect
+from jaxhal.scoring.judge import response_scores
+from jaxhal.types import Batch, Example, Label
+from tiny_lm import tiny_lm
+
+LAYERED = ("hidden_probe", "mlp_probe", "attention_pooling", "token_probe")
+SPECS = {
+    name: {name: LAYER}
+    if name in LAYERED
+    else {name: {"draw": (("max_new_tokens", 8), ("n", 3))}}
+    if name in SAMPLED
+    else name
+    for name in CATALOGUE
+}
+SPECS["ensemble"] = {"ensemble": {"members": ["lookback_probe", "novel_words"]}}
+NAMES = sorted(SPECS)
+# Of the differences between answers, how much bfloat16 may change a score.
+ROUNDING = 0.35
+
+
+@pytest.fixture(scope="module")
+def lm():
+    return tiny_lm(context=4096)
+
+
+@pytest.fixture(scope="module")
+def examples():
+    return [
+        Example(
+            **{name: row[name] for name in ("response", "context", "question", "id")},
+            labels=tuple(Label(**label) for label in row["labels"]),
+            source=row["source"],
+        )
+        for row in labelled(24)
+    ]
+
+
+@pytest.fixture(scope="module")
+def every():
+    return {name: build(spec) for name, spec in SPECS.items()}
+
+
+@pytest.fixture(scope="module")
+def data(lm, examples, every, tmp_path_factory):
+    store = Store(tmp_path_factory.mktemp("store"))
+    return collect(lm, examples, list(every.values()), store, progress=False)
+
+
+@pytest.fixture(scope="module")
+def fitted(data, every):
+    """Each detector fitted to all answers, at first use."""
+    weight = np.ones(len(data.labels), np.float32)
+    targets = Targets(data.labels, data.groups, weight, jax.random.key(0))
+
+    @functools.cache
+    def of(name):
+        return fit(every[name], data.inputs[name], targets)
+
+    return of
+
+
+@pytest.fixture(scope="module")
+def batch(lm, examples, every):
+    """Some answers with the features of all detectors, read without a store."""
+    found = extract(lm, examples[:8], features_of(every.values()), progress=False)
+    return list(found.batches())
+
+
+def scores_of(one, features):
+    name = one.detector.name
+    return np.asarray(response_scores((one.detector,), (one.params,), features)[name])
+
+
+def close(found, wanted, name):
+    spread = np.ptp(np.asarray(wanted)) + 1e-3
+    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4 * spread + 1e-5)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_store_padding_and_company_change_nothing(data, fitted, batch, name):
+    """What was read in other batches, padded otherwise, and kept, scores the same."""
+    one = fitted(name)
+    kept = one.score(data.inputs[name])
+    for numbers, features in batch:
+        close(scores_of(one, features)[: len(numbers)], kept[numbers], name)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_row_of_a_batch_is_the_row_alone(fitted, batch, name):
+    one = fitted(name)
+    numbers, features = batch[0]
+    together = scores_of(one, features)
+    alone = jax.tree.map(lambda x: x, dict(features))
+    wanted = {n: f for n, f in one.detector.features}
+    for key in alone:
+        axis = wanted[key].batch_axis if isinstance(wanted.get(key), Reducer) else 0
+        if hasattr(getattr(wanted.get(key), "reducer", None), "batch_axis"):
+            axis = wanted[key].reducer.batch_axis
+        alone[key] = jax.tree.map(
+            lambda x, a=axis: np.take(np.asarray(x), [0], a), alone[key]
+        )
+    close(scores_of(one, only(one, alone)), together[:1], name)
+
+
+def only(one, features):
+    """The features that a detector looks at: others may have other axes."""
+    names = {name for name, _ in one.detector.features} | {"valid", "text", "marked"}
+    return {name: value for name, value in features.items() if name in names}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_jit_is_eager(fitted, batch, name):
+    one = fitted(name)
+    _, features = batch[0]
+    with jax.disable_jit():
+        eager = one.detector.score(one.params, only(one, features))
+    close(scores_of(one, only(one, features)), eager, name)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_one_program_a_bucket(fitted, batch, name):
+    one = fitted(name)
+    _, features = batch[0]
+    mine = only(one, features)
+    scores_of(one, mine)
+    before = response_scores._cache_size()
+    scores_of(one, jax.tree.map(lambda x: np.asarray(x)[::1].copy(), mine))
+    again = build(SPECS[name])
+    response_scores((again,), (one.params,), mine)
+    assert response_scores._cache_size() == before
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_scores_and_gradients_are_finite(data, fitted, name):
+    one = fitted(name)
+    inputs = jax.tree.map(jnp.asarray, data.inputs[name])
+    leaves, tree = jax.tree.flatten(inputs)
+    floats = [n for n, x in enumerate(leaves) if jnp.issubdtype(x.dtype, jnp.floating)]
+    assert floats
+
+    def total(some):
+        full = list(leaves)
+        for n, x in zip(floats, some, strict=True):
+            full[n] = x
+        return one.detector.decide(one.params, jax.tree.unflatten(tree, full)).sum()
+
+    value, gradients = jax.value_and_grad(total)([leaves[n] for n in floats])
+    assert np.isfinite(value)
+    for gradient in gradients:
+        assert np.isfinite(gradient).all()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_token_scores_are_shares_and_zero_on_padding(fitted, batch, name):
+    one = fitted(name)
+    if one.detector.tokens is None:
+        pytest.skip("judges whole answers")
+    for _, features in batch:
+        scores = np.asarray(one.detector.tokens(one.params, features))
+        assert scores.shape == features["valid"].shape
+        assert ((scores >= 0) & (scores <= 1)).all()
+        assert not scores[~features["valid"]].any()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_saved_and_loaded_is_itself(data, fitted, tmp_path, name):
+    one = fitted(name)
+    saving.save(tmp_path / "it", one, SPECS[name])
+    again = saving.load(tmp_path / "it")
+    np.testing.assert_array_equal(
+        again.score(data.inputs[name]), one.score(data.inputs[name])
+    )
+    assert again.threshold == one.threshold
+    assert again.calibration == one.calibration
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_axes_are_as_declared(lm, every, batch, name):
+    """Of reducers at two lengths; of what is computed otherwise, of some answers."""
+    found = kinds(dict(every[name].features))
+    reducers = found.own | {
+        n: r for one in found.rewrites.values() for n, r in one.items()
+    }
+    sizes = {
+        "layer": {lm.config.num_hidden_layers, lm.config.num_hidden_layers + 1, 1},
+        "heads": {lm.config.num_attention_heads},
+        "width": {lm.config.hidden_size},
+    }
+    for prompt, response in ((24, 16), (40, 48)):
+        shapes = shapes_of(lm, tuple(reducers.items()), prompt, response)
+        for key, reducer in reducers.items():
+            shape = list(shapes[key].shape)
+            assert shape.pop(reducer.batch_axis) == 2
+            assert len(shape) == len(reducer.axes), (key, shape, reducer.axes)
+            for axis, size in zip(reducer.axes, shape, strict=True):
+                assert size in (sizes | {"response": {response}}).get(axis, {size})
+                assert (axis == "response") == (size == response), (key, reducer.axes)
+    _, features = batch[0]
+    for key, feature in every[name].features:
+        if isinstance(feature, Measure | OfText):
+            axes = feature.axes
+            parts = features[key] if isinstance(axes, dict) else {"": features[key]}
+            axes = axes if isinstance(axes, dict) else {"": axes}
+            assert set(axes) <= set(parts)
+            for part in axes:
+                assert np.ndim(parts[part]) == 1 + len(axes[part]), (key, part)
+
+
+def shapes_of(lm, named, prompt, response):
+    mask = jax.ShapeDtypeStruct((2, prompt + response), jnp.bool_)
+    ids = jax.ShapeDtypeStruct((2, prompt + response), jnp.int32)
+    offsets = jax.ShapeDtypeStruct((2, response, 2), jnp.int32)
+    asked = Batch(ids, mask, mask, mask, mask, offsets, prompt)
+    return jax.eval_shape(lambda lm, b: read_jit(lm, b, named), lm, asked)
+
+
+WITHOUT_FIT = [
+    name for name in NAMES if name != "ensemble" and not CATALOGUE[name]().fit
+]
+READ = [name for name in WITHOUT_FIT if name not in SAMPLED]
+
+
+def test_bfloat16_is_near(lm, examples):
+    """Scores of methods that are not trained, by a reader in half precision."""
+    params = jax.tree.map(lambda x: x.astype(jnp.bfloat16), lm.params)
+    half = dataclasses.replace(lm, params=params, name="half")
+    whole, halved = (
+        jaxhal.score(one, examples[:12], READ, progress=False) for one in (lm, half)
+    )
+    for name in READ:
+        a, b = (np.array([r.scores[name] for r in rs]) for rs in (whole, halved))
+        assert np.abs(a - b).max() <= ROUNDING * np.ptp(a) + 0.02 * np.abs(a).max(), (
+            name
+        )
