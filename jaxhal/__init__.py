@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from jaxhal.models.lm import load as load
     from jaxhal.reading.extract import extract as extract
     from jaxhal.reporting.report import Report as Report
-    from jaxhal.scoring.score import detect as detect
-    from jaxhal.scoring.score import score as score
-    from jaxhal.scoring.stream import stream_scores as stream_scores
+    from jaxhal.scoring.detection import detect as detect
+    from jaxhal.scoring.detection import score as score
+    from jaxhal.scoring.streaming import stream_scores as stream_scores
     from jaxhal.types import Batch as Batch
     from jaxhal.types import Example as Example
     from jaxhal.types import Label as Label
@@ -59,7 +59,7 @@ _HOMES = {
     "TokenEntropy": "features.uncertainty",
     "TokenLogprob": "features.uncertainty",
     "View": "types",
-    "detect": "scoring.score",
+    "detect": "scoring.detection",
     "extract": "reading.extract",
     "generate": "generation",
     "load": "models.lm",
@@ -70,10 +70,10 @@ _HOMES = {
     "relevance": "lrp",
     "relevance_means": "lrp",
     "relevance_resampled": "lrp",
-    "score": "scoring.score",
+    "score": "scoring.detection",
     "step": "generation",
     "stream": "generation",
-    "stream_scores": "scoring.stream",
+    "stream_scores": "scoring.streaming",
 }
 _MODULES = (
     "capture",

@@ -20,8 +20,8 @@ from jaxhal.cli import app as cli
 from jaxhal.datasets import bundled
 from jaxhal.reporting.report import Report, Span, Token
 from jaxhal.reporting.summary import summarize, verdict
-from jaxhal.scoring import rows as scoring
-from jaxhal.scoring import score as detection
+from jaxhal.scoring import detection
+from jaxhal.scoring import results as scoring
 from tiny_lm import tiny_lm, write_lm
 
 GOOD = {"id": "good", "prompt": "Why?", "response": "So it is."}
@@ -282,7 +282,7 @@ def test_ctrl_c_writes_nothing(tmp_path, calls, monkeypatch):
 SLOW = """
 import sys, time
 from jaxhal.cli import app as cli
-from jaxhal.scoring import score as detection
+from jaxhal.scoring import detection
 def batches(*arguments, **options):
     print("scoring", file=sys.stderr, flush=True)
     time.sleep(60)

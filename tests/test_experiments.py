@@ -36,8 +36,8 @@ from jaxhal.models.devices import device_name
 from jaxhal.reading import parts
 from jaxhal.reading.store import Store
 from jaxhal.reading.units import Part, parts_of
-from jaxhal.scoring import save as saving
-from jaxhal.scoring.fit import fit
+from jaxhal.scoring import saving
+from jaxhal.scoring.fitting import fit
 from jaxhal.scoring.inputs import collect
 from jaxhal.types import Example, Label
 from tiny_lm import tiny_lm

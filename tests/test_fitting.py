@@ -30,8 +30,8 @@ from jaxhal.detectors.toha import Heads
 from jaxhal.evaluation import auroc, ece, isotonic, platt
 from jaxhal.evaluation.splits import grouped_kfold
 from jaxhal.reading.store import Store
-from jaxhal.scoring import save as saving
-from jaxhal.scoring.fit import Fitted, fit, released_lookback
+from jaxhal.scoring import saving
+from jaxhal.scoring.fitting import Fitted, fit, released_lookback
 from jaxhal.scoring.inputs import collect
 from tiny_lm import answers, tiny_lm
 

@@ -10,8 +10,8 @@ import pytest
 import jaxhal
 from jaxhal import detectors
 from jaxhal.generation import GREEDY, Sampling, decoding
-from jaxhal.scoring.fit import Fitted, untrained
-from jaxhal.scoring.guide import guide
+from jaxhal.scoring.fitting import Fitted, untrained
+from jaxhal.scoring.guided import guide
 from tiny_lm import tiny_lm
 
 KEY = jax.random.key(2)

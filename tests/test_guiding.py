@@ -14,7 +14,7 @@ from jaxhal.datasets import Question
 from jaxhal.experiments import guiding, making
 from jaxhal.experiments.guiding import WAYS, compare
 from jaxhal.plotting.guided import guided_pairs
-from jaxhal.scoring.save import save
+from jaxhal.scoring.saving import save
 from tiny_lm import tiny_lm
 
 QUESTIONS = [

@@ -12,8 +12,8 @@ from jaxhal.detectors import AT_ONCE, Targets, build
 from jaxhal.features.relevance import profile_level, resample
 from jaxhal.lrp import PromptRelevance
 from jaxhal.reading.store import Store
-from jaxhal.scoring import save as saving
-from jaxhal.scoring.fit import fit
+from jaxhal.scoring import saving
+from jaxhal.scoring.fitting import fit
 from jaxhal.scoring.inputs import collect
 from jaxhal.types import Example
 from tiny_lm import tiny_lm

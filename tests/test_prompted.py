@@ -41,8 +41,8 @@ from jaxhal.models.batching import lengths
 from jaxhal.reading.bulk import Bulk
 from jaxhal.reading.extract import kinds
 from jaxhal.reading.store import Store
-from jaxhal.scoring import save as saving
-from jaxhal.scoring.fit import Fitted, fit, untrained
+from jaxhal.scoring import saving
+from jaxhal.scoring.fitting import Fitted, fit, untrained
 from jaxhal.scoring.inputs import collect
 from jaxhal.types import Example, Label
 from tiny_lm import tiny_lm

@@ -31,7 +31,7 @@ from jaxhal.reading.bulk import Bulk
 from jaxhal.reading.extract import extract
 from jaxhal.reading.samples import Draw, Sample, draw
 from jaxhal.reading.store import Store
-from jaxhal.scoring.fit import untrained
+from jaxhal.scoring.fitting import untrained
 from jaxhal.scoring.inputs import collect
 from jaxhal.texts import sentences
 from jaxhal.types import Example

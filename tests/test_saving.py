@@ -8,8 +8,8 @@ from jaxhal.classifiers.linear import Linear
 from jaxhal.detectors import build
 from jaxhal.evaluation.calibration import Platt
 from jaxhal.io import sealing
-from jaxhal.scoring.fit import Fitted
-from jaxhal.scoring.save import load, save
+from jaxhal.scoring.fitting import Fitted
+from jaxhal.scoring.saving import load, save
 
 
 def fitted(spec, params=()):

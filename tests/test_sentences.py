@@ -17,7 +17,7 @@ from jaxhal.reading.bulk import Bulk
 from jaxhal.reading.samples import Draw, draw
 from jaxhal.reading.store import Store
 from jaxhal.reading.units import Part, parts_of, sentence_numbers
-from jaxhal.scoring.fit import untrained
+from jaxhal.scoring.fitting import untrained
 from jaxhal.scoring.inputs import collect
 from jaxhal.texts import sentences_of
 from jaxhal.types import Example, Label

@@ -12,7 +12,7 @@ import jaxhal
 from jaxhal import detectors
 from jaxhal.experiments import load_config
 from jaxhal.experiments.running import specs_of
-from jaxhal.scoring.score import resolve
+from jaxhal.scoring.detection import resolve
 from jaxhal.scoring.shipped import MODELS, shipped
 from tiny_lm import tiny_lm
 

@@ -12,7 +12,7 @@ from jaxhal import experiments
 from jaxhal.detectors import Targets, build
 from jaxhal.experiments import protocols, running
 from jaxhal.reading.store import Store
-from jaxhal.scoring.fit import fit
+from jaxhal.scoring.fitting import fit
 from jaxhal.scoring.inputs import collect
 from jaxhal.types import Label
 from tiny_lm import answers, tiny_lm

@@ -20,8 +20,8 @@ from jaxhal.features.base import Reducer
 from jaxhal.generation import Sampling, decoding, stream
 from jaxhal.generation.decoding import Decoding, State
 from jaxhal.models.lm import LM
-from jaxhal.scoring.fit import untrained
-from jaxhal.scoring.guide import written
+from jaxhal.scoring.fitting import untrained
+from jaxhal.scoring.guided import written
 from jaxhal.types import Batch, Example
 
 PROMPT, NEW, SAMPLES = 400, 32, 20

@@ -112,7 +112,7 @@ def demo(
     from jaxhal.datasets.jsonl import write_rows
     from jaxhal.reporting.report import write_html
     from jaxhal.reporting.summary import source, summarize, verdict
-    from jaxhal.scoring.rows import checked
+    from jaxhal.scoring.results import checked
 
     with usage():
         out.mkdir(parents=True, exist_ok=True)
@@ -191,9 +191,9 @@ def detect(
     from jaxhal.io.files import is_file
     from jaxhal.reporting.report import write_html
     from jaxhal.reporting.summary import summarize, verdict
+    from jaxhal.scoring.detection import resolve
     from jaxhal.scoring.partial import beside, resuming
-    from jaxhal.scoring.rows import results, rows_of, settings_of
-    from jaxhal.scoring.score import resolve
+    from jaxhal.scoring.results import results, rows_of, settings_of
 
     names, keeps = detector or None, is_file(output)
     with usage():

@@ -15,7 +15,7 @@ from jaxhal.experiments.config import check_name
 from jaxhal.experiments.config import load_config as load_config
 from jaxhal.experiments.crossing import across_models as across_models
 from jaxhal.experiments.results import Judged
-from jaxhal.scoring.fit import Fitted
+from jaxhal.scoring.fitting import Fitted
 from jaxhal.scoring.inputs import Inputs
 
 if TYPE_CHECKING:

@@ -13,9 +13,9 @@ from jaxhal.evaluation.ranking import auroc
 from jaxhal.evaluation.spans import span_f1, token_metrics
 from jaxhal.reading.units import has_text
 from jaxhal.reporting.report import Report
-from jaxhal.scoring.fit import Fitted
+from jaxhal.scoring.fitting import Fitted
 from jaxhal.scoring.inputs import Inputs
-from jaxhal.scoring.judge import judge, report, token_scores
+from jaxhal.scoring.judging import judge, report, token_scores
 
 # Answers on a page; more would make it too large to open.
 PAGE = 200

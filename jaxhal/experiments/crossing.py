@@ -14,7 +14,7 @@ from jaxhal.evaluation.tables import compare
 from jaxhal.experiments import running
 from jaxhal.experiments.config import UNITS, Config, load_config
 from jaxhal.experiments.protocols import splits
-from jaxhal.scoring.fit import fit
+from jaxhal.scoring.fitting import fit
 from jaxhal.scoring.inputs import Inputs
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from jaxhal.experiments.config import UNITS, Config
 from jaxhal.experiments.running import Found
 from jaxhal.features.forest import Forest
 from jaxhal.models.lm import LM
-from jaxhal.scoring.fit import Fitted
+from jaxhal.scoring.fitting import Fitted
 from jaxhal.scoring.inputs import Inputs
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from jaxhal.detectors import Detector, Targets
 from jaxhal.detectors.base import LOG_ODDS, HeldOut, Info
 from jaxhal.experiments.config import Config
 from jaxhal.models.lm import LM
-from jaxhal.scoring.fit import Fitted, fit
+from jaxhal.scoring.fitting import Fitted, fit
 from jaxhal.scoring.inputs import Inputs
 from jaxhal.types import Example
 

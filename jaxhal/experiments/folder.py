@@ -32,7 +32,7 @@ from jaxhal.models.lm import LM
 from jaxhal.reporting.markdown import picture
 from jaxhal.reporting.report import Report, write_html
 from jaxhal.scoring.inputs import Inputs
-from jaxhal.scoring.save import save
+from jaxhal.scoring.saving import save
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -32,10 +32,10 @@ from jaxhal.plotting.guided import guided_pairs
 from jaxhal.reading.keys import digest
 from jaxhal.reporting.markdown import Markdown, escaped, table
 from jaxhal.reporting.report import Report, write_html
-from jaxhal.scoring.fit import Fitted
-from jaxhal.scoring.guide import guide
-from jaxhal.scoring.save import load as load_fitted
-from jaxhal.scoring.score import resolve, score
+from jaxhal.scoring.detection import resolve, score
+from jaxhal.scoring.fitting import Fitted
+from jaxhal.scoring.guided import guide
+from jaxhal.scoring.saving import load as load_fitted
 from jaxhal.texts import contains, rouge_l, unigram_f1
 from jaxhal.types import Example
 

@@ -21,7 +21,7 @@ from jaxhal.io.progress import Bar, progress_bar
 from jaxhal.models.lm import LM, load
 from jaxhal.models.registry import private_cache
 from jaxhal.reading.store import Store
-from jaxhal.scoring.fit import Fitted, fit
+from jaxhal.scoring.fitting import Fitted, fit
 from jaxhal.scoring.inputs import Inputs, collect
 from jaxhal.tuning import Tuned
 from jaxhal.types import Example

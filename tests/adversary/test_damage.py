@@ -22,8 +22,8 @@ from jaxhal.models import registry
 from jaxhal.reading import columns
 from jaxhal.reading.store import Store
 from jaxhal.scoring import shipped
-from jaxhal.scoring.fit import Fitted
-from jaxhal.scoring.save import load, save
+from jaxhal.scoring.fitting import Fitted
+from jaxhal.scoring.saving import load, save
 from jaxhal.tuning.checkpoints import opened
 from jaxhal.tuning.classifier import Head, Learned
 from tiny_lm import answers, tiny_lm

@@ -8,8 +8,8 @@ import pytest
 from typer.testing import CliRunner
 
 from jaxhal.cli import app as cli
-from jaxhal.scoring import rows as scoring
-from jaxhal.scoring import score as detection
+from jaxhal.scoring import detection
+from jaxhal.scoring import results as scoring
 from jaxhal.scoring.partial import Partial, resuming
 from tiny_lm import write_lm
 

@@ -9,8 +9,8 @@ import pytest
 import golden_scores
 from jaxhal.detectors import Detector, Targets, build
 from jaxhal.evaluation.calibration import Isotonic, Platt, isotonic, platt
-from jaxhal.scoring.fit import Fitted, fit
-from jaxhal.scoring.save import load, save
+from jaxhal.scoring.fitting import Fitted, fit
+from jaxhal.scoring.saving import load, save
 from jaxhal.scoring.shipped import shipped
 
 NOTHING = np.zeros(0, np.float32)

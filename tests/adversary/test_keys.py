@@ -28,8 +28,8 @@ from jaxhal.llm import entailment, hosts
 from jaxhal.llm.endpoint import Endpoint
 from jaxhal.models import registry
 from jaxhal.reporting.report import write_html
-from jaxhal.scoring.fit import Fitted, untrained
-from jaxhal.scoring.save import load, save
+from jaxhal.scoring.fitting import Fitted, untrained
+from jaxhal.scoring.saving import load, save
 from jaxhal.types import Example
 from jaxhal.watchdog import EndpointAgent
 from jaxhal.watchdog import config as watches

@@ -6,8 +6,8 @@
 import functools
 from pathlib import Path
 
-from jaxhal.scoring.fit import Fitted
-from jaxhal.scoring.save import load
+from jaxhal.scoring.fitting import Fitted
+from jaxhal.scoring.saving import load
 
 _ROOT = Path(__file__).parent
 _CARDS = sorted(_ROOT.glob("*/*/card.json"))

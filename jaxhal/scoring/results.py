@@ -15,8 +15,8 @@ from jaxhal.models.lm import LM
 from jaxhal.reading.keys import digest, fingerprint
 from jaxhal.reporting.attribution import Sources
 from jaxhal.reporting.report import Report, Span, Token
-from jaxhal.scoring import score as detection
-from jaxhal.scoring.judge import empty
+from jaxhal.scoring import detection
+from jaxhal.scoring.judging import empty
 from jaxhal.scoring.partial import Partial
 
 # Rows that are sorted by length together: to a file; to where each is waited for; and
@@ -41,7 +41,7 @@ def settings_of(
     """All but the input that decides what results say, down to the last digit.
 
     Raises:
-      ValueError: as :func:`jaxhal.scoring.score.resolve`.
+      ValueError: as :func:`jaxhal.scoring.detection.resolve`.
     """
     chosen = detection.resolve(lm.name, detectors)
     tokens = lm.require_tokenizer()

@@ -15,7 +15,7 @@ from jaxhal.detectors import Detector
 from jaxhal.features.base import Reducer
 from jaxhal.models.batching import Encoded
 from jaxhal.reporting.report import Report, Span, Token
-from jaxhal.scoring.fit import Fitted
+from jaxhal.scoring.fitting import Fitted
 from jaxhal.types import Example
 
 # The first of these among the detectors asked for colours tokens and finds spans, from

@@ -21,9 +21,9 @@ from jaxhal.io.progress import progress_bar
 from jaxhal.models import cache as cache_lib
 from jaxhal.models.batching import plan, rows_together
 from jaxhal.models.lm import LM
-from jaxhal.scoring.fit import Fitted
-from jaxhal.scoring.judge import response_scores
-from jaxhal.scoring.score import resolve
+from jaxhal.scoring.detection import resolve
+from jaxhal.scoring.fitting import Fitted
+from jaxhal.scoring.judging import response_scores
 from jaxhal.types import Example
 
 # What the paper's experiments draw candidates with.

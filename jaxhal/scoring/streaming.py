@@ -13,9 +13,9 @@ from jaxhal.features.base import Reducer
 from jaxhal.generation import Sampling, Token, stream
 from jaxhal.generation.decoding import QUERY, with_text
 from jaxhal.models.lm import LM
-from jaxhal.scoring.fit import Fitted
-from jaxhal.scoring.judge import judge
-from jaxhal.scoring.score import resolve
+from jaxhal.scoring.detection import resolve
+from jaxhal.scoring.fitting import Fitted
+from jaxhal.scoring.judging import judge
 from jaxhal.types import Example
 
 

@@ -13,8 +13,8 @@ from jaxhal.models.lm import LM
 from jaxhal.reading.extract import extract
 from jaxhal.reporting.attribution import trace
 from jaxhal.reporting.report import Report
-from jaxhal.scoring.fit import Fitted, untrained
-from jaxhal.scoring.judge import empty, judge, report
+from jaxhal.scoring.fitting import Fitted, untrained
+from jaxhal.scoring.judging import empty, judge, report
 from jaxhal.scoring.shipped import shipped
 from jaxhal.types import Example
 
@@ -81,7 +81,7 @@ def score(
       batch_size: answers read together.
       progress: show a progress bar; ``None`` shows it on a terminal.
       threshold: token score from which on a token belongs to a span; by default that
-        of :data:`jaxhal.scoring.judge.PREFERRED`.
+        of :data:`jaxhal.scoring.judging.PREFERRED`.
       relevance: also trace what each response token rests on, by a name of
         :data:`jaxhal.lrp.RULE_SETS` or a rule set of one's own, for the page of
         :func:`jaxhal.reporting.report.write_html`; it takes a pass back for every
@@ -201,8 +201,8 @@ def resolve(
             if detector.fit is not None:
                 raise ValueError(
                     f"detector {detector.name!r} must be fitted to labelled answers of "
-                    f"{model!r} first; pass what jaxhal.scoring.fit.fit, "
-                    "jaxhal.scoring.save.load or jaxhal.experiments.run returned "
+                    f"{model!r} first; pass what jaxhal.scoring.fit, "
+                    "jaxhal.scoring.load or jaxhal.experiments.run returned "
                     "instead of its name"
                 )
             chosen.append(untrained(detector))

@@ -27,7 +27,7 @@ from jaxhal.evaluation.calibration import Isotonic, Platt
 from jaxhal.io import sealing
 from jaxhal.io.files import replacing
 from jaxhal.llm import hosts
-from jaxhal.scoring.fit import Fitted
+from jaxhal.scoring.fitting import Fitted
 
 _CARD, _PARAMS = "card.json", "params.safetensors"
 

@@ -123,7 +123,7 @@ class Fitted:
 def _uncalibrated(detector: Detector) -> str:
     return (
         f"detector {detector.name!r} was shown no labelled answers, so its scores have "
-        "no probability and no threshold; use jaxhal.scoring.fit.fit"
+        "no probability and no threshold; use jaxhal.scoring.fit"
     )
 
 
@@ -195,7 +195,7 @@ def fit(
 
     Args:
       detector: the method, trained or not.
-      inputs: of :func:`jaxhal.scoring.inputs.collect`.
+      inputs: of :func:`jaxhal.scoring.collect`.
       targets: labels, sources, and which rows to learn from.
       objective: what the threshold is chosen for.
       precision: choose the threshold for this precision instead.
