@@ -36,6 +36,7 @@ from jaxhal.models.devices import device_name
 from jaxhal.reading import parts
 from jaxhal.reading.store import Store
 from jaxhal.reading.units import Part, parts_of
+from jaxhal.reporting.markdown import escaped
 from jaxhal.scoring import saving
 from jaxhal.scoring.fitting import fit
 from jaxhal.scoring.inputs import collect
@@ -504,7 +505,8 @@ def test_token_table_against_scikit_learn(data):
         assert (row[f"token {name} low"], row[f"token {name} high"]) == (low, high)
     text = results.interval_markdown([row])
     assert f"{row['token F1']:.3f} [{low:.2f}, {high:.2f}]" in text
-    nothing = dataclasses.replace(data, marked=[m & False for m in data.marked])
+    source = dataclasses.replace(data.source, marked=[m & False for m in data.marked])
+    nothing = dataclasses.replace(data, source=source)
     assert token_table(nothing, fitted, train, test) == []
 
 
@@ -876,5 +878,6 @@ def test_an_endpoint_that_fails_costs_single_answers(here, tmp_path, monkeypatch
         assert scores["detection_prompt"][name] == pytest.approx(share)
     text = (tmp_path / "tiny" / "results.md").read_text("utf-8")
     assert "- crates: 40 " in text and "; 2 answers could not be " in text
-    assert f"row 4: example 'a4': {server.url} gave no answer from 'm'" in text
-    assert "row 33: example 'a45': 'm' replied '{}', of no use" in text
+    said = f"row 4: example 'a4': {server.url} gave no answer from 'm'"
+    assert escaped(said) in text
+    assert escaped("row 33: example 'a45': 'm' replied '{}', of no use") in text

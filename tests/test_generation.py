@@ -274,7 +274,7 @@ def test_stop_tokens_of_a_checkpoint(lm, tmp_path):
         config.write_text(json.dumps({"eos_token_id": value}))
         assert Tokenizer.from_folder(tmp_path).stop_ids == want
     config.write_text("[1]")
-    with pytest.raises(ValueError, match="is no JSON object"):
+    with pytest.raises(ValueError, match="give a JSON object"):
         Tokenizer.from_folder(tmp_path)
 
 
