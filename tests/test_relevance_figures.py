@@ -243,7 +243,7 @@ def test_any_size():
 def test_bad_figures_are_named():
     with pytest.raises(ValueError, match="scores are empty"):
         plotting.relevance_boxes({}, [0, 1])
-    with pytest.raises(ValueError, match="'a' have shape"):
+    with pytest.raises(ValueError, match="scores of 'a' of shape"):
         plotting.relevance_boxes({"a": [1.0]}, [0, 1])
     with pytest.raises(ValueError, match="profiles are empty"):
         plotting.relevance_lines({}, [0, 1])
@@ -256,12 +256,13 @@ def test_bad_figures_are_named():
         plotting.relevance_lines({"R": np.ones((3, 2))}, [0, 1])
     with pytest.raises(ValueError, match="maps holds 3 answers for 2 labels"):
         plotting.relevance_maps(np.ones((3, 2, 2)), [0, 1])
-    with pytest.raises(ValueError, match="got 1 groups for 2 labels"):
+    with pytest.raises(ValueError, match="got 1 groups for 2 rows"):
         plotting.relevance_lines({"R": np.ones((2, 2))}, [0, 1], ["a"])
     for draw in (plotting.relevance_boxes, plotting.relevance_lines):
-        with pytest.raises(ValueError, match="both 0"):
-            draw({"R": np.ones((2, 2))}, [0, 0])
-    with pytest.raises(ValueError, match="both 0"):
+        with pytest.raises(ValueError, match="one class"):
+            rank = 1 if draw is plotting.relevance_boxes else 2
+            draw({"R": np.ones((2, 2)[:rank])}, [0, 0])
+    with pytest.raises(ValueError, match="one class"):
         plotting.relevance_maps(np.ones((2, 2, 2)), [0, 0])
 
 

@@ -1,8 +1,9 @@
 """Methods side by side on the same answers, and beside the controls they must beat."""
 
-from collections.abc import Collection, Hashable, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
+from jaxhal.evaluation.checks import Groups, Rows
 from jaxhal.evaluation.intervals import Difference, bootstrap, paired
 from jaxhal.evaluation.ranking import auprc, auroc
 
@@ -11,9 +12,9 @@ VERDICTS = ("yes", "within noise", "no")
 
 
 def compare(
-    scores: Mapping[str, Collection[Any]],
-    labels: Collection[Any],
-    groups: Collection[Hashable] | None = None,
+    scores: Mapping[str, Rows],
+    labels: Rows,
+    groups: Groups = None,
     controls: Collection[str] = (),
 ) -> list[dict[str, Any]]:
     """A row per method, methods before controls, each kind from the highest AUROC down.
@@ -24,10 +25,7 @@ def compare(
     and ``"no"`` otherwise.
 
     Args:
-      scores: per method, one finite number per answer, higher = more likely
-        hallucinated.
-      labels: 1 for hallucinated, 0 for grounded.
-      groups: the source of each answer; each answer by itself when left out.
+      scores: per method, one finite number per answer.
       controls: names of the methods that are controls.
 
     Returns:
@@ -37,8 +35,8 @@ def compare(
       its p-value ``"p"``, and ``"beats controls"``; ``None`` elsewhere.
 
     Raises:
-      ValueError: when a control is not among the scores, or as :func:`paired` does for
-        a method, which is named.
+      ValueError: when a control is not among the scores, or on bad rows of a method,
+        which is named.
 
     >>> scores = {"ours": [1, 2, 3, 4], "length": [3, 4, 1, 2]}
     >>> for row in compare(scores, [0, 0, 1, 1], controls={"length"}):
@@ -67,11 +65,7 @@ def compare(
 
 
 def _row(
-    name: str,
-    scores: Collection[Any],
-    labels: Collection[Any],
-    groups: Collection[Hashable] | None,
-    controls: Collection[str],
+    name: str, scores: Rows, labels: Rows, groups: Groups, controls: Collection[str]
 ) -> dict[str, Any]:
     try:
         low, high = bootstrap(scores, labels, groups)
