@@ -7,7 +7,7 @@ are plain numbers: ``dataclasses.asdict`` makes them ready for JSON.
 import dataclasses
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Num
 
 from jaxhal.evaluation.checks import Numbers, Rows, two_classes
 
@@ -106,9 +106,8 @@ def isotonic(scores: Rows, labels: Rows) -> Isotonic:
 
     score, positive = two_classes(scores, labels)
     model = IsotonicRegression(out_of_bounds="clip").fit(score, positive)
-    return Isotonic(
-        tuple(map(float, model.X_thresholds_)), tuple(map(float, model.y_thresholds_))
-    )
+    knots = model.X_thresholds_, model.y_thresholds_
+    return Isotonic(*(tuple(map(float, each)) for each in knots))
 
 
 def best_f1_threshold(scores: Rows, labels: Rows) -> float:
@@ -161,13 +160,7 @@ def precision_threshold(scores: Rows, labels: Rows, target: float) -> float:
     return float(threshold[np.argmax(np.where(precision >= target, hits, -1))])
 
 
-def _splits(
-    scores: Rows, labels: Rows
-) -> tuple[
-    Float[np.ndarray, " splits"],
-    Int[np.ndarray, " splits"],
-    Int[np.ndarray, " splits"],
-]:
+def _splits(scores: Rows, labels: Rows) -> tuple[Num[np.ndarray, " splits"], ...]:
     """Thresholds from the highest down, how many each flags, how many of them hits."""
     score, positive = two_classes(scores, labels)
     value, rank = np.unique(score, return_inverse=True)

@@ -107,8 +107,7 @@ def mean_interval(
     total = np.zeros((len(size), value.shape[1]))
     np.add.at(total, group, value)
     found = (drawn @ total) / (drawn @ size)[:, None]
-    low, high = np.percentile(found, [2.5, 97.5], axis=0)
-    return low, high
+    return tuple(np.percentile(found, [2.5, 97.5], axis=0))
 
 
 def correlation(
@@ -133,10 +132,8 @@ def correlation(
     group, drawn = _drawn_sources(groups, pairs.shape[1], repeats, seed)
     if not np.ptp(pairs, axis=1).all():
         return math.nan, math.nan, math.nan
-    weights = np.vstack([np.ones_like(drawn[:1]), drawn])[:, group].astype(float)
-    weights /= weights.sum(1, keepdims=True)
-    off = pairs[:, None] - np.einsum("ra,va->vr", weights, pairs)[..., None]
-    covariance = np.einsum("ra,ura,vra->ruv", weights, off, off)
+    counts = np.vstack([np.ones_like(drawn[:1]), drawn])[:, group]
+    covariance = np.stack([np.cov(pairs, fweights=each, ddof=0) for each in counts])
     spread = covariance[:, 0, 0] * covariance[:, 1, 1]
     varied = spread > 1e-20 * spread[0]  # less is rounding
     r = covariance[varied, 0, 1] / np.sqrt(spread[varied])

@@ -9,6 +9,7 @@ from jaxhal.evaluation.ranking import auprc, auroc
 
 # Whether a method beats the controls.
 VERDICTS = ("yes", "within noise", "no")
+_DIFFERENCE = ("difference", "difference low", "difference high", "p")
 
 
 def compare(
@@ -54,13 +55,8 @@ def compare(
         found = None
         if best is not None and not row["control"]:
             found = paired(scores[row["method"]], scores[best], labels, groups)
-        row |= {
-            "difference": found and found.value,
-            "difference low": found and found.low,
-            "difference high": found and found.high,
-            "p": found and found.p_value,
-            "beats controls": found and _beats(found),
-        }
+        row |= dict(zip(_DIFFERENCE, found or [None] * 4, strict=True))
+        row["beats controls"] = found and _beats(found)
     return rows
 
 

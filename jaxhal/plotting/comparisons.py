@@ -42,9 +42,8 @@ def auroc_intervals(
     right = ax.get_yaxis_transform()
     for row, name in enumerate(names):
         value, low, high = known[name]
-        colour, fill = (
-            (style.GREY, "white") if name in controls else (style.COLOURS[0],) * 2
-        )
+        colour = style.GREY if name in controls else style.COLOURS[0]
+        fill = "white" if name in controls else colour
         ax.plot([low, high], [row, row], color=colour, linewidth=1.6, zorder=3)
         dot: Any = {"color": colour, "markerfacecolor": fill, "markersize": 5.5}
         ax.plot(value, row, "o", zorder=4, **dot)
