@@ -6,8 +6,9 @@ with ``figure.savefig(path)``.
 
 ``scores`` are ``[rows]`` by detector, higher for what is more likely hallucinated;
 ``labels`` are ``[rows]``, 1 for hallucinated and 0 for grounded; ``controls`` are names
-to be drawn grey.  Nothing to draw, numbers that are not finite, rows that do not pair
-up, labels of one class and unknown names raise ``ValueError``.
+to be drawn grey; ``title`` stands above the axes.  Nothing to draw, numbers that are
+not finite, rows that do not pair up, labels of one class, unknown names and intervals
+other than ``(AUROC, low, high)`` in [0, 1] raise ``ValueError``.
 """
 
 from jaxhal.plotting.comparisons import auroc_intervals as auroc_intervals
