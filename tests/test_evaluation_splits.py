@@ -52,19 +52,6 @@ def test_grouped_kfold_keeps_groups_and_classes(rows, folds, seed):
         assert len(set(labels[test])) == len(set(labels[train])) == 2
 
 
-def test_grouped_kfold_is_even_and_seeded():
-    rng = np.random.default_rng(0)
-    groups = np.repeat(np.arange(100), 3)
-    labels = (rng.random(300) < 0.3).astype(int)
-    parts = grouped_kfold(labels, groups)
-    for _, test in parts:
-        assert len(test) == pytest.approx(60, abs=3)
-        assert labels[test].mean() == pytest.approx(labels.mean(), abs=0.03)
-    again, other = grouped_kfold(labels, groups), grouped_kfold(labels, groups, seed=1)
-    assert all((a == b).all() for (_, a), (_, b) in zip(parts, again, strict=True))
-    assert any(set(a) != set(b) for (_, a), (_, b) in zip(parts, other, strict=True))
-
-
 @settings(deadline=None)
 @given(labelled, st.floats(0.05, 0.95), st.integers(0, 3))
 def test_holdout_is_as_near_as_groups_allow(rows, share, seed):

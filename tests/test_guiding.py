@@ -13,7 +13,7 @@ from jaxhal.cli import app as cli
 from jaxhal.datasets import Question
 from jaxhal.experiments import guiding, making
 from jaxhal.experiments.guiding import WAYS, compare
-from jaxhal.plotting.guided import guided_pairs
+from jaxhal.plotting.comparisons import guided_pairs
 from jaxhal.scoring.saving import save
 from tiny_lm import tiny_lm
 

@@ -236,8 +236,8 @@ def test_histograms_at_any_size():
     png(plotting.score_histograms(many, LABELS))
 
 
-@pytest.mark.parametrize("rows, bins", [(60, 10), (2000, 10), (500, 4)])
-def test_calibration_equals_sklearn(rows, bins):
+def test_calibration_equals_sklearn():
+    rows, bins = 500, 8
     values = rng.random(rows)
     labels = rng.random(rows) < values
     figure = plotting.calibration_curve(values, labels, bins)
@@ -248,7 +248,7 @@ def test_calibration_equals_sklearn(rows, bins):
     want, _ = np.histogram(values, np.linspace(0, 1, bins + 1))
     heights = [bar.get_height() for bar in figure.axes[1].patches]
     np.testing.assert_array_equal(heights, want)
-    shown = [int(text.get_text()) for text in figure.axes[1].texts]
+    shown = [int(t.get_text()) for t in figure.axes[1].texts if t.get_text()]
     assert shown == [n for n in want if n]
     png(figure)
 
@@ -424,14 +424,18 @@ def test_forests_too_long_to_read_are_refused():
     ],
 )
 def test_bad_scores_are_named(draw):
-    for labels in ([0, 0], [], [[0, 1]], [0, 2], ["0", "1"], [0, np.nan]):
-        with pytest.raises(ValueError, match="both 0 .* and 1"):
-            draw({"a": [0.1, 0.2]}, labels)
+    bad = {
+        "one class": [[0, 0]],
+        "do not pair up": [[], [[0, 1]], [0, 1, 1]],
+        r"labels\[.\] is .*; use 0 or 1": [[0, 2], ["0", "1"], [0, np.nan]],
+    }
+    for message, cases in bad.items():
+        for labels in cases:
+            with pytest.raises(ValueError, match=message):
+                draw({"a": [0.1, 0.2]}, labels)
     with pytest.raises(ValueError, match="scores are empty"):
         draw({}, [0, 1])
-    with pytest.raises(ValueError, match=r"'a' have shape \[3\] for 2 labels"):
-        draw({"a": [0.1, 0.2, 0.3]}, [0, 1])
-    with pytest.raises(ValueError, match="score 1 of 'a' is nan"):
+    with pytest.raises(ValueError, match=r"scores of 'a'\[1\] is nan"):
         draw({"a": [0.1, np.nan]}, [0, 1])
 
 

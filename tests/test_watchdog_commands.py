@@ -26,7 +26,7 @@ from jaxhal.datasets.jsonl import write_rows
 from jaxhal.evaluation import auroc
 from jaxhal.experiments import making
 from jaxhal.io.files import lines_of
-from jaxhal.plotting.exploration import ablations, entropy_trend
+from jaxhal.plotting.series import ablations, entropy_trend
 from jaxhal.watchdog import (
     CallableAgent,
     EndpointAgent,

@@ -1,7 +1,17 @@
 """How good scores are: metrics, intervals, splits, calibration and tables.
 
-Plain NumPy on the host, in float64.  Scores are higher for what is more likely
-hallucinated; labels are 1 for hallucinated and 0 for grounded.
+Plain NumPy on the host, in float64.  In every function
+
+- ``scores`` are ``[rows]``, finite, higher for what is more likely hallucinated;
+- ``probabilities`` are ``[rows]``, of being hallucinated, in [0, 1];
+- ``labels`` are ``[rows]``, 1 for hallucinated and 0 for grounded;
+- ``groups`` are ``[rows]``, the source of each answer: any hashable, and each answer by
+  itself when left out;
+- ``repeats`` is the number of draws, and one ``seed`` always gives the same ones.
+
+Rows that are no such numbers or do not pair up raise ``ValueError`` with the first bad
+one, and so do no rows, labels of one class where two are compared, and fewer than one
+repeat.
 """
 
 from jaxhal.evaluation.calibration import Isotonic as Isotonic

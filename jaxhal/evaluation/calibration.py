@@ -5,13 +5,11 @@ are plain numbers: ``dataclasses.asdict`` makes them ready for JSON.
 """
 
 import dataclasses
-from collections.abc import Collection
-from typing import Any
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Num
 
-from jaxhal.evaluation.checks import two_classes
+from jaxhal.evaluation.checks import Numbers, Rows, two_classes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,7 +29,7 @@ class Platt:
         """Whether every score has one probability."""
         return self.slope == 0
 
-    def __call__(self, scores: Collection[Any]) -> Float[np.ndarray, " rows"]:
+    def __call__(self, scores: Rows) -> Numbers:
         """Probability of hallucination of each score."""
         logit = self.slope * np.asarray(scores, float) + self.intercept
         return np.exp(-np.logaddexp(0.0, -logit))
@@ -54,25 +52,17 @@ class Isotonic:
         """Whether every score has one probability."""
         return len(set(self.y)) == 1
 
-    def __call__(self, scores: Collection[Any]) -> Float[np.ndarray, " rows"]:
+    def __call__(self, scores: Rows) -> Numbers:
         """Probability of hallucination of each score."""
         return np.interp(np.asarray(scores, float), self.x, self.y)
 
 
-def platt(scores: Collection[Any], labels: Collection[Any]) -> Platt:
+def platt(scores: Rows, labels: Rows) -> Platt:
     r"""Fits the sigmoid of most likelihood among those that do not decrease.
 
     Targets are smoothed to :math:`(N_+ + 1) / (N_+ + 2)` and :math:`1 / (N_- + 2)`, so
     that separated classes get a finite slope.  Scores that rank no better than chance
     get slope 0, a constant probability.
-
-    Args:
-      scores: one finite number per answer, higher = more likely hallucinated.
-      labels: 1 for hallucinated, 0 for grounded.
-
-    Raises:
-      ValueError: when only one class is present, a score is not finite, a label is not
-        0 or 1, or the lengths differ.
 
     >>> platt([0.0, 1.0, 2.0, 3.0], [0, 0, 1, 1])([0.0, 1.5, 3.0]).round(2)
     array([0.2, 0.5, 0.8])
@@ -102,15 +92,8 @@ def platt(scores: Collection[Any], labels: Collection[Any]) -> Platt:
     return Platt(slope, float(np.ravel(model.intercept_)[0] - slope * score.mean()))
 
 
-def isotonic(scores: Collection[Any], labels: Collection[Any]) -> Isotonic:
+def isotonic(scores: Rows, labels: Rows) -> Isotonic:
     """Fits the non-decreasing probabilities of least squared error.
-
-    Args:
-      scores: one finite number per answer, higher = more likely hallucinated.
-      labels: 1 for hallucinated, 0 for grounded.
-
-    Raises:
-      ValueError: as :func:`platt` does.
 
     >>> isotonic([0.0, 1.0, 2.0, 3.0], [0, 1, 0, 1])
     Isotonic(x=(0.0, 1.0, 2.0, 3.0), y=(0.0, 0.5, 0.5, 1.0))
@@ -123,23 +106,15 @@ def isotonic(scores: Collection[Any], labels: Collection[Any]) -> Isotonic:
 
     score, positive = two_classes(scores, labels)
     model = IsotonicRegression(out_of_bounds="clip").fit(score, positive)
-    return Isotonic(
-        tuple(map(float, model.X_thresholds_)), tuple(map(float, model.y_thresholds_))
-    )
+    knots = model.X_thresholds_, model.y_thresholds_
+    return Isotonic(*(tuple(map(float, each)) for each in knots))
 
 
-def best_f1_threshold(scores: Collection[Any], labels: Collection[Any]) -> float:
+def best_f1_threshold(scores: Rows, labels: Rows) -> float:
     """The threshold of highest F1, in the score's unit; the highest among equals.
 
     Every way to split the distinct scores is tried.  The threshold lies half-way
     between the lowest flagged score and the next below it.
-
-    Args:
-      scores: one finite number per answer, higher = more likely hallucinated.
-      labels: 1 for hallucinated, 0 for grounded.
-
-    Raises:
-      ValueError: as :func:`platt` does.
 
     >>> best_f1_threshold([0.1, 0.4, 0.6, 0.9], [0, 0, 1, 1])
     0.5
@@ -148,17 +123,10 @@ def best_f1_threshold(scores: Collection[Any], labels: Collection[Any]) -> float
     return float(threshold[np.argmax(2 * hits / (flagged + hits[-1]))])
 
 
-def best_accuracy_threshold(scores: Collection[Any], labels: Collection[Any]) -> float:
+def best_accuracy_threshold(scores: Rows, labels: Rows) -> float:
     """The threshold of highest accuracy, in the score's unit; the highest among equals.
 
     As :func:`best_f1_threshold`, which flags more where answers of both kinds mix.
-
-    Args:
-      scores: one finite number per answer, higher = more likely hallucinated.
-      labels: 1 for hallucinated, 0 for grounded.
-
-    Raises:
-      ValueError: as :func:`platt` does.
 
     >>> best_accuracy_threshold([0.1, 0.4, 0.6, 0.9], [1, 0, 0, 1])
     0.75
@@ -167,23 +135,15 @@ def best_accuracy_threshold(scores: Collection[Any], labels: Collection[Any]) ->
     return float(threshold[np.argmax(2 * hits - flagged)])
 
 
-def precision_threshold(
-    scores: Collection[Any], labels: Collection[Any], target: float
-) -> float:
+def precision_threshold(scores: Rows, labels: Rows, target: float) -> float:
     """The threshold of most recall whose precision reaches ``target``.
 
     The highest among equals, half-way between the lowest flagged score and the next
     below it.  Precision goes up and down along the scores, so a higher threshold may
     well miss the target.
 
-    Args:
-      scores: one finite number per answer, higher = more likely hallucinated.
-      labels: 1 for hallucinated, 0 for grounded.
-      target: precision on these answers, above 0 and at most 1.
-
     Raises:
-      ValueError: as :func:`platt` does, when ``target`` is not in (0, 1], or when no
-        threshold reaches it.
+      ValueError: when ``target`` is not in (0, 1], or when no threshold reaches it.
 
     >>> precision_threshold([0.1, 0.4, 0.6, 0.9], [0, 1, 0, 1], target=0.6)
     0.25
@@ -200,13 +160,7 @@ def precision_threshold(
     return float(threshold[np.argmax(np.where(precision >= target, hits, -1))])
 
 
-def _splits(
-    scores: Collection[Any], labels: Collection[Any]
-) -> tuple[
-    Float[np.ndarray, " splits"],
-    Int[np.ndarray, " splits"],
-    Int[np.ndarray, " splits"],
-]:
+def _splits(scores: Rows, labels: Rows) -> tuple[Num[np.ndarray, " splits"], ...]:
     """Thresholds from the highest down, how many each flags, how many of them hits."""
     score, positive = two_classes(scores, labels)
     value, rank = np.unique(score, return_inverse=True)

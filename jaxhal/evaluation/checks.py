@@ -6,20 +6,19 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
+# One number per answer, or per token; and the source of each.
+Rows = Collection[Any]
+Groups = Collection[Hashable] | None
+Numbers = Float[np.ndarray, " rows"]
+Mask = Bool[np.ndarray, " rows"]
 
-def rows(
-    scores: Collection[Any], labels: Collection[Any], name: str = "scores"
-) -> tuple[Float[np.ndarray, " rows"], Bool[np.ndarray, " rows"]]:
+
+def rows(scores: Rows, labels: Rows, name: str = "scores") -> tuple[Numbers, Mask]:
     """Scores as float64 and the mask of hallucinated rows.
 
-    Args:
-      scores: one finite number per row.
-      labels: 1 for hallucinated, 0 for grounded.
-      name: of the scores in an error.
-
     Raises:
-      ValueError: without rows, when the lengths differ, a score is not finite or a
-        label is not 0 or 1.
+      ValueError: without rows, when the lengths differ, a score, called ``name``, is
+        not finite or a label is not 0 or 1.
     """
     score, label = np.asarray(scores, float), np.asarray(labels)
     if score.ndim != 1 or score.shape != label.shape:
@@ -35,12 +34,8 @@ def rows(
     return score, mask(label)
 
 
-def mask(labels: Collection[Any]) -> Bool[np.ndarray, " rows"]:
-    """True where the label is 1.
-
-    Raises:
-      ValueError: when the labels are nested, or one is not 0 or 1.
-    """
+def mask(labels: Rows) -> Mask:
+    """True where the label is 1; raises ValueError on any but a flat row of 0 and 1."""
     label = np.asarray(labels)
     if label.ndim != 1:
         raise ValueError(f"labels are of shape {label.shape}; give a flat sequence")
@@ -50,26 +45,26 @@ def mask(labels: Collection[Any]) -> Bool[np.ndarray, " rows"]:
     return label.astype(bool)
 
 
-def two_classes(
-    scores: Collection[Any], labels: Collection[Any], name: str = "scores"
-) -> tuple[Float[np.ndarray, " rows"], Bool[np.ndarray, " rows"]]:
-    """:func:`rows` with at least one hallucinated and one grounded among them.
-
-    Raises:
-      ValueError: as :func:`rows` does, or when only one class is present.
-    """
-    score, positive = rows(scores, labels, name)
+def two_kinds(labels: Rows) -> Mask:
+    """:func:`mask` of both classes; raises ValueError when only one is present."""
+    positive = mask(labels)
     if positive.all() or not positive.any():
         raise ValueError(
             f"all {len(positive)} labels are of one class; give at least one "
             "hallucinated and one grounded answer"
         )
-    return score, positive
+    return positive
 
 
-def group_codes(
-    groups: Collection[Hashable] | None, count: int
-) -> Int[np.ndarray, " rows"]:
+def two_classes(
+    scores: Rows, labels: Rows, name: str = "scores"
+) -> tuple[Numbers, Mask]:
+    """:func:`rows` of both classes, as :func:`two_kinds` asks."""
+    score, _ = rows(scores, labels, name)
+    return score, two_kinds(labels)
+
+
+def group_codes(groups: Groups, count: int) -> Int[np.ndarray, " rows"]:
     """Groups numbered by first appearance; each row is its own group without any.
 
     Raises:

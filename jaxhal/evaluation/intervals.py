@@ -9,14 +9,21 @@ References:
 """
 
 import math
-from collections.abc import Callable, Collection, Hashable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 
-from jaxhal.evaluation.checks import group_codes, two_classes
-from jaxhal.evaluation.ranking import auroc
+from jaxhal.evaluation.checks import (
+    Groups,
+    Mask,
+    Numbers,
+    Rows,
+    group_codes,
+    two_classes,
+)
+from jaxhal.evaluation.ranking import auroc, auroc_of_draws
 
 # (scores, labels) -> number; labels are integers.
 Metric = Callable[[Any, Any], float]
@@ -39,23 +46,13 @@ class Difference(NamedTuple):
 
 
 def bootstrap(
-    scores: Collection[Any],
-    labels: Collection[Any],
-    groups: Collection[Hashable] | None = None,
+    scores: Rows,
+    labels: Rows,
+    groups: Groups = None,
     repeats: int = 1000,
     seed: int = 0,
 ) -> tuple[float, float]:
-    """Percentile 95 % interval of the AUROC; :func:`interval` of it.
-
-    Args:
-      scores: one finite number per answer.
-      labels: 1 for hallucinated, 0 for grounded.
-      groups: the source of each answer; each answer by itself when left out.
-      repeats: number of resamples.
-      seed: of the resampling; the same seed gives the same interval.
-
-    Raises:
-      ValueError: as :func:`interval` does.
+    """Percentile 95 % interval of the AUROC.
 
     >>> bootstrap([0.1, 0.4, 0.4, 0.9], [0, 1, 0, 1], groups=["a", "a", "b", "b"])
     (0.875, 1.0)
@@ -65,9 +62,9 @@ def bootstrap(
 
 def interval(
     metric: Metric,
-    scores: Collection[Any],
-    labels: Collection[Any],
-    groups: Collection[Hashable] | None = None,
+    scores: Rows,
+    labels: Rows,
+    groups: Groups = None,
     repeats: int = 1000,
     seed: int = 0,
 ) -> tuple[float, float]:
@@ -76,15 +73,6 @@ def interval(
     Args:
       metric: ``(scores, labels) -> number``, such as :func:`auroc` or
         ``functools.partial(f1, threshold=0.5)``.
-      scores: one finite number per answer.
-      labels: 1 for hallucinated, 0 for grounded.
-      groups: the source of each answer; each answer by itself when left out.
-      repeats: number of resamples.
-      seed: of the resampling; the same seed gives the same interval.
-
-    Raises:
-      ValueError: when only one class is present, a score is not finite, a label is not
-        0 or 1, the lengths differ, or ``repeats`` is below 1.
 
     >>> interval(lambda scores, labels: labels.mean(), [1, 2, 3, 4], [0, 1, 0, 1])
     (0.25, 0.75)
@@ -97,22 +85,12 @@ def interval(
 
 
 def mean_interval(
-    values: Collection[Any],
-    groups: Collection[Hashable] | None = None,
-    repeats: int = 1000,
-    seed: int = 0,
+    values: Rows, groups: Groups = None, repeats: int = 1000, seed: int = 0
 ) -> tuple[Float[np.ndarray, " columns"], Float[np.ndarray, " columns"]]:
     """Percentile 95 % interval of each column's mean, in the unit of the values.
 
     Args:
       values: ``[rows, columns]``, finite.
-      groups: the source of each row; each row by itself when left out.
-      repeats: number of resamples.
-      seed: of the resampling; the same seed gives the same interval.
-
-    Raises:
-      ValueError: when there are no rows, a value is not finite, groups and rows differ
-        in number, or ``repeats`` is below 1.
 
     >>> low, high = mean_interval([[1.0, 2.0], [3.0, 2.0]])
     >>> low.tolist(), high.tolist()
@@ -124,25 +102,16 @@ def mean_interval(
             f"values of shape {list(value.shape)} must be [rows, columns] of finite "
             "numbers"
         )
-    if repeats < 1:
-        raise ValueError(f"repeats is {repeats}; give at least 1")
-    group = group_codes(groups, len(value))
+    group, drawn = _drawn_sources(groups, len(value), repeats, seed)
     size = np.bincount(group)
     total = np.zeros((len(size), value.shape[1]))
     np.add.at(total, group, value)
-    rng = np.random.default_rng(seed)
-    drawn = rng.multinomial(len(size), np.full(len(size), 1 / len(size)), repeats)
     found = (drawn @ total) / (drawn @ size)[:, None]
-    low, high = np.percentile(found, [2.5, 97.5], axis=0)
-    return low, high
+    return tuple(np.percentile(found, [2.5, 97.5], axis=0))
 
 
 def correlation(
-    x: Collection[Any],
-    y: Collection[Any],
-    groups: Collection[Hashable] | None = None,
-    repeats: int = 1000,
-    seed: int = 0,
+    x: Rows, y: Rows, groups: Groups = None, repeats: int = 1000, seed: int = 0
 ) -> tuple[float, float, float]:
     """Pearson's correlation with its percentile 95 % interval, in [-1, 1].
 
@@ -150,14 +119,7 @@ def correlation(
     do not count.
 
     Args:
-      x, y: one finite number per answer.
-      groups: the source of each answer; each answer by itself when left out.
-      repeats: number of resamples.
-      seed: of the resampling; the same seed gives the same interval.
-
-    Raises:
-      ValueError: when there are no answers, a number is not finite, the lengths differ,
-        or ``repeats`` is below 1.
+      x, y: ``[rows]``, finite.
 
     >>> [round(r, 3) for r in correlation([1, 2, 3, 4], [2, 4, 6, 8])]
     [1.0, 1.0, 1.0]
@@ -167,18 +129,11 @@ def correlation(
         raise ValueError(
             f"{pairs.shape[1]} pairs of numbers: give at least one, all of them finite"
         )
-    if repeats < 1:
-        raise ValueError(f"repeats is {repeats}; give at least 1")
-    group = group_codes(groups, pairs.shape[1])
+    group, drawn = _drawn_sources(groups, pairs.shape[1], repeats, seed)
     if not np.ptp(pairs, axis=1).all():
         return math.nan, math.nan, math.nan
-    count = int(group.max()) + 1
-    rng = np.random.default_rng(seed)
-    drawn = rng.multinomial(count, np.full(count, 1 / count), repeats)
-    weights = np.concatenate([np.ones((1, count)), drawn])[:, group]
-    weights /= weights.sum(1, keepdims=True)
-    off = pairs[:, None] - np.einsum("ra,va->vr", weights, pairs)[..., None]
-    covariance = np.einsum("ra,ura,vra->ruv", weights, off, off)
+    counts = np.vstack([np.ones_like(drawn[:1]), drawn])[:, group]
+    covariance = np.stack([np.cov(pairs, fweights=each, ddof=0) for each in counts])
     spread = covariance[:, 0, 0] * covariance[:, 1, 1]
     varied = spread > 1e-20 * spread[0]  # less is rounding
     r = covariance[varied, 0, 1] / np.sqrt(spread[varied])
@@ -187,10 +142,10 @@ def correlation(
 
 
 def paired(
-    scores: Collection[Any],
-    baseline: Collection[Any],
-    labels: Collection[Any],
-    groups: Collection[Hashable] | None = None,
+    scores: Rows,
+    baseline: Rows,
+    labels: Rows,
+    groups: Groups = None,
     metric: Metric = auroc,
     repeats: int = 2000,
     seed: int = 0,
@@ -201,16 +156,8 @@ def paired(
     cancels; the interval is much narrower than two intervals side by side.
 
     Args:
-      scores: one finite number per answer.
-      baseline: the same, of the score to beat.
-      labels: 1 for hallucinated, 0 for grounded.
-      groups: the source of each answer; each answer by itself when left out.
+      baseline: ``[rows]``, the scores to beat.
       metric: ``(scores, labels) -> number``.
-      repeats: number of resamples.
-      seed: of the resampling; the same seed gives the same interval.
-
-    Raises:
-      ValueError: as :func:`interval` does, for either score.
 
     >>> paired([1, 2, 3, 4], [4, 3, 2, 1], [0, 0, 1, 1], repeats=99)
     Difference(value=1.0, low=1.0, high=1.0, p_value=0.02)
@@ -233,46 +180,29 @@ def paired(
 
 
 def _of_draws(
-    metric: Metric,
-    score: Float[np.ndarray, " rows"],
-    positive: Bool[np.ndarray, " rows"],
+    metric: Metric, score: Numbers, positive: Mask
 ) -> Callable[[np.ndarray], float]:
     """The metric as a function of how often each row is drawn."""
     if metric is auroc:
-        return _auroc_of_draws(score, positive)
+        return auroc_of_draws(score, positive)
     label = positive.astype(int)
     return lambda drawn: float(metric(np.repeat(score, drawn), np.repeat(label, drawn)))
 
 
-def _auroc_of_draws(
-    score: Float[np.ndarray, " rows"], positive: Bool[np.ndarray, " rows"]
-) -> Callable[[np.ndarray], float]:
-    """AUROC of a resample; the order of the scores stays, so one sort serves all."""
-    hallucinated, grounded = np.flatnonzero(positive), np.flatnonzero(~positive)
-    grounded = grounded[np.argsort(score[grounded])]
-    # Grounded rows below each hallucinated one, and those up to it: a tie is half won.
-    below, up_to = (
-        np.searchsorted(score[grounded], score[hallucinated], side)
-        for side in ("left", "right")
-    )
-
-    def measure(drawn: Int[np.ndarray, " rows"]) -> float:
-        hits, misses = drawn[hallucinated], np.append(0, np.cumsum(drawn[grounded]))
-        wins = hits @ (misses[below] + misses[up_to])
-        return float(wins / (2 * hits.sum() * misses[-1]))
-
-    return measure
+def _drawn_sources(groups: Groups, count: int, repeats: int, seed: int) -> Any:
+    """Source of each of ``count`` rows, and ``[repeats sources]``, their draws."""
+    _check_repeats(repeats)
+    group = group_codes(groups, count)
+    total = int(group.max()) + 1
+    rng = np.random.default_rng(seed)
+    return group, rng.multinomial(total, np.full(total, 1 / total), repeats)
 
 
 def _draws(
-    positive: Bool[np.ndarray, " rows"],
-    groups: Collection[Hashable] | None,
-    repeats: int,
-    seed: int,
+    positive: Mask, groups: Groups, repeats: int, seed: int
 ) -> Iterator[Int[np.ndarray, " rows"]]:
     """How often each row is drawn, for every resample that has both classes."""
-    if repeats < 1:
-        raise ValueError(f"repeats is {repeats}; give at least 1")
+    _check_repeats(repeats)
     group = group_codes(groups, len(positive))
     total = int(group.max()) + 1
     kinds = [np.unique(group[kind]) for kind in (positive, ~positive)]
@@ -283,3 +213,8 @@ def _draws(
         if all(drawn[sources].any() for sources in kinds):
             made += 1
             yield drawn[group]
+
+
+def _check_repeats(repeats: int) -> None:
+    if repeats < 1:
+        raise ValueError(f"repeats is {repeats}; give at least 1")

@@ -5,12 +5,11 @@ References:
   Larger than the Other", 1947.
 """
 
-from collections.abc import Collection
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxhal.evaluation.checks import two_classes
+from jaxhal.evaluation.checks import Rows, two_classes
 
 
 class UTest(NamedTuple):
@@ -29,21 +28,13 @@ class UTest(NamedTuple):
     auroc: float
 
 
-def mann_whitney(values: Collection[Any], labels: Collection[Any]) -> UTest:
+def mann_whitney(values: Rows, labels: Rows) -> UTest:
     r"""Mann-Whitney U test of all answers.
 
     :math:`U = \sum_{i: y_i = 1} \sum_{j: y_j = 0} [v_i > v_j] + [v_i = v_j] / 2`
 
     It takes answers for independent, which those to one source are not, and its p-value
     falls with their number however small the effect is.
-
-    Args:
-      values: one finite number per answer.
-      labels: 1 for hallucinated, 0 for grounded.
-
-    Raises:
-      ValueError: when only one class is present, a value is not finite, a label is not
-        0 or 1, or the lengths differ.
 
     >>> mann_whitney([1, 2, 3, 4], [0, 0, 1, 1])
     UTest(u=4.0, p_value=0.333..., auroc=1.0)
@@ -58,26 +49,12 @@ def mann_whitney(values: Collection[Any], labels: Collection[Any]) -> UTest:
 
 
 def sampled_mann_whitney(
-    values: Collection[Any],
-    labels: Collection[Any],
-    size: int = 200,
-    repeats: int = 200,
-    seed: int = 0,
+    values: Rows, labels: Rows, size: int = 200, repeats: int = 200, seed: int = 0
 ) -> float:
     """Median p-value of U tests of equally many answers of each class.
 
     Each draw takes ``size`` answers of each class without replacement, or as many as
     the smaller class has.
-
-    Args:
-      values: one finite number per answer.
-      labels: 1 for hallucinated, 0 for grounded.
-      size: answers of each class in a draw.
-      repeats: number of draws.
-      seed: of the draws; the same seed gives the same median.
-
-    Raises:
-      ValueError: as :func:`mann_whitney` does, or on a ``size`` or ``repeats`` below 1.
 
     >>> sampled_mann_whitney([1, 2, 3, 4, 5], [0, 0, 1, 1, 1], size=2)
     0.333...

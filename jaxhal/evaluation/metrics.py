@@ -5,13 +5,11 @@ or above the threshold flags its answer.  A ratio of nothing is 0: the precision
 nothing is flagged, the recall when nothing is hallucinated.
 """
 
-from collections.abc import Collection
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, Float
 
-from jaxhal.evaluation.checks import rows
+from jaxhal.evaluation.checks import Mask, Numbers, Rows, rows
 from jaxhal.evaluation.ranking import auprc, auprc_trapezoid, auroc
 
 
@@ -24,80 +22,39 @@ class Confusion(NamedTuple):
     true_negative: int
 
 
-def confusion(
-    scores: Collection[Any], labels: Collection[Any], threshold: float
-) -> Confusion:
+def confusion(scores: Rows, labels: Rows, threshold: float) -> Confusion:
     """Counts of answers with the threshold at work; ``score >= threshold`` is flagged.
-
-    Raises:
-      ValueError: without rows, when a score is not finite, a label is not 0 or 1, or
-        the lengths differ.
 
     >>> confusion([0.1, 0.4, 0.4, 0.9], [0, 0, 1, 1], threshold=0.4)
     Confusion(true_positive=2, false_positive=1, false_negative=0, true_negative=1)
     """
     score, positive = rows(scores, labels)
     flagged = score >= threshold
-    return Confusion(
-        int((flagged & positive).sum()),
-        int((flagged & ~positive).sum()),
-        int((~flagged & positive).sum()),
-        int((~flagged & ~positive).sum()),
-    )
+    hits, found, true = (flagged & positive).sum(), flagged.sum(), positive.sum()
+    counts = hits, found - hits, true - hits, len(score) - found - true + hits
+    return Confusion(*map(int, counts))
 
 
-def accuracy(
-    scores: Collection[Any], labels: Collection[Any], threshold: float
-) -> float:
-    """Share of answers on the right side of the threshold, in [0, 1].
-
-    Raises:
-      ValueError: as :func:`confusion` does.
-
-    >>> accuracy([0.1, 0.4, 0.4, 0.9], [0, 0, 1, 1], threshold=0.4)
-    0.75
-    """
+def accuracy(scores: Rows, labels: Rows, threshold: float) -> float:
+    """Share of answers on the right side of the threshold, in [0, 1]."""
     counts = confusion(scores, labels, threshold)
     return (counts.true_positive + counts.true_negative) / sum(counts)
 
 
-def precision(
-    scores: Collection[Any], labels: Collection[Any], threshold: float
-) -> float:
-    """Share of the flagged answers that are hallucinated, in [0, 1].
-
-    Raises:
-      ValueError: as :func:`confusion` does.
-
-    >>> precision([0.1, 0.4, 0.4, 0.9], [0, 0, 0, 1], threshold=0.4)
-    0.3333333333333333
-    """
+def precision(scores: Rows, labels: Rows, threshold: float) -> float:
+    """Share of the flagged answers that are hallucinated, in [0, 1]."""
     counts = confusion(scores, labels, threshold)
     return ratio(counts.true_positive, counts.true_positive + counts.false_positive)
 
 
-def recall(scores: Collection[Any], labels: Collection[Any], threshold: float) -> float:
-    """Share of the hallucinated answers that are flagged, in [0, 1].
-
-    Raises:
-      ValueError: as :func:`confusion` does.
-
-    >>> recall([0.1, 0.4, 0.4, 0.9], [1, 0, 0, 1], threshold=0.4)
-    0.5
-    """
+def recall(scores: Rows, labels: Rows, threshold: float) -> float:
+    """Share of the hallucinated answers that are flagged, in [0, 1]."""
     counts = confusion(scores, labels, threshold)
     return ratio(counts.true_positive, counts.true_positive + counts.false_negative)
 
 
-def f1(scores: Collection[Any], labels: Collection[Any], threshold: float) -> float:
-    """Harmonic mean of :func:`precision` and :func:`recall`, in [0, 1].
-
-    Raises:
-      ValueError: as :func:`confusion` does.
-
-    >>> f1([0.1, 0.4, 0.4, 0.9], [1, 0, 0, 1], threshold=0.4)
-    0.4
-    """
+def f1(scores: Rows, labels: Rows, threshold: float) -> float:
+    """Harmonic mean of :func:`precision` and :func:`recall`, in [0, 1]."""
     counts = confusion(scores, labels, threshold)
     hits = 2 * counts.true_positive
     return ratio(hits, hits + counts.false_positive + counts.false_negative)
@@ -108,18 +65,10 @@ def ratio(part: int, whole: int) -> float:
     return part / whole if whole else 0.0
 
 
-def brier(probabilities: Collection[Any], labels: Collection[Any]) -> float:
+def brier(probabilities: Rows, labels: Rows) -> float:
     r"""Mean squared error of probabilities of hallucination, in [0, 1]; 0 is best.
 
     :math:`\frac{1}{n} \sum_i (p_i - y_i)^2`.
-
-    Args:
-      probabilities: of each answer to be hallucinated, in [0, 1].
-      labels: 1 for hallucinated, 0 for grounded.
-
-    Raises:
-      ValueError: without rows, on a probability outside [0, 1], when a label is not 0
-        or 1, or the lengths differ.
 
     >>> brier([0.0, 0.5, 1.0, 1.0], [0, 1, 1, 1])
     0.0625
@@ -131,22 +80,12 @@ def brier(probabilities: Collection[Any], labels: Collection[Any]) -> float:
     return float(np.mean((probability - positive) ** 2))
 
 
-def ece(
-    probabilities: Collection[Any], labels: Collection[Any], bins: int = 10
-) -> float:
+def ece(probabilities: Rows, labels: Rows, bins: int = 10) -> float:
     r"""Expected calibration error, in [0, 1]: how far probabilities are from shares.
 
     :math:`\sum_b \frac{n_b}{n} \left| \bar y_b - \bar p_b \right|` over bins of equal
-    width, each closed on the left.  Small bins make it larger than it is, so compare
-    numbers from equally many answers only.
-
-    Args:
-      probabilities: of each answer to be hallucinated, in [0, 1].
-      labels: 1 for hallucinated, 0 for grounded.
-      bins: number of bins.
-
-    Raises:
-      ValueError: as :func:`brier` does, or when ``bins`` is below 1.
+    width, at least one, each closed on the left.  Small bins make it larger than it is,
+    so compare numbers from equally many answers only.
 
     >>> ece([0.1, 0.1, 0.9, 0.9], [0, 0, 0, 1], bins=2)
     0.25
@@ -163,27 +102,22 @@ def ece(
 
 
 def evaluate(
-    scores: Collection[Any],
-    labels: Collection[Any],
+    scores: Rows,
+    labels: Rows,
     threshold: float | None = None,
-    probabilities: Collection[Any] | None = None,
+    probabilities: Rows | None = None,
 ) -> dict[str, float]:
     """Every metric of a set of answers by name, each in [0, 1].
 
     Args:
-      scores: one finite number per answer, higher = more likely hallucinated.
-      labels: 1 for hallucinated, 0 for grounded.
       threshold: adds accuracy, precision, recall and F1; choose it on other answers.
       probabilities: adds the calibration of these; fit them on other answers.
-
-    Raises:
-      ValueError: as the metrics do.
 
     >>> evaluate([0.1, 0.4, 0.4, 0.9], [0, 0, 1, 1], threshold=0.4)
     {'auroc': 0.875, 'auprc': 0.83..., 'auprc_trapezoid': 0.91...,
      'accuracy': 0.75, 'precision': 0.66..., 'recall': 1.0, 'f1': 0.8}
     """
-    ranking = (auroc, auprc, auprc_trapezoid)
+    ranking = auroc, auprc, auprc_trapezoid
     found = {each.__name__: each(scores, labels) for each in ranking}
     if threshold is not None:
         for each in (accuracy, precision, recall, f1):
@@ -194,9 +128,7 @@ def evaluate(
     return found
 
 
-def _probabilities(
-    probabilities: Collection[Any], labels: Collection[Any]
-) -> tuple[Float[np.ndarray, " rows"], Bool[np.ndarray, " rows"]]:
+def _probabilities(probabilities: Rows, labels: Rows) -> tuple[Numbers, Mask]:
     probability, positive = rows(probabilities, labels, "probabilities")
     outside = (probability < 0) | (probability > 1)
     if outside.any():

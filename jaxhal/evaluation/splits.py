@@ -5,13 +5,10 @@ from one is tested on its sibling.  The ungrouped splits are those of published
 protocols, kept to compare with their numbers.  Every part is an array of row numbers.
 """
 
-from collections.abc import Collection, Hashable
-from typing import Any
-
 import numpy as np
-from jaxtyping import Bool, Int
+from jaxtyping import Int
 
-from jaxhal.evaluation.checks import group_codes, mask
+from jaxhal.evaluation.checks import Groups, Mask, Rows, group_codes, mask
 
 TrainTest = tuple[Int[np.ndarray, " train"], Int[np.ndarray, " test"]]
 TrainValidationTest = tuple[
@@ -29,13 +26,8 @@ class SplitError(ValueError):
 def kfold(n: int, folds: int = 5, seed: int = 42) -> list[TrainTest]:
     """Shuffled folds without regard to classes or groups, the protocol of LRP4RAG.
 
-    Args:
-      n: number of answers.
-      folds: number of test parts; each answer is in one.
-      seed: of the shuffle.
-
     Raises:
-      ValueError: when ``folds`` is below 2 or above ``n``.
+      ValueError: when ``folds`` is below 2 or above ``n``, the number of answers.
 
     >>> [test.tolist() for _, test in kfold(5, folds=2)]
     [[1, 2, 4], [0, 3]]
@@ -51,22 +43,14 @@ def kfold(n: int, folds: int = 5, seed: int = 42) -> list[TrainTest]:
     return list(KFold(folds, shuffle=True, random_state=seed).split(np.arange(n)))
 
 
-def stratified_kfold(
-    labels: Collection[Any], folds: int = 5, seed: int = 0
-) -> list[TrainTest]:
+def stratified_kfold(labels: Rows, folds: int = 5, seed: int = 0) -> list[TrainTest]:
     """Shuffled folds with the share of the classes even, whatever the groups.
 
     Answers that share a source may be on both sides: :func:`grouped_kfold` has no such
     leak.
 
-    Args:
-      labels: 1 for hallucinated, 0 for grounded.
-      folds: number of test parts; each answer is in one.
-      seed: of the shuffle.
-
     Raises:
-      ValueError: when a label is not 0 or 1, ``folds`` is below 2, or a class has fewer
-        answers than there are folds.
+      ValueError: when ``folds`` is below 2, or a class has fewer answers than that.
 
     >>> [test.tolist() for _, test in stratified_kfold([0, 0, 1, 1], folds=2)]
     [[1, 2], [0, 3]]
@@ -85,22 +69,13 @@ def stratified_kfold(
 
 
 def grouped_kfold(
-    labels: Collection[Any],
-    groups: Collection[Hashable],
-    folds: int = 5,
-    seed: int = 0,
+    labels: Rows, groups: Groups, folds: int = 5, seed: int = 0
 ) -> list[TrainTest]:
     """Shuffled folds that keep groups whole and the share of the classes even.
 
-    Args:
-      labels: 1 for hallucinated, 0 for grounded.
-      groups: the source of each answer.
-      folds: number of test parts; each answer is in one.
-      seed: of the shuffle.
-
     Raises:
-      ValueError: when a label is not 0 or 1, the lengths differ, ``folds`` is below 2,
-        or a fold is left without one of the classes.
+      SplitError: when a fold is left without one of the classes.
+      ValueError: when ``folds`` is below 2.
 
     >>> [test.tolist() for _, test in grouped_kfold([0, 1, 0, 1], "aabb", folds=2)]
     [[2, 3], [0, 1]]
@@ -126,30 +101,19 @@ def grouped_kfold(
     return parts
 
 
-def holdout(
-    labels: Collection[Any],
-    groups: Collection[Hashable],
-    share: float,
-    seed: int = 0,
-) -> TrainTest:
+def holdout(labels: Rows, groups: Groups, share: float, seed: int = 0) -> TrainTest:
     """One part held out, groups whole, with ``share`` of each class as near as can be.
 
     Groups are gone through in random order; one changes sides when that brings the
     numbers of hallucinated and of grounded answers in the part nearer to ``share`` of
     all, until no group does.
 
-    Args:
-      labels: 1 for hallucinated, 0 for grounded.
-      groups: the source of each answer.
-      share: of the answers to hold out, between 0 and 1.
-      seed: of the order.
-
     Returns:
       The rows that stay and the rows held out, each ascending.
 
     Raises:
-      ValueError: when a label is not 0 or 1, the lengths differ, ``share`` is not
-        between 0 and 1, or a side is left without one of the classes.
+      SplitError: when a side is left without one of the classes.
+      ValueError: when ``share`` is not between 0 and 1.
 
     >>> rest, part = holdout([0, 1, 0, 1, 0, 1], "aabbcc", share=0.3)
     >>> rest.tolist(), part.tolist()
@@ -180,10 +144,8 @@ def toha_splits(n: int) -> list[TrainValidationTest]:
     """The five random splits in which TOHA's published code averages its scores.
 
     Seeds 42 to 46; a quarter is tested, rounded up, and 15 % of the remainder, rounded
-    down, is for the threshold.  Neither classes nor groups are regarded.
-
-    Args:
-      n: number of answers, without those the heads were chosen on.
+    down, is for the threshold.  Neither classes nor groups are regarded, and answers
+    that the heads were chosen on not counted.
 
     Raises:
       ValueError: when ``n`` is below 10, which leaves no answer for the threshold.
@@ -214,12 +176,8 @@ def leaky_halves(n: int, seed: int = 42) -> list[TrainTest]:
     scores come out too high: ``grouped_kfold(labels, responses, folds=2)`` has no such
     leak.
 
-    Args:
-      n: number of rows.
-      seed: of the shuffle.
-
     Raises:
-      ValueError: when ``n`` is below 2.
+      ValueError: when ``n``, the number of rows, is below 2.
 
     >>> [(train.tolist(), test.tolist()) for train, test in leaky_halves(4)]
     [([0, 2], [1, 3]), ([1, 3], [0, 2])]
@@ -237,7 +195,7 @@ def leaky_halves(n: int, seed: int = 42) -> list[TrainTest]:
     return [(train, test), (test, train)]
 
 
-def _check_classes(positive: Bool[np.ndarray, " rows"], where: str) -> None:
+def _check_classes(positive: Mask, where: str) -> None:
     if positive.all() or not positive.any():
         missing = "grounded" if positive.any() else "hallucinated"
         raise SplitError(

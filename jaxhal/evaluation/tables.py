@@ -1,19 +1,21 @@
 """Methods side by side on the same answers, and beside the controls they must beat."""
 
-from collections.abc import Collection, Hashable, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
+from jaxhal.evaluation.checks import Groups, Rows
 from jaxhal.evaluation.intervals import Difference, bootstrap, paired
 from jaxhal.evaluation.ranking import auprc, auroc
 
 # Whether a method beats the controls.
 VERDICTS = ("yes", "within noise", "no")
+_DIFFERENCE = ("difference", "difference low", "difference high", "p")
 
 
 def compare(
-    scores: Mapping[str, Collection[Any]],
-    labels: Collection[Any],
-    groups: Collection[Hashable] | None = None,
+    scores: Mapping[str, Rows],
+    labels: Rows,
+    groups: Groups = None,
     controls: Collection[str] = (),
 ) -> list[dict[str, Any]]:
     """A row per method, methods before controls, each kind from the highest AUROC down.
@@ -24,10 +26,7 @@ def compare(
     and ``"no"`` otherwise.
 
     Args:
-      scores: per method, one finite number per answer, higher = more likely
-        hallucinated.
-      labels: 1 for hallucinated, 0 for grounded.
-      groups: the source of each answer; each answer by itself when left out.
+      scores: per method, one finite number per answer.
       controls: names of the methods that are controls.
 
     Returns:
@@ -37,8 +36,8 @@ def compare(
       its p-value ``"p"``, and ``"beats controls"``; ``None`` elsewhere.
 
     Raises:
-      ValueError: when a control is not among the scores, or as :func:`paired` does for
-        a method, which is named.
+      ValueError: when a control is not among the scores, or on bad rows of a method,
+        which is named.
 
     >>> scores = {"ours": [1, 2, 3, 4], "length": [3, 4, 1, 2]}
     >>> for row in compare(scores, [0, 0, 1, 1], controls={"length"}):
@@ -56,22 +55,13 @@ def compare(
         found = None
         if best is not None and not row["control"]:
             found = paired(scores[row["method"]], scores[best], labels, groups)
-        row |= {
-            "difference": found and found.value,
-            "difference low": found and found.low,
-            "difference high": found and found.high,
-            "p": found and found.p_value,
-            "beats controls": found and _beats(found),
-        }
+        row |= dict(zip(_DIFFERENCE, found or [None] * 4, strict=True))
+        row["beats controls"] = found and _beats(found)
     return rows
 
 
 def _row(
-    name: str,
-    scores: Collection[Any],
-    labels: Collection[Any],
-    groups: Collection[Hashable] | None,
-    controls: Collection[str],
+    name: str, scores: Rows, labels: Rows, groups: Groups, controls: Collection[str]
 ) -> dict[str, Any]:
     try:
         low, high = bootstrap(scores, labels, groups)

@@ -28,7 +28,7 @@ from jaxhal.io.files import alone, append, lines_of, replacing
 from jaxhal.io.progress import progress_bar
 from jaxhal.llm.judges import references
 from jaxhal.models.lm import LM
-from jaxhal.plotting.guided import guided_pairs
+from jaxhal.plotting.comparisons import guided_pairs
 from jaxhal.reading.keys import digest
 from jaxhal.reporting.markdown import Markdown, escaped, table
 from jaxhal.reporting.report import Report, write_html

@@ -6,15 +6,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from jaxhal.plotting.style import (
-    GREY,
-    GROUNDED,
-    HALLUCINATED,
-    INK,
-    SMALL,
-    canvas,
-    label,
-)
+from jaxhal.plotting import style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -28,6 +20,7 @@ _ROUNDING = 1e-3  # of attention in half precision
 _FAINTEST = 0.1  # opacity of an edge without attention
 
 
+@style.styled
 def forest_drawing(
     parents: Any,
     weights: Any,
@@ -70,32 +63,29 @@ def forest_drawing(
     _check(parents, weights, marked, len(tokens), prompt_length)
     height, gaps, rows = _layout(parents.tolist(), len(tokens), prompt_length)
     inches = 0.7 + _ROW * rows
-    figure, [[ax]] = canvas(np.clip(inches / 4, 5, 9), inches)
-    _text(ax, 0, -1.2, "prompt", GREY)
-    _text(ax, 1, -1.2, "response", GREY)
+    figure, [[ax]] = style.canvas(np.clip(inches / 4, 5, 9), inches)
+    _text(ax, 0, -1.2, "prompt", style.GREY)
+    _text(ax, 1, -1.2, "response", style.GREY)
     for column, y in height.items():
         if column in gaps:
             words = f"… {gaps[column]} token{'s' * (gaps[column] > 1)}"
-            _text(ax, 0, y, words, GREY)
+            _text(ax, 0, y, words, style.GREY)
         elif column < prompt_length:
-            _text(ax, 0, y, _shown(tokens[column]), INK)
-            ax.plot(0, y, "o", color=INK, markersize=3)
+            _text(ax, 0, y, _shown(tokens[column]), style.INK)
+            ax.plot(0, y, "o", color=style.INK, markersize=3)
         else:
             row = column - prompt_length
-            colour = HALLUCINATED if marked[row] else GROUNDED
+            colour = style.HALLUCINATED if marked[row] else style.GROUNDED
             _text(ax, 1, y, _shown(tokens[column]), colour)
             ax.plot(1, y, "o", color=colour, markersize=3)
             parent = int(parents[row])
             edge = _edge(y, height[parent], parent < prompt_length, rows)
-            edge.set(
-                edgecolor=colour,
-                alpha=float(np.clip(1 - weights[row], _FAINTEST, 1)),
-                zorder=1 + 0.1 * marked[row],
-            )
+            attention = float(np.clip(1 - weights[row], _FAINTEST, 1))
+            edge.set(edgecolor=colour, alpha=attention, zorder=1 + 0.1 * marked[row])
             ax.add_patch(edge)
     ax.set(xlim=(-0.04, 1.04), ylim=(rows - 0.3, -1.8))
     ax.axis("off")
-    label(ax, title=title)
+    ax.set_title(title)
     _legend(figure, bool(marked.any()))
     return figure
 
@@ -113,11 +103,8 @@ def _check(
             f"prompt_length is {prompt_length} but there are {length} tokens; give the "
             "texts of prompt and response, at least one token each"
         )
-    for name, array in (
-        ("parents", parents),
-        ("weights", weights),
-        ("hallucinated", marked),
-    ):
+    given = {"parents": parents, "weights": weights, "hallucinated": marked}
+    for name, array in given.items():
         if array.shape != (count,):
             raise ValueError(
                 f"{name} has shape {list(array.shape)} but the response has {count} "
@@ -178,16 +165,8 @@ def _shown(token: str) -> str:
 
 
 def _text(ax: "Axes", side: int, y: float, text: str, colour: str) -> None:
-    ax.text(
-        side + (0.025 if side else -0.025),
-        y,
-        text,
-        ha="left" if side else "right",
-        va="center",
-        fontsize=SMALL,
-        color=colour,
-        parse_math=False,
-    )
+    x, align = (1.025, "left") if side else (-0.025, "right")
+    ax.text(x, y, text, ha=align, va="center", color=colour)
 
 
 def _edge(own: float, parent: float, straight: bool, rows: int) -> "PathPatch":
@@ -210,18 +189,9 @@ def _legend(figure: "Figure", marked: bool) -> None:
     from matplotlib.lines import Line2D
 
     # A wrong answer whose place nobody marked has no marked token either.
-    kinds = [("not marked", GROUNDED)]
-    kinds += [("marked as hallucinated", HALLUCINATED)] if marked else []
-    handles = [
-        Line2D([], [], color=colour, marker="o", markersize=3, label=name)
-        for name, colour in kinds
-    ]
-    figure.legend(
-        handles=handles,
-        loc="outside upper center",
-        ncols=2,
-        frameon=False,
-        fontsize=SMALL,
-        title="opacity: attention along the edge",
-        title_fontsize=SMALL,
-    )
+    kinds = [("not marked", style.GROUNDED)]
+    kinds += [("marked as hallucinated", style.HALLUCINATED)] if marked else []
+    look: Any = {"marker": "o", "markersize": 3}
+    handles = [Line2D([], [], color=each, label=name, **look) for name, each in kinds]
+    title = "opacity: attention along the edge"
+    figure.legend(handles=handles, loc="outside upper center", ncols=2, title=title)

@@ -5,30 +5,21 @@ from collections.abc import Collection, Hashable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float
 
+from jaxhal.evaluation.checks import group_codes, two_kinds
 from jaxhal.evaluation.intervals import mean_interval
-from jaxhal.plotting.style import (
-    GREY,
-    GROUNDED,
-    HALLUCINATED,
-    INK,
-    PALE,
-    SMALL,
-    canvas,
-    check_labels,
-    check_scores,
-    label,
-)
+from jaxhal.plotting import style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 _COLUMNS = 2
-_KINDS = (("grounded", GROUNDED), ("hallucinated", HALLUCINATED))
+_KINDS = (("grounded", style.GROUNDED), ("hallucinated", style.HALLUCINATED))
 
 
+@style.styled
 def relevance_boxes(values: Mapping[str, Any], labels: Any) -> "Figure":
     """A panel a quantity: its median, quartiles and reach in both classes.
 
@@ -38,11 +29,6 @@ def relevance_boxes(values: Mapping[str, Any], labels: Any) -> "Figure":
     Args:
       values: by quantity, named with its unit, ``[answers]``, such as its mean
         relevance.
-      labels: ``[answers]``, 1 for hallucinated, 0 for grounded.
-
-    Raises:
-      ValueError: on no quantity, values that do not pair up with the labels or are not
-        finite, one class only.
 
     Example:
       >>> figure = relevance_boxes({"logit": [1, 2, 3, 1, 9]}, [0, 0, 0, 1, 1])
@@ -56,42 +42,38 @@ def relevance_boxes(values: Mapping[str, Any], labels: Any) -> "Figure":
     """
     from matplotlib.cbook import boxplot_stats
 
-    labels = check_labels(labels)
-    checked = check_scores(values, labels)
+    checked, positive = style.check_scores(values, labels)
     columns = min(_COLUMNS, len(checked))
     rows = math.ceil(len(checked) / columns)
-    figure, axes = canvas(0.4 + 2.8 * columns, 0.2 + 2.5 * rows, rows, columns)
+    figure, axes = style.canvas(0.4 + 2.8 * columns, 0.2 + 2.5 * rows, rows, columns)
     figure.get_layout_engine().set(w_pad=0.1, h_pad=0.1)
     for ax in axes.flat[len(checked) :]:
         ax.set_visible(False)
     for ax, (name, value) in zip(axes.flat, checked.items(), strict=False):
-        boxes = boxplot_stats([value[labels == kind] for kind in (0, 1)])
-        parts = ax.bxp(
-            boxes,
-            widths=0.5,
-            showfliers=False,
-            patch_artist=True,
-            medianprops={"linewidth": 1.8},
-        )
-        for number, (_, colour) in enumerate(_KINDS):
-            parts["boxes"][number].set(facecolor=(colour, 0.25), edgecolor=colour)
-            parts["medians"][number].set_color(colour)
-            for line in ("whiskers", "caps"):
-                for one in parts[line][2 * number : 2 * number + 2]:
-                    one.set_color(colour)
-        ax.set_xticks([1, 2], [_below(*pair, labels) for pair in enumerate(boxes)])
+        for at, (kind, colour) in enumerate(_KINDS):
+            [box] = boxplot_stats(value[positive == at])
+            answers, hidden = (positive == at).sum(), len(box["fliers"])
+            box["label"] = f"{kind}\n{answers} answers\n{hidden} not drawn"
+            drawn: Any = {"color": colour}
+            ax.bxp(
+                [box],
+                [at + 1],
+                widths=0.5,
+                showfliers=False,
+                patch_artist=True,
+                boxprops={"facecolor": (colour, 0.25), "edgecolor": colour},
+                medianprops=drawn | {"linewidth": 1.8},
+                whiskerprops=drawn,
+                capprops=drawn,
+            )
         ax.tick_params(axis="x", length=0)
-        ax.grid(axis="y", color=PALE, linewidth=0.5)
+        ax.grid(axis="y", color=style.PALE, linewidth=0.5)
         ax.locator_params(axis="y", nbins=6)
-        label(ax, y=name)
+        ax.set_ylabel(name)
     return figure
 
 
-def _below(kind: int, box: Mapping[str, Any], labels: Int[np.ndarray, " rows"]) -> str:
-    name, count = _KINDS[kind][0], (labels == kind).sum()
-    return f"{name}\n{count} answers\n{len(box['fliers'])} not drawn"
-
-
+@style.styled
 def relevance_lines(
     profiles: Mapping[str, Any],
     labels: Any,
@@ -105,14 +87,9 @@ def relevance_lines(
 
     Args:
       profiles: by name, ``[answers, bins]``, relevance resampled to one length.
-      labels: ``[answers]``, 1 for hallucinated, 0 for grounded.
       groups: the source of each answer, to be drawn whole; each answer by itself when
         left out.
       unit: of the relevance.
-
-    Raises:
-      ValueError: on no profile, profiles that are not ``[answers, bins]`` of finite
-        numbers, labels or groups that do not pair up with them, one class only.
 
     Example:
       >>> figure = relevance_lines({"R": [[1.0, 3.0], [2.0, 2.0]]}, [0, 1])
@@ -124,41 +101,31 @@ def relevance_lines(
     """
     from matplotlib.patches import Patch
 
-    labels = check_labels(labels)
+    positive = two_kinds(labels)
     if not profiles:
         raise ValueError("profiles are empty; give at least one by its name")
-    if groups is not None and len(groups) != len(labels):
-        raise ValueError(
-            f"got {len(groups)} groups for {len(labels)} labels; give one per answer"
-        )
-    sources = [*(range(len(labels)) if groups is None else groups)]
-    checked = {n: _check(n, given, labels, 2) for n, given in profiles.items()}
-    figure, axes = canvas(max(4.8, 0.6 + 3.2 * len(checked)), 2.9, 1, len(checked))
-    for ax, (name, values) in zip(axes[0], checked.items(), strict=True):
+    group = group_codes(groups, len(positive))
+    checked = {n: _check(n, given, positive, 2) for n, given in profiles.items()}
+    figure, [axes] = style.canvas(
+        max(4.8, 0.6 + 3.2 * len(checked)), 2.9, 1, len(checked)
+    )
+    for ax, (name, values) in zip(axes, checked.items(), strict=True):
         ends = []
         where = (np.arange(values.shape[1]) + 0.5) * 100 / values.shape[1]
         for kind, (_, colour) in enumerate(_KINDS):
-            some = values[labels == kind]
-            own = [sources[row] for row in np.flatnonzero(labels == kind)]
-            low, high = mean_interval(some, own)
+            some = positive == kind
+            low, high = mean_interval(values[some], group[some])
             ax.fill_between(where, low, high, color=colour, alpha=0.2, lw=0)
-            ax.plot(where, some.mean(0), color=colour, linewidth=1.3)
+            ax.plot(where, values[some].mean(0), color=colour, linewidth=1.3)
             ends += [low, high]
         _limit(ax, where, np.stack(ends))
-        ax.set_xlim(0, 100)
-        ax.axhline(0, color=GREY, linewidth=0.8, linestyle=":", zorder=1)
-        label(ax, title=name)
-    label(axes[0, 0], title=axes[0, 0].get_title(), y=_of(unit))
-    figure.supxlabel("position, % of tokens", fontsize=9, color=INK)
-    names = [f"{name} ({(labels == n).sum()})" for n, (name, _) in enumerate(_KINDS)]
-    figure.legend(
-        [*axes[0, 0].lines[:2], Patch(color=GREY, alpha=0.3, linewidth=0)],
-        [*names, "95 % interval"],
-        loc="outside upper center",
-        ncols=3,
-        frameon=False,
-        fontsize=SMALL,
-    )
+        ax.axhline(0, **style.REFERENCE)
+        ax.set(xlim=(0, 100), title=name)
+    axes[0].set_ylabel(_of(unit))
+    figure.supxlabel("position, % of tokens")
+    handles = [*axes[0].lines[:2], Patch(color=style.GREY, alpha=0.3, linewidth=0)]
+    names = [*_counted(positive), "95 % interval"]
+    figure.legend(handles, names, loc="outside upper center", ncols=3)
     return figure
 
 
@@ -188,11 +155,10 @@ def _limit(
                 textcoords="offset points",
                 ha="right" if right else "left",
                 va="top" if top else "bottom",
-                fontsize=SMALL,
-                color=INK,
             )
 
 
+@style.styled
 def relevance_maps(maps: Any, labels: Any, unit: str = "") -> "Figure":
     """Mean relevance of prompt to response, grounded and hallucinated side by side.
 
@@ -202,12 +168,7 @@ def relevance_maps(maps: Any, labels: Any, unit: str = "") -> "Figure":
 
     Args:
       maps: ``[answers, response, prompt]``, relevance in bins.
-      labels: ``[answers]``, 1 for hallucinated, 0 for grounded.
       unit: of the relevance.
-
-    Raises:
-      ValueError: on maps that are not ``[answers, response, prompt]`` of finite
-        numbers, or do not pair up with the labels, one class only.
 
     Example:
       >>> figure = relevance_maps([[[1.0, -2.0]], [[4.0, 0.0]]], [0, 1])
@@ -217,34 +178,25 @@ def relevance_maps(maps: Any, labels: Any, unit: str = "") -> "Figure":
     References:
       Hu et al., `LRP4RAG <https://arxiv.org/abs/2408.15533>`_, 2024, figure 4.
     """
-    labels = check_labels(labels)
-    values = _check("maps", maps, labels, 3)
-    means = np.stack([values[labels == kind].mean(0) for kind in (0, 1)])
+    positive = two_kinds(labels)
+    values = _check("maps", maps, positive, 3)
+    means = np.stack([values[positive == kind].mean(0) for kind in (0, 1)])
     sizes = np.abs(means)
     limit = min(sizes.max(), 2 * np.percentile(sizes, 90)) or sizes.max()
-    figure, axes = canvas(7.0, 3.2, 1, 2)
-    for kind, (name, _) in enumerate(_KINDS):
-        ax = axes[0, kind]
-        ax.imshow(
-            means[kind],
-            aspect="auto",
-            cmap="RdBu_r",
-            vmin=-limit,
-            vmax=limit,
-            interpolation="nearest",
-            extent=(0, 100, 100, 0),
-        )
-        y = "" if kind else "position in response, %"
-        title = f"{name} ({(labels == kind).sum()})"
-        label(ax, "position in prompt, %", y, title)
+    figure, [axes] = style.canvas(7.0, 3.2, 1, 2)
+    look: Any = {"cmap": "RdBu_r", "vmin": -limit, "vmax": limit}
+    for ax, mean, title in zip(axes, means, _counted(positive), strict=True):
+        ax.imshow(mean, extent=(0, 100, 100, 0), **look)
+        ax.set(xlabel="position in prompt, %", title=title)
+    axes[0].set_ylabel("position in response, %")
     beyond = {(False, False): "neither", (True, False): "min", (False, True): "max"}
     extend = beyond.get((means.min() < -limit, means.max() > limit), "both")
-    image = axes[0, 1].images[0]
-    bar = figure.colorbar(image, ax=list(axes[0]), aspect=30, extend=extend)
-    bar.set_label(_of(unit), fontsize=9, color=INK)
-    bar.ax.tick_params(labelsize=SMALL)
-    bar.outline.set_visible(False)
+    style.colour_bar(axes[1].images[0], list(axes), _of(unit), aspect=30, extend=extend)
     return figure
+
+
+def _counted(positive: Bool[np.ndarray, " answers"]) -> list[str]:
+    return [f"{kind} ({(positive == n).sum()})" for n, (kind, _) in enumerate(_KINDS)]
 
 
 def _of(unit: str) -> str:
@@ -252,7 +204,7 @@ def _of(unit: str) -> str:
 
 
 def _check(
-    name: str, given: Any, labels: Int[np.ndarray, " rows"], rank: int
+    name: str, given: Any, positive: Bool[np.ndarray, " rows"], rank: int
 ) -> Float[np.ndarray, "rows *axes"]:
     values = np.asarray(given, float)
     axes = "[answers, bins]" if rank == 2 else "[answers, response, prompt]"
@@ -260,9 +212,9 @@ def _check(
         raise ValueError(
             f"{name} of shape {list(values.shape)} must be {axes} of finite numbers"
         )
-    if len(values) != len(labels):
+    if len(values) != len(positive):
         raise ValueError(
-            f"{name} holds {len(values)} answers for {len(labels)} labels; give one "
+            f"{name} holds {len(values)} answers for {len(positive)} labels; give one "
             "label per answer"
         )
     return values

@@ -1,61 +1,89 @@
 """What all figures share: quiet axes, colours all eyes tell apart, checked input."""
 
-from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+import functools
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float
+
+from jaxhal.evaluation.checks import two_classes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+Given = ParamSpec("Given")
+Drawn = TypeVar("Drawn")
+
 INK, GREY, PALE = "#262626", "#7a7a7a", "#dddddd"
 # The palette of Okabe and Ito without its yellow, which is too light on paper.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 GROUNDED, HALLUCINATED = COLOURS[:2]
-SMALL = 8  # points, of everything but axis labels and titles
+REFERENCE = {"color": GREY, "linewidth": 0.8, "linestyle": ":", "zorder": 1}
+STYLE = {
+    "figure.constrained_layout.use": True,
+    "figure.dpi": 150,
+    "figure.labelsize": 9,
+    "font.size": 8,
+    "text.color": INK,
+    "text.parse_math": False,
+    "axes.axisbelow": True,
+    "axes.edgecolor": GREY,
+    "axes.labelcolor": INK,
+    "axes.labelsize": 9,
+    "axes.titlesize": 10,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "image.aspect": "auto",
+    "image.interpolation": "nearest",
+    "legend.fontsize": 8,
+    "legend.frameon": False,
+    "legend.title_fontsize": 8,
+}
+
+
+def styled(draw: Callable[Given, Drawn]) -> Callable[Given, Drawn]:
+    """Lets a function draw in :data:`STYLE`, whatever the settings around it."""
+
+    @functools.wraps(draw)
+    def drawn(*args: Given.args, **kwargs: Given.kwargs) -> Drawn:
+        import matplotlib
+
+        with matplotlib.rc_context(STYLE):  # pyright: ignore[reportArgumentType]
+            return draw(*args, **kwargs)
+
+    return drawn
 
 
 def canvas(width: float, height: float, rows: int = 1, columns: int = 1) -> Any:
     """A figure in inches and its axes, ``[rows columns]`` of them."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(width, height), dpi=150, layout="constrained")
+    figure = Figure(figsize=(width, height))
     axes = figure.subplots(rows, columns, squeeze=False)
     for ax in axes.flat:
-        quiet(ax)
+        # Ticks are made when the figure is drawn, out of the style's reach.
+        ax.tick_params(labelsize=8, color=GREY, labelcolor=INK)
     return figure, axes
 
 
-def quiet(ax: "Axes") -> None:
-    """Two thin spines, small ticks, and everything drawn above the grid."""
-    ax.spines[["top", "right"]].set_visible(False)
-    ax.spines[["left", "bottom"]].set_color(GREY)
-    ax.tick_params(labelsize=SMALL, color=GREY, labelcolor=INK)
-    ax.set_axisbelow(True)
-
-
-def label(ax: "Axes", x: str = "", y: str = "", title: str = "") -> None:
-    ax.set_xlabel(x, fontsize=9, color=INK)
-    ax.set_ylabel(y, fontsize=9, color=INK)
-    ax.set_title(title, fontsize=10, color=INK, parse_math=False)
-
-
-def legend(figure: "Figure", handles: Sequence[Any], title: str) -> None:
+def legend(figure: "Figure", handles: Sequence[Any], title: str = "") -> None:
     """Beside the axes, so that it covers nothing."""
-    box = figure.legend(
+    figure.legend(
         handles=handles,
         loc="outside right upper",
         title=title,
-        fontsize=SMALL,
-        title_fontsize=SMALL,
-        frameon=False,
         alignment="left",
         handlelength=2.4,
     )
-    for text in box.get_texts():
-        text.set_parse_math(False)
+
+
+def colour_bar(image: Any, axes: Any, unit: str, **given: Any) -> None:
+    bar = image.figure.colorbar(image, ax=axes, **given)
+    bar.set_label(unit)
+    bar.ax.tick_params(labelsize=8)
+    bar.outline.set_visible(False)
 
 
 def frame(ax: "Axes", row: int, column: int) -> None:
@@ -64,21 +92,13 @@ def frame(ax: "Axes", row: int, column: int) -> None:
 
     # All white lies under all black, so that neighbours keep their frames.
     for order, colour, width in ((3, "white", 3.0), (4, "black", 1.4)):
-        box = Rectangle(
-            (column - 0.5, row - 0.5),
-            1,
-            1,
-            fill=False,
-            edgecolor=colour,
-            linewidth=width,
-            zorder=order,
-            clip_on=False,
-        )
-        ax.add_patch(box)
+        look: Any = {"fill": False, "ec": colour, "lw": width, "zorder": order}
+        corner = (column - 0.5, row - 0.5)
+        ax.add_patch(Rectangle(corner, 1, 1, clip_on=False, **look))
 
 
 def line_styles(
-    names: Collection[str], controls: Collection[str]
+    names: Collection[str], controls: Collection[str] = ()
 ) -> dict[str, dict[str, Any]]:
     """A look for each name: colours for methods, grey dashes for controls."""
     methods = [name for name in names if name not in controls]
@@ -102,38 +122,27 @@ def check_known(names: Collection[str], subset: Collection[str], what: str) -> N
         raise ValueError(f"{what} {unknown} have no entry among {sorted(names)}")
 
 
-def check_labels(labels: Any) -> Int[np.ndarray, " rows"]:
-    """Labels as integers; raises ValueError unless both 0 and 1 occur, nothing else."""
-    labels = np.asarray(labels)
-    if labels.ndim != 1 or set(np.unique(labels).tolist()) != {0, 1}:
-        raise ValueError(
-            f"labels of shape {list(labels.shape)} hold "
-            f"{np.unique(labels)[:5].tolist()}; give a flat sequence with both 0 "
-            "(grounded) and 1 (hallucinated)"
-        )
-    return labels.astype(int)
-
-
 def check_scores(
-    scores: Mapping[str, Any], labels: Int[np.ndarray, " rows"]
-) -> dict[str, Float[np.ndarray, " rows"]]:
-    """Scores as arrays; raises ValueError on none, a wrong length or a value that is
-    not finite."""
+    scores: Mapping[str, Any], labels: Any
+) -> tuple[dict[str, Float[np.ndarray, " rows"]], Bool[np.ndarray, " rows"]]:
+    """Scores as arrays, and which rows are hallucinated; raises ValueError on none, or
+    as :func:`jaxhal.evaluation.checks.two_classes` does."""
     if not scores:
         raise ValueError("scores are empty; give at least one name with its scores")
-    checked = {}
+    checked, positive = {}, np.zeros(0, bool)
     for name, given in scores.items():
-        values = np.asarray(given, float)
-        if values.shape != labels.shape:
-            raise ValueError(
-                f"scores of {name!r} have shape {list(values.shape)} for {len(labels)} "
-                "labels; give one score per label"
-            )
-        if not np.isfinite(values).all():
-            row = int(np.argmin(np.isfinite(values)))
-            raise ValueError(f"score {row} of {name!r} is {values[row]}, not finite")
-        checked[name] = values
-    return checked
+        checked[name], positive = two_classes(given, labels, f"scores of {name!r}")
+    return checked, positive
+
+
+def check_row(name: str, given: Any) -> Float[np.ndarray, " row"]:
+    """Numbers as an array; raises ValueError unless they are one row and finite."""
+    values = np.asarray(given, float)
+    if values.ndim != 1 or not np.isfinite(values).all():
+        raise ValueError(
+            f"{name} of shape {list(values.shape)} must be one row of finite numbers"
+        )
+    return values
 
 
 def check_intervals(intervals: Mapping[str, Any]) -> dict[str, tuple[float, ...]]:

@@ -23,7 +23,7 @@ from jaxhal.llm.entailment import Entailment, Remembered
 from jaxhal.llm.judges import OverlapRule
 from jaxhal.models.encoders.encoding import embed, kept_encoder
 from jaxhal.models.registry import private_cache
-from jaxhal.plotting.exploration import ablations, entropy_trend
+from jaxhal.plotting.series import ablations, entropy_trend
 from jaxhal.reading.keys import digest
 from jaxhal.reading.store import Store
 from jaxhal.reporting.markdown import escaped, picture
