@@ -32,7 +32,7 @@ exclude_patterns = ["jupyter_execute", ".ipynb_checkpoints"]
 # Notebooks are run by tests/test_notebooks.py; here on demand.
 nb_execution_mode = "cache" if os.environ.get("JAXHAL_DOCS_EXECUTE") == "1" else "off"
 nb_execution_timeout = 600
-myst_enable_extensions = ["colon_fence", "deflist"]
+myst_enable_extensions = ["colon_fence"]
 myst_heading_anchors = 3
 autosummary_generate = False
 autodoc_typehints = "none"
@@ -63,7 +63,7 @@ class Results(SphinxDirective):
             paper = [part.strip() for part in said.split(";")]
             paper += [""] * (len(beside) - len(paper))
             cells = [f"`{method}`", *found, *paper[: len(beside)]]
-            table.append("| " + " | ".join(cells) + " |")
+            table.append(results.unbroken("| " + " | ".join(cells) + " |"))
         for name in names:
             self.env.note_dependency(str(results.RESULTS / f"{name}.md"))
         holder = nodes.container()

@@ -6,11 +6,13 @@ import inspect
 import re
 import runpy
 from pathlib import Path
-from typing import Any
+from typing import Any, get_origin
 
-from results import RESULTS, ROOT, cell, figures, tables
+from results import RESULTS, ROOT, figures, tables, unbroken
 
 README = ROOT / "README.md"
+# A page that the sidebar leaves out: with all of them it would be unreadable, and slow.
+_ORPHAN = ["---", "orphan: true", "---", ""]
 _BEGIN, _END = "<!-- results -->", "<!-- end of results -->"
 # Rows of the README: what was judged, by whose answers.
 _SHOWN = {
@@ -62,8 +64,10 @@ def pages(folder: Path) -> None:
     for path in sorted(RESULTS.glob("*.md")):
         _keep(folder / "results" / path.name, _result(path, folder / "results"))
     listed = [path.stem for path in sorted(RESULTS.glob("*.md"))]
-    _keep(folder / "results" / "index.md", _contents("Whole tables", listed))
-    _keep(folder / "api" / "index.md", _contents("API", api_packages()))
+    links = [f"- [{name}]({name}.md)" for name in listed]
+    _keep(folder / "results" / "index.md", "\n".join(["# Whole tables", "", *links]))
+    tree = ["# API", "", "```{toctree}", *api_packages(), "```", ""]
+    _keep(folder / "api" / "index.md", "\n".join(tree))
     _keep(folder / "datasets.txt", _datasets())
 
 
@@ -72,10 +76,6 @@ def _keep(path: Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     if not path.exists() or path.read_text("utf-8") != text:
         path.write_text(text, "utf-8")
-
-
-def _contents(title: str, names: list[str]) -> str:
-    return "\n".join([f"# {title}", "", "```{toctree}", *names, "```", ""])
 
 
 def _datasets() -> str:
@@ -123,14 +123,14 @@ def _detectors() -> str:
         lines.append(
             f"| [`{name}`]({name}.md) | {detector.info.summary} | {_kind(detector)} |"
         )
-    toctree = ["", "```{toctree}", ":hidden:", "", *detector_names(), "```", ""]
-    return "\n".join(lines + toctree)
+    return "\n".join([*lines, ""])
 
 
 def _detector(name: str) -> str:
     detector = _made(name)
     info = detector.info
     lines = [
+        *_ORPHAN,
         f"# {name}",
         "",
         f"{info.summary[0].upper()}{info.summary[1:]}.",
@@ -147,6 +147,8 @@ def _detector(name: str) -> str:
         "|---|---|---|",
     ]
     for label, feature in detector.features:
+        # Names of measures go on with their settings, which the options have.
+        label = label.partition("(")[0]
         lines.append(f"| `{label}` | {_computed(feature)} | {_axes(feature.axes)} |")
     return "\n".join(
         [
@@ -163,7 +165,7 @@ def _detector(name: str) -> str:
 
 
 def _computed(feature: Any) -> str:
-    doc = (inspect.getdoc(type(feature)) or "").partition("\n")[0]
+    doc = (inspect.getdoc(type(feature)) or "").partition("\n\n")[0].replace("\n", " ")
     return f"`{type(feature).__name__}`: {doc}".replace("|", "\\|")
 
 
@@ -198,18 +200,18 @@ def _public(package: str) -> dict[str, Any]:
 
 def _package(package: str) -> str:
     """One page: a summary, then everything that has no page elsewhere."""
-    module = importlib.import_module(package)
     listed = _public(package)
     top = {} if package == "jaxhal" else _public("jaxhal")
     own = detector_names() if package == "jaxhal.detectors" else []
     here = {n: x for n, x in listed.items() if n not in own and top.get(n) is not x}
     lines = [f"# {package}", "", "```{eval-rst}"]
     lines += [f".. automodule:: {package}", "   :no-members:", ""]
-    if elsewhere := [name for name in listed if name not in here]:
-        home = package if own else "jaxhal"
-        links = ", ".join(f":py:obj:`{home}.{name}`" for name in elsewhere)
-        lines += [f"On pages of their own: {links}.", ""]
-    routines = [name for name, x in here.items() if callable(x)]
+    if own:
+        lines += [":doc:`Every detector </generated/detectors/index>` has a page.", ""]
+    elif elsewhere := [name for name in listed if name not in here]:
+        links = ", ".join(f":py:obj:`jaxhal.{name}`" for name in elsewhere)
+        lines += [f"Also of :doc:`jaxhal`: {links}.", ""]
+    routines = [n for n, x in here.items() if callable(x) and not get_origin(x)]
     lines += [".. autosummary::", "", *(f"   {name}" for name in routines)]
     for name, one in here.items():
         if inspect.isclass(one):
@@ -224,13 +226,14 @@ def _package(package: str) -> str:
 
 def _result(path: Path, folder: Path) -> str:
     """A results file, with the figures that its own tables give."""
-    lines = [path.read_text("utf-8").rstrip(), ""]
+    lines = [*_ORPHAN, path.read_text("utf-8").rstrip(), ""]
     for number, (what, figure) in enumerate(figures(path.stem).items()):
         picture = f"{path.stem}_{number}.svg"
         _drawn(figure, folder / picture)
         lines += [f"![{what}]({picture})", ""]
     text = "\n".join(lines)
-    return re.sub(r"\]\((\w+\.png)\)", r"](../../../configs/results/\1)", text)
+    text = re.sub(r"\]\((\w+\.png)\)", r"](../../../configs/results/\1)", text)
+    return unbroken(text)
 
 
 def _drawn(figure: Any, path: Path) -> None:
@@ -242,7 +245,7 @@ def _drawn(figure: Any, path: Path) -> None:
 
 
 def rooms() -> str:
-    """The packages by rank as a drawing, from the test that keeps imports pointing down."""
+    """The packages by rank as a drawing, from the test that walks the imports."""
     ranks = runpy.run_path(str(ROOT / "tests" / "test_imports.py"))["RANK"]
     levels: dict[int, list[str]] = {}
     for name, rank in ranks.items():

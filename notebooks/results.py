@@ -70,6 +70,11 @@ def cell(name: str, row: str, column: str = "AUROC", title: str = "") -> str:
     raise KeyError(f"{name} has no {column!r} of {row!r}")
 
 
+def unbroken(text: str) -> str:
+    """The same with intervals that stay on one line."""
+    return re.sub(r"(\d) \[([-+\d.]+), ([-+\d.]+)\]", "\\1\u00a0[\\2,\u00a0\\3]", text)
+
+
 def figures(name: str) -> dict[str, Any]:
     """Figures that the tables of a file hold the numbers of, by what they show."""
     from jaxhal import plotting
@@ -110,15 +115,21 @@ def figures(name: str) -> dict[str, Any]:
     return drawn
 
 
+def _interval(row: dict[str, str]) -> list[float]:
+    found = _NUMBERS.match(row["AUROC [95 %]"])
+    assert found, row
+    return [float(number) for number in found.groups()]
+
+
 def _sweep(table: Table) -> Any:
-    """The table as a sweep gives it: controls, which no length changes, at every one."""
+    """The table as a sweep gives it: controls, the same at every length, at each."""
     import pandas as pd
 
     lengths = [key for key in table.rows if key.isdigit()]
     rows = []
     for key, row in table.rows.items():
         control = not key.isdigit()
-        value, low, high = _NUMBERS.match(row["AUROC [95 %]"]).groups()
+        value, low, high = _interval(row)
         entry = {"method": key if control else "lrp4rag_svm", "control": control}
         entry |= {"AUROC": value, "low": low, "high": high, "accuracy": row["accuracy"]}
         rows += [entry | {"length": at} for at in (lengths if control else [key])]
