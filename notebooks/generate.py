@@ -58,7 +58,8 @@ def pages(folder: Path) -> None:
     """Writes the generated pages of the site, those that changed alone."""
     for name in detector_names():
         _keep(folder / "detectors" / f"{name}.md", _detector(name))
-    _keep(folder / "detectors" / "index.md", _detectors())
+    for kind, text in _detectors().items():
+        _keep(folder / f"{kind}.txt", text)
     for package in api_packages():
         _keep(folder / "api" / f"{package}.md", _package(package))
     for path in sorted(RESULTS.glob("*.md")):
@@ -106,29 +107,37 @@ def _kind(detector: Any) -> str:
     from jaxhal.detectors import AT_ONCE
 
     if detector.fit is not None:
-        kind = "fitted to labelled answers"
-    elif detector.name in AT_ONCE:
-        kind = "scores at once, and by default"
-    else:
-        kind = "not trained; computed when asked for"
-    if (ROOT / "jaxhal/scoring/shipped/smollm2-135m" / detector.name).exists():
-        kind += "; ships with the package"
-    return kind + "; a control" * detector.info.control
+        return "fitted"
+    return "at_once" if detector.name in AT_ONCE else "when_asked"
 
 
-def _detectors() -> str:
-    lines = ["# Every detector", "", "| name | score | kind |", "|---|---|---|"]
+def _ships(name: str) -> bool:
+    return (ROOT / "jaxhal/scoring/shipped/smollm2-135m" / name).exists()
+
+
+def _detectors() -> dict[str, str]:
+    """A table of every kind of detector; of those that are fitted, which ship so."""
+    head = ["| name | score | from |", "|---|---|---|"]
+    lines = {kind: [*head] for kind in ("at_once", "when_asked", "fitted")}
     for name in detector_names():
         detector = _made(name)
-        lines.append(
-            f"| [`{name}`]({name}.md) | {detector.info.summary} | {_kind(detector)} |"
-        )
-    return "\n".join([*lines, ""])
+        kind, info = _kind(detector), detector.info
+        tick = " ✓" if kind == "fitted" and _ships(name) else ""
+        said = f"{info.summary}; *a control*" if info.control else info.summary
+        link = f"[`{name}`](generated/detectors/{name}.md){tick}"
+        lines[kind].append(f"| {link} | {said} | {info.reference} |")
+    return {kind: "\n".join([*rows, ""]) for kind, rows in lines.items()}
 
 
 def _detector(name: str) -> str:
     detector = _made(name)
     info = detector.info
+    kind = {
+        "at_once": "scores at once, and by default",
+        "when_asked": "not trained; computed when asked for",
+        "fitted": "fitted to labelled answers"
+        + "; ships with the package for `smollm2-135m`" * _ships(name),
+    }[_kind(detector)]
     lines = [
         *_ORPHAN,
         f"# {name}",
@@ -138,7 +147,7 @@ def _detector(name: str) -> str:
         f"| score | {info.unit}; higher is more likely hallucinated |",
         "|---|---|",
         f"| from | {info.reference} |",
-        f"| kind | {_kind(detector)} |",
+        f"| kind | {kind}{'; a control' * info.control} |",
         f"| tokens | {'have scores' if detector.tokens else 'have no scores'} |",
         "",
         "## What it looks at",
@@ -165,6 +174,12 @@ def _detector(name: str) -> str:
 
 
 def _computed(feature: Any) -> str:
+    from jaxhal import OfRewrite
+
+    if isinstance(feature, OfRewrite):
+        return (
+            f"of another text that is made of the answer, {_computed(feature.reducer)}"
+        )
     doc = (inspect.getdoc(type(feature)) or "").partition("\n\n")[0].replace("\n", " ")
     return f"`{type(feature).__name__}`: {doc}".replace("|", "\\|")
 
@@ -207,7 +222,7 @@ def _package(package: str) -> str:
     lines = [f"# {package}", "", "```{eval-rst}"]
     lines += [f".. automodule:: {package}", "   :no-members:", ""]
     if own:
-        lines += [":doc:`Every detector </generated/detectors/index>` has a page.", ""]
+        lines += [":doc:`Every detector </detectors>` has a page.", ""]
     elif elsewhere := [name for name in listed if name not in here]:
         links = ", ".join(f":py:obj:`jaxhal.{name}`" for name in elsewhere)
         lines += [f"Also of :doc:`jaxhal`: {links}.", ""]

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from jaxhal.detectors import CATALOGUE
+
 ROOT = Path(__file__).parent.parent
 SITE = ROOT / "notebooks"
 README = (ROOT / "README.md").read_text("utf-8")
@@ -69,6 +71,7 @@ def test_the_site_builds_without_a_warning(tmp_path):
         [*command, str(SITE), str(tmp_path)], capture_output=True, text=True
     )
     assert built.returncode == 0, built.stderr[-3000:]
-    page = (tmp_path / "generated" / "detectors" / "toha.html").read_text("utf-8")
-    assert "max_heads" in page
+    detectors = tmp_path / "generated" / "detectors"
+    assert {path.stem for path in detectors.glob("*.html")} >= set(CATALOGUE)
+    assert "max_heads" in (detectors / "toha.html").read_text("utf-8")
     assert "0.840" in (tmp_path / "results.html").read_text("utf-8")
