@@ -55,28 +55,26 @@ def readme(text: str) -> str:
 
 
 def pages(folder: Path) -> None:
-    """Writes the generated pages of the site, those that changed alone."""
-    for name in detector_names():
-        _keep(folder / "detectors" / f"{name}.md", _detector(name))
-    for kind, text in _detectors().items():
-        _keep(folder / f"{kind}.txt", text)
-    for package in api_packages():
-        _keep(folder / "api" / f"{package}.md", _package(package))
-    for path in sorted(RESULTS.glob("*.md")):
-        _keep(folder / "results" / path.name, _result(path, folder / "results"))
-    listed = [path.stem for path in sorted(RESULTS.glob("*.md"))]
-    links = [f"- [{name}]({name}.md)" for name in listed]
-    _keep(folder / "results" / "index.md", "\n".join(["# Whole tables", "", *links]))
+    """Writes the generated pages of the site, and removes those of what is gone."""
+    results = sorted(RESULTS.glob("*.md"))
+    made = {f"detectors/{name}.md": _detector(name) for name in detector_names()}
+    made |= {f"{kind}.txt": text for kind, text in _detectors().items()}
+    made |= {f"api/{package}.md": _package(package) for package in api_packages()}
+    made |= {f"results/{p.name}": _result(p, folder / "results") for p in results}
+    links = [f"- [{path.stem}]({path.name})" for path in results]
+    made["results/index.md"] = "\n".join(["# Whole tables", "", *links])
     tree = ["# API", "", "```{toctree}", *api_packages(), "```", ""]
-    _keep(folder / "api" / "index.md", "\n".join(tree))
-    _keep(folder / "datasets.txt", _datasets())
-
-
-def _keep(path: Path, text: str) -> None:
-    """An unchanged page keeps its time, so Sphinx does not read it again."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if not path.exists() or path.read_text("utf-8") != text:
-        path.write_text(text, "utf-8")
+    made["api/index.md"] = "\n".join(tree)
+    made["datasets.txt"] = _datasets()
+    for name, text in made.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # An unchanged page keeps its time, so Sphinx does not read it again.
+        if not path.exists() or path.read_text("utf-8") != text:
+            path.write_text(text, "utf-8")
+    for path in folder.rglob("*.md"):
+        if path.relative_to(folder).as_posix() not in made:
+            path.unlink()
 
 
 def _datasets() -> str:
