@@ -1,4 +1,4 @@
-"""The layout as the README draws it: imports point down and never in a circle."""
+"""The layout as the site draws it: imports point down and never in a circle."""
 
 import ast
 from pathlib import Path

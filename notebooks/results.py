@@ -1,0 +1,136 @@
+"""Figures and tables of what runs found, read from configs/results."""
+
+import contextlib
+import re
+from pathlib import Path
+from typing import Any, NamedTuple
+
+ROOT = Path(__file__).parent.parent
+RESULTS = ROOT / "configs" / "results"
+_NUMBERS = re.compile(r"([\d.]+) \[([\d.]+), ([\d.]+)\]")
+
+
+class Table(NamedTuple):
+    """One table of a results file.
+
+    Attributes:
+      title: the heading above it.
+      header: names of its columns.
+      rows: method, or first cell -> its cells by column.
+    """
+
+    title: str
+    header: list[str]
+    rows: dict[str, dict[str, str]]
+
+    def cell(self, row: str, column: str) -> str:
+        """A cell; of columns with an interval, the name alone will do.
+
+        Raises:
+          KeyError: on a row or column that is not there, with those that are.
+        """
+        if row not in self.rows:
+            raise KeyError(f"no row {row!r}, only {', '.join(self.rows)}")
+        for name, text in self.rows[row].items():
+            if column in (name, name.partition(" [")[0]):
+                return text
+        raise KeyError(f"no column {column!r}, only {', '.join(self.header)}")
+
+
+def tables(name: str) -> list[Table]:
+    """Every table of ``configs/results/{name}.md``, in order."""
+    found: list[Table] = []
+    title, above = "", ""
+    for line in (RESULTS / f"{name}.md").read_text("utf-8").splitlines():
+        if line.startswith("#"):
+            title = line.lstrip("# ")
+        if line.startswith("|"):
+            cells = [cell.strip() for cell in line.strip().strip("|").split("|")]
+            if not above.startswith("|"):
+                found.append(Table(title, cells, {}))
+            elif not set(line) <= set("|- "):
+                row = dict(zip(found[-1].header, cells, strict=True))
+                called = row.get("method", cells[0])
+                key = re.sub(r"\*(.+)\* \(control\)", r"\1", called)
+                found[-1].rows[key] = row
+        above = line
+    return found
+
+
+def cell(name: str, row: str, column: str = "AUROC", title: str = "") -> str:
+    """A cell of the first table, under such a title, that has the row and the column.
+
+    Raises:
+      KeyError: where no table has both.
+    """
+    for table in tables(name):
+        if table.title.startswith(title):
+            with contextlib.suppress(KeyError):
+                return table.cell(row, column)
+    raise KeyError(f"{name} has no {column!r} of {row!r}")
+
+
+def unbroken(text: str) -> str:
+    """The same with intervals that stay on one line."""
+    return re.sub(r"(\d) \[([-+\d.]+), ([-+\d.]+)\]", "\\1\u00a0[\\2,\u00a0\\3]", text)
+
+
+def figures(name: str) -> dict[str, Any]:
+    """Figures that the tables of a file hold the numbers of, by what they show."""
+    from jaxhal import plotting
+    from jaxhal.plotting.exploration import ablations
+
+    found = tables(name)
+    if name == "lrp4rag_resampling_sweep":
+        frame = _sweep(found[0])
+        return {"AUROC and accuracy by length": plotting.sweep_curves(frame, "length")}
+    if name == "transfer_qa":
+        drawn = {}
+        for table in found:
+            if table.title.startswith("lookback_probe: AUROC"):
+                names = list(table.rows)
+                cells = [[float(row[n]) for n in names] for row in table.rows.values()]
+                drawn[table.title] = plotting.transfer_map(cells, names, names)
+        return drawn
+    drawn = {}
+    areas, controls = {}, set()
+    for key, row in found[0].rows.items():
+        if found[0].header[0] == "method":
+            areas[key] = [
+                float(n) for n in _NUMBERS.match(row["AUROC [95 %]"]).groups()
+            ]
+            controls |= {key} if "(control)" in row["method"] else set()
+    if areas:
+        drawn["AUROC with intervals"] = plotting.auroc_intervals(areas, controls)
+    over = {
+        table.title.removeprefix("Over "): [
+            {"value": float(key)} | {c: float(row[c]) for c in ("AUROC", "accuracy")}
+            for key, row in table.rows.items()
+        ]
+        for table in found
+        if table.title.startswith("Over ")
+    }
+    if over:
+        drawn["AUROC and accuracy over settings"] = ablations(over)
+    return drawn
+
+
+def _interval(row: dict[str, str]) -> list[float]:
+    found = _NUMBERS.match(row["AUROC [95 %]"])
+    assert found, row
+    return [float(number) for number in found.groups()]
+
+
+def _sweep(table: Table) -> Any:
+    """The table as a sweep gives it: controls, the same at every length, at each."""
+    import pandas as pd
+
+    lengths = [key for key in table.rows if key.isdigit()]
+    rows = []
+    for key, row in table.rows.items():
+        control = not key.isdigit()
+        value, low, high = _interval(row)
+        entry = {"method": key if control else "lrp4rag_svm", "control": control}
+        entry |= {"AUROC": value, "low": low, "high": high, "accuracy": row["accuracy"]}
+        rows += [entry | {"length": at} for at in (lengths if control else [key])]
+    return pd.DataFrame(rows)
