@@ -1,6 +1,5 @@
 """Nothing is flagged by a detector that is worth no more than a control."""
 
-import json
 import warnings
 
 import numpy as np
@@ -9,6 +8,7 @@ import pytest
 import golden_scores
 from jaxhal.detectors import Detector, Info, Targets, build
 from jaxhal.evaluation.calibration import Isotonic, Platt, isotonic, platt
+from jaxhal.io import sealing
 from jaxhal.scoring.fitting import Fitted, fit
 from jaxhal.scoring.saving import load, save
 from jaxhal.scoring.shipped import shipped
@@ -96,17 +96,16 @@ def test_who_flags_and_after_a_load_too(tmp_path, one, flags):
 def test_older_cards_have_it_among_their_metrics(tmp_path, metrics, beats):
     save(tmp_path / "kept", fitted(), "toha_supervised", {"metrics": metrics})
     path = tmp_path / "kept" / "card.json"
-    card = json.loads(path.read_text())
+    card = sealing.read(path)
     del card["beats controls"]
-    path.write_text(json.dumps(card))
+    sealing.write(path, card)
     assert load(tmp_path / "kept").beats == beats
 
 
 def test_a_card_that_says_something_else_is_refused(tmp_path):
     save(tmp_path / "kept", fitted(), "toha_supervised")
     path = tmp_path / "kept" / "card.json"
-    card = json.loads(path.read_text()) | {"beats controls": "surely"}
-    path.write_text(json.dumps(card))
+    sealing.write(path, sealing.read(path) | {"beats controls": "surely"})
     with pytest.raises(ValueError, match="kept holds no whole .*beats is surely; use"):
         load(tmp_path / "kept")
 
