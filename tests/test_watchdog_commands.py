@@ -25,6 +25,7 @@ from jaxhal.datasets import Question
 from jaxhal.datasets.jsonl import write_rows
 from jaxhal.evaluation import auroc
 from jaxhal.experiments import making
+from jaxhal.io.configuration import claim
 from jaxhal.io.files import lines_of
 from jaxhal.plotting.exploration import ablations, entropy_trend
 from jaxhal.watchdog import (
@@ -264,7 +265,7 @@ def test_commands(written, tmp_path):
 
 
 def claimed(config):
-    making.claim(config.folder, config, configs._explored)
+    claim(config.folder, config, configs._explored)
 
 
 def test_how_an_agent_is_reached_is_not_what_was_explored(written):
@@ -380,7 +381,7 @@ def test_an_agent_behind_an_address(written, tmp_path, monkeypatch):
 
 def test_evaluate(written, tmp_path, lm, monkeypatch):
     """Beside baselines, controls and a bound that was explored at random."""
-    monkeypatch.setattr(evaluating.running, "model", lambda name, dtype: lm)
+    monkeypatch.setattr(evaluating, "model", lambda name, dtype: lm)
     monkeypatch.setattr(
         evaluating, "private_cache", lambda name: tmp_path / "cache" / name
     )

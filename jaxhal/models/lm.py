@@ -27,6 +27,9 @@ from jaxhal.models.ops import STANDARD
 from jaxhal.models.tokenizer import Tokenizer
 from jaxhal.types import Batch, Example
 
+#: Of parameters, as configurations name them.
+DTYPES = ("float32", "bfloat16")
+
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
@@ -180,6 +183,12 @@ def load(source: str | os.PathLike, *, dtype: Any = jnp.float32) -> LM:
         f"{name!r} is no folder, no .gguf file, no known model and no hub id "
         f"('owner/name'){hint} (known models: {', '.join(registry.names())})"
     )
+
+
+@functools.lru_cache(maxsize=1)
+def kept_lm(name: str, dtype: str) -> LM:
+    """The model of a name, loaded once however many ask for it."""
+    return load(name, dtype=jnp.dtype(dtype))
 
 
 def _from_hub(repo: str) -> Path:

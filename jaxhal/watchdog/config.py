@@ -15,14 +15,15 @@ from scipy.sparse import csr_array
 from scipy.sparse.csgraph import connected_components
 
 from jaxhal.datasets import Question
-from jaxhal.experiments.config import DTYPES, check_name, structured
-from jaxhal.experiments.making import check_questions, claim, load_questions
-from jaxhal.experiments.running import model
+from jaxhal.datasets.named import check_questions, load_questions
+from jaxhal.io.configuration import check_name, claim, structured
 from jaxhal.io.files import replacing
 from jaxhal.llm import entailment, hosts
 from jaxhal.llm.endpoint import endpoint_of
 from jaxhal.llm.judges import OverlapRule, references
 from jaxhal.models.encoders.encoding import kept_encoder
+from jaxhal.models.lm import DTYPES
+from jaxhal.models.lm import kept_lm as model
 from jaxhal.reading.keys import digest
 from jaxhal.texts import sentences_of
 from jaxhal.watchdog.agents import (
@@ -90,7 +91,7 @@ class Watch:
     Attributes:
       name: of the folder that results go to.
       domain: what the queries are about, in words.
-      questions: of :data:`jaxhal.experiments.making.QUESTIONS`, or a file of one's own
+      questions: of :data:`jaxhal.datasets.named.QUESTIONS`, or a file of one's own
         that ends in ``.jsonl``, as :func:`jaxhal.datasets.questions_from` takes it.
       options: of their loader.
       explored: questions to explore from; those with equal words, answers or sources

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 from jaxtyping import Int
 
@@ -15,20 +16,23 @@ from jaxhal import plotting
 from jaxhal.datasets import Question
 from jaxhal.detectors import Detector, Info, build
 from jaxhal.evaluation.metrics import evaluate as metrics_of
-from jaxhal.experiments import results, running
-from jaxhal.experiments.config import Config, Data
+from jaxhal.evaluation.splits import grouped_kfold
 from jaxhal.features.base import OfText
 from jaxhal.io.files import alone, lines_of, replacing
+from jaxhal.io.progress import progress_bar
 from jaxhal.llm.entailment import Entailment, Remembered
 from jaxhal.llm.judges import OverlapRule
 from jaxhal.models.encoders.encoding import embed, kept_encoder
+from jaxhal.models.lm import kept_lm as model
 from jaxhal.models.registry import private_cache
 from jaxhal.plotting.exploration import ablations, entropy_trend
 from jaxhal.reading.keys import digest
 from jaxhal.reading.store import Store
+from jaxhal.reporting import results
 from jaxhal.reporting.markdown import escaped, picture
 from jaxhal.reporting.summary import verdict
 from jaxhal.scoring.inputs import collect
+from jaxhal.scoring.splits import fit_part, frame_of
 from jaxhal.types import Example
 from jaxhal.watchdog.agents import Agent, Reply
 from jaxhal.watchdog.bounds import BoundaryStore, ExactStore, Point
@@ -62,7 +66,7 @@ class Evaluated(NamedTuple):
 
     Attributes:
       folder: holds evaluation.md, evaluation.json and figures.
-      rows: a row per method, as :func:`jaxhal.experiments.results.table` has it.
+      rows: a row per method, as :func:`jaxhal.reporting.results.table` has it.
     """
 
     folder: Path
@@ -311,22 +315,23 @@ def _judged(
         for number, (question, reply, some, label, group) in enumerate(every)
     ]
     reader = config.agent.model if not config.agent.endpoint else config.reader
-    lm = running.model(reader, config.agent.dtype)
+    lm = model(reader, config.agent.dtype)
     store = Store(private_cache("features"))
     data = collect(lm, examples, detectors, store, progress=progress)
-    half = Config(
-        name=config.name,
-        data=[Data(name=config.questions, label=config.name)],
-        detectors=[],
-        protocol="grouped",
-        folds=2,
-        seed=config.seed,
-    )
-    found = running.judge(half, detectors, {config.name: data}, progress)
-    rows = results.table(found.judged, detectors)
+    key, judged = jax.random.key(config.seed), []
+    halves = grouped_kfold(data.labels, data.groups.tolist(), 2, config.seed)
+    with progress_bar(2 * len(detectors), "fitting", "fit", progress) as bar:
+        for half, (train, test) in enumerate(halves):
+            known_by = jax.random.fold_in(key, half)
+            fitted = fit_part(detectors, data, train, known_by, bar=bar)
+            frame = results.Judged(
+                config.name, config.name, half, half, 0, frame_of(data, test, fitted)
+            )
+            judged.append(frame)
+    rows = results.table(judged, detectors)
     named = {one.name: one for one in detectors}
     ordered = [named[row["method"]] for row in rows]
-    return rows, results.in_short(found.judged, ordered), data
+    return rows, results.in_short(judged, ordered), data
 
 
 def _guards(

@@ -24,6 +24,7 @@ from jaxhal.evaluation.calibration import Platt
 from jaxhal.experiments import making, running
 from jaxhal.experiments.config import load_config
 from jaxhal.io import sealing
+from jaxhal.io.configuration import write_config
 from jaxhal.llm import entailment, hosts
 from jaxhal.llm.endpoint import Endpoint
 from jaxhal.models import registry
@@ -551,7 +552,7 @@ def test_no_key_in_anything_that_is_written(server, tmp_path, caplog, capfd):
         fitted = Fitted(asked, (), Platt(1.0, 0.0), 0.5, np.zeros(0, np.float32))
         save(tmp_path / "saved", fitted, spec)
         config = {"name": "a", "data": [{"name": "b"}], "detectors": [spec]}
-        making._write_config(tmp_path, load_config(config))
+        write_config(tmp_path, load_config(config))
     finally:
         del os.environ["OPENAI_BASE_URL"]
     write_html(tmp_path / "page.html", reports, "page", [], "")
