@@ -32,7 +32,7 @@ from jaxhal.reporting.report import write_html
 from jaxhal.scoring.fitting import Fitted, untrained
 from jaxhal.scoring.saving import load, save
 from jaxhal.types import Example
-from jaxhal.watchdog import EndpointAgent
+from jaxhal.watchdog import EndpointAgent, building
 from jaxhal.watchdog import config as watches
 from tiny_lm import tiny_lm
 
@@ -320,21 +320,21 @@ WATCH = {"name": "a", "domain": "things", "questions": "squad"}
     [
         (
             {"agent": {"endpoint": FAR, "model": "m"}},
-            lambda config: watches.agent_of(config, config.agent),
+            lambda config: building.agent_of(config, config.agent),
         ),
         (
             {"judge": "endpoint", "judge_endpoint": FAR, "judge_model": "m"},
-            lambda config: watches.evaluator_of(config, []),
+            lambda config: building.evaluator_of(config, []),
         ),
-        ({"store": FAR.removesuffix("/v1")}, watches.store_of),
-        ({"entailment": f"endpoint:m@{FAR}"}, watches.watchdog_of),
-        ({"entailment": f"endpoint:m@{FAR}"}, watches.explorer_of),
+        ({"store": FAR.removesuffix("/v1")}, building.store_of),
+        ({"entailment": f"endpoint:m@{FAR}"}, building.watchdog_of),
+        ({"entailment": f"endpoint:m@{FAR}"}, building.explorer_of),
     ],
 )
 def test_a_watchdog_asks_whom_the_user_named(changes, make, monkeypatch, tmp_path):
     monkeypatch.setenv("MILVUS_TOKEN", "root:word")
     config = watches.load_watch(WATCH | {"out": str(tmp_path)} | changes)
-    monkeypatch.setattr(watches, "kept_encoder", lambda name: tiny_encoder)
+    monkeypatch.setattr(building, "kept_encoder", lambda name: tiny_encoder)
     with pytest.raises(hosts.Refused, match="collector.example"):
         make(config)
 
@@ -362,12 +362,12 @@ def test_who_gets_the_token_of_a_store(named, uri, token, monkeypatch, tmp_path)
         raise RuntimeError("no server")
 
     monkeypatch.setattr("jaxhal.watchdog.milvus.MilvusStore", connect)
-    monkeypatch.setattr(watches, "kept_encoder", lambda name: tiny_encoder)
+    monkeypatch.setattr(building, "kept_encoder", lambda name: tiny_encoder)
     monkeypatch.setenv("MILVUS_TOKEN", "root:word")
     monkeypatch.setenv(hosts.VARIABLE, named)
     config = watches.load_watch(WATCH | {"out": str(tmp_path), "store": uri})
     with pytest.raises(RuntimeError, match="no server"):
-        watches.store_of(config)
+        building.store_of(config)
     ((_, where, _, shown),) = given
     assert (where, shown) == (uri, token)
 
