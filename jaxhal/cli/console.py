@@ -38,7 +38,7 @@ def as_table(rows: Sequence[Mapping[str, Any]]) -> "Table":
     from rich.table import Table
     from rich.text import Text
 
-    from jaxhal.reporting.report import cell
+    from jaxhal.reporting.page import cell
 
     made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for at, (name, value) in enumerate(rows[0].items()):

@@ -41,7 +41,7 @@ def demo(
     import jaxhal
     from jaxhal.datasets import bundled
     from jaxhal.datasets.jsonl import write_rows
-    from jaxhal.reporting.report import write_html
+    from jaxhal.reporting.page import write_html
     from jaxhal.reporting.summary import source, summarize, verdict
     from jaxhal.scoring.results import checked
 
@@ -119,7 +119,7 @@ def detect(
     from jaxhal import lrp
     from jaxhal.datasets.jsonl import read_rows, write_rows
     from jaxhal.io.files import is_file
-    from jaxhal.reporting.report import write_html
+    from jaxhal.reporting.page import write_html
     from jaxhal.reporting.summary import summarize, verdict
     from jaxhal.scoring.detection import resolve
     from jaxhal.scoring.partial import beside, resuming

@@ -31,7 +31,8 @@ from jaxhal.io.files import replacing, staged
 from jaxhal.models.lm import LM
 from jaxhal.reporting import results
 from jaxhal.reporting.markdown import picture
-from jaxhal.reporting.report import Report, write_html
+from jaxhal.reporting.page import write_html
+from jaxhal.reporting.report import Report
 from jaxhal.scoring.inputs import Inputs
 from jaxhal.scoring.saving import save
 

@@ -26,7 +26,8 @@ from jaxhal.models.lm import kept_lm as model
 from jaxhal.plotting.guided import guided_pairs
 from jaxhal.reading.keys import digest
 from jaxhal.reporting.markdown import Markdown, escaped, table
-from jaxhal.reporting.report import Report, write_html
+from jaxhal.reporting.page import write_html
+from jaxhal.reporting.report import Report
 from jaxhal.scoring.detection import resolve, score
 from jaxhal.scoring.fitting import Fitted
 from jaxhal.scoring.guided import guide

@@ -19,7 +19,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxhal.io import sealing
 from jaxhal.io.files import staged
-from jaxhal.models import decoder, registry, weights
+from jaxhal.models import decoder, registry, tables, weights
 from jaxhal.models.batching import check_length, check_rows, collate
 from jaxhal.models.config import Config, Rope, read_config
 from jaxhal.models.gguf import GGUFSource, config_from_gguf, gguf_table
@@ -215,7 +215,7 @@ def _load_folder(folder: Path, name: str, dtype: Any) -> LM:
     bare = "transformer." if config.family in ("gpt2", "falcon") else "model."
     source = weights.SafetensorsSource(folder, bare)
     graphdef, params = weights.fill(
-        config, source, weights.huggingface_table(config), dtype
+        config, source, tables.huggingface_table(config), dtype
     )
     return LM(params, graphdef, config, tokenizer, name)
 

@@ -24,7 +24,7 @@ from jaxhal.watchdog.conversation import turns_of
 from jaxhal.watchdog.guarding import Guarded
 from jaxhal.watchdog.metrics import Metrics
 from jaxhal.watchdog.verdict import headers, verdict
-from jaxhal.watchdog.wire import Asked, Fault, asked, check_text
+from jaxhal.watchdog.wire import Fault, Wanted, asked, check_text
 
 # Of a conversation that are looked at, which takes as long as reading them thrice.
 _LOOKED = 50_000
@@ -97,7 +97,7 @@ class _Routes:
     async def _events(
         self,
         about: Mapping[str, Any],
-        want: Asked,
+        want: Wanted,
         found: Guarded,
         rest: Pieces,
         said: Mapping[str, Any],

@@ -24,7 +24,7 @@ from jaxhal.watchdog.agents import (
 from jaxhal.watchdog.guarding import Guarded, Watchdog
 from jaxhal.watchdog.remembered import Remembered
 from jaxhal.watchdog.verdict import BLOCKED
-from jaxhal.watchdog.wire import Asked, Fault
+from jaxhal.watchdog.wire import Fault, Wanted
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
@@ -105,7 +105,7 @@ class Service:
             **options(self.limits),
         )
 
-    async def guarded(self, want: Asked) -> tuple[Guarded, Pieces]:
+    async def guarded(self, want: Wanted) -> tuple[Guarded, Pieces]:
         """The answer so far, what is said of it, and what comes still."""
         temperature = want.temperature
         if temperature is None:
@@ -130,13 +130,13 @@ class Service:
         except RuntimeError as error:
             raise Fault(503, str(error), "unavailable_error") from error
 
-    def remember(self, name: str, want: Asked, found: Guarded, text: str) -> None:
+    def remember(self, name: str, want: Wanted, found: Guarded, text: str) -> None:
         """Keeps an answer for feedback on it, or that a query was blocked."""
         reply = Reply("" if found.blocked else text, found.reply.context)
         named = self.watchdog.close(found.check.hits)
         self.remembered.add(name, want.prompt, reply, named)
 
-    def ignored(self, want: Asked) -> list[str]:
+    def ignored(self, want: Wanted) -> list[str]:
         """Names of what was wished and has no part in the answer."""
         heard = getattr(self.watchdog.agent, "hears_wishes", False)
         return sorted([*want.ignored, *([] if heard else want.prompt.wishes)])

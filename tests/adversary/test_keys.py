@@ -28,7 +28,7 @@ from jaxhal.io.configuration import write_config
 from jaxhal.llm import entailment, hosts
 from jaxhal.llm.endpoint import Endpoint
 from jaxhal.models import registry
-from jaxhal.reporting.report import write_html
+from jaxhal.reporting.page import write_html
 from jaxhal.scoring.fitting import Fitted, untrained
 from jaxhal.scoring.saving import load, save
 from jaxhal.types import Example
