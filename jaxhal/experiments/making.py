@@ -18,6 +18,7 @@ from jaxhal.datasets.jsonl import write_rows
 from jaxhal.datasets.named import QUESTIONS as QUESTIONS
 from jaxhal.datasets.named import check_questions, load_questions
 from jaxhal.generation import Sampling, generate, requests
+from jaxhal.io.checks import one_of
 from jaxhal.io.configuration import check_name, claim, structured, write_config
 from jaxhal.io.files import alone, append, lines_of
 from jaxhal.io.progress import progress_bar
@@ -175,16 +176,9 @@ def _answers(config: Making) -> Making:
 
 def _check(config: Making) -> None:
     check_questions(config.questions)
-    choices = {
-        "judge": _JUDGES,
-        "nearness": NEARNESS,
-        "dtype": DTYPES,
-    }
-    for name, known in choices.items():
-        if getattr(config, name) not in known:
-            raise ValueError(
-                f"{name} is {getattr(config, name)!r}; use one of {', '.join(known)}"
-            )
+    one_of(_JUDGES, judge=config.judge)
+    one_of(NEARNESS, nearness=config.nearness)
+    one_of(DTYPES, dtype=config.dtype)
     if "{question}" not in config.prompt:
         raise ValueError(f"prompt is {config.prompt!r}; it must hold {{question}}")
     if config.contained not in (None, 0, 1):
@@ -256,11 +250,16 @@ def _answered(
     names = [digest(prompt) for prompt in prompts]
     # An answer to what the question or its context was before is none.
     known = {(row["id"], row.get("prompt")): row for row in lines_of(path)}
-    about = {
-        "model": config.model,
-        "jaxhal": jaxhal.__version__,
-        "made": datetime.datetime.now(datetime.UTC).date().isoformat(),
-    }
+    today = datetime.datetime.now(datetime.UTC).date().isoformat()
+
+    def row(
+        at: int, response: str, stopped: str, logprob: float, tokens: int
+    ) -> dict[str, Any]:
+        about = {"model": config.model, "jaxhal": jaxhal.__version__, "made": today}
+        ending = {"stopped": stopped, "logprob": logprob, "tokens": tokens}
+        known_by = {"id": questions[at].id, "prompt": names[at]}
+        return known_by | about | {"response": response} | ending
+
     keys = jax.vmap(jax.random.fold_in, (None, 0))(
         jax.random.key(config.seed), np.arange(len(questions))
     )
@@ -271,14 +270,11 @@ def _answered(
             part = lacking[start : start + config.batch_size]
             some = {at: prompts[at] for at in part}
             errors = requests.unanswerable(lm, some, config.max_new_tokens)
-            none = about | {"response": "", "stopped": "error"}
-            none |= {"logprob": 0.0, "tokens": 0}
             fresh = [
-                {"id": questions[at].id, "prompt": names[at], **none, "error": error}
+                row(at, "", "error", 0.0, 0) | {"error": error}
                 for at, error in errors.items()
             ]
-            part = [at for at in part if at not in errors]
-            if part:
+            if part := [at for at in part if at not in errors]:
                 found = generate(
                     lm,
                     [prompts[at] for at in part],
@@ -289,20 +285,10 @@ def _answered(
                     batch_size=config.batch_size,
                     progress=False,
                 )
-            else:
-                found = []
-            fresh += [
-                {
-                    "id": questions[at].id,
-                    "prompt": names[at],
-                    **about,
-                    "response": one.text.strip(),
-                    "stopped": one.stopped,
-                    "logprob": float(one.logprobs.sum()),
-                    "tokens": len(one.tokens),
-                }
-                for at, (one,) in zip(part, found, strict=True)
-            ]
+                for at, (one,) in zip(part, found, strict=True):
+                    total = float(one.logprobs.sum())
+                    text = one.text.strip()
+                    fresh.append(row(at, text, one.stopped, total, len(one.tokens)))
             append(path, fresh)
             known |= {(row["id"], row["prompt"]): row for row in fresh}
             bar.update(len(fresh))
@@ -390,11 +376,6 @@ def _kept(config: Making, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]
         by_label = {k: rng.permutation(v)[:size].tolist() for k, v in by_label.items()}
     kept = [rows[at] for at in sorted(at for some in by_label.values() for at in some)]
     for row in kept:  # what a data set's row must hold, checked here
-        Example(
-            row["response"],
-            prompt=row["prompt"],
-            context=row["context"],
-            question=row["question"],
-            label=row["label"],
-        )
+        names = ("response", "prompt", "context", "question", "label")
+        Example(**{name: row[name] for name in names})
     return [{k: v for k, v in row.items() if k != "error"} for row in kept]

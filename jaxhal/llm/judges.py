@@ -5,6 +5,7 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol, runtime_checkable
 
+from jaxhal.io.checks import one_of
 from jaxhal.io.showing import quoted
 from jaxhal.llm.endpoint import Endpoint, json_object
 from jaxhal.texts import contains, declines, overlap, rouge_l, unigram_f1
@@ -152,10 +153,7 @@ class ReferenceRule:
     nearness: str = "rouge_l"
 
     def __post_init__(self):
-        if self.nearness not in NEARNESS:
-            raise ValueError(
-                f"nearness is {self.nearness!r}; use one of {', '.join(NEARNESS)}"
-            )
+        one_of(NEARNESS, nearness=self.nearness)
 
     def __call__(self, question: Answerable, answer: str) -> Verdict:
         known = references(question)
@@ -231,8 +229,7 @@ class EndpointJudge:
       RuntimeError: when the endpoint does not answer.
 
     References:
-      Bazarova et al., Hallucination Detection in LLMs with Topological Divergence on
-      Attention Graphs, 2025, table 6: Yes, No or N/A of GPT-4o, without the parts.
+      Bazarova et al., 2025, table 6: Yes, No or N/A of GPT-4o, without the parts.
     """
 
     endpoint: Endpoint

@@ -77,8 +77,7 @@ def evaluate(
         in the folder.
 
     References:
-      Liu et al., Towards Mitigation of Hallucination for LLM-empowered Agents, 2025,
-      section 4.
+      Liu et al., 2025, section 4.
     """
     for one in (config, *beside):
         if not (one.folder / "summary.json").is_file():

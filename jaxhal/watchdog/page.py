@@ -39,44 +39,33 @@ def write(
             f"{summary['steps']} steps trained its policy, which chose "
             f"{summary['by the policy']} of the queries"
         )
-    lines = [
+    paragraphs = [
         f"# {escaped(config.name)}",
-        "",
         f"Agent: {escaped(config.agent.model)}, {escaped(_source(config))}. "
         f"Explored by {summary['queries']} queries, "
         f"{summary['hallucinated']} hallucinated (gamma {summary['gamma']:.2f}), "
         f"stopped by {escaped(summary['stopped'])}; {summary['unsure']} unsure, "
         f"{summary['failed']} failed; {summary['points']} points; {policy}. "
         f"Seed {config.seed}.",
-        "",
         f"Held out: {len(known.labels)} questions, {hallucinated} answered wrongly "
         f"({hallucinated / len(known.labels):.0%}) by the paper's rule: the mean of "
         "unigram F1 and ROUGE-L with the reference is under 0.5"
         f"{', and no reference stands in the answer' if config.contained else ''}. "
         f"{known.left_out} more got no answer, or too few others, and are left out.",
-        "",
         f"Guard: preset {escaped(config.preset)}, similarity {guard.similarity}.",
-        "",
         results.short_markdown(tables["short"]),
-        "",
         escaped(verdict(named)),
-        "",
         "Thresholds and calibration come from the other half of the questions; the "
         "intervals resample questions of equal words, answers or sources together. "
         f"{len(data.errors)} answers could not be read by the baselines and count for "
         "no method.",
-        "",
         "## More of each method",
-        "",
         results.markdown(rows, several=True),
-        "",
         "Here F1 and what follows it are means of the two halves.",
-        "",
         "## The guard's own flags",
-        "",
         results.interval_markdown(tables["guards"]),
-        "",
     ]
+    lines = [line for one in paragraphs for line in (one, "")]
     lines += ablations.markdown(changes, plan_of(config).starts)
     lines += results.methods_markdown(methods)
     trend = {
@@ -99,11 +88,8 @@ def write(
             figure.savefig(file, format="png", dpi=150)
     with replacing(folder / "evaluation.md") as file:
         file.write("\n".join(lines))
-    whole = {
-        "prevalence": float(known.labels.mean()),
-        **tables,
-        "ablations": dict(changes),
-    }
+    whole = {"prevalence": float(known.labels.mean()), **tables}
+    whole |= {"ablations": dict(changes)}
     with replacing(folder / "evaluation.json") as file:
         json.dump(whole, file, indent=1)
 
