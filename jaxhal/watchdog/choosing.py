@@ -21,16 +21,7 @@ from jaxhal.watchdog.policy import (
 
 
 class Chooser:
-    """Chooses ways, and learns from what came of them.
-
-    Attributes:
-      policy: the network that chooses, once it is trained.
-      steps: queries changed in all ways, with the reward of each.
-
-    Args:
-      plan: of the exploration.
-      vectors: of its queries, as far as they are known.
-    """
+    """Chooses ways by a ``policy``, once it has learnt one from enough ``steps``."""
 
     def __init__(self, plan: Plan, vectors: Mapping[str, np.ndarray]):
         self.policy: Trained | None = None

@@ -163,11 +163,7 @@ class Explorer:
             "temperature": plan.temperature,
             "answer_temperature": plan.answer_temperature,
         }
-
-        async def make() -> dict[str, Any]:
-            return about
-
-        known = await self.journal.once("about", make)
+        known = await self.journal.once("about", lambda: _now(about))
         for name, value in about.items():
             if known.get(name) != value:
                 raise ValueError(
@@ -298,10 +294,10 @@ class Explorer:
             return []
         key = digest(node.query)
 
-        async def choose() -> list[Any]:
-            return self._chooser.chosen(node)
-
-        ways, node.chances = await self.journal.once(f"ways {key}", choose)
+        choose = self._chooser.chosen
+        ways, node.chances = await self.journal.once(
+            f"ways {key}", lambda: _now(choose(node))
+        )
 
         async def change(way: str) -> dict[str, Any]:
             (made,) = await self.generator.change([node.query], [way])
@@ -374,3 +370,7 @@ def _row(node: Node) -> dict[str, Any]:
     row = dataclasses.asdict(node)
     numbers = ("entropy", "reward")
     return row | {n: row[n] if math.isfinite(row[n]) else None for n in numbers}
+
+
+async def _now(value: Any) -> Any:
+    return value

@@ -18,23 +18,14 @@ from jaxhal.watchdog.plan import Node, Plan
 
 @dataclasses.dataclass(frozen=True)
 class Inquiry:
-    """Has an agent answer and an evaluator judge, and neither do so twice.
-
-    Attributes:
-      agent: answers.
-      evaluator: judges.
-      entailment: what decides whether two answers mean the same.
-      plan: of the exploration.
-      journal: what is known.
-      labels: that a person gave to queries.
-    """
+    """Has an agent answer and an evaluator judge, and neither do so twice."""
 
     agent: Agent
     evaluator: Evaluator
     entailment: Entailment
     plan: Plan
     journal: Journal
-    labels: Mapping[str, int]
+    labels: Mapping[str, int]  # that a person gave to queries
 
     async def __call__(self, node: Node) -> None:
         """Fills in a query's answer, label and entropy, or why there is none."""

@@ -12,18 +12,7 @@ _BOUNDARIES = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100)
 
 
 class Metrics:
-    """Counters and times of one proxy.
-
-    Attributes:
-      registry: holds them.
-      requests: by path and status.
-      feedback: by what it says.
-      seconds: from a request to its whole answer.
-      failures: of the agent.
-
-    Args:
-      store: whose points are counted when somebody asks.
-    """
+    """Counters and times of one proxy, and the points of its store."""
 
     def __init__(self, store: BoundaryStore):
         self._store = store

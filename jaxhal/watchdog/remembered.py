@@ -26,14 +26,7 @@ class Given(NamedTuple):
 
 
 class Remembered:
-    """Answers by name, and how often each text was said.
-
-    Attributes:
-      said: the texts, without white space around them.
-
-    Args:
-      always: a text that counts as said whatever is forgotten.
-    """
+    """Answers by name, and how often each text was ``said``; one of them always was."""
 
     def __init__(self, always: str):
         self.said = collections.Counter([always.strip()])
@@ -42,9 +35,6 @@ class Remembered:
 
     def __getitem__(self, name: str) -> Given:
         return self._given[name]
-
-    def __len__(self) -> int:
-        return len(self._given)
 
     def add(self, name: str, query: str, reply: Reply, named: Sequence[str]) -> None:
         """Keeps an answer, and forgets the oldest ones where there are too many."""
