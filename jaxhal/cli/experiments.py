@@ -6,14 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from jaxhal.cli.console import (
-    Setting,
-    as_table,
-    check_place,
-    pair_of,
-    terminal,
-    usage,
-)
+from jaxhal.cli.console import Setting, as_table, check_place, pair_of, terminal, usage
 from jaxhal.io.files import check_apart, replacing
 
 Force = Annotated[

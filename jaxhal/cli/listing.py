@@ -19,12 +19,8 @@ class Kind(enum.StrEnum):
 
 def list_(kind: Annotated[Kind, typer.Argument(help="What to list.")]) -> None:
     """Lists what can be named on the command line."""
-    rows = {
-        Kind.models: _models,
-        Kind.detectors: _detectors,
-        Kind.datasets: _datasets,
-    }[kind]()
-    terminal().print(as_table(rows))
+    rows = {"models": _models, "detectors": _detectors, "datasets": _datasets}
+    terminal().print(as_table(rows[kind]()))
 
 
 def data(

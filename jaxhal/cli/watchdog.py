@@ -77,8 +77,7 @@ def check(
         typer.Option("--query", "-q", help="What is asked; repeat for more."),
     ] = None,
     source: Annotated[
-        Path | None,
-        typer.Option("--input", "-i", help="A text file, a query a line."),
+        Path | None, typer.Option("--input", "-i", help="A text file, a query a line.")
     ] = None,
     setting: Annotated[
         list[str] | None,

@@ -26,10 +26,7 @@ def structured(
 ) -> Any:
     """A dataclass from a YAML file, a mapping or an instance, every key checked.
 
-    Args:
-      schema: the dataclass.
-      source: where it comes from.
-      overrides: dotted ``key=value`` pairs, values as in YAML.
+    Overrides are dotted ``key=value`` pairs, values as in YAML.
 
     Raises:
       FileNotFoundError: when the file does not exist.

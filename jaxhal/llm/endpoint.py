@@ -371,10 +371,6 @@ def is_cut(choice: Any) -> bool:
 def endpoint_of(url: str | None, model: str | None) -> Endpoint | None:
     """The endpoint that is asked in place of the reader; ``None`` for the reader.
 
-    Args:
-      url: its base address, or ``None``.
-      model: the model's name there, or ``None``.
-
     Raises:
       ValueError: when only one of the two is given, or they name nothing.
 

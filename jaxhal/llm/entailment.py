@@ -125,10 +125,6 @@ def of_each(
 ) -> list[Float[np.ndarray, "pairs 3"]]:
     """What a backend says of each list of pairs, in one call of it.
 
-    Args:
-      backend: what decides.
-      lists: pairs, some lists of which may be empty.
-
     Example:
       >>> class Never:
       ...     name = "never"

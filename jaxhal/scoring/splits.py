@@ -25,15 +25,9 @@ def fit_part(
     bar: Bar | None = None,
     **options: Any,
 ) -> dict[str, Fitted]:
-    """Every detector, fitted to some of the answers.
+    """Every detector, fitted to some of the answers with options of ``fit``.
 
-    Args:
-      detectors: what is fitted.
-      data: all answers.
-      train: rows of those to fit to.
-      key: of the networks' first weights.
-      bar: is moved by one for each.
-      options: of :func:`jaxhal.scoring.fit`.
+    The key is of the networks' first weights; the bar moves by one for each detector.
     """
     everything = Targets(data.labels, data.groups, np.ones(len(data.labels)), key)
     targets = everything.only(train)

@@ -24,11 +24,7 @@ from jaxhal.watchdog.agents import (
 from jaxhal.watchdog.bounds import BoundaryStore, ExactStore
 from jaxhal.watchdog.config import Talker, Watch, explored, guard_of, plan_of
 from jaxhal.watchdog.domain import keep_questions, passages_of, questions_of
-from jaxhal.watchdog.evaluators import (
-    EndpointEvaluator,
-    Evaluator,
-    ReferenceEvaluator,
-)
+from jaxhal.watchdog.evaluators import EndpointEvaluator, Evaluator, ReferenceEvaluator
 from jaxhal.watchdog.explore import Explorer
 from jaxhal.watchdog.guarding import Watchdog
 from jaxhal.watchdog.queries import Generator

@@ -51,10 +51,7 @@ class Evaluated(NamedTuple):
 
 
 def evaluate(
-    config: Watch,
-    beside: Sequence[Watch] = (),
-    *,
-    progress: bool | None = None,
+    config: Watch, beside: Sequence[Watch] = (), *, progress: bool | None = None
 ) -> Evaluated:
     """Judges a watchdog on held-out questions, by references.
 
@@ -167,10 +164,7 @@ def _given(
 
 
 def _judged(
-    config: Watch,
-    known: Known,
-    detectors: Sequence[Detector],
-    progress: bool | None,
+    config: Watch, known: Known, detectors: Sequence[Detector], progress: bool | None
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]], Any]:
     """The table over two halves of the questions, that in short, and what was read."""
     fewest = min(map(len, known.samples))

@@ -19,9 +19,7 @@ class Known(NamedTuple):
     """Held-out queries, what the agent said, and whether it made it up.
 
     Attributes:
-      questions: with their references.
-      replies: of the agent.
-      samples: other answers of it, of which some may have failed.
+      samples: other answers of the agent, as many as came.
       labels: 1 hallucinated, by the references.
       left_out: questions without an answer, or with too few others of use.
     """

@@ -33,11 +33,7 @@ class Inquiry:
         say = partial(self._said, node.query)
         said, drawn = await asyncio.gather(
             once(f"answer {key}", partial(say, 1, plan.answer_temperature), _came),
-            once(
-                f"samples {key}",
-                partial(say, plan.samples, plan.temperature),
-                _came,
-            ),
+            once(f"samples {key}", partial(say, plan.samples, plan.temperature), _came),
         )
         answer = Reply(**said["replies"][0])
         samples = [Reply(**one) for one in drawn["replies"] if not one["error"]]

@@ -46,11 +46,7 @@ class MilvusStore:
     """
 
     def __init__(
-        self,
-        width: int,
-        uri: str | Path,
-        collection: str = "boundary",
-        token: str = "",
+        self, width: int, uri: str | Path, collection: str = "boundary", token: str = ""
     ):
         try:
             import pymilvus

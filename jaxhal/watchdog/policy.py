@@ -191,12 +191,7 @@ class Training:
 
 
 class Trained(NamedTuple):
-    """A policy that was trained.
-
-    Attributes:
-      policy: the network.
-      losses: mean squared error an epoch, over its steps as they were taken.
-    """
+    """A policy that was trained, and its mean squared error in each epoch."""
 
     policy: Policy
     losses: Float[np.ndarray, " epochs"]
@@ -268,10 +263,5 @@ def _fit(
 
 @nnx.jit
 def worth(policy: Policy, steps: Steps) -> Float[Array, "steps 3"]:
-    """How likely each way is taken, by the network: shares of its worths.
-
-    Args:
-      policy: the network.
-      steps: queries that are to be changed.
-    """
+    """How likely each way is taken, by the network: shares of its worths."""
     return probabilities(policy(steps), "shares")

@@ -11,12 +11,7 @@ from jaxhal.watchdog.journal import Journal, answered
 
 
 class Recorded:
-    """An agent whose every reply is kept, so that nothing is asked twice.
-
-    Args:
-      agent: who answers.
-      journal: where replies are kept.
-    """
+    """An agent whose every reply is kept, so that nothing is asked twice."""
 
     def __init__(self, agent: Agent, journal: Journal):
         self.agent, self.journal = agent, journal
