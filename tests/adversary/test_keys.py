@@ -590,4 +590,4 @@ def test_entailment_of_data():
     """However it is written, an endpoint in a text is made and judged at once."""
     made = detectors.semantic_entropy(entailment=f"endpoint:m@{FAR}")
     (first, *_) = made.measures
-    assert isinstance(first.entailment, entailment.Asked)
+    assert isinstance(first.entailment, entailment.EndpointInference)
