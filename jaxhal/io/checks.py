@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from typing import Any
 
 
-def one_of(known: Iterable[str | None], /, **settings: object) -> None:
+def one_of(known: Iterable[Any], /, **settings: object) -> None:
     """Makes sure that settings are among the words that are known.
 
     Raises:
