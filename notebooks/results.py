@@ -78,7 +78,7 @@ def unbroken(text: str) -> str:
 def figures(name: str) -> dict[str, Any]:
     """Figures that the tables of a file hold the numbers of, by what they show."""
     from jaxhal import plotting
-    from jaxhal.plotting.exploration import ablations
+    from jaxhal.plotting.series import ablations
 
     found = tables(name)
     if name == "lrp4rag_resampling_sweep":

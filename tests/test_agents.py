@@ -32,6 +32,7 @@ from jaxhal.watchdog import (
     agents,
     ask,
 )
+from jaxhal.watchdog.agents import local, rag
 from tiny_lm import tiny_lm
 
 
@@ -76,13 +77,13 @@ def test_a_query_too_long_fails_alone(lm):
 
 def test_queries_at_one_time_are_answered_together(lm, monkeypatch):
     sizes = []
-    real = agents.generate
+    real = local.generate
 
     def counting(lm, prompts, **options):
         sizes.append((len(prompts), options["n"]))
         return real(lm, prompts, **options)
 
-    monkeypatch.setattr(agents, "generate", counting)
+    monkeypatch.setattr(local, "generate", counting)
     agent = LocalAgent(lm, max_new_tokens=3, batch_size=4)
 
     async def many():
@@ -101,7 +102,7 @@ def test_errors_of_the_model_are_raised(lm, monkeypatch):
         raise MemoryError("no room")
 
     agent = LocalAgent(lm, max_new_tokens=3)
-    monkeypatch.setattr(agents, "generate", broken)
+    monkeypatch.setattr(local, "generate", broken)
     with pytest.raises(MemoryError, match="no room"):
         ask(agent, ["a"])
     monkeypatch.undo()
@@ -441,7 +442,7 @@ def test_vectors_of_passages_are_kept(encoder, tmp_path, monkeypatch):
         read.append(list(texts))
         return embed(known, texts, **options)
 
-    monkeypatch.setattr(agents, "embed", counted)
+    monkeypatch.setattr(rag, "embed", counted)
     for texts in (["w1 w2", "w3"], ["w1 w2", "w3"], ["w3", "w1 w2"]):
         found = Passages(texts, encoder, progress=False)
         assert found.search(["w3"], 1) == [["w3"]]

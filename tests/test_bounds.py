@@ -160,7 +160,7 @@ def test_bad_vectors(opened, bad, message):
     with pytest.raises(ValueError, match=message):
         store.add(points(2), bad)
     assert len(store) == 0
-    with pytest.raises(ValueError, match="k is 0; ask for at least 1"):
+    with pytest.raises(ValueError, match="k is 0; give at least 1"):
         store.search(vectors(1), 0)
     with pytest.raises(ValueError, match="share a name"):
         store.add(points(1) * 2, vectors(2))

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from jaxhal.experiments import load_config
-from jaxhal.experiments.config import structured
 from jaxhal.experiments.guiding import Guiding
 from jaxhal.experiments.making import Making
 from jaxhal.experiments.running import detectors_of
+from jaxhal.io.configuration import structured
 from jaxhal.watchdog.config import load_watch
 
 CONFIGS = sorted((Path(__file__).parent.parent / "configs").glob("*.yaml"))

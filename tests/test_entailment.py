@@ -8,10 +8,10 @@ import pytest
 from test_encoding import LABELS, write
 
 from chat_server import serving
-from jaxhal.llm import entailment
+from jaxhal.llm import backends, entailment
 from jaxhal.llm.endpoint import Endpoint
 from jaxhal.llm.entailment import (
-    Asked,
+    EndpointInference,
     Inference,
     Reader,
     Similarity,
@@ -42,8 +42,8 @@ def vectors(monkeypatch):
         asked.append(list(texts))
         return np.array([VECTORS[text] for text in texts], np.float32)
 
-    monkeypatch.setattr(entailment, "embed", embed)
-    monkeypatch.setattr(entailment, "kept_encoder", lambda source: source)
+    monkeypatch.setattr(backends, "embed", embed)
+    monkeypatch.setattr(backends, "kept_encoder", lambda source: source)
     return asked
 
 
@@ -104,7 +104,7 @@ def test_inference_names_classes_that_a_configuration_does_not(tmp_path, monkeyp
     found = Inference(folder, named)(pairs)
     theirs = encoding.classify(encoding.load_encoder(folder), pairs)
     np.testing.assert_allclose(found[:, [1, 2, 0]], theirs, atol=1e-6)
-    monkeypatch.setitem(entailment._UNNAMED, folder, named)
+    monkeypatch.setitem(backends._UNNAMED, folder, named)
     np.testing.assert_array_equal(Inference(folder)(pairs), found)
     # Long ones are read in windows, by the class that is named entailment.
     long = [(" ".join(f"w{n % 40}" for n in range(60)), "w3 w4")]
@@ -130,7 +130,7 @@ def test_a_reader_says_yes_by_its_odds():
     found = Reader(lm, batch_size=2)([*pairs, pairs[0]])
 
     def said(pair, reply):
-        prompt = entailment.ASK.format(premise=pair[0], hypothesis=pair[1])
+        prompt = backends.ASK.format(premise=pair[0], hypothesis=pair[1])
         row = lm.tokenizer.encode_example(Example(reply, prompt=prompt))
         tokens = np.concatenate([row.prompt_ids, row.response_ids])
         logp = jax.nn.log_softmax(lm.forward(tokens[None])[0])
@@ -172,7 +172,7 @@ def test_an_endpoint_names_the_relation(tmp_path, monkeypatch):
 
     with serving(reply("neutral"), tmp_path, monkeypatch) as server:
         server.replies = [reply("entailment"), "what?", reply("contradiction")]
-        judge = Asked(Endpoint(server.url, "m"))
+        judge = EndpointInference(Endpoint(server.url, "m"))
         found = judge([("a", "b"), ("b", "a")])
         assert found.tolist() == [[0, 0, 1], [1, 0, 0]]
         assert len(server.asked) == 3
@@ -184,7 +184,7 @@ def test_an_endpoint_names_the_relation(tmp_path, monkeypatch):
 def test_an_endpoint_that_names_no_relation(tmp_path, monkeypatch):
     with serving('{"relation": "maybe"}', tmp_path, monkeypatch) as server:
         with pytest.raises(ValueError, match="the relation is 'maybe', not one of"):
-            Asked(Endpoint(server.url, "m"))([("a", "b")])
+            EndpointInference(Endpoint(server.url, "m"))([("a", "b")])
 
 
 def test_an_endpoint_says_yes_or_no(tmp_path, monkeypatch):
@@ -211,7 +211,7 @@ def test_resolving():
     assert resolve("nli:some/model") == Inference("some/model")
     assert resolve("similarity") == Similarity()
     there = resolve("endpoint:org/a@b@http://localhost:8000/v1@u")
-    assert there == Asked(Endpoint("http://localhost:8000/v1@u", "org/a@b"))
+    assert there == EndpointInference(Endpoint("http://localhost:8000/v1@u", "org/a@b"))
     lm = tiny_lm()
     reader = resolve("reader", lm)
     assert isinstance(reader, Reader) and reader.lm is lm

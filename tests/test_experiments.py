@@ -26,16 +26,17 @@ from jaxhal.experiments import (
     figures,
     folder,
     protocols,
-    results,
     running,
     timing,
 )
 from jaxhal.experiments.answers import reports, token_table
 from jaxhal.experiments.config import load_config
+from jaxhal.models import lm as lms
 from jaxhal.models.devices import device_name
 from jaxhal.reading import parts
 from jaxhal.reading.store import Store
 from jaxhal.reading.units import Part, parts_of
+from jaxhal.reporting import results
 from jaxhal.reporting.markdown import escaped
 from jaxhal.scoring import saving
 from jaxhal.scoring.fitting import fit
@@ -513,7 +514,7 @@ def test_token_table_against_scikit_learn(data):
 def test_a_sweep_reads_once(here, lm, tmp_path, monkeypatch):
     loads, reads = [], []
     monkeypatch.setattr(running, "model", MODEL)
-    monkeypatch.setattr(running, "load", lambda name, dtype: loads.append(name) or lm)
+    monkeypatch.setattr(lms, "load", lambda name, dtype: loads.append(name) or lm)
     monkeypatch.setattr(folder, "figures", lambda *_: ())
     real = parts.read
     monkeypatch.setattr(parts, "read", lambda *a, **k: reads.append(1) or real(*a, **k))

@@ -29,9 +29,9 @@ from jaxhal.watchdog import (
     Judgement,
     Plan,
 )
-from jaxhal.watchdog.explore import reviewed
 from jaxhal.watchdog.policy import TRANSFORMATIONS, probabilities, reward
 from jaxhal.watchdog.queries import plain, usable
+from jaxhal.watchdog.review import Review
 
 
 @pytest.fixture(scope="module")
@@ -122,8 +122,8 @@ def test_the_policy_learns_what_came_of_the_ways(explored, encoder, tmp_path):
     one = explorer(tmp_path, encoder)
     one.run(progress=False)
     nodes = {node.query: node for node in explored[2].nodes}
-    assert len(one._steps) >= PLAN.steps
-    for parent, rewards in one._steps:
+    assert len(one._chooser.steps) >= PLAN.steps
+    for parent, rewards in one._chooser.steps:
         children = {n.way: n for n in nodes.values() if n.parent == parent.query}
         assert rewards == [children[way].reward for way in TRANSFORMATIONS]
         assert np.isfinite(probabilities(rewards)).all()
@@ -142,9 +142,9 @@ def test_a_way_that_gives_nothing_new_is_learnt_from(encoder, tmp_path):
     one = explorer(tmp_path, encoder)
     one.generator = Generator(CallableAgent(say, "writer"), "things", attempts=1)
     found = one.run(progress=False)
-    assert found.policy is not None and len(one._steps) >= PLAN.steps
+    assert found.policy is not None and len(one._chooser.steps) >= PLAN.steps
     assert {node.way for node in found.nodes} == {"seed", "deduction"}
-    for _, (deduction, analogy, induction) in one._steps:
+    for _, (deduction, analogy, induction) in one._chooser.steps:
         assert math.isfinite(deduction) and analogy == induction == 0.0
 
 
@@ -225,13 +225,13 @@ def test_a_person_decides(encoder, tmp_path):
     (node,) = [one for one in again.nodes if one.query == rows[0]["query"]]
     assert node.label == 1 and node.why.startswith("a person decided")
     assert node.query in {point.query for point in ExactStore(WIDTH, tmp_path)}
-    assert reviewed(path) == {node.query: 1}
+    assert Review(path).labels == {node.query: 1}
     path.write_text('{"query": "a", "label": 2}\n')
     with pytest.raises(ValueError, match="line 1: 'label' is 2; use 0, 1 or null"):
-        reviewed(path)
+        Review(path)
     path.write_text('{"label": 1}\n')
     with pytest.raises(ValueError, match="line 1: 'query' is missing"):
-        reviewed(path)
+        Review(path)
 
 
 def test_agents_that_fail_now_and_then(encoder, tmp_path):
@@ -285,7 +285,7 @@ def test_a_writer_that_always_fails(encoder, tmp_path):
         RuntimeError, match="writer changed none of the last 10 .*ConnectionError: refu"
     ):
         one.run(progress=False)
-    assert not one._steps and one.counts()["useless changes"] == 0
+    assert not one._chooser.steps and one.counts()["useless changes"] == 0
     assert one.counts()["failed changes"] >= 10
     # Later it is asked again.
     found = explorer(tmp_path, encoder).run(progress=False)
@@ -301,7 +301,7 @@ def test_a_writer_that_fails_at_times(encoder, tmp_path):
     one = explorer(tmp_path, encoder)
     one.generator = Generator(CallableAgent(say, "writer"), "things", attempts=1)
     found = one.run(progress=False)
-    assert found.stopped == "budget" and found.policy is None and not one._steps
+    assert found.stopped == "budget" and found.policy is None and not one._chooser.steps
     assert found.counts["failed changes"] > 10
     assert {node.way for node in found.nodes} == {"seed", "deduction", "induction"}
 
@@ -454,9 +454,9 @@ def test_ways_that_give_the_same_query_count_once(encoder, tmp_path):
 
     one = explorer(tmp_path, encoder, write=say)
     found = one.run(progress=False)
-    assert found.policy is not None and len(one._steps) >= PLAN.steps
+    assert found.policy is not None and len(one._chooser.steps) >= PLAN.steps
     assert found.counts["useless changes"] > 0
-    for _, (_, analogy, induction) in one._steps:
+    for _, (_, analogy, induction) in one._chooser.steps:
         assert analogy == induction == 0.0
 
 
@@ -465,7 +465,7 @@ def test_only_the_ways_of_a_plan_are_taken(encoder, tmp_path):
     one = explorer(tmp_path, encoder, plan=plan)
     found = one.run(progress=False)
     assert {node.way for node in found.nodes} == {"seed", "deduction", "induction"}
-    assert found.policy is not None and len(one._steps) >= plan.steps
+    assert found.policy is not None and len(one._chooser.steps) >= plan.steps
     chosen = [node.chances for node in found.nodes if node.chances]
     assert chosen and all(one[1] == 0 and sum(one) > 0.999 for one in chosen)
 
@@ -518,10 +518,10 @@ def test_one_process_explores_in_a_folder(encoder, tmp_path):
         ({"gamma": 0.0}, "gamma is 0.0; give a share in"),
         ({"budget": 0}, "budget is 0; give at least 1"),
         ({"samples": 0}, "samples is 0"),
-        ({"how": "greedy"}, "how is 'greedy'; use 'reinforced' or 'random'"),
+        ({"how": "greedy"}, "how is 'greedy'; use one of reinforced"),
         ({"ways": ("magic",)}, "ways are magic; use some of deduction"),
         ({"branch": 4}, "branch is 4, and there are 3 ways"),
-        ({"shares": "odd"}, "shares is 'odd'; use 'softmax' or 'shares'"),
+        ({"shares": "odd"}, "shares is 'odd'; use one of softmax"),
         ({"steps": 0}, "steps is 0; give at least 1"),
     ],
 )

@@ -26,10 +26,10 @@ RANK = {
     "reporting": 10,
     "scoring": 11,
     "experiments": 12,
-    "watchdog": 13,
-    "bench": 14,
-    "cli": 15,
-    "__main__": 16,
+    "watchdog": 12,
+    "bench": 13,
+    "cli": 14,
+    "__main__": 15,
 }
 
 

@@ -9,7 +9,7 @@ from chat_server import STALL, serving
 from jaxhal.datasets import Question
 from jaxhal.llm.endpoint import Endpoint
 from jaxhal.llm.judges import (
-    Asked,
+    Answerable,
     EndpointJudge,
     OverlapRule,
     ReferenceRule,
@@ -30,7 +30,7 @@ def reply(word, *parts):
 
 def test_references():
     assert references(RIVER) == ("In the North Sea",)
-    assert isinstance(RIVER, Asked) and isinstance(SEVERAL, Asked)
+    assert isinstance(RIVER, Answerable) and isinstance(SEVERAL, Answerable)
     assert references(SEVERAL) == ("North Sea", "Rotterdam")
     nothing = SimpleNamespace(text="Which?", answer=[], context=None)
     for judge in (ReferenceRule(), OverlapRule()):

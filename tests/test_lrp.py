@@ -12,7 +12,7 @@ from test_parity import batch, load
 import tiny
 from jaxhal import lrp
 from jaxhal.features.relevance import resample_2d
-from jaxhal.models import ops, weights
+from jaxhal.models import ops, tables, weights
 from jaxhal.models.config import read_config
 from jaxhal.models.lm import LM
 from jaxhal.types import Batch
@@ -50,7 +50,7 @@ def lxt(name: str, dtype) -> tuple[LM, Batch]:
     folder = LXT / name
     config = read_config(folder)
     source = weights.SafetensorsSource(folder, "model.")
-    table = weights.huggingface_table(config)
+    table = tables.huggingface_table(config)
     graphdef, params = weights.fill(config, source, table, dtype)
     with np.load(folder / "attnlrp.npz") as stored:
         tokens, prompt = stored["input_ids"].astype(np.int32), stored["prompt_length"]

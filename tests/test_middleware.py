@@ -13,7 +13,7 @@ from test_watchdog import FAR, KNOWN, encoder, watchdog  # noqa: F401  (a fixtur
 
 from jaxhal.watchdog import Guard, ask
 from jaxhal.watchdog.middleware import middleware, scoped
-from jaxhal.watchdog.serve import BLOCKED
+from jaxhal.watchdog.verdict import BLOCKED
 
 NEAR = Guard(similarity=0.2)
 

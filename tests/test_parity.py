@@ -6,7 +6,7 @@ import pytest
 
 import jaxhal
 import tiny
-from jaxhal.models import weights
+from jaxhal.models import tables, weights
 from jaxhal.models.config import from_huggingface
 from jaxhal.models.lm import LM
 from jaxhal.types import Batch
@@ -17,9 +17,7 @@ def load(folder, config, shapes, dtype=jnp.float32) -> LM:
     ours = from_huggingface(config)
     bare = "transformer." if ours.family in ("gpt2", "falcon") else "model."
     source = weights.SafetensorsSource(folder, bare)
-    graphdef, params = weights.fill(
-        ours, source, weights.huggingface_table(ours), dtype
-    )
+    graphdef, params = weights.fill(ours, source, tables.huggingface_table(ours), dtype)
     return LM(params, graphdef, ours)
 
 

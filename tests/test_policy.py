@@ -65,7 +65,7 @@ def test_probabilities_by_hand():
     np.testing.assert_allclose(
         probabilities([-1.0, -1.0, -3.0], "shares"), np.full(3, 1 / 3), rtol=1e-6
     )
-    with pytest.raises(ValueError, match="how is 'odd'; use 'softmax' or 'shares'"):
+    with pytest.raises(ValueError, match="how is 'odd'; use one of softmax"):
         probabilities(rewards, "odd")
     with pytest.raises(ValueError, match="temperature is 0.0; give one above 0"):
         probabilities(rewards, temperature=0.0)

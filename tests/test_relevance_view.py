@@ -20,7 +20,8 @@ from jaxhal.cli import app as cli
 from jaxhal.models.lm import LM
 from jaxhal.models.tokenizer import Tokenizer
 from jaxhal.reporting.attribution import Sources, page_data, pieces
-from jaxhal.reporting.report import Report, Token, write_html
+from jaxhal.reporting.page import write_html
+from jaxhal.reporting.report import Report, Token
 from jaxhal.types import Example
 from tiny_lm import tiny_lm
 

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from jaxhal.reporting.report import Report, Span, Token, write_html
+from jaxhal.reporting.page import write_html
+from jaxhal.reporting.report import Report, Span, Token
 from jaxhal.types import Label
 
 EVIL = "<script>alert('x')</script> & </script> \u2028 🎉 \"<!--"

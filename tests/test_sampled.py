@@ -23,7 +23,7 @@ from jaxhal.experiments.answers import reports
 from jaxhal.features import consistency, eigenscore
 from jaxhal.generation import Sampling
 from jaxhal.llm.endpoint import Endpoint
-from jaxhal.llm.entailment import Asked
+from jaxhal.llm.entailment import EndpointInference
 from jaxhal.models.encoders import encoding
 from jaxhal.models.lm import hidden_states
 from jaxhal.reading import samples
@@ -492,7 +492,7 @@ def test_an_endpoint_that_fails_costs_no_other_prompt(
         return "Yes" if name == "prompt" else '{"relation": "contradiction"}'
 
     with serving(reply, tmp_path, monkeypatch) as server:
-        judge = Asked(Endpoint(server.url, "m"))
+        judge = EndpointInference(Endpoint(server.url, "m"))
         one = {
             "nli": lambda: detectors.selfcheck_nli(judge, draw=HOW),
             "entropy": lambda: detectors.semantic_entropy("toha", judge, draw=HOW),

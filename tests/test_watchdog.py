@@ -32,9 +32,10 @@ from jaxhal.watchdog import (
     Reply,
     Watchdog,
     monitor,
-    serve,
+    remembered,
 )
-from jaxhal.watchdog.serve import BLOCKED, Service
+from jaxhal.watchdog.serve import Service
+from jaxhal.watchdog.verdict import BLOCKED
 from jaxhal.watchdog.wire import Fault, asked
 
 WIDTH = 32
@@ -469,7 +470,7 @@ def test_wishes_are_not_remembered(encoder, tmp_path, monkeypatch):
         with proxy(service) as port, client(port) as one:
             create: Any = one.chat.completions.create
             create(model="any", messages=user(KNOWN[2]), stop=["x" * 1000])
-    ((query, *_),) = service._given.values()
+    ((query, *_),) = service.remembered._given.values()
     assert query.wishes == {}
     assert ["x" * 1000] in [body.get("stop") for _, body in server.asked]
 
@@ -623,7 +624,7 @@ def test_what_is_learnt_of_a_conversation(encoder):
 
 
 def test_only_so_much_is_remembered(encoder, monkeypatch):
-    monkeypatch.setattr(serve, "_CHARACTERS", 90)
+    monkeypatch.setattr(remembered, "_CHARACTERS", 90)
     with proxy(Service(watchdog(encoder))) as port, client(port) as one:
         names = []
         for query in ("w1", "w2", "w3 " * 10):

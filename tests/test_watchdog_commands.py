@@ -25,6 +25,7 @@ from jaxhal.datasets import Question
 from jaxhal.datasets.jsonl import write_rows
 from jaxhal.evaluation import auroc
 from jaxhal.experiments import making
+from jaxhal.io.configuration import claim
 from jaxhal.io.files import lines_of
 from jaxhal.plotting.series import ablations, entropy_trend
 from jaxhal.watchdog import (
@@ -36,11 +37,15 @@ from jaxhal.watchdog import (
     MilvusStore,
     Point,
     RagAgent,
+    building,
+    domain,
+    held_out,
 )
+from jaxhal.watchdog import ablations as ablating
 from jaxhal.watchdog import config as configs
 from jaxhal.watchdog import evaluate as evaluating
 from jaxhal.watchdog.agents import FROM_PASSAGES
-from jaxhal.watchdog.evaluate import Recorded
+from jaxhal.watchdog.agents.recorded import Recorded
 from jaxhal.watchdog.journal import Journal
 from jaxhal.watchdog.serve import Service
 from tiny_lm import tiny_lm
@@ -74,7 +79,7 @@ def lm():
 @pytest.fixture
 def written(encoder, lm, tmp_path, monkeypatch):
     """A file, for the tiny model and the questions above."""
-    monkeypatch.setattr(configs, "model", lambda name, dtype: lm)
+    monkeypatch.setattr(building, "model", lambda name, dtype: lm)
     monkeypatch.setitem(making.QUESTIONS, "medquad", lambda **options: questions())
     path = tmp_path / "watch.yaml"
     path.write_text(
@@ -93,15 +98,15 @@ def run(*arguments):
 
 def test_questions_with_one_answer_stay_together(written):
     config = configs.load_watch(written)
-    known, others = configs.questions_of(config)
+    known, others = domain.questions_of(config)
     assert (len(known), len(others)) == (20, 10)
     names = {one.id for one in known}, {one.id for one in others}
     assert not names[0] & names[1]
     assert {"q3", "q7", "q11"} <= names[0] or {"q3", "q7", "q11"} <= names[1]
-    again = configs.questions_of(configs.load_watch(written, ["seed=1"]))
+    again = domain.questions_of(configs.load_watch(written, ["seed=1"]))
     assert again[0] != known
     with pytest.raises(ValueError, match="held_out 11; there are 30 questions, in 28"):
-        configs.questions_of(configs.load_watch(written, ["held_out=11"]))
+        domain.questions_of(configs.load_watch(written, ["held_out=11"]))
 
 
 def test_related_questions():
@@ -114,20 +119,20 @@ def test_related_questions():
         Question("Where?", "D.", context="Two.", source="s"),
         Question("Why?", "E."),
     ]
-    found = configs.related(some).tolist()
+    found = domain.related(some).tolist()
     assert found[0] == found[1] == found[2] and found[3] == found[4]
     assert len(set(found)) == 3
 
 
 def test_what_the_agent_was_told(written):
     config = configs.load_watch(written)
-    assert "P.\n\nAnswer the question" in configs.told(config, "Q?", "P.")
+    assert "P.\n\nAnswer the question" in building.told(config, "Q?", "P.")
     own = configs.load_watch(written, ["agent.prompt='{passages}! {query}'"])
-    assert configs.told(own, "Q?", "P.") == "P.! Q?"
+    assert building.told(own, "Q?", "P.") == "P.! Q?"
     alone = configs.load_watch(written, ["agent={passages: 0, prompt: 'Say: {query}'}"])
-    assert configs.told(alone, "Q?", "") == "Say: Q?"
+    assert building.told(alone, "Q?", "") == "Say: Q?"
     far = configs.load_watch(written, ["agent={endpoint: 'http://x/v1', passages: 0}"])
-    assert configs.told(far, "Q?", "") == "Q?"
+    assert building.told(far, "Q?", "") == "Q?"
 
 
 def test_every_exploration_has_a_collection(written, tmp_path):
@@ -135,7 +140,7 @@ def test_every_exploration_has_a_collection(written, tmp_path):
     shared = f"store={tmp_path}/bound.db"
     names = set()
     for name in ("tiny", "other-one"):
-        store = configs.store_of(configs.load_watch(written, [shared, f"name={name}"]))
+        store = building.store_of(configs.load_watch(written, [shared, f"name={name}"]))
         assert len(store) == 0
         store.add([Point(name, "w1", "")], [[1.0] * 32])
         names.add(store._name)
@@ -160,7 +165,7 @@ def test_a_bound_in_milvus(written, tmp_path):
     assert found.exit_code == 0, found.output
     (row,) = map(json.loads, found.stdout.splitlines())
     assert len(row["nearest"]) == min(3, summary["points"])
-    dog = configs.watchdog_of(configs.load_watch(written))
+    dog = building.watchdog_of(configs.load_watch(written))
     assert asyncio.run(dog.learn("w9 w9 w9", "Wrong.", True)) == 1
     assert len(dog.store) == summary["points"] + 1
     dog.store.close()
@@ -168,10 +173,10 @@ def test_a_bound_in_milvus(written, tmp_path):
 
 def test_passages_are_whole_sentences(written):
     config = configs.load_watch(written)
-    texts = configs.passages_of(config, 4)
+    texts = domain.passages_of(config, 4)
     assert "w3 w4 w5\nOne answer." in texts and "w3 w4 w5\nIt is long." in texts
     assert len(texts) == len(set(texts)) == 60
-    assert "w7 w8 w9\nOne answer. It is long." in configs.passages_of(config, 20)
+    assert "w7 w8 w9\nOne answer. It is long." in domain.passages_of(config, 20)
 
 
 def test_passages_are_pieces_of_a_context_where_there_is_one(written, monkeypatch):
@@ -179,35 +184,35 @@ def test_passages_are_pieces_of_a_context_where_there_is_one(written, monkeypatc
     monkeypatch.setitem(making.QUESTIONS, "medquad", lambda **options: [asked, asked])
     config = configs.load_watch(written)
     pieces = ["One is here. Two is there.", "Three too."]
-    assert configs.passages_of(config, 6) == pieces
+    assert domain.passages_of(config, 6) == pieces
     each = ["One is here.", "Two is there.", "Three too."]
-    assert configs.passages_of(config, 1) == each
+    assert domain.passages_of(config, 1) == each
 
 
 def test_who_is_who(written, tmp_path, monkeypatch):
     monkeypatch.setenv("JAXHAL_ENDPOINTS", "x")
     config = configs.load_watch(written)
-    agent = configs.agent_of(config, config.agent, progress=False)
+    agent = building.agent_of(config, config.agent, progress=False)
     assert isinstance(agent, RagAgent) and agent.k == 2
     assert isinstance(agent.agent, LocalAgent) and agent.agent.max_new_tokens == 4
     assert (agent.prompt, agent.agent.prompt) == (FROM_PASSAGES, "{query}")
     own = configs.load_watch(written, ["agent.prompt='{passages} {query}'"])
-    agent = configs.agent_of(own, own.agent, progress=False)
+    agent = building.agent_of(own, own.agent, progress=False)
     assert (agent.prompt, agent.agent.prompt) == ("{passages} {query}", "{query}")
     alone = dataclasses.replace(own.agent, passages=0, prompt="Say: {query}")
-    assert configs.agent_of(own, alone).prompt == "Say: {query}"
+    assert building.agent_of(own, alone).prompt == "Say: {query}"
     far = "endpoint: 'http://x/v1', model: m, timeout: 3, per_second: 2, passages: 0"
     config = configs.load_watch(written, [f"agent={{{far}}}"])
-    agent = configs.agent_of(config, config.agent)
+    agent = building.agent_of(config, config.agent)
     assert isinstance(agent, EndpointAgent) and agent.per_second == 2.0
     assert (agent.endpoint.timeout, agent.name) == (3.0, "m")
     judge = ["judge=endpoint", "judge_endpoint=http://x/v1", "judge_model=j"]
     config = configs.load_watch(written, judge)
-    assert isinstance(configs.evaluator_of(config, []), EndpointEvaluator)
-    assert isinstance(configs.store_of(config), ExactStore)
+    assert isinstance(building.evaluator_of(config, []), EndpointEvaluator)
+    assert isinstance(building.store_of(config), ExactStore)
     pytest.importorskip("milvus_lite")
     config = configs.load_watch(written, [f"store={tmp_path}/bound.db"])
-    store = configs.store_of(config)
+    store = building.store_of(config)
     assert isinstance(store, MilvusStore)
     store.close()
 
@@ -264,7 +269,7 @@ def test_commands(written, tmp_path):
 
 
 def claimed(config):
-    making.claim(config.folder, config, configs._explored)
+    claim(config.folder, config, configs.explored)
 
 
 def test_how_an_agent_is_reached_is_not_what_was_explored(written):
@@ -295,7 +300,7 @@ def test_serve(written, monkeypatch):
     empty = run("watchdog", "serve", written, "--block")
     assert empty.exit_code == 2 and "nothing would be blocked" in empty.output
     assert "the bound is empty" in run("watchdog", "serve", written).output
-    store = configs.store_of(configs.load_watch(written))
+    store = building.store_of(configs.load_watch(written))
     store.add([Point("p", "w1", "")], [[1.0] * 32])
     found = run("watchdog", "serve", written, "similarity=0.7", "--block", "--port", 9)
     assert found.exit_code == 0, found.output
@@ -380,17 +385,17 @@ def test_an_agent_behind_an_address(written, tmp_path, monkeypatch):
 
 def test_evaluate(written, tmp_path, lm, monkeypatch):
     """Beside baselines, controls and a bound that was explored at random."""
-    monkeypatch.setattr(evaluating.running, "model", lambda name, dtype: lm)
+    monkeypatch.setattr(evaluating, "model", lambda name, dtype: lm)
     monkeypatch.setattr(
         evaluating, "private_cache", lambda name: tmp_path / "cache" / name
     )
     # The tiny model says nothing right, so every other answer counts as such.
-    real, right = evaluating.OverlapRule(), iter(range(1000))
+    real, right = held_out.OverlapRule(), iter(range(1000))
 
     def rule(question, text):
         return real(question, text)._replace(label=next(right) % 2)
 
-    monkeypatch.setattr(evaluating, "OverlapRule", lambda contained: rule)
+    monkeypatch.setattr(held_out, "OverlapRule", lambda contained: rule)
     none = run("watchdog", "evaluate", written)
     assert none.exit_code == 2 and "holds no exploration" in none.output
     for more in ([], ["name=other", "plan.how=random"], ["name=third", "seed=1"]):
@@ -429,7 +434,7 @@ def test_evaluate(written, tmp_path, lm, monkeypatch):
     controls = {name for name, row in rows.items() if row["control"]}
     assert controls >= {"nearest_similarity", "query_length", "response_length"}
     config = configs.load_watch(written)
-    _, others = configs.questions_of(config)
+    _, others = domain.questions_of(config)
     lengths = [len(one.text.split()) for one in others]
     labels = [n % 2 for n in range(len(others))]
     assert rows["query_length"]["AUROC"] == auroc(lengths, labels)
@@ -446,7 +451,7 @@ def test_evaluate(written, tmp_path, lm, monkeypatch):
         assert one["AUPRC low"] <= one["AUPRC"] == row["AUPRC"] <= one["AUPRC high"]
         # Two halves of five questions each.
         assert one["accuracy"] == pytest.approx(row["accuracy"])
-    dog = configs.watchdog_of(config, progress=False)
+    dog = building.watchdog_of(config, progress=False)
     dog.agent = Recorded(dog.agent, Journal(folder / "evaluation.jsonl"))
     asked = len(dog.agent.journal)
     checks = asyncio.run(dog.checks([one.text for one in others]))
@@ -496,9 +501,9 @@ def test_the_bound_at_a_share(encoder):
         {"label": label, "query": f"w{n}", "answer": "a", "entropy": 0.5, "round": n}
         for n, label in enumerate([0, 1, None, 1, 1, 1])
     ]
-    reached = evaluating._reached
+    reached = ablating._reached
     assert [reached(rows, 0.5, 1), reached(rows, 0.5, 4)] == [2, 4]
-    bound = evaluating._beginning(encoder, rows[:4])
+    bound = ablating._beginning(encoder, rows[:4])
     assert [one.query for one in bound] == ["w1", "w3"]
     assert reached(rows, 0.9, 1) is None
     # An exploration looks at its share when a round is over.
@@ -519,8 +524,8 @@ def test_figures_without_anything():
 def test_what_is_said_of_shares():
     """Below their table, or in place of it where none was reached."""
     epsilon, row = "similarity (epsilon)", {"value": 0.5, "AUROC": 0.6}
-    reached = evaluating._over({evaluating._GAMMA: [row], epsilon: [row]}, 10)
+    reached = ablating.markdown({ablating._GAMMA: [row], epsilon: [row]}, 10)
     (at,) = (n for n, line in enumerate(reached) if line.startswith("Of the shares"))
     assert at < reached.index(f"## Over {epsilon}")
-    said = "\n".join(evaluating._over({epsilon: [row]}, 10))
+    said = "\n".join(ablating.markdown({epsilon: [row]}, 10))
     assert "was reached" in said and "those in the table" not in said

@@ -68,7 +68,8 @@ def torch_llama(lm: LM, attention: str) -> Any:
 def _state(lm: LM) -> dict[str, Any]:
     import torch
 
-    from jaxhal.models.weights import huggingface_table, paths, same
+    from jaxhal.models.tables import huggingface_table, same
+    from jaxhal.models.weights import paths
 
     table = huggingface_table(lm.config)
     state = {}

@@ -4,7 +4,7 @@ import contextlib
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -13,6 +13,11 @@ from jaxhal.cli.stopping import begun
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
+
+Setting = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[KEY=VALUE]...", help="Dotted keys and YAML values."),
+]
 
 
 def terminal(stderr: bool = False) -> "Console":
@@ -33,7 +38,7 @@ def as_table(rows: Sequence[Mapping[str, Any]]) -> "Table":
     from rich.table import Table
     from rich.text import Text
 
-    from jaxhal.reporting.report import cell
+    from jaxhal.reporting.page import cell
 
     made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for at, (name, value) in enumerate(rows[0].items()):
@@ -66,3 +71,22 @@ def usage() -> Iterator[None]:
         line = "; ".join([f"jaxhal: {text}", *getattr(error, "__notes__", ())])
         typer.echo(line, err=True)
         raise typer.Exit(2) from error
+
+
+def pair_of(text: str) -> tuple[str, str]:
+    """Key and value of ``key=value``."""
+    key, equals, value = text.partition("=")
+    if not key or not equals:
+        raise ValueError(f"{text!r} is no option; write key=value")
+    return key, value
+
+
+def finish(console: "Console", found: Sequence[str | None]) -> None:
+    """Says what failed and exits 1 if anything did."""
+    errors = [error for error in found if error is not None]
+    for error in errors[:10]:
+        console.print(f"error: {error}", soft_wrap=True)
+    if len(errors) > 10:
+        console.print(f"and {len(errors) - 10} more errors")
+    if errors:
+        raise typer.Exit(1)

@@ -7,15 +7,11 @@ from typing import Annotated, Any
 
 import typer
 
-from jaxhal.cli.console import as_table, terminal, usage
+from jaxhal.cli.console import Setting, as_table, terminal, usage
 
 app = typer.Typer(no_args_is_help=True, help="Guards an agent by its bound.")
 
 Config = Annotated[str, typer.Argument(help="A YAML configuration.")]
-Setting = Annotated[
-    list[str] | None,
-    typer.Argument(metavar="[KEY=VALUE]...", help="Dotted keys and YAML values."),
-]
 
 
 @app.command()
@@ -26,7 +22,8 @@ def explore(config: Config, settings: Setting = None) -> None:
     summary.json, and review.jsonl: give a row there a "label" of 0 or 1 and explore
     again.  An exploration that was stopped goes on where it was.
     """
-    from jaxhal.watchdog.config import explorer_of, load_watch, plan_of
+    from jaxhal.watchdog.building import explorer_of
+    from jaxhal.watchdog.config import load_watch, plan_of
 
     with usage():
         loaded = load_watch(config, settings or ())
@@ -80,8 +77,7 @@ def check(
         typer.Option("--query", "-q", help="What is asked; repeat for more."),
     ] = None,
     source: Annotated[
-        Path | None,
-        typer.Option("--input", "-i", help="A text file, a query a line."),
+        Path | None, typer.Option("--input", "-i", help="A text file, a query a line.")
     ] = None,
     setting: Annotated[
         list[str] | None,
@@ -90,8 +86,9 @@ def check(
 ) -> None:
     """Says of queries whether the agent may hallucinate, a JSON object a line."""
     from jaxhal.datasets.jsonl import numbered_lines
-    from jaxhal.watchdog.config import load_watch, watchdog_of
-    from jaxhal.watchdog.serve import verdict
+    from jaxhal.watchdog.building import watchdog_of
+    from jaxhal.watchdog.config import load_watch
+    from jaxhal.watchdog.verdict import verdict
 
     with usage():
         loaded = load_watch(config, setting or ())
@@ -140,7 +137,8 @@ def serve(
 ) -> None:
     """Stands in front of the agent and speaks as OpenAI's chat completions do."""
     from jaxhal.serve.limits import Limits
-    from jaxhal.watchdog.config import load_watch, watchdog_of
+    from jaxhal.watchdog.building import watchdog_of
+    from jaxhal.watchdog.config import load_watch
     from jaxhal.watchdog.serve import Service
 
     with usage():

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 from jaxhal.experiments import folder, running, timing
 from jaxhal.experiments.config import Config as Config
 from jaxhal.experiments.config import Data as Data
-from jaxhal.experiments.config import check_name
 from jaxhal.experiments.config import load_config as load_config
 from jaxhal.experiments.crossing import across_models as across_models
-from jaxhal.experiments.results import Judged
+from jaxhal.io.configuration import check_name
+from jaxhal.reporting.results import Judged
 from jaxhal.scoring.fitting import Fitted
 from jaxhal.scoring.inputs import Inputs
 

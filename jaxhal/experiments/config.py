@@ -1,22 +1,16 @@
 """An experiment as data: one small YAML file, every key checked."""
 
-import contextlib
 import dataclasses
 import os
-import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from omegaconf import MISSING, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError
+from omegaconf import MISSING
 
-from jaxhal.io.showing import shown
+from jaxhal.io.configuration import check_name, structured
+from jaxhal.models.lm import DTYPES
 from jaxhal.tuning.settings import Tuning
-
-# Bytes of a folder's name; systems allow 255, and what is built beside it has more.
-_LONGEST_NAME = 150
 
 
 @dataclasses.dataclass
@@ -118,7 +112,6 @@ UNITS = {
 }
 THRESHOLDS = ("f1", "accuracy")
 CALIBRATIONS = ("platt", "isotonic")
-DTYPES = ("float32", "bfloat16")
 
 
 def load_config(
@@ -145,132 +138,6 @@ def load_config(
         data.label = data.label or Path(data.name).stem
     _check(config)
     return config
-
-
-def structured(
-    schema: type,
-    source: str | os.PathLike | Mapping[str, Any] | Any,
-    overrides: Iterable[str] = (),
-) -> Any:
-    """A dataclass from a YAML file, a mapping or an instance, every key checked.
-
-    Args:
-      schema: the dataclass.
-      source: where it comes from.
-      overrides: dotted ``key=value`` pairs, values as in YAML.
-
-    Raises:
-      FileNotFoundError: when the file does not exist.
-      ValueError: on what is not YAML, an unknown key, a value of the wrong kind, or a
-        missing one.
-    """
-    if isinstance(source, (str, os.PathLike)):
-        path = Path(source)
-        if not path.is_file():
-            raise FileNotFoundError(f"{path}: no such file; give a .yaml configuration")
-        with _explained(str(path)):
-            found = OmegaConf.load(path)
-    elif isinstance(source, schema):
-        found = OmegaConf.structured(source)
-    else:
-        found = OmegaConf.create(dict(source))
-    try:
-        merged = OmegaConf.merge(OmegaConf.structured(schema), found)
-        for pair in overrides:
-            key, equals, value = pair.partition("=")
-            if not equals:
-                raise ValueError(f"override {pair!r} is not of the form key=value")
-            if key.startswith("tuning.") and "tuning" in merged:
-                if merged.tuning is None:
-                    OmegaConf.update(merged, "tuning", {})
-                block: Any = merged.tuning
-                OmegaConf.set_readonly(block, False)  # what is frozen comes of it
-            if OmegaConf.select(merged, key, throw_on_missing=False) is None:
-                _check_key(merged, key)
-            with _explained(pair):
-                parsed: Any = OmegaConf.create(f"x: {value}")
-            _check_plain(parsed, pair)
-            OmegaConf.update(merged, key, parsed["x"])
-        _check_plain(merged, "the configuration")
-        return OmegaConf.to_object(merged)
-    except OmegaConfBaseException as error:
-        raise ValueError(f"configuration: {str(error).splitlines()[0]}") from error
-
-
-def check_name(name: str) -> None:
-    """Makes sure that a name is that of one folder, and of no other place.
-
-    Raises:
-      ValueError: when it is not.
-    """
-    plain = re.fullmatch(r"[^./\\\x00-\x1f][^/\\\x00-\x1f]*", name)
-    if not plain or name != name.strip() or len(name.encode()) > _LONGEST_NAME:
-        raise ValueError(
-            f"name is {shown(name)!r}; it names one folder below 'out': give at most "
-            f"{_LONGEST_NAME} bytes without slashes and without a dot first"
-        )
-
-
-def to_yaml(config: Any) -> str:
-    """The configuration with every default written out."""
-    return OmegaConf.to_yaml(OmegaConf.structured(config))
-
-
-@contextlib.contextmanager
-def _explained(where: str) -> Iterator[None]:
-    """Says what is not YAML."""
-    try:
-        yield
-    except YAMLError as error:
-        problem = " ".join(str(error).split())
-        raise ValueError(
-            f"{where!r} is not YAML, close its brackets and quote its colons: {problem}"
-        ) from error
-
-
-def _check_plain(config: Any, where: str) -> None:
-    """Refuses what asks for anything but another key of the configuration.
-
-    What a configuration holds is written to run folders and pages, so values of the
-    environment, which may be secret, do not get in.
-    """
-
-    def walk(value: Any, key: str) -> None:
-        if isinstance(value, dict):
-            for name, inner in value.items():
-                walk(inner, f"{key}.{name}" if key else str(name))
-        elif isinstance(value, list):
-            for at, inner in enumerate(value):
-                walk(inner, f"{key}.{at}")
-        elif isinstance(value, str):
-            rest, count = value, 1
-            while count:  # from the innermost out
-                rest, count = re.subn(r"\$\{[\w.\[\]]+\}", "", rest)
-            if "${" in rest:
-                raise ValueError(
-                    f"{where}: {key} is {shown(value)!r}; only other keys can stand in "
-                    "${...}: the environment and other resolvers are not read, for "
-                    "what they give would be written to results and pages; write the "
-                    "value itself"
-                )
-
-    walk(OmegaConf.to_container(config, resolve=False), "")
-
-
-def _check_key(merged: Any, key: str) -> None:
-    """An override may name what has no value yet, but not what does not exist."""
-    parent, _, last = key.rpartition(".")
-    holder = OmegaConf.select(merged, parent) if parent else merged
-    if holder is None:
-        _check_key(merged, parent)
-    elif OmegaConf.is_list(holder):
-        raise ValueError(
-            f"unknown key {key!r}; {parent!r} has {len(holder)}, counted from 0"
-        )
-    elif not OmegaConf.is_dict(holder):
-        raise ValueError(f"unknown key {key!r}; {parent!r} is one value, {holder!r}")
-    elif last not in holder.keys() and OmegaConf.get_type(holder) is not dict:
-        raise ValueError(f"unknown key {key!r}; it takes {', '.join(holder.keys())}")
 
 
 def _check(config: Config) -> None:

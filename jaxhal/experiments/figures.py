@@ -9,11 +9,12 @@ from jaxhal import plotting
 from jaxhal.capture.forward import read
 from jaxhal.detectors import Detector
 from jaxhal.detectors.toha import Heads
-from jaxhal.experiments import relevance, results
+from jaxhal.experiments import relevance
 from jaxhal.experiments.config import UNITS, Config
 from jaxhal.experiments.running import Found
 from jaxhal.features.forest import Forest
 from jaxhal.models.lm import LM
+from jaxhal.reporting import results
 from jaxhal.scoring.fitting import Fitted
 from jaxhal.scoring.inputs import Inputs
 

@@ -19,18 +19,20 @@ from jaxhal.experiments import (
     finetuning,
     page,
     relevance,
-    results,
     running,
     sentences,
 )
 from jaxhal.experiments.answers import PAGE, reports, token_table
-from jaxhal.experiments.config import Config, structured, to_yaml
+from jaxhal.experiments.config import Config
 from jaxhal.experiments.figures import figures
 from jaxhal.experiments.running import Found
+from jaxhal.io.configuration import structured, to_yaml
 from jaxhal.io.files import replacing, staged
 from jaxhal.models.lm import LM
+from jaxhal.reporting import results
 from jaxhal.reporting.markdown import picture
-from jaxhal.reporting.report import Report, write_html
+from jaxhal.reporting.page import write_html
+from jaxhal.reporting.report import Report
 from jaxhal.scoring.inputs import Inputs
 from jaxhal.scoring.saving import save
 

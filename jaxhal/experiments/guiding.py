@@ -12,26 +12,22 @@ import jax
 import numpy as np
 
 from jaxhal.datasets import Question
+from jaxhal.datasets.named import check_questions
 from jaxhal.evaluation.intervals import mean_interval
-from jaxhal.experiments.config import DTYPES, check_name, structured
-from jaxhal.experiments.making import (
-    Writing,
-    check_questions,
-    claim,
-    prompt_of,
-    questions_of,
-)
-from jaxhal.experiments.running import model
+from jaxhal.experiments.making import Writing, prompt_of, questions_of
 from jaxhal.features.controls import novel_word_share, response_length
 from jaxhal.generation import GREEDY, Generated, Sampling, generate, requests
+from jaxhal.io.configuration import check_name, claim, structured
 from jaxhal.io.files import alone, append, lines_of, replacing
 from jaxhal.io.progress import progress_bar
 from jaxhal.llm.judges import references
-from jaxhal.models.lm import LM
+from jaxhal.models.lm import DTYPES, LM
+from jaxhal.models.lm import kept_lm as model
 from jaxhal.plotting.comparisons import guided_pairs
 from jaxhal.reading.keys import digest
 from jaxhal.reporting.markdown import Markdown, escaped, table
-from jaxhal.reporting.report import Report, write_html
+from jaxhal.reporting.page import write_html
+from jaxhal.reporting.report import Report
 from jaxhal.scoring.detection import resolve, score
 from jaxhal.scoring.fitting import Fitted
 from jaxhal.scoring.guided import guide

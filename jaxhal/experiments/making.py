@@ -4,7 +4,7 @@ import collections
 import dataclasses
 import datetime
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,29 +13,23 @@ import numpy as np
 from omegaconf import MISSING
 
 import jaxhal
-from jaxhal import datasets
 from jaxhal.datasets import Question
 from jaxhal.datasets.jsonl import write_rows
-from jaxhal.experiments.config import DTYPES, check_name, structured, to_yaml
-from jaxhal.experiments.running import model
+from jaxhal.datasets.named import QUESTIONS as QUESTIONS
+from jaxhal.datasets.named import check_questions, load_questions
 from jaxhal.generation import Sampling, generate, requests
-from jaxhal.io.files import alone, append, lines_of, replacing
+from jaxhal.io.checks import one_of
+from jaxhal.io.configuration import check_name, claim, structured, write_config
+from jaxhal.io.files import alone, append, lines_of
 from jaxhal.io.progress import progress_bar
 from jaxhal.llm import hosts
 from jaxhal.llm.endpoint import Endpoint, NoReply
 from jaxhal.llm.judges import NEARNESS, EndpointJudge, Judge, OverlapRule, ReferenceRule
-from jaxhal.models.lm import LM
+from jaxhal.models.lm import DTYPES, LM
+from jaxhal.models.lm import kept_lm as model
 from jaxhal.reading.keys import digest
 from jaxhal.types import Example
 
-# name -> questions with right answers.
-QUESTIONS: dict[str, Callable[..., list[Question]]] = {
-    "squad": lambda **options: datasets.toha_questions("squad", **options),
-    "coqa": lambda **options: datasets.toha_questions("coqa", **options),
-    "truthfulqa": datasets.truthfulqa_questions,
-    "medquad": datasets.medquad,
-    "xsum": datasets.xsum_inputs,
-}
 _JUDGES = ("reference", "overlap", "endpoint")
 
 
@@ -157,7 +151,7 @@ def make(
         # Labels may be judged in another way than before, and no data set come of them.
         (folder / "dataset.jsonl").unlink(missing_ok=True)
         rows = _judged(config, questions, answers, judge, folder, progress)
-        _write_config(folder, config)
+        write_config(folder, config)
         kept = _kept(config, rows)
         write_rows(folder / "dataset.jsonl", kept)
     counts = collections.Counter(_kind(row) for row in rows)
@@ -182,16 +176,9 @@ def _answers(config: Making) -> Making:
 
 def _check(config: Making) -> None:
     check_questions(config.questions)
-    choices = {
-        "judge": _JUDGES,
-        "nearness": NEARNESS,
-        "dtype": DTYPES,
-    }
-    for name, known in choices.items():
-        if getattr(config, name) not in known:
-            raise ValueError(
-                f"{name} is {getattr(config, name)!r}; use one of {', '.join(known)}"
-            )
+    one_of(_JUDGES, judge=config.judge)
+    one_of(NEARNESS, nearness=config.nearness)
+    one_of(DTYPES, dtype=config.dtype)
     if "{question}" not in config.prompt:
         raise ValueError(f"prompt is {config.prompt!r}; it must hold {{question}}")
     if config.contained not in (None, 0, 1):
@@ -214,78 +201,6 @@ def _check(config: Making) -> None:
 
 def _sampling(config: Making) -> Sampling:
     return Sampling(temperature=config.temperature, top_p=config.top_p)
-
-
-def claim(
-    folder: Path,
-    config: Any,
-    counts: Callable[[Any], Any] = lambda one: one,
-    beside: Sequence[str] = (),
-) -> None:
-    """Makes sure that what the folder holds was made the same way.
-
-    Args:
-      folder: made, with config.yaml in it, if it is not there.
-      config: a dataclass; a field that it had not then counts as left out.
-      counts: what of it has to be the same; where the folder is never is.
-      beside: files that may be there before config.yaml is.
-
-    Raises:
-      FileExistsError: when the folder holds what none of its kind made.
-      ValueError: naming what differs.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / "config.yaml"
-    if not path.is_file():
-        names = sorted(entry.name for entry in folder.iterdir())
-        if strange := [n for n in names if n not in beside and not n.startswith(".")]:
-            raise FileExistsError(
-                f"{folder} holds what was not made here, such as {strange[0]!r}; give "
-                "another 'name' or 'out'"
-            )
-        _write_config(folder, config)
-        return
-    kept = dataclasses.replace(structured(type(config), path, []), out=config.out)
-    kept, asked = counts(kept), counts(config)
-    names = [field.name for field in dataclasses.fields(config)]
-    other = [name for name in names if getattr(kept, name) != getattr(asked, name)]
-    if other:
-        raise ValueError(
-            f"{folder} holds what another configuration made, with another "
-            f"{', '.join(other)}; give this one another 'name', or delete the folder"
-        )
-
-
-def _write_config(folder: Path, config: Any) -> None:
-    with replacing(folder / "config.yaml") as file:
-        file.write(to_yaml(config))
-
-
-def check_questions(name: str) -> None:
-    """Makes sure that questions can go by that name.
-
-    Raises:
-      ValueError: when it is neither of :data:`QUESTIONS` nor that of a JSONL file.
-    """
-    if name not in QUESTIONS and not name.endswith(".jsonl"):
-        raise ValueError(
-            f"questions is {name!r}; use one of {', '.join(QUESTIONS)}, or a file of "
-            "your own that ends in .jsonl"
-        )
-
-
-def load_questions(name: str, options: Mapping[str, Any]) -> list[Question]:
-    """Questions by name, or those of a file as ``datasets.questions_from`` reads it.
-
-    Raises:
-      FileNotFoundError: when there is no such file.
-      ValueError: as what loads them does; on options of a file, which has none.
-    """
-    if name in QUESTIONS:
-        return QUESTIONS[name](**options)
-    if options:
-        raise ValueError(f"options are {dict(options)}; a file of questions takes none")
-    return datasets.questions_from(name)
 
 
 def questions_of(config: Writing) -> list[Question]:
@@ -335,11 +250,16 @@ def _answered(
     names = [digest(prompt) for prompt in prompts]
     # An answer to what the question or its context was before is none.
     known = {(row["id"], row.get("prompt")): row for row in lines_of(path)}
-    about = {
-        "model": config.model,
-        "jaxhal": jaxhal.__version__,
-        "made": datetime.datetime.now(datetime.UTC).date().isoformat(),
-    }
+    today = datetime.datetime.now(datetime.UTC).date().isoformat()
+
+    def row(
+        at: int, response: str, stopped: str, logprob: float, tokens: int
+    ) -> dict[str, Any]:
+        about = {"model": config.model, "jaxhal": jaxhal.__version__, "made": today}
+        ending = {"stopped": stopped, "logprob": logprob, "tokens": tokens}
+        known_by = {"id": questions[at].id, "prompt": names[at]}
+        return known_by | about | {"response": response} | ending
+
     keys = jax.vmap(jax.random.fold_in, (None, 0))(
         jax.random.key(config.seed), np.arange(len(questions))
     )
@@ -350,14 +270,11 @@ def _answered(
             part = lacking[start : start + config.batch_size]
             some = {at: prompts[at] for at in part}
             errors = requests.unanswerable(lm, some, config.max_new_tokens)
-            none = about | {"response": "", "stopped": "error"}
-            none |= {"logprob": 0.0, "tokens": 0}
             fresh = [
-                {"id": questions[at].id, "prompt": names[at], **none, "error": error}
+                row(at, "", "error", 0.0, 0) | {"error": error}
                 for at, error in errors.items()
             ]
-            part = [at for at in part if at not in errors]
-            if part:
+            if part := [at for at in part if at not in errors]:
                 found = generate(
                     lm,
                     [prompts[at] for at in part],
@@ -368,20 +285,10 @@ def _answered(
                     batch_size=config.batch_size,
                     progress=False,
                 )
-            else:
-                found = []
-            fresh += [
-                {
-                    "id": questions[at].id,
-                    "prompt": names[at],
-                    **about,
-                    "response": one.text.strip(),
-                    "stopped": one.stopped,
-                    "logprob": float(one.logprobs.sum()),
-                    "tokens": len(one.tokens),
-                }
-                for at, (one,) in zip(part, found, strict=True)
-            ]
+                for at, (one,) in zip(part, found, strict=True):
+                    total = float(one.logprobs.sum())
+                    text = one.text.strip()
+                    fresh.append(row(at, text, one.stopped, total, len(one.tokens)))
             append(path, fresh)
             known |= {(row["id"], row["prompt"]): row for row in fresh}
             bar.update(len(fresh))
@@ -469,11 +376,6 @@ def _kept(config: Making, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]
         by_label = {k: rng.permutation(v)[:size].tolist() for k, v in by_label.items()}
     kept = [rows[at] for at in sorted(at for some in by_label.values() for at in some)]
     for row in kept:  # what a data set's row must hold, checked here
-        Example(
-            row["response"],
-            prompt=row["prompt"],
-            context=row["context"],
-            question=row["question"],
-            label=row["label"],
-        )
+        names = ("response", "prompt", "context", "question", "label")
+        Example(**{name: row[name] for name in names})
     return [{k: v for k, v in row.items() if k != "error"} for row in kept]

@@ -6,12 +6,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jaxhal.detectors import Detector
-from jaxhal.experiments import relevance, results, sentences
+from jaxhal.experiments import relevance, sentences
 from jaxhal.experiments.config import UNITS, Config
 from jaxhal.experiments.protocols import PUBLISHED_SEEDS
-from jaxhal.experiments.results import Judged
 from jaxhal.models.devices import device_name
+from jaxhal.reporting import results
 from jaxhal.reporting.markdown import escaped, rendered, table
+from jaxhal.reporting.results import Judged
 from jaxhal.reporting.summary import verdict
 from jaxhal.scoring.inputs import Inputs
 

@@ -1,36 +1,29 @@
 """One configuration to scores: read once, fit, judge."""
 
 import dataclasses
-import functools
 import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jaxhal.datasets import load_dataset
-from jaxhal.detectors import CATALOGUE, Detector, Targets, build
+from jaxhal.detectors import CATALOGUE, Detector, build
 from jaxhal.experiments import finetuning
 from jaxhal.experiments.config import Config, Data
 from jaxhal.experiments.protocols import Split, splits
-from jaxhal.experiments.results import Judged, own
-from jaxhal.io.progress import Bar, progress_bar
-from jaxhal.models.lm import LM, load
+from jaxhal.io.progress import progress_bar
+from jaxhal.models.lm import kept_lm as model
 from jaxhal.models.registry import private_cache
 from jaxhal.reading.store import Store
-from jaxhal.scoring.fitting import Fitted, fit
+from jaxhal.reporting.results import Judged, own
+from jaxhal.scoring.fitting import Fitted
 from jaxhal.scoring.inputs import Inputs, collect
+from jaxhal.scoring.splits import columns_of, fit_part, frame_of
 from jaxhal.tuning import Tuned
 from jaxhal.types import Example
-
-
-@functools.lru_cache(maxsize=1)
-def model(name: str, dtype: str) -> LM:
-    """The reader, loaded once however many experiments ask for it."""
-    return load(name, dtype=jnp.dtype(dtype))
 
 
 def examples_of(data: Data, seed: int) -> list[Example]:
@@ -115,7 +108,16 @@ def judge(
                 if fold and np.array_equal(train, found[fold - 1].train):
                     bar.update(len(detectors))
                 else:
-                    fitted = _fit(config, detectors, data[label], train, fold, bar)
+                    fitted = fit_part(
+                        detectors,
+                        data[label],
+                        train,
+                        jax.random.fold_in(jax.random.key(config.seed), fold),
+                        objective=config.threshold,
+                        precision=config.precision,
+                        calibration=config.calibration,
+                        bar=bar,
+                    )
                     if config.tuning is not None:
                         tuned = _tune(config, label, data[label], train, fold, progress)
                         kept_tuned.setdefault(label, tuned.tuned)
@@ -125,12 +127,12 @@ def judge(
                     whole = test if other == label else parts[other][0].test
                     rows = elsewhere.get((label, other), whole)
                     left_out = len(whole) - len(rows)
-                    frame = _frame(one, rows, fitted)
+                    frame = frame_of(one, rows, fitted)
                     if tuned is not None:
                         some = [one.examples[row] for row in rows]
                         score = tuned.score(some, progress)
                         name = finetuning.FINE_TUNED.name
-                        frame = frame.assign(**_columns(name, tuned.fitted, score))
+                        frame = frame.assign(**columns_of(name, tuned.fitted, score))
                     judged.append(Judged(label, other, fold, number, left_out, frame))
     return Found(judged, parts, kept, kept_tuned)
 
@@ -173,33 +175,6 @@ def _elsewhere(
     return rows
 
 
-def _fit(
-    config: Config,
-    detectors: Sequence[Detector],
-    data: Inputs,
-    train: np.ndarray,
-    fold: int,
-    bar: Bar,
-) -> dict[str, Fitted]:
-    key = jax.random.fold_in(jax.random.key(config.seed), fold)
-    everything = Targets(data.labels, data.groups, np.ones(len(data.labels)), key)
-    targets = everything.only(train)
-    fitted: dict[str, Fitted] = {}
-    # Ensembles last: their members need not be fitted again.
-    for detector in sorted(detectors, key=lambda one: bool(one.members)):
-        fitted[detector.name] = fit(
-            detector,
-            data.inputs[detector.name],
-            targets,
-            objective=config.threshold,  # pyright: ignore[reportArgumentType]  (checked)
-            precision=config.precision,
-            calibration=config.calibration,  # pyright: ignore[reportArgumentType]
-            known=fitted,
-        )
-        bar.update()
-    return {detector.name: fitted[detector.name] for detector in detectors}
-
-
 def _tune(
     config: Config,
     label: str,
@@ -211,28 +186,6 @@ def _tune(
     lm = model(config.model, config.dtype)
     folder = Path(config.out) / config.name / finetuning.CHECKPOINTS / label / str(fold)
     return finetuning.tune(config, lm, data, train, folder, progress)
-
-
-def _frame(data: Inputs, rows: np.ndarray, fitted: Mapping[str, Fitted]) -> Any:
-    import pandas as pd
-
-    columns: dict[str, Any] = {
-        "row": rows,
-        "id": [data.examples[row].id for row in rows],
-        "source": data.groups[rows],
-        "label": data.labels[rows],
-    }
-    for name, one in fitted.items():
-        columns |= _columns(name, one, one.score(data.inputs[name])[rows])
-    return pd.DataFrame(columns)
-
-
-def _columns(name: str, one: Fitted, score: np.ndarray) -> dict[str, np.ndarray]:
-    return {
-        name: score,
-        f"{name}.probability": one.probabilities(score),
-        f"{name}.flagged": one.reaches(score),
-    }
 
 
 def specs_of(config: Config) -> dict[str, Any]:

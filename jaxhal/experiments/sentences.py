@@ -9,9 +9,9 @@ import numpy as np
 from jaxhal.detectors import Detector
 from jaxhal.evaluation.intervals import correlation
 from jaxhal.evaluation.ranking import auprc
-from jaxhal.experiments.results import Judged, pooled
 from jaxhal.reporting.markdown import Markdown, measured
 from jaxhal.reporting.markdown import table as markdown_table
+from jaxhal.reporting.results import Judged, pooled
 from jaxhal.scoring.inputs import Inputs
 
 _READING = (

@@ -10,7 +10,7 @@ import os
 import re
 import ssl
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -180,15 +180,7 @@ class Endpoint:
         openai = self.client_library()
         try:
             # A client of its own each time leaves no connection open behind it.
-            with openai.OpenAI(
-                base_url=self.url,
-                api_key=self.key(),
-                timeout=self.timeout,
-                http_client=openai.DefaultHttpxClient(
-                    event_hooks={"request": [self.bare], "response": [self._bounded]},
-                    **self.connecting(),
-                ),
-            ) as client:
+            with self.client() as client:
                 answer = client.chat.completions.create(
                     model=self.model, messages=self._messages(asked), temperature=0
                 )
@@ -216,12 +208,43 @@ class Endpoint:
             )
         return storable(reply)
 
-    def connecting(self) -> dict[str, Any]:
-        """How a client connects: nobody else gets what this server is sent."""
-        near = hosts.server_of(self.url).is_local  # no proxy should see it
-        return {"verify": trusted(), "follow_redirects": False, "trust_env": not near}
+    def client(self, retries: int = 2, turn: Any = None) -> Any:
+        """A client whose requests and responses are looked at.
 
-    def bare(self, request: Any) -> None:
+        Args:
+          retries: requests made after the first.
+          turn: a coroutine function that every request waits for first; with one the
+            client is asynchronous.
+        """
+        openai = self.client_library()
+
+        async def begins(request: Any) -> None:
+            self._bared(request)
+            await turn()
+
+        async def ends(response: Any) -> None:
+            self._bounded(response)
+
+        kind, http = openai.OpenAI, openai.DefaultHttpxClient
+        hooks: dict[str, Any] = {"request": [self._bared], "response": [self._bounded]}
+        if turn is not None:
+            kind, http = openai.AsyncOpenAI, openai.DefaultAsyncHttpxClient
+            hooks = {"request": [begins], "response": [ends]}
+        near = hosts.server_of(self.url).is_local  # no proxy should see it
+        return kind(
+            base_url=self.url,
+            api_key=self.key(),
+            timeout=self.timeout,
+            max_retries=retries,
+            http_client=http(
+                event_hooks=hooks,
+                verify=trusted(),
+                follow_redirects=False,
+                trust_env=not near,
+            ),
+        )
+
+    def _bared(self, request: Any) -> None:
         """Takes from a request whatever a server without the key should not have."""
         if self.keyed:
             return
@@ -230,44 +253,39 @@ class Endpoint:
                 del request.headers[name]
         request.headers["Authorization"] = f"Bearer {_NO_KEY}"
 
-    def check_here(self, response: Any) -> None:
-        """Raises the client's error where a server sends its askers elsewhere."""
+    def _bounded(self, response: Any) -> None:
+        """Has a response end in the client's error, which the client passes on.
+
+        That is where it sends its askers elsewhere, is too much or takes too long.
+        """
+        openai = self.client_library()
         if response.has_redirect_location:
-            raise self.client_library().PermissionDeniedError(
+            raise openai.PermissionDeniedError(
                 f"it sends to {shown(response.headers['location'])}, where nothing is "
                 "sent; give that address if you trust it",
                 response=response,
                 body=None,
             )
+        read, later = response.iter_bytes, response.aiter_bytes
+        size, ends = 0, time.monotonic() + self.patience
 
-    def _bounded(self, response: Any) -> None:
-        self.check_here(response)
-        read, gauge = response.iter_bytes, self.gauge()
-
-        def bounded(chunk_size: int | None = None) -> Iterator[bytes]:
-            for piece in read(chunk_size):
-                gauge(piece)
-                yield piece
-
-        response.iter_bytes = bounded
-
-    def gauge(self) -> Callable[[bytes], None]:
-        """Takes what comes of one response, until that is too much or takes too long.
-
-        Then it raises the client's error, which the client passes on.
-        """
-        fault, size = self.client_library().OpenAIError, 0
-        ends = time.monotonic() + self.patience
-
-        def take(piece: bytes) -> None:
+        def take(piece: bytes) -> bytes:
             nonlocal size
             size += len(piece)
             if size > MOST_BYTES:
-                raise fault(f"the server sent over {MOST_BYTES} bytes")
+                raise openai.OpenAIError(f"the server sent over {MOST_BYTES} bytes")
             if time.monotonic() > ends:
-                raise fault(f"no whole answer in {self.patience:.0f} seconds")
+                raise openai.OpenAIError(
+                    f"no whole answer in {self.patience:.0f} seconds"
+                )
+            return piece
 
-        return take
+        async def bounded(chunk_size: int | None = None) -> AsyncIterator[bytes]:
+            async for piece in later(chunk_size):
+                yield take(piece)
+
+        response.iter_bytes = lambda chunk_size=None: map(take, read(chunk_size))
+        response.aiter_bytes = bounded
 
     @property
     def patience(self) -> float:
@@ -352,10 +370,6 @@ def is_cut(choice: Any) -> bool:
 
 def endpoint_of(url: str | None, model: str | None) -> Endpoint | None:
     """The endpoint that is asked in place of the reader; ``None`` for the reader.
-
-    Args:
-      url: its base address, or ``None``.
-      model: the model's name there, or ``None``.
 
     Raises:
       ValueError: when only one of the two is given, or they name nothing.

@@ -87,10 +87,7 @@ def is_named(
 ) -> bool:
     """Whether the user has named a server's host.
 
-    Args:
-      server: as :func:`server_of` finds it.
-      names: hosts named in code, with or without a port.
-      environ: where $JAXHAL_ENDPOINTS and $OPENAI_BASE_URL are.
+    That is by ``names``, with or without a port, or in the environment.
 
     Raises:
       ValueError: on a name that is no host.

@@ -5,6 +5,7 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol, runtime_checkable
 
+from jaxhal.io.checks import one_of
 from jaxhal.io.showing import quoted
 from jaxhal.llm.endpoint import Endpoint, json_object
 from jaxhal.texts import contains, declines, overlap, rouge_l, unigram_f1
@@ -45,7 +46,7 @@ _ENOUGH = 0.5
 
 
 @runtime_checkable
-class Asked(Protocol):
+class Answerable(Protocol):
     """A question with what a right answer says, as :class:`~jaxhal.datasets.Question`.
 
     ``text`` is the question, ``answer`` a reference answer or several, ``context`` the
@@ -75,10 +76,10 @@ class Verdict(NamedTuple):
     spans: tuple[Label, ...] | None
 
 
-Judge = Callable[[Asked, str], Verdict]
+Judge = Callable[[Answerable, str], Verdict]
 
 
-def references(question: Asked) -> tuple[str, ...]:
+def references(question: Answerable) -> tuple[str, ...]:
     """The reference answers to a question, at least one.
 
     Raises:
@@ -152,12 +153,9 @@ class ReferenceRule:
     nearness: str = "rouge_l"
 
     def __post_init__(self):
-        if self.nearness not in NEARNESS:
-            raise ValueError(
-                f"nearness is {self.nearness!r}; use one of {', '.join(NEARNESS)}"
-            )
+        one_of(NEARNESS, nearness=self.nearness)
 
-    def __call__(self, question: Asked, answer: str) -> Verdict:
+    def __call__(self, question: Answerable, answer: str) -> Verdict:
         known = references(question)
         if any(rouge_l(answer, each) == 1.0 for each in known):
             return Verdict(0, "the answer is a reference", ())
@@ -205,7 +203,7 @@ class OverlapRule:
 
     contained: bool = False
 
-    def __call__(self, question: Asked, answer: str) -> Verdict:
+    def __call__(self, question: Answerable, answer: str) -> Verdict:
         known = references(question)
         share = overlap(answer, known)
         why = f"overlap with the nearest reference is {share:.2f}"
@@ -231,13 +229,12 @@ class EndpointJudge:
       RuntimeError: when the endpoint does not answer.
 
     References:
-      Bazarova et al., Hallucination Detection in LLMs with Topological Divergence on
-      Attention Graphs, 2025, table 6: Yes, No or N/A of GPT-4o, without the parts.
+      Bazarova et al., 2025, table 6: Yes, No or N/A of GPT-4o, without the parts.
     """
 
     endpoint: Endpoint
 
-    def __call__(self, question: Asked, answer: str) -> Verdict:
+    def __call__(self, question: Answerable, answer: str) -> Verdict:
         where = f"question {question.text[:_SHOWN]!r}"
         if not answer.strip():
             raise ValueError(f"{where}: answer is {quoted(answer)}; it must hold text")
@@ -253,7 +250,7 @@ class EndpointJudge:
         return Verdict(_LABELS[word], why, None if word == "unsure" else tuple(spans))
 
 
-def _material(question: Asked, answer: str) -> str:
+def _material(question: Answerable, answer: str) -> str:
     source = question.context or "\n".join(
         f"A right answer is: {each}" for each in references(question)
     )

@@ -10,7 +10,7 @@ import numpy as np
 from jaxhal.io.showing import shown
 from jaxhal.models.config import Config, check_family, checked, llama_like, rope_from
 from jaxhal.models.settings import LAYERS, LENGTH, VOCABULARY, Settings
-from jaxhal.models.weights import Origin, Turn, linear, norm, same, transpose
+from jaxhal.models.tables import Origin, Turn, linear, norm, same, transpose
 
 
 class GGUFSource:

@@ -19,13 +19,16 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxhal.io import sealing
 from jaxhal.io.files import staged
-from jaxhal.models import decoder, registry, weights
+from jaxhal.models import decoder, registry, tables, weights
 from jaxhal.models.batching import check_length, check_rows, collate
 from jaxhal.models.config import Config, Rope, read_config
 from jaxhal.models.gguf import GGUFSource, config_from_gguf, gguf_table
 from jaxhal.models.ops import STANDARD
 from jaxhal.models.tokenizer import Tokenizer
 from jaxhal.types import Batch, Example
+
+#: Of parameters, as configurations name them.
+DTYPES = ("float32", "bfloat16")
 
 
 @jax.tree_util.register_dataclass
@@ -182,6 +185,12 @@ def load(source: str | os.PathLike, *, dtype: Any = jnp.float32) -> LM:
     )
 
 
+@functools.lru_cache(maxsize=1)
+def kept_lm(name: str, dtype: str) -> LM:
+    """The model of a name, loaded once however many ask for it."""
+    return load(name, dtype=jnp.dtype(dtype))
+
+
 def _from_hub(repo: str) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
@@ -206,7 +215,7 @@ def _load_folder(folder: Path, name: str, dtype: Any) -> LM:
     bare = "transformer." if config.family in ("gpt2", "falcon") else "model."
     source = weights.SafetensorsSource(folder, bare)
     graphdef, params = weights.fill(
-        config, source, weights.huggingface_table(config), dtype
+        config, source, tables.huggingface_table(config), dtype
     )
     return LM(params, graphdef, config, tokenizer, name)
 

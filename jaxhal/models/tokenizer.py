@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jaxtyping import Array, Bool, Int
@@ -15,38 +15,13 @@ from jaxhal.io.showing import cut, shown
 from jaxhal.models import characters, gguf_tokenizer, templates
 from jaxhal.models.batching import Encoded
 from jaxhal.models.control import Places, disarmed, mark
+from jaxhal.models.prompts import Prompt, Rendered, prompt_of
 from jaxhal.models.settings import Settings, read_json
 from jaxhal.types import Example
 
 if TYPE_CHECKING:
     import gguf
     import tokenizers
-
-
-class Rendered(NamedTuple):
-    """A user's text inside the chat template; joined, the pieces are the prompt."""
-
-    prefix: str
-    text: str
-    suffix: str
-
-
-class Prompt(NamedTuple):
-    """A whole prompt text and the ``(start, end)`` characters of its parts.
-
-    Attributes:
-      text: the prompt.
-      user: what the user wrote.
-      document, question: the context, and what is asked.
-      control: where control tokens are recognised: what the template wrote, or all of a
-        finished prompt but the context and the question.
-    """
-
-    text: str
-    user: tuple[int, int]
-    document: tuple[int, int]
-    question: tuple[int, int]
-    control: Places
 
 
 # The tokens that a model is shown beside those of a text.
@@ -250,32 +225,7 @@ class Tokenizer:
         Raises:
           ValueError: as :meth:`render`.
         """
-        text = example.source_text
-        if example.templated:
-            prefix, middle, suffix = "", text, ""
-        else:
-            prefix, middle, suffix = self.render(text)
-        start, end = len(prefix), len(prefix) + len(middle)
-        shift = start - text.index(middle)  # below start where the template strips
-
-        def span(first: int, last: int) -> tuple[int, int]:
-            return max(first + shift, start), min(last + shift, end)
-
-        document, question = (start, end), (end, end)
-        quoted = []
-        if example.context is not None:
-            first = text.index(example.context)
-            document = span(first, first + len(example.context))
-            quoted.append(document)
-        if example.question:
-            first = _find_question(text, example.question, example.context or "")
-            question = span(first, first + len(example.question))
-            quoted.append(question)
-        whole = prefix + middle + suffix
-        if not example.templated:
-            quoted = [(start, end)]
-        places = _around(quoted, len(whole))
-        return Prompt(whole, (start, end), document, question, places)
+        return prompt_of(example, self.render)
 
     def encode_example(self, example: Example, *, eos: bool = True) -> Encoded:
         """Prompt and response as tokens, each tokenised on its own.
@@ -381,26 +331,3 @@ def _overlap(
 ) -> Bool[np.ndarray, " tokens"]:
     start, end = span
     return (spans[:, 0] < end) & (spans[:, 1] > start) & (start < end)
-
-
-def _around(spans: Places, length: int) -> Places:
-    """What spans leave of a text.
-
-    >>> _around([(5, 8), (2, 4), (3, 4)], 9)
-    [(0, 2), (4, 5), (8, 9)]
-    """
-    left, last = [], 0
-    for start, end in sorted(spans):
-        if last < start:
-            left.append((last, start))
-        last = max(last, end)
-    return [*left, (last, length)] if last < length else left
-
-
-def _find_question(text: str, question: str, context: str) -> int:
-    """Where the question stands: its last place that is not inside the context."""
-    start = text.index(context)
-    before, after = text[:start], text[start + len(context) :]
-    if question in after:
-        return start + len(context) + after.rindex(question)
-    return (before if question in before else text).rindex(question)

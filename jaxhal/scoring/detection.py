@@ -84,7 +84,7 @@ def score(
         of :data:`jaxhal.scoring.judging.PREFERRED`.
       relevance: also trace what each response token rests on, by a name of
         :data:`jaxhal.lrp.RULE_SETS` or a rule set of one's own, for the page of
-        :func:`jaxhal.reporting.report.write_html`; it takes a pass back for every
+        :func:`jaxhal.reporting.page.write_html`; it takes a pass back for every
         token.
 
     Returns:

@@ -25,8 +25,6 @@ from jaxhal.watchdog.evaluators import Judgement as Judgement
 from jaxhal.watchdog.evaluators import ReferenceEvaluator as ReferenceEvaluator
 from jaxhal.watchdog.explore import Explored as Explored
 from jaxhal.watchdog.explore import Explorer as Explorer
-from jaxhal.watchdog.explore import Node as Node
-from jaxhal.watchdog.explore import Plan as Plan
 from jaxhal.watchdog.guarding import Check as Check
 from jaxhal.watchdog.guarding import Guarded as Guarded
 from jaxhal.watchdog.guarding import Watchdog as Watchdog
@@ -36,6 +34,8 @@ from jaxhal.watchdog.monitor import Decision as Decision
 from jaxhal.watchdog.monitor import Guard as Guard
 from jaxhal.watchdog.monitor import decide as decide
 from jaxhal.watchdog.monitor import monitor as monitor
+from jaxhal.watchdog.plan import Node as Node
+from jaxhal.watchdog.plan import Plan as Plan
 from jaxhal.watchdog.policy import Training as Training
 from jaxhal.watchdog.queries import Generator as Generator
 from jaxhal.watchdog.serve import Service as Service

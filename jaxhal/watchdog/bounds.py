@@ -89,6 +89,9 @@ class Hit(NamedTuple):
 class BoundaryStore(Protocol):
     """Points of an agent's bound, found by their vectors.
 
+    Each method raises ValueError on vectors of another width, not one for each point,
+    or on a ``k`` below 1; RuntimeError where a server does not do what it is asked.
+
     Attributes:
       width: of the vectors.
     """
@@ -160,11 +163,7 @@ class ExactStore:
         return iter(self._points)
 
     def add(self, points: Sequence[Point], vectors: Any) -> None:
-        """See :class:`BoundaryStore`.
-
-        Raises:
-          ValueError: when there is not one vector of the right width for each point.
-        """
+        """See :class:`BoundaryStore`."""
         block = paired(points, checked(vectors, self.width))
         lines = [
             {**dataclasses.asdict(one), "vector": _packed(vector)}
@@ -191,11 +190,7 @@ class ExactStore:
         return len(known)
 
     def search(self, vectors: Any, k: int) -> list[list[Hit]]:
-        """See :class:`BoundaryStore`.
-
-        Raises:
-          ValueError: on vectors of another width, or ``k`` below 1.
-        """
+        """See :class:`BoundaryStore`."""
         with self._lock:
             cosines, rows = self._index.search(vectors, k)
             kept = self._index[np.maximum(rows, 0)]

@@ -89,9 +89,6 @@ def looked_at(query: str, known: Container[str] = ()) -> list[str]:
     found wherever it stands, and whatever stands around it, unless it is mixed with
     other words.  Another query is looked at as it is.
 
-    Args:
-      query, known: as :func:`turns_of` takes them.
-
     Example:
       >>> looked_at(Conversation([("user", "Why is it? I ask."), ("user", "Go on.")]))
       ['Go on.', 'Why is it? I ask.', 'Why is it?']

@@ -13,20 +13,15 @@ from jaxhal.llm.entailment import Entailment, answering, both_ways
 
 
 def semantic_entropies(
-    queries: Sequence[str],
-    answers: Sequence[Sequence[str]],
-    entailment: Entailment,
+    queries: Sequence[str], answers: Sequence[Sequence[str]], entailment: Entailment
 ) -> Float[np.ndarray, " queries"]:
     """Discrete semantic entropy of each query's answers, in nats; higher = less sure.
 
     Answers mean the same where each entails the other.  No probabilities are needed, so
     any agent can be looked at.
 
-    Args:
-      queries: what was asked.
-      answers: to each query, as many as came; not a number where none did.
-      entailment: what decides whether two answers mean the same.
-        :func:`jaxhal.llm.entailment.answering` says what of the query it sees.
+    It is not a number where no answer came.  What of a query the entailment sees says
+    :func:`jaxhal.llm.entailment.answering`.
 
     References:
       Farquhar et al., Nature, 2024, discrete; chosen here because HalMit asks black
@@ -48,9 +43,7 @@ def semantic_entropies(
 
 
 def known_entropies(
-    queries: Sequence[str],
-    answers: Sequence[Sequence[str]],
-    entailment: Entailment,
+    queries: Sequence[str], answers: Sequence[Sequence[str]], entailment: Entailment
 ) -> list[tuple[float, str | None]]:
     """:func:`semantic_entropies`, and why one is not known.
 

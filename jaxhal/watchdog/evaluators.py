@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import numpy as np
 
 from jaxhal.datasets import Question
+from jaxhal.io.checks import at_least
 from jaxhal.llm.endpoint import Endpoint, Unanswered, Useless, json_object
 from jaxhal.llm.judges import Judge, OverlapRule
 from jaxhal.models.encoders.encoding import embed, kept_encoder
@@ -81,8 +82,7 @@ class ReferenceEvaluator:
       ValueError: when there are no questions.
 
     References:
-      Liu et al., Towards Mitigation of Hallucination for LLM-empowered Agents, 2025,
-      section 4.1, for the rule.
+      Liu et al., 2025, section 4.1, for the rule.
     """
 
     def __init__(
@@ -161,8 +161,7 @@ class EndpointEvaluator:
     _gate: Gate = dataclasses.field(init=False, repr=False, compare=False)
 
     def __post_init__(self):
-        if self.concurrency < 1:
-            raise ValueError(f"concurrency is {self.concurrency}; give at least 1")
+        at_least(1, concurrency=self.concurrency)
         object.__setattr__(self, "_gate", Gate(self.concurrency))
 
     @property

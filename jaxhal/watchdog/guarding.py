@@ -1,16 +1,19 @@
 """The watchdog itself: asks an agent's bound about every query."""
 
 import asyncio
+import copy
+import dataclasses
 import datetime
 import functools
 import time
 from collections.abc import Container, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 from jaxtyping import Array, Float
 
+from jaxhal.io.checks import at_least
 from jaxhal.io.showing import quoted
 from jaxhal.llm.entailment import Entailment, Similarity
 from jaxhal.models.batching import bucket
@@ -103,8 +106,7 @@ class Watchdog:
         entailment: Entailment | None = None,
         domain: str = "",
     ):
-        if samples < 1:
-            raise ValueError(f"samples is {samples}; give at least 1")
+        at_least(1, samples=samples)
         width = kept_encoder(encoder).config.hidden_size
         if width != store.width:
             raise ValueError(
@@ -115,6 +117,13 @@ class Watchdog:
         self.encoder, self.samples, self.temperature = encoder, samples, temperature
         self.answer_temperature = answer_temperature
         self.entailment, self.domain = entailment or Similarity(), domain
+
+    def behind(self, store: BoundaryStore, **settings: Any) -> "Watchdog":
+        """The same agent behind another bound, or guarded by other settings."""
+        other = copy.copy(self)
+        other.store = store
+        other.settings = dataclasses.replace(self.settings, **settings)
+        return other
 
     async def check(self, query: str, known: Container[str] = ()) -> Check:
         """Judges one query; see :meth:`checks`."""

@@ -8,6 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+from jaxhal.io.checks import at_least
+
 # Rows that there is room for at first; rows written at once, few numbers and so few
 # programs; rows of which the largest cosine is known before its place is.
 _ROOM, _BLOCKS, _GROUP = 256, (1 << 14, 1 << 10, 16), 256
@@ -104,8 +106,7 @@ class Index:
     """
 
     def __init__(self, width: int):
-        if width < 1:
-            raise ValueError(f"width is {width}; give at least 1")
+        at_least(1, width=width)
         self.width = width
         self._count = 0
         self._vectors = jnp.zeros((_ROOM, width), jnp.float32)
@@ -151,8 +152,7 @@ class Index:
         Raises:
           ValueError: on another width, a number that is not finite, or ``k`` below 1.
         """
-        if k < 1:
-            raise ValueError(f"k is {k}; ask for at least 1")
+        at_least(1, k=k)
         block = checked(queries, self.width)
         if not len(block):
             return np.zeros((0, k), np.float32), np.zeros((0, k), np.int32)

@@ -17,9 +17,6 @@ class Journal:
     Each is on the disk before it is used, so a run that was killed at any moment asks
     only what it was asking then.
 
-    Args:
-      path: of the file, made if it is not there.
-
     Raises:
       ValueError: on a file that is no journal.
     """
@@ -45,12 +42,9 @@ class Journal:
         make: Callable[[], Awaitable[Any]],
         keep: Callable[[Any], bool] = lambda value: True,
     ) -> Any:
-        """What is known under a key, or what is found out now, as JSON has it.
+        """What is known under a key, or what ``make`` finds out now, as JSON has it.
 
-        Args:
-          key: of it.
-          make: finds it out.
-          keep: whether it is worth keeping; what is not is asked for again next time.
+        What is not worth keeping is asked for again next time.
         """
         if key not in self._known:
             value = await make()

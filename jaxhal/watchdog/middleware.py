@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from jaxhal.watchdog.agents import CallableAgent
 from jaxhal.watchdog.guarding import Watchdog
-from jaxhal.watchdog.serve import BLOCKED, verdict
+from jaxhal.watchdog.verdict import BLOCKED, verdict
 
 if TYPE_CHECKING:
     from agentscope.agent import Agent

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxhal.io.checks import at_least
 from jaxhal.io.showing import quoted
 from jaxhal.watchdog.bounds import Hit, Point, is_name, paired
 from jaxhal.watchdog.index import checked
@@ -45,11 +46,7 @@ class MilvusStore:
     """
 
     def __init__(
-        self,
-        width: int,
-        uri: str | Path,
-        collection: str = "boundary",
-        token: str = "",
+        self, width: int, uri: str | Path, collection: str = "boundary", token: str = ""
     ):
         try:
             import pymilvus
@@ -111,9 +108,7 @@ class MilvusStore:
         the beginning is stored, and how many characters are not.
 
         Raises:
-          ValueError: when there is not one vector of the right width for each point, or
-            a point's other texts are larger than Milvus takes.
-          RuntimeError: when Milvus does not take them.
+          ValueError: too where a point's other texts are larger than Milvus takes.
         """
         block = paired(points, checked(vectors, self.width))
         rows = [
@@ -129,11 +124,7 @@ class MilvusStore:
             self._asked("upsert", data=rows[start : start + _BLOCK])
 
     def remove(self, ids: Sequence[str]) -> int:
-        """See :class:`~jaxhal.watchdog.BoundaryStore`.
-
-        Raises:
-          RuntimeError: when Milvus does not do it.
-        """
+        """See :class:`~jaxhal.watchdog.BoundaryStore`."""
         ids = [*filter(is_name, ids)]
         found = self._asked("get", ids=ids, output_fields=["id"]) if ids else []
         known = {row["id"] for row in found}
@@ -142,15 +133,9 @@ class MilvusStore:
         return len(known)
 
     def search(self, vectors: Any, k: int) -> list[list[Hit]]:
-        """See :class:`~jaxhal.watchdog.BoundaryStore`.
-
-        Raises:
-          ValueError: on vectors of another width, or ``k`` below 1.
-          RuntimeError: when Milvus does not answer.
-        """
+        """See :class:`~jaxhal.watchdog.BoundaryStore`."""
         block = checked(vectors, self.width)
-        if k < 1:
-            raise ValueError(f"k is {k}; ask for at least 1")
+        at_least(1, k=k)
         if not len(block):
             return []
         found = self._asked(
@@ -159,11 +144,7 @@ class MilvusStore:
         return [[_hit(one) for one in hits] for hits in found]
 
     def highest_entropy(self) -> float | None:
-        """See :class:`~jaxhal.watchdog.BoundaryStore`: asks for all of them.
-
-        Raises:
-          RuntimeError: when Milvus does not answer.
-        """
+        """See :class:`~jaxhal.watchdog.BoundaryStore`: asks for all of them."""
         pages = self._asked(
             "query_iterator", batch_size=_BLOCK, output_fields=["entropy"]
         )

@@ -1,8 +1,7 @@
 """Is a query beyond what an agent can answer?  Algorithm 1 of HalMit as one function.
 
 References:
-  Liu et al., Towards Mitigation of Hallucination for LLM-empowered Agents:
-  Progressive Generalization Bound Exploration and Watchdog Monitor, 2025, section 3.2.
+  Liu et al., 2025, section 3.2; see :mod:`jaxhal.watchdog`.
 """
 
 import dataclasses
@@ -13,6 +12,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
+from jaxhal.io.checks import one_of
 from jaxhal.watchdog.index import nearest, unit
 
 #: Points that are looked at.
@@ -46,15 +46,8 @@ class Guard:
             raise ValueError(
                 f"similarity is {self.similarity}; give a cosine in (-1, 1]"
             )
-        for name, known in (
-            ("centroid", ("weighted", "mean")),
-            ("entropy", ("nearest", "highest", None)),
-        ):
-            if getattr(self, name) not in known:
-                raise ValueError(
-                    f"{name} is {getattr(self, name)!r}; use one of "
-                    f"{', '.join(map(repr, known))}"
-                )
+        one_of(("weighted", "mean"), centroid=self.centroid)
+        one_of(("nearest", "highest", None), entropy=self.entropy)
 
 
 #: Named ways to judge: the paper's text, its Algorithm 1, and the published code.

@@ -1,9 +1,7 @@
 """Which way to change a query: rewards, probabilities, and a network that learns them.
 
 References:
-  Liu et al., Towards Mitigation of Hallucination for LLM-empowered Agents:
-  Progressive Generalization Bound Exploration and Watchdog Monitor, 2025, section
-  3.1.2.
+  Liu et al., 2025, section 3.1.2; see :mod:`jaxhal.watchdog`.
 """
 
 import dataclasses
@@ -16,6 +14,8 @@ import numpy as np
 import optax
 from flax import nnx
 from jaxtyping import Array, Float, Int, Key
+
+from jaxhal.io.checks import one_of
 
 #: The fractal transformations, in the order of their probabilities.
 TRANSFORMATIONS = ("deduction", "analogy", "induction")
@@ -80,12 +80,11 @@ def probabilities(
       Liu et al., 2025, equation (3).
     """
     rewards = jnp.asarray(rewards, jnp.float32)
+    one_of(SHARES, how=how)
     if how == "softmax":
         if not temperature > 0:
             raise ValueError(f"temperature is {temperature}; give one above 0")
         return jax.nn.softmax(rewards / temperature, axis=-1)
-    if how != "shares":
-        raise ValueError(f"how is {how!r}; use {' or '.join(map(repr, SHARES))}")
     shares = jnp.maximum(rewards, _FLOOR)
     return shares / shares.sum(-1, keepdims=True)
 
@@ -192,12 +191,7 @@ class Training:
 
 
 class Trained(NamedTuple):
-    """A policy that was trained.
-
-    Attributes:
-      policy: the network.
-      losses: mean squared error an epoch, over its steps as they were taken.
-    """
+    """A policy that was trained, and its mean squared error in each epoch."""
 
     policy: Policy
     losses: Float[np.ndarray, " epochs"]
@@ -269,10 +263,5 @@ def _fit(
 
 @nnx.jit
 def worth(policy: Policy, steps: Steps) -> Float[Array, "steps 3"]:
-    """How likely each way is taken, by the network: shares of its worths.
-
-    Args:
-      policy: the network.
-      steps: queries that are to be changed.
-    """
+    """How likely each way is taken, by the network: shares of its worths."""
     return probabilities(policy(steps), "shares")

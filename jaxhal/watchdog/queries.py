@@ -56,14 +56,10 @@ class Generator:
     attempts: int = 3
 
     async def change(self, queries: Sequence[str], ways: Sequence[str]) -> list[Reply]:
-        """Each query changed in its way; an empty text where nothing of use came back.
+        """Each query changed in its way, one of :data:`PROMPTS`.
 
-        Args:
-          queries: what to start from.
-          ways: of :data:`PROMPTS`, one for each.
-
-        Returns:
-          For each what the agent made of it, or an error where it gave no reply at all.
+        The text is empty where nothing of use came back; where the agent gave no reply
+        at all there is an error.
         """
         asked = [
             PROMPTS[way].format(domain=self.domain, query=query)

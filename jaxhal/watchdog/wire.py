@@ -38,7 +38,7 @@ class Fault(Exception):
         self.status, self.kind = status, kind
 
 
-class Asked(NamedTuple):
+class Wanted(NamedTuple):
     """What a request wants.
 
     Attributes:
@@ -54,7 +54,7 @@ class Asked(NamedTuple):
     ignored: tuple[str, ...] = ()
 
 
-def asked(body: Any) -> Asked:
+def asked(body: Any) -> Wanted:
     """What the body of a chat completion wants.
 
     Raises:
@@ -105,7 +105,7 @@ def asked(body: Any) -> Asked:
     for name in others:
         _check_letters("the name of a setting", name)
     ignored = tuple(name[:_NAME] for name in others[:_NAMES])
-    return Asked(Conversation(turns, wishes), stream, temperature, ignored)
+    return Wanted(Conversation(turns, wishes), stream, temperature, ignored)
 
 
 def check_text(name: str, text: str, most: int = _QUERY) -> None:

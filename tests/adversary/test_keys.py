@@ -24,14 +24,15 @@ from jaxhal.evaluation.calibration import Platt
 from jaxhal.experiments import making, running
 from jaxhal.experiments.config import load_config
 from jaxhal.io import sealing
+from jaxhal.io.configuration import write_config
 from jaxhal.llm import entailment, hosts
 from jaxhal.llm.endpoint import Endpoint
 from jaxhal.models import registry
-from jaxhal.reporting.report import write_html
+from jaxhal.reporting.page import write_html
 from jaxhal.scoring.fitting import Fitted, untrained
 from jaxhal.scoring.saving import load, save
 from jaxhal.types import Example
-from jaxhal.watchdog import EndpointAgent
+from jaxhal.watchdog import EndpointAgent, building
 from jaxhal.watchdog import config as watches
 from tiny_lm import tiny_lm
 
@@ -319,21 +320,21 @@ WATCH = {"name": "a", "domain": "things", "questions": "squad"}
     [
         (
             {"agent": {"endpoint": FAR, "model": "m"}},
-            lambda config: watches.agent_of(config, config.agent),
+            lambda config: building.agent_of(config, config.agent),
         ),
         (
             {"judge": "endpoint", "judge_endpoint": FAR, "judge_model": "m"},
-            lambda config: watches.evaluator_of(config, []),
+            lambda config: building.evaluator_of(config, []),
         ),
-        ({"store": FAR.removesuffix("/v1")}, watches.store_of),
-        ({"entailment": f"endpoint:m@{FAR}"}, watches.watchdog_of),
-        ({"entailment": f"endpoint:m@{FAR}"}, watches.explorer_of),
+        ({"store": FAR.removesuffix("/v1")}, building.store_of),
+        ({"entailment": f"endpoint:m@{FAR}"}, building.watchdog_of),
+        ({"entailment": f"endpoint:m@{FAR}"}, building.explorer_of),
     ],
 )
 def test_a_watchdog_asks_whom_the_user_named(changes, make, monkeypatch, tmp_path):
     monkeypatch.setenv("MILVUS_TOKEN", "root:word")
     config = watches.load_watch(WATCH | {"out": str(tmp_path)} | changes)
-    monkeypatch.setattr(watches, "kept_encoder", lambda name: tiny_encoder)
+    monkeypatch.setattr(building, "kept_encoder", lambda name: tiny_encoder)
     with pytest.raises(hosts.Refused, match="collector.example"):
         make(config)
 
@@ -361,12 +362,12 @@ def test_who_gets_the_token_of_a_store(named, uri, token, monkeypatch, tmp_path)
         raise RuntimeError("no server")
 
     monkeypatch.setattr("jaxhal.watchdog.milvus.MilvusStore", connect)
-    monkeypatch.setattr(watches, "kept_encoder", lambda name: tiny_encoder)
+    monkeypatch.setattr(building, "kept_encoder", lambda name: tiny_encoder)
     monkeypatch.setenv("MILVUS_TOKEN", "root:word")
     monkeypatch.setenv(hosts.VARIABLE, named)
     config = watches.load_watch(WATCH | {"out": str(tmp_path), "store": uri})
     with pytest.raises(RuntimeError, match="no server"):
-        watches.store_of(config)
+        building.store_of(config)
     ((_, where, _, shown),) = given
     assert (where, shown) == (uri, token)
 
@@ -551,7 +552,7 @@ def test_no_key_in_anything_that_is_written(server, tmp_path, caplog, capfd):
         fitted = Fitted(asked, (), Platt(1.0, 0.0), 0.5, np.zeros(0, np.float32))
         save(tmp_path / "saved", fitted, spec)
         config = {"name": "a", "data": [{"name": "b"}], "detectors": [spec]}
-        making._write_config(tmp_path, load_config(config))
+        write_config(tmp_path, load_config(config))
     finally:
         del os.environ["OPENAI_BASE_URL"]
     write_html(tmp_path / "page.html", reports, "page", [], "")
@@ -589,4 +590,4 @@ def test_entailment_of_data():
     """However it is written, an endpoint in a text is made and judged at once."""
     made = detectors.semantic_entropy(entailment=f"endpoint:m@{FAR}")
     (first, *_) = made.measures
-    assert isinstance(first.entailment, entailment.Asked)
+    assert isinstance(first.entailment, entailment.EndpointInference)

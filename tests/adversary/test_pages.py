@@ -18,7 +18,8 @@ from jaxhal import datasets
 from jaxhal.datasets import Question
 from jaxhal.experiments import guiding, run, running
 from jaxhal.reporting import markdown
-from jaxhal.reporting.report import Report, Span, Token, write_html
+from jaxhal.reporting.page import write_html
+from jaxhal.reporting.report import Report, Span, Token
 from jaxhal.types import Example, Label
 from tiny_lm import tiny_lm
 

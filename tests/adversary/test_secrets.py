@@ -3,8 +3,9 @@
 import pytest
 from omegaconf import OmegaConf
 
-from jaxhal.experiments.config import Config, load_config, structured, to_yaml
+from jaxhal.experiments.config import Config, load_config
 from jaxhal.experiments.making import make
+from jaxhal.io.configuration import structured, to_yaml
 from jaxhal.watchdog.config import load_watch
 
 SECRET = "sk-a-secret-that-nobody-shows"

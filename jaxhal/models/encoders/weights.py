@@ -9,17 +9,8 @@ import numpy as np
 from jaxhal.models.config import Config
 from jaxhal.models.encoders.config import EncoderConfig
 from jaxhal.models.encoders.encoder import Encoder
-from jaxhal.models.weights import (
-    Origin,
-    SafetensorsSource,
-    Table,
-    Turn,
-    fill,
-    linear,
-    norm,
-    same,
-    transpose,
-)
+from jaxhal.models.tables import Origin, Table, Turn, linear, norm, same, transpose
+from jaxhal.models.weights import SafetensorsSource, fill
 
 _PREFIXES = {
     "bert": "bert.",

@@ -1,0 +1,162 @@
+"""``jaxhal run``, ``tune``, ``sweep``, ``generate``, ``guide`` and ``bench``."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from jaxhal.cli.console import Setting, as_table, check_place, pair_of, terminal, usage
+from jaxhal.io.files import check_apart, replacing
+
+Force = Annotated[
+    bool,
+    typer.Option(
+        "--force", help="Replace what another configuration made under this name."
+    ),
+]
+
+
+def run(
+    config: Annotated[str, typer.Argument(help="A YAML configuration.")],
+    settings: Setting = None,
+    force: Force = False,
+) -> None:
+    """Runs one experiment and writes its directory.
+
+    It reads the answers (or finds them in the feature store), fits every detector to
+    the training part, judges the test part, and writes config.yaml, scores.parquet,
+    results.json, results.md, report.html, figures and the fitted detectors.  The
+    directory takes its name when it is whole; until then what was there stays.
+    """
+    from jaxhal import experiments
+
+    with usage():
+        result = experiments.run(config, settings or (), force=force)
+    terminal().print(as_table([_brief(row) for row in result.rows]))
+    terminal(stderr=True).print(f"written to {result.folder}", soft_wrap=True)
+
+
+def tune(
+    config: Annotated[str, typer.Argument(help="A YAML configuration.")],
+    settings: Setting = None,
+    force: Force = False,
+) -> None:
+    """Runs one experiment with the reader itself fine-tuned as one more method.
+
+    Its settings are those of the configuration's `tuning` block, such as
+    tuning.method=full or tuning.rank=4; without one they are the defaults.  A run that
+    was stopped goes on where it was when it is started again.
+    """
+    run(config, ["tuning={}", *(settings or ())], force)
+
+
+def sweep(
+    config: Annotated[str, typer.Argument(help="A YAML configuration.")],
+    settings: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="KEY=V1,V2...", help="Dotted keys; one with commas is swept."
+        ),
+    ],
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Write the table as CSV.")
+    ] = None,
+    force: Force = False,
+) -> None:
+    """Runs every combination of settings; the model is loaded and read once."""
+    from jaxhal import experiments
+
+    with usage():
+        check_apart({"the configuration": config}, {"--output": output})
+        check_place(output)
+        pairs = [pair_of(setting) for setting in settings]
+        # A YAML list or mapping is one value, whatever commas it holds.
+        grid = {k: v.split(",") for k, v in pairs if "," in v and v[0] not in "[{"}
+        for key, values in grid.items():
+            if not all(values):
+                raise ValueError(
+                    f"{key}={','.join(values)} has an empty value; write {key}=V1,V2"
+                )
+        fixed = [f"{key}={value}" for key, value in pairs if key not in grid]
+        table = experiments.sweep(config, grid, fixed, force=force)
+    if output is not None:
+        with usage(), replacing(output) as file:
+            table.to_csv(file, index=False)
+    keys = list(grid)
+    rows = table.to_dict("records")
+    terminal().print(as_table([{**{k: r[k] for k in keys}, **_brief(r)} for r in rows]))
+
+
+def generate(
+    config: Annotated[str, typer.Argument(help="A YAML configuration.")],
+    settings: Setting = None,
+) -> None:
+    """Makes a labelled data set: a reader answers questions, a judge labels them.
+
+    The folder gets dataset.jsonl, which `jaxhal run` and `jaxhal detect` read, and
+    answers.jsonl, every answer with its verdict.  A run that was stopped goes on where
+    it was; the command exits 1 when an answer could not be judged.
+    """
+    from jaxhal.experiments.making import make
+
+    with usage():
+        made = make(config, settings or ())
+    console = terminal(stderr=True)
+    console.print(", ".join(f"{n} {kind}" for kind, n in made.counts.items()))
+    console.print(f"written to {made.folder}", soft_wrap=True)
+    if made.counts.get("errors"):
+        raise typer.Exit(1)
+
+
+def guide(
+    config: Annotated[str, typer.Argument(help="A YAML configuration.")],
+    settings: Setting = None,
+) -> None:
+    """Writes responses guided by a detector, plainly sampled and greedily.
+
+    The folder gets results.md with the detector's score, overlap with the references,
+    whole references, novel words and length of each way, report.html and a figure.  A
+    run that was stopped goes on where it was.
+    """
+    from jaxhal.experiments.guiding import WAYS, compare
+
+    with usage():
+        compared = compare(config, settings or ())
+    keys = ("measure", *WAYS)
+    terminal().print(as_table([{k: row[k] for k in keys} for row in compared.rows]))
+    terminal(stderr=True).print(f"written to {compared.folder}", soft_wrap=True)
+
+
+def bench(
+    names: Annotated[
+        list[str] | None, typer.Argument(help="Benchmarks; all by default.")
+    ] = None,
+    json: Annotated[
+        Path | None, typer.Option("--json", help="Write the rows to this file.")
+    ] = None,
+) -> None:
+    """Measures speed as ratios to what stands beside it in the same run.
+
+    There are read, extract, probes, relevance, generate, nli and watchdog.
+    """
+    from jaxhal import bench as benches
+
+    with usage():
+        check_place(json)
+        benches.run(names or [], json)
+
+
+def _brief(row: Mapping[str, Any]) -> dict[str, Any]:
+    """The columns of a result that fit a terminal."""
+    pair = {key: row[key] for key in ("train", "test") if key in row}
+    return {
+        **pair,
+        "method": row["method"],
+        "AUROC": row["AUROC"],
+        "95 % interval": f"{row['low']:.2f}–{row['high']:.2f}",
+        "F1": row["F1"],
+        "accuracy": row["accuracy"],
+        "control": row["control"],
+        "beats controls": row["beats controls"],
+    }

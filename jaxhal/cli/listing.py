@@ -1,0 +1,127 @@
+"""``jaxhal list`` and ``jaxhal data``: what there is, and what is in it."""
+
+import enum
+from collections.abc import Iterable
+from typing import Annotated, Any
+
+import typer
+
+from jaxhal.cli.console import as_table, finish, pair_of, terminal, usage
+
+
+class Kind(enum.StrEnum):
+    """What ``jaxhal list`` can list."""
+
+    models = "models"
+    detectors = "detectors"
+    datasets = "datasets"
+
+
+def list_(kind: Annotated[Kind, typer.Argument(help="What to list.")]) -> None:
+    """Lists what can be named on the command line."""
+    rows = {"models": _models, "detectors": _detectors, "datasets": _datasets}
+    terminal().print(as_table(rows[kind]()))
+
+
+def data(
+    name: Annotated[
+        str,
+        typer.Argument(help="A name of `jaxhal list datasets`, .jsonl, or .parquet."),
+    ],
+    options: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[KEY=VALUE]...",
+            help="Options of the loader, such as split=test; a key given twice has "
+            "both values, null means none.",
+        ),
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Counts what is in a data set, and how far it can be judged without a model.
+
+    The controls are response length and words that the prompt does not hold; an AUROC
+    far from 0.5 says that the labels follow from these alone.  A bad row of a file is
+    named, the others are counted, and the command exits 1.
+    """
+    from jaxhal.datasets import DATASETS, load_dataset, read_file
+    from jaxhal.datasets.card import card, table
+    from jaxhal.datasets.jsonl import write_rows
+
+    with usage():
+        chosen = _options(options or [])
+        bad: list[str | None] = []
+        if name in DATASETS or chosen:
+            examples = load_dataset(name, **chosen)
+        else:
+            rows = list(read_file(name))
+            bad = [row.error for row in rows]
+            examples = [row.example for row in rows if row.example is not None]
+        parts = card(examples) if examples or not any(bad) else []
+    if json:
+        write_rows("-", [{"name": name, "splits": parts}])
+    elif parts:
+        terminal().print(as_table(table(parts)))
+    finish(terminal(stderr=True), bad)
+
+
+def _models() -> list[dict[str, Any]]:
+    from jaxhal.models import registry
+
+    entries = [registry.entry(name) for name in registry.names()]
+    return [
+        {
+            "name": entry.name,
+            "size": f"{entry.size / 1e6:.0f} MB",
+            "licence": entry.licence,
+            "what": entry.note,
+        }
+        for entry in entries
+    ]
+
+
+def _detectors() -> list[dict[str, Any]]:
+    from jaxhal.detectors import CATALOGUE, get
+    from jaxhal.scoring.shipped import MODELS, shipped
+
+    return [
+        {
+            "name": each.name,
+            "what": each.info.summary,
+            "unit": each.info.unit,
+            "trained": each.fit is not None,
+            "fitted for": ", ".join(m for m in MODELS if each.name in shipped(m)),
+            "control": each.info.control,
+            "reference": each.info.reference,
+        }
+        for each in get(list(CATALOGUE))
+    ]
+
+
+def _datasets() -> list[dict[str, Any]]:
+    from jaxhal.datasets import DATASETS
+
+    return [
+        {
+            "name": name,
+            "what": entry.summary,
+            "licence": entry.licence,
+            "reference": entry.reference,
+        }
+        for name, entry in DATASETS.items()
+    ]
+
+
+def _options(pairs: Iterable[str]) -> dict[str, Any]:
+    """``key=value`` words; a key given again collects its values."""
+    words = {"null": None, "none": None, "true": True, "false": False}
+    found: dict[str, Any] = {}
+    for pair in pairs:
+        key, text = pair_of(pair)
+        value = words.get(text.lower(), text)
+        found[key] = [*_several(found[key]), value] if key in found else value
+    return found
+
+
+def _several(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]

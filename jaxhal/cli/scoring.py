@@ -1,0 +1,208 @@
+"""``jaxhal demo`` and ``jaxhal detect``: answers and their scores."""
+
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from jaxhal.cli.console import as_table, check_place, finish, terminal, usage
+from jaxhal.io.files import check_apart
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from jaxhal.reporting.report import Report
+    from jaxhal.scoring.partial import Partial
+
+Model = Annotated[
+    str,
+    typer.Option(
+        "--model",
+        "-m",
+        help="Registry name, folder with config.json and safetensors, .gguf file, or "
+        "Hugging Face hub id.",
+    ),
+]
+BatchSize = Annotated[int, typer.Option(min=1, help="Answers read together.")]
+
+
+def demo(
+    out: Annotated[Path, typer.Option(help="Folder for the results.")] = Path(
+        "jaxhal-demo"
+    ),
+    model: Model = "smollm2-135m",
+    limit: Annotated[
+        int | None, typer.Option(min=1, help="Only the first N answers.")
+    ] = None,
+) -> None:
+    """Scores the bundled examples with a small real model."""
+    import jaxhal
+    from jaxhal.datasets import bundled
+    from jaxhal.datasets.jsonl import write_rows
+    from jaxhal.reporting.page import write_html
+    from jaxhal.reporting.summary import source, summarize, verdict
+    from jaxhal.scoring.results import checked
+
+    with usage():
+        out.mkdir(parents=True, exist_ok=True)
+        lm = jaxhal.load(model)
+    examples = bundled()[:limit]
+    start = time.perf_counter()
+    reports = [checked(report) for report in jaxhal.score(lm, examples)]
+    pace = (time.perf_counter() - start) / len(reports) * 1000
+    rows = summarize(reports)
+    questions = len({source(report) for report in reports})
+    note = (
+        f"{len(reports)} answers to {questions} questions. The reader, {model}, is a "
+        "small surrogate: the answers were written by hand, not by it. "
+        f"{verdict(rows)} All detectors together took {pace:.0f} ms per answer, "
+        "compilation included."
+    )
+    write_rows(out / "scores.jsonl", (report.to_dict() for report in reports))
+    write_html(out / "report.html", reports, "jaxhal demo", rows, note)
+
+    console = terminal(stderr=True)
+    if rows:
+        console.print(as_table(rows))
+    console.print(note, style="dim")
+    _show(console, reports[:3])
+    for name in ("scores.jsonl", "report.html"):
+        console.print(f"wrote {out / name}", soft_wrap=True)
+    finish(console, [report.error for report in reports])
+
+
+def detect(
+    model: Model,
+    source: Annotated[
+        str,
+        typer.Option(
+            "--input", "-i", help="JSON Lines of answers to judge, - for stdin."
+        ),
+    ],
+    output: Annotated[
+        str, typer.Option("--output", "-o", help="JSON Lines of scores, - for stdout.")
+    ] = "-",
+    detector: Annotated[
+        list[str] | None,
+        typer.Option("--detector", "-d", help="A detector by name; repeat for more."),
+    ] = None,
+    page: Annotated[
+        Path | None, typer.Option("--html", help="Write a page to read as well.")
+    ] = None,
+    relevance: Annotated[
+        str | None,
+        typer.Option(
+            metavar="RULES",
+            help="Show in the page what each token rests on, by these rules of "
+            "relevance propagation, such as attnlrp; a pass back for every token.",
+        ),
+    ] = None,
+    batch_size: BatchSize = 8,
+    force: Annotated[
+        bool, typer.Option("--force", help="Start over, whatever is done already.")
+    ] = False,
+) -> None:
+    """Scores the answers of a JSON Lines file.
+
+    A row is {"id", "response", and either "prompt" or "context" + "question"}; a
+    result is {"id", "scores", "probabilities", "flagged", "spans", "error"}, in the
+    order of the input; probabilities are those of fitted detectors, flags of those
+    among them that beat the controls.  A bad row gets its error and the command exits
+    1.
+
+    Until all is done the results wait in OUTPUT.partial; the same command goes on there
+    after a stop.
+    """
+    import jaxhal
+    from jaxhal import lrp
+    from jaxhal.datasets.jsonl import read_rows, write_rows
+    from jaxhal.io.files import is_file
+    from jaxhal.reporting.page import write_html
+    from jaxhal.reporting.summary import summarize, verdict
+    from jaxhal.scoring.detection import resolve
+    from jaxhal.scoring.partial import beside, resuming
+    from jaxhal.scoring.results import results, rows_of, settings_of
+
+    names, keeps = detector or None, is_file(output)
+    with usage():
+        check_apart(
+            {"--input": source} | _files_of(model),
+            {
+                "--output": output,
+                "--html": page,
+                "what is done so far,": beside(output) if keeps else None,
+            },
+        )
+        resolve(model, names)  # a wrong name should cost no download
+        if relevance is not None:
+            lrp.resolve(relevance)
+            if page is None:
+                raise ValueError(
+                    f"--relevance {relevance} is shown in the page; give --html as well"
+                )
+        rows = read_rows(source)
+        for path in (output, page):
+            check_place(path)
+        lm = jaxhal.load(model)
+        resolve(lm.name, names)  # a folder may be called like a model
+        options: dict[str, Any] = {
+            "batch_size": batch_size,
+            "relevance": relevance,
+            "reports": page is not None,
+        }
+        kept: list[Report] = []
+        errors: list[str | None] = []
+
+        def done(partial: "Partial | None" = None) -> Iterator[Mapping[str, Any]]:
+            for row, report in results(lm, rows, names, partial=partial, **options):
+                errors.append(row["error"])
+                kept.extend([report] if report is not None else [])
+                yield row
+
+        def write_page() -> None:
+            if page is not None:
+                table = summarize(kept)
+                note = verdict(table) if table else ""
+                title = f"jaxhal detect: {Path(source).name}"
+                write_html(page, kept, title, table, note)
+
+        if keeps:
+            settings = settings_of(lm, names, **options)
+            with resuming(output, settings, force=force) as partial:
+                for _ in done(partial):
+                    pass
+                write_page()
+                write_rows(output, rows_of(partial))
+        else:
+            write_rows(output, done())
+            write_page()
+    console = terminal(stderr=True)
+    place = "standard output" if output == "-" else output
+    scored = f"{errors.count(None)} of {len(errors)} answers scored"
+    console.print(f"{scored}, written to {place}", soft_wrap=True)
+    finish(console, errors)
+
+
+def _files_of(model: str) -> dict[str, Path]:
+    """What a model is read from, where that is on this machine, by what it is called.
+
+    >>> _files_of("smollm2-135m")
+    {}
+    """
+    path = Path(model)
+    files = sorted(path.iterdir()) if path.is_dir() else [path]
+    return {f"--model {file}": file for file in files if file.is_file()}
+
+
+def _show(console: "Console", reports: Iterable["Report"]) -> None:
+    for report in reports:
+        label = "hallucinated" if report.label else "grounded"
+        console.print(f"\n{report.id} ({label})", style="bold")
+        console.print(report)
+    console.print(
+        "\nbackground: token score from 0.5, deeper from 0.75; underlined: annotated; "
+        "bold: predicted\n",
+        style="dim",
+    )

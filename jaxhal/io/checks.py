@@ -1,0 +1,38 @@
+"""What settings may be, said in one line where they are something else."""
+
+from collections.abc import Iterable
+from typing import Any
+
+
+def one_of(known: Iterable[Any], /, **settings: object) -> None:
+    """Makes sure that settings are among the words that are known.
+
+    Raises:
+      ValueError: names the setting, what it is and what it may be.
+
+    Example:
+      >>> one_of(["a", "b"], kind="c")
+      Traceback (most recent call last):
+      ValueError: kind is 'c'; use one of a, b
+    """
+    words = [*known]
+    for name, value in settings.items():
+        if value not in words:
+            allowed = ", ".join(map(str, words))
+            raise ValueError(f"{name} is {value!r}; use one of {allowed}")
+
+
+def at_least(least: int, /, **settings: Any) -> None:
+    """Makes sure that numbers are not too small; ``None`` is none.
+
+    Raises:
+      ValueError: names the setting, what it is and what it may be.
+
+    Example:
+      >>> at_least(1, size=0)
+      Traceback (most recent call last):
+      ValueError: size is 0; give at least 1
+    """
+    for name, value in settings.items():
+        if value is not None and not value >= least:
+            raise ValueError(f"{name} is {value}; give at least {least}")

@@ -1,0 +1,165 @@
+"""A page to read: answers, their coloured tokens and a table, in one file."""
+
+import base64
+import hashlib
+import importlib.resources
+import json
+import os
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from jaxhal.io.files import replacing
+from jaxhal.io.showing import printable, shown
+from jaxhal.reporting.attribution import page_data
+from jaxhal.reporting.report import Report, finite, rounded, token_detectors
+
+
+def write_html(
+    path: str | os.PathLike,
+    reports: Sequence[Report],
+    title: str,
+    summary: Sequence[Mapping[str, Any]] | None = None,
+    note: str = "",
+    body: str = "",
+) -> None:
+    """Writes one page that holds everything: no network, no other file.
+
+    Args:
+      path: of the page; it appears only when complete.
+      reports: the answers, in the order of the page.
+      title: the page's heading.
+      summary: rows of a table of results; the keys of the first are its columns.
+      note: a paragraph under the table, such as how to read it.
+      body: HTML that is shown as it is, above the answers; it can run no script and
+        load nothing, and ``style`` attributes in it are ignored.
+
+    Raises:
+      FileNotFoundError: when the folder of ``path`` does not exist.
+      ValueError: on a number that is not finite.
+    """
+    import jinja2
+
+    folder = importlib.resources.files("jaxhal.reporting") / "templates"
+    template, style, script = (
+        (folder / f"report.{kind}").read_text("utf-8") for kind in ("html", "css", "js")
+    )
+    page = jinja2.Environment(autoescape=True, finalize=_legible).from_string(template)
+    text = page.render(
+        title=title,
+        models=", ".join(sorted({report.model for report in reports})),
+        total=len(reports),
+        labelled=[sum(report.label == label for report in reports) for label in (1, 0)],
+        failed=sum(report.error is not None for report in reports),
+        columns=list(summary[0]) if summary else [],
+        summary=[[cell(value) for value in row.values()] for row in summary or ()],
+        note=note,
+        body=body,
+        data=_script(_page_data(reports)),
+        style=style,
+        script=script,
+        # The page's own style and script are the only ones that a browser takes.
+        allowed={"style": _digest(style), "script": _digest(script)},
+    )
+    with replacing(path) as file:
+        file.write(text)
+
+
+def _page_data(reports: Sequence[Report]) -> dict[str, Any]:
+    return {
+        "answers": [_answer(report) for report in reports],
+        "detectors": token_detectors(reports),
+        "scores": list(dict.fromkeys(name for each in reports for name in each.scores)),
+        "maps": _aggregate(reports),
+    }
+
+
+def _answer(report: Report) -> dict[str, Any]:
+    row = report.to_dict()
+    spans = np.array([(t.start, t.end) for t in report.tokens], int).reshape(-1, 2)
+    return {
+        "id": report.id,
+        "source": ("Context", report.context)
+        if report.prompt is None
+        else ("Prompt", report.prompt),
+        "question": report.question,
+        "pieces": report.segments(),
+        "tokens": {
+            name: [
+                None
+                if (score := token.scores.get(name)) is None
+                else round(finite(score, f"{shown(report.id)}: {name} of a token"), 3)
+                for token in report.tokens
+            ]
+            for name in token_detectors([report])
+        },
+        "scores": row["scores"],
+        "probabilities": row["probabilities"],
+        "flagged": row["flagged"],
+        "by": report.by,
+        "heads": {
+            name: rounded(heads, f"{shown(report.id)}: {name}")
+            for name, heads in report.heads.items()
+        },
+        "relevance": None
+        if report.relevance is None
+        else page_data(report.relevance, report.response, spans),
+        "label": report.label,
+        "detector": report.detector,
+        "error": report.error,
+    }
+
+
+def _aggregate(reports: Sequence[Report]) -> dict[str, Any]:
+    """Feature -> mean map of the answers, hallucinated minus grounded if labelled."""
+    maps = {}
+    for name in dict.fromkeys(name for report in reports for name in report.heads):
+        have = [report for report in reports if name in report.heads]
+        if len({report.heads[name].shape for report in have}) > 1:
+            continue  # several models: their heads do not correspond
+        groups = [[r.heads[name] for r in have if r.label == label] for label in (0, 1)]
+        signed = all(groups)
+        if signed:
+            values = np.mean(groups[1], 0, float) - np.mean(groups[0], 0, float)
+        else:
+            values = np.mean([report.heads[name] for report in have], 0, float)
+        low = min(float(report.heads[name].min()) for report in have)
+        high = max(float(report.heads[name].max()) for report in have)
+        maps[name] = {
+            "values": rounded(values, name),
+            "signed": signed,
+            "range": rounded([low, high], name),
+        }
+    return maps
+
+
+def cell(value: Any) -> tuple[str, bool]:
+    """The text of a table cell, and whether it is a number."""
+    if value is None:
+        return "", False
+    if isinstance(value, bool):
+        return ("yes" if value else "no"), False
+    if isinstance(value, float):
+        return f"{value:.3f}", True
+    return str(value), isinstance(value, int)
+
+
+def _legible(value: Any) -> Any:
+    """What stands in the page itself, where it is text and no markup."""
+    return printable(value) if type(value) is str else value
+
+
+def _digest(text: str) -> str:
+    """A text's name in a content security policy."""
+    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
+
+
+def _script(data: Any) -> str:
+    """JSON that a script element can hold: nothing in it can end the element.
+
+    Halves of surrogate pairs, which no file holds, are spelled out too.
+    """
+    text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return re.sub("[<>&\ud800-\udfff]", lambda one: f"\\u{ord(one[0]):04x}", text)

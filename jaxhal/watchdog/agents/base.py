@@ -1,0 +1,157 @@
+"""Agents as the watchdog sees them: asked in words, they answer in words.
+
+Nothing else of an agent is looked at, so anything that answers can be watched.
+"""
+
+import asyncio
+import dataclasses
+import weakref
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from typing import Any, Protocol, runtime_checkable
+
+from jaxhal.texts import storable
+
+#: Characters of an answer; a longer one is no answer but a fault.
+LONGEST = 100_000
+# Of an error that is shown.
+_SHOWN = 200
+
+
+@dataclasses.dataclass(frozen=True)
+class Reply:
+    """What an agent made of a query.
+
+    Attributes:
+      text: its answer; empty where there is an error.
+      context: what it answered from, where it says so.
+      error: why there is no answer.
+      cut: whether it ended for want of tokens.
+    """
+
+    text: str
+    context: str = ""
+    error: str | None = None
+    cut: bool = False
+
+
+def failed(why: object) -> Reply:
+    """A reply that is none.
+
+    Args:
+      why: in words, or what was raised.
+    """
+    text = f"{type(why).__name__}: {why}" if isinstance(why, Exception) else str(why)
+    return Reply("", error=storable(text[:_SHOWN]))
+
+
+def checked(text: Any, cut: bool = False) -> Reply:
+    """A reply of a text that came from outside: an error where it is of no use.
+
+    Args:
+      text: what came.
+      cut: whether it ended for want of tokens.
+    """
+    if not isinstance(text, str):
+        return failed(f"the answer is {type(text).__name__} and not text")
+    if not text.strip():
+        return failed("the answer is empty")
+    if len(text) > LONGEST:
+        return failed(f"the answer has {len(text)} characters, over {LONGEST}")
+    return Reply(storable(text).strip(), cut=cut)
+
+
+@runtime_checkable
+class Agent(Protocol):
+    """Whoever answers; ``name`` is kept with every answer."""
+
+    @property
+    def name(self) -> str: ...
+
+    async def respond(
+        self, queries: Sequence[str], n: int = 1, temperature: float = 1.0
+    ) -> list[list[Reply]]:
+        """For each query ``n`` replies, drawn independently at a temperature.
+
+        A query that cannot be answered gets replies that say why; what would be said to
+        every query is raised.
+        """
+        ...
+
+
+#: An answer while it is written; a piece that is an error is the last.
+Pieces = AsyncGenerator[Reply, None]
+
+
+@runtime_checkable
+class Streaming(Agent, Protocol):
+    """An agent whose answer can be had while it is written."""
+
+    def stream(self, query: str, temperature: float = 1.0) -> Pieces:
+        """One answer, piece by piece."""
+        ...
+
+
+async def streamed(agent: Agent, query: str, temperature: float = 1.0) -> Pieces:
+    """One answer, in one piece by an agent that says it whole."""
+    if isinstance(agent, Streaming):
+        async for piece in agent.stream(query, temperature):
+            yield piece
+        return
+    ((reply,),) = await agent.respond([query], 1, temperature)
+    yield reply
+
+
+async def ahead(pieces: Pieces) -> Pieces:
+    """The same pieces, taken as they are written, however late they are asked for."""
+    taken: asyncio.Queue[Reply | None] = asyncio.Queue()
+
+    async def take() -> None:
+        try:
+            async for piece in pieces:
+                taken.put_nowait(piece)
+        finally:
+            taken.put_nowait(None)
+
+    taking = asyncio.create_task(take())
+    try:
+        while (piece := await taken.get()) is not None:
+            yield piece
+        await taking
+    finally:
+        taking.cancel()
+
+
+class Gate:
+    """Lets so many through at a time, over all calls in one event loop."""
+
+    def __init__(self, most: int):
+        self._most, self._of = most, weakref.WeakKeyDictionary()
+
+    def __call__(self) -> asyncio.Semaphore:
+        loop = asyncio.get_running_loop()
+        return self._of.setdefault(loop, asyncio.Semaphore(self._most))
+
+
+def ask(
+    agent: Agent, queries: Sequence[str], n: int = 1, temperature: float = 1.0
+) -> list[list[Reply]]:
+    """:meth:`Agent.respond` for callers that do not wait on others."""
+    return asyncio.run(agent.respond(queries, n, temperature))
+
+
+async def together(*work: Coroutine[Any, Any, Any]) -> list[Any]:
+    """What all of them return; the first error stops the others, and is raised."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(one) for one in work]
+    except ExceptionGroup as several:
+        raise several.exceptions[0] from None
+    return [task.result() for task in tasks]
+
+
+async def each(
+    one: Callable[[str], Coroutine[Any, Any, Reply]], queries: Sequence[str], n: int
+) -> list[list[Reply]]:
+    """``n`` replies to each query, all at once."""
+    found = await together(*(one(query) for query in queries for _ in range(n)))
+    return [found[at : at + n] for at in range(0, len(found), n)]

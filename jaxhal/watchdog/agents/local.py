@@ -1,0 +1,150 @@
+"""Models of this process as agents."""
+
+import asyncio
+import concurrent.futures
+import threading
+import time
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from jaxhal.generation import GREEDY, Sampling, generate, requests
+from jaxhal.models.lm import LM
+from jaxhal.reading.keys import digest
+from jaxhal.watchdog.agents.base import Reply, checked, failed
+
+# Seconds that a model waits for more queries before it writes.
+_GATHER = 0.005
+
+
+class _Waiting(NamedTuple):
+    """A query that waits for a model."""
+
+    query: str
+    n: int
+    temperature: float
+    replies: concurrent.futures.Future[list[Reply]]
+
+
+class LocalAgent:
+    """A model in this process.
+
+    What it says to a query follows from the query, the temperature (rounded to tenths,
+    as each compiles a program) and the seed.  Queries that come in while it writes
+    wait, and are then answered together.
+
+    Args:
+      lm: the model.
+      prompt: the user's turn, with ``{query}`` in it.
+      max_new_tokens: the most tokens of an answer.
+      stop: texts that end an answer.
+      batch_size: answers written together.
+      seed: of all chance.
+
+    Raises:
+      ValueError: when there is no place for the query in the prompt.
+    """
+
+    def __init__(
+        self,
+        lm: LM,
+        prompt: str = "{query}",
+        *,
+        max_new_tokens: int = 128,
+        stop: Sequence[str] = (),
+        batch_size: int = 16,
+        seed: int = 0,
+    ):
+        if "{query}" not in prompt:
+            raise ValueError(f"prompt is {prompt!r}; it must hold {{query}}")
+        self.lm, self.prompt, self.stop = lm, prompt, tuple(stop)
+        self.max_new_tokens, self.batch_size = max_new_tokens, batch_size
+        self._key = jax.random.key(seed)
+        self._waiting: list[_Waiting] = []
+        self._lock, self._busy = threading.Lock(), False
+
+    @property
+    def name(self) -> str:
+        return self.lm.name
+
+    async def respond(
+        self, queries: Sequence[str], n: int = 1, temperature: float = 1.0
+    ) -> list[list[Reply]]:
+        """See :class:`Agent`.
+
+        Raises:
+          ValueError: when ``n`` is below 1 or the temperature below 0.
+        """
+        if n < 1 or not temperature >= 0:
+            raise ValueError(
+                f"n is {n} and temperature {temperature}; give at least 1 and 0"
+            )
+        temperature = round(temperature, 1)
+        futures = [concurrent.futures.Future() for _ in queries]
+        with self._lock:
+            self._waiting += [
+                _Waiting(query, n, temperature, future)
+                for query, future in zip(queries, futures, strict=True)
+            ]
+            if not self._busy and futures:
+                self._busy = True
+                threading.Thread(target=self._work, daemon=True).start()
+        return await asyncio.gather(*map(asyncio.wrap_future, futures))
+
+    def _work(self) -> None:
+        """Answers whatever waits, as much of one kind as fits at a time."""
+        while True:
+            time.sleep(_GATHER)  # what is asked at the same time comes along
+            with self._lock:
+                if not self._waiting:
+                    self._busy = False
+                    return
+                _, n, temperature, _ = self._waiting[0]
+                most, alike, rest = max(1, 2 * self.batch_size // n), [], []
+                for one in self._waiting:
+                    fits = (one.n, one.temperature) == (n, temperature)
+                    (alike if fits and len(alike) < most else rest).append(one)
+                self._waiting = rest
+            alike = [one for one in alike if one.replies.set_running_or_notify_cancel()]
+            try:
+                found = self._respond([one.query for one in alike], n, temperature)
+            except BaseException as error:
+                for one in alike:
+                    one.replies.set_exception(error)
+                continue
+            for one, replies in zip(alike, found, strict=True):
+                one.replies.set_result(replies)
+
+    def _respond(
+        self, queries: list[str], n: int, temperature: float
+    ) -> list[list[Reply]]:
+        sampling = GREEDY if temperature == 0 else Sampling(temperature=temperature)
+        prompts = {
+            at: self.prompt.replace("{query}", query)
+            for at, query in enumerate(queries)
+        }
+        errors = requests.unanswerable(self.lm, prompts, self.max_new_tokens)
+        found = {at: [failed(error)] * n for at, error in errors.items()}
+        asked = {at: text for at, text in prompts.items() if at not in errors}
+        if asked:
+            numbers = [int(digest(one.encode())[:8], 16) for one in asked.values()]
+            key = jax.random.fold_in(self._key, round(1000 * temperature))
+            keys = jax.vmap(jax.random.fold_in, (None, 0))(
+                key, np.array(numbers, np.uint32)
+            )
+            written = generate(
+                self.lm,
+                list(asked.values()),
+                n=n,
+                max_new_tokens=self.max_new_tokens,
+                sampling=sampling,
+                key=keys,
+                stop=self.stop,
+                batch_size=max(n, self.batch_size),
+                progress=False,
+            )
+            for at, some in zip(asked, written, strict=True):
+                found[at] = [checked(one.text, one.stopped == "length") for one in some]
+        return [found[at] for at in range(len(queries))]

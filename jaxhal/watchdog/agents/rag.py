@@ -1,0 +1,140 @@
+"""Agents that answer from passages of their domain."""
+
+import asyncio
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+from jaxhal.io.checks import at_least
+from jaxhal.io.files import replacing
+from jaxhal.models.encoders.encoding import embed, kept_encoder
+from jaxhal.models.registry import private_cache
+from jaxhal.reading.keys import digest, fingerprint
+from jaxhal.watchdog.agents.base import Agent, Pieces, Reply, streamed
+from jaxhal.watchdog.conversation import Conversation, last_turn
+from jaxhal.watchdog.index import Index
+
+#: The prompt of :class:`RagAgent`.
+FROM_PASSAGES = """\
+{passages}
+
+Answer the question from the passages above, in one or two sentences.
+
+Question: {query}
+"""
+
+
+class Passages:
+    """Texts that are found by likeness of their vectors.
+
+    Args:
+      texts: the passages, at least one; their vectors are kept for the next time in
+        :func:`~jaxhal.models.registry.cache_dir`.
+      encoder: as :func:`jaxhal.models.encoders.load_encoder` takes it.
+      progress: show a progress bar; ``None`` shows it on a terminal.
+
+    Raises:
+      ValueError: when there is none, or one is empty.
+    """
+
+    def __init__(
+        self,
+        texts: Sequence[str],
+        encoder: str = "all-minilm-l6-v2",
+        *,
+        progress: bool | None = None,
+    ):
+        self.texts, self.encoder = list(dict.fromkeys(texts)), encoder
+        known = kept_encoder(encoder)
+        about = [fingerprint(known), str(known.pooling), *map(digest, self.texts)]
+        path = private_cache("passages") / f"{digest(' '.join(about))}.npy"
+        if path.is_file():
+            vectors = np.load(path)
+        else:
+            vectors = embed(known, self.texts, progress=progress)
+            with replacing(path, binary=True, private=True) as file:
+                np.save(file, vectors)
+        self._index = Index(vectors.shape[1])
+        self._index.add(vectors)
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    def search(self, queries: Sequence[str], k: int) -> list[list[str]]:
+        """For each query the ``k`` most similar passages, the nearest first."""
+        vectors = embed(kept_encoder(self.encoder), queries, progress=False)
+        _, rows = self._index.search(vectors, min(k, len(self)))
+        return [[self.texts[row] for row in some] for some in rows]
+
+
+class RagAgent:
+    """An agent that answers from passages of its domain.
+
+    Args:
+      agent: what answers.
+      passages: where they are found.
+      k: passages for a query.
+      prompt: with ``{passages}`` and ``{query}`` in it.
+
+    Raises:
+      ValueError: when the prompt lacks one of the two, or ``k`` is below 1.
+    """
+
+    def __init__(
+        self,
+        agent: Agent,
+        passages: Passages,
+        *,
+        k: int = 3,
+        prompt: str = FROM_PASSAGES,
+    ):
+        if "{query}" not in prompt or "{passages}" not in prompt:
+            raise ValueError(
+                f"prompt is {prompt!r}; it must hold {{passages}} and {{query}}"
+            )
+        at_least(1, k=k)
+        self.agent, self.passages, self.k, self.prompt = agent, passages, k, prompt
+
+    @property
+    def hears_wishes(self) -> bool:
+        """Whether what answers is told what a conversation wishes."""
+        return getattr(self.agent, "hears_wishes", False)
+
+    @property
+    def name(self) -> str:
+        return f"{self.agent.name} with {len(self.passages)} passages"
+
+    async def respond(
+        self, queries: Sequence[str], n: int = 1, temperature: float = 1.0
+    ) -> list[list[Reply]]:
+        """See :class:`Agent`; the passages come back as the context."""
+        contexts, asked = await self._prompts(queries)
+        replies = await self.agent.respond(asked, n, temperature)
+        return [
+            [dataclasses.replace(one, context=context) for one in some]
+            for some, context in zip(replies, contexts, strict=True)
+        ]
+
+    async def stream(self, query: str, temperature: float = 1.0) -> Pieces:
+        """See :class:`Streaming`; in one piece if what answers says it whole."""
+        (context,), (asked,) = await self._prompts([query])
+        async for piece in streamed(self.agent, asked, temperature):
+            yield dataclasses.replace(piece, context=context)
+
+    async def _prompts(self, queries: Sequence[str]) -> tuple[list[str], list[str]]:
+        """The passages of each query, and what is asked with them.
+
+        Of a conversation the last turn alone is looked up and put into the prompt.
+        """
+        last = [*map(last_turn, queries)]
+        found = await asyncio.to_thread(self.passages.search, last, self.k)
+        contexts = ["\n\n".join(some) for some in found]
+        asked = [
+            self.prompt.replace("{passages}", context).replace("{query}", query)
+            for context, query in zip(contexts, last, strict=True)
+        ]
+        return contexts, [
+            one.asking(prompt) if isinstance(one, Conversation) else prompt
+            for one, prompt in zip(queries, asked, strict=True)
+        ]

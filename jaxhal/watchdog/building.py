@@ -1,0 +1,167 @@
+"""From a configuration to what it names: agents, bounds, evaluators, watchdogs."""
+
+import dataclasses
+import os
+import re
+from collections.abc import Sequence
+
+from jaxhal.datasets import Question
+from jaxhal.io.configuration import claim
+from jaxhal.llm import entailment, hosts
+from jaxhal.llm.endpoint import endpoint_of
+from jaxhal.llm.judges import OverlapRule
+from jaxhal.models.encoders.encoding import kept_encoder
+from jaxhal.models.lm import kept_lm as model
+from jaxhal.reading.keys import digest
+from jaxhal.watchdog.agents import (
+    FROM_PASSAGES,
+    Agent,
+    EndpointAgent,
+    LocalAgent,
+    Passages,
+    RagAgent,
+)
+from jaxhal.watchdog.bounds import BoundaryStore, ExactStore
+from jaxhal.watchdog.config import Talker, Watch, explored, guard_of, plan_of
+from jaxhal.watchdog.domain import keep_questions, passages_of, questions_of
+from jaxhal.watchdog.evaluators import EndpointEvaluator, Evaluator, ReferenceEvaluator
+from jaxhal.watchdog.explore import Explorer
+from jaxhal.watchdog.guarding import Watchdog
+from jaxhal.watchdog.queries import Generator
+
+
+def told(config: Watch, query: str, context: str) -> str:
+    """The user's turn that the agent saw, as far as it is known here."""
+    one = config.agent
+    if one.passages:
+        prompt = one.prompt or FROM_PASSAGES
+        return prompt.replace("{passages}", context).replace("{query}", query)
+    return (
+        query
+        if one.endpoint or not one.prompt
+        else one.prompt.replace("{query}", query)
+    )
+
+
+@hosts.brought("the configuration")
+def agent_of(config: Watch, one: Talker, progress: bool | None = None) -> Agent:
+    """Whoever answers.
+
+    Raises:
+      ValueError: on settings that make no sense.
+    """
+    endpoint = endpoint_of(one.endpoint or None, one.model if one.endpoint else None)
+    agent: Agent
+    if endpoint is None:
+        prompt = "{query}" if one.passages or not one.prompt else one.prompt
+        lm = model(one.model, one.dtype)
+        agent = LocalAgent(lm, prompt, max_new_tokens=one.max_new_tokens)
+    else:
+        agent = EndpointAgent(
+            dataclasses.replace(endpoint, timeout=one.timeout),
+            concurrency=one.concurrency,
+            per_second=one.per_second,
+            max_tokens=one.max_new_tokens,
+        )
+    if not one.passages:
+        return agent
+    texts = passages_of(config, one.words)
+    found = Passages(texts, config.encoder, progress=progress)
+    return RagAgent(agent, found, k=one.passages, prompt=one.prompt or FROM_PASSAGES)
+
+
+@hosts.brought("the configuration")
+def store_of(config: Watch) -> BoundaryStore:
+    """The bound, as far as it is known.
+
+    Raises:
+      ValueError: when it was made by another encoder.
+      RuntimeError: when Milvus cannot be reached.
+    """
+    width = kept_encoder(config.encoder).config.hidden_size
+    if config.store == "exact":
+        return ExactStore(width, config.folder)
+    from jaxhal.watchdog.milvus import MilvusStore
+
+    # One collection for each exploration, in Milvus' own letters.
+    letters = re.sub(r"\W", "_", config.name, flags=re.ASCII)
+    name = f"boundary_{letters[:64]}_{digest(str(config.folder.resolve()))[:8]}"
+    if config.store == "milvus":
+        config.folder.mkdir(parents=True, exist_ok=True)
+        return MilvusStore(width, config.folder / "bound.db", name)
+    if config.store.endswith(".db"):
+        return MilvusStore(width, config.store, name)
+    token = os.environ.get("MILVUS_TOKEN", "") if hosts.keyed(config.store) else ""
+    return MilvusStore(width, config.store, name, token)
+
+
+@hosts.brought("the configuration")
+def evaluator_of(config: Watch, known: Sequence[Question]) -> Evaluator:
+    """Who judges answers."""
+    endpoint = endpoint_of(config.judge_endpoint or None, config.judge_model or None)
+    if endpoint is not None:
+        return EndpointEvaluator(endpoint)
+    return ReferenceEvaluator(
+        known,
+        OverlapRule(config.contained),
+        similarity=config.judge_similarity,
+        encoder=config.encoder,
+    )
+
+
+@hosts.brought("the configuration")
+def explorer_of(config: Watch, progress: bool | None = None) -> Explorer:
+    """Everything that explores, in a folder that is this configuration's.
+
+    Raises:
+      ValueError: on settings that make no sense, a folder that holds another
+        exploration, or questions that have changed since.
+      OSError: when the folder cannot be written.
+    """
+    if (config.folder / "config.yaml").is_file():
+        claim(config.folder, config, explored)
+    same = entailment.resolve(config.entailment)
+    known, _ = questions_of(config)
+    agent = agent_of(config, config.agent, progress)
+    writer = agent_of(
+        config,
+        config.writer or dataclasses.replace(config.agent, passages=0, prompt=""),
+    )
+    # Not before a model was found.  Feedback may have come before an exploration.
+    claim(config.folder, config, explored, beside=("bound.db", "points.jsonl"))
+    keep_questions(config)
+    return Explorer(
+        agent,
+        evaluator_of(config, known),
+        Generator(writer, config.domain),
+        [one.text for one in known],
+        store_of(config),
+        config.folder,
+        plan=plan_of(config),
+        encoder=config.encoder,
+        entailment=same,
+    )
+
+
+@hosts.brought("the configuration")
+def watchdog_of(config: Watch, progress: bool | None = None) -> Watchdog:
+    """The watchdog of an exploration.
+
+    Raises:
+      ValueError: on settings that make no sense, or others than those of the
+        exploration in the folder.
+    """
+    if (config.folder / "config.yaml").is_file():
+        claim(config.folder, config, explored)
+    plan, same = plan_of(config), entailment.resolve(config.entailment)
+    return Watchdog(
+        agent_of(config, config.agent, progress),
+        store_of(config),
+        guard=guard_of(config),
+        encoder=config.encoder,
+        samples=plan.samples,
+        temperature=plan.temperature,
+        answer_temperature=plan.answer_temperature,
+        entailment=same,
+        domain=config.domain,
+    )

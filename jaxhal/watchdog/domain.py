@@ -1,0 +1,127 @@
+"""The questions of a domain, and the passages that come with them."""
+
+import dataclasses
+import json
+from collections.abc import Sequence
+
+import numpy as np
+from jaxtyping import Int
+from scipy.sparse import csr_array
+from scipy.sparse.csgraph import connected_components
+
+from jaxhal.datasets import Question
+from jaxhal.datasets.named import load_questions
+from jaxhal.io.files import replacing
+from jaxhal.llm.judges import references
+from jaxhal.reading.keys import digest
+from jaxhal.texts import sentences_of
+from jaxhal.watchdog.config import Watch
+from jaxhal.watchdog.queries import plain
+
+# Of an exploration's folder: says what questions it had.
+_DIGEST = "questions.digest"
+
+
+def questions_of(config: Watch) -> tuple[list[Question], list[Question]]:
+    """Questions to explore from, and others; related ones are on one side.
+
+    Raises:
+      ValueError: when there are too few.
+    """
+    questions = load_questions(config.questions, config.options)
+    several: list[list[Question]] = [[] for _ in questions]
+    for one, group in zip(questions, related(questions), strict=True):
+        several[group].append(one)
+    several = [group for group in several if group]
+    order = np.random.default_rng(config.seed).permutation(len(several))
+    parts: tuple[list[Question], list[Question]] = ([], [])
+    for at in order:
+        side = 0 if len(parts[0]) < config.explored else 1
+        parts[side].extend(several[at])
+    if len(parts[1]) < config.held_out:
+        total = len(parts[0]) + len(parts[1])
+        raise ValueError(
+            f"explored is {config.explored} and held_out {config.held_out}; there are "
+            f"{total} questions, in {len(several)} groups of related ones"
+        )
+    return parts[0][: config.explored], parts[1][: config.held_out]
+
+
+def check_unchanged(config: Watch) -> None:
+    """Makes sure that the domain's questions are those that an exploration had.
+
+    It was judged by their answers, and agents may answer from their contexts.
+
+    Raises:
+      FileNotFoundError: when it did not keep which those were.
+      ValueError: when they are others.
+    """
+    path = config.folder / _DIGEST
+    if not path.is_file():
+        raise FileNotFoundError(
+            f"{path} is not there, which says what questions {config.folder} was "
+            "explored with; explore it again, which asks nothing twice"
+        )
+    if path.read_text("utf-8") != _digest(config):
+        raise ValueError(
+            f"{config.questions} has other questions, answers or contexts than when "
+            f"{config.folder} was explored; explore under another 'name'"
+        )
+
+
+def keep_questions(config: Watch) -> None:
+    """Keeps which they are; where that is known already, as :func:`check_unchanged`."""
+    path = config.folder / _DIGEST
+    if path.is_file():
+        check_unchanged(config)
+    else:
+        with replacing(path) as file:
+            file.write(_digest(config))
+
+
+def _digest(config: Watch) -> str:
+    questions = load_questions(config.questions, config.options)
+    return digest(json.dumps([dataclasses.astuple(one) for one in questions]))
+
+
+def related(questions: Sequence[Question]) -> Int[np.ndarray, " questions"]:
+    """A number for each, the same for those that share words, answers or a source."""
+    keys: dict[tuple, int] = {}
+    pairs = []
+    for at, one in enumerate(questions):
+        shared: list[tuple] = [("words", plain(one.text)), ("answers", references(one))]
+        shared += [("source", one.source)] if one.source else []
+        pairs += [(at, keys.setdefault(key, len(keys))) for key in shared]
+    rows, columns = np.array(pairs).T
+    many = len(questions)
+    graph = csr_array(
+        (np.ones(len(rows)), (rows, many + columns)), (many + len(keys),) * 2
+    )
+    return connected_components(graph, directed=False)[1][:many]
+
+
+def passages_of(config: Watch, words: int) -> list[str]:
+    """What all questions of the domain come with, cut in pieces.
+
+    That is their contexts, or else their answers, each piece below its question: an
+    answer by itself seldom says what it is about.
+    """
+    texts: dict[str, None] = {}
+    for one in load_questions(config.questions, config.options):
+        head = "" if one.context else f"{one.text}\n"
+        for text in [one.context] if one.context else references(one):
+            for piece in _pieces(text, words):
+                texts[head + piece] = None
+    return list(texts)
+
+
+def _pieces(text: str, words: int) -> list[str]:
+    """Sentences put together up to so many words."""
+    pieces: list[str] = []
+    for sentence in sentences_of(text):
+        longer = f"{pieces[-1]} {sentence}" if pieces else sentence
+        if pieces and len(longer.split()) <= words:
+            pieces[-1] = longer
+        else:
+            pieces.append(sentence)
+    return [piece for piece in pieces if piece.strip()]

@@ -1,0 +1,105 @@
+"""What an evaluation leaves in its folder."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from jaxhal import plotting
+from jaxhal.detectors import Detector
+from jaxhal.io.files import lines_of, replacing
+from jaxhal.plotting.series import ablations as ablated_figure
+from jaxhal.plotting.series import entropy_trend
+from jaxhal.reporting import results
+from jaxhal.reporting.markdown import escaped, picture
+from jaxhal.reporting.summary import verdict
+from jaxhal.watchdog import ablations
+from jaxhal.watchdog.config import Watch, guard_of, plan_of
+from jaxhal.watchdog.held_out import Known
+
+
+def write(
+    config: Watch,
+    all_of: Sequence[Watch],
+    tables: Mapping[str, Sequence[Mapping[str, Any]]],
+    changes: Mapping[str, Sequence[Mapping[str, Any]]],
+    methods: Sequence[Detector],
+    known: Known,
+    data: Any,
+) -> None:
+    """evaluation.md, evaluation.json and figures."""
+    folder, guard, rows = config.folder, guard_of(config), tables["rows"]
+    hallucinated = int(known.labels.sum())
+    summary = json.loads((folder / "summary.json").read_text("utf-8"))
+    named = [{**row, "detector": row["method"]} for row in rows]
+    policy = "no policy was trained"
+    if summary["losses"]:
+        policy = (
+            f"{summary['steps']} steps trained its policy, which chose "
+            f"{summary['by the policy']} of the queries"
+        )
+    paragraphs = [
+        f"# {escaped(config.name)}",
+        f"Agent: {escaped(config.agent.model)}, {escaped(_source(config))}. "
+        f"Explored by {summary['queries']} queries, "
+        f"{summary['hallucinated']} hallucinated (gamma {summary['gamma']:.2f}), "
+        f"stopped by {escaped(summary['stopped'])}; {summary['unsure']} unsure, "
+        f"{summary['failed']} failed; {summary['points']} points; {policy}. "
+        f"Seed {config.seed}.",
+        f"Held out: {len(known.labels)} questions, {hallucinated} answered wrongly "
+        f"({hallucinated / len(known.labels):.0%}) by the paper's rule: the mean of "
+        "unigram F1 and ROUGE-L with the reference is under 0.5"
+        f"{', and no reference stands in the answer' if config.contained else ''}. "
+        f"{known.left_out} more got no answer, or too few others, and are left out.",
+        f"Guard: preset {escaped(config.preset)}, similarity {guard.similarity}.",
+        results.short_markdown(tables["short"]),
+        escaped(verdict(named)),
+        "Thresholds and calibration come from the other half of the questions; the "
+        "intervals resample questions of equal words, answers or sources together. "
+        f"{len(data.errors)} answers could not be read by the baselines and count for "
+        "no method.",
+        "## More of each method",
+        results.markdown(rows, several=True),
+        "Here F1 and what follows it are means of the two halves.",
+        "## The guard's own flags",
+        results.interval_markdown(tables["guards"]),
+    ]
+    lines = [line for one in paragraphs for line in (one, "")]
+    lines += ablations.markdown(changes, plan_of(config).starts)
+    lines += results.methods_markdown(methods)
+    trend = {
+        one.name: [
+            np.nan if row["entropy"] is None else row["entropy"]
+            for row in lines_of(one.folder / "queries.jsonl")
+        ]
+        for one in all_of
+    }
+    areas = {r["method"]: (r["AUROC"], r["low"], r["high"]) for r in rows}
+    controls = [row["method"] for row in rows if row["control"]]
+    figures = {
+        "auroc": plotting.auroc_intervals(areas, controls),
+        "entropy": entropy_trend(trend),
+        "ablations": ablated_figure(changes),
+    }
+    lines += [*map(picture, figures), ""]
+    for name, figure in figures.items():
+        with replacing(folder / f"{name}.png", binary=True) as file:
+            figure.savefig(file, format="png", dpi=150)
+    with replacing(folder / "evaluation.md") as file:
+        file.write("\n".join(lines))
+    whole = {"prevalence": float(known.labels.mean()), **tables}
+    whole |= {"ablations": dict(changes)}
+    with replacing(folder / "evaluation.json") as file:
+        json.dump(whole, file, indent=1)
+
+
+def _source(config: Watch) -> str:
+    """What the agent answers from."""
+    match config.agent.passages:
+        case 0:
+            return f"asked questions of {config.questions} by themselves"
+        case 1:
+            return f"answering from the nearest passage of {config.questions}"
+        case many:
+            return f"answering from the {many} nearest passages of {config.questions}"

@@ -1,0 +1,112 @@
+"""How an exploration goes on, and the queries that it is made of."""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+from jaxhal.io.checks import at_least, one_of
+from jaxhal.watchdog.policy import SHARES, TRANSFORMATIONS, Training
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """How an exploration goes on, and when it ends.
+
+    Args:
+      gamma: it ends once this share of the judged answers is hallucinated.
+      least: but not before this many queries.
+      budget: it ends after this many in any case.
+      starts: queries it begins with.
+      width: queries in a round, answered and judged at the same time.
+      branch: queries made of one that the agent hallucinated at, once a policy chooses
+        the ways; before, it is changed in all.
+      samples: answers to a query that its entropy is of.
+      temperature: at which those are drawn.
+      answer_temperature: of the answer that is judged.
+      ways: that a query is changed in after a hallucination; the paper's text names
+        the first two, its equation (1) all three.
+      how: ways are ``"reinforced"`` or taken at ``"random"``.
+      shares: how rewards become probabilities, as
+        :func:`jaxhal.watchdog.policy.probabilities` has it.
+      steps: queries changed in all ``ways`` before a policy is trained on what came of
+        it.
+      training: of the policy.
+      seed: of all chance.
+
+    Raises:
+      ValueError: on a number or word that makes no sense.
+    """
+
+    gamma: float = 0.6
+    least: int = 50
+    budget: int = 500
+    starts: int = 10
+    width: int = 8
+    branch: int = 1
+    samples: int = 10
+    temperature: float = 1.0
+    answer_temperature: float = 0.1
+    ways: tuple[str, ...] = TRANSFORMATIONS
+    how: str = "reinforced"
+    shares: str = "softmax"
+    steps: int = 8
+    training: Training = Training()
+    seed: int = 0
+
+    def __post_init__(self):
+        counts = ("least", "budget", "starts", "width", "branch", "samples", "steps")
+        at_least(1, **{name: getattr(self, name) for name in counts})
+        if not 0 < self.gamma <= 1:
+            raise ValueError(f"gamma is {self.gamma}; give a share in (0, 1]")
+        one_of(("reinforced", "random"), how=self.how)
+        one_of(SHARES, shares=self.shares)
+        if not self.ways or set(self.ways) - set(TRANSFORMATIONS):
+            raise ValueError(
+                f"ways are {', '.join(self.ways)}; use some of "
+                f"{', '.join(TRANSFORMATIONS)}"
+            )
+        if self.branch > len(self.ways):
+            raise ValueError(
+                f"branch is {self.branch}, and there are {len(self.ways)} ways"
+            )
+
+
+@dataclasses.dataclass
+class Node:
+    """A query of an exploration.
+
+    Attributes:
+      query: what is asked.
+      way: how it came about; ``"seed"`` where it is given.
+      depth: changes since its path began.
+      parent: the query that it was made of.
+      first: the query that its path began with.
+      answer: what the agent said; empty where it said nothing of use.
+      context: what it answered from.
+      label: 1 hallucinated, 0 not, ``None`` unknown.
+      why: the reason, or the error.
+      confidence: in the label.
+      clean: whether none of its answers is known to be hallucinated.
+      entropy: of its answers, in nats; not a number where there are none.
+      reward: of equation (2); of a seed the entropy that it found, up to 1.
+      chances: that each way had when it was changed.
+      time: when it was answered, ISO 8601.
+      round: of the exploration that it was asked in, from 1.
+    """
+
+    query: str
+    way: str
+    depth: int
+    parent: str
+    first: str
+    answer: str = ""
+    context: str = ""
+    label: int | None = None
+    why: str = ""
+    confidence: float = 0.0
+    clean: bool = False
+    entropy: float = math.nan
+    reward: float = math.nan
+    chances: Sequence[float] = ()
+    time: str = ""
+    round: int = 0

@@ -1,0 +1,243 @@
+"""What the proxy answers at each of its paths."""
+
+import asyncio
+import concurrent.futures
+import hmac
+import json
+import logging
+import time
+import uuid
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from jaxhal.serve.limits import Limited
+from jaxhal.watchdog.agents import LONGEST, Pieces, Reply
+from jaxhal.watchdog.conversation import turns_of
+from jaxhal.watchdog.guarding import Guarded
+from jaxhal.watchdog.metrics import Metrics
+from jaxhal.watchdog.verdict import headers, verdict
+from jaxhal.watchdog.wire import Fault, Wanted, asked, check_text
+
+# Of a conversation that are looked at, which takes as long as reading them thrice.
+_LOOKED = 50_000
+
+
+def application(service: Any, host: str) -> Starlette:
+    """A :class:`jaxhal.watchdog.Service` as an application, served at an address."""
+    own = host if service.token is None else None
+    limited = Middleware(Limited, largest=service.limits.largest, host=own)
+    here = _Routes(service)
+    routes = [
+        Route("/v1/chat/completions", here.complete, methods=["POST"]),
+        Route("/v1/feedback", here.learn, methods=["POST"]),
+        Route("/v1/models", here.models, methods=["GET"]),
+        Route("/health", here.health, methods=["GET"]),
+        Route("/metrics", here.counted, methods=["GET"]),
+    ]
+    handlers: Any = {
+        Fault: here.fault,
+        HTTPException: here.unknown,
+        Exception: here.broken,
+    }
+    return Starlette(routes=routes, middleware=[limited], exception_handlers=handlers)
+
+
+class _Routes:
+    def __init__(self, service: Any):
+        self.service = service
+        self._metrics = Metrics(service.watchdog.store)
+        # The threads that all of asyncio shares may all be reading long queries.
+        self._pulse = concurrent.futures.ThreadPoolExecutor(1)
+
+    async def complete(self, request: Request) -> Response:
+        began, service = time.perf_counter(), self.service
+        want = await asyncio.to_thread(asked, await self._body(request, service.token))
+        size = sum(map(len, turns_of(want.prompt, service.remembered.said)))
+        if size > _LOOKED:
+            why = f"the messages have {size} characters, over {_LOOKED}, beside answers"
+            raise Fault(400, f"{why} from here; leave out the first ones")
+        found, rest = await service.guarded(want)
+        self._metrics.count(found)
+        said = verdict(found.check, service.mode, found.blocked)
+        said |= {"ignored": service.ignored(want)}
+        short = headers(found.check, found.blocked)
+        status = 200 if found.reply.error is None else 502
+        self._metrics.requests.labels("/v1/chat/completions", str(status)).inc()
+        about = {
+            "id": f"chatcmpl-{uuid.uuid4().hex}",
+            "created": int(time.time()),
+            "model": service.watchdog.agent.name,
+        }
+        if status == 200 and want.stream:
+            events = self._events(about, want, found, rest, said, began)
+            kind = "text/event-stream"
+            return StreamingResponse(events, media_type=kind, headers=short)
+        self._metrics.seconds.observe(time.perf_counter() - began)
+        if status == 502:
+            body = {**_unanswered(found.reply), "watchdog": said}
+            return JSONResponse(body, status, headers=short)
+        service.remember(about["id"], want, found, found.reply.text)
+        message = {"role": "assistant", "content": found.reply.text}
+        choice = {
+            "index": 0,
+            "message": message,
+            "finish_reason": _ending(found, found.reply.cut),
+        }
+        body = {**about, "object": "chat.completion", "choices": [choice]}
+        return JSONResponse({**body, "watchdog": said}, headers=short)
+
+    async def _events(
+        self,
+        about: Mapping[str, Any],
+        want: Wanted,
+        found: Guarded,
+        rest: Pieces,
+        said: Mapping[str, Any],
+        began: float,
+    ) -> AsyncIterator[str]:
+        """A streamed answer, the verdict in its last event."""
+
+        def event(delta: Mapping[str, Any], ending: Any = None, **more: Any) -> str:
+            choice = {"index": 0, "delta": delta, "finish_reason": ending}
+            whole = {**about, "object": "chat.completion.chunk", "choices": [choice]}
+            return f"data: {json.dumps({**whole, **more})}\n\n"
+
+        piece, text, cut = found.reply, "", False
+        try:
+            yield event({"role": "assistant", "content": ""})
+            while piece is not None:
+                if piece.error is not None:
+                    self._metrics.failures.inc()
+                    yield f"data: {json.dumps(_unanswered(piece))}\n\n"
+                    return
+                text += piece.text
+                cut = piece.cut
+                yield event({"content": piece.text})
+                piece = None if found.blocked else await anext(rest, None)
+            self.service.remember(about["id"], want, found, text)
+            yield event({}, _ending(found, cut), watchdog=said)
+            yield "data: [DONE]\n\n"
+        finally:
+            await rest.aclose()
+            self._metrics.seconds.observe(time.perf_counter() - began)
+
+    async def learn(self, request: Request) -> Response:
+        body = await self._body(request, self.service.teacher)
+        if not isinstance(body, Mapping) or not isinstance(
+            body.get("hallucinated"), bool
+        ):
+            raise Fault(400, "feedback is {'id', 'hallucinated': true or false}")
+        if "id" in body:
+            try:
+                query, reply, named = self.service.remembered[str(body["id"])]
+            except KeyError:
+                why = f"no answer {str(body['id'])[:80]!r} is remembered"
+                raise Fault(404, why) from None
+        else:
+            query, text = body.get("query"), body.get("response", "")
+            if not isinstance(query, str) or not query.strip():
+                raise Fault(400, "feedback without 'id' needs the 'query' as text")
+            if not isinstance(text, str):
+                raise Fault(400, "'response' must be text")
+            check_text("'query'", query)
+            check_text("'response'", text, LONGEST)
+            reply, named = Reply(text), None
+        try:
+            gained = await self.service.watchdog.learn(
+                query, reply.text, body["hallucinated"], reply.context, named=named
+            )
+        except (RuntimeError, ValueError) as error:
+            raise Fault(503, str(error), "unavailable_error") from error
+        self._metrics.feedback.labels(str(body["hallucinated"]).lower()).inc()
+        self._metrics.requests.labels("/v1/feedback", "200").inc()
+        points = await asyncio.to_thread(len, self.service.watchdog.store)
+        return JSONResponse({"gained": gained, "points": points})
+
+    async def models(self, request: Request) -> Response:
+        _allow(request, self.service.token)
+        one = {
+            "id": self.service.watchdog.agent.name,
+            "object": "model",
+            "owned_by": "jaxhal",
+        }
+        return JSONResponse({"object": "list", "data": [{**one, "created": 0}]})
+
+    async def health(self, request: Request) -> Response:
+        loop = asyncio.get_running_loop()
+        try:
+            points = await loop.run_in_executor(
+                self._pulse, len, self.service.watchdog.store
+            )
+        except RuntimeError as error:
+            return JSONResponse({"status": "failing", "why": str(error)}, 503)
+        about = {"agent": self.service.watchdog.agent.name, "mode": self.service.mode}
+        status, code = ("ok", 200) if points else ("empty", 503)
+        return JSONResponse({"status": status, "points": points, **about}, code)
+
+    async def counted(self, request: Request) -> Response:
+        _allow(request, self.service.token)
+        text = await asyncio.to_thread(generate_latest, self._metrics.registry)
+        return Response(text, headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+    async def _body(self, request: Request, token: str | None) -> Any:
+        """The JSON of a request that is allowed."""
+        _allow(request, token)
+        # What a web page may send anywhere without asking is not taken.
+        kind = request.headers.get("content-type", "").partition(";")[0].strip()
+        if kind.lower() != "application/json":
+            raise Fault(
+                415, f"the body is {kind or 'of no type'}, not application/json"
+            )
+        try:
+            return await asyncio.to_thread(json.loads, await request.body())
+        except ClientDisconnect as error:
+            raise Fault(400, "the request ended before its body") from error
+        except (RecursionError, ValueError) as error:
+            raise Fault(400, "the body is not JSON") from error
+
+    async def fault(self, request: Request, error: Any) -> Response:
+        more = {"WWW-Authenticate": "Bearer"} if error.status == 401 else {}
+        self._metrics.requests.labels(request.scope["path"], str(error.status)).inc()
+        return JSONResponse(_error(str(error), error.kind), error.status, headers=more)
+
+    async def unknown(self, request: Request, error: Any) -> Response:
+        self._metrics.requests.labels("other", str(error.status_code)).inc()
+        body = _error(str(error.detail), "invalid_request_error")
+        return JSONResponse(body, error.status_code, headers=error.headers)
+
+    async def broken(self, request: Request, error: Exception) -> Response:
+        logging.getLogger(__name__).error("a request failed", exc_info=error)
+        self._metrics.requests.labels(request.scope["path"], "500").inc()
+        return JSONResponse(_error("the watchdog failed", "internal_error"), 500)
+
+
+def _allow(request: Request, token: str | None) -> None:
+    """Raises Fault where the client shows no token or another one."""
+    if token is None:
+        return
+    shown = request.headers.get("authorization", "")
+    if not hmac.compare_digest(shown.encode(), f"Bearer {token}".encode()):
+        raise Fault(401, "no token, or a wrong one", "authentication_error")
+
+
+def _error(message: str, kind: str) -> dict[str, Any]:
+    return {"error": {"message": message, "type": kind, "param": None, "code": None}}
+
+
+def _unanswered(reply: Reply) -> dict[str, Any]:
+    return _error(f"the agent gave no answer: {reply.error}", "upstream_error")
+
+
+def _ending(found: Guarded, cut: bool) -> str:
+    """Why the text ends, in OpenAI's words."""
+    if found.blocked:
+        return "content_filter"
+    return "length" if cut else "stop"
