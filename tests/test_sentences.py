@@ -139,7 +139,10 @@ def test_sentences_have_their_own_scores(lm, store):
 
 def test_whole_answers_are_no_sentences(lm, store):
     chosen = [detectors.semantic_entropy_discrete(draw=GIVEN)]
-    with pytest.raises(ValueError, match="belongs to a whole answer.*leave out semantic_entropy_discrete"):
+    with pytest.raises(
+        ValueError,
+        match="belongs to a whole answer.*leave out semantic_entropy_discrete",
+    ):
         collect(lm, passages(2), chosen, Store(store), unit="sentence")
 
 

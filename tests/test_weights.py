@@ -15,6 +15,7 @@ from jaxhal.models import registry, rope, weights
 from jaxhal.models.config import from_huggingface, read_config
 from jaxhal.models.gguf import GGUFSource, config_from_gguf, gguf_table
 from jaxhal.models.lm import LM, load
+from tiny_lm import tiny_lm
 
 
 def _tokenizer(folder, size: int = 61):
@@ -416,3 +417,9 @@ def test_real_shapes():
 def test_config_file_errors(tmp_path):
     with pytest.raises(FileNotFoundError, match="config.json"):
         read_config(tmp_path)
+
+
+def test_a_model_is_shown_in_a_line():
+    assert (
+        repr(tiny_lm()) == "LM('tiny 0', llama, 2 layers, 35,104 parameters, float32)"
+    )

@@ -52,6 +52,15 @@ class LM:
     )
     name: str = dataclasses.field(default="", metadata={"static": True})
 
+    def __repr__(self) -> str:
+        count = sum(leaf.size for leaf in jax.tree.leaves(self.params))
+        dtypes = {str(leaf.dtype) for leaf in jax.tree.leaves(self.params)}
+        return (
+            f"LM({self.name!r}, {self.config.family}, "
+            f"{self.config.num_hidden_layers} layers, {count:,} parameters, "
+            f"{' and '.join(sorted(dtypes))})"
+        )
+
     def forward(
         self,
         tokens: Int[Array | np.ndarray, "batch seq"],
