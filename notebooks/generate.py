@@ -214,16 +214,22 @@ def _public(package: str) -> dict[str, Any]:
 def _package(package: str) -> str:
     """One page: a summary, then everything that has no page elsewhere."""
     listed = _public(package)
-    top = {} if package == "jaxhal" else _public("jaxhal")
+    parts = package.split(".")
+    above = [".".join(parts[:count]) for count in range(1, len(parts))]
+    top = {name: (home, x) for home in above[::-1] for name, x in _public(home).items()}
     own = detector_names() if package == "jaxhal.detectors" else []
-    here = {n: x for n, x in listed.items() if n not in own and top.get(n) is not x}
+    here = {
+        name: x
+        for name, x in listed.items()
+        if name not in own and (name not in top or top[name][1] is not x)
+    }
     lines = [f"# {package}", "", "```{eval-rst}"]
     lines += [f".. automodule:: {package}", "   :no-members:", ""]
     if own:
         lines += [":doc:`Every detector </detectors>` has a page.", ""]
     elif elsewhere := [name for name in listed if name not in here]:
-        links = ", ".join(f":py:obj:`jaxhal.{name}`" for name in elsewhere)
-        lines += [f"Also of :doc:`jaxhal`: {links}.", ""]
+        links = ", ".join(f":py:obj:`{top[name][0]}.{name}`" for name in elsewhere)
+        lines += [f"It also lists {links}.", ""]
     routines = [n for n, x in here.items() if callable(x) and not get_origin(x)]
     lines += [".. autosummary::", "", *(f"   {name}" for name in routines)]
     for name, one in here.items():

@@ -154,7 +154,8 @@ def test_experiments_see_the_same(lm, data, tmp_path):
         np.testing.assert_array_equal(one.response_ids, other.response_ids)
     # Both replies to a question share the reading of it.
     (plan,) = tmp_path.glob("*/plans/*.json")
-    groups = [g for part in json.loads(plan.read_text("utf-8")) for g in part["groups"]]
+    parts = json.loads(plan.read_text("utf-8"))["parts"]
+    groups = [group for part in parts for group in part["groups"]]
     assert {group["copies"] for group in groups} == {2}
     assert sum(len(group["keys"]) for group in groups) == 24
 

@@ -241,9 +241,9 @@ def _progress(items: list) -> Any:
 
 def _finite(x: np.ndarray, dtype: Any) -> bool:
     """Whether all of an array are numbers, and stay so as ``dtype``."""
-    if x.dtype == dtype:
-        return bool(np.isfinite(x).all())
     most = float(jax.numpy.finfo(dtype).max)
+    if float(jax.numpy.finfo(x.dtype).max) <= most:
+        return bool(np.isfinite(x).all())
     return not x.size or bool(-most <= x.min() and x.max() <= most)
 
 
