@@ -327,7 +327,7 @@ class Odd(jaxhal.Reducer):
     [
         (
             "keys",
-            r"Odd\(kind='keys'\) gives .*503, 1512\] for a prompt of 1009 tokens",
+            r"Odd\(kind='keys'\).* gives .*503, 1512\] for a prompt of 1009 tokens",
         ),
         ("prompt", r"gives .* 503, 1009\] .* cut it to the response"),
         ("twice", r"declares the axes layer, heads, response and gives .* 1006\]"),

@@ -184,10 +184,15 @@ def test_what_two_models_read_must_pair_up(two_models, lm, store, monkeypatch):
         experiments.across_models(two_models, "other", wrong)
     chosen = [build("lookback_probe")]
     one = collect(lm, running.load_dataset("a"), chosen, Store(store), unit="span")
-    few = dataclasses.replace(one, examples=one.examples[:-1])
+
+    def changed(**changes):
+        return dataclasses.replace(
+            one, source=dataclasses.replace(one.source, **changes)
+        )
+
+    few = changed(parts=one.source.parts[:-1])
     failed, too = (
-        dataclasses.replace(one, errors={3: why})
-        for why in ("5 tokens too long", "9 tokens too long")
+        changed(errors={3: why}) for why in ("5 tokens too long", "9 tokens too long")
     )
     changes = ["detectors=[lookback_probe]", "unit=span"]
     for first, second, problem in (
