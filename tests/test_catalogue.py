@@ -91,7 +91,7 @@ def scores_of(one, features):
     return np.asarray(response_scores((one.detector,), (one.params,), features)[name])
 
 
-def close(found, wanted, name):
+def close(found, wanted):
     spread = np.ptp(np.asarray(wanted)) + 1e-3
     np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4 * spread + 1e-5)
 
@@ -102,7 +102,7 @@ def test_a_store_padding_and_company_change_nothing(data, fitted, batch, name):
     one = fitted(name)
     kept = one.score(data.inputs[name])
     for numbers, features in batch:
-        close(scores_of(one, features)[: len(numbers)], kept[numbers], name)
+        close(scores_of(one, features)[: len(numbers)], kept[numbers])
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -110,7 +110,7 @@ def test_a_row_of_a_batch_is_the_row_alone(fitted, batch, name):
     one = fitted(name)
     numbers, features = batch[0]
     together = scores_of(one, features)
-    alone = jax.tree.map(lambda x: x, dict(features))
+    alone = dict(features)
     wanted = {n: f for n, f in one.detector.features}
     for key in alone:
         axis = wanted[key].batch_axis if isinstance(wanted.get(key), Reducer) else 0
@@ -119,7 +119,7 @@ def test_a_row_of_a_batch_is_the_row_alone(fitted, batch, name):
         alone[key] = jax.tree.map(
             lambda x, a=axis: np.take(np.asarray(x), [0], a), alone[key]
         )
-    close(scores_of(one, only(one, alone)), together[:1], name)
+    close(scores_of(one, only(one, alone)), together[:1])
 
 
 def only(one, features):
@@ -138,7 +138,7 @@ def test_jit_is_eager(fitted, batch, name):
     _, features = batch[0]
     with jax.disable_jit():
         eager = one.detector.score(one.params, on_device(only(one, features)))
-    close(scores_of(one, only(one, features)), eager, name)
+    close(scores_of(one, only(one, features)), eager)
 
 
 @pytest.mark.parametrize("name", NAMES)
