@@ -317,10 +317,6 @@ def _write(
     lines = [f"# {escaped(config.name)}", "", escaped(note), "", cells]
     with replacing(folder / "results.md") as file:
         file.write("\n".join(lines) + "\n")
-    with replacing(folder / "results.json") as file:
-        json.dump(
-            {"count": count, "dropped": dropped, "rows": list(rows)}, file, indent=1
-        )
     first = next(iter(rows))["measure"]
     figure = guided_pairs(
         {way: measured[way][first] for way in WAYS},
@@ -331,6 +327,11 @@ def _write(
         figure.savefig(file, format="png")
     page = [one for trio in zip(*reports.values(), strict=True) for one in trio]
     write_html(folder / "report.html", page[:90], config.name, shown, note)
+    # The last one: where it is, all the others are.
+    with replacing(folder / "results.json") as file:
+        json.dump(
+            {"count": count, "dropped": dropped, "rows": list(rows)}, file, indent=1
+        )
 
 
 def _cell(row: Mapping[str, Any], name: str) -> Markdown:
