@@ -76,6 +76,19 @@ def test_a_flagged_query_is_held_back(encoder):  # noqa: F811
     assert model.asked == ["w1"] and not fine.metadata["watchdog"]["blocked"]
 
 
+@pytest.mark.parametrize(
+    "texts",
+    [["w0 w1 w2?", "w40."], ["w40.", "w0 w1 w2?"], ["w40 w41. w0 w1 w2? w42 w43."]],
+)
+def test_a_query_is_held_back_wherever_it_stands(texts, encoder):  # noqa: F811
+    guard = Guard(similarity=0.99, gate=False, entropy=None)
+    model = Model()
+    guarding = watchdog(encoder, guard, ["w0 w1 w2?"])
+    one = agent(model, middleware(guarding, block=True))
+    said = asyncio.run(one.reply([UserMsg("user", text) for text in texts]))
+    assert said.metadata["watchdog"]["blocked"] and not model.asked
+
+
 def test_what_is_no_query_passes(encoder):  # noqa: F811
     model = Model()
     one = agent(model, middleware(watchdog(encoder, NEAR), block=True))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from jaxhal.cli.stopping import begun
+from jaxhal.io.showing import printable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -45,7 +46,8 @@ def as_table(rows: Sequence[Mapping[str, Any]]) -> "Table":
         justify = "right" if cell(value)[1] else "left"
         made.add_column(name, justify=justify, no_wrap=at == 0)
     for row in rows:
-        made.add_row(*(Text(cell(value)[0]) for value in row.values()))
+        cells = (printable(cell(value)[0], keep="") for value in row.values())
+        made.add_row(*map(Text, cells))
     return made
 
 
@@ -69,7 +71,7 @@ def usage() -> Iterator[None]:
         # A KeyError shows its message quoted.
         text = error.args[0] if isinstance(error, KeyError) and error.args else error
         line = "; ".join([f"jaxhal: {text}", *getattr(error, "__notes__", ())])
-        typer.echo(line, err=True)
+        typer.echo(printable(line), err=True)
         raise typer.Exit(2) from error
 
 
@@ -85,7 +87,7 @@ def finish(console: "Console", found: Sequence[str | None]) -> None:
     """Says what failed and exits 1 if anything did."""
     errors = [error for error in found if error is not None]
     for error in errors[:10]:
-        console.print(f"error: {error}", soft_wrap=True)
+        console.print(f"error: {printable(error)}", soft_wrap=True)
     if len(errors) > 10:
         console.print(f"and {len(errors) - 10} more errors")
     if errors:

@@ -128,7 +128,8 @@ def detect(
     names, keeps = detector or None, is_file(output)
     with usage():
         check_apart(
-            {"--input": source} | _files_of(model),
+            # What the shell reads from may be a file as well.
+            {"--input": "/dev/stdin" if source == "-" else source} | _files_of(model),
             {
                 "--output": output,
                 "--html": page,

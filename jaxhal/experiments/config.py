@@ -194,10 +194,7 @@ def _check_data(config: Config) -> None:
     if len(set(labels)) < len(labels):
         raise ValueError(f"data sets {labels} share a label; give each its own 'label'")
     for data in config.data:
-        if Path(data.label).name != data.label:
-            raise ValueError(
-                f"label is {data.label!r}; it names files, so give one without slashes"
-            )
+        check_name(data.label, "label")
         if data.sources is not None and data.sources < 1:
             raise ValueError(f"sources is {data.sources}; give at least 1")
     if len(labels) > 1 and config.protocol not in ("official", "holdout"):

@@ -95,7 +95,8 @@ def _check_free(target: Path, config: Config, force: bool) -> None:
         strange = [
             entry.name
             for entry in sorted(target.iterdir())
-            if entry.name not in _BESIDE and _finished(entry) is None
+            if entry.name not in _BESIDE
+            and (entry.name in _FILES or _finished(entry) is None)
         ]
         if strange:
             raise FileExistsError(

@@ -66,16 +66,19 @@ def structured(
         raise ValueError(f"configuration: {str(error).splitlines()[0]}") from error
 
 
-def check_name(name: str) -> None:
+def check_name(name: str, key: str = "name") -> None:
     """Makes sure that a name is that of one folder, and of no other place.
+
+    Args:
+      name: that ``key`` of a configuration has.
 
     Raises:
       ValueError: when it is not.
     """
-    plain = re.fullmatch(r"[^./\\\x00-\x1f][^/\\\x00-\x1f]*", name)
+    plain = re.fullmatch(r"[^./\\][^/\\]*", name) and name.isprintable()
     if not plain or name != name.strip() or len(name.encode()) > _LONGEST_NAME:
         raise ValueError(
-            f"name is {shown(name)!r}; it names one folder below 'out': give at most "
+            f"{key} is {shown(name)!r}; it names one folder below 'out': give at most "
             f"{_LONGEST_NAME} bytes without slashes and without a dot first"
         )
 

@@ -21,9 +21,11 @@ from jaxhal.io.showing import shown
 VARIABLE = "JAXHAL_ENDPOINTS"
 
 _HOST = r"([a-z0-9._-]+|\[[0-9a-f:.]+\])(?::([0-9]{1,5}))?"
-_PLACE = re.compile(_HOST, re.IGNORECASE)
+# Without ASCII, a long s is one of these letters.
+_FLAGS = re.IGNORECASE | re.ASCII
+_PLACE = re.compile(_HOST, _FLAGS)
 # Strict, so that nobody reads another host in it.
-_ADDRESS = re.compile(rf"(https?)://{_HOST}(?:/[!-\[\]-~]*)?", re.IGNORECASE)
+_ADDRESS = re.compile(rf"(https?)://{_HOST}(?:/[!-\[\]-~]*)?", _FLAGS)
 _PORTS = {"http": 80, "https": 443}
 # Shorter ones may be words of an error.
 _SECRET = 8

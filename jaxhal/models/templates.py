@@ -5,9 +5,11 @@ own, with limits; what users write never passes through it.
 """
 
 import contextlib
+import os
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -68,7 +70,7 @@ def _filled(hf: Any, text: str) -> str:
     if "**" in hf.chat_template and _raises_powers(hf.chat_template):
         raise ValueError(f"the chat template computes powers; {_REMEDY}")
     try:
-        with _limited():
+        with _limited(), _far_from_all():
             return hf.apply_chat_template(
                 [{"role": "user", "content": text}],
                 tokenize=False,
@@ -114,6 +116,27 @@ def _limited() -> Iterator[None]:
         yield
     finally:
         sys.settrace(before)
+
+
+@contextlib.contextmanager
+def _far_from_all() -> Iterator[None]:
+    """Has a single step that asks for all memory fail, where the system can do so."""
+    try:
+        import resource
+
+        pages = int(Path("/proc/self/statm").read_text("ascii").split()[0])
+    except (ModuleNotFoundError, OSError):
+        yield
+        return
+    # Other threads have the same limit meanwhile, and need some of it.
+    most = pages * os.sysconf("SC_PAGE_SIZE") + 4 * _BYTES
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    lower = most if soft == resource.RLIM_INFINITY else min(most, soft)
+    resource.setrlimit(resource.RLIMIT_AS, (lower, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
 def _most_memory() -> int:

@@ -61,11 +61,20 @@ class Partial:
                 number += 1
                 try:
                     yield json.loads(file.readline())
-                except ValueError as error:
+                except (ValueError, RecursionError) as error:
                     raise ValueError(
                         f"{self.path}, line {number}: not JSON ({error}); give --force "
                         "to start over"
                     ) from None
+
+    def _settings(self, first: bytes) -> dict[str, Any]:
+        try:
+            return dict(json.loads(first)[_KEY])
+        except (TypeError, ValueError, RecursionError) as error:
+            raise ValueError(
+                f"{self.path}, line 1: no settings ({error}); give --force to start "
+                "over"
+            ) from None
 
     def _write(self, data: bytes) -> None:
         end, left = self._file.seek(0, os.SEEK_END), memoryview(data)
@@ -89,7 +98,7 @@ class Partial:
         if force or not first.endswith(b"\n"):  # a kill may have cut the first line
             self._file.truncate(0)
         else:
-            _check(json.loads(first)[_KEY], settings, self.path)
+            _check(self._settings(first), settings, self.path)
             self._file.truncate(whole_lines(self._file))
             return len(first)
         self._write(_MARK + json.dumps(settings).encode() + b"}\n")

@@ -70,6 +70,8 @@ def turns_of(query: str, known: Container[str] = ()) -> list[str]:
         client wrote them all.
       known: answers that the agent gave; where a turn of the assistant is one of them,
         it is not looked at.
+
+    What the answer's form is said to be comes last: a schema may ask something, too.
     """
     if not isinstance(query, Conversation):
         return [query]
@@ -78,7 +80,21 @@ def turns_of(query: str, known: Container[str] = ()) -> list[str]:
         for role, text in query.turns[:-1]
         if text.strip() and not (role == "assistant" and text.strip() in known)
     ]
-    return [query.query, *said]
+    form = "\n".join(_texts_in(query.wishes.get("response_format")))
+    return [query.query, *said, *([form] if form.strip() else [])]
+
+
+def _texts_in(value: Any) -> Iterator[str]:
+    """Every text in what JSON can hold, names of fields as well."""
+    left = [value]
+    while left:
+        one = left.pop()
+        if isinstance(one, str):
+            yield one
+        elif isinstance(one, Mapping):
+            left += [*one, *one.values()]
+        elif isinstance(one, list):
+            left += one
 
 
 def looked_at(query: str, known: Container[str] = ()) -> list[str]:

@@ -5,6 +5,7 @@ from collections.abc import AsyncGenerator, Callable
 from typing import TYPE_CHECKING, Any
 
 from jaxhal.watchdog.agents import CallableAgent
+from jaxhal.watchdog.conversation import Conversation
 from jaxhal.watchdog.guarding import Watchdog
 from jaxhal.watchdog.verdict import BLOCKED, verdict
 
@@ -95,7 +96,7 @@ def _library() -> None:
 
 
 def _query(inputs: Any) -> str | None:
-    """The last text of the user; ``None`` where nothing new is asked."""
+    """The texts of the user as turns; ``None`` where nothing new is asked."""
     from agentscope.message import Msg
 
     messages = inputs if isinstance(inputs, list) else [inputs]
@@ -104,8 +105,8 @@ def _query(inputs: Any) -> str | None:
         for one in messages
         if isinstance(one, Msg) and one.role == "user"
     ]
-    asked = [text for text in texts if text and text.strip()]
-    return asked[-1] if asked else None
+    turns = [("user", text) for text in texts if text and text.strip()]
+    return Conversation(turns) if turns else None
 
 
 async def _held_back(agent: Any, text: str) -> AsyncGenerator[Any, None]:

@@ -12,6 +12,8 @@ _NAMES, _NAME = 20, 40
 _QUERY = 20_000
 # Messages of a request.
 _MESSAGES = 1000
+# Who may say something; any other word would be text that nobody looks at.
+_ROLES = ("system", "developer", "user", "assistant")
 # Of an answer in text nothing is left that these could be about.
 _NOT_TEXT = ("tools", "functions", "logprobs", "audio")
 # What the proxy itself sees to.
@@ -144,6 +146,8 @@ def _turn(number: int, message: Any) -> tuple[str, str]:
     role, content = message["role"], message.get("content")
     if role in ("tool", "function") or message.get("tool_calls"):
         raise Fault(400, f"{where} is about tools, which are not passed on")
+    if role not in _ROLES:
+        raise Fault(400, f"{where} is of {role[:_NAME]!r}, none of {', '.join(_ROLES)}")
     if isinstance(content, list):
         parts = [
             part.get("text")
@@ -157,5 +161,5 @@ def _turn(number: int, message: Any) -> tuple[str, str]:
         content = ""
     if not isinstance(content, str):
         raise Fault(400, f"{where} has no text in 'content'")
-    _check_letters(where, content + role)
+    _check_letters(where, content)
     return role, content

@@ -70,6 +70,20 @@ def test_detect_refuses_to_write_over_its_input(spelled, option, name):
     assert spelled.read_bytes() == before and len(os.listdir()) == 5
 
 
+@pytest.mark.parametrize("option", ["-o", "--html"])
+def test_detect_refuses_to_write_over_what_the_shell_reads(spelled, option):
+    kept = os.dup(0)
+    try:
+        with spelled.open() as file:
+            os.dup2(file.fileno(), 0)
+        found = run("detect", "-m", "gone/gone", "-i", "-", option, "hard")
+    finally:
+        os.dup2(kept, 0)
+        os.close(kept)
+    assert found.exit_code == 2 and "is the file of --input" in found.stderr
+    assert json.loads(spelled.read_text()) == ROW
+
+
 def test_detect_refuses_one_file_for_two_results(spelled):
     command = ["detect", "-m", "gone/gone", "-i", "in.jsonl"]
     found = run(*command, "-o", "out", "--html", "folder/../out")
@@ -273,6 +287,13 @@ def test_a_damaged_record_is_named(tmp_path, command, stop):
     partial.write_bytes(first + b"{" + second + b"".join(rest))
     found = run(*command, "-o", tmp_path / "out")
     assert found.exit_code == 2 and "out.partial, line 2: not JSON" in found.stderr
+
+
+@pytest.mark.parametrize("settings", [b"5", b"[1]", b"{", b'"\xff"', b"[" * 99_999])
+def test_damaged_settings_are_named(tmp_path, command, settings):
+    (tmp_path / "out.partial").write_bytes(b'{"jaxhal detect": ' + settings + b"\n")
+    found = run(*command, "-o", tmp_path / "out")
+    assert found.exit_code == 2 and "out.partial, line 1: no settings" in found.stderr
 
 
 def test_two_do_not_write_one_result(tmp_path, command):

@@ -85,6 +85,8 @@ def server(surroundings, tmp_path, monkeypatch):
         "file:///etc/passwd",
         "javascript:alert(1)",
         "http://",
+        "http://localho\u017ft/v1",
+        "https://\u212aey.example/v1",
         "",
     ],
 )

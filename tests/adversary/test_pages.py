@@ -8,6 +8,7 @@ from pathlib import Path
 import markdown_it
 import numpy as np
 import pytest
+import typer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_cli import fake_report, named, patch_score
@@ -15,6 +16,7 @@ from test_cli import run as run_command
 
 import jaxhal
 from jaxhal import datasets
+from jaxhal.cli.console import as_table, finish, terminal, usage
 from jaxhal.datasets import Question
 from jaxhal.experiments import guiding, run, running
 from jaxhal.reporting import markdown
@@ -374,6 +376,17 @@ def test_page_data_is_what_was_given(tmp_path_factory, text, name):
 
 
 ESCAPES = "\x1b]0;title\x07\x1b[2Jred\u202e"
+
+
+def test_a_terminal_obeys_no_table_and_no_error(capfd):
+    terminal().print(as_table([{"method": ESCAPES, "AUROC": 0.5}]))
+    with pytest.raises(typer.Exit), usage():
+        raise ValueError(f"configuration: Key {ESCAPES} not in 'Config'")
+    with pytest.raises(typer.Exit):
+        finish(terminal(stderr=True), [ESCAPES])
+    for said in capfd.readouterr():
+        assert said.count(markdown.printable(ESCAPES)) and said.count("red") < 3
+        assert all(line.isprintable() for line in said.splitlines())
 
 
 def test_a_terminal_obeys_no_report():

@@ -276,6 +276,8 @@ def test_what_cannot_be_followed_is_an_error():
         ("{{ 9 ** 9 ** 9 }}", "computes powers"),
         ("{% for a in range(1000000000) %}{% endfor %}", "OverflowError"),
         ("{% macro f(x) %}{{ f(x) }}{% endmacro %}{{ f(1) }}", "RecursionError"),
+        ("{{ ('a' * 3000000000)|length }}", "MemoryError"),
+        ("{{ '%3000000000d' % 1 }}", "MemoryError"),
         ("{{ 1 / 0 }}", "ZeroDivisionError"),
         ("{{ messages[7].content }}", "UndefinedError"),
         ("{{ messages.__class__.__mro__ }}", "SecurityError|0 times"),

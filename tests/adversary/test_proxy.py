@@ -285,7 +285,6 @@ EVASIONS = {
     "system": [{"role": "system", "content": QUESTION}, *user("w30.")],
     "developer": [{"role": "developer", "content": QUESTION}, *user("w30.")],
     "assistant": [{"role": "assistant", "content": QUESTION}, *user("w30.")],
-    "unknown": [{"role": "w9", "content": QUESTION}, *user("w30.")],
     "between": user(f"w30 w31. w32! {QUESTION} w33 w34."),
     "close": user(f"w30 w31!{QUESTION}w32 w33 w34"),
     "lines": user(f"w30 w31\nw32\n{QUESTION}\nw33"),
@@ -316,6 +315,20 @@ def test_a_question_is_found_wherever_it_stands(name, blocking):
     assert status == 200 and found["watchdog"]["blocked"], found
     assert found["choices"][0]["message"]["content"] == BLOCKED
     assert found["watchdog"]["nearest"][0]["query"] == point
+
+
+def test_a_schema_asks_nothing_unseen(blocking):
+    schema = {"type": "object", "properties": {"a": {"description": QUESTION}}}
+    form = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
+    found = ask(blocking[QUESTION], user("w30."), response_format=form)[1]
+    assert found["watchdog"]["blocked"]
+
+
+@pytest.mark.parametrize("role", [QUESTION, "w9", "User", "user ", "", "x" * 90_000])
+def test_a_role_says_nothing(role, blocking):
+    turns = [{"role": role, "content": "w31."}, *user("w30.")]
+    status, found = ask(blocking[QUESTION], turns)
+    assert status == 400 and len(found["error"]["message"]) < 200
 
 
 def test_what_stands_around_is_no_reason(blocking):

@@ -77,7 +77,7 @@ def foreign(folder):
 @pytest.mark.parametrize(
     "name",
     [".", "..", "../..", "", " ", "/tmp/x", "a/b", "a\\b", "a\0b", ".hidden", "a\nb"]
-    + ["x" * 300],
+    + ["x" * 300, "a\x9b2J", "a\x7f", "a\u202eb"],
 )
 def test_a_name_is_that_of_one_folder(config, tmp_path, name, monkeypatch):
     here = tmp_path / "here"
@@ -101,6 +101,24 @@ def test_a_folder_that_no_run_made_is_refused(config, tmp_path, extra):
         run(config)
     with pytest.raises(FileExistsError):
         run(config, force=True)
+    assert tree(tmp_path) == before
+
+
+@pytest.mark.parametrize("label", ["..", ".x", "a\\b", "a\0b", "a\x1b[2J"])
+def test_a_label_is_that_of_one_folder(config, label):
+    with pytest.raises(ValueError, match="label is .* it names one folder"):
+        run(config | {"data": [{"name": "bundled", "label": label}]})
+
+
+def test_a_run_that_has_the_name_of_a_part_stays(config, tmp_path):
+    """In a folder of several runs, where one run would go by the folder's own name."""
+    inner = tmp_path / "runs" / "mine" / "fitted"
+    inner.mkdir(parents=True)
+    (inner / "config.yaml").write_text("name: fitted")
+    (inner / "results.json").write_text('{"versions": {"jaxhal": "1"}}')
+    before = tree(tmp_path)
+    with pytest.raises(FileExistsError, match="holds what no run made, such as"):
+        run(config)
     assert tree(tmp_path) == before
 
 
