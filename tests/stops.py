@@ -156,7 +156,7 @@ def check(command: Command, folder: Path, number: int, found: Ended) -> None:
         assert found.errors.splitlines()[-1].startswith("jaxhal: stopped by"), about
     else:
         assert done(command, folder), about
-    assert not hidden(folder), about
+    assert not (left := hidden(folder)), f"{left} left; {about}"
 
 
 def done(command: Command, folder: Path) -> bool:
@@ -177,7 +177,7 @@ def finish(command: Command, folder: Path) -> float:
     begun = time.monotonic()
     code, errors = Running(command, folder).ended()
     assert code == command.code and "Traceback" not in errors, errors
-    assert not hidden(folder), hidden(folder)
+    assert not (left := hidden(folder)), left
     return time.monotonic() - begun
 
 
