@@ -2,24 +2,21 @@
 
 import os
 from collections.abc import Collection, Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
-from jaxhal.datasets.records import by_name, check, chosen, records
-from jaxhal.datasets.root import data_root, require
+from jaxhal.datasets.sources import (
+    by_name,
+    check,
+    chosen,
+    data_root,
+    records,
+    require,
+)
 from jaxhal.io.showing import quoted
 from jaxhal.types import Example, Label
 
-_SOURCE = {"source_id": str, "task_type": str, "source_info": str | dict, "prompt": str}
-_RESPONSE = {
-    "id": str,
-    "source_id": str,
-    "model": str,
-    "labels": list,
-    "split": str,
-    "quality": str,
-    "response": str,
-}
+_SOURCE = ("source_id", "task_type", "prompt")
+_RESPONSE = ("id", "source_id", "model", "split", "quality", "response")
 _SPAN = {"start": int, "end": int, "text": str, "label_type": str}
 
 
@@ -45,19 +42,17 @@ def ragtruth(
     as hallucinated.  Spans marked ``implicit_true`` are true of the world though not in
     the context; published counts include them.
 
+    Raises ValueError on a choice the files do not hold, or rows that do not fit
+    together.
+
     Args:
-      root: see :func:`jaxhal.datasets.root.data_root`.
+      root: see :func:`jaxhal.datasets.data_root`.
       task: ``"QA"``, ``"Summary"``, ``"Data2txt"``, or ``None`` for all.
-      model: the model that answered, such as ``"llama-2-7b-chat"``, or several; all by
-        default.
+      model: that answered, such as ``"llama-2-7b-chat"``, or several; all by default.
       split: ``"train"`` or ``"test"``, the official one; both by default.
       quality: kept ratings, of ``"good"``, ``"truncated"``, ``"incorrect_refusal"``;
         ``None`` keeps all.
       implicit_true: whether such spans count.
-
-    Raises:
-      FileNotFoundError: when the files are not there.
-      ValueError: on a choice the files do not hold, or rows that do not fit together.
 
     References:
       Niu et al., RAGTruth: A Hallucination Corpus for Developing Trustworthy
@@ -66,9 +61,12 @@ def ragtruth(
     """
     if not isinstance(implicit_true, bool):
         raise ValueError(f"implicit_true is {implicit_true!r}; use true or false")
-    folder = _folder(root)
-    sources = by_name(records(folder / "source_info.jsonl", _SOURCE), "source_id")
-    rows = by_name(records(folder / "response.jsonl", _RESPONSE), "id").values()
+    folder = data_root(root) / "ragtruth"
+    folder = folder if folder.is_dir() else require(root, "ragtruth_qa")
+    prompts = folder / "source_info.jsonl", _SOURCE
+    sources = by_name(records(*prompts, source_info=str | dict), "source_id")
+    answers = records(folder / "response.jsonl", _RESPONSE, labels=list)
+    rows = by_name(answers, "id").values()
     tasks = chosen("task", task, (row["task_type"] for row in sources.values()))
     models = chosen("model", model, (row["model"] for row in rows))
     splits = chosen("split", split, (row["split"] for row in rows))
@@ -81,11 +79,6 @@ def ragtruth(
         and row["split"] in splits
         and row["quality"] in qualities
     ]
-
-
-def _folder(root: str | os.PathLike | None) -> Path:
-    whole = data_root(root) / "ragtruth"
-    return whole if whole.is_dir() else require(root, "ragtruth_qa")
 
 
 def _source(row: Mapping[str, Any], sources: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -13,19 +13,14 @@ def token_labels(
 ) -> Bool[np.ndarray, " response"]:
     """Which response tokens share a character with a hallucinated span.
 
-    A token without characters shares none: the end-of-sequence token ``(n, n)`` and
-    padding ``(0, 0)`` are never hallucinated.
-
-    Lookback Lens begins a span at the first token whose end is at or after the start of
-    the span, which can take in the token before it; this function does not.
+    A token without characters (the end of the sequence, padding) shares none.  Lookback
+    Lens begins a span at the first token whose end is at or after its start, which can
+    take in the token before it; this function does not.  Raises ValueError when
+    ``labels`` is ``None``, that is, when nobody looked for spans.
 
     Args:
-      offsets: ``[response 2]``, the characters ``[start, end)`` of each token, as in
-        :class:`~jaxhal.types.Batch`.
+      offsets: the characters ``[start, end)`` of each token.
       labels: the spans of the same response; empty when it is grounded.
-
-    Raises:
-      ValueError: when ``labels`` is ``None``, that is, when nobody looked for spans.
 
     >>> token_labels(np.array([[0, 3], [3, 9], [9, 10], [10, 10]]), [Label(4, 9)])
     array([False,  True, False, False])

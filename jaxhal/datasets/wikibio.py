@@ -5,9 +5,8 @@ import os
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jaxhal.datasets.fields import kind
-from jaxhal.datasets.records import check
-from jaxhal.datasets.root import require
+from jaxhal.datasets.jsonl import kind
+from jaxhal.datasets.sources import check, require
 from jaxhal.io.showing import quoted
 from jaxhal.types import Example, Label
 
@@ -24,12 +23,8 @@ _PROMPT = "This is a Wikipedia passage"
 
 
 class Passage(NamedTuple):
-    """A passage with the kind of each sentence.
-
-    Attributes:
-      example: the passage, its inaccurate sentences and the other passages.
-      sentences: all its sentences by their characters; the label is ``accurate``,
-        ``minor_inaccurate`` or ``major_inaccurate``.
+    """A passage, and all its sentences by their characters with their kind as label:
+    ``accurate``, ``minor_inaccurate`` or ``major_inaccurate``.
     """
 
     example: Example
@@ -46,14 +41,6 @@ def wikibio(root: str | os.PathLike | None = None) -> list[Example]:
     The file leaves out whom a passage is about.  GPT-3 was told "This is a Wikipedia
     passage about" and the name; the prompt here ends before "about".
 
-    Args:
-      root: see :func:`jaxhal.datasets.root.data_root`.
-
-    Raises:
-      FileNotFoundError: when ``selfcheck_wikibio119_nli.json`` is not there.
-      ValueError: on a passage that lacks a text, or whose labels are not one of the
-        three kinds for each sentence.
-
     References:
       Manakul et al., `SelfCheckGPT <https://arxiv.org/abs/2303.08896>`_, EMNLP 2023,
       section 6.  CC BY-SA 3.0.
@@ -62,26 +49,15 @@ def wikibio(root: str | os.PathLike | None = None) -> list[Example]:
 
 
 def wikibio_passages(root: str | os.PathLike | None = None) -> list[Passage]:
-    """The passages of :func:`wikibio` with the kinds of all their sentences.
-
-    Args:
-      root: see :func:`jaxhal.datasets.root.data_root`.
-
-    Raises:
-      FileNotFoundError, ValueError: as :func:`wikibio`.
-    """
+    """The passages of :func:`wikibio` with the kinds of all their sentences."""
     path = require(root, _FILE)
-    return [_passage(path, at, row) for at, row in enumerate(_rows(path))]
-
-
-def _rows(path: Path) -> list[Any]:
     try:
         rows = json.loads(path.read_text("utf-8"))
     except ValueError as error:
         raise ValueError(f"{path}: not JSON ({error})") from None
     if not isinstance(rows, list):
         raise ValueError(f"{path}: expected a list of passages, got {kind(rows)}")
-    return rows
+    return [_passage(path, at, row) for at, row in enumerate(rows)]
 
 
 def _passage(path: Path, at: int, row: Any) -> Passage:

@@ -30,13 +30,11 @@ Metric = Callable[[Any, Any], float]
 
 
 class Difference(NamedTuple):
-    """How much better one score is than another on the same answers.
+    """How much better one score is than another on the same answers, with its 95 %
+    interval.
 
-    Attributes:
-      value: metric of the score minus metric of the baseline.
-      low, high: percentile 95 % interval of the value.
-      p_value: two-sided, of the value being 0: twice the share of resamples on the
-        other side of 0, and at least ``2 / (repeats + 1)``.
+    ``p_value`` is two-sided, of the value being 0: twice the share of resamples on the
+    other side of 0, and at least ``2 / (repeats + 1)``.
     """
 
     value: float
@@ -68,11 +66,7 @@ def interval(
     repeats: int = 1000,
     seed: int = 0,
 ) -> tuple[float, float]:
-    """Percentile 95 % interval of a metric, in the metric's unit.
-
-    Args:
-      metric: ``(scores, labels) -> number``, such as :func:`auroc` or
-        ``functools.partial(f1, threshold=0.5)``.
+    """Percentile 95 % interval of a metric, ``(scores, labels) -> number``.
 
     >>> interval(lambda scores, labels: labels.mean(), [1, 2, 3, 4], [0, 1, 0, 1])
     (0.25, 0.75)
@@ -87,10 +81,8 @@ def interval(
 def mean_interval(
     values: Rows, groups: Groups = None, repeats: int = 1000, seed: int = 0
 ) -> tuple[Float[np.ndarray, " columns"], Float[np.ndarray, " columns"]]:
-    """Percentile 95 % interval of each column's mean, in the unit of the values.
-
-    Args:
-      values: ``[rows, columns]``, finite.
+    """Percentile 95 % interval of the mean of each column of ``values``, ``[rows,
+    columns]``.
 
     >>> low, high = mean_interval([[1.0, 2.0], [3.0, 2.0]])
     >>> low.tolist(), high.tolist()
@@ -117,9 +109,6 @@ def correlation(
 
     Not a number where one of the two is the same everywhere; resamples in which one is
     do not count.
-
-    Args:
-      x, y: ``[rows]``, finite.
 
     >>> [round(r, 3) for r in correlation([1, 2, 3, 4], [2, 4, 6, 8])]
     [1.0, 1.0, 1.0]
@@ -150,14 +139,10 @@ def paired(
     repeats: int = 2000,
     seed: int = 0,
 ) -> Difference:
-    """Metric of one score minus that of another on the same answers.
+    """Metric of one score minus that of a ``baseline`` on the same answers.
 
     Both are measured on every resample, so what makes the answers hard for both
     cancels; the interval is much narrower than two intervals side by side.
-
-    Args:
-      baseline: ``[rows]``, the scores to beat.
-      metric: ``(scores, labels) -> number``.
 
     >>> paired([1, 2, 3, 4], [4, 3, 2, 1], [0, 0, 1, 1], repeats=99)
     Difference(value=1.0, low=1.0, high=1.0, p_value=0.02)

@@ -8,9 +8,8 @@ import numpy as np
 
 from jaxhal.evaluation.calibration import best_f1_threshold
 from jaxhal.evaluation.intervals import interval
-from jaxhal.evaluation.metrics import f1
+from jaxhal.evaluation.metrics import f1, span_f1, token_metrics
 from jaxhal.evaluation.ranking import auroc
-from jaxhal.evaluation.spans import span_f1, token_metrics
 from jaxhal.reading.units import has_text
 from jaxhal.reporting.report import Report
 from jaxhal.scoring.fitting import Fitted

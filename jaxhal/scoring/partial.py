@@ -8,34 +8,21 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
-from jaxhal.io.files import whole_lines
+from jaxhal.io.files import fcntl, whole_lines, write_through
 from jaxhal.io.showing import shown
-
-try:
-    import fcntl
-except ImportError:  # Windows: nobody watches that two do not write at once
-    fcntl = None
 
 _KEY = "jaxhal detect"
 _MARK = f'{{"{_KEY}": '.encode()  # how the first line begins
 
 
 def beside(output: str | os.PathLike) -> Path:
-    """Where results wait until all of them are there.
-
-    >>> beside("scores.jsonl").name
-    'scores.jsonl.partial'
-    """
+    """Where results wait until all of them are there."""
     output = Path(output)
     return output.with_name(f"{output.name}.partial")
 
 
 class Partial:
-    """Records in the order they were added: a line with settings, then a line each.
-
-    Attributes:
-      path: the file.
-    """
+    """Records in the order they were added: a line with settings, then a line each."""
 
     def __init__(self, path: Path, file: IO[bytes]):
         self.path = path
@@ -46,13 +33,12 @@ class Partial:
 
         A kill keeps every record whose call has come back, and of others whole ones.
         """
-        self._write(b"".join(json.dumps(record).encode() + b"\n" for record in records))
+        lines = (json.dumps(record).encode() + b"\n" for record in records)
+        write_through(self._file, b"".join(lines))
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        """The records that are there now.
-
-        Raises:
-          ValueError: names file and line where one is damaged.
+        """The records that are there now; ValueError with file and line where one is
+        damaged.
         """
         end, number = self._file.seek(0, os.SEEK_END), 1
         with self.path.open("rb") as file:
@@ -66,16 +52,6 @@ class Partial:
                         f"{self.path}, line {number}: not JSON ({error}); give --force "
                         "to start over"
                     ) from None
-
-    def _write(self, data: bytes) -> None:
-        end, left = self._file.seek(0, os.SEEK_END), memoryview(data)
-        try:
-            while left:
-                left = left[self._file.write(left) :]
-            os.fsync(self._file.fileno())
-        except OSError:  # a full disk
-            self._file.truncate(end)
-            raise
 
     def _begin(self, settings: Mapping[str, Any], force: bool) -> int:
         """Leaves the settings and whole records; returns where these begin."""
@@ -92,7 +68,7 @@ class Partial:
             _check(json.loads(first)[_KEY], settings, self.path)
             self._file.truncate(whole_lines(self._file))
             return len(first)
-        self._write(_MARK + json.dumps(settings).encode() + b"}\n")
+        write_through(self._file, _MARK + json.dumps(settings).encode() + b"}\n")
         return self._file.tell()
 
 
@@ -105,15 +81,13 @@ def resuming(
     When the block ends well the file is deleted, so the result has to be in its place
     by then.  Otherwise it stays, unless it holds no record.
 
+    Raises RuntimeError when another process makes the same result, and ValueError when
+    the records there were made with other settings, or the file is none of these.
+
     Args:
       output: the result.
       settings: all that decides what the records say; JSON.
       force: start over.
-
-    Raises:
-      RuntimeError: when another process makes the same result.
-      ValueError: when the records there were made with other settings, or the file is
-        none of these; it stays as it is.
     """
     path = beside(output)
     with _alone(path, output) as file:

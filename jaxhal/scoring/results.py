@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 import jaxhal
-from jaxhal.datasets.fields import Row
+from jaxhal.datasets.jsonl import Row
 from jaxhal.models.lm import LM
 from jaxhal.reading.keys import digest, fingerprint
 from jaxhal.reporting.attribution import Sources
