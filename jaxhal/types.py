@@ -57,11 +57,6 @@ class Example:
       samples: other answers to the same prompt by whoever wrote this one.
       templated: the prompt is finished: it went through a chat template, gets none, and
         has control tokens.
-
-    Raises:
-      ValueError: on an empty response or prompt, on neither ``prompt`` nor
-        ``context``, on a context or question that is not in the prompt, on
-        ``templated`` without a prompt, on label spans outside the response.
     """
 
     response: str
@@ -101,14 +96,10 @@ class Example:
                         f"{where}{name!r} is not in 'prompt', where it should be "
                         "found word for word; leave one of the two out"
                     )
-        if self.prompt is not None and not self.prompt.strip():
-            raise ValueError(
-                f"{where}prompt is {quoted(self.prompt)}; it must hold text"
-            )
-        if self.context is not None and not (self.context.strip()):
-            raise ValueError(
-                f"{where}context is {quoted(self.context)}; it must hold text"
-            )
+        for name in ("prompt", "context"):
+            text = getattr(self, name)
+            if text is not None and not text.strip():
+                raise ValueError(f"{where}{name} is {quoted(text)}; it must hold text")
         for span in self.labels or ():
             if not 0 <= span.start < span.end <= len(self.response):
                 raise ValueError(

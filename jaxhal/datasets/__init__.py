@@ -19,18 +19,18 @@ from jaxhal.datasets.published import truthfulqa_questions as truthfulqa_questio
 from jaxhal.datasets.published import xsum_inputs as xsum_inputs
 from jaxhal.datasets.questions import Question as Question
 from jaxhal.datasets.questions import questions_from as questions_from
-from jaxhal.datasets.ragtruth import ragtruth as ragtruth
 from jaxhal.datasets.sources import data_root as data_root
+from jaxhal.datasets.spans import Passage as Passage
+from jaxhal.datasets.spans import ragtruth as ragtruth
 from jaxhal.datasets.spans import token_labels as token_labels
+from jaxhal.datasets.spans import wikibio as wikibio
+from jaxhal.datasets.spans import wikibio_passages as wikibio_passages
 from jaxhal.datasets.tables import examples as examples
 from jaxhal.datasets.tables import from_dataset as from_dataset
 from jaxhal.datasets.tables import from_hub as from_hub
 from jaxhal.datasets.tables import from_jsonl as from_jsonl
 from jaxhal.datasets.tables import from_parquet as from_parquet
 from jaxhal.datasets.tables import from_rows as from_rows
-from jaxhal.datasets.wikibio import Passage as Passage
-from jaxhal.datasets.wikibio import wikibio as wikibio
-from jaxhal.datasets.wikibio import wikibio_passages as wikibio_passages
 from jaxhal.types import Example
 
 

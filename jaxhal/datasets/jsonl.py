@@ -98,11 +98,7 @@ def _full(lines: Iterable[bytes]) -> Iterator[tuple[int, bytes]]:
 
 
 def parse(raw: bytes) -> dict[str, Any]:
-    """The JSON object on one line; ValueError when it is not UTF-8, JSON or an object.
-
-    >>> parse(b'{"id": "a"}')
-    {'id': 'a'}
-    """
+    """The JSON object on one line; ValueError says why there is none."""
     try:
         row = json.loads(raw.rstrip().decode("utf-8"))
     except UnicodeDecodeError as error:
@@ -121,11 +117,7 @@ def parse(raw: bytes) -> dict[str, Any]:
 
 
 def to_row(number: int, unit: str, read: Callable[[], Mapping[str, Any]]) -> Row:
-    """The row whose fields ``read`` gives; a ValueError of it is the row's error.
-
-    >>> to_row(3, "line", lambda: {"prompt": "Hi", "response": 5}).error
-    "line 3: 'response' is 5; use text"
-    """
+    """The row whose fields ``read`` gives; a ValueError of it is the row's error."""
     name = f"{unit} {number}"
     try:
         fields = read()

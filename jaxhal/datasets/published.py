@@ -103,9 +103,7 @@ def toha(name: Literal["coqa", "squad"], root: Root = None) -> list[Example]:
     The labels follow the length of the answer closely.
 
     References:
-      Bazarova et al., Hallucination Detection in LLMs with Topological Divergence on
-      Attention Graphs, 2025.  MIT licence; texts of CoQA (Reddy et al., 2019) and SQuAD
-      (Rajpurkar et al., 2016).
+      Bazarova et al., 2025.  MIT licence; texts of CoQA (2019) and SQuAD (2016).
     """
     one_of(_TOHA, name=name)
     own = "source_id" if name == "coqa" else "prompt"
@@ -183,8 +181,7 @@ def truthfulqa(
         every answer.
 
     References:
-      Lin et al., TruthfulQA: Measuring How Models Mimic Human Falsehoods, ACL 2022.
-      Apache-2.0.
+      Lin et al., TruthfulQA, ACL 2022.  Apache-2.0.
     """
     if answers not in ("best", "all"):
         raise ValueError(f"answers is {answers!r}; use 'best' or 'all'")
@@ -261,8 +258,7 @@ def medquad(root: Root = None, qtypes: Choice = None) -> list[Question]:
       qtypes: such as ``"treatment"``; all by default.
 
     References:
-      Ben Abacha and Demner-Fushman, A Question-Entailment Approach to Question
-      Answering, BMC Bioinformatics 2019.  CC BY 4.0.
+      Ben Abacha and Demner-Fushman, BMC Bioinformatics 2019.  CC BY 4.0.
     """
     folder = require(root, "medquad")
     paths = sorted(folder.glob("*.jsonl"))
@@ -287,8 +283,7 @@ def xsum_inputs(root: Root = None) -> list[Question]:
     them.  The text is the ``context`` of each; the request is worded here.
 
     References:
-      Narayan et al., Don't Give Me the Details, Just the Summary!, EMNLP 2018; taken
-      from Chuang et al., Lookback Lens, EMNLP 2024.  BBC texts, for research use.
+      Narayan et al., EMNLP 2018, from Chuang et al., 2024.  BBC, for research use.
     """
     fields = ("document", "summary", "id")
     return [

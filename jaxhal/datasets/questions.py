@@ -16,9 +16,6 @@ class Question:
       domain: the topic it belongs to.
       context: a text it is about, if it is about one.
       source: what it is about, by name, where several questions share it.
-
-    >>> Question("Capital of France?", "Paris", domain="geography").answer
-    'Paris'
     """
 
     text: str

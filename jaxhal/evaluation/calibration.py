@@ -13,9 +13,7 @@ from jaxhal.evaluation.checks import Numbers, Rows, two_classes
 
 @dataclasses.dataclass(frozen=True)
 class Platt:
-    """A sigmoid of the score, :math:`p(s) = 1 / (1 + e^{-(a s + b)})`, slope ``a >=
-    0``.
-    """
+    """A sigmoid of the score, :math:`p(s) = 1 / (1 + e^{-(a s + b)})`."""
 
     slope: float
     intercept: float
@@ -59,7 +57,7 @@ def platt(scores: Rows, labels: Rows) -> Platt:
     array([0.2, 0.5, 0.8])
 
     References:
-      Platt, "Probabilistic Outputs for Support Vector Machines", 1999, section 2.2.
+      Platt, 1999, section 2.2.
     """
     from sklearn.linear_model import LogisticRegression
 
@@ -85,12 +83,8 @@ def platt(scores: Rows, labels: Rows) -> Platt:
 def isotonic(scores: Rows, labels: Rows) -> Isotonic:
     """Fits the non-decreasing probabilities of least squared error.
 
-    >>> isotonic([0.0, 1.0, 2.0, 3.0], [0, 1, 0, 1])
-    Isotonic(x=(0.0, 1.0, 2.0, 3.0), y=(0.0, 0.5, 0.5, 1.0))
-
     References:
-      Zadrozny and Elkan, "Transforming Classifier Scores into Accurate Multiclass
-      Probability Estimates", 2002.
+      Zadrozny and Elkan, 2002.
     """
     from sklearn.isotonic import IsotonicRegression
 
@@ -113,18 +107,13 @@ def best_f1_threshold(scores: Rows, labels: Rows) -> float:
 
 
 def best_accuracy_threshold(scores: Rows, labels: Rows) -> float:
-    """The threshold of highest accuracy, as :func:`best_f1_threshold` finds it.
-
-    >>> best_accuracy_threshold([0.1, 0.4, 0.6, 0.9], [1, 0, 0, 1])
-    0.75
-    """
+    """The threshold of highest accuracy, as :func:`best_f1_threshold` finds it."""
     threshold, flagged, hits = _splits(scores, labels)
     return float(threshold[np.argmax(2 * hits - flagged)])
 
 
 def precision_threshold(scores: Rows, labels: Rows, target: float) -> float:
-    """The threshold of most recall whose precision reaches ``target``, highest among
-    equals.
+    """The threshold of most recall whose precision reaches ``target``.
 
     Precision goes up and down along the scores, so a higher threshold may well miss the
     target.  Raises ValueError when no threshold reaches it.

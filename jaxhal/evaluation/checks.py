@@ -14,7 +14,7 @@ Mask = Bool[np.ndarray, " rows"]
 
 
 def rows(scores: Rows, labels: Rows, name: str = "scores") -> tuple[Numbers, Mask]:
-    """Scores, called ``name`` in errors, as float64, and the mask of hallucinated rows."""
+    """Scores as float64, ``name`` in errors, and the mask of hallucinated rows."""
     score, label = np.asarray(scores, float), np.asarray(labels)
     if score.ndim != 1 or score.shape != label.shape:
         raise ValueError(

@@ -24,14 +24,14 @@ from jaxhal.evaluation.checks import (
     two_classes,
 )
 from jaxhal.evaluation.ranking import auroc, auroc_of_draws
+from jaxhal.io.checks import at_least
 
 # (scores, labels) -> number; labels are integers.
 Metric = Callable[[Any, Any], float]
 
 
 class Difference(NamedTuple):
-    """How much better one score is than another on the same answers, with its 95 %
-    interval.
+    """How much better one score is than another on the same answers.
 
     ``p_value`` is two-sided, of the value being 0: twice the share of resamples on the
     other side of 0, and at least ``2 / (repeats + 1)``.
@@ -50,11 +50,7 @@ def bootstrap(
     repeats: int = 1000,
     seed: int = 0,
 ) -> tuple[float, float]:
-    """Percentile 95 % interval of the AUROC.
-
-    >>> bootstrap([0.1, 0.4, 0.4, 0.9], [0, 1, 0, 1], groups=["a", "a", "b", "b"])
-    (0.875, 1.0)
-    """
+    """Percentile 95 % interval of the AUROC."""
     return interval(auroc, scores, labels, groups, repeats, seed)
 
 
@@ -66,11 +62,7 @@ def interval(
     repeats: int = 1000,
     seed: int = 0,
 ) -> tuple[float, float]:
-    """Percentile 95 % interval of a metric, ``(scores, labels) -> number``.
-
-    >>> interval(lambda scores, labels: labels.mean(), [1, 2, 3, 4], [0, 1, 0, 1])
-    (0.25, 0.75)
-    """
+    """Percentile 95 % interval of a metric, ``(scores, labels) -> number``."""
     score, positive = two_classes(scores, labels)
     measure = _of_draws(metric, score, positive)
     found = [measure(drawn) for drawn in _draws(positive, groups, repeats, seed)]
@@ -81,12 +73,8 @@ def interval(
 def mean_interval(
     values: Rows, groups: Groups = None, repeats: int = 1000, seed: int = 0
 ) -> tuple[Float[np.ndarray, " columns"], Float[np.ndarray, " columns"]]:
-    """Percentile 95 % interval of the mean of each column of ``values``, ``[rows,
+    """Percentile 95 % interval of each column's mean, ``values`` being ``[rows,
     columns]``.
-
-    >>> low, high = mean_interval([[1.0, 2.0], [3.0, 2.0]])
-    >>> low.tolist(), high.tolist()
-    ([1.0, 2.0], [3.0, 2.0])
     """
     value = np.asarray(values, float)
     if value.ndim != 2 or not value.size or not np.isfinite(value).all():
@@ -109,9 +97,6 @@ def correlation(
 
     Not a number where one of the two is the same everywhere; resamples in which one is
     do not count.
-
-    >>> [round(r, 3) for r in correlation([1, 2, 3, 4], [2, 4, 6, 8])]
-    [1.0, 1.0, 1.0]
     """
     pairs = np.stack([np.asarray(x, float), np.asarray(y, float)])
     if not pairs.size or not np.isfinite(pairs).all():
@@ -176,7 +161,7 @@ def _of_draws(
 
 def _drawn_sources(groups: Groups, count: int, repeats: int, seed: int) -> Any:
     """Source of each of ``count`` rows, and ``[repeats sources]``, their draws."""
-    _check_repeats(repeats)
+    at_least(1, repeats=repeats)
     group = group_codes(groups, count)
     total = int(group.max()) + 1
     rng = np.random.default_rng(seed)
@@ -187,7 +172,7 @@ def _draws(
     positive: Mask, groups: Groups, repeats: int, seed: int
 ) -> Iterator[Int[np.ndarray, " rows"]]:
     """How often each row is drawn, for every resample that has both classes."""
-    _check_repeats(repeats)
+    at_least(1, repeats=repeats)
     group = group_codes(groups, len(positive))
     total = int(group.max()) + 1
     kinds = [np.unique(group[kind]) for kind in (positive, ~positive)]
@@ -198,8 +183,3 @@ def _draws(
         if all(drawn[sources].any() for sources in kinds):
             made += 1
             yield drawn[group]
-
-
-def _check_repeats(repeats: int) -> None:
-    if repeats < 1:
-        raise ValueError(f"repeats is {repeats}; give at least 1")

@@ -12,6 +12,7 @@ import numpy as np
 
 from jaxhal.evaluation.checks import Mask, Numbers, Rows, rows
 from jaxhal.evaluation.ranking import auprc, auprc_trapezoid, auroc
+from jaxhal.io.checks import at_least
 
 
 class Confusion(NamedTuple):
@@ -24,11 +25,7 @@ class Confusion(NamedTuple):
 
 
 def confusion(scores: Rows, labels: Rows, threshold: float) -> Confusion:
-    """Counts of answers with the threshold at work; ``score >= threshold`` is flagged.
-
-    >>> confusion([0.1, 0.4, 0.4, 0.9], [0, 0, 1, 1], threshold=0.4)
-    Confusion(true_positive=2, false_positive=1, false_negative=0, true_negative=1)
-    """
+    """Counts of answers, of which ``score >= threshold`` is flagged."""
     score, positive = rows(scores, labels)
     flagged = score >= threshold
     hits, found, true = (flagged & positive).sum(), flagged.sum(), positive.sum()
@@ -67,11 +64,7 @@ def ratio(part: int, whole: int) -> float:
 
 
 def brier(probabilities: Rows, labels: Rows) -> float:
-    """Mean squared error of probabilities of hallucination, in [0, 1]; 0 is best.
-
-    >>> brier([0.0, 0.5, 1.0, 1.0], [0, 1, 1, 1])
-    0.0625
-    """
+    """Mean squared error of probabilities of hallucination, in [0, 1]; 0 is best."""
     probability, positive = _probabilities(probabilities, labels)
     return float(np.mean((probability - positive) ** 2))
 
@@ -83,15 +76,11 @@ def ece(probabilities: Rows, labels: Rows, bins: int = 10) -> float:
     width, each closed on the left.  Small bins make it larger than it is, so compare
     numbers from equally many answers only.
 
-    >>> ece([0.1, 0.1, 0.9, 0.9], [0, 0, 0, 1], bins=2)
-    0.25
-
     References:
       Naeini et al., "Obtaining Well Calibrated Probabilities Using Bayesian Binning",
       2015.
     """
-    if bins < 1:
-        raise ValueError(f"bins is {bins}; give at least 1")
+    at_least(1, bins=bins)
     probability, positive = _probabilities(probabilities, labels)
     at = np.digitize(probability, np.linspace(0, 1, bins + 1)[1:-1])
     return float(np.abs(np.bincount(at, positive - probability)).sum() / len(at))
@@ -171,8 +160,7 @@ def span_f1(
     {'precision': 0.5, 'recall': 0.5, 'f1': 0.5}
 
     References:
-      Niu et al., "RAGTruth: A Hallucination Corpus for Developing Trustworthy
-      Retrieval-Augmented Language Models", 2024, span-level evaluation.
+      Niu et al., RAGTruth, 2024, span-level evaluation.
     """
     _check_pairs(predicted, annotated, "predicted", "annotated")
     both = marked = true = 0

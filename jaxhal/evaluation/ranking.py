@@ -7,6 +7,7 @@ import numpy as np
 from jaxtyping import Int
 
 from jaxhal.evaluation.checks import Mask, Numbers, Rows, two_classes
+from jaxhal.io.checks import at_least
 
 
 def auroc(scores: Rows, labels: Rows) -> float:
@@ -43,9 +44,6 @@ def auprc(scores: Rows, labels: Rows) -> float:
     """Area under the precision-recall curve in steps (average precision), in [0, 1].
 
     Chance is the share of hallucinated answers.
-
-    >>> round(auprc([0.1, 0.4, 0.35, 0.8], [0, 0, 1, 1]), 3)
-    0.833
     """
     from sklearn.metrics import average_precision_score
 
@@ -59,9 +57,6 @@ def auprc_trapezoid(scores: Rows, labels: Rows) -> float:
     Straight lines between its points are too optimistic: use it to compare with
     published numbers that are made this way, those of TOHA among them, and
     :func:`auprc` otherwise.
-
-    >>> round(auprc_trapezoid([0.1, 0.4, 0.35, 0.8], [0, 0, 1, 1]), 3)
-    0.792
     """
     from sklearn.metrics import auc, precision_recall_curve
 
@@ -89,9 +84,6 @@ def mann_whitney(values: Rows, labels: Rows) -> UTest:
     It takes answers for independent, which those to one source are not, and its p-value
     falls with their number however small the effect is.
 
-    >>> mann_whitney([1, 2, 3, 4], [0, 0, 1, 1])
-    UTest(u=4.0, p_value=0.333..., auroc=1.0)
-
     References:
       Mann and Whitney, "On a Test of Whether one of Two Random Variables is
       Stochastically Larger than the Other", 1947.
@@ -113,18 +105,12 @@ def sampled_mann_whitney(
     Each draw takes ``size`` answers of each class without replacement, or as many as
     the smaller class has.
 
-    >>> sampled_mann_whitney([1, 2, 3, 4, 5], [0, 0, 1, 1, 1], size=2)
-    0.333...
-
     References:
-      Hu et al., `LRP4RAG <https://arxiv.org/abs/2408.15533>`_, 2024, section 4.4.1,
-      which draws 200 answers 200 times and does not say how many of each class.
+      Hu et al., `LRP4RAG <https://arxiv.org/abs/2408.15533>`_, 2024, section 4.4.1.
     """
     from scipy.stats import mannwhitneyu
 
-    for name, number in (("size", size), ("repeats", repeats)):
-        if number < 1:
-            raise ValueError(f"{name} is {number}; give at least 1")
+    at_least(1, size=size, repeats=repeats)
     value, positive = two_classes(values, labels, "values")
     classes = value[positive], value[~positive]
     size = min(size, *map(len, classes))

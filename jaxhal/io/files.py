@@ -159,8 +159,7 @@ def check_apart(
     inputs: Mapping[str, str | os.PathLike | None],
     outputs: Mapping[str, str | os.PathLike | None],
 ) -> None:
-    """Raises ValueError where a file would be written over what is read, or another
-    result.
+    """Nothing may be written over what is read, nor two results into one file.
 
     Args:
       inputs: what is read, by the name the caller knows it by, such as ``--input``.
@@ -193,9 +192,7 @@ def is_file(path: str | os.PathLike) -> bool:
 
 @contextlib.contextmanager
 def alone(folder: str | os.PathLike) -> Iterator[None]:
-    """A folder that nobody else writes to meanwhile, else RuntimeError; the lock dies
-    with its process.
-    """
+    """A folder that nobody else writes to meanwhile, or RuntimeError."""
     import filelock
 
     lock = filelock.FileLock(Path(folder) / ".lock")

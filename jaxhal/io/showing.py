@@ -11,11 +11,10 @@ _HIDDEN = {"Cc", "Cf", "Cs", "Zl", "Zp"}
 
 
 def printable(text: str, keep: str = "\n\t") -> str:
-    r"""Text with what a terminal would obey rather than show spelled out, but for
-    ``keep``.
+    r"""Text with what a terminal would obey rather than show spelled out.
 
-    >>> printable("a\\x1b[2Jb\\u202ec")
-    'a\\\\x1b[2Jb\\\\u202ec'
+    >>> printable("a\x1b[2Jb\u202ec")
+    'a\\x1b[2Jb\\u202ec'
     """
     if text.isprintable():
         return text
