@@ -193,18 +193,25 @@ def is_file(path: str | os.PathLike) -> bool:
 @contextlib.contextmanager
 def alone(folder: str | os.PathLike) -> Iterator[None]:
     """A folder that nobody else writes to meanwhile, or RuntimeError."""
+    with locked(Path(folder) / ".lock", wait=False) as mine:
+        if not mine:
+            raise RuntimeError(
+                f"another process writes to {folder}; wait for it, or give this one "
+                "another 'name'"
+            )
+        yield
+
+
+@contextlib.contextmanager
+def locked(path: Path, wait: bool = True) -> Iterator[bool]:
+    """Whether this process has a lock, a file, which dies with its process."""
     import filelock
 
-    lock = filelock.FileLock(Path(folder) / ".lock")
+    lock = filelock.FileLock(path)
+    with contextlib.suppress(filelock.Timeout):
+        lock.acquire(timeout=-1 if wait else 0)
     try:
-        lock.acquire(timeout=0)
-    except filelock.Timeout:
-        raise RuntimeError(
-            f"another process writes to {folder}; wait for it, or give this one "
-            "another 'name'"
-        ) from None
-    try:
-        yield
+        yield lock.is_locked
     finally:
         lock.release()
 
@@ -238,12 +245,10 @@ def append(path: str | os.PathLike, rows: Iterable[Any]) -> None:
     its whole rows, and the rest is cut off next time.  Several processes may add to a
     file.
     """
-    import filelock
-
     lines = [json.dumps(row, ensure_ascii=False).encode() + b"\n" for row in rows]
     path = Path(path)
-    lock = filelock.FileLock(path.with_name(f".{path.name}.lock"))
-    with lock, open(path, "a+b", buffering=0) as file:
+    lock = path.with_name(f".{path.name}.lock")
+    with locked(lock), open(path, "a+b", buffering=0) as file:
         file.truncate(whole_lines(file))
         write_through(file, b"".join(lines))
 

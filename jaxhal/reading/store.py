@@ -24,6 +24,7 @@ from typing import Any
 from jaxhal.capture.forward import check, shares_prompts
 from jaxhal.features.base import Reducer
 from jaxhal.io import sealing
+from jaxhal.io.files import locked
 from jaxhal.io.progress import progress_bar
 from jaxhal.models.batching import Encoded, check_length, plan
 from jaxhal.models.config import Config
@@ -205,8 +206,9 @@ def _plan(
     while True:
         path = folder / "plans" / f"{name}.json"
         with _claim(folder, name, wait=True):
-            parts = read_plan(path)
-            if parts is None:
+            if path.is_file():
+                parts = [_part(**part) for part in unsealed(path)["parts"]]
+            else:
                 parts = make_plan(lm.config, encoded, lacking, batch_size)
                 with _explained(path):
                     made = [dataclasses.asdict(part) for part in parts]
@@ -227,20 +229,10 @@ def _plan(
 @contextlib.contextmanager
 def _claim(folder: Path, name: str, wait: bool) -> Iterator[bool]:
     """Whether this process may compute a part; a lock that dies with its process."""
-    import filelock
-
-    lock = filelock.FileLock(folder / "locks" / f"{name}.lock")
-    mine = True
-    with _explained(folder):
-        try:
-            lock.acquire(timeout=-1 if wait else 0)
-        except filelock.Timeout:
-            mine = False
-    try:
+    with contextlib.ExitStack() as held:
+        with _explained(folder):
+            mine = held.enter_context(locked(folder / f"locks/{name}.lock", wait))
         yield mine
-    finally:
-        if mine:
-            lock.release()
 
 
 @contextlib.contextmanager
@@ -305,21 +297,10 @@ def _groups(
             yield Group(keys, planned.prompt_length, planned.response_length, copies)
 
 
-def read_plan(path: Path) -> list[Part] | None:
-    """The plan in a file, if there is one."""
-    if not path.is_file():
-        return None
-    parts = unsealed(path)["parts"]
-    return [
-        Part(
-            tuple(part["columns"]),
-            tuple(
-                Group(tuple(g["keys"]), g["prompt"], g["response"], g["copies"])
-                for g in part["groups"]
-            ),
-        )
-        for part in parts
-    ]
+def _part(columns: Sequence[str], groups: Sequence[Mapping[str, Any]]) -> Part:
+    """A part of a plan that was kept as JSON."""
+    made = (Group(**{**group, "keys": tuple(group["keys"])}) for group in groups)
+    return Part(tuple(columns), tuple(made))
 
 
 def unsealed(path: Path) -> dict[str, Any]:

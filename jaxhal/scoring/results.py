@@ -54,9 +54,7 @@ class Partial:
         write_through(self._file, b"".join(lines))
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        """The records that are there now; ValueError with file and line where one is
-        damaged.
-        """
+        """The records that are there now; ValueError names a damaged one."""
         end, number = self._file.seek(0, os.SEEK_END), 1
         with self.path.open("rb") as file:
             file.readline()
@@ -107,7 +105,7 @@ def resuming(
     """
     path = beside(output)
     with _alone(path, output) as file:
-        partial, start = Partial(path, file), 0
+        partial = Partial(path, file)
         start = partial._begin(settings, force)
         try:
             yield partial
