@@ -229,50 +229,32 @@ def make_table(
     """Reads a part's answers and lays their features out as a table."""
     import pyarrow as pa
 
-    axes = {
-        column: [at for at, name in enumerate(reducer.axes) if name == "response"]
-        for column, reducer in reducers.items()
-    }
+    pad_id = lm.require_tokenizer().pad_id
     values: dict[str, list[np.ndarray]] = defaultdict(list)
     keys, tokens = [], []
     for group in part.groups:
         rows = [encoded[key] for key in group.keys]
-        features = _read_group(lm, group, rows, reducers, batch_size)
+        size = max(1, batch_size // group.copies) * group.copies
+        batch = collate(rows, pad_id, group.prompt, group.response, size)
+        features = jax.device_get(read(lm, batch, reducers, copies=group.copies))
         for at, (key, row) in enumerate(zip(group.keys, rows, strict=True)):
-            count = len(row.response_ids)
             keys.append(key)
-            tokens.append(count)
+            tokens.append(len(row.response_ids))
             for column, reducer in reducers.items():
                 value = np.take(features[column], at, axis=reducer.batch_axis)
-                for axis in axes[column]:
-                    value = np.take(value, np.arange(count), axis=axis)
-                values[column].append(value)
+                ends = [tokens[-1] if a == "response" else None for a in reducer.axes]
+                values[column].append(value[tuple(map(slice, ends))])
     table = {"key": pa.array(keys), "tokens": pa.array(tokens, pa.int32())}
     fields = [pa.field("key", pa.string()), pa.field("tokens", pa.int32())]
-    for column in reducers:
+    for column, reducer in reducers.items():
         flat = np.concatenate([value.ravel() for value in values[column]])
         ends = np.cumsum([0, *(value.size for value in values[column])])
         table[column] = pa.LargeListArray.from_arrays(pa.array(ends), pa.array(flat))
-        shape = list(values[column][0].shape)
-        for axis in axes[column]:
-            shape[axis] = -1
+        sizes = zip(reducer.axes, values[column][0].shape, strict=True)
+        shape = [-1 if axis == "response" else size for axis, size in sizes]
         about = {"shape": json.dumps(shape)}
         fields.append(pa.field(column, table[column].type, metadata=about))
     return pa.table(table, schema=pa.schema(fields))
-
-
-def _read_group(
-    lm: LM,
-    group: Group,
-    rows: list[Encoded],
-    reducers: Mapping[str, Reducer],
-    batch_size: int,
-) -> dict[str, np.ndarray]:
-    size = max(1, batch_size // group.copies) * group.copies
-    batch = collate(
-        rows, lm.require_tokenizer().pad_id, group.prompt, group.response, size
-    )
-    return jax.device_get(read(lm, batch, reducers, copies=group.copies))
 
 
 def write_part(table: "pa.Table", folder: Path, name: str) -> None:
