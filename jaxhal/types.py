@@ -6,9 +6,7 @@ Axis names used in every annotation of this package::
     prompt response
 
 **The seam.** In a batch the prompt is padded on the left to ``P`` columns and the
-response on the right to ``R`` columns, so the boundary between them is the static
-column ``P`` of every row.  Response rows are a static slice and prompt columns are
-``[:, :P]``.
+response on the right to ``R``, so that the boundary is one static column of every row.
 """
 
 import dataclasses
@@ -42,21 +40,19 @@ class Example:
 
     Args:
       response: the answer, not empty.
-      prompt: the whole prompt text.
-      context: the retrieved text.
       question: what was asked; may be empty for a summary.
       id: a name that comes back with the scores.
       labels: hallucinated character spans of the response; empty means none, ``None``
         means unknown.
       label: 1 when the response is hallucinated, 0 when it is not, ``None`` when
         unknown; follows from ``labels`` when these are given.
-      source: what the answer rests on, by name; answers that share a source are not
-        independent, so splits and intervals keep them together. Its own
-        ``source_text`` when left out.
+      source: what the answer rests on, by name; answers that share one are not
+        independent and stay together in splits and intervals.  Its ``source_text`` when
+        left out.
       split: the part of a data set it belongs to, such as ``"train"`` or ``"test"``.
       samples: other answers to the same prompt by whoever wrote this one.
-      templated: the prompt is finished: it went through a chat template, gets none, and
-        has control tokens.
+      templated: the prompt went through a chat template, gets none, and has control
+        tokens.
     """
 
     response: str

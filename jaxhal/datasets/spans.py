@@ -180,8 +180,10 @@ _PROMPT = "This is a Wikipedia passage"
 
 
 class Passage(NamedTuple):
-    """A passage, and all its sentences by their characters with their kind as label:
-    ``accurate``, ``minor_inaccurate`` or ``major_inaccurate``.
+    """A passage, and all its sentences by their characters.
+
+    The label of a sentence is ``accurate``, ``minor_inaccurate`` or
+    ``major_inaccurate``.
     """
 
     example: Example

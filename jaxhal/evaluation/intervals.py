@@ -73,9 +73,7 @@ def interval(
 def mean_interval(
     values: Rows, groups: Groups = None, repeats: int = 1000, seed: int = 0
 ) -> tuple[Float[np.ndarray, " columns"], Float[np.ndarray, " columns"]]:
-    """Percentile 95 % interval of each column's mean, ``values`` being ``[rows,
-    columns]``.
-    """
+    """Percentile 95 % interval of the mean of each column of ``[rows, columns]``."""
     value = np.asarray(values, float)
     if value.ndim != 2 or not value.size or not np.isfinite(value).all():
         raise ValueError(

@@ -31,9 +31,7 @@ PUBLISHED = Sampling(temperature=0.9, top_p=0.95)
 
 
 class Chunk(NamedTuple):
-    """One choice between ways to go on: texts and scores of the candidates, and the
-    winner.
-    """
+    """One choice between candidates: their texts and scores, and which was kept."""
 
     texts: list[str]
     scores: Float[np.ndarray, " candidates"]

@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import Int
 
 from jaxhal.detectors import Detector, Targets, features_of, take
+from jaxhal.evaluation.checks import group_codes
 from jaxhal.features.base import OfText
 from jaxhal.features.lookback import WINDOW
 from jaxhal.io.progress import Bar
@@ -67,8 +68,7 @@ class Inputs:
     @property
     def groups(self) -> Int[np.ndarray, " examples"]:
         """A number per source."""
-        codes: dict[str, int] = {}
-        return np.array([codes.setdefault(e.group, len(codes)) for e in self.examples])
+        return group_codes([one.group for one in self.examples], len(self.examples))
 
 
 def collect(

@@ -19,8 +19,8 @@ from jaxhal.types import Example
 
 
 class Scored(NamedTuple):
-    """A token of a response, and what detectors say when it has come: the score of this
-    token, of those that score tokens, and of the response so far.
+    """A token of a response, its scores, and scores of the response so far, by
+    detector.
     """
 
     token: Token
