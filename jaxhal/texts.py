@@ -33,25 +33,18 @@ _DECLINES = re.compile(
 def normalise(text: str) -> str:
     """Lower case, without ASCII punctuation and English articles, spaced singly.
 
-    Example:
-      >>> normalise("The  Eiffel Tower's height: 1,083 ft.")
-      'eiffel towers height 1083 ft'
+    >>> normalise("The  Eiffel Tower's height: 1,083 ft.")
+    'eiffel towers height 1083 ft'
 
     References:
-      Rajpurkar et al., `SQuAD <https://arxiv.org/abs/1606.05250>`_, EMNLP 2016, section
-      6.1; the evaluation published with it.
+      Rajpurkar et al., `SQuAD <https://arxiv.org/abs/1606.05250>`_, 2016, section 6.1.
     """
     bare = text.lower().translate(_PUNCTUATION)
     return " ".join(_ARTICLES.sub(" ", bare).split())
 
 
 def exact_match(a: str, b: str) -> bool:
-    """Whether two texts are equal once normalised.
-
-    Example:
-      >>> exact_match("The Nile.", "nile")
-      True
-    """
+    """Whether two texts are equal once normalised."""
     return normalise(a) == normalise(b)
 
 
@@ -61,9 +54,8 @@ def contains(answer: str, reference: str, words: bool = False) -> bool:
     Characters count, not words: "no" stands in "unknown"; with ``words`` it does not.
     A reference without a word stands only in such an answer.
 
-    Example:
-      >>> contains("It was built in Paris.", "in paris"), contains("In Rome.", "The.")
-      (True, False)
+    >>> contains("It was built in Paris.", "in paris"), contains("In Rome.", "The.")
+    (True, False)
     """
     short, whole = normalise(reference), normalise(answer)
     if not short:
@@ -72,20 +64,13 @@ def contains(answer: str, reference: str, words: bool = False) -> bool:
 
 
 def unigram_f1(a: str, b: str) -> float:
-    r"""Share of words that two texts have in common, 0 to 1.
+    r"""Share of words that two texts have in common, 0 to 1 (SQuAD's F1).
 
-    .. math:: F_1 = \frac{2 \sum_w \min(n_a(w), n_b(w))}{|a| + |b|}
+    :math:`2 \sum_w \min(n_a(w), n_b(w)) / (|a| + |b|)` for counts ``n`` of normalised
+    words.  Two texts without a word are equal, 1; one without shares nothing, 0.
 
-    for counts ``n`` of normalised words.  Two texts without a word are equal, 1; one
-    without shares nothing, 0.
-
-    Example:
-      >>> unigram_f1("the cat sat", "the cat")
-      0.6666666666666666
-
-    References:
-      Rajpurkar et al., `SQuAD <https://arxiv.org/abs/1606.05250>`_, EMNLP 2016, section
-      6.1.
+    >>> unigram_f1("the cat sat", "the cat")
+    0.6666666666666666
     """
     words, others = normalise(a).split(), normalise(b).split()
     common = collections.Counter(words) & collections.Counter(others)
@@ -95,42 +80,27 @@ def unigram_f1(a: str, b: str) -> float:
 def rouge_l(a: str, b: str) -> float:
     r"""Share of words that two texts have in common and in one order, 0 to 1.
 
-    .. math:: F = \frac{2 \, \mathrm{LCS}(a, b)}{|a| + |b|}
+    :math:`2 \, \mathrm{LCS}(a, b) / (|a| + |b|)` for the longest common subsequence of
+    normalised words.
 
-    for the longest common subsequence of normalised words, which need not be next to
-    each other.  Texts without a word are treated as in :func:`unigram_f1`.
-
-    Example:
-      >>> rouge_l("police killed gunman", "gunman killed police")
-      0.3333333333333333
+    >>> rouge_l("police killed gunman", "gunman killed police")
+    0.3333333333333333
 
     References:
-      Lin, `ROUGE <https://aclanthology.org/W04-1013/>`_, 2004, equations 2 to 4 with
-      beta 1.
+      Lin, `ROUGE <https://aclanthology.org/W04-1013/>`_, 2004, equations 2 to 4.
     """
     words, others = normalise(a).split(), normalise(b).split()
     return _f1(_common_subsequence(words, others), words, others)
 
 
 def overlap(answer: str, references: Sequence[str]) -> float:
-    """Mean of unigram F1 and ROUGE-L with the nearest reference, 0 to 1.
+    """Mean of unigram F1 and ROUGE-L with the nearest of some right answers, 0 to 1.
 
-    See :func:`unigram_f1` and :func:`rouge_l`.
-
-    Args:
-      answer: the answer.
-      references: right answers, any of which will do.
-
-    Raises:
-      ValueError: without a reference, or on a text in place of several.
-
-    Example:
-      >>> overlap("in Paris, France", ["Lyon", "Paris"])
-      0.5
+    >>> overlap("in Paris, France", ["Lyon", "Paris"])
+    0.5
 
     References:
-      Liu et al., Towards Mitigation of Hallucination for LLM-empowered Agents, 2025,
-      section 4.1: an answer is hallucinated when this is less than 0.5.
+      Liu et al., 2025, section 4.1: an answer is hallucinated below 0.5.
     """
     if isinstance(references, str) or not references:
         raise ValueError(
@@ -170,20 +140,14 @@ class Sentence(NamedTuple):
 def declines(text: str) -> bool:
     """Whether an answer says that it cannot be given, by the words it does so with.
 
-    Example:
-      >>> declines("The passage does not mention a date."), declines("It cannot fly.")
-      (True, False)
+    >>> declines("The passage does not mention a date."), declines("It cannot fly.")
+    (True, False)
     """
     return _DECLINES.search(text.lower().replace("\u2019", "'")) is not None
 
 
 def storable(text: str) -> str:
-    r"""A text that UTF-8 can hold: halves of surrogate pairs become question marks.
-
-    Example:
-      >>> storable("a\ud83d")
-      'a?'
-    """
+    """A text that UTF-8 can hold: halves of surrogate pairs become question marks."""
     return text.encode("utf-8", "replace").decode()
 
 
@@ -193,16 +157,14 @@ def sentences(text: str) -> list[Sentence]:
     Together they hold every character that is not space, each once.  A line break ends
     a sentence; a list has one in each item.  A text of nothing but space has none.
 
-    Example:
-      >>> for each in sentences("Dr. Smith left. Why?\n- He was ill"):
-      ...     print(each)
-      Sentence(start=0, end=15, text='Dr. Smith left.')
-      Sentence(start=16, end=20, text='Why?')
-      Sentence(start=21, end=33, text='- He was ill')
+    >>> for each in sentences("Dr. Smith left. Why?\n- He was ill"):
+    ...     print(each)
+    Sentence(start=0, end=15, text='Dr. Smith left.')
+    Sentence(start=16, end=20, text='Why?')
+    Sentence(start=21, end=33, text='- He was ill')
 
     References:
-      Sadvilkar and Neumann, `PySBD <https://aclanthology.org/2020.nlposs-1.15/>`_,
-      2020.
+      Sadvilkar and Neumann, `PySBD <https://aclanthology.org/2020.nlposs-1.15/>`_
     """
     starts = _starts(text.translate(_SEPARATORS))
     spans = zip(starts, [*starts[1:], len(text)], strict=True)

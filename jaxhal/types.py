@@ -6,9 +6,7 @@ Axis names used in every annotation of this package::
     prompt response
 
 **The seam.** In a batch the prompt is padded on the left to ``P`` columns and the
-response on the right to ``R`` columns, so the boundary between them is the static
-column ``P`` of every row.  Response rows are a static slice and prompt columns are
-``[:, :P]``.
+response on the right to ``R``, so that the boundary is one static column of every row.
 """
 
 import dataclasses
@@ -42,26 +40,19 @@ class Example:
 
     Args:
       response: the answer, not empty.
-      prompt: the whole prompt text.
-      context: the retrieved text.
       question: what was asked; may be empty for a summary.
       id: a name that comes back with the scores.
       labels: hallucinated character spans of the response; empty means none, ``None``
         means unknown.
       label: 1 when the response is hallucinated, 0 when it is not, ``None`` when
         unknown; follows from ``labels`` when these are given.
-      source: what the answer rests on, by name; answers that share a source are not
-        independent, so splits and intervals keep them together. Its own
-        ``source_text`` when left out.
+      source: what the answer rests on, by name; answers that share one are not
+        independent and stay together in splits and intervals.  Its ``source_text`` when
+        left out.
       split: the part of a data set it belongs to, such as ``"train"`` or ``"test"``.
       samples: other answers to the same prompt by whoever wrote this one.
-      templated: the prompt is finished: it went through a chat template, gets none, and
-        has control tokens.
-
-    Raises:
-      ValueError: on an empty response or prompt, on neither ``prompt`` nor
-        ``context``, on a context or question that is not in the prompt, on
-        ``templated`` without a prompt, on label spans outside the response.
+      templated: the prompt went through a chat template, gets none, and has control
+        tokens.
     """
 
     response: str
@@ -101,14 +92,10 @@ class Example:
                         f"{where}{name!r} is not in 'prompt', where it should be "
                         "found word for word; leave one of the two out"
                     )
-        if self.prompt is not None and not self.prompt.strip():
-            raise ValueError(
-                f"{where}prompt is {quoted(self.prompt)}; it must hold text"
-            )
-        if self.context is not None and not (self.context.strip()):
-            raise ValueError(
-                f"{where}context is {quoted(self.context)}; it must hold text"
-            )
+        for name in ("prompt", "context"):
+            text = getattr(self, name)
+            if text is not None and not text.strip():
+                raise ValueError(f"{where}{name} is {quoted(text)}; it must hold text")
         for span in self.labels or ():
             if not 0 <= span.start < span.end <= len(self.response):
                 raise ValueError(

@@ -6,7 +6,6 @@ It is forked from a server that has imported everything and computed nothing.
 import children
 
 import jaxhal
-from jaxhal.reading import planning
 from jaxhal.reading import store as store_module
 from jaxhal.reading.store import Store
 from tiny_lm import answers, tiny_lm
@@ -22,7 +21,7 @@ REDUCERS = {
 
 
 def _read(folder, count, line):
-    planning._PART_ROWS = PART_ROWS
+    store_module._PART_ROWS = PART_ROWS
     real = store_module.make_table
 
     def make_table(*arguments):

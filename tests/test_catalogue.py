@@ -17,9 +17,9 @@ from jaxhal.reading.bulk import Measure
 from jaxhal.reading.extract import extract, kinds
 from jaxhal.reading.store import Store
 from jaxhal.scoring import saving
+from jaxhal.scoring.detection import response_scores
 from jaxhal.scoring.fitting import fit
 from jaxhal.scoring.inputs import collect
-from jaxhal.scoring.judging import response_scores
 from jaxhal.types import Batch, Example, Label
 from tiny_lm import tiny_lm
 

@@ -10,9 +10,8 @@ from jaxhal import detectors, texts
 from jaxhal.capture import forward as capture
 from jaxhal.models.batching import lengths
 from jaxhal.reporting.report import Token
-from jaxhal.scoring.detection import resolve
+from jaxhal.scoring.detection import find_spans, resolve
 from jaxhal.scoring.fitting import untrained
-from jaxhal.scoring.judging import find_spans
 from jaxhal.types import Example
 
 CONTEXT = "The Marlow bridge opened in 1832 and spans 72 metres over the Thames."

@@ -10,7 +10,7 @@ import typer.testing
 from chat_server import STALL, serving
 from jaxhal.cli import app as cli
 from jaxhal.datasets import Question, from_jsonl, questions_from
-from jaxhal.datasets.toha import REFUSAL
+from jaxhal.datasets.published import REFUSAL
 from jaxhal.experiments import making
 from jaxhal.experiments.making import Making, make
 from jaxhal.generation import Generated

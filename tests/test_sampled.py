@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import json
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +21,7 @@ from jaxhal.detectors.settings import draw_of
 from jaxhal.experiments.answers import reports
 from jaxhal.features import consistency, eigenscore
 from jaxhal.generation import Sampling
+from jaxhal.io.files import lines_of
 from jaxhal.llm.endpoint import Endpoint
 from jaxhal.llm.entailment import EndpointInference
 from jaxhal.models.encoders import encoding
@@ -101,12 +101,11 @@ def test_samples_are_kept_and_a_run_goes_on(lm, drawn, tmp_path, monkeypatch):
         [one.text for one in some] for some in drawn
     ]
     assert draw(lm, answers(6), HOW, tmp_path) == found and len(asked) == 2
-    (folder,) = (tmp_path / "samples").iterdir()
-    path = next(folder.glob("*.json"))
-    held = json.loads(path.read_text("utf-8"))
-    assert Sample(*next(iter(held.values()))[0]) in sum(found, [])
-    path.write_text("[1]")
-    with pytest.raises(ValueError, match="holds no samples .* delete it"):
+    (path,) = (tmp_path / "samples").glob("*.jsonl")
+    _, held = lines_of(path)[0]
+    assert Sample(*held[0]) in sum(found, [])
+    path.write_text("[1\n")
+    with pytest.raises(ValueError, match="line 1: not JSON .* delete it"):
         draw(lm, answers(6), HOW, tmp_path)
 
 

@@ -9,7 +9,7 @@ import pytest
 from scipy.stats import pearsonr
 
 from jaxhal import detectors, experiments
-from jaxhal.datasets.fields import to_row
+from jaxhal.datasets.jsonl import to_row
 from jaxhal.detectors.semantic_entropy import Likelihood
 from jaxhal.evaluation import auprc, correlation
 from jaxhal.experiments import running

@@ -19,10 +19,10 @@ import pandas as pd
 import pytest
 
 import jaxhal
-from jaxhal.reading import parts, planning
+from jaxhal.reading import parts
 from jaxhal.reading import store as store_module
-from jaxhal.reading.columns import Cache, Column
 from jaxhal.reading.keys import column_name, key_of
+from jaxhal.reading.parts import Cache, Column
 from jaxhal.reading.store import Store, encode
 from jaxhal.types import Example
 from store_child import PART_ROWS, REDUCERS, Child
@@ -455,7 +455,7 @@ def test_a_full_disk_keeps_what_was_finished(lm, tmp_path, monkeypatch):
 
 
 def test_killed_at_any_moment_it_resumes_bit_for_bit(lm, tmp_path, monkeypatch):
-    monkeypatch.setattr(planning, "_PART_ROWS", PART_ROWS)
+    monkeypatch.setattr(store_module, "_PART_ROWS", PART_ROWS)
     count = 192
     whole = Store(tmp_path / "whole").read(lm, answers(count), REDUCERS, batch_size=2)
     folder = tmp_path / "killed"
@@ -485,7 +485,7 @@ def test_killed_at_any_moment_it_resumes_bit_for_bit(lm, tmp_path, monkeypatch):
 
 
 def test_two_processes_share_the_work(lm, tmp_path, monkeypatch):
-    monkeypatch.setattr(planning, "_PART_ROWS", PART_ROWS)
+    monkeypatch.setattr(store_module, "_PART_ROWS", PART_ROWS)
     count = 64
     whole = Store(tmp_path / "whole").read(lm, answers(count), REDUCERS, batch_size=2)
     folder = tmp_path / "both"

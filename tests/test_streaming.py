@@ -14,8 +14,8 @@ from jaxhal.classifiers.linear import Linear
 from jaxhal.detectors import build
 from jaxhal.generation.decoding import with_text
 from jaxhal.models.batching import collate
+from jaxhal.scoring.detection import judge
 from jaxhal.scoring.fitting import untrained
-from jaxhal.scoring.judging import judge
 from jaxhal.types import Example
 from tiny_lm import tiny_lm
 

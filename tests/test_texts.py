@@ -223,7 +223,7 @@ def test_sentences_have_places():
 
 def test_sentences_agree_with_those_of_another_program():
     """959 sentences that spaCy cut, of which some are wrong."""
-    from jaxhal.datasets.wikibio import wikibio_passages
+    from jaxhal.datasets.spans import wikibio_passages
 
     try:
         rows = wikibio_passages(data_root())

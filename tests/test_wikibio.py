@@ -6,7 +6,7 @@ import json
 import pytest
 
 from jaxhal.datasets import DATASETS, data_root, load_dataset
-from jaxhal.datasets.wikibio import wikibio, wikibio_passages
+from jaxhal.datasets.spans import wikibio, wikibio_passages
 from jaxhal.types import Label
 
 ROW = {

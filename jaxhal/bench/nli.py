@@ -15,7 +15,7 @@ from jaxtyping import Float
 
 from jaxhal import texts
 from jaxhal.bench import interleave, peers, ratio, row
-from jaxhal.datasets.bundled import bundled
+from jaxhal.datasets import bundled
 from jaxhal.models.encoders.encoding import TextEncoder, classify, load_encoder
 
 SAMPLES = 10

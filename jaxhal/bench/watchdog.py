@@ -20,7 +20,7 @@ import numpy as np
 
 import jaxhal
 from jaxhal.bench import interleave, ratio, row
-from jaxhal.datasets.bundled import bundled
+from jaxhal.datasets import bundled
 from jaxhal.models.encoders.encoding import embed, kept_encoder
 from jaxhal.watchdog import ExactStore, Guard, LocalAgent, MilvusStore, Point, Watchdog
 from jaxhal.watchdog.index import Index

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from jaxhal.reporting.report import Report
-    from jaxhal.scoring.partial import Partial
+    from jaxhal.scoring.results import Partial
 
 Model = Annotated[
     str,
@@ -122,8 +122,7 @@ def detect(
     from jaxhal.reporting.page import write_html
     from jaxhal.reporting.summary import summarize, verdict
     from jaxhal.scoring.detection import resolve
-    from jaxhal.scoring.partial import beside, resuming
-    from jaxhal.scoring.results import results, rows_of, settings_of
+    from jaxhal.scoring.results import beside, results, resuming, rows_of, settings_of
 
     names, keeps = detector or None, is_file(output)
     with usage():

@@ -4,33 +4,33 @@ import difflib
 import functools
 import inspect
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jaxhal.datasets.bundled import bundled as bundled
-from jaxhal.datasets.fields import Row as Row
-from jaxhal.datasets.halueval import halueval as halueval
-from jaxhal.datasets.medquad import medquad as medquad
+from jaxhal.datasets.jsonl import Row as Row
+from jaxhal.datasets.published import bundled as bundled
+from jaxhal.datasets.published import halueval as halueval
+from jaxhal.datasets.published import medquad as medquad
+from jaxhal.datasets.published import toha as toha
+from jaxhal.datasets.published import toha_questions as toha_questions
+from jaxhal.datasets.published import truthfulqa as truthfulqa
+from jaxhal.datasets.published import truthfulqa_questions as truthfulqa_questions
+from jaxhal.datasets.published import xsum_inputs as xsum_inputs
 from jaxhal.datasets.questions import Question as Question
 from jaxhal.datasets.questions import questions_from as questions_from
-from jaxhal.datasets.ragtruth import ragtruth as ragtruth
-from jaxhal.datasets.root import data_root as data_root
+from jaxhal.datasets.sources import data_root as data_root
+from jaxhal.datasets.spans import Passage as Passage
+from jaxhal.datasets.spans import ragtruth as ragtruth
 from jaxhal.datasets.spans import token_labels as token_labels
+from jaxhal.datasets.spans import wikibio as wikibio
+from jaxhal.datasets.spans import wikibio_passages as wikibio_passages
 from jaxhal.datasets.tables import examples as examples
 from jaxhal.datasets.tables import from_dataset as from_dataset
 from jaxhal.datasets.tables import from_hub as from_hub
 from jaxhal.datasets.tables import from_jsonl as from_jsonl
 from jaxhal.datasets.tables import from_parquet as from_parquet
 from jaxhal.datasets.tables import from_rows as from_rows
-from jaxhal.datasets.toha import toha as toha
-from jaxhal.datasets.toha import toha_questions as toha_questions
-from jaxhal.datasets.truthfulqa import truthfulqa as truthfulqa
-from jaxhal.datasets.truthfulqa import truthfulqa_questions as truthfulqa_questions
-from jaxhal.datasets.wikibio import Passage as Passage
-from jaxhal.datasets.wikibio import wikibio as wikibio
-from jaxhal.datasets.wikibio import wikibio_passages as wikibio_passages
-from jaxhal.datasets.xsum import xsum_inputs as xsum_inputs
 from jaxhal.types import Example
 
 
@@ -89,38 +89,44 @@ DATASETS = {
 }
 
 
+#: Questions with right answers by name, and what loads them.
+QUESTIONS: dict[str, Callable[..., list[Question]]] = {
+    "squad": functools.partial(toha_questions, "squad"),
+    "coqa": functools.partial(toha_questions, "coqa"),
+    "truthfulqa": truthfulqa_questions,
+    "medquad": medquad,
+    "xsum": xsum_inputs,
+}
+
+
 def load_dataset(name: str | os.PathLike, /, **options: Any) -> list[Example]:
     """The examples of a data set of :data:`DATASETS`, or of a file.
+
+    Raises ValueError on an unknown name or option, or at the first bad row of a file.
 
     Args:
       name: in :data:`DATASETS`, or the path of a ``.jsonl`` or ``.parquet`` file with
         the columns of :mod:`jaxhal.datasets.tables`.
       options: of the loader, such as ``root`` or ``split``; a file takes none.
 
-    Raises:
-      ValueError: on an unknown name or option, or at the first bad row of a file.
-      FileNotFoundError: when the data is not there.
-
     >>> len(load_dataset("bundled"))
     104
     """
     name = str(name)
-    if name not in DATASETS:
-        rows = read_file(name)
-        _check_options(name, options, ())
-        return examples(rows)
-    loader = DATASETS[name].loader
-    _check_options(name, options, inspect.signature(loader).parameters)
-    return loader(**options)
+    rows = None if name in DATASETS else read_file(name)
+    loader = DATASETS[name].loader if rows is None else None
+    known = inspect.signature(loader).parameters if loader else ()
+    for option in options:
+        if option not in known:
+            takes = ", ".join(known) or "none"
+            raise ValueError(
+                f"unknown option {option!r} of {name!r}; it takes: {takes}"
+            )
+    return loader(**options) if loader else examples(rows or ())
 
 
 def read_file(name: str | os.PathLike) -> Iterator[Row]:
-    """The rows of a ``.jsonl`` or ``.parquet`` file, good and bad.
-
-    Raises:
-      ValueError: on a name with another ending.
-      FileNotFoundError: when the file does not exist.
-    """
+    """The rows of a ``.jsonl`` or ``.parquet`` file, good and bad."""
     readers = {".jsonl": from_jsonl, ".parquet": from_parquet}
     reader = readers.get(Path(name).suffix.lower())
     if reader is not None:
@@ -133,10 +139,19 @@ def read_file(name: str | os.PathLike) -> Iterator[Row]:
     )
 
 
-def _check_options(name: str, options: Iterable[str], known: Collection[str]) -> None:
-    for option in options:
-        if option not in known:
-            takes = ", ".join(known) or "none"
-            raise ValueError(
-                f"unknown option {option!r} of {name!r}; it takes: {takes}"
-            )
+def check_questions(name: str) -> None:
+    """Raises ValueError unless questions can go by that name, or are in such a file."""
+    if name not in QUESTIONS and not name.endswith(".jsonl"):
+        raise ValueError(
+            f"questions is {name!r}; use one of {', '.join(QUESTIONS)}, or a file of "
+            "your own that ends in .jsonl"
+        )
+
+
+def load_questions(name: str, options: Mapping[str, Any]) -> list[Question]:
+    """Those of :data:`QUESTIONS`, or of a file as :func:`questions_from` reads it."""
+    if name in QUESTIONS:
+        return QUESTIONS[name](**options)
+    if options:
+        raise ValueError(f"options are {dict(options)}; a file of questions takes none")
+    return questions_from(name)

@@ -25,14 +25,10 @@ def card(examples: Sequence[Example]) -> list[dict[str, Any]]:
       examples: of one data set; without splits there is one row, ``"all"``.
 
     Returns:
-      A dict for each split: ``split``; ``rows``; ``sources``, the number of groups;
-      ``hallucinated``, ``grounded``, ``unlabelled``; ``share`` of hallucinated ones
-      among the labelled; ``spans`` by kind; ``same_prompt``, rows whose prompt another
-      row of the split has too; ``prompt_words`` and ``response_words``, three quartiles
-      each; ``auroc`` of each control.  ``None`` where a share or an AUROC is undefined.
-
-    Raises:
-      ValueError: without examples.
+      A dict for each split, among it ``sources``, the number of groups; ``share`` of
+      hallucinated ones among the labelled; ``spans`` by kind; ``same_prompt``, rows
+      whose prompt another row of the split has too; ``auroc`` of each control.
+      ``None`` where a share or an AUROC is undefined.
 
     >>> from jaxhal.datasets import bundled
     >>> [row] = card(bundled())

@@ -4,12 +4,21 @@ import functools
 import json
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from jaxhal.datasets.fields import Row, kind, to_row
 from jaxhal.io.files import replacing
+from jaxhal.types import Example, Label
+
+
+class Row(NamedTuple):
+    """One row of input: either an example, or number and problem in words."""
+
+    line: int  # from 1
+    id: str  # its own as text; "line N" or "row N" where none can be read
+    example: Example | None
+    error: str | None
 
 
 def read_rows(source: str | os.PathLike | Iterable[bytes]) -> Iterator[Row]:
@@ -24,16 +33,10 @@ def read_rows(source: str | os.PathLike | Iterable[bytes]) -> Iterator[Row]:
     error and never raises.
 
     Args:
-      source: a path, ``"-"`` for standard input, or the lines themselves, such as an
-        open binary file.
+      source: a path, ``"-"`` for standard input, or the lines themselves.
 
-    Raises:
-      FileNotFoundError: when the path does not exist.
-      IsADirectoryError: when it is a folder.
-
-    >>> import io
-    >>> lines = b'{"id": "a", "prompt": "Hi", "response": "Hello"}\\n{"id": "b"}\\n'
-    >>> for row in read_rows(io.BytesIO(lines)):
+    >>> lines = [b'{"id": "a", "prompt": "Hi", "response": "Hello"}', b'{"id": "b"}']
+    >>> for row in read_rows(lines):
     ...     print(row.line, row.id, row.error)
     1 a None
     2 b line 2: 'response' is missing; every row needs one
@@ -45,12 +48,8 @@ def read_rows(source: str | os.PathLike | Iterable[bytes]) -> Iterator[Row]:
 def write_rows(path: str | os.PathLike, rows: Iterable[Mapping[str, Any]]) -> None:
     """Writes one JSON object a line, to a file all at once, to ``"-"`` as they come.
 
-    The file appears under its name only when every row is in it: an exception or a
-    kill leaves what was there before.
-
-    Raises:
-      FileNotFoundError: when the folder of ``path`` does not exist.
-      ValueError: on a number that is not finite, which JSON cannot hold.
+    The file appears when every row is in it.  Raises ValueError on a number that is not
+    finite, which JSON cannot hold.
     """
     lines = (json.dumps(row, ensure_ascii=False, allow_nan=False) for row in rows)
     if path == "-":
@@ -67,24 +66,22 @@ def write_rows(path: str | os.PathLike, rows: Iterable[Mapping[str, Any]]) -> No
 def numbered_lines(
     source: str | os.PathLike | Iterable[bytes],
 ) -> Iterator[tuple[int, bytes]]:
-    """The lines that are not blank, with their numbers from 1.
-
-    Args:
-      source: as in :func:`read_rows`, which raises the same errors.
-
-    >>> list(numbered_lines([b"a", b"", b"b"]))
-    [(1, b'a'), (3, b'b')]
-    """
+    """The lines that are not blank, with their numbers from 1."""
     if not isinstance(source, (str, os.PathLike)):
         return _full(source)
     if source == "-":
         return _full(sys.stdin.buffer)
+    return _file_lines(existing(source, ".jsonl"))
+
+
+def existing(source: str | os.PathLike, ending: str) -> Path:
+    """The path of a file; FileNotFoundError or IsADirectoryError where it is none."""
     path = Path(source)
     if not path.exists():
         raise FileNotFoundError(f"{path}: no such file")
     if path.is_dir():
-        raise IsADirectoryError(f"{path} is a folder; give a .jsonl file")
-    return _file_lines(path)
+        raise IsADirectoryError(f"{path} is a folder; give a {ending} file")
+    return path
 
 
 def _file_lines(path: Path) -> Iterator[tuple[int, bytes]]:
@@ -101,14 +98,7 @@ def _full(lines: Iterable[bytes]) -> Iterator[tuple[int, bytes]]:
 
 
 def parse(raw: bytes) -> dict[str, Any]:
-    """The JSON object on one line.
-
-    Raises:
-      ValueError: when the line is not UTF-8, not JSON or not an object.
-
-    >>> parse(b'{"id": "a"}')
-    {'id': 'a'}
-    """
+    """The JSON object on one line; ValueError says why there is none."""
     try:
         row = json.loads(raw.rstrip().decode("utf-8"))
     except UnicodeDecodeError as error:
@@ -124,3 +114,102 @@ def parse(raw: bytes) -> dict[str, Any]:
     if not isinstance(row, dict):
         raise ValueError(f"expected a JSON object, got {kind(row)}")
     return row
+
+
+def to_row(number: int, unit: str, read: Callable[[], Mapping[str, Any]]) -> Row:
+    """The row whose fields ``read`` gives; a ValueError of it is the row's error."""
+    name = f"{unit} {number}"
+    try:
+        fields = read()
+        name = name_field(fields, "id") or name
+        return Row(number, name, _example(fields, name), None)
+    except ValueError as error:
+        return Row(number, name, None, f"{unit} {number}: {error}")
+
+
+def _example(fields: Mapping[str, Any], name: str) -> Example:
+    text = {
+        key: text_field(key, fields[key])
+        for key in ("response", "prompt", "context", "question", "split")
+        if fields.get(key) is not None
+    }
+    if "response" not in text:
+        raise ValueError("'response' is missing; every row needs one")
+    label = fields.get("label")
+    if label is not None and (type(label) is not int or label not in (0, 1)):
+        raise ValueError(f"'label' is {_show(label)}; use 0, 1 or leave it out")
+    templated = fields.get("templated")
+    if templated is not None and type(templated) is not bool:
+        raise ValueError(
+            f"'templated' is {_show(templated)}; use true for a finished prompt, "
+            "false, or leave it out"
+        )
+    spans = _items(fields, "labels", "spans")
+    samples = _items(fields, "samples", "texts") or []
+    return Example(
+        **text,
+        id=name,
+        templated=bool(templated),
+        labels=None if spans is None else tuple(map(_label, range(len(spans)), spans)),
+        label=label,
+        source=name_field(fields, "source"),
+        samples=tuple(
+            text_field(f"samples[{n}]", one) for n, one in enumerate(samples)
+        ),
+    )
+
+
+def _items(fields: Mapping[str, Any], key: str, of: str) -> list[Any] | None:
+    items = fields.get(key)
+    if items is not None and not isinstance(items, list):
+        raise ValueError(f"{key!r} is {kind(items)}; use a list of {of}")
+    return items
+
+
+def _label(index: int, span: Any) -> Label:
+    where = f"labels[{index}]"
+    if not isinstance(span, dict):
+        raise ValueError(f"{where!r} is {kind(span)}; use {{start, end, label}}")
+    for key in ("start", "end"):
+        if type(span.get(key)) is not int:
+            value = _show(span.get(key))
+            raise ValueError(f"'{where}.{key}' is {value}; use a whole number")
+    if (name := span.get("label")) is None:
+        return Label(span["start"], span["end"])
+    return Label(span["start"], span["end"], text_field(f"{where}.label", name))
+
+
+def name_field(fields: Mapping[str, Any], key: str) -> str:
+    """A name among fields, empty where there is none; a number counts as one."""
+    name = fields.get(key)
+    if name is None:
+        return ""
+    if isinstance(name, bool) or not isinstance(name, (str, int)):
+        raise ValueError(f"{key!r} is {kind(name)}; use text or a whole number")
+    return text_field(key, str(name))
+
+
+def text_field(key: str, value: Any) -> str:
+    """A value that has to be text; ValueError names the key."""
+    if not isinstance(value, str):
+        raise ValueError(f"{key!r} is {kind(value)}; use text")
+    # JSON can escape half of a UTF-16 pair; no tokenizer takes it and no file holds it.
+    if any("\ud800" <= letter <= "\udfff" for letter in value):
+        raise ValueError(f"{key!r} holds half of a surrogate pair; it is no valid text")
+    return value
+
+
+def kind(value: Any) -> str:
+    """What a value is, for an error: ``"a list"``, ``"text"``, or a short value itself.
+
+    >>> kind([1, 2]), kind("word"), kind(1.5)
+    ('a list', 'text', '1.5')
+    """
+    kinds = {dict: "an object", list: "a list", str: "text", type(None): "null"}
+    return kinds.get(type(value)) or _show(value)
+
+
+def _show(value: Any) -> str:
+    """The value as JSON has it, short enough for one line."""
+    text = json.dumps(value, default=repr)
+    return text if len(text) <= 40 else f"{text[:37]}..."

@@ -3,29 +3,19 @@
 import dataclasses
 import os
 
-from jaxhal.datasets.fields import name_field, text_field
-from jaxhal.datasets.jsonl import numbered_lines, parse
+from jaxhal.datasets.jsonl import name_field, numbered_lines, parse, text_field
 from jaxhal.io.showing import quoted
 
 
 @dataclasses.dataclass(frozen=True)
 class Question:
-    """Something to ask, and what a right answer says.
+    """Something to ask, and what a right answer says; neither may be empty.
 
     Args:
-      text: the question, not empty.
-      answer: a reference answer, not empty, or several of them.
+      answer: a reference answer, or several of them, of which any will do.
       domain: the topic it belongs to.
-      id: a name.
       context: a text it is about, if it is about one.
       source: what it is about, by name, where several questions share it.
-      split: the part of a data set it belongs to.
-
-    Raises:
-      ValueError: when ``text`` or an answer is empty, or there is no answer.
-
-    >>> Question("Capital of France?", "Paris", domain="geography").answer
-    'Paris'
     """
 
     text: str
@@ -52,11 +42,8 @@ def questions_from(path: str | os.PathLike) -> list[Question]:
 
     A line has a ``"question"``, its ``"answer"``, a text or a list of texts of which
     any will do, and if there are such a ``"context"``, ``"domain"``, ``"source"`` and
-    ``"id"``, by default the line's number.
-
-    Raises:
-      FileNotFoundError: when there is no such file.
-      ValueError: naming the line that holds no question, or when none does.
+    ``"id"``, by default the line's number.  Raises ValueError, naming the line, where
+    one holds no question, or when none does.
     """
     found = []
     for line, raw in numbered_lines(path):

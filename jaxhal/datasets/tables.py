@@ -12,39 +12,31 @@ label     ``hallucination``, ``is_hallucination``
 source    ``source_id``
 ========  ==============================================
 
-``id``, ``prompt``, ``templated``, ``labels`` and ``split`` have no other name.  This
-covers the rows of LettuceDetect (``prompt, answer, labels, split``, besides
-``task_type, dataset, language``).  Other columns are ignored.  Two names of one field
-in one row are an error, since nothing says which is meant.
+Other columns are ignored.  Two names of one field in one row are an error, since
+nothing says which is meant.
 """
 
 import functools
 import math
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jaxhal.datasets.fields import Row, kind, to_row
-from jaxhal.datasets.jsonl import numbered_lines, parse
+from jaxhal.datasets.jsonl import Row, existing, kind, numbered_lines, parse, to_row
 from jaxhal.types import Example
 
 if TYPE_CHECKING:
     import datasets
 
-_NAMES = {
-    "id": ("id",),
-    "response": ("response", "answer", "output", "generated_answer"),
-    "prompt": ("prompt",),
-    "context": ("context", "passages", "document", "knowledge"),
-    "question": ("question", "query"),
-    "labels": ("labels",),
-    "label": ("label", "hallucination", "is_hallucination"),
-    "source": ("source", "source_id"),
-    "split": ("split",),
-    "samples": ("samples",),
-    "templated": ("templated",),
+_OTHER = {
+    "response": ("answer", "output", "generated_answer"),
+    "context": ("passages", "document", "knowledge"),
+    "question": ("query",),
+    "label": ("hallucination", "is_hallucination"),
+    "source": ("source_id",),
 }
+_ALONE = ("prompt", "labels", "split", "samples", "templated")
+_NAMES = {name: (name, *_OTHER.get(name, ())) for name in ("id", *_OTHER, *_ALONE)}
 _COLUMNS = {name for names in _NAMES.values() for name in names}
 _VERDICTS = {1: 1, 0: 0, "yes": 1, "no": 0}  # True and 1.0 are equal to 1
 
@@ -58,7 +50,6 @@ def from_rows(rows: Iterable[Any], split: str = "") -> Iterator[Row]:
     and never raises; ``"row 1"`` is the first.
 
     Args:
-      rows: the dicts.
       split: for rows that name none.
 
     >>> rows = [{"prompt": "Hi", "answer": "Hello", "is_hallucination": False}, {}]
@@ -72,12 +63,7 @@ def from_rows(rows: Iterable[Any], split: str = "") -> Iterator[Row]:
 
 
 def from_jsonl(path: str | os.PathLike) -> Iterator[Row]:
-    """The rows of a JSON Lines file, as :func:`from_rows` reads them.
-
-    Raises:
-      FileNotFoundError: when the file does not exist.
-      IsADirectoryError: when it is a folder.
-    """
+    """The rows of a JSON Lines file, as :func:`from_rows` reads them."""
     return (
         to_row(line, "line", lambda raw=raw: _own_names(parse(raw)))
         for line, raw in numbered_lines(path)
@@ -87,19 +73,12 @@ def from_jsonl(path: str | os.PathLike) -> Iterator[Row]:
 def from_parquet(path: str | os.PathLike) -> Iterator[Row]:
     """The rows of a Parquet file, as :func:`from_rows` reads them.
 
-    Raises:
-      FileNotFoundError: when the file does not exist.
-      IsADirectoryError: when it is a folder.
-      ValueError: when it is no Parquet file, or has none of the columns.
+    Raises ValueError when it is no Parquet file, or has none of the columns.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    path = Path(path)
-    if not path.exists():
-        raise FileNotFoundError(f"{path}: no such file")
-    if path.is_dir():
-        raise IsADirectoryError(f"{path} is a folder; give a .parquet file")
+    path = existing(path, ".parquet")
     try:
         file = pq.ParquetFile(path)
     except pa.ArrowInvalid as error:
@@ -111,11 +90,9 @@ def from_parquet(path: str | os.PathLike) -> Iterator[Row]:
 def from_dataset(dataset: "datasets.Dataset") -> Iterator[Row]:
     """The rows of a Hugging Face data set, as :func:`from_rows` reads them.
 
-    Rows that name no split are of the data set's own.
-
-    Raises:
-      ValueError: on a ``DatasetDict``, of which one split must be chosen, or when it
-        has none of the columns.
+    Rows that name no split are of the data set's own.  Raises ValueError on a
+    ``DatasetDict``, of which one split must be chosen, or when it has none of the
+    columns.
     """
     if isinstance(dataset, Mapping):
         raise ValueError(
@@ -134,12 +111,7 @@ def from_hub(id: str, split: str, name: str | None = None) -> Iterator[Row]:
 
     Args:
       id: such as ``"owner/name"``, or a folder of data files.
-      split: such as ``"test"``.
       name: of the configuration, where there are several.
-
-    Raises:
-      RuntimeError: when the data set needs a script.
-      OSError, ValueError: when there is no such data set, split or configuration.
     """
     import datasets
 
@@ -147,14 +119,7 @@ def from_hub(id: str, split: str, name: str | None = None) -> Iterator[Row]:
 
 
 def examples(rows: Iterable[Row]) -> list[Example]:
-    """The examples of rows that are all good.
-
-    Raises:
-      ValueError: at the first bad row, with its number and problem.
-
-    >>> examples(from_rows([{"prompt": "Hi", "answer": "Hello"}]))[0].response
-    'Hello'
-    """
+    """The examples of rows that are all good; ValueError at the first bad row."""
     found = []
     for row in rows:
         if row.example is None:

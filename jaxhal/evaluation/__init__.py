@@ -29,9 +29,6 @@ from jaxhal.evaluation.intervals import correlation as correlation
 from jaxhal.evaluation.intervals import interval as interval
 from jaxhal.evaluation.intervals import mean_interval as mean_interval
 from jaxhal.evaluation.intervals import paired as paired
-from jaxhal.evaluation.mann_whitney import UTest as UTest
-from jaxhal.evaluation.mann_whitney import mann_whitney as mann_whitney
-from jaxhal.evaluation.mann_whitney import sampled_mann_whitney as sampled_mann_whitney
 from jaxhal.evaluation.metrics import Confusion as Confusion
 from jaxhal.evaluation.metrics import accuracy as accuracy
 from jaxhal.evaluation.metrics import brier as brier
@@ -41,11 +38,14 @@ from jaxhal.evaluation.metrics import evaluate as evaluate
 from jaxhal.evaluation.metrics import f1 as f1
 from jaxhal.evaluation.metrics import precision as precision
 from jaxhal.evaluation.metrics import recall as recall
+from jaxhal.evaluation.metrics import span_f1 as span_f1
+from jaxhal.evaluation.metrics import token_metrics as token_metrics
+from jaxhal.evaluation.ranking import UTest as UTest
 from jaxhal.evaluation.ranking import auprc as auprc
 from jaxhal.evaluation.ranking import auprc_trapezoid as auprc_trapezoid
 from jaxhal.evaluation.ranking import auroc as auroc
-from jaxhal.evaluation.spans import span_f1 as span_f1
-from jaxhal.evaluation.spans import token_metrics as token_metrics
+from jaxhal.evaluation.ranking import mann_whitney as mann_whitney
+from jaxhal.evaluation.ranking import sampled_mann_whitney as sampled_mann_whitney
 from jaxhal.evaluation.splits import grouped_kfold as grouped_kfold
 from jaxhal.evaluation.splits import holdout as holdout
 from jaxhal.evaluation.splits import kfold as kfold

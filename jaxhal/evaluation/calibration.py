@@ -1,7 +1,6 @@
 """From scores to probabilities, and to thresholds; fit them on answers held out.
 
-Both calibrations never decrease, so they keep the order of the scores.  Their fields
-are plain numbers: ``dataclasses.asdict`` makes them ready for JSON.
+Both calibrations never decrease, so they keep the order of the scores.
 """
 
 import dataclasses
@@ -14,12 +13,7 @@ from jaxhal.evaluation.checks import Numbers, Rows, two_classes
 
 @dataclasses.dataclass(frozen=True)
 class Platt:
-    r"""A sigmoid of the score, :math:`p(s) = 1 / (1 + e^{-(a s + b)})`, in [0, 1].
-
-    Attributes:
-      slope: :math:`a`, at least 0.
-      intercept: :math:`b`.
-    """
+    """A sigmoid of the score, :math:`p(s) = 1 / (1 + e^{-(a s + b)})`."""
 
     slope: float
     intercept: float
@@ -37,12 +31,7 @@ class Platt:
 
 @dataclasses.dataclass(frozen=True)
 class Isotonic:
-    """Lines between knots, constant outside them.
-
-    Attributes:
-      x: scores of the knots, increasing.
-      y: probability of hallucination at each knot, in [0, 1], never decreasing.
-    """
+    """Lines between knots at scores ``x``, increasing, constant outside them."""
 
     x: tuple[float, ...]
     y: tuple[float, ...]
@@ -58,7 +47,7 @@ class Isotonic:
 
 
 def platt(scores: Rows, labels: Rows) -> Platt:
-    r"""Fits the sigmoid of most likelihood among those that do not decrease.
+    """Fits the sigmoid of most likelihood among those that do not decrease.
 
     Targets are smoothed to :math:`(N_+ + 1) / (N_+ + 2)` and :math:`1 / (N_- + 2)`, so
     that separated classes get a finite slope.  Scores that rank no better than chance
@@ -68,8 +57,7 @@ def platt(scores: Rows, labels: Rows) -> Platt:
     array([0.2, 0.5, 0.8])
 
     References:
-      Platt, "Probabilistic Outputs for Support Vector Machines and Comparisons to
-      Regularized Likelihood Methods", 1999, section 2.2.
+      Platt, 1999, section 2.2.
     """
     from sklearn.linear_model import LogisticRegression
 
@@ -95,12 +83,8 @@ def platt(scores: Rows, labels: Rows) -> Platt:
 def isotonic(scores: Rows, labels: Rows) -> Isotonic:
     """Fits the non-decreasing probabilities of least squared error.
 
-    >>> isotonic([0.0, 1.0, 2.0, 3.0], [0, 1, 0, 1])
-    Isotonic(x=(0.0, 1.0, 2.0, 3.0), y=(0.0, 0.5, 0.5, 1.0))
-
     References:
-      Zadrozny and Elkan, "Transforming Classifier Scores into Accurate Multiclass
-      Probability Estimates", 2002.
+      Zadrozny and Elkan, 2002.
     """
     from sklearn.isotonic import IsotonicRegression
 
@@ -113,8 +97,7 @@ def isotonic(scores: Rows, labels: Rows) -> Isotonic:
 def best_f1_threshold(scores: Rows, labels: Rows) -> float:
     """The threshold of highest F1, in the score's unit; the highest among equals.
 
-    Every way to split the distinct scores is tried.  The threshold lies half-way
-    between the lowest flagged score and the next below it.
+    It lies half-way between the lowest flagged score and the next below it.
 
     >>> best_f1_threshold([0.1, 0.4, 0.6, 0.9], [0, 0, 1, 1])
     0.5
@@ -124,13 +107,7 @@ def best_f1_threshold(scores: Rows, labels: Rows) -> float:
 
 
 def best_accuracy_threshold(scores: Rows, labels: Rows) -> float:
-    """The threshold of highest accuracy, in the score's unit; the highest among equals.
-
-    As :func:`best_f1_threshold`, which flags more where answers of both kinds mix.
-
-    >>> best_accuracy_threshold([0.1, 0.4, 0.6, 0.9], [1, 0, 0, 1])
-    0.75
-    """
+    """The threshold of highest accuracy, as :func:`best_f1_threshold` finds it."""
     threshold, flagged, hits = _splits(scores, labels)
     return float(threshold[np.argmax(2 * hits - flagged)])
 
@@ -138,12 +115,8 @@ def best_accuracy_threshold(scores: Rows, labels: Rows) -> float:
 def precision_threshold(scores: Rows, labels: Rows, target: float) -> float:
     """The threshold of most recall whose precision reaches ``target``.
 
-    The highest among equals, half-way between the lowest flagged score and the next
-    below it.  Precision goes up and down along the scores, so a higher threshold may
-    well miss the target.
-
-    Raises:
-      ValueError: when ``target`` is not in (0, 1], or when no threshold reaches it.
+    Precision goes up and down along the scores, so a higher threshold may well miss the
+    target.  Raises ValueError when no threshold reaches it.
 
     >>> precision_threshold([0.1, 0.4, 0.6, 0.9], [0, 1, 0, 1], target=0.6)
     0.25

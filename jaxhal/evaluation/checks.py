@@ -14,12 +14,7 @@ Mask = Bool[np.ndarray, " rows"]
 
 
 def rows(scores: Rows, labels: Rows, name: str = "scores") -> tuple[Numbers, Mask]:
-    """Scores as float64 and the mask of hallucinated rows.
-
-    Raises:
-      ValueError: without rows, when the lengths differ, a score, called ``name``, is
-        not finite or a label is not 0 or 1.
-    """
+    """Scores as float64, ``name`` in errors, and the mask of hallucinated rows."""
     score, label = np.asarray(scores, float), np.asarray(labels)
     if score.ndim != 1 or score.shape != label.shape:
         raise ValueError(
@@ -35,7 +30,7 @@ def rows(scores: Rows, labels: Rows, name: str = "scores") -> tuple[Numbers, Mas
 
 
 def mask(labels: Rows) -> Mask:
-    """True where the label is 1; raises ValueError on any but a flat row of 0 and 1."""
+    """True where the label is 1; ValueError on any but a flat row of 0 and 1."""
     label = np.asarray(labels)
     if label.ndim != 1:
         raise ValueError(f"labels are of shape {label.shape}; give a flat sequence")
@@ -46,7 +41,7 @@ def mask(labels: Rows) -> Mask:
 
 
 def two_kinds(labels: Rows) -> Mask:
-    """:func:`mask` of both classes; raises ValueError when only one is present."""
+    """:func:`mask` of both classes; ValueError when only one is present."""
     positive = mask(labels)
     if positive.all() or not positive.any():
         raise ValueError(
@@ -65,11 +60,7 @@ def two_classes(
 
 
 def group_codes(groups: Groups, count: int) -> Int[np.ndarray, " rows"]:
-    """Groups numbered by first appearance; each row is its own group without any.
-
-    Raises:
-      ValueError: when there are not ``count`` groups.
-    """
+    """Groups numbered by first appearance; each row is its own group without any."""
     if groups is None:
         return np.arange(count)
     if len(groups) != count:

@@ -24,6 +24,7 @@ from jaxhal.evaluation.checks import (
     two_classes,
 )
 from jaxhal.evaluation.ranking import auroc, auroc_of_draws
+from jaxhal.io.checks import at_least
 
 # (scores, labels) -> number; labels are integers.
 Metric = Callable[[Any, Any], float]
@@ -32,11 +33,8 @@ Metric = Callable[[Any, Any], float]
 class Difference(NamedTuple):
     """How much better one score is than another on the same answers.
 
-    Attributes:
-      value: metric of the score minus metric of the baseline.
-      low, high: percentile 95 % interval of the value.
-      p_value: two-sided, of the value being 0: twice the share of resamples on the
-        other side of 0, and at least ``2 / (repeats + 1)``.
+    ``p_value`` is two-sided, of the value being 0: twice the share of resamples on the
+    other side of 0, and at least ``2 / (repeats + 1)``.
     """
 
     value: float
@@ -52,11 +50,7 @@ def bootstrap(
     repeats: int = 1000,
     seed: int = 0,
 ) -> tuple[float, float]:
-    """Percentile 95 % interval of the AUROC.
-
-    >>> bootstrap([0.1, 0.4, 0.4, 0.9], [0, 1, 0, 1], groups=["a", "a", "b", "b"])
-    (0.875, 1.0)
-    """
+    """Percentile 95 % interval of the AUROC."""
     return interval(auroc, scores, labels, groups, repeats, seed)
 
 
@@ -68,15 +62,7 @@ def interval(
     repeats: int = 1000,
     seed: int = 0,
 ) -> tuple[float, float]:
-    """Percentile 95 % interval of a metric, in the metric's unit.
-
-    Args:
-      metric: ``(scores, labels) -> number``, such as :func:`auroc` or
-        ``functools.partial(f1, threshold=0.5)``.
-
-    >>> interval(lambda scores, labels: labels.mean(), [1, 2, 3, 4], [0, 1, 0, 1])
-    (0.25, 0.75)
-    """
+    """Percentile 95 % interval of a metric, ``(scores, labels) -> number``."""
     score, positive = two_classes(scores, labels)
     measure = _of_draws(metric, score, positive)
     found = [measure(drawn) for drawn in _draws(positive, groups, repeats, seed)]
@@ -87,15 +73,7 @@ def interval(
 def mean_interval(
     values: Rows, groups: Groups = None, repeats: int = 1000, seed: int = 0
 ) -> tuple[Float[np.ndarray, " columns"], Float[np.ndarray, " columns"]]:
-    """Percentile 95 % interval of each column's mean, in the unit of the values.
-
-    Args:
-      values: ``[rows, columns]``, finite.
-
-    >>> low, high = mean_interval([[1.0, 2.0], [3.0, 2.0]])
-    >>> low.tolist(), high.tolist()
-    ([1.0, 2.0], [3.0, 2.0])
-    """
+    """Percentile 95 % interval of the mean of each column of ``[rows, columns]``."""
     value = np.asarray(values, float)
     if value.ndim != 2 or not value.size or not np.isfinite(value).all():
         raise ValueError(
@@ -117,12 +95,6 @@ def correlation(
 
     Not a number where one of the two is the same everywhere; resamples in which one is
     do not count.
-
-    Args:
-      x, y: ``[rows]``, finite.
-
-    >>> [round(r, 3) for r in correlation([1, 2, 3, 4], [2, 4, 6, 8])]
-    [1.0, 1.0, 1.0]
     """
     pairs = np.stack([np.asarray(x, float), np.asarray(y, float)])
     if not pairs.size or not np.isfinite(pairs).all():
@@ -150,14 +122,10 @@ def paired(
     repeats: int = 2000,
     seed: int = 0,
 ) -> Difference:
-    """Metric of one score minus that of another on the same answers.
+    """Metric of one score minus that of a ``baseline`` on the same answers.
 
     Both are measured on every resample, so what makes the answers hard for both
     cancels; the interval is much narrower than two intervals side by side.
-
-    Args:
-      baseline: ``[rows]``, the scores to beat.
-      metric: ``(scores, labels) -> number``.
 
     >>> paired([1, 2, 3, 4], [4, 3, 2, 1], [0, 0, 1, 1], repeats=99)
     Difference(value=1.0, low=1.0, high=1.0, p_value=0.02)
@@ -191,7 +159,7 @@ def _of_draws(
 
 def _drawn_sources(groups: Groups, count: int, repeats: int, seed: int) -> Any:
     """Source of each of ``count`` rows, and ``[repeats sources]``, their draws."""
-    _check_repeats(repeats)
+    at_least(1, repeats=repeats)
     group = group_codes(groups, count)
     total = int(group.max()) + 1
     rng = np.random.default_rng(seed)
@@ -202,7 +170,7 @@ def _draws(
     positive: Mask, groups: Groups, repeats: int, seed: int
 ) -> Iterator[Int[np.ndarray, " rows"]]:
     """How often each row is drawn, for every resample that has both classes."""
-    _check_repeats(repeats)
+    at_least(1, repeats=repeats)
     group = group_codes(groups, len(positive))
     total = int(group.max()) + 1
     kinds = [np.unique(group[kind]) for kind in (positive, ~positive)]
@@ -213,8 +181,3 @@ def _draws(
         if all(drawn[sources].any() for sources in kinds):
             made += 1
             yield drawn[group]
-
-
-def _check_repeats(repeats: int) -> None:
-    if repeats < 1:
-        raise ValueError(f"repeats is {repeats}; give at least 1")

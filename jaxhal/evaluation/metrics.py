@@ -5,12 +5,14 @@ or above the threshold flags its answer.  A ratio of nothing is 0: the precision
 nothing is flagged, the recall when nothing is hallucinated.
 """
 
-from typing import NamedTuple
+from collections.abc import Collection, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from jaxhal.evaluation.checks import Mask, Numbers, Rows, rows
 from jaxhal.evaluation.ranking import auprc, auprc_trapezoid, auroc
+from jaxhal.io.checks import at_least
 
 
 class Confusion(NamedTuple):
@@ -23,11 +25,7 @@ class Confusion(NamedTuple):
 
 
 def confusion(scores: Rows, labels: Rows, threshold: float) -> Confusion:
-    """Counts of answers with the threshold at work; ``score >= threshold`` is flagged.
-
-    >>> confusion([0.1, 0.4, 0.4, 0.9], [0, 0, 1, 1], threshold=0.4)
-    Confusion(true_positive=2, false_positive=1, false_negative=0, true_negative=1)
-    """
+    """Counts of answers, of which ``score >= threshold`` is flagged."""
     score, positive = rows(scores, labels)
     flagged = score >= threshold
     hits, found, true = (flagged & positive).sum(), flagged.sum(), positive.sum()
@@ -66,16 +64,7 @@ def ratio(part: int, whole: int) -> float:
 
 
 def brier(probabilities: Rows, labels: Rows) -> float:
-    r"""Mean squared error of probabilities of hallucination, in [0, 1]; 0 is best.
-
-    :math:`\frac{1}{n} \sum_i (p_i - y_i)^2`.
-
-    >>> brier([0.0, 0.5, 1.0, 1.0], [0, 1, 1, 1])
-    0.0625
-
-    References:
-      Brier, "Verification of forecasts expressed in terms of probability", 1950.
-    """
+    """Mean squared error of probabilities of hallucination, in [0, 1]; 0 is best."""
     probability, positive = _probabilities(probabilities, labels)
     return float(np.mean((probability - positive) ** 2))
 
@@ -84,18 +73,14 @@ def ece(probabilities: Rows, labels: Rows, bins: int = 10) -> float:
     r"""Expected calibration error, in [0, 1]: how far probabilities are from shares.
 
     :math:`\sum_b \frac{n_b}{n} \left| \bar y_b - \bar p_b \right|` over bins of equal
-    width, at least one, each closed on the left.  Small bins make it larger than it is,
-    so compare numbers from equally many answers only.
-
-    >>> ece([0.1, 0.1, 0.9, 0.9], [0, 0, 0, 1], bins=2)
-    0.25
+    width, each closed on the left.  Small bins make it larger than it is, so compare
+    numbers from equally many answers only.
 
     References:
       Naeini et al., "Obtaining Well Calibrated Probabilities Using Bayesian Binning",
       2015.
     """
-    if bins < 1:
-        raise ValueError(f"bins is {bins}; give at least 1")
+    at_least(1, bins=bins)
     probability, positive = _probabilities(probabilities, labels)
     at = np.digitize(probability, np.linspace(0, 1, bins + 1)[1:-1])
     return float(np.abs(np.bincount(at, positive - probability)).sum() / len(at))
@@ -126,6 +111,89 @@ def evaluate(
         for each in (ece, brier):
             found[each.__name__] = each(probabilities, labels)
     return found
+
+
+def token_metrics(
+    token_scores: Sequence[Collection[Any]],
+    token_labels: Sequence[Collection[Any]],
+    threshold: float,
+) -> dict[str, float]:
+    """Precision, recall, F1 and AUROC over the tokens of all responses, in [0, 1].
+
+    All tokens count the same, whichever response they are from (micro average).
+
+    Args:
+      token_scores: per response, one finite number per token.
+      token_labels: per response, 1 for each token of an annotated span, 0 otherwise.
+      threshold: a token with a score at or above it is flagged.
+
+    >>> token_metrics([[0.9, 0.1], [0.6, 0.2, 0.3]], [[1, 0], [0, 0, 1]], 0.5)
+    {'precision': 0.5, 'recall': 0.5, 'f1': 0.5, 'auroc': 0.8333333333333334}
+    """
+    _check_pairs(token_scores, token_labels, "token_scores", "token_labels")
+    for row, (score, label) in enumerate(zip(token_scores, token_labels, strict=True)):
+        if len(score) != len(label):
+            raise ValueError(
+                f"response {row} has {len(score)} token scores and {len(label)} token "
+                "labels; give one each per token"
+            )
+    scores = np.concatenate([np.asarray(each, float) for each in token_scores])
+    labels = np.concatenate([np.asarray(each) for each in token_labels])
+    found = {m.__name__: m(scores, labels, threshold) for m in (precision, recall, f1)}
+    return found | {"auroc": auroc(scores, labels)}
+
+
+def span_f1(
+    predicted: Sequence[Collection[Sequence[Any]]],
+    annotated: Sequence[Collection[Sequence[Any]]],
+) -> dict[str, float]:
+    """Precision, recall and F1 of the marked characters of all responses, in [0, 1].
+
+    Characters are counted over all responses together (micro average); one in several
+    spans counts once.
+
+    Args:
+      predicted: per response, spans that begin with ``start, end``, end exclusive.
+      annotated: per response, the same, such as the ``labels`` of an example.
+
+    >>> span_f1([[(0, 10)], []], [[(5, 10), (5, 9)], [(0, 5)]])
+    {'precision': 0.5, 'recall': 0.5, 'f1': 0.5}
+
+    References:
+      Niu et al., RAGTruth, 2024, span-level evaluation.
+    """
+    _check_pairs(predicted, annotated, "predicted", "annotated")
+    both = marked = true = 0
+    for row, (some, others) in enumerate(zip(predicted, annotated, strict=True)):
+        found = _characters(some, f"predicted[{row}]")
+        known = _characters(others, f"annotated[{row}]")
+        both += len(found & known)
+        marked += len(found)
+        true += len(known)
+    return {
+        "precision": ratio(both, marked),
+        "recall": ratio(both, true),
+        "f1": ratio(2 * both, marked + true),
+    }
+
+
+def _check_pairs(some: Sequence[Any], others: Sequence[Any], name: str, other: str):
+    if len(some) != len(others):
+        raise ValueError(
+            f"{name} is of {len(some)} responses and {other} of {len(others)}; give "
+            "both for the same responses"
+        )
+    if not len(some):
+        raise ValueError(f"{name} and {other} are empty; give at least one response")
+
+
+def _characters(spans: Collection[Sequence[Any]], where: str) -> set[int]:
+    for start, end, *_ in spans:
+        if not 0 <= start < end:
+            raise ValueError(
+                f"{where} holds the span [{start}, {end}); it needs 0 <= start < end"
+            )
+    return {at for start, end, *_ in spans for at in range(start, end)}
 
 
 def _probabilities(probabilities: Rows, labels: Rows) -> tuple[Numbers, Mask]:

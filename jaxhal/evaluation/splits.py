@@ -24,18 +24,7 @@ class SplitError(ValueError):
 
 
 def kfold(n: int, folds: int = 5, seed: int = 42) -> list[TrainTest]:
-    """Shuffled folds without regard to classes or groups, the protocol of LRP4RAG.
-
-    Raises:
-      ValueError: when ``folds`` is below 2 or above ``n``, the number of answers.
-
-    >>> [test.tolist() for _, test in kfold(5, folds=2)]
-    [[1, 2, 4], [0, 3]]
-
-    References:
-      Hu et al., "LRP4RAG: Detecting Hallucinations in Retrieval-Augmented Generation
-      via Layer-wise Relevance Propagation", 2024.
-    """
+    """Shuffled folds without regard to classes or groups, the protocol of LRP4RAG."""
     from sklearn.model_selection import KFold
 
     if not 2 <= folds <= n:
@@ -45,12 +34,6 @@ def kfold(n: int, folds: int = 5, seed: int = 42) -> list[TrainTest]:
 
 def stratified_kfold(labels: Rows, folds: int = 5, seed: int = 0) -> list[TrainTest]:
     """Shuffled folds with the share of the classes even, whatever the groups.
-
-    Answers that share a source may be on both sides: :func:`grouped_kfold` has no such
-    leak.
-
-    Raises:
-      ValueError: when ``folds`` is below 2, or a class has fewer answers than that.
 
     >>> [test.tolist() for _, test in stratified_kfold([0, 0, 1, 1], folds=2)]
     [[1, 2], [0, 3]]
@@ -73,12 +56,7 @@ def grouped_kfold(
 ) -> list[TrainTest]:
     """Shuffled folds that keep groups whole and the share of the classes even.
 
-    Raises:
-      SplitError: when a fold is left without one of the classes.
-      ValueError: when ``folds`` is below 2.
-
-    >>> [test.tolist() for _, test in grouped_kfold([0, 1, 0, 1], "aabb", folds=2)]
-    [[2, 3], [0, 1]]
+    Raises SplitError when a fold is left without one of the classes.
     """
     from sklearn.model_selection import StratifiedGroupKFold
 
@@ -106,14 +84,8 @@ def holdout(labels: Rows, groups: Groups, share: float, seed: int = 0) -> TrainT
 
     Groups are gone through in random order; one changes sides when that brings the
     numbers of hallucinated and of grounded answers in the part nearer to ``share`` of
-    all, until no group does.
-
-    Returns:
-      The rows that stay and the rows held out, each ascending.
-
-    Raises:
-      SplitError: when a side is left without one of the classes.
-      ValueError: when ``share`` is not between 0 and 1.
+    all, until no group does.  Gives the rows that stay and those held out, ascending;
+    raises SplitError when a side is left without one of the classes.
 
     >>> rest, part = holdout([0, 1, 0, 1, 0, 1], "aabbcc", share=0.3)
     >>> rest.tolist(), part.tolist()
@@ -144,18 +116,10 @@ def toha_splits(n: int) -> list[TrainValidationTest]:
     """The five random splits in which TOHA's published code averages its scores.
 
     Seeds 42 to 46; a quarter is tested, rounded up, and 15 % of the remainder, rounded
-    down, is for the threshold.  Neither classes nor groups are regarded, and answers
-    that the heads were chosen on not counted.
-
-    Raises:
-      ValueError: when ``n`` is below 10, which leaves no answer for the threshold.
-
-    >>> [part.tolist() for part in toha_splits(10)[0]]
-    [[0, 7, 2, 9, 4, 3], [6], [8, 1, 5]]
+    down, is for the threshold.  Neither classes nor groups are regarded.
 
     References:
-      Bazarova et al., "Hallucination Detection in LLMs with Topological Divergence on
-      Attention Graphs", 2025.
+      Bazarova et al., 2025.
     """
     from sklearn.model_selection import train_test_split
 
@@ -176,15 +140,8 @@ def leaky_halves(n: int, seed: int = 42) -> list[TrainTest]:
     scores come out too high: ``grouped_kfold(labels, responses, folds=2)`` has no such
     leak.
 
-    Raises:
-      ValueError: when ``n``, the number of rows, is below 2.
-
-    >>> [(train.tolist(), test.tolist()) for train, test in leaky_halves(4)]
-    [([0, 2], [1, 3]), ([1, 3], [0, 2])]
-
     References:
-      Chuang et al., "Lookback Lens: Detecting and Mitigating Contextual Hallucinations
-      in Large Language Models Using Only Attention Maps", 2024.
+      Chuang et al., Lookback Lens, 2024.
     """
     from sklearn.model_selection import train_test_split
 

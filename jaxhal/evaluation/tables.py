@@ -35,10 +35,6 @@ def compare(
       ``"difference"`` in AUROC from ``"difference low"`` to ``"difference high"`` with
       its p-value ``"p"``, and ``"beats controls"``; ``None`` elsewhere.
 
-    Raises:
-      ValueError: when a control is not among the scores, or on bad rows of a method,
-        which is named.
-
     >>> scores = {"ours": [1, 2, 3, 4], "length": [3, 4, 1, 2]}
     >>> for row in compare(scores, [0, 0, 1, 1], controls={"length"}):
     ...     print(row["method"], row["AUROC"], row["difference"], row["beats controls"])

@@ -8,14 +8,13 @@ import numpy as np
 
 from jaxhal.evaluation.calibration import best_f1_threshold
 from jaxhal.evaluation.intervals import interval
-from jaxhal.evaluation.metrics import f1
+from jaxhal.evaluation.metrics import f1, span_f1, token_metrics
 from jaxhal.evaluation.ranking import auroc
-from jaxhal.evaluation.spans import span_f1, token_metrics
 from jaxhal.reading.units import has_text
 from jaxhal.reporting.report import Report
+from jaxhal.scoring.detection import judge, report, token_scores
 from jaxhal.scoring.fitting import Fitted
 from jaxhal.scoring.inputs import Inputs
-from jaxhal.scoring.judging import judge, report, token_scores
 
 # Answers on a page; more would make it too large to open.
 PAGE = 200

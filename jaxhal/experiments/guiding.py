@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jaxhal.datasets import Question
-from jaxhal.datasets.named import check_questions
+from jaxhal.datasets import Question, check_questions
 from jaxhal.evaluation.intervals import mean_interval
 from jaxhal.experiments.making import Writing, prompt_of, questions_of
 from jaxhal.features.controls import novel_word_share, response_length

@@ -13,10 +13,9 @@ import numpy as np
 from omegaconf import MISSING
 
 import jaxhal
-from jaxhal.datasets import Question
+from jaxhal.datasets import QUESTIONS as QUESTIONS
+from jaxhal.datasets import Question, check_questions, load_questions
 from jaxhal.datasets.jsonl import write_rows
-from jaxhal.datasets.named import QUESTIONS as QUESTIONS
-from jaxhal.datasets.named import check_questions, load_questions
 from jaxhal.generation import Sampling, generate, requests
 from jaxhal.io.checks import one_of
 from jaxhal.io.configuration import check_name, claim, structured, write_config

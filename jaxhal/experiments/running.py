@@ -20,8 +20,7 @@ from jaxhal.models.registry import private_cache
 from jaxhal.reading.store import Store
 from jaxhal.reporting.results import Judged, own
 from jaxhal.scoring.fitting import Fitted
-from jaxhal.scoring.inputs import Inputs, collect
-from jaxhal.scoring.splits import columns_of, fit_part, frame_of
+from jaxhal.scoring.inputs import Inputs, collect, columns_of, fit_part, frame_of
 from jaxhal.tuning import Tuned
 from jaxhal.types import Example
 

@@ -5,15 +5,11 @@ from typing import Any
 
 
 def one_of(known: Iterable[Any], /, **settings: object) -> None:
-    """Makes sure that settings are among the words that are known.
+    """Raises ValueError unless settings are among the words that are known.
 
-    Raises:
-      ValueError: names the setting, what it is and what it may be.
-
-    Example:
-      >>> one_of(["a", "b"], kind="c")
-      Traceback (most recent call last):
-      ValueError: kind is 'c'; use one of a, b
+    >>> one_of(["a", "b"], kind="c")
+    Traceback (most recent call last):
+    ValueError: kind is 'c'; use one of a, b
     """
     words = [*known]
     for name, value in settings.items():
@@ -23,15 +19,11 @@ def one_of(known: Iterable[Any], /, **settings: object) -> None:
 
 
 def at_least(least: int, /, **settings: Any) -> None:
-    """Makes sure that numbers are not too small; ``None`` is none.
+    """Raises ValueError on numbers that are too small; ``None`` is none.
 
-    Raises:
-      ValueError: names the setting, what it is and what it may be.
-
-    Example:
-      >>> at_least(1, size=0)
-      Traceback (most recent call last):
-      ValueError: size is 0; give at least 1
+    >>> at_least(1, size=0)
+    Traceback (most recent call last):
+    ValueError: size is 0; give at least 1
     """
     for name, value in settings.items():
         if value is not None and not value >= least:

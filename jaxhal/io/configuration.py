@@ -26,12 +26,8 @@ def structured(
 ) -> Any:
     """A dataclass from a YAML file, a mapping or an instance, every key checked.
 
-    Overrides are dotted ``key=value`` pairs, values as in YAML.
-
-    Raises:
-      FileNotFoundError: when the file does not exist.
-      ValueError: on what is not YAML, an unknown key, a value of the wrong kind, or a
-        missing one.
+    Overrides are dotted ``key=value`` pairs, values as in YAML.  Raises ValueError on
+    what is not YAML, an unknown key, a value of the wrong kind, or a missing one.
     """
     if isinstance(source, (str, os.PathLike)):
         path = Path(source)
@@ -67,14 +63,7 @@ def structured(
 
 
 def check_name(name: str, key: str = "name") -> None:
-    """Makes sure that a name is that of one folder, and of no other place.
-
-    Args:
-      name: that ``key`` of a configuration has.
-
-    Raises:
-      ValueError: when it is not.
-    """
+    """Raises ValueError unless a name is that of one folder, and of no other place."""
     plain = re.fullmatch(r"[^./\\][^/\\]*", name) and name.isprintable()
     if not plain or name != name.strip() or len(name.encode()) > _LONGEST_NAME:
         raise ValueError(
@@ -153,15 +142,14 @@ def claim(
 ) -> None:
     """Makes sure that what the folder holds was made the same way.
 
+    Raises FileExistsError when it holds what none of its kind made, ValueError where
+    the configuration kept there differs, naming how.
+
     Args:
       folder: made, with config.yaml in it, if it is not there.
       config: a dataclass; a field that it had not then counts as left out.
       counts: what of it has to be the same; where the folder is never is.
       beside: files that may be there before config.yaml is.
-
-    Raises:
-      FileExistsError: when the folder holds what none of its kind made.
-      ValueError: naming what differs.
     """
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "config.yaml"

@@ -13,9 +13,7 @@ from typing import IO, Any
 
 try:
     import fcntl
-except (
-    ImportError
-):  # Windows: what a killed writer left there has to be deleted by hand
+except ImportError:  # Windows: nothing is locked, nor what a kill left deleted
     fcntl = None
 
 
@@ -27,13 +25,7 @@ def replacing(
 
     Until then it lies under another name in the same folder, so nobody ever sees half
     of it, and a kill leaves what was there before.  What a killed writer of the same
-    file left is deleted.
-
-    Args:
-      private: only the owner may read the file.
-
-    Raises:
-      FileNotFoundError: when the folder of ``path`` does not exist.
+    file left is deleted.  Of a ``private`` file only the owner may read.
     """
     mode = "b" if binary else ""
     encoding, newline = (None, None) if binary else ("utf-8", "\n")
@@ -72,10 +64,6 @@ def staged(
       path: the name; the folder that has it makes way.
       own: which entries of that folder go with it.  Every other one moves into the new
         folder, unless that has an entry of this name; by default none does.
-
-    Raises:
-      FileNotFoundError: when the folder of ``path`` does not exist.
-      NotADirectoryError: when ``path`` is no folder.
     """
     path = Path(path).resolve()
     if not path.parent.is_dir():
@@ -176,9 +164,6 @@ def check_apart(
     Args:
       inputs: what is read, by the name the caller knows it by, such as ``--input``.
       outputs: what will be written, in the same way; None and ``-`` are no files.
-
-    Raises:
-      ValueError: names both when they are one file, whatever way they are spelled.
     """
     seen: list[tuple[str, Path]] = [
         (name, Path(path))
@@ -207,23 +192,26 @@ def is_file(path: str | os.PathLike) -> bool:
 
 @contextlib.contextmanager
 def alone(folder: str | os.PathLike) -> Iterator[None]:
-    """A folder that nobody else writes to meanwhile; the lock dies with its process.
+    """A folder that nobody else writes to meanwhile, or RuntimeError."""
+    with locked(Path(folder) / ".lock", wait=False) as mine:
+        if not mine:
+            raise RuntimeError(
+                f"another process writes to {folder}; wait for it, or give this one "
+                "another 'name'"
+            )
+        yield
 
-    Raises:
-      RuntimeError: when somebody does.
-    """
+
+@contextlib.contextmanager
+def locked(path: Path, wait: bool = True) -> Iterator[bool]:
+    """Whether this process has a lock, a file, which dies with its process."""
     import filelock
 
-    lock = filelock.FileLock(Path(folder) / ".lock")
+    lock = filelock.FileLock(path)
+    with contextlib.suppress(filelock.Timeout):
+        lock.acquire(timeout=-1 if wait else 0)
     try:
-        lock.acquire(timeout=0)
-    except filelock.Timeout:
-        raise RuntimeError(
-            f"another process writes to {folder}; wait for it, or give this one "
-            "another 'name'"
-        ) from None
-    try:
-        yield
+        yield lock.is_locked
     finally:
         lock.release()
 
@@ -231,8 +219,7 @@ def alone(folder: str | os.PathLike) -> Iterator[None]:
 def lines_of(path: str | os.PathLike) -> list[Any]:
     """The rows of a file that :func:`append` writes, a torn last line left out.
 
-    Raises:
-      ValueError: names the file and the line when a whole line is not JSON.
+    Raises ValueError with file and line when a whole line is not JSON.
     """
     path = Path(path)
     if not path.is_file():
@@ -258,23 +245,24 @@ def append(path: str | os.PathLike, rows: Iterable[Any]) -> None:
     its whole rows, and the rest is cut off next time.  Several processes may add to a
     file.
     """
-    import filelock
-
     lines = [json.dumps(row, ensure_ascii=False).encode() + b"\n" for row in rows]
     path = Path(path)
-    lock = filelock.FileLock(path.with_name(f".{path.name}.lock"))
-    with lock, open(path, "a+b", buffering=0) as file:
-        end = whole_lines(file)
-        if end < file.seek(0, os.SEEK_END):
-            file.truncate(end)
-        try:
-            left = memoryview(b"".join(lines))
-            while left:
-                left = left[file.write(left) :]
-            os.fsync(file.fileno())
-        except OSError:  # a full disk
-            file.truncate(end)
-            raise
+    lock = path.with_name(f".{path.name}.lock")
+    with locked(lock), open(path, "a+b", buffering=0) as file:
+        file.truncate(whole_lines(file))
+        write_through(file, b"".join(lines))
+
+
+def write_through(file: IO[bytes], data: bytes) -> None:
+    """Adds to an unbuffered file all or nothing, and waits until the disk has it."""
+    end, left = file.seek(0, os.SEEK_END), memoryview(data)
+    try:
+        while left:
+            left = left[file.write(left) :]
+        os.fsync(file.fileno())
+    except OSError:  # a full disk
+        file.truncate(end)
+        raise
 
 
 def whole_lines(file: IO[bytes]) -> int:

@@ -26,12 +26,7 @@ def write(path: str | os.PathLike, content: Mapping[str, Any]) -> None:
 
 
 def read(path: str | os.PathLike) -> dict[str, Any]:
-    """What :func:`write` wrote.
-
-    Raises:
-      OSError: when the file cannot be read.
-      ValueError: when it says anything else than was written.
-    """
+    """What :func:`write` wrote; ValueError when it says anything else."""
     name = Path(path).name
     try:
         content = json.loads(Path(path).read_text("utf-8"))

@@ -11,13 +11,10 @@ _HIDDEN = {"Cc", "Cf", "Cs", "Zl", "Zp"}
 
 
 def printable(text: str, keep: str = "\n\t") -> str:
-    """Text with what a terminal would obey rather than show spelled out.
+    r"""Text with what a terminal would obey rather than show spelled out.
 
-    >>> printable("a\\x1b[2Jb\\u202ec")
-    'a\\\\x1b[2Jb\\\\u202ec'
-
-    Args:
-      keep: control characters that stay.
+    >>> printable("a\x1b[2Jb\u202ec")
+    'a\\x1b[2Jb\\u202ec'
     """
     if text.isprintable():
         return text
@@ -39,19 +36,11 @@ def cut(text: str, longest: int = _LONGEST) -> str:
 
 
 def shown(value: Any) -> str:
-    """A value in an error: one short line, whatever it is.
-
-    >>> shown("a\\nb")
-    'a\\\\nb'
-    """
+    """A value in an error: one short line, whatever it is."""
     text = value if isinstance(value, str) else repr(value)
     return cut(printable(cut(text, 4 * _LONGEST), keep=""))
 
 
 def quoted(value: Any) -> str:
-    """A value in an error as Python spells it, so that its edges show.
-
-    >>> quoted("a\\n ")
-    "'a\\\\n '"
-    """
+    """A value in an error as Python spells it, so that its edges show."""
     return cut(repr(value))

@@ -12,18 +12,20 @@ other than ``(AUROC, low, high)`` in [0, 1] raise ``ValueError``.
 """
 
 from jaxhal.plotting.comparisons import auroc_intervals as auroc_intervals
+from jaxhal.plotting.comparisons import calibration_curve as calibration_curve
 from jaxhal.plotting.comparisons import guided_pairs as guided_pairs
+from jaxhal.plotting.comparisons import (
+    precision_recall_curves as precision_recall_curves,
+)
+from jaxhal.plotting.comparisons import roc_curves as roc_curves
 from jaxhal.plotting.comparisons import score_histograms as score_histograms
 from jaxhal.plotting.comparisons import timing_bars as timing_bars
-from jaxhal.plotting.curves import calibration_curve as calibration_curve
-from jaxhal.plotting.curves import precision_recall_curves as precision_recall_curves
-from jaxhal.plotting.curves import roc_curves as roc_curves
 from jaxhal.plotting.forests import forest_drawing as forest_drawing
 from jaxhal.plotting.maps import head_map as head_map
+from jaxhal.plotting.maps import relevance_boxes as relevance_boxes
+from jaxhal.plotting.maps import relevance_lines as relevance_lines
+from jaxhal.plotting.maps import relevance_maps as relevance_maps
 from jaxhal.plotting.maps import transfer_map as transfer_map
-from jaxhal.plotting.relevance import relevance_boxes as relevance_boxes
-from jaxhal.plotting.relevance import relevance_lines as relevance_lines
-from jaxhal.plotting.relevance import relevance_maps as relevance_maps
 from jaxhal.plotting.series import ablations as ablations
 from jaxhal.plotting.series import entropy_trend as entropy_trend
 from jaxhal.plotting.series import layer_curve as layer_curve

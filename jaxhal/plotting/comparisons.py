@@ -1,17 +1,15 @@
-"""Methods, classes of answers, ways of writing and stages side by side."""
+"""Detectors side by side: intervals, scores, and curves along the threshold."""
 
-import math
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from jaxhal.io.checks import at_least
 from jaxhal.plotting import style
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-_COLUMNS = 3
 
 
 @style.styled
@@ -20,18 +18,14 @@ def auroc_intervals(
     controls: Collection[str] = (),
     title: str = "",
 ) -> "Figure":
-    """AUROC of every detector with its interval: does it beat what costs nothing?
+    """AUROC of every detector with its interval, ``(AUROC, low, high)``, by name.
 
     Methods come first and controls, hollow and grey, below them, best first in both.
     The dashed line is the best control, the dotted one chance.
 
-    Args:
-      intervals: by detector, ``(AUROC, low, high)``, in [0, 1].
-
-    Example:
-      >>> figure = auroc_intervals({"mtop_div": (0.7, 0.6, 0.8)})
-      >>> [text.get_text() for text in figure.axes[0].get_yticklabels()]
-      ['mtop_div']
+    >>> figure = auroc_intervals({"mtop_div": (0.7, 0.6, 0.8)})
+    >>> [text.get_text() for text in figure.axes[0].get_yticklabels()]
+    ['mtop_div']
     """
     known = style.check_intervals(intervals)
     if not known:
@@ -69,13 +63,9 @@ def auroc_intervals(
 def timing_bars(seconds: Mapping[str, int | float]) -> "Figure":
     """Seconds by stage, in the order given, with each stage's share of the total.
 
-    Raises:
-      ValueError: on no stage, or a time that is negative or not finite.
-
-    Example:
-      >>> figure = timing_bars({"read": 3.0, "score": 1.0})
-      >>> [text.get_text() for text in figure.axes[0].texts]
-      ['3 s  (75 %)', '1 s  (25 %)']
+    >>> figure = timing_bars({"read": 3.0, "score": 1.0})
+    >>> [text.get_text() for text in figure.axes[0].texts]
+    ['3 s  (75 %)', '1 s  (25 %)']
     """
     if not seconds:
         raise ValueError("seconds are empty; give at least one stage")
@@ -112,34 +102,23 @@ def score_histograms(
     """A panel a detector: how its scores spread over grounded and hallucinated answers.
 
     The outermost bins also hold what lies beyond the 1st and 99th percentile, so that
-    a few far answers do not squeeze all others into one bin.
+    a few far answers do not squeeze all others into one bin.  ``unit`` is what rows
+    are.
 
-    Args:
-      bins: of equal width in each panel, at least 1.
-      unit: what the rows are.
-
-    Example:
-      >>> figure = score_histograms({"mtop_div": [0.1, 0.4, 0.8]}, [0, 0, 1])
-      >>> [text.get_text() for text in figure.legends[0].get_texts()]
-      ['grounded (2)', 'hallucinated (1)']
+    >>> figure = score_histograms({"mtop_div": [0.1, 0.4, 0.8]}, [0, 0, 1])
+    >>> [text.get_text() for text in figure.legends[0].get_texts()]
+    ['grounded (2)', 'hallucinated (1)']
     """
     checked, positive = style.check_scores(scores, labels)
-    if bins < 1:
-        raise ValueError(f"bins is {bins}; give at least 1")
-    columns = min(_COLUMNS, len(checked))
-    rows = math.ceil(len(checked) / columns)
-    width = max(3.6, 0.5 + 2.3 * columns)
-    figure, axes = style.canvas(width, 0.8 + 1.55 * rows, rows, columns)
-    for ax in axes.flat[len(checked) :]:
-        ax.set_visible(False)
+    at_least(1, bins=bins)
+    figure, axes = style.panels(
+        checked, 3, lambda wide, high: (max(3.6, 0.5 + 2.3 * wide), 0.8 + 1.55 * high)
+    )
     for ax, (name, values) in zip(axes.flat, checked.items(), strict=False):
         values = np.clip(values, *np.percentile(values, [1, 99]))
         edges = np.histogram_bin_edges(values, bins)
-        for some, colour in (
-            (~positive, style.GROUNDED),
-            (positive, style.HALLUCINATED),
-        ):
-            counts, _ = np.histogram(values[some], edges)
+        for kind, (_, colour) in enumerate(style.KINDS):
+            counts, _ = np.histogram(values[positive == kind], edges)
             ax.stairs(counts, edges, fill=True, alpha=0.3, color=colour)
             ax.stairs(counts, edges, color=colour, linewidth=1.2)
         ax.locator_params(axis="both", nbins=4)
@@ -148,8 +127,7 @@ def score_histograms(
     for ax in axes[:, 0]:
         ax.set_ylabel(unit)
     figure.supxlabel("score")
-    names = [f"grounded ({(~positive).sum()})", f"hallucinated ({positive.sum()})"]
-    handles = axes.flat[0].patches[1::2]
+    handles, names = axes.flat[0].patches[1::2], style.counted(positive)
     figure.legend(handles, names, loc="outside upper center", ncols=2)
     return figure
 
@@ -167,9 +145,6 @@ def guided_pairs(
       scores: way of writing -> ``[questions]``; ``"guided"`` and others.
       overlaps: the same of ROUGE-L with the reference.
       detector: what guided.
-
-    Raises:
-      ValueError: when ``"guided"`` is missing, or ways differ in their questions.
     """
     for name, values in (("scores", scores), ("overlaps", overlaps)):
         sizes = {way: np.shape(one) for way, one in values.items()}
@@ -189,4 +164,140 @@ def guided_pairs(
         ax.plot(*[[every.min(), every.max()]] * 2, color=style.GREY, linewidth=0.8)
         ax.set(xlabel=f"{title}, other way", ylabel=f"{title}, guided")
         ax.legend()
+    return figure
+
+
+@style.styled
+def roc_curves(
+    scores: Mapping[str, Any],
+    labels: Any,
+    intervals: Mapping[str, Any] | None = None,
+    controls: Collection[str] = (),
+) -> "Figure":
+    """ROC curves of several detectors, the largest area first in the legend.
+
+    Args:
+      intervals: by detector, ``(AUROC, low, high)`` to be printed beside its name.
+
+    >>> figure = roc_curves({"mtop_div": [0.1, 0.4, 0.8]}, [0, 0, 1])
+    >>> figure.legends[0].get_texts()[0].get_text()
+    'mtop_div  1.000'
+    """
+    from sklearn.metrics import auc, roc_curve
+
+    checked, positive = style.check_scores(scores, labels)
+    known = style.check_intervals(intervals or {})
+    style.check_known(scores, known, "intervals of")
+    points = {name: roc_curve(positive, each)[:2] for name, each in checked.items()}
+    areas = {name: auc(*each) for name, each in points.items()}
+    areas |= {name: area for name, (area, _, _) in known.items()}
+    captions = {name: f"{area:.3f}" for name, area in areas.items()}
+    for name, (_, low, high) in known.items():
+        captions[name] += f"  [{low:.2f}, {high:.2f}]"
+    title = "AUROC  [95 % interval]" if known else "AUROC"
+    figure, ax = _curves(points, areas, captions, controls, title)
+    ax.plot([0, 1], [0, 1], **style.REFERENCE)
+    ax.set(xlabel="false alarms, share of grounded")
+    ax.set(ylabel="found, share of hallucinated")
+    return figure
+
+
+@style.styled
+def precision_recall_curves(
+    scores: Mapping[str, Any], labels: Any, controls: Collection[str] = ()
+) -> "Figure":
+    """Precision-recall curves; the dotted line is what guessing reaches.
+
+    >>> figure = precision_recall_curves({"mtop_div": [0.1, 0.4, 0.8]}, [0, 0, 1])
+    >>> [text.get_text() for text in figure.legends[0].get_texts()]
+    ['mtop_div  1.000', 'guessing  0.333']
+    """
+    from sklearn.metrics import average_precision_score, precision_recall_curve
+
+    checked, positive = style.check_scores(scores, labels)
+    areas, points = {}, {}
+    for name, values in checked.items():
+        areas[name] = average_precision_score(positive, values)
+        precision, recall, _ = precision_recall_curve(positive, values)
+        points[name] = recall, precision
+    captions = {name: f"{area:.3f}" for name, area in areas.items()}
+    share = float(positive.mean())
+    title, steps = "average precision", "steps-post"
+    figure, ax = _curves(points, areas, captions, controls, title, share, steps)
+    ax.set(xlabel="recall", ylabel="precision")
+    return figure
+
+
+def _curves(
+    points: Mapping[str, Any],
+    areas: Mapping[str, float],
+    captions: Mapping[str, str],
+    controls: Collection[str],
+    title: str,
+    guessing: float | None = None,
+    drawstyle: Any = "default",
+) -> Any:
+    """A square with one curve a name, and a legend from the largest area down."""
+    style.check_known(points, controls, "controls")
+    looks = style.line_styles(points, controls)
+    entries = {name: f"{name}  {captions[name]}" for name in points}
+    height = max(3.6, 0.6 + 0.16 * (len(points) + 1))
+    width = height + 0.7 + 0.065 * max(map(len, [*entries.values(), title]))
+    figure, [[ax]] = style.canvas(width, height)
+    ordered = sorted(points, key=lambda name: -areas[name])
+    handles = []
+    for rank, name in enumerate(ordered):
+        # The best curve lies on top, and every method above the controls.
+        order = 3 + (name not in controls) - rank / len(ordered)
+        look = looks[name] | {"zorder": order, "drawstyle": drawstyle}
+        handles += ax.plot(*points[name], label=entries[name], **look)
+    if guessing is not None:
+        caption = f"guessing  {guessing:.3f}"
+        handles.append(ax.axhline(guessing, label=caption, **style.REFERENCE))
+    ax.set(xlim=(-0.01, 1.01), ylim=(-0.01, 1.01), aspect="equal", anchor="NW")
+    style.legend(figure, handles, title)
+    return figure, ax
+
+
+@style.styled
+def calibration_curve(
+    probabilities: Any, labels: Any, bins: int = 10, unit: str = "answers"
+) -> "Figure":
+    """How often answers are hallucinated that a detector calls so with probability p.
+
+    The dotted diagonal is perfect calibration; bars below count the answers of each
+    bin, of equal width over [0, 1].  Bins without answers have no point.
+
+    >>> figure = calibration_curve([0.1, 0.2, 0.9, 0.7], [0, 0, 1, 1], bins=2)
+    >>> figure.axes[0].lines[-1].get_ydata().tolist()
+    [0.0, 1.0]
+    """
+    checked, positive = style.check_scores({"probabilities": probabilities}, labels)
+    values = checked["probabilities"]
+    at_least(1, bins=bins)
+    if values.min() < 0 or values.max() > 1:
+        raise ValueError(
+            f"probabilities span [{values.min():g}, {values.max():g}]; they must lie "
+            "in [0, 1], so map scores to probabilities first"
+        )
+    which = np.minimum((values * bins).astype(int), bins - 1)
+    count = np.bincount(which, minlength=bins)
+    there = count > 0
+    totals = (np.bincount(which, of, bins)[there] for of in (values, positive))
+    figure, ((curve,), (counts,)) = style.canvas(4.2, 4.8, 2)
+    curve.get_gridspec().set_height_ratios([3, 1])
+    curve.sharex(counts)
+    curve.plot([0, 1], [0, 1], **style.REFERENCE)
+    look: Any = {"color": style.COLOURS[0], "markersize": 4}
+    curve.plot(*(total / count[there] for total in totals), "o-", **look)
+    curve.tick_params(labelbottom=False)
+    curve.set(ylim=(-0.03, 1.03), xlim=(-0.03, 1.03))
+    curve.set_ylabel("hallucinated, share of bin")
+    edges = np.arange(bins) / bins
+    bars = counts.bar(edges, count, 1 / bins, align="edge", color=style.PALE)
+    if bins <= 20:
+        shown = [str(n or "") if n < 10_000 else f"{n / 1000:.0f}k" for n in count]
+        counts.bar_label(bars, shown, fontsize=7)
+    counts.set(ylim=(0, 1.3 * count.max()), xlabel="predicted probability", ylabel=unit)
+    counts.locator_params(axis="y", nbins=2, integer=True)
     return figure

@@ -1,10 +1,9 @@
 """The minimum spanning forest that MTop-Div weighs, drawn edge by edge."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
 
 from jaxhal.plotting import style
 
@@ -42,17 +41,10 @@ def forest_drawing(
       tokens: text of every token, prompt first, without padding.
       prompt_length: how many of them are prompt.
       hallucinated: ``[response]``, True for tokens marked as hallucinated.
-      title: above the axes.
 
-    Raises:
-      ValueError: when the lengths do not add up, a parent is no column of ``tokens`` or
-        the token itself, a weight is outside [0, 1], or the response is too long to
-        be read.
-
-    Example:
-      >>> figure = forest_drawing([0, 2], [0.5, 0.2], ["<s>", "Hi", "a", "b"], 2)
-      >>> [text.get_text() for text in figure.axes[0].texts]
-      ['prompt', 'response', '<s>', '… 1 token', 'a', 'b']
+    >>> figure = forest_drawing([0, 2], [0.5, 0.2], ["<s>", "Hi", "a", "b"], 2)
+    >>> [text.get_text() for text in figure.axes[0].texts]
+    ['prompt', 'response', '<s>', '… 1 token', 'a', 'b']
 
     References:
       Bazarova et al., 2025, Figure 5.
@@ -60,7 +52,8 @@ def forest_drawing(
     parents, weights = np.asarray(parents), np.asarray(weights, float)
     marked = np.zeros(len(parents)) if hallucinated is None else hallucinated
     marked = np.asarray(marked).astype(bool)
-    _check(parents, weights, marked, len(tokens), prompt_length)
+    given = {"parents": parents, "weights": weights, "hallucinated": marked}
+    _check(given, len(tokens), prompt_length)
     height, gaps, rows = _layout(parents.tolist(), len(tokens), prompt_length)
     inches = 0.7 + _ROW * rows
     figure, [[ax]] = style.canvas(np.clip(inches / 4, 5, 9), inches)
@@ -70,14 +63,13 @@ def forest_drawing(
         if column in gaps:
             words = f"… {gaps[column]} token{'s' * (gaps[column] > 1)}"
             _text(ax, 0, y, words, style.GREY)
-        elif column < prompt_length:
-            _text(ax, 0, y, _shown(tokens[column]), style.INK)
-            ax.plot(0, y, "o", color=style.INK, markersize=3)
-        else:
-            row = column - prompt_length
+            continue
+        row, colour = column - prompt_length, style.INK
+        if row >= 0:
             colour = style.HALLUCINATED if marked[row] else style.GROUNDED
-            _text(ax, 1, y, _shown(tokens[column]), colour)
-            ax.plot(1, y, "o", color=colour, markersize=3)
+        _text(ax, int(row >= 0), y, _shown(tokens[column]), colour)
+        ax.plot(int(row >= 0), y, "o", color=colour, markersize=3)
+        if row >= 0:
             parent = int(parents[row])
             edge = _edge(y, height[parent], parent < prompt_length, rows)
             attention = float(np.clip(1 - weights[row], _FAINTEST, 1))
@@ -90,20 +82,13 @@ def forest_drawing(
     return figure
 
 
-def _check(
-    parents: Int[np.ndarray, "..."],
-    weights: Float[np.ndarray, "..."],
-    marked: Bool[np.ndarray, "..."],
-    length: int,
-    prompt_length: int,
-) -> None:
+def _check(given: Mapping[str, np.ndarray], length: int, prompt_length: int) -> None:
     count = length - prompt_length
     if not 1 <= prompt_length < length:
         raise ValueError(
             f"prompt_length is {prompt_length} but there are {length} tokens; give the "
             "texts of prompt and response, at least one token each"
         )
-    given = {"parents": parents, "weights": weights, "hallucinated": marked}
     for name, array in given.items():
         if array.shape != (count,):
             raise ValueError(
@@ -115,6 +100,7 @@ def _check(
             f"the response has {count} tokens, more than the {_MOST} that can be read "
             "on a page; draw a shorter answer"
         )
+    parents, weights = given["parents"], given["weights"]
     own = prompt_length + np.arange(count)
     bad = (parents < 0) | (parents >= length) | (parents == own)
     if bad.any():
@@ -148,9 +134,9 @@ def _layout(
     rows = max(len(left), len(right))
     height = {}
     for side in (left, right):
-        middle = (rows - 1) / 2
-        ends = (0, rows - 1) if len(side) > 1 else (middle, middle)
-        height |= dict(zip(side, np.linspace(*ends, len(side)).tolist(), strict=True))
+        top = 0.0 if len(side) > 1 else (rows - 1) / 2
+        places = np.linspace(top, rows - 1 - top, len(side))
+        height |= dict(zip(side, places.tolist(), strict=True))
     return height, gaps, rows
 
 

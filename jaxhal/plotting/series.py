@@ -25,19 +25,11 @@ def layer_curve(
     The best layer is marked, and 0.5 is dotted where it is in sight.
 
     Args:
-      values: ``[layers]``.
-      low: ``[layers]``, lower end of each interval; give both ends or none.
-      high: ``[layers]``, upper end.
-      title: above the axes.
+      values: ``[layers]``; ``low`` and ``high`` likewise, both or none.
       ylabel: what the numbers are.
 
-    Raises:
-      ValueError: on anything but one row of finite numbers, or on ends of another
-        length or upside down.
-
-    Example:
-      >>> layer_curve([0.5, 0.7, 0.6]).axes[0].texts[0].get_text()
-      'layer 1: 0.700'
+    >>> layer_curve([0.5, 0.7, 0.6]).axes[0].texts[0].get_text()
+    'layer 1: 0.700'
     """
     from matplotlib.ticker import MaxNLocator
 
@@ -81,18 +73,10 @@ def layer_curve(
 def loss_curve(losses: Any, validation: Any = ()) -> "Figure":
     """Training loss of every step, and validation loss after every epoch.
 
-    Args:
-      losses: ``[steps]``, in nats an answer.
-      validation: ``[epochs]``, likewise; epochs are equally long and the last ends with
-        the last step.  The least is the one that counts.
+    Epochs are equally long and the last ends with the last step; nats an answer.
 
-    Raises:
-      ValueError: when a row is not one of finite numbers, there are no steps, or they
-        cannot be shared out evenly to the epochs.
-
-    Example:
-      >>> loss_curve([0.9, 0.7, 0.6, 0.4], [0.8, 0.7]).axes[0].lines[1].get_xdata()
-      array([2, 4])
+    >>> loss_curve([0.9, 0.7, 0.6, 0.4], [0.8, 0.7]).axes[0].lines[1].get_xdata()
+    array([2, 4])
     """
     losses = style.check_row("losses", losses)
     validation = style.check_row("validation", validation)
@@ -124,9 +108,6 @@ def sweep_curves(table: "DataFrame", setting: str) -> "Figure":
     Args:
       table: of :func:`jaxhal.experiments.sweep`.
       setting: the swept key, whose values are numbers.
-
-    Raises:
-      ValueError: when the table has no such column, or values that are no numbers.
     """
     if setting not in table:
         raise ValueError(f"the table has no column {setting!r}; sweep that key")
@@ -155,16 +136,10 @@ def sweep_curves(table: "DataFrame", setting: str) -> "Figure":
 
 @style.styled
 def entropy_trend(entropies: Mapping[str, Sequence[float]], last: int = 30) -> "Figure":
-    """Semantic entropy of the queries of explorations, in the order they were asked.
+    """Semantic entropy of the queries of explorations, in nats and in the order asked.
 
-    All of them as a moving mean on the left, the last ones singly on the right.
-
-    Args:
-      entropies: by exploration, in nats; what is not known is left out.
-      last: how many the right part shows.
-
-    Raises:
-      ValueError: when there is no exploration, or one without a known entropy.
+    All of them as a moving mean on the left, the ``last`` ones singly on the right.
+    What is not known is left out.
 
     References:
       Liu et al., Towards Mitigation of Hallucination for LLM-empowered Agents, 2025,
@@ -197,11 +172,7 @@ def ablations(tables: Mapping[str, Sequence[Mapping[str, Any]]]) -> "Figure":
     """AUROC and accuracy of the watchdog over its settings, one part a setting.
 
     Args:
-      tables: by setting, rows with its ``"value"``, ``"AUROC"`` and ``"accuracy"``;
-        not a number where it is not known.
-
-    Raises:
-      ValueError: when there is no setting, or one without rows.
+      tables: by setting, rows with ``"value"``, ``"AUROC"`` and ``"accuracy"``.
 
     References:
       Liu et al., 2025, figure 7.

@@ -20,6 +20,7 @@ INK, GREY, PALE = "#262626", "#7a7a7a", "#dddddd"
 # The palette of Okabe and Ito without its yellow, which is too light on paper.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 GROUNDED, HALLUCINATED = COLOURS[:2]
+KINDS = (("grounded", GROUNDED), ("hallucinated", HALLUCINATED))
 REFERENCE = {"color": GREY, "linewidth": 0.8, "linestyle": ":", "zorder": 1}
 STYLE = {
     "figure.constrained_layout.use": True,
@@ -68,15 +69,25 @@ def canvas(width: float, height: float, rows: int = 1, columns: int = 1) -> Any:
     return figure, axes
 
 
+def panels(names: Collection[str], columns: int, size: Any) -> Any:
+    """A figure with axes for each name, of ``size(columns, rows)`` inches."""
+    columns = min(columns, len(names))
+    rows = -(-len(names) // columns)
+    width, height = size(columns, rows)
+    figure, axes = canvas(width, height, rows, columns)
+    for ax in axes.flat[len(names) :]:
+        ax.set_visible(False)
+    return figure, axes
+
+
+def counted(positive: Bool[np.ndarray, " rows"]) -> list[str]:
+    return [f"{kind} ({(positive == n).sum()})" for n, (kind, _) in enumerate(KINDS)]
+
+
 def legend(figure: "Figure", handles: Sequence[Any], title: str = "") -> None:
     """Beside the axes, so that it covers nothing."""
-    figure.legend(
-        handles=handles,
-        loc="outside right upper",
-        title=title,
-        alignment="left",
-        handlelength=2.4,
-    )
+    look: Any = {"loc": "outside right upper", "alignment": "left", "handlelength": 2.4}
+    figure.legend(handles=handles, title=title, **look)
 
 
 def colour_bar(image: Any, axes: Any, unit: str, **given: Any) -> None:
@@ -125,8 +136,7 @@ def check_known(names: Collection[str], subset: Collection[str], what: str) -> N
 def check_scores(
     scores: Mapping[str, Any], labels: Any
 ) -> tuple[dict[str, Float[np.ndarray, " rows"]], Bool[np.ndarray, " rows"]]:
-    """Scores as arrays, and which rows are hallucinated; raises ValueError on none, or
-    as :func:`jaxhal.evaluation.checks.two_classes` does."""
+    """Scores as arrays, and which rows are hallucinated; ValueError on bad ones."""
     if not scores:
         raise ValueError("scores are empty; give at least one name with its scores")
     checked, positive = {}, np.zeros(0, bool)
@@ -136,7 +146,7 @@ def check_scores(
 
 
 def check_row(name: str, given: Any) -> Float[np.ndarray, " row"]:
-    """Numbers as an array; raises ValueError unless they are one row and finite."""
+    """Numbers as an array; ValueError unless they are one row and finite."""
     values = np.asarray(given, float)
     if values.ndim != 1 or not np.isfinite(values).all():
         raise ValueError(
@@ -146,7 +156,7 @@ def check_row(name: str, given: Any) -> Float[np.ndarray, " row"]:
 
 
 def check_intervals(intervals: Mapping[str, Any]) -> dict[str, tuple[float, ...]]:
-    """``(AUROC, low, high)`` by name; raises ValueError on any other order or form."""
+    """``(AUROC, low, high)`` by name; ValueError on any other order or form."""
     checked = {}
     for name, given in intervals.items():
         interval = tuple(float(number) for number in given)

@@ -16,10 +16,9 @@ from jaxtyping import Bool, Float
 from jaxhal.capture.forward import read_rows
 from jaxhal.features.base import Feature, Reducer
 from jaxhal.llm.endpoint import NoReply
-from jaxhal.models.batching import check_length
 from jaxhal.models.lm import LM
 from jaxhal.reading.samples import Draw, Sample, draw, lacking
-from jaxhal.reading.store import Store
+from jaxhal.reading.store import Store, encode
 from jaxhal.reading.units import Part
 from jaxhal.types import Example
 
@@ -32,13 +31,8 @@ class Bulk:
     """Answers whose measures are wanted, and what has been found out for them so far.
 
     Attributes:
-      lm: the reader.
-      examples: the answers.
       store: where samples and features are kept; ``None`` keeps nothing.
-      batch_size: rows read or decoded together.
-      progress: show progress bars; ``None`` shows them on a terminal.
-      errors: why some answers cannot be judged, by number; what was computed of them
-        means nothing.
+      errors: why some answers cannot be judged, by number.
     """
 
     lm: LM
@@ -157,25 +151,13 @@ class Bulk:
     ) -> list[np.ndarray | None]:
         found: list[np.ndarray | None] = [None] * len(examples)
         if self.store is not None:
-            stored = self.store.read(
-                self.lm,
-                examples,
-                {"feature": reducer},
-                batch_size=self.batch_size,
-                progress=self.progress,
-            )
+            how: Any = {"batch_size": self.batch_size, "progress": self.progress}
+            stored = self.store.read(self.lm, examples, {"feature": reducer}, **how)
             for place, number in enumerate(stored.kept):
                 found[number] = stored.features["feature"][place]
             return found
-        tokenizer, rows, kept = self.lm.require_tokenizer(), [], []
-        for number, example in enumerate(examples):
-            row = tokenizer.encode_example(example)
-            try:
-                check_length(row, self.lm.config.context_length)
-            except ValueError:
-                continue  # its text may make more tokens than were drawn
-            rows.append(row)
-            kept.append(number)
+        # A text may make more tokens than were drawn, too many then.
+        kept, _, rows = encode(self.lm, examples)
         values = read_rows(self.lm, rows, reducer, batch_size=self.batch_size)
         for number, value in zip(kept, values, strict=True):
             found[number] = value

@@ -25,8 +25,8 @@ from jaxhal.models.batching import (
 )
 from jaxhal.models.lm import LM
 from jaxhal.reading.bulk import Bulk, Measure
-from jaxhal.reading.columns import Column
 from jaxhal.reading.keys import column_name
+from jaxhal.reading.parts import Column
 from jaxhal.reading.store import Store
 from jaxhal.reading.units import Part, Unit, has_text, parts_of
 from jaxhal.types import Example
@@ -36,14 +36,7 @@ _CHUNK = 32
 
 
 class Kinds(NamedTuple):
-    """Features by what they are computed from, by name.
-
-    Attributes:
-      own: of the answer itself, in the model's pass.
-      rewrites: of other examples that are made of it, those of one read together.
-      texts: of its text.
-      measures: of many answers at once.
-    """
+    """Features by what they are computed from, by name."""
 
     own: dict[str, Reducer]
     rewrites: dict[Rewrite, dict[str, Reducer]]
@@ -52,11 +45,7 @@ class Kinds(NamedTuple):
 
 
 def kinds(features: Mapping[str, Feature]) -> Kinds:
-    """Sorts features by what they are computed from.
-
-    Raises:
-      TypeError: on one that is of no kind.
-    """
+    """Sorts features by what they are computed from."""
     found = Kinds({}, {}, {}, {})
     for name, feature in features.items():
         match feature:
@@ -87,18 +76,11 @@ def extract(
 ) -> "Extraction":
     """Encodes answers for some features; each is computed when its batch is asked for.
 
-    Args:
-      lm: the model.
-      examples: the answers.
-      features: name -> feature.
-      cache: where features are kept, and found again; ``None`` keeps none.
-      batch_size: answers read together.
-      progress: show progress bars; ``None`` shows them on a terminal.
+    Raises TypeError when a feature of a rewrite runs along the tokens of a response and
+    the rewrite has another one.
 
-    Raises:
-      TypeError: when a feature of a rewrite runs along the tokens of a response and the
-        rewrite has another one.
-      ValueError: on a batch size below 1.
+    Args:
+      cache: where features are kept, and found again; ``None`` keeps none.
     """
     if batch_size < 1:
         raise ValueError(f"batch_size is {batch_size}; it must be at least 1")
@@ -148,10 +130,6 @@ class Extraction:
     """Answers, or parts of them, that features are computed of.
 
     Attributes:
-      lm: the model.
-      kinds: the features.
-      cache: where they are kept.
-      batch_size, progress: as :func:`extract` takes them.
       kept: numbers of the examples that can be read, in order.
       errors: why the others cannot, by number.
       rows: the kept examples as tokens.
@@ -288,11 +266,7 @@ class Extraction:
 
     @functools.cached_property
     def columns(self) -> dict[str, tuple[Reducer, Column]]:
-        """Every reducer's feature of the kept examples, in a cache.
-
-        Raises:
-          ValueError, OSError, TypeError: as :meth:`jaxhal.reading.store.Store.read`.
-        """
+        """Every reducer's feature of the kept examples, in a cache."""
         assert self.cache is not None
         options: Any = {"batch_size": self.batch_size, "progress": self.progress}
         found: dict[str, tuple[Reducer, Column]] = {}

@@ -29,16 +29,8 @@ def column_name(reducer: Reducer) -> str:
     Reducers of this package are named by class and fields; any other one also by a hash
     of what its class holds (methods by their source, constants by their value) so that
     a changed one is computed anew.  A function outside the class that a method calls is
-    not seen: give the reducer a field that says which version it is.
-
-    Raises:
-      TypeError: when the source of a method cannot be read, or a value has no text of
-        its own.
-
-    Example:
-      >>> from jaxhal import HiddenStates
-      >>> column_name(HiddenStates(layers=(20,), tokens="mean"))
-      "HiddenStates(layers=(20,), tokens='mean')"
+    not seen: give the reducer a field that says which version it is.  Raises TypeError
+    when the source of a method cannot be read, or a value has no text of its own.
     """
     kind = type(reducer)
     fields = dataclasses.fields(reducer)

@@ -1,7 +1,6 @@
 """Other answers of the reader to the prompts of examples, drawn once and kept."""
 
 import dataclasses
-import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,9 +12,9 @@ import numpy as np
 from jaxhal.capture.forward import read_rows
 from jaxhal.features.eigenscore import add_features, clip_thresholds, feature_bank
 from jaxhal.features.hidden import HiddenStates
-from jaxhal.generation import Sampling, generate
+from jaxhal.generation import Generated, Sampling, generate
 from jaxhal.generation.steps import Clip
-from jaxhal.io.files import replacing
+from jaxhal.io.files import append, lines_of
 from jaxhal.io.progress import progress_bar
 from jaxhal.io.showing import quoted
 from jaxhal.models.lm import LM
@@ -31,9 +30,7 @@ class Draw:
     """How samples are drawn, static by value.
 
     Args:
-      n: samples of each prompt.
-      max_new_tokens: the most tokens of a sample.
-      sampling: how tokens are chosen.
+      sampling: how tokens are chosen; not greedily.
       seed: of the chance; what is drawn for a prompt follows from it and the prompt.
       clip: the share of extreme activations, at either end, that are cut off as the
         model writes (INSIDE's feature clipping, 0.002 in the paper).  What is extreme
@@ -43,10 +40,6 @@ class Draw:
         nothing.
       given: nothing is drawn; the first ``n`` samples that come with an example count,
         such as those of a model that wrote it and cannot be asked again.
-
-    Raises:
-      ValueError: on ``n`` or ``max_new_tokens`` below 1, greedy sampling, whose samples
-        would all be one, or ``clip`` outside (0, 0.5).
 
     References:
       Chen et al., INSIDE, ICLR 2024, section 3.2.
@@ -123,18 +116,9 @@ def draw(
     """Samples for the prompt of each example; equal prompts share theirs.
 
     Args:
-      lm: what answers.
       examples: whose prompts are answered; their own responses are not looked at.
-      how: how samples are drawn.
-      root: folder where samples are kept, a few prompts a file; a run that was killed
-        goes on where it stopped.  ``None`` keeps nothing.
-      batch_size: answers decoded together.
-      progress: show a progress bar; ``None`` shows it on a terminal.
-
-    Raises:
-      ValueError: as :func:`jaxhal.generate`; on a damaged file; when an example comes
-        with fewer samples than are asked for.
-      OSError: when the folder cannot be written.
+      root: folder where samples are kept as they are drawn; a run that was killed goes
+        on where it stopped.  ``None`` keeps nothing.
     """
     if how.given:
         return [_given(example, how.n) for example in examples]
@@ -145,8 +129,9 @@ def draw(
     ]
     prompts = dict(zip(wanted, examples, strict=True))
     clip = None if how.clip is None else _bounds(lm, examples, how.clip)
-    folder = None if root is None else root / "samples" / _name(lm, how, clip)
-    known = {} if folder is None else _kept(folder)
+    path = None if root is None else root / "samples" / f"{_name(lm, how, clip)}.jsonl"
+    kept = [] if path is None else lines_of(path)
+    known = {key: [Sample(*one) for one in some] for key, some in kept}
     lacking = [key for key in prompts if key not in known]
     step = max(_PART, batch_size // how.n)
     with progress_bar(len(lacking), "sampling", "prompt", progress) as bar:
@@ -154,8 +139,9 @@ def draw(
             part = lacking[start : start + step]
             some = {key: prompts[key] for key in part}
             fresh = _drawn(lm, some, how, clip, batch_size)
-            if folder is not None:
-                _keep(folder, fresh)
+            if path is not None:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                append(path, fresh.items())
             known |= fresh
             bar.update(len(part))
     return [known[key] for key in wanted]
@@ -219,40 +205,15 @@ def _drawn(
         batch_size=batch_size,
         progress=False,
     )
-    return {
-        key: [
-            Sample(
-                one.text,
-                float(one.logprobs.mean()),
-                len(one.tokens),
-                float(one.logprobs[-1]) if one.stopped == "eos" else None,
-            )
-            for one in some
-        ]
-        for key, some in zip(prompts, found, strict=True)
-    }
+
+    def sample(one: Generated) -> Sample:
+        end = float(one.logprobs[-1]) if one.stopped == "eos" else None
+        return Sample(one.text, float(one.logprobs.mean()), len(one.tokens), end)
+
+    return {key: [*map(sample, some)] for key, some in zip(prompts, found, strict=True)}
 
 
 def _name(lm: LM, how: Draw, clip: Clip | None) -> str:
     bounds = b"" if clip is None else np.asarray(clip).tobytes()
     form = " ".join(Sample._fields)
     return f"{fingerprint(lm)}-{digest(f'{how!r} {form}'.encode() + bounds)[:16]}"
-
-
-def _kept(folder: Path) -> dict[str, list[Sample]]:
-    known = {}
-    for path in sorted(folder.glob("[!.]*.json")):
-        try:
-            held = json.loads(path.read_text("utf-8"))
-            known |= {k: [Sample(*one) for one in some] for k, some in held.items()}
-        except (AttributeError, TypeError, ValueError) as error:
-            raise ValueError(
-                f"{path} holds no samples ({error}); delete it to draw them again"
-            ) from error
-    return known
-
-
-def _keep(folder: Path, fresh: dict[str, list[Sample]]) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    with replacing(folder / f"{digest(''.join(sorted(fresh)))}.json") as file:
-        json.dump(fresh, file, ensure_ascii=False, indent=1)

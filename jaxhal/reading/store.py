@@ -16,33 +16,29 @@ import contextlib
 import dataclasses
 import json
 import os
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxhal.capture.forward import check
+from jaxhal.capture.forward import check, shares_prompts
 from jaxhal.features.base import Reducer
 from jaxhal.io import sealing
+from jaxhal.io.files import locked
 from jaxhal.io.progress import progress_bar
-from jaxhal.models.batching import Encoded, check_length
+from jaxhal.models.batching import Encoded, check_length, plan
+from jaxhal.models.config import Config
 from jaxhal.models.lm import LM
-from jaxhal.reading.columns import Column
 from jaxhal.reading.keys import column_name, digest, fingerprint, key_of
 from jaxhal.reading.parts import (
+    Column,
+    Group,
+    Part,
     check_axes,
-    has_part,
     locate,
     make_table,
     missing,
     write_part,
-)
-from jaxhal.reading.planning import (
-    Part,
-    holds,
-    make_plan,
-    read_plan,
-    unsealed,
-    write_plan,
 )
 from jaxhal.types import Example
 
@@ -69,14 +65,7 @@ class Stored:
 
 
 class Store:
-    """A folder of features that answers are read into once.
-
-    Args:
-      root: the folder; made when it does not exist.
-
-    Raises:
-      OSError: when the folder cannot be written.
-    """
+    """A folder of features that answers are read into once."""
 
     def __init__(self, root: str | os.PathLike):
         self.root = Path(root)
@@ -99,19 +88,13 @@ class Store:
         stopped and ends with the same bits as one that was not; what several processes
         ask for at once is computed by one of them.
 
+        Raises TypeError on what is no reducer, or one whose feature a store cannot
+        keep, ValueError on a damaged file, and OSError when the folder cannot be
+        written; what was finished stays.
+
         Args:
-          lm: the model.
           examples: the answers; equal ones are read once.
           reducers: name -> reducer, as :func:`jaxhal.read` takes them.
-          batch_size: answers read together.
-          progress: show a progress bar; ``None`` shows it on a terminal.
-
-        Raises:
-          TypeError: when a value is no reducer, or one whose feature a store cannot
-            keep: see :func:`jaxhal.reading.parts.check_axes`.
-          ValueError: on a batch size below 1, no reducers, or a damaged file.
-          OSError: when the disk is full or the folder cannot be written; what was
-            finished stays.
         """
         if batch_size < 1:
             raise ValueError(f"batch_size is {batch_size}; it must be at least 1")
@@ -131,11 +114,7 @@ class Store:
         batch_size: int = 8,
         progress: bool | None = None,
     ) -> dict[str, Column]:
-        """The same of answers as tokens, by the names of the reducers.
-
-        Raises:
-          TypeError, ValueError, OSError: as :meth:`read`.
-        """
+        """The same of answers as tokens, by the names of the reducers."""
         named = dict(check(lm.config, reducers))
         columns = {name: column_name(reducer) for name, reducer in named.items()}
         by_column = {columns[name]: reducer for name, reducer in named.items()}
@@ -187,7 +166,7 @@ class Store:
                         if not mine:
                             busy.append(part)
                             continue
-                        if not has_part(folder, part.name):
+                        if not any(folder.glob(f"parts/{part.name}-*.parquet")):
                             asked = {c: reducers[c] for c in part.columns}
                             table = make_table(lm, part, encoded, asked, batch_size)
                             with _explained(folder):
@@ -227,12 +206,21 @@ def _plan(
     while True:
         path = folder / "plans" / f"{name}.json"
         with _claim(folder, name, wait=True):
-            parts = read_plan(path)
-            if parts is None:
+            if path.is_file():
+                parts = [_part(**part) for part in unsealed(path)["parts"]]
+            else:
                 parts = make_plan(lm.config, encoded, lacking, batch_size)
                 with _explained(path):
-                    write_plan(path, parts)
-        if holds(parts, lacking):
+                    made = [dataclasses.asdict(part) for part in parts]
+                    sealing.write(path, {"parts": made})
+        planned = {
+            (key, column)
+            for part in parts
+            for group in part.groups
+            for key in group.keys
+            for column in part.columns
+        }
+        if all((k, c) in planned for k, columns in lacking.items() for c in columns):
             return parts
         # Something that was there when it was made has been deleted since.
         name = digest(name)
@@ -241,20 +229,10 @@ def _plan(
 @contextlib.contextmanager
 def _claim(folder: Path, name: str, wait: bool) -> Iterator[bool]:
     """Whether this process may compute a part; a lock that dies with its process."""
-    import filelock
-
-    lock = filelock.FileLock(folder / "locks" / f"{name}.lock")
-    mine = True
-    with _explained(folder):
-        try:
-            lock.acquire(timeout=-1 if wait else 0)
-        except filelock.Timeout:
-            mine = False
-    try:
+    with contextlib.ExitStack() as held:
+        with _explained(folder):
+            mine = held.enter_context(locked(folder / f"locks/{name}.lock", wait))
         yield mine
-    finally:
-        if mine:
-            lock.release()
 
 
 @contextlib.contextmanager
@@ -268,4 +246,69 @@ def _explained(path: Path) -> Iterator[None]:
             f"cannot write the feature store: {error.strerror}; make room or choose "
             "another folder, then run the same again: finished parts are kept",
             str(path),
+        ) from error
+
+
+# Rows that are lost, at most, when a run is killed.
+_PART_ROWS = 32
+
+
+def make_plan(
+    config: Config,
+    encoded: dict[str, Encoded],
+    missing: dict[str, list[str]],
+    batch_size: int,
+) -> list[Part]:
+    """Parts of about ``_PART_ROWS`` rows; rows that lack the same columns together."""
+    alike = defaultdict(list)
+    for key, columns in missing.items():
+        alike[tuple(columns)].append(key)
+    parts = []
+    for columns, keys in alike.items():
+        groups: list[Group] = []
+        for group in _groups(config, {key: encoded[key] for key in keys}, batch_size):
+            if groups and sum(len(g.keys) for g in [*groups, group]) > _PART_ROWS:
+                parts.append(Part(columns, tuple(groups)))
+                groups = []
+            groups.append(group)
+        parts.append(Part(columns, tuple(groups)))
+    return parts
+
+
+def _groups(
+    config: Config, encoded: dict[str, Encoded], batch_size: int
+) -> Iterator[Group]:
+    """Batches in which runs of ``copies`` rows, a power of two, share a prompt."""
+    by_prompt = defaultdict(list)
+    for key, row in encoded.items():
+        alone = key if not shares_prompts(config) else ""
+        by_prompt[row.prompt_ids.tobytes(), alone].append(key)
+    runs = defaultdict(list)
+    for keys in by_prompt.values():
+        keys.sort(key=lambda key: len(encoded[key].response_ids))
+        while keys:
+            copies = 1 << (min(len(keys), batch_size).bit_length() - 1)
+            runs[copies].append(keys[:copies])
+            keys = keys[copies:]
+    for copies, together in sorted(runs.items()):
+        longest = [encoded[run[-1]] for run in together]
+        for planned in plan(longest, max(1, batch_size // copies)):
+            keys = tuple(key for index in planned.rows for key in together[index])
+            yield Group(keys, planned.prompt_length, planned.response_length, copies)
+
+
+def _part(columns: Sequence[str], groups: Sequence[Mapping[str, Any]]) -> Part:
+    """A part of a plan that was kept as JSON."""
+    made = (Group(**{**group, "keys": tuple(group["keys"])}) for group in groups)
+    return Part(tuple(columns), tuple(made))
+
+
+def unsealed(path: Path) -> dict[str, Any]:
+    """What a sealed file of a store says; ValueError when it is damaged."""
+    try:
+        return sealing.read(path)
+    except ValueError as error:
+        raise ValueError(
+            f"{path} of the feature store is damaged; delete it and run the same again "
+            f"({error})"
         ) from error

@@ -16,13 +16,9 @@ Unit = Literal["response", "sentence", "span", "window"]
 
 
 class Part(NamedTuple):
-    """Some tokens of an answer.
+    """Some tokens of an answer, as an example with its own text and label.
 
-    Attributes:
-      row: number of the answer.
-      tokens: which of its response tokens.
-      example: the part as an example, with its own text and label.
-      sentence: its number, where the part is a sentence.
+    ``row`` is the number of the answer; ``sentence`` that of the sentence the part is.
     """
 
     row: int
@@ -76,9 +72,6 @@ def parts_of(
     hallucinated when any token in it is marked; a shorter answer gives none.
     ``"sentence"``: those of :func:`sentence_numbers`, likewise.  Parts of nothing but
     white space are left out.
-
-    Raises:
-      ValueError: when an answer is hallucinated and no token of it is marked.
 
     References:
       Chuang et al., Lookback Lens, 2024, section 2.2, and its published code.

@@ -1,20 +1,25 @@
 """From answers to reports: encode, read once, let every detector score."""
 
 import dataclasses
+import functools
+import itertools
 from collections.abc import Collection, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jaxtyping import Array
 
 from jaxhal import detectors as catalogue
 from jaxhal import lrp
 from jaxhal.detectors import Detector
-from jaxhal.features.base import OfRewrite
+from jaxhal.features.base import OfRewrite, Reducer
 from jaxhal.models.batching import Encoded
 from jaxhal.models.lm import LM
 from jaxhal.reading.extract import extract
 from jaxhal.reporting.attribution import trace
-from jaxhal.reporting.report import Report
+from jaxhal.reporting.report import Report, Span, Token
 from jaxhal.scoring.fitting import Fitted, untrained
-from jaxhal.scoring.judging import empty, judge, report
 from jaxhal.scoring.shipped import shipped
 from jaxhal.types import Example
 
@@ -32,27 +37,17 @@ def detect(
 ) -> Report:
     """Judges one answer: scores, coloured tokens and suspicious spans.
 
+    Raises ValueError where :func:`score` gives the answer an error.
+
     Args:
       lm: the reader, from :func:`jaxhal.load`.
-      response: the answer.
       context, question: what it should rest on and what was asked.
       prompt: instead of these two, the whole prompt.
       templated: the prompt is finished, as :class:`~jaxhal.types.Example` has it.
       detectors, relevance: as :func:`score` takes them.
-
-    Raises:
-      ValueError: when the answer or prompt is empty, too long for the model, an
-        endpoint has no reply of use, a detector is unknown or named twice, or rules are
-        unknown.
     """
-    example = Example(
-        response,
-        prompt=prompt,
-        context=context,
-        question=question,
-        id="answer",
-        templated=templated,
-    )
+    text: Any = {"prompt": prompt, "context": context, "question": question}
+    example = Example(response, id="answer", templated=templated, **text)
     (found,) = score(lm, [example], detectors, batch_size=1, relevance=relevance)
     if found.error is not None:
         raise ValueError(found.error)
@@ -69,7 +64,12 @@ def score(
     threshold: float | None = None,
     relevance: str | lrp.RuleSet | None = None,
 ) -> list[Report]:
-    """Scores many answers, a bucket of similar lengths at a time.
+    """Scores many answers, a bucket of similar lengths at a time, in their order.
+
+    An example that cannot be read (too long, not encodable), or that an endpoint has no
+    reply of use for, comes back with its ``error`` and costs no other example.  Raises
+    ValueError on an unknown detector, one that must be fitted first, two of one name,
+    or unknown rules.
 
     Args:
       lm: the reader.
@@ -81,30 +81,13 @@ def score(
       batch_size: answers read together.
       progress: show a progress bar; ``None`` shows it on a terminal.
       threshold: token score from which on a token belongs to a span; by default that
-        of :data:`jaxhal.scoring.judging.PREFERRED`.
+        of :data:`jaxhal.scoring.detection.PREFERRED`.
       relevance: also trace what each response token rests on, by a name of
         :data:`jaxhal.lrp.RULE_SETS` or a rule set of one's own, for the page of
-        :func:`jaxhal.reporting.page.write_html`; it takes a pass back for every
-        token.
-
-    Returns:
-      One report per example, in order.  An example that cannot be read (too long, not
-      encodable), or that an endpoint has no reply of use for, comes back with its
-      ``error`` and costs no other example.
-
-    Raises:
-      ValueError: on an unknown detector, one that must be fitted first, no detector or
-        two of one name, a batch size below 1, or unknown rules.
+        :func:`jaxhal.reporting.page.write_html`; a pass back for every token.
     """
-    found = score_batches(
-        lm,
-        examples,
-        detectors,
-        batch_size=batch_size,
-        progress=progress,
-        threshold=threshold,
-        relevance=relevance,
-    )
+    how: Any = {"batch_size": batch_size, "progress": progress, "threshold": threshold}
+    found = score_batches(lm, examples, detectors, relevance=relevance, **how)
     reports = {number: report for batch in found for number, report in batch}
     return [reports[number] for number in range(len(examples))]
 
@@ -120,18 +103,12 @@ def score_batches(
     relevance: str | lrp.RuleSet | None = None,
     known: Collection[int] = (),
 ) -> Iterator[list[tuple[int, Report]]]:
-    """The reports of :func:`score` as they are done, those read together at a time.
+    """The reports of :func:`score` with their numbers, those read together at a time.
 
     Args:
       known: numbers of examples whose reports are there already.  What was read
         together is read together still, so the others come out bit for bit as they
         would with these; batches of nothing but known examples are passed over.
-
-    Yields:
-      Pairs of an example's number and its report, known ones left out.
-
-    Raises:
-      ValueError: as :func:`score`, at the first one.
     """
     flow = None if relevance is None else lrp.resolve(relevance)
     chosen = resolve(lm.name, detectors)
@@ -169,26 +146,17 @@ def _traced(
     return dataclasses.replace(found, relevance=sources)
 
 
-def _one_pass(detector: Detector) -> bool:
-    return not any(isinstance(one, OfRewrite) for _, one in detector.features)
-
-
 def resolve(
     model: str, detectors: Sequence[str | Detector | Fitted] | None
 ) -> list[Fitted]:
-    """The detectors asked for, with the parameters that the package ships.
-
-    Args:
-      model: name of the reader.
-      detectors: as :func:`score` takes them.
-
-    Raises:
-      ValueError: on an unknown detector, one that must be fitted first, no detector, or
-        two of one name.
-    """
+    """The detectors asked for, with parameters shipped for that reader."""
     ready = shipped(model)
     if detectors is None:
-        later = [n for n, one in ready.items() if _one_pass(one.detector)]
+        later = [
+            name
+            for name, one in ready.items()
+            if not any(isinstance(f, OfRewrite) for _, f in one.detector.features)
+        ]
         detectors = list(dict.fromkeys([*catalogue.AT_ONCE, *later]))
     chosen = []
     for one in detectors:
@@ -216,3 +184,152 @@ def resolve(
                 "by name; give it once, or one of them another 'name'"
             )
     return chosen
+
+
+# The first of these among the detectors asked for colours tokens and finds spans, from
+# this score of a token on: where the token probe's F1 is best on RAGTruth QA, and where
+# the reader gave the token less than 1 % probability.
+PREFERRED = {"token_probe": 0.25, "predictive_probability": 0.99}
+_OTHERWISE = 0.5
+# What a report has from its example.
+GIVEN = ("id", "response", "context", "question", "prompt", "label", "labels")
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def response_scores(
+    detectors: tuple[Detector, ...], params: tuple[Any, ...], features: dict[str, Any]
+) -> dict[str, Array]:
+    """Detector -> ``Float[batch]``."""
+    pairs = zip(detectors, params, strict=True)
+    return {d.name: d.score(p, features) for d, p in pairs}
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def token_scores(
+    detectors: tuple[Detector, ...], params: tuple[Any, ...], features: dict[str, Any]
+) -> dict[str, Array]:
+    """Detector -> ``Float[batch response]``, for those that score tokens."""
+    pairs = zip(detectors, params, strict=True)
+    return {d.name: d.tokens(p, features) for d, p in pairs if d.tokens is not None}
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def head_maps(
+    detectors: tuple[Detector, ...], features: dict[str, Any]
+) -> dict[str, Array]:
+    """Feature -> ``Float[layer batch heads]``, for what is one number a head."""
+    maps = {}
+    for name, feature in catalogue.features_of(detectors).items():
+        if not isinstance(feature, Reducer):
+            continue
+        if feature.axes == ("layer", "heads", "response"):
+            maps[name] = catalogue.response_mean(features[name], features)
+        elif feature.axes == ("layer", "heads"):
+            maps[name] = features[name]
+    return maps
+
+
+class Judged(NamedTuple):
+    """What detectors say of a batch, as NumPy arrays."""
+
+    scores: dict[str, np.ndarray]
+    tokens: dict[str, np.ndarray]
+    heads: dict[str, np.ndarray]
+
+
+def judge(
+    chosen: Sequence[Fitted],
+    features: dict[str, Any],
+    scores: dict[str, np.ndarray] | None = None,
+) -> Judged:
+    """Lets every detector judge a batch.
+
+    Args:
+      features: what they read, as :func:`jaxhal.read` gives it, with ``"valid"``,
+        ``"text"``, ``"marked"`` and numbers computed from the example.
+      scores: of the responses, where they are known.
+    """
+    params = tuple(one.params for one in chosen)
+    detectors = tuple(one.detector for one in chosen)
+    known = response_scores(detectors, params, features) if scores is None else scores
+    tokens = token_scores(detectors, params, features)
+    maps = head_maps(detectors, features)
+    return Judged(*jax.device_get((known, tokens, maps)))
+
+
+def report(
+    chosen: Sequence[Fitted],
+    model: str,
+    example: Example,
+    row: Encoded,
+    judged: Judged,
+    at: int,
+    threshold: float | None = None,
+) -> Report:
+    """The report of one answer, in row ``at`` of a batch that was judged."""
+    names = [one.detector.name for one in chosen]
+    with_tokens = [name for name in names if name in judged.tokens]
+    blank = empty(model, example, [one.detector for one in chosen])
+    listed = []
+    for number, (start, end) in enumerate(row.offsets.tolist()):
+        if start < end:  # the end-of-sequence token has no text
+            values = {n: float(judged.tokens[n][at, number]) for n in with_tokens}
+            listed.append(Token(example.response[start:end], start, end, values))
+    if threshold is None:
+        threshold = PREFERRED.get(blank.detector, _OTHERWISE)
+    scores = {name: float(judged.scores[name][at]) for name in names}
+    known = {d.detector.name: d for d in chosen if d.calibration is not None}
+    return dataclasses.replace(
+        blank,
+        scores=scores,
+        probabilities={
+            name: float(one.probabilities([scores[name]])[0])
+            for name, one in known.items()
+        },
+        flagged=[name for name, one in known.items() if one.flags([scores[name]])[0]],
+        tokens=listed,
+        spans=find_spans(example.response, listed, blank.detector, threshold),
+        heads={name: value[:, at] for name, value in judged.heads.items()},
+    )
+
+
+def empty(
+    model: str,
+    example: Example,
+    detectors: Sequence[Detector],
+    error: str | None = None,
+) -> Report:
+    """A report without a verdict."""
+    with_tokens = [d.name for d in detectors if d.tokens is not None]
+    order = [*(name for name in PREFERRED if name in with_tokens), *with_tokens, ""]
+    given: Any = {name: getattr(example, name) for name in GIVEN}
+    nothing: Any = {"scores": {}, "tokens": [], "spans": [], "heads": {}}
+    by = {one.name: one.by for one in detectors if one.by}
+    how: Any = {"detector": order[0], "error": error, "by": by}
+    return Report(model=model, **given, **nothing, **how)
+
+
+def find_spans(
+    response: str, tokens: Sequence[Token], detector: str, threshold: float
+) -> list[Span]:
+    """Runs of tokens whose score reaches the threshold, without outer white space.
+
+    A character cut into several tokens has the highest of their scores.  The confidence
+    of a span is the mean score of its tokens.
+    """
+    scored = [
+        (place, max(token.scores.get(detector, 0.0) for token in same))
+        for place, same in itertools.groupby(tokens, lambda t: (t.start, t.end))
+    ]
+    spans: list[Span] = []
+    for high, run in itertools.groupby(scored, lambda one: one[1] >= threshold):
+        if high:
+            places, scores = zip(*run, strict=True)
+            start, end = places[0][0], places[-1][1]
+            text = response[start:end]
+            start += len(text) - len(text.lstrip())
+            end -= len(text) - len(text.rstrip())
+            if start < end:
+                confidence = float(np.mean(scores))
+                spans.append(Span(start, end, response[start:end], confidence))
+    return spans

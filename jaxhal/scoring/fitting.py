@@ -43,16 +43,12 @@ class Fitted:
         ``None`` for a method that was shown no labelled answers.
       threshold: the score from which on an answer is flagged, ``None`` likewise.  The
         best by F1 may well lie where the probability is below a half.
-      unseen: ``Float[samples]``, scores of the rows learnt from by fits that had not
-        seen their sources, on the scale of :meth:`score`; calibration and threshold
-        come from these.  What other rows hold means nothing; empty when the detector
-        was not fitted here.
+      unseen: scores of the rows learnt from by fits that had not seen their sources, on
+        the scale of :meth:`score`; calibration and threshold come from these.  What
+        other rows hold means nothing; empty when the detector was not fitted here.
       beats: whether it ranked answers that it had not seen better than the best
-        control: ``"yes"``, ``"within noise"`` or ``"no"``, as
-        :func:`jaxhal.evaluation.compare` has it; ``None`` where nobody compared them.
-
-    Raises:
-      ValueError: on another ``beats``.
+        control, as :func:`jaxhal.evaluation.compare` has it: ``"yes"``, ``"within
+        noise"`` or ``"no"``; ``None`` where nobody compared them.
     """
 
     detector: Detector
@@ -91,29 +87,17 @@ class Fitted:
         return np.asarray(self.detector.decide(self.params, jax.device_put(inputs)))
 
     def probabilities(self, scores: Any) -> Float[np.ndarray, " samples"]:
-        """Calibrated probabilities of a hallucination.
-
-        Raises:
-          ValueError: when the method was shown no labelled answers.
-        """
+        """Calibrated probabilities of a hallucination."""
         if self.calibration is None:
             raise ValueError(_uncalibrated(self.detector))
         return self.calibration(scores)
 
     def flags(self, scores: Any) -> Bool[np.ndarray, " samples"]:
-        """Which answers it flags; none when it is :attr:`silent`.
-
-        Raises:
-          ValueError: when the method was shown no labelled answers.
-        """
+        """Which answers it flags; none when it is :attr:`silent`."""
         return self.reaches(scores) & (self.silent is None)
 
     def reaches(self, scores: Any) -> Bool[np.ndarray, " samples"]:
-        """Which scores reach the threshold, by which a method is compared with others.
-
-        Raises:
-          ValueError: when the method was shown no labelled answers.
-        """
+        """Which scores reach the threshold; methods are compared by it."""
         if self.threshold is None:
             raise ValueError(_uncalibrated(self.detector))
         # The threshold lies between two scores, where float32 may not tell it apart.
@@ -128,11 +112,7 @@ def _uncalibrated(detector: Detector) -> str:
 
 
 def untrained(detector: Detector) -> Fitted:
-    """A method without parameters as it is: scores, but no probability.
-
-    Raises:
-      ValueError: when the method must be fitted.
-    """
+    """A method without parameters as it is: scores, but no probability."""
     if detector.fit is not None:
         raise ValueError(
             f"detector {detector.name!r} must be fitted to labelled answers first"
@@ -151,10 +131,6 @@ def released_lookback(path: str | os.PathLike) -> Fitted:
     Args:
       path: a released classifier exported to JSON: ``n_layers``, ``n_heads``,
         ``classes`` [0, 1], ``coef`` (layer-major) and ``intercept``.
-
-    Raises:
-      FileNotFoundError: when there is no such file.
-      ValueError: when it lacks one of these, or they do not fit together.
 
     References:
       Chuang et al., `Lookback Lens <https://arxiv.org/abs/2407.07071>`_, 2024, and the
@@ -193,8 +169,11 @@ def fit(
 ) -> Fitted:
     """Fits a detector to a training part.
 
+    Warns when the scores say nothing of answers not fitted to, so that all have one
+    probability.  Raises ValueError when the rows have one class, too few sources for
+    the folds, or cannot reach the precision.
+
     Args:
-      detector: the method, trained or not.
       inputs: of :func:`jaxhal.scoring.collect`.
       targets: labels, sources, and which rows to learn from.
       objective: what the threshold is chosen for.
@@ -202,14 +181,6 @@ def fit(
       calibration: how scores become probabilities: a sigmoid, or any steps that rise,
         which take more answers to find.
       known: members of an ensemble that were fitted to the same rows before.
-
-    Warns:
-      UserWarning: when the scores say nothing of answers not fitted to, so that all
-        have one probability.
-
-    Raises:
-      ValueError: when the rows have one class, too few sources for the folds, or cannot
-        reach the precision, or on another ``calibration``.
     """
     if calibration not in ("platt", "isotonic"):
         raise ValueError(f"calibration is {calibration!r}; use 'platt' or 'isotonic'")

@@ -17,13 +17,13 @@ from jaxtyping import Array, Float, Int, Key
 from jaxhal.detectors import Detector
 from jaxhal.generation import GREEDY, Generated, Sampling, decoding, requests
 from jaxhal.generation.decoding import QUERY, Decoding, State
+from jaxhal.io.checks import at_least
 from jaxhal.io.progress import progress_bar
 from jaxhal.models import cache as cache_lib
 from jaxhal.models.batching import plan, rows_together
 from jaxhal.models.lm import LM
-from jaxhal.scoring.detection import resolve
+from jaxhal.scoring.detection import resolve, response_scores
 from jaxhal.scoring.fitting import Fitted
-from jaxhal.scoring.judging import response_scores
 from jaxhal.types import Example
 
 # What the paper's experiments draw candidates with.
@@ -31,14 +31,7 @@ PUBLISHED = Sampling(temperature=0.9, top_p=0.95)
 
 
 class Chunk(NamedTuple):
-    """One choice between ways to go on.
-
-    Attributes:
-      texts: what each candidate would have added.
-      scores: the detector's score of each candidate's tokens; higher = more likely
-        hallucinated.
-      chosen: the number of the one that was kept: of the lowest score, the first.
-    """
+    """One choice between candidates: their texts and scores, and which was kept."""
 
     texts: list[str]
     scores: Float[np.ndarray, " candidates"]
@@ -47,12 +40,7 @@ class Chunk(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Guided:
-    """A response whose every chunk was chosen by a detector.
-
-    Attributes:
-      response: what was written.
-      chunks: the choices that led to it, in order.
-    """
+    """A response of which a detector chose every chunk, and the choices in order."""
 
     response: Generated
     chunks: list[Chunk]
@@ -78,28 +66,18 @@ def guide(
     the keys and values it has.  A response ends with the winner that ends.
 
     Args:
-      lm: the model.
       prompts: as :func:`jaxhal.generate` takes them.
       detector: as :func:`jaxhal.score` takes it, one that needs a row of each token,
         and nothing else.
       candidates: how many to choose from; 8 in the paper.
       chunk: tokens of each; 8 in the paper.
-      max_new_tokens: the most tokens of a response.
       sampling: how candidates are drawn; not greedily, which would make them equal.
       key: what chance comes from, one key or one for each prompt.
-      batch_size: prompts decoded together.
-      progress: show a progress bar; ``None`` shows it on a terminal.
-
-    Raises:
-      ValueError: as :func:`jaxhal.generate`; on fewer than two candidates, a chunk
-        or ``max_new_tokens`` below 1, greedy sampling, an unknown detector, or one that
-        must be fitted first or reads more than rows of tokens.
-
-    References:
-      Chuang et al., 2024, section 4, whose released code draws one after another.
     """
     (guiding,) = resolve(lm.name, [detector])
-    _check(guiding.detector, candidates, chunk, max_new_tokens, sampling)
+    at_least(2, candidates=candidates)
+    at_least(1, chunk=chunk, max_new_tokens=max_new_tokens)
+    _check(guiding.detector, sampling)
     rows = requests.encoded(lm, prompts)
     for number, row in enumerate(rows):
         requests.check_room(lm, number, row, max_new_tokens)
@@ -119,18 +97,7 @@ def guide(
     return [found[number] for number in range(len(rows))]
 
 
-def _check(
-    detector: Detector,
-    candidates: int,
-    chunk: int,
-    max_new_tokens: int,
-    sampling: Sampling,
-) -> None:
-    wanted = {"candidates": 2, "chunk": 1, "max_new_tokens": 1}
-    given = (candidates, chunk, max_new_tokens)
-    for (name, least), value in zip(wanted.items(), given, strict=True):
-        if value < least:
-            raise ValueError(f"{name} is {value}; give at least {least}")
+def _check(detector: Detector, sampling: Sampling) -> None:
     if sampling.temperature == 0.0:
         raise ValueError(
             "greedy sampling draws the same candidate each time; give a temperature "

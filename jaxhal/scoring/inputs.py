@@ -1,17 +1,19 @@
-"""From labelled answers to what detectors decide on: read once, kept for every fit."""
+"""From labelled answers to what detectors decide on, and detectors fitted to a part."""
 
 import dataclasses
 import functools
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
 from jaxtyping import Int
 
-from jaxhal.detectors import Detector, features_of, take
+from jaxhal.detectors import Detector, Targets, features_of, take
+from jaxhal.evaluation.checks import group_codes
 from jaxhal.features.base import OfText
 from jaxhal.features.lookback import WINDOW
+from jaxhal.io.progress import Bar
 from jaxhal.io.showing import quoted
 from jaxhal.models.batching import Encoded
 from jaxhal.models.lm import LM
@@ -19,7 +21,11 @@ from jaxhal.reading.bulk import Measure
 from jaxhal.reading.extract import Extraction, extract
 from jaxhal.reading.store import Store
 from jaxhal.reading.units import Unit
+from jaxhal.scoring.fitting import Fitted, fit
 from jaxhal.types import Example
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,8 +68,7 @@ class Inputs:
     @property
     def groups(self) -> Int[np.ndarray, " examples"]:
         """A number per source."""
-        codes: dict[str, int] = {}
-        return np.array([codes.setdefault(e.group, len(codes)) for e in self.examples])
+        return group_codes([one.group for one in self.examples], len(self.examples))
 
 
 def collect(
@@ -81,20 +86,13 @@ def collect(
     With another ``unit`` a row is not an answer but a part of it, and every detector
     that averages over tokens averages over that part.
 
-    Args:
-      lm: the model.
-      examples: labelled answers.
-      detectors: the methods; some need a question beside the context.
-      store: where features are kept.
-      unit: ``"response"``, or the parts of :func:`jaxhal.reading.units.parts_of`:
-        ``"sentence"``, ``"span"`` or ``"window"``.
-      batch_size: answers read together.
-      progress: show a progress bar; ``None`` shows it on a terminal.
+    Raises ValueError on an example without a label, with another ``unit`` on a feature
+    that is no series of tokens, or when no answer can be read, cut, or judged.
 
-    Raises:
-      ValueError: on an example without a label, with another ``unit`` on a feature that
-        is no series of tokens, or when no answer can be read, cut, or judged.
-      TypeError: as :func:`jaxhal.reading.extract.extract`.
+    Args:
+      examples: labelled answers.
+      store: where features are kept.
+      unit: ``"response"``, or the parts of :func:`jaxhal.reading.units.parts_of`.
     """
     for example in examples:
         if example.label is None:
@@ -188,3 +186,54 @@ def _in_order(leaves: Sequence[np.ndarray], order: Sequence[int]) -> np.ndarray:
         out[(rows, *(slice(n) for n in leaf.shape[1:]))] = leaf
         start += len(leaf)
     return out
+
+
+def fit_part(
+    detectors: Sequence[Detector],
+    data: Inputs,
+    train: Int[np.ndarray, " train"],
+    key: jax.Array,
+    *,
+    bar: Bar | None = None,
+    **options: Any,
+) -> dict[str, Fitted]:
+    """Every detector, fitted to some of the answers with options of ``fit``.
+
+    The key is of the networks' first weights; the bar moves by one for each detector.
+    """
+    everything = Targets(data.labels, data.groups, np.ones(len(data.labels)), key)
+    targets = everything.only(train)
+    fitted: dict[str, Fitted] = {}
+    # Ensembles last: their members need not be fitted again.
+    for detector in sorted(detectors, key=lambda one: bool(one.members)):
+        inputs = data.inputs[detector.name]
+        fitted[detector.name] = fit(detector, inputs, targets, known=fitted, **options)
+        if bar is not None:
+            bar.update()
+    return {detector.name: fitted[detector.name] for detector in detectors}
+
+
+def frame_of(
+    data: Inputs, rows: Int[np.ndarray, " rows"], fitted: Mapping[str, Fitted]
+) -> "pd.DataFrame":
+    """What was fitted says of some answers, as ``jaxhal.reporting.results.Judged``."""
+    import pandas as pd
+
+    columns: dict[str, Any] = {
+        "row": rows,
+        "id": [data.examples[row].id for row in rows],
+        "source": data.groups[rows],
+        "label": data.labels[rows],
+    }
+    for name, one in fitted.items():
+        columns |= columns_of(name, one, one.score(data.inputs[name])[rows])
+    return pd.DataFrame(columns)
+
+
+def columns_of(name: str, one: Fitted, score: np.ndarray) -> dict[str, np.ndarray]:
+    """Scores of a detector, their probabilities, and which reach its threshold."""
+    return {
+        name: score,
+        f"{name}.probability": one.probabilities(score),
+        f"{name}.flagged": one.reaches(score),
+    }

@@ -1,23 +1,166 @@
-"""Rows to results as they are done, going on where a stopped process left off."""
+"""Rows to results as they are done, kept in a file beside the one it will become.
+
+A command that was stopped goes on there.
+"""
 
 import base64
+import contextlib
 import dataclasses
 import itertools
+import json
+import os
+import stat
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import IO, Any, NamedTuple
 
 import jax
 import numpy as np
 
 import jaxhal
-from jaxhal.datasets.fields import Row
+from jaxhal.datasets.jsonl import Row
+from jaxhal.io.files import fcntl, whole_lines, write_through
+from jaxhal.io.showing import shown
 from jaxhal.models.lm import LM
 from jaxhal.reading.keys import digest, fingerprint
 from jaxhal.reporting.attribution import Sources
 from jaxhal.reporting.report import Report, Span, Token
 from jaxhal.scoring import detection
-from jaxhal.scoring.judging import empty
-from jaxhal.scoring.partial import Partial
+from jaxhal.scoring.detection import empty
+
+_KEY = "jaxhal detect"
+_MARK = f'{{"{_KEY}": '.encode()  # how the first line begins
+
+
+def beside(output: str | os.PathLike) -> Path:
+    """Where results wait until all of them are there."""
+    output = Path(output)
+    return output.with_name(f"{output.name}.partial")
+
+
+class Partial:
+    """Records in the order they were added: a line with settings, then a line each."""
+
+    def __init__(self, path: Path, file: IO[bytes]):
+        self.path = path
+        self._file = file
+
+    def add(self, records: Iterable[Mapping[str, Any]]) -> None:
+        """Adds records: all of them or, where the disk is full, none.
+
+        A kill keeps every record whose call has come back, and of others whole ones.
+        """
+        lines = (json.dumps(record).encode() + b"\n" for record in records)
+        write_through(self._file, b"".join(lines))
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        """The records that are there now; ValueError names a damaged one."""
+        end, number = self._file.seek(0, os.SEEK_END), 1
+        with self.path.open("rb") as file:
+            file.readline()
+            while file.tell() < end:
+                number += 1
+                try:
+                    yield json.loads(file.readline())
+                except (ValueError, RecursionError) as error:
+                    raise ValueError(
+                        f"{self.path}, line {number}: not JSON ({error}); give --force "
+                        "to start over"
+                    ) from None
+
+    def _settings(self, first: bytes) -> dict[str, Any]:
+        try:
+            return dict(json.loads(first)[_KEY])
+        except (TypeError, ValueError, RecursionError) as error:
+            raise ValueError(
+                f"{self.path}, line 1: no settings ({error}); give --force to start "
+                "over"
+            ) from None
+
+    def _begin(self, settings: Mapping[str, Any], force: bool) -> int:
+        """Leaves the settings and whole records; returns where these begin."""
+        self._file.seek(0)
+        first = self._file.readline()
+        if not (first.startswith(_MARK) or _MARK.startswith(first)):
+            raise ValueError(
+                f"{self.path} is not what jaxhal detect left; move it away, or give "
+                "another output"
+            )
+        if force or not first.endswith(b"\n"):  # a kill may have cut the first line
+            self._file.truncate(0)
+        else:
+            _check(self._settings(first), settings, self.path)
+            self._file.truncate(whole_lines(self._file))
+            return len(first)
+        write_through(self._file, _MARK + json.dumps(settings).encode() + b"}\n")
+        return self._file.tell()
+
+
+@contextlib.contextmanager
+def resuming(
+    output: str | os.PathLike, settings: Mapping[str, Any], *, force: bool = False
+) -> Iterator[Partial]:
+    """The records of a result in the making, those of a stopped process among them.
+
+    When the block ends well the file is deleted, so the result has to be in its place
+    by then.  Otherwise it stays, unless it holds no record.
+
+    Raises RuntimeError when another process makes the same result, and ValueError when
+    the records there were made with other settings, or the file is none of these.
+
+    Args:
+      settings: all that decides what the records say; JSON.
+      force: start over.
+    """
+    path = beside(output)
+    with _alone(path, output) as file:
+        partial = Partial(path, file)
+        start = partial._begin(settings, force)
+        try:
+            yield partial
+            path.unlink()
+        except BaseException as error:
+            if file.seek(0, os.SEEK_END) <= start:
+                path.unlink()
+            else:
+                error.add_note(
+                    f"{path} holds what is done, and the same command goes on there"
+                )
+            raise
+
+
+@contextlib.contextmanager
+def _alone(path: Path, output: str | os.PathLike) -> Iterator[IO[bytes]]:
+    """The file, locked; who dies loses the lock.  As private as the result is."""
+    output = Path(output)
+    mode = stat.S_IMODE(output.stat().st_mode) if output.exists() else 0o666
+    while True:
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, mode)
+        with open(handle, "a+b", buffering=0) as file:
+            try:
+                if fcntl is not None:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise RuntimeError(
+                    f"another process writes {output}; wait for it, or give another "
+                    "output"
+                ) from None
+            if path.exists() and os.path.samestat(os.fstat(handle), path.stat()):
+                yield file
+                return
+        # Another process came to its end meanwhile, and deleted the file.
+
+
+def _check(made: Mapping[str, Any], wanted: Mapping[str, Any], path: Path) -> None:
+    wanted = json.loads(json.dumps(wanted))  # as the file has it
+    for name in dict.fromkeys([*made, *wanted]):
+        if made.get(name) != wanted.get(name):
+            raise ValueError(
+                f"{path} was made with {name} {shown(made.get(name))}, not "
+                f"{shown(wanted.get(name))}; run that again to go on, give --force to "
+                "start over, or give another output"
+            )
+
 
 # Rows that are sorted by length together: to a file; to where each is waited for; and
 # for detectors that ask everything of a part before its first row is done.
@@ -38,11 +181,7 @@ def settings_of(
     relevance: str | None = None,
     reports: bool = False,
 ) -> dict[str, Any]:
-    """All but the input that decides what results say, down to the last digit.
-
-    Raises:
-      ValueError: as :func:`jaxhal.scoring.detection.resolve`.
-    """
+    """All but the input that decides what results say, down to the last digit."""
     chosen = detection.resolve(lm.name, detectors)
     tokens = lm.require_tokenizer()
     backend = tokens.hf.backend_tokenizer.to_str()
@@ -79,18 +218,15 @@ def results(
 ) -> Iterator[Result]:
     """The result of each row, in order, bad rows among them.
 
+    Raises OSError when a result cannot be kept (those before it are), and ValueError as
+    :func:`jaxhal.score`, and when ``partial`` holds results of other rows.
+
     Args:
-      lm: the reader.
       rows: what to judge.
       detectors, batch_size, relevance: as :func:`jaxhal.score` takes them.
       reports: give the reports as well.
       partial: where results are kept as they are done.  Those that are there are not
         made again; the others come out bit for bit as if they had been made with them.
-
-    Raises:
-      OSError: when a result cannot be kept; those before it are.
-      ValueError: as :func:`jaxhal.score`, and when ``partial`` holds results of other
-        rows.
     """
     most = _PART_WAITED_FOR if partial is None else _PART
     if any(one.detector.measures for one in detection.resolve(lm.name, detectors)):
@@ -177,10 +313,6 @@ def _other(partial: Partial | None, what: str) -> str:
     )
 
 
-# What a report has from its row; the rest is kept.
-_GIVEN = ("id", "response", "context", "question", "prompt", "label", "labels")
-
-
 def _packed(part: str, at: int, result: Result) -> dict[str, Any]:
     """A result as JSON."""
     record = {"part": part, "at": at, "row": result.row}
@@ -189,7 +321,7 @@ def _packed(part: str, at: int, result: Result) -> dict[str, Any]:
     report = {
         field.name: getattr(result.report, field.name)
         for field in dataclasses.fields(Report)
-        if field.name not in _GIVEN
+        if field.name not in detection.GIVEN
     }
     heads = report["heads"].items()
     report["heads"] = {name: _array_packed(values) for name, values in heads}

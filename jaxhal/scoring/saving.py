@@ -49,16 +49,13 @@ def save(
 ) -> None:
     """Writes a fitted detector to a folder: ``params.safetensors`` and ``card.json``.
 
+    Raises ValueError when ``spec`` makes another detector or nothing was fitted, and
+    FileExistsError when the folder holds something.
+
     Args:
       path: the folder, which must not exist yet or be empty.
-      fitted: what to keep.
       spec: how :func:`jaxhal.detectors.build` makes the detector again.
       card: what else people should know: the model, its data and their hash, metrics.
-
-    Raises:
-      ValueError: when ``spec`` makes another detector, the detector was shown no
-        labelled answers, or ``card`` has a key that loading needs.
-      FileExistsError: when the folder holds something.
     """
     from safetensors.numpy import save as serialized
 
@@ -96,15 +93,12 @@ def save(
 def load(path: str | os.PathLike, *, endpoints: Iterable[str] = ()) -> Fitted:
     """A detector that :func:`save` wrote.
 
+    Raises ValueError when card or parameters are not as they were saved, and
+    :class:`jaxhal.llm.hosts.Refused` when it would ask another endpoint.
+
     Args:
-      path: the folder.
       endpoints: hosts that it may ask and, over https, show $OPENAI_API_KEY to, beside
         those that the environment names, such as ``"api.openai.com"``.
-
-    Raises:
-      jaxhal.llm.hosts.Refused: when it would ask another one.
-      FileNotFoundError: when there is no card.
-      ValueError: names the folder when card or parameters are not as they were saved.
     """
     folder = Path(path).resolve()
     if not (folder / _CARD).is_file():

@@ -13,19 +13,14 @@ from jaxhal.features.base import Reducer
 from jaxhal.generation import Sampling, Token, stream
 from jaxhal.generation.decoding import QUERY, with_text
 from jaxhal.models.lm import LM
-from jaxhal.scoring.detection import resolve
+from jaxhal.scoring.detection import judge, resolve
 from jaxhal.scoring.fitting import Fitted
-from jaxhal.scoring.judging import judge
 from jaxhal.types import Example
 
 
 class Scored(NamedTuple):
-    """A token of a response, and what detectors say when it has come.
-
-    Attributes:
-      token: as :func:`jaxhal.stream` gives it.
-      tokens: detector -> score of this token, of those that score tokens.
-      scores: detector -> score of the response so far.
+    """A token of a response, its scores, and scores of the response so far, by
+    detector.
     """
 
     token: Token
@@ -50,14 +45,9 @@ def stream_scores(
     again; not if it was cut off, where an end is judged too, or a stop string ended it.
 
     Args:
-      lm: the model.
       prompt: as :func:`jaxhal.stream` takes it, and so are those not named here.
       detectors: as :func:`jaxhal.score` takes them, of those that need a row of each
         token and nothing else.
-
-    Raises:
-      ValueError: as :func:`jaxhal.stream`; on no detector, two of one name, an unknown
-        one, or one that must be fitted first or reads more than rows of tokens.
     """
     chosen = resolve(lm.name, detectors)
     named = [one.detector for one in chosen]

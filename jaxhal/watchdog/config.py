@@ -8,7 +8,7 @@ from typing import Any
 
 from omegaconf import MISSING
 
-from jaxhal.datasets.named import check_questions
+from jaxhal.datasets import check_questions
 from jaxhal.io.checks import at_least, one_of
 from jaxhal.io.configuration import check_name, structured
 from jaxhal.models.lm import DTYPES
@@ -59,7 +59,7 @@ class Watch:
     Attributes:
       name: of the folder that results go to.
       domain: what the queries are about, in words.
-      questions: of :data:`jaxhal.datasets.named.QUESTIONS`, or a file of one's own
+      questions: of :data:`jaxhal.datasets.QUESTIONS`, or a file of one's own
         that ends in ``.jsonl``, as :func:`jaxhal.datasets.questions_from` takes it.
       options: of their loader.
       explored: questions to explore from; those with equal words, answers or sources

@@ -9,8 +9,7 @@ from jaxtyping import Int
 from scipy.sparse import csr_array
 from scipy.sparse.csgraph import connected_components
 
-from jaxhal.datasets import Question
-from jaxhal.datasets.named import load_questions
+from jaxhal.datasets import Question, load_questions
 from jaxhal.io.files import replacing
 from jaxhal.llm.judges import references
 from jaxhal.reading.keys import digest

@@ -19,8 +19,7 @@ from jaxhal.models.lm import kept_lm as model
 from jaxhal.models.registry import private_cache
 from jaxhal.reading.store import Store
 from jaxhal.reporting import results
-from jaxhal.scoring.inputs import collect
-from jaxhal.scoring.splits import fit_part, frame_of
+from jaxhal.scoring.inputs import collect, fit_part, frame_of
 from jaxhal.types import Example
 from jaxhal.watchdog import page
 from jaxhal.watchdog.ablations import ablated

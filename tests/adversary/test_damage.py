@@ -19,7 +19,7 @@ from jaxhal.classifiers.linear import Linear
 from jaxhal.detectors import build
 from jaxhal.evaluation.calibration import Platt
 from jaxhal.models import registry
-from jaxhal.reading import columns
+from jaxhal.reading import parts
 from jaxhal.reading.store import Store
 from jaxhal.scoring import shipped
 from jaxhal.scoring.fitting import Fitted
@@ -70,7 +70,7 @@ def lm():
 @pytest.fixture
 def store(lm, tmp_path):
     def use():
-        columns._prove.cache_clear()  # as another process would begin
+        parts._prove.cache_clear()  # as another process would begin
         found = Store(tmp_path).read(lm, answers(2), READ).features
         return [np.asarray(value) for column in found.values() for value in column]
 
@@ -126,7 +126,7 @@ def test_flips_behind_a_proved_part(lm, tmp_path):
     about = path.stat()
     path.write_bytes(data)
     os.utime(path, ns=(about.st_atime_ns, about.st_mtime_ns))  # as a bad disk would
-    again = columns.Column(column.name, column.places, columns.Cache())
+    again = parts.Column(column.name, column.places, parts.Cache())
     with pytest.raises(ValueError, match="damaged; delete it"):
         again[0]
 

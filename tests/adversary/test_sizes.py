@@ -6,7 +6,7 @@ import pytest
 
 from jaxhal import texts
 from jaxhal.datasets import Question
-from jaxhal.datasets.records import by_name
+from jaxhal.datasets.sources import by_name
 from jaxhal.reading import samples
 from jaxhal.reporting.report import Report
 from jaxhal.types import Example, Label

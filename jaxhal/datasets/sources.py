@@ -1,26 +1,59 @@
-"""Reading the files of published data sets, where a bad row is an error at once."""
+"""Files of published data sets: where they lie, and rows of which none may be bad."""
 
 import difflib
+import os
 import types
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from jaxhal.datasets.fields import kind
-from jaxhal.datasets.jsonl import numbered_lines, parse
+from jaxhal.datasets.jsonl import kind, numbered_lines, parse
 from jaxhal.io.showing import quoted
 
-Kind = type | types.UnionType
+_BESIDE = Path("../shared/data")
 
 
-def records(path: Path, fields: Mapping[str, Kind]) -> list[dict[str, Any]]:
-    """The rows of a JSON Lines file, each of which holds ``fields`` of these types.
+def data_root(root: str | os.PathLike | None = None) -> Path:
+    """The folder that holds a folder for each data set.
 
-    Raises:
-      FileNotFoundError: when the file does not exist.
-      ValueError: when a line is not JSON or lacks a field; it names file and line.
+    It is ``root``, or else the environment variable ``JAXHAL_DATA``, or else
+    ``../shared/data`` seen from the current folder.  Raises FileNotFoundError, naming
+    what was tried, when there is no such folder.
     """
-    rows = []
+    given = root if root is not None else os.environ.get("JAXHAL_DATA")
+    path = Path(given) if given else _BESIDE
+    if path.is_dir():
+        return path
+    if root is not None:
+        tried = f"{path}, given as root, is no folder"
+    elif given:
+        tried = f"{path}, from JAXHAL_DATA, is no folder"
+    else:
+        tried = f"JAXHAL_DATA is not set, and {path.resolve()} is no folder"
+    raise FileNotFoundError(
+        f"{tried}; set JAXHAL_DATA, or root=, to the folder that holds the data sets"
+    )
+
+
+def require(root: str | os.PathLike | None, relative: str) -> Path:
+    """A file or folder under :func:`data_root`; FileNotFoundError if it is missing."""
+    path = data_root(root) / relative
+    if not path.exists():
+        raise FileNotFoundError(
+            f"{path}: no such file; put the data set there, or name another folder "
+            "by JAXHAL_DATA or root="
+        )
+    return path
+
+
+def records(
+    path: Path, texts: Iterable[str], **others: type | types.UnionType
+) -> list[dict[str, Any]]:
+    """The rows of a JSON Lines file, with their fields that are texts and others.
+
+    Raises ValueError with file and line when a row lacks one.
+    """
+    fields, rows = {**dict.fromkeys(texts, str), **others}, []
     for line, raw in numbered_lines(path):
         try:
             row = parse(raw)
@@ -31,7 +64,7 @@ def records(path: Path, fields: Mapping[str, Kind]) -> list[dict[str, Any]]:
     return rows
 
 
-def check(row: Any, fields: Mapping[str, Kind]) -> None:
+def check(row: Any, fields: Mapping[str, type | types.UnionType]) -> None:
     """Raises ValueError unless ``row`` is an object with ``fields`` of these types.
 
     >>> check({"id": "a"}, {"id": str, "label": int})
@@ -49,14 +82,7 @@ def check(row: Any, fields: Mapping[str, Kind]) -> None:
 
 
 def by_name(rows: Iterable[dict[str, Any]], field: str) -> dict[str, dict[str, Any]]:
-    """Rows by a field that must tell them apart, in their order.
-
-    Raises:
-      ValueError: when two rows share it.
-
-    >>> by_name([{"id": "a"}, {"id": "b"}], "id")["b"]
-    {'id': 'b'}
-    """
+    """Rows by a field, in their order; ValueError when two share it."""
     found: dict[str, dict[str, Any]] = {}
     for row in rows:
         if row[field] in found:
@@ -72,13 +98,10 @@ def chosen(
 ) -> set[str]:
     """The values to keep of those present: one, several, or all when ``None``.
 
-    Raises:
-      ValueError: on a value that is not present; it lists those that are.
+    Raises ValueError on a value that is not present and lists those that are.
 
     >>> sorted(chosen("split", None, ["train", "test", "train"]))
     ['test', 'train']
-    >>> chosen("split", "test", ["train", "test"])
-    {'test'}
     """
     known = set(present)
     if wanted is None:

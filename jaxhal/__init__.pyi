@@ -1,0 +1,52 @@
+"""The public names and where they are defined; each is imported at first use."""
+
+from . import capture as capture
+from . import datasets as datasets
+from . import detectors as detectors
+from . import evaluation as evaluation
+from . import experiments as experiments
+from . import features as features
+from . import llm as llm
+from . import lrp as lrp
+from . import models as models
+from . import reading as reading
+from . import reporting as reporting
+from . import scoring as scoring
+from . import tuning as tuning
+from . import watchdog as watchdog
+from .capture.forward import read as read
+from .features.base import Feature as Feature
+from .features.base import OfRewrite as OfRewrite
+from .features.base import OfText as OfText
+from .features.base import Reducer as Reducer
+from .features.hidden import HiddenStates as HiddenStates
+from .features.lookback import LookbackRatio as LookbackRatio
+from .features.lookback import lookback_ratio as lookback_ratio
+from .features.topology import MaxPromptAttention as MaxPromptAttention
+from .features.topology import MTopDiv as MTopDiv
+from .features.topology import mtop_div as mtop_div
+from .features.uncertainty import TokenEntropy as TokenEntropy
+from .features.uncertainty import TokenLogprob as TokenLogprob
+from .generation import GREEDY as GREEDY
+from .generation import Generated as Generated
+from .generation import Sampling as Sampling
+from .generation import generate as generate
+from .generation import prefill as prefill
+from .generation import step as step
+from .generation import stream as stream
+from .lrp import relevance as relevance
+from .lrp import relevance_means as relevance_means
+from .lrp import relevance_resampled as relevance_resampled
+from .models.lm import LM as LM
+from .models.lm import load as load
+from .reading.extract import extract as extract
+from .reporting.report import Report as Report
+from .scoring.detection import detect as detect
+from .scoring.detection import score as score
+from .scoring.streaming import stream_scores as stream_scores
+from .types import Batch as Batch
+from .types import Example as Example
+from .types import Label as Label
+from .types import View as View
+
+__version__: str
