@@ -141,7 +141,8 @@ def later(seconds: float) -> Callable[[], bool]:
 def check(command: Command, folder: Path, number: int, found: Ended) -> None:
     """That a stop lost nothing and was said in one line."""
     about = f"{signal.Signals(number).name}, exit {found.code}: {found.errors}"
-    assert found.kept <= command.kept(folder) or done(command, folder), about
+    lost = found.kept - command.kept(folder)
+    assert not lost or done(command, folder), f"{lost} lost; {about}"
     for word in ("Traceback", "Exception ignored", "Segmentation", "terminate"):
         assert word not in found.errors, about
     if not found.stopped:
