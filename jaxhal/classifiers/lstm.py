@@ -57,12 +57,11 @@ def fit_lstm(
     ``stop`` are kept.  One compiled program; under ``vmap`` over ``train`` and
     ``stop`` all folds are fitted at once, and every one stops by itself.
 
-    Three things of the released code are mistakes and not repeated: it applies a
-    softmax before a loss that applies one itself, it reports the best epoch on the very
-    fold it is tested on, and it calls an answer hallucinated when its probability is
-    above 0.2 *and* that of the other class not above 0.8.  Here the logit has one
-    sigmoid, ``stop`` should be a part of the training rows, and the threshold is chosen
-    like that of every classifier.
+    Three things of the released code (Hu et al., `LRP4RAG
+    <https://arxiv.org/abs/2408.15533>`_, 2024, sections 3.4 and 4.2) are mistakes and
+    not repeated: it applies a softmax before a loss that applies one itself, it reports
+    the best epoch on the very fold it is tested on, and it calls an answer hallucinated
+    when its probability is above 0.2 *and* that of the other class not above 0.8.
 
     Args:
       key: draws the starting weights and the order of the rows.
@@ -78,15 +77,6 @@ def fit_lstm(
       epochs: at most this many passes over the training rows.
       batch: rows of a step.
       patience: epochs in a row without a lower loss before stopping.
-
-    Raises:
-      ValueError: when shapes do not pair up, a value on a valid step is not finite, a
-        weight is negative, a class has no rows in a part, no training row has a valid
-        step, or a number is out of range.
-
-    References:
-      Hu et al., `LRP4RAG <https://arxiv.org/abs/2408.15533>`_, 2024, section 3.4;
-      settings in 4.2.
     """
     sizes = {"hidden": hidden, "layers": layers, "epochs": epochs}
     for name, value in (sizes | {"batch": batch, "patience": patience}).items():
@@ -253,15 +243,6 @@ def lstm_logits(
     series: Float[Values, "*rows time features"],
     valid: Bool[Values, "*rows time"],
 ) -> Float[Array, "*rows"]:
-    """Logits of the network; higher = more likely hallucinated, ``b`` when all padding.
-
-    Example:
-      >>> one = jnp.ones(1)
-      >>> cell = Cell(jnp.ones((1, 4)), jnp.zeros((1, 4)), jnp.zeros(4))
-      >>> network = LSTM({"layer0": cell}, one, jnp.array(0.5), 0 * one, one)
-      >>> series, valid = jnp.array([[2.0], [9.0]]), jnp.array([True, False])
-      >>> print(lstm_logits(network, series, valid).round(3))
-      1.108
-    """
+    """Logits; higher = more likely hallucinated, ``b`` when all is padding."""
     with jax.default_matmul_precision("highest"):
         return _logits(params, series, valid)

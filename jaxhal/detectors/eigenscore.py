@@ -29,12 +29,7 @@ _PUBLISHED = {
 
 @dataclasses.dataclass(frozen=True)
 class Embedded(Measure):
-    """Hidden state of each sample, ``{"values": [examples samples width], "valid"}``.
-
-    Attributes:
-      draw: how samples are drawn.
-      tokens: which token stands for a sample, as :class:`jaxhal.HiddenStates` has it.
-    """
+    """A hidden state of each sample, ``{"values", "valid"}``."""
 
     draw: Draw
     tokens: Literal["last", "before_last", "mean"]
@@ -77,12 +72,6 @@ def eigenscore(
         has it.
       draw: how to sample, as :func:`jaxhal.detectors.settings.draw_of` takes it.
       name: what to call it beside another choice.
-
-    Raises:
-      ValueError: on another preset, setting or token, or fewer than two samples.
-
-    References:
-      Chen et al., INSIDE, ICLR 2024.
     """
     form = spread.form_of(preset, alpha=alpha, base=base, per_feature=per_feature)
     how = draw_of(draw, _PUBLISHED[preset])

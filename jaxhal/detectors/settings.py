@@ -53,9 +53,6 @@ def draw_of(settings: Settings, published: Draw) -> Draw:
         for what the published code does, the rest as given.
       published: that.
 
-    Raises:
-      ValueError: on a field that neither has.
-
     Example:
       >>> draw_of({"n": 5, "temperature": 0.5}, Draw()).sampling.temperature
       0.5
