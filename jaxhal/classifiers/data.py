@@ -17,12 +17,9 @@ _CONSTANT = 1e-6
 def check(
     x: Any, y: Any, rows_axis: int = 0, **weights: Any
 ) -> tuple[Float[Array, "..."], Float[Array, " rows"], list[Any]]:
-    """Float32 features, labels and weights that a probe can be trained on.
+    """Float32 features, labels (0 or 1) and weights that a probe can be trained on.
 
-    Args:
-      x: features with the rows on ``rows_axis``.
-      y: a label per row, 1 for hallucinated and 0 for grounded.
-      weights: by name, each ``[..., rows]``, none negative; ``None`` stays ``None``.
+    Rows are on ``rows_axis`` of ``x`` and last in weights, of which ``None`` stays.
 
     Raises:
       ValueError: when shapes do not pair up, a label is not 0 or 1, a feature or a
@@ -72,15 +69,9 @@ def _check_weight(name: str, weight: Any, y: Array) -> Float[Array, "..."]:
 
 
 def balanced(y: Any, weight: Any) -> Float[Array, "*lead rows"]:
-    r"""Weights under which both classes count the same, with the same sum.
-
-    .. math:: \tilde w_i = w_i \frac{\sum_j w_j}{2 \sum_{j : y_j = y_i} w_j}
+    """Weights under which both classes count the same, with the same sum.
 
     scikit-learn's ``class_weight="balanced"`` where the weights are all one.
-
-    Example:
-      >>> balanced([0, 0, 0, 1], [1, 1, 1, 1])
-      Array([0.6666667, 0.6666667, 0.6666667, 2. ], dtype=float32)
     """
     label = jnp.asarray(y)
     _, positive, (weight,) = check(label[..., None], label, weight=weight)

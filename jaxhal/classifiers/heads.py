@@ -55,18 +55,11 @@ def choose_heads(
 ) -> HeadChoice:
     """Few heads whose mean score ranks the validation answers best.
 
-    Heads are sorted by falling :func:`separation` on the probe sets, equal ones in
-    their own order.  Of the means over the first 1 to ``max_heads`` (the paper's
-    :math:`N_{max}`), the one with the best AUROC on the validation set wins, the
-    shortest where several are best.  The paper keeps the two sets apart; its published
-    code uses one labelled sample for both.
-
-    Args:
-      probe_scores: ``[rows, heads]``.
-      probe_labels: ``[rows]``, 1 for hallucinated and 0 for grounded.
-      validation_scores: ``[other rows, heads]``.
-      validation_labels: ``[other rows]``.
-      max_heads: the most heads to average.
+    Heads of ``[rows, heads]`` are sorted by falling :func:`separation` on the probe
+    set, equal ones in their own order.  Of the means over the first 1 to ``max_heads``
+    (the paper's :math:`N_{max}`), the one with the best AUROC on the validation set
+    wins, the shortest where several are best.  The paper keeps the two sets apart; its
+    published code uses one labelled sample for both.
 
     Example:
       >>> labels = [0, 0, 1, 1]
@@ -108,14 +101,10 @@ class Transfer(NamedTuple):
 def per_head_transfer(source: Any, target: Any, ridge: float = 1e-4) -> Transfer:
     """A ridge regression for every target head from all source heads, by QR.
 
-    With it a classifier fitted on the target model's heads judges the source model.
-    The fitting code of the paper's cross-model transfer is not published.
-
-    Args:
-      source: ``[rows, heads]`` of one model.
-      target: ``[rows, other heads]`` of another model on the same responses.
-      ridge: scikit-learn's ``Ridge(alpha)``; small, it only keeps the solution finite
-        where heads are collinear or outnumber responses.
+    With it a classifier fitted on the target model's heads judges the source model, of
+    whose heads there are ``[rows, heads]`` on the same responses.  The fitting code of
+    the paper is not published; a small ``ridge`` (scikit-learn's ``alpha``) only keeps
+    the solution finite where heads are collinear or outnumber responses.
     """
     source, target = (jnp.asarray(a, jnp.float32) for a in (source, target))
     if source.ndim != 2 or target.ndim != 2 or len(source) != len(target):

@@ -31,12 +31,7 @@ class Linear(NamedTuple):
 
 
 def fit_linear(
-    x: Any,
-    y: Any,
-    weight: Any = None,
-    C: Any = 1.0,
-    *,
-    standardize: bool = True,
+    x: Any, y: Any, weight: Any = None, C: Any = 1.0, *, standardize: bool = True
 ) -> Linear:
     r"""Logistic regression with an L2 penalty, solved to convergence.
 
@@ -83,9 +78,6 @@ def fit_grid(x: Any, y: Any, train: Any, C: Any, *, standardize: bool = True) ->
       train: ``[folds, rows]``, weights; 0 leaves a row out of that fold's training.
       C: ``[strengths]``, best in rising or falling order.
       standardize: scale features to unit variance.
-
-    Returns:
-      A :class:`Linear` with leading axes ``[layers, folds, strengths]``.
     """
     x, y, (train,) = check(x, y, rows_axis=1, train=train)
     if x.ndim != 3 or train.ndim != 2:
@@ -165,11 +157,6 @@ def from_sklearn(coef: Any, intercept: Any, positive: str) -> Linear:
     The released Lookback Lens classifiers are trained to find *grounded* text (their
     class 1 is faithful): with ``positive="grounded"`` the sign turns, so that the
     probability here is ``1 - predict_proba(x)[:, 1]``.
-
-    Example:
-      >>> probe = from_sklearn([[2.0, -1.0]], [0.5], positive="grounded")
-      >>> linear_logits(probe, jnp.array([1.0, 1.0]))
-      Array(-1.5, dtype=float32)
     """
     if positive not in ("grounded", "hallucinated"):
         raise ValueError(f"positive is {positive!r}; use 'grounded' or 'hallucinated'")

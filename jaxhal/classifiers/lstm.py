@@ -68,18 +68,14 @@ def fit_lstm(
       series: ``[samples, time, features]``; padding may hold anything.
       valid: ``[samples, time]``, False on padding, wherever it lies.
       labels: ``[samples]``, 1 for hallucinated and 0 for grounded.
-      train: ``[samples]``, 0 off the training rows.
-      stop: ``[samples]``, 0 off the rows to stop by, which should share no source with
-        the training rows.
-      hidden: size of the state of a layer.
-      layers: 1 to 9.
+      train, stop: ``[samples]``, 0 off the rows to train on and to stop by, which
+        should share no source.
+      hidden: size of the state of a layer, of which there are 1 to 9.
       learning_rate: of Adam; the released code has 1e-4, the paper the default.
-      epochs: at most this many passes over the training rows.
-      batch: rows of a step.
-      patience: epochs in a row without a lower loss before stopping.
     """
     sizes = {"hidden": hidden, "layers": layers, "epochs": epochs}
-    for name, value in (sizes | {"batch": batch, "patience": patience}).items():
+    sizes |= {"batch": batch, "patience": patience}
+    for name, value in sizes.items():
         if value < 1:
             raise ValueError(f"{name} is {value}; give at least 1")
     if layers > 9:
@@ -95,40 +91,15 @@ def fit_lstm(
     steps = (train > 0) @ valid.astype(jnp.float32)
     if not isinstance(steps, Tracer) and not steps.any():
         raise ValueError("valid marks no step of a training row; mark its tokens")
-    return _fit(
-        key,
-        series,
-        valid,
-        y,
-        train,
-        stop,
-        learning_rate,
-        hidden=hidden,
-        layers=layers,
-        epochs=epochs,
-        batch=min(batch, len(y)),
-        patience=patience,
-    )
+    sizes["batch"] = min(batch, len(y))
+    return _fit(key, (series, valid, y, train, stop), learning_rate, **sizes)
 
 
 @functools.partial(
     jax.jit, static_argnames=("hidden", "layers", "epochs", "batch", "patience")
 )
-def _fit(
-    key: PRNGKeyArray,
-    series: Float[Array, "samples time features"],
-    valid: Bool[Array, "samples time"],
-    y: Float[Array, " samples"],
-    train: Float[Array, " samples"],
-    stop: Float[Array, " samples"],
-    learning_rate: Any,
-    *,
-    hidden: int,
-    layers: int,
-    epochs: int,
-    batch: int,
-    patience: int,
-) -> LSTM:
+def _fit(key, rows, learning_rate, *, hidden, layers, epochs, batch, patience) -> LSTM:
+    series, valid, y, train, stop = rows
     mean, std = moments(series, train[:, None] * valid)
     train, stop = balanced(y, train), balanced(y, stop)
     key_start, key_order = jax.random.split(key)

@@ -51,12 +51,6 @@ def fit_mlp(
         source with the training rows; without it all steps are run.
       hidden: units of the hidden layer.
       schedule: of AdamW.
-
-    Example:
-      >>> x, y = [[0.0, 0.0], [0.0, 1.0], [1.0, 0.0], [1.0, 1.0]], [0, 1, 1, 0]
-      >>> probe = fit_mlp(jax.random.key(0), x, y, [1, 1, 1, 1])
-      >>> print((mlp_logits(probe, jnp.array(x)) > 0).astype(int))
-      [0 1 1 0]
     """
     if hidden < 1:
         raise ValueError(f"hidden is {hidden}; give at least 1 unit")
@@ -68,15 +62,7 @@ def fit_mlp(
 
 
 @functools.partial(jax.jit, static_argnames=("hidden", "schedule"))
-def _fit(
-    key: PRNGKeyArray,
-    x: Float[Array, "rows width"],
-    y: Float[Array, " rows"],
-    weight: Float[Array, " rows"],
-    validation_weight: Float[Array, " rows"] | None,
-    hidden: int,
-    schedule: Schedule,
-) -> MLP:
+def _fit(key, x, y, weight, validation_weight, hidden, schedule) -> MLP:
     mean, std = moments(x, weight)
     x = (x - mean) / std
     key_in, key_out = jax.random.split(key)
@@ -86,15 +72,10 @@ def _fit(
         jax.random.normal(key_out, (hidden,)) / jnp.sqrt(hidden),
         jnp.zeros(()),
     )
-
-    def logits(params: tuple[Array, Array, Array, Array]) -> Array:
-        return _logits(params, x)
-
+    rows = (y, weight, validation_weight)
     with jax.default_matmul_precision("highest"):
-        w_in, b_in, w_out, b_out = fit_probe(
-            logits, start, y, weight, validation_weight, schedule
-        )
-    return MLP(w_in, b_in, w_out, b_out, mean, std)
+        layers = fit_probe(lambda some: _logits(some, x), start, *rows, schedule)
+    return MLP(*layers, mean, std)
 
 
 def _logits(
@@ -111,12 +92,7 @@ def mlp_logits(params: MLP, x: Float[Values, "*rows width"]) -> Float[Array, "*r
 
 
 def fit_perceptron(
-    x: Any,
-    labels: Any,
-    weight: Any,
-    alpha: float = 1e-4,
-    *,
-    standardize: bool = False,
+    x: Any, labels: Any, weight: Any, alpha: float = 1e-4, *, standardize: bool = False
 ) -> MLP:
     """scikit-learn's ``MLPClassifier`` with 100 rectified units, 200 epochs of Adam.
 

@@ -49,10 +49,7 @@ def fit_pooling(
       key: draws the starting query.
       hidden: ``[rows, response, width]``; padding may hold anything.
       valid: ``[rows, response]``, False on padding.
-      y: ``[rows]``, 1 for hallucinated and 0 for grounded.
-      weight: ``[rows]``, 0 off the training rows.
-      validation_weight: ``[rows]``, 0 off the validation rows, which should share no
-        source with the training rows; without it all steps are run.
+      y, weight, validation_weight: as :func:`~jaxhal.classifiers.mlp.fit_mlp` has them.
       schedule: of AdamW.
     """
     hidden, valid = jnp.asarray(hidden, jnp.float32), jnp.asarray(valid, bool)
@@ -71,15 +68,7 @@ def fit_pooling(
 
 
 @functools.partial(jax.jit, static_argnames="schedule")
-def _fit(
-    key: PRNGKeyArray,
-    hidden: Float[Array, "rows response width"],
-    valid: Bool[Array, "rows response"],
-    y: Float[Array, " rows"],
-    weight: Float[Array, " rows"],
-    validation_weight: Float[Array, " rows"] | None,
-    schedule: Schedule,
-) -> Pooling:
+def _fit(key, hidden, valid, y, weight, validation_weight, schedule) -> Pooling:
     mean, std = moments(hidden, weight[:, None] * valid)
     hidden = jnp.where(valid[..., None], (hidden - mean) / std, 0.0)
     width = hidden.shape[-1]

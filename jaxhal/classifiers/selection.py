@@ -69,9 +69,6 @@ def choose_held_out(
 
     Returns:
       The probe, and the :func:`unseen_scores` of the folds at its layer and strength.
-
-    Raises:
-      SplitError: when the folds cannot hold both classes.
     """
     train = folds_of(labels, groups, weight)
     x, y = jnp.asarray(x), jnp.asarray(labels)
@@ -117,14 +114,8 @@ def choose(
       fit: ``(x, labels, weight, **setting) -> params``.
       decide: ``(params, x) -> Float[samples]``, higher = more likely hallucinated.
       grid: the values of each setting, simplest first; all combinations are tried.
-      x: ``[samples, ...]`` features.
-      labels: ``[samples]``, 1 for hallucinated and 0 for grounded.
-      groups: ``[samples]``, the source of each answer; a fold never splits one.
-      weight: ``[samples]``, 0 for the answers to leave out: of these nothing is used.
+      x, labels, groups, weight: as :func:`choose_held_out` takes them, of one layer.
       folds: number of parts, of which each is left out once.
-
-    Returns:
-      The classifier, and the :func:`unseen_scores` of the folds at its setting.
     """
     group = group_codes(np.asarray(groups).tolist(), len(labels))
     x, y, (weight,) = check(x, labels, weight=weight)
@@ -176,15 +167,7 @@ def unseen_scores(
 
     Every fit has a scale of its own, so scores of different folds cannot be compared:
     each is brought to the mean and deviation that the final fit gives to the rows this
-    one has seen.
-
-    Args:
-      scores: of all rows, by a fit without each fold.
-      train: of :func:`folds_of`.
-      final: of all rows, by the fit to all that is learnt from.
-
-    Returns:
-      ``Float[samples]``; 0 for rows that are not learnt from.
+    one has seen.  Rows that are not learnt from have 0.
     """
     # In float64 the deviation of equal scores is 0.
     scores, final = np.asarray(scores, float), np.asarray(final, float)

@@ -24,8 +24,8 @@ class SVM(NamedTuple):
     .. math:: f(x) = \sum_i a_i e^{-\gamma \|\tilde x - v_i\|^2} + b, \quad
       \tilde x = (x - \mathrm{mean}) / \mathrm{std}
 
-    As many vectors as there were rows, so that every fold has one shape: rows that
-    support nothing have ``dual = 0`` and are kept as zeros.
+    As many as there were rows, so that every fold has one shape: rows that support
+    nothing have ``dual = 0`` and are kept as zeros.
     """
 
     vectors: Float[Array, "samples width"]
@@ -47,21 +47,9 @@ def fit_svm(
 ) -> SVM:
     """scikit-learn's ``SVC`` with a radial kernel, as arrays.
 
-    Args:
-      x: ``[samples, width]`` features.
-      labels: ``[samples]``, 1 for hallucinated and 0 for grounded.
-      weight: ``[samples]``, times ``C``; 0 leaves a row out.
-      C: strength of the data against the margin; the default is that of LRP4RAG's
-        released code, chosen on the folds it reports, and so is ``gamma``.
-      gamma: of the kernel; with ``standardize`` in units of scikit-learn's
-        ``"scale"``, which is one over the number of features that are not constant.
-      standardize: scale features by their moments in training; constant ones drop out.
-
-    Example:
-      >>> x = [[0.0, 0.0], [0.0, 1.0], [1.0, 0.0], [1.0, 1.0]]
-      >>> machine = fit_svm(x, [0, 1, 1, 0], [1, 1, 1, 1])
-      >>> print((svm_logits(machine, jnp.array(x)) > 0).astype(int))
-      [0 1 1 0]
+    The defaults are those of LRP4RAG's released code, chosen on the folds it reports.
+    Standardised, constant features drop out, and ``gamma`` is in units of
+    scikit-learn's ``"scale"``: one over the number of those that are left.
     """
     from sklearn.svm import SVC
 

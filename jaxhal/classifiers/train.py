@@ -39,17 +39,9 @@ def fit(
 ) -> Any:
     """Parameters of the least validation loss, or the last where there is none.
 
-    Stops once ``patience`` steps in a row have not lowered the validation loss.  The
-    starting point counts, and a loss that is NaN never does.  Under ``vmap`` every
-    fit stops by itself.
-
-    Args:
-      loss: parameters -> training loss, over all rows.
-      params: where to start, any pytree of arrays.
-      optimizer: an Optax optimizer.
-      steps: at most this many.
-      validation_loss: parameters -> loss on rows kept out of training.
-      patience: see above; unused without ``validation_loss``.
+    Takes at most ``steps``; stops once ``patience`` of them in a row have not lowered
+    the validation loss.  The starting point counts, and a loss that is NaN never does.
+    Under ``vmap`` every fit stops by itself.
 
     Example:
       Training pulls towards 4, validation likes 1 best.

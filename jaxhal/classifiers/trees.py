@@ -46,13 +46,7 @@ def fit_forest(
 ) -> Forest:
     """scikit-learn's ``RandomForestClassifier``, as arrays; by default that of LRP4RAG.
 
-    Args:
-      x: ``[samples, width]`` features.
-      labels: ``[samples]``, 1 for hallucinated and 0 for grounded.
-      weight: ``[samples]``; 0 leaves a row out.
-      max_depth: most questions asked of a row, 1 to 10.
-      min_samples_leaf: fewest training rows of a leaf.
-      trees: how many.
+    A row of weight 0 is left out; the depth is 1 to 10.
     """
     from sklearn.ensemble import RandomForestClassifier
 

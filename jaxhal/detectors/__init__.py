@@ -138,10 +138,6 @@ AT_ONCE = tuple(name for name, make in CATALOGUE.items() if _at_once(make()))
 def get(names: Sequence[str] | None = None) -> list[Detector]:
     """Detectors by catalogue name; for ``None`` those of :data:`AT_ONCE`.
 
-    Raises:
-      ValueError: on an unknown name, with the nearest known one, or ``"ensemble"``,
-        which is no detector before it has members.
-
     Example:
       >>> [detector.name for detector in get(["mtop_div", "novel_words"])]
       ['mtop_div', 'novel_words']
@@ -173,10 +169,6 @@ def build(spec: str | Mapping[str, Mapping[str, Any]]) -> Detector:
       ValueError: on an unknown name, an option it does not take, or a ``name`` that is
         another detector's.
       jaxhal.llm.hosts.Refused: on an endpoint at a host that the user has not named.
-
-    Example:
-      >>> build({"toha": {"max_heads": 3}}).name
-      'toha'
     """
     if isinstance(spec, str):
         return get([spec])[0]

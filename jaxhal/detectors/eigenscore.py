@@ -66,11 +66,9 @@ def eigenscore(
     Args:
       preset: of :data:`jaxhal.features.eigenscore.PRESETS`; ``"official"`` reads the
         last word of a sample, the others the end of the sequence.
-      alpha, base, per_feature: instead of the preset's, as
-        :class:`jaxhal.features.eigenscore.Preset` has them.
-      tokens: which token stands for a sample instead, as :class:`jaxhal.HiddenStates`
-        has it.
-      draw: how to sample, as :func:`jaxhal.detectors.settings.draw_of` takes it.
+      alpha, base, per_feature: instead of the preset's.
+      tokens: which token stands for a sample, see :class:`jaxhal.HiddenStates`.
+      draw: how to sample, see :func:`jaxhal.detectors.settings.draw_of`.
       name: what to call it beside another choice.
     """
     form = spread.form_of(preset, alpha=alpha, base=base, per_feature=per_feature)

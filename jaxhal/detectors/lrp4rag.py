@@ -209,13 +209,9 @@ def lrp4rag_lstm(
 def lrp4rag_threshold(of: str = "response", name: str | None = None) -> Detector:
     """The naive rule: a relevance profile that is low between its own extremes.
 
-    What the threshold is compared with depends on the shape of the profile alone, see
-    :func:`jaxhal.features.relevance.profile_level`.
-
-    Args:
-      of: which profile, that of the ``"response"`` or of the ``"prompt"``.
-      name: what to call it beside another choice; its own ends in ``_prompt`` for that
-        profile.
+    It looks at the shape of the profile alone:
+    :func:`jaxhal.features.relevance.profile_level`.  ``of`` and ``name`` are those of
+    :func:`lrp4rag_svm`.
     """
     return Detector(
         Info(

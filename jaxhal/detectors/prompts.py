@@ -63,19 +63,7 @@ _REFERENCE = "baseline of Hu et al. 2024 (LRP4RAG), section 4.3"
 
 
 def material(example: Example) -> str:
-    """Source, question and answer under headings, for a prompt to ask about.
-
-    Example:
-      >>> print(material(Example("In 1832.", context="Built 1832.", question="When?")))
-      Source:
-      Built 1832.
-      <BLANKLINE>
-      Question:
-      When?
-      <BLANKLINE>
-      Answer:
-      In 1832.
-    """
+    """Source, question and answer under headings, for a prompt to ask about."""
     return _under_headings(
         Source=example.context or example.prompt,
         Question=example.question,
@@ -165,10 +153,6 @@ def listed_share(response: str, parts: list[str]) -> float:
     """Share of a response's characters in the parts, at most 1.
 
     Each is taken where it first stands; one that is not there counts by its length.
-
-    Example:
-      >>> listed_share("In 1832, in Rome.", ["in Rome"])
-      0.4117647058823529
     """
     inside, missing = np.zeros(len(response), bool), 0
     for part in parts:

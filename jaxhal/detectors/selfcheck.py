@@ -15,16 +15,9 @@ import numpy as np
 from jaxhal.detectors.base import Detector, Features, Info, measured, on_tokens
 from jaxhal.detectors.settings import Settings, cached, draw_of
 from jaxhal.features import consistency
+from jaxhal.llm import entailment as nli
 from jaxhal.llm.endpoint import Endpoint, endpoint_of
-from jaxhal.llm.entailment import (
-    Entailment,
-    Pair,
-    Reader,
-    YesNo,
-    named,
-    of_each,
-    resolve,
-)
+from jaxhal.llm.entailment import Entailment, Reader, YesNo, named
 from jaxhal.models.encoders import encoding
 from jaxhal.reading.bulk import Bulk, Measure
 from jaxhal.reading.samples import Draw
@@ -79,11 +72,9 @@ class SentenceSupport(OfSentences):
         return named(self.entailment)
 
     def __call__(self, bulk: Bulk) -> dict[str, np.ndarray]:
-        backend = (
-            Reader(bulk.lm, SUPPORT)
-            if self.entailment == "reader"
-            else resolve(self.entailment, bulk.lm)
-        )
+        backend = nli.resolve(self.entailment, bulk.lm)
+        if self.entailment == "reader":
+            backend = Reader(bulk.lm, SUPPORT)
         if self.draw is None:
             supports = [[one.context or one.source_text] for one in bulk.examples]
         else:
@@ -93,10 +84,12 @@ class SentenceSupport(OfSentences):
             ]
         said = [sentences_of(example.response) for example in bulk.examples]
         pairs = [
-            [self._pair(sentence, support) for sentence in some for support in against]
+            [(one, support) for one in some for support in against]
             for some, against in zip(said, supports, strict=True)
         ]
-        found = bulk.judged(functools.partial(of_each, backend), pairs)
+        if self.order == "ordinary":
+            pairs = [[(support, one) for one, support in some] for some in pairs]
+        found = bulk.judged(functools.partial(nli.of_each, backend), pairs)
         most = max(map(len, supports))
         rows = np.repeat(list(map(len, supports)), list(map(len, said)))
         valid = np.arange(most) < rows[:, None]
@@ -114,10 +107,6 @@ class SentenceSupport(OfSentences):
             # Where no sample holds text nothing is known: a half.
             each = np.where(valid.any(1), _contradicted(probabilities, valid), 0.5)
         return _of_answers(each, said)
-
-    def _pair(self, sentence: str, support: str) -> Pair:
-        published = self.order == "published"
-        return (sentence, support) if published else (support, sentence)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -155,7 +144,7 @@ class Unmatched(OfSentences):
     """
 
     encoder: str
-    layer: int | None  # the last one
+    layer: int | None  # None: the last one
     baseline: float  # F1 of unrelated sentences, which becomes 0
     draw: Draw
 
@@ -173,11 +162,8 @@ class Unmatched(OfSentences):
             for sample in samples
             for other in sample
         ]
-        counts = np.repeat(
-            [[len(sample) for sample in samples] for samples in heard],
-            [len(some) for some in said],
-            axis=0,
-        )
+        sizes = [[len(sample) for sample in samples] for samples in heard]
+        counts = np.repeat(sizes, list(map(len, said)), axis=0)
         valid = np.arange(max(1, counts.max())) < counts[..., None]
         f1 = np.zeros(valid.shape, np.float32)
         if pairs:
@@ -259,14 +245,12 @@ def selfcheck_nli(
     how: Literal["mean", "max"] = "mean",
     name: str = "selfcheck_nli",
 ) -> Detector:
-    """SelfCheckGPT: how much the samples contradict the answer, sentence by sentence.
-
-    Section 5.4 of the paper.
+    """SelfCheckGPT: how much the samples contradict the answer (section 5.4).
 
     Args:
       entailment: as :func:`semantic_entropy` takes it; the published model is
         ``"nli:potsawee/deberta-v3-large-mnli"``.
-      draw: how to sample, as :func:`jaxhal.detectors.settings.draw_of` takes it.
+      draw: how to sample, see :func:`jaxhal.detectors.settings.draw_of`.
       how: of its sentences, what an answer scores: the ``"mean"`` or the ``"max"``.
       name: what to call it beside another choice.
     """
@@ -283,11 +267,10 @@ def selfcheck_prompt(
     how: Literal["mean", "max"] = "mean",
     name: str = "selfcheck_prompt",
 ) -> Detector:
-    """SelfCheckGPT: a model is asked whether each sample supports each sentence.
+    """SelfCheckGPT: a model is asked whether each sample supports each sentence (5.5).
 
-    The reader by its odds of Yes and No; a model behind an OpenAI-compatible endpoint,
-    as in the published code, by what its reply begins with (the question is put in
-    other words): :func:`jaxhal.features.consistency.selfcheck_prompt`, section 5.5.
+    The reader by its odds of Yes and No; a model behind an OpenAI-compatible endpoint
+    by what its reply begins with, though the question is put in other words.
 
     Args:
       endpoint, model: as :func:`jaxhal.detectors.detection_prompt` takes them.
@@ -341,17 +324,16 @@ def selfcheck_bertscore(
     how: Literal["mean", "max"] = "mean",
     name: str = "selfcheck_bertscore",
 ) -> Detector:
-    """SelfCheckGPT: how far the answer's sentences are from those of the samples.
+    """SelfCheckGPT: how far the answer's sentences are from those of the samples (5.1).
 
-    The published code (section 5.1) takes RoBERTa large, its layer 17 and, rescaled,
-    the baseline 0.83122575: ``"FacebookAI/roberta-large"``.
+    The published code takes RoBERTa large, ``"FacebookAI/roberta-large"``, its layer 17
+    and, rescaled, the baseline 0.83122575.
 
     Args:
-      encoder: whose token embeddings are compared, as
-        :func:`jaxhal.models.encoders.load_encoder` takes it.
-      layer: as :func:`jaxhal.models.encoders.encoding.token_states` takes it.
-      baseline: F1 of unrelated sentences, which becomes 0 as F1 is rescaled; all scores
-        grow by ``1 / (1 - baseline)``, so no ranking changes.
+      encoder: whose token embeddings are compared, see
+        :func:`jaxhal.models.encoders.load_encoder`.
+      layer: of the encoder, the last for ``None``.
+      baseline: F1 of unrelated sentences, which becomes 0; no ranking changes.
       draw, how, name: as :func:`selfcheck_nli` takes them.
     """
     if not baseline < 1:
@@ -412,9 +394,5 @@ def _over_sentences(
         return on_tokens(jnp.where(place >= 0, scores, 0.0), features)
 
     summary = f"{summary}, the worst sentence" if how == "max" else summary
-    return Detector(
-        Info(name, summary, unit, reference),
-        measured(measure, _PLACES),
-        inputs,
-        tokens=tokens,
-    )
+    info = Info(name, summary, unit, reference)
+    return Detector(info, measured(measure, _PLACES), inputs, tokens=tokens)

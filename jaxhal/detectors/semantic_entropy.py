@@ -131,7 +131,7 @@ def semantic_entropy(
       entailment: what decides that two answers mean the same: ``"similarity"``,
         ``"nli:SOURCE"``, ``"reader"``, ``"endpoint:MODEL@URL"``, or any
         :class:`jaxhal.llm.entailment.Entailment`.
-      draw: how to sample, as :func:`jaxhal.detectors.settings.draw_of` takes it.
+      draw: how to sample, see :func:`jaxhal.detectors.settings.draw_of`.
       name: what to call it beside another choice.
     """
     if preset not in semantic.PRESETS:

@@ -70,9 +70,7 @@ class Heads(NamedTuple):
 
 @functools.cache
 def toha(
-    max_heads: int = 6,
-    probe: Literal["split", "shared"] = "split",
-    name: str = "toha",
+    max_heads: int = 6, probe: Literal["split", "shared"] = "split", name: str = "toha"
 ) -> Detector:
     """MTop-Div averaged over the few heads that tell hallucinations apart best.
 

@@ -25,13 +25,23 @@ _NATS = {
         "Fadeeva et al. 2024; maximum as in TOHA's baseline",
     ),
 }
+# What they become for a response.
+_SCORES: dict[str, tuple[str, Literal["mean", "max"], str]] = {
+    "predictive_probability": ("logprob", "mean", "mean -log p of the response tokens"),
+    "predictive_probability_max": (
+        "logprob",
+        "max",
+        "-log p of the least likely token",
+    ),
+    "token_entropy": ("entropy", "max", "largest next-token entropy"),
+    "token_entropy_mean": ("entropy", "mean", "mean next-token entropy"),
+}
 
 
 @functools.cache
-def _nats(
-    name: str, feature: str, how: Literal["mean", "max"], summary: str
-) -> Detector:
+def _nats(name: str) -> Detector:
     """Mean or maximum over the response's tokens; nothing is trained."""
+    feature, how, summary = _SCORES[name]
     reducer, sign, reference = _NATS[feature]
     return Detector(
         Info(name, summary, "nats, 0 and up", reference),
@@ -41,26 +51,10 @@ def _nats(
     )
 
 
-predictive_probability = functools.partial(
-    _nats,
-    "predictive_probability",
-    "logprob",
-    "mean",
-    "mean -log p of the response tokens",
-)
-predictive_probability_max = functools.partial(
-    _nats,
-    "predictive_probability_max",
-    "logprob",
-    "max",
-    "-log p of the least likely token",
-)
-token_entropy = functools.partial(
-    _nats, "token_entropy", "entropy", "max", "largest next-token entropy"
-)
-token_entropy_mean = functools.partial(
-    _nats, "token_entropy_mean", "entropy", "mean", "mean next-token entropy"
-)
+predictive_probability = functools.partial(_nats, "predictive_probability")
+predictive_probability_max = functools.partial(_nats, "predictive_probability_max")
+token_entropy = functools.partial(_nats, "token_entropy")
+token_entropy_mean = functools.partial(_nats, "token_entropy_mean")
 
 
 def closed_book(example: Example) -> Example:

@@ -16,8 +16,8 @@ Rewrite = Callable[[Example], Example]
 class Feature:
     """What is computed of an answer; a frozen dataclass, so equal ones are one.
 
-    A :class:`Reducer` reads the answer itself in the model's pass, :class:`OfRewrite`
-    reads another example that is made of it, :class:`OfText` needs no model, and a
+    A :class:`Reducer` reads it in the model's pass, :class:`OfRewrite` reads another
+    example that is made of it, :class:`OfText` needs no model, and a
     :class:`jaxhal.reading.bulk.Measure` is computed of many answers at once.
     """
 

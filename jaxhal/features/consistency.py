@@ -28,16 +28,9 @@ def selfcheck_nli(probabilities: Any, valid: Any = None) -> Float[Array, ""]:
       \frac{P_i(\text{contradiction})}
       {P_i(\text{contradiction}) + P_i(\text{entailment})}
 
-    A sample that is neutral for certain counts 1/2; no sample, inside a trace, is 0.0.
-
-    Args:
-      probabilities: ``Float[samples 3]`` of contradiction, neutral and entailment for
-        one sentence as the premise and each sample as the hypothesis.
-      valid: ``Bool[samples]``, False on a missing sample.
-
-    Example:
-      >>> selfcheck_nli([[0.2, 0.6, 0.2], [0.9, 0.0, 0.1]])
-      Array(0.7, dtype=float32)
+    of ``Float[samples 3]``: contradiction, neutral and entailment for the sentence as
+    the premise and each sample as the hypothesis.  A sample that is neutral for certain
+    counts 1/2; no sample, inside a trace, is 0.0.
     """
     values, valid = present("probabilities", probabilities, valid)
     if values.ndim != 2 or values.shape[1] != 3:
@@ -87,10 +80,7 @@ def tokenize(text: str) -> list[str]:
 
 
 def selfcheck_ngram(
-    sentences: Sequence[str],
-    samples: Sequence[str],
-    n: int = 1,
-    smoothing: float = 0.0,
+    sentences: Sequence[str], samples: Sequence[str], n: int = 1, smoothing: float = 0.0
 ) -> NgramScores:
     r"""Surprise of an answer under an n-gram model of it and the samples (section 5.3).
 
@@ -99,14 +89,8 @@ def selfcheck_ngram(
     where :math:`c` counts n-grams in the answer **and** the samples, :math:`N` is their
     sum and :math:`V` the number of different ones and one for the unknown.  As the
     answer is counted too, every score is finite, at least 0 and, unsmoothed, at most
-    :math:`\log N` nats.
-
-    Args:
-      sentences: of the answer, in order.
-      samples: other answers to the same prompt.  An n-gram does not cross the start of
-        a text, which is padded: for ``n > 1``, give the samples sentence by sentence.
-      n: words in an n-gram.
-      smoothing: ``k``, added to each count.
+    :math:`\log N` nats.  An n-gram does not cross the start of a text, which is padded:
+    for ``n > 1``, give the samples sentence by sentence.
 
     Example:
       >>> scores = selfcheck_ngram(["Paris.", "Rome."], ["Paris.", "Paris."])
@@ -175,17 +159,10 @@ def bertscore(
     positive, and everything is 0 for a sentence without tokens, inside a trace.
 
     Args:
-      candidate: ``Float[tokens width]``; computed in float32 or wider.
-      reference: ``Float[others width]``.
-      candidate_valid: ``Bool[tokens]``, False on padding and special tokens.
-      reference_valid: ``Bool[others]``.
+      candidate, reference: ``Float[tokens width]``; computed in float32 or wider.
+      candidate_valid, reference_valid: False on padding and special tokens.
       baseline: three numbers ``b`` below 1, the precision, recall and F1 of unrelated
         sentences; each score ``x`` becomes ``(x - b) / (1 - b)``, and may be negative.
-
-    Example:
-      >>> score = bertscore([[1.0, 0.0]], [[2.0, 0.0], [0.0, 1.0]])
-      >>> [round(float(x), 3) for x in score]
-      [1.0, 0.5, 0.667]
     """
     candidate, candidate_valid = present("candidate", candidate, candidate_valid)
     reference, reference_valid = present("reference", reference, reference_valid)
@@ -216,13 +193,9 @@ def selfcheck_bertscore(f1: Any, valid: Any = None) -> Float[Array, ""]:
 
     .. math:: 1 - \frac{1}{n} \sum_{i=1}^n \max_k F_1(s, s_{ik})
 
-    over the samples that have a usable sentence; none at all, inside a trace, is 0.0.
-
-    Args:
-      f1: ``Float[samples others]``, :func:`bertscore` of the sentence and each sentence
-        of each sample.
-      valid: ``Bool[samples others]``, False on padding and on sentences too short to
-        say anything (the paper drops those of three tokens or fewer).
+    of ``Float[samples others]``, :func:`bertscore` with each sentence of each sample,
+    over the samples that have a valid one, long enough to say anything (the paper drops
+    those of three tokens or fewer); none at all, inside a trace, is 0.0.
     """
     values, valid = present("f1", f1, valid, axes=2)
     best = _finite(jnp.where(valid, values, -jnp.inf).max(1))
@@ -235,11 +208,8 @@ def passage_score(
 ) -> Float[Array, ""]:
     """Score of a passage from those of its sentences, in their unit.
 
-    Args:
-      scores: ``Float[sentences]``.
-      valid: ``Bool[sentences]``, False on padding; 0.0 when all are, inside a trace.
-      how: ``"mean"``, or ``"max"``, the worst sentence.
-      weight: ``Float[sentences]``, how much each counts in a mean; alike by default.
+    The ``"mean"``, to which sentences count alike or by ``weight``, or the ``"max"``,
+    the worst sentence; 0.0 of none, inside a trace.
     """
     if how not in ("mean", "max"):
         raise ValueError(f"how is {how!r}; use 'mean' or 'max'")

@@ -15,14 +15,7 @@ def response_length(example: Example) -> int:
 
 
 def novel_words(example: Example) -> int:
-    """Number of response words that its source text does not hold, whatever the case.
-
-    Every occurrence counts.
-
-    Example:
-      >>> novel_words(Example("Paris, of course.", prompt="Capital of France?"))
-      2
-    """
+    """How many response words, each time they occur, its source text does not hold."""
     source = set(_words(example.source_text))
     return sum(word not in source for word in _words(example.response))
 

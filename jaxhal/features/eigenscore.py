@@ -60,16 +60,10 @@ def eigenscore(
     the order of the scores too.  The published code takes log10.
 
     Args:
-      embeddings: ``Float[samples width]``, one vector per answer, usually the hidden
-        state of its last token in the middle layer.
+      embeddings: ``Float[samples width]``, usually the hidden state of an answer's last
+        token in the middle layer.
       valid: ``Bool[samples]``, False on a missing answer; inside a trace, 0.0 when all.
       preset: a key of :data:`PRESETS`, or a form of one's own.
-
-    Example:
-      >>> apart = jnp.array([[1.0, -1.0, 0.0], [1.0, 1.0, -2.0]])
-      >>> alike = jnp.array([[1.0, -1.0, 0.0], [1.0, -1.0, 0.0]])
-      >>> print(f"{eigenscore(apart):.3f} {eigenscore(alike):.3f}")
-      0.239 -1.349
     """
     form = form_of(preset)
     values, valid = present("embeddings", embeddings, valid, least=2)
@@ -110,12 +104,9 @@ def feature_bank(width: int, capacity: int = 3000) -> FeatureBank:
 
 
 def add_features(bank: FeatureBank, hidden: Any, valid: Any = None) -> FeatureBank:
-    """The bank with some tokens' activations added, in the place of the oldest.
+    """The bank with activations ``Float[tokens width]`` in the place of the oldest.
 
-    Args:
-      bank: of :func:`feature_bank`.
-      hidden: ``Float[tokens width]``, of any number of tokens, oldest first.
-      valid: ``Bool[tokens]``, False on padding, which is not added.
+    Tokens come oldest first; those that are not ``valid`` are not added.
     """
     hidden, valid = present("hidden", hidden, valid, least=0)
     capacity, width = bank.values.shape
@@ -135,12 +126,10 @@ def add_features(bank: FeatureBank, hidden: Any, valid: Any = None) -> FeatureBa
 def clip_thresholds(
     bank: FeatureBank, share: float = 0.002
 ) -> tuple[Float[Array, " width"], Float[Array, " width"]]:
-    """Below and above which a feature is extreme: quantiles of what the bank holds.
+    """Low and high quantiles of what the bank holds; -inf and inf when it is empty.
 
-    Args:
-      bank: of :func:`feature_bank`; when empty, the thresholds are -inf and inf.
-      share: of a feature's activations that lie below the first threshold, and above
-        the second; 0.2 % in the paper.
+    The ``share`` of a feature's activations lies below the first threshold, and above
+    the second; 0.2 % in the paper.
     """
     if not 0 <= share < 0.5:
         raise ValueError(f"share is {share}; it must lie in [0, 0.5)")

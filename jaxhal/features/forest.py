@@ -60,12 +60,6 @@ def forest(attention: Any, prompt_length: SupportsIndex) -> Edges:
     """:class:`Forest` of attention from any framework.
 
     Arguments and errors are those of :func:`~jaxhal.features.topology.mtop_div`.
-
-    Example:
-      >>> attention = [[1.0, 0.0, 0.0], [0.5, 0.5, 0.0], [0.25, 0.75, 0.0]]
-      >>> parents, weights = forest(attention, prompt_length=1)
-      >>> parents.tolist(), weights.tolist()
-      ([0, 1], [0.5, 0.25])
     """
     return reduce(Forest(), attention, prompt_length)
 

@@ -72,9 +72,7 @@ def lookback_ratio(
       prompt_length: tokens before the response, in ``1..seq-1``.  Both are static.
 
     Raises:
-      TypeError: when a length is not a static integer.
-      ValueError: on a length outside its range, and on values that no causal attention
-        has (:func:`~jaxhal.features.arrays.causal_attention`).
+      TypeError, ValueError: as :func:`~jaxhal.features.arrays.causal_attention` does.
 
     Example:
       Row 1 predicts the response: 0.75 on the context, 0.25 on itself.

@@ -15,15 +15,10 @@ def bin_weights(
 ) -> Float[Array, "bins tokens"]:
     """Weights whose product with a profile is its mean in each bin (equations 7 to 9).
 
-    Of ``n`` tokens bin ``i`` holds those from ``floor(i n / bins)`` up to, but not
-    including, ``floor((i + 1) n / bins)``.
-
-    Args:
-      valid: False on padding, which belongs to no bin.
-      bins: how many.
-      padding: of the empty bins there are when tokens are fewer than bins: ``"last"``
-        repeats the token such a bin falls into (the paper); ``"zeros"`` leaves it 0
-        (the published code), which draws a comb whose teeth tell the length.
+    Of ``n`` valid tokens bin ``i`` holds those from ``floor(i n / bins)`` up to, but
+    not including, ``floor((i + 1) n / bins)``.  When tokens are fewer than bins,
+    padding ``"last"`` repeats the token an empty bin falls into (the paper);
+    ``"zeros"`` leaves it 0 (the published code): a comb whose teeth tell the length.
 
     Example:
       >>> bin_weights(jnp.array([True, True, True, False]), 2)
@@ -51,46 +46,19 @@ def resample(
     valid: Bool[Any, " tokens"] | None = None,
     padding: str = "last",
 ) -> Float[Array, " length"]:
-    """A profile as its means in ``length`` bins, with :func:`bin_weights`.
-
-    Example:
-      >>> resample(jnp.array([1.0, 2.0]), 4)
-      Array([1., 1., 2., 2.], dtype=float32)
-      >>> resample(jnp.array([1.0, 2.0]), 4, padding="zeros")
-      Array([0., 1., 0., 2.], dtype=float32)
-    """
+    """A profile as its means in ``length`` bins, with :func:`bin_weights`."""
     profile = jnp.asarray(profile)
     valid = jnp.ones(profile.shape, bool) if valid is None else valid
     weights = bin_weights(valid, length, padding).astype(profile.dtype)
-    return _product(weights, profile)
-
-
-def resample_2d(
-    matrix: Float[Any, "rows columns"],
-    shape: tuple[int, int],
-    valid_rows: Bool[Any, " rows"] | None = None,
-    valid_columns: Bool[Any, " columns"] | None = None,
-    padding: str = "last",
-) -> Float[Array, "bins other_bins"]:
-    """:func:`resample` along both axes of a matrix."""
-    matrix = jnp.asarray(matrix)
-    rows = jax.vmap(lambda c: resample(c, shape[0], valid_rows, padding), 1, 1)(matrix)
-    return jax.vmap(lambda r: resample(r, shape[1], valid_columns, padding))(rows)
-
-
-def _product(weights: Array, values: Array) -> Array:
-    return jnp.matmul(weights, values, precision=jax.lax.Precision.HIGHEST)
+    return jnp.matmul(weights, profile, precision=jax.lax.Precision.HIGHEST)
 
 
 def normalized(
     relevance: Float[Any, "*rows tokens"], by: str, eps: float = 1e-6
 ) -> Float[Array, "*rows tokens"]:
-    """Relevance of each row over its size, signs kept.
+    """Relevance of each row over the ``"sum"`` or ``"max"`` of its absolute values.
 
-    Args:
-      relevance: rows of ``R*``, or a mean of them; padding holds zeros.
-      by: ``"sum"`` of the absolute values, or the ``"max"`` of them.
-      eps: added to the size (section 4.2); a row of zeros stays so.
+    A row of zeros stays so, by ``eps`` (section 4.2).
     """
     relevance = jnp.asarray(relevance)
     sizes = {"sum": jnp.sum, "max": jnp.max}

@@ -13,16 +13,9 @@ def present(
 ) -> tuple[Float[Array, "..."], Bool[Array, "..."]]:
     """Values in float32 or wider, zero where missing, and their mask.
 
-    Args:
-      name: what messages call the array.
-      array: numbers of any type.
-      valid: ``Bool`` over the first ``axes`` axes; all there by default.
-      axes: how many axes the mask has.
-      least: how many entries of the first axis must hold something.
-
-    Raises:
-      ValueError: on a mask of another shape, on too few entries, on a number that is
-        not finite (looked at unless traced).
+    The mask covers the first ``axes`` axes, and ``least`` entries of the first must
+    hold something.  ValueError, with ``name``, on a mask of another shape, on too few
+    entries, on a number that is not finite; what is traced is not looked at.
     """
     array = jnp.asarray(array)
     lead = array.shape[:axes]

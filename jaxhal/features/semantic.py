@@ -48,12 +48,6 @@ def equivalence(probabilities: Any, rule: str) -> Bool[Array, "samples samples"]
         ``j`` are a contradiction, neutral or an entailment; the diagonal is not used.
       rule: ``"strict"``, both directions entail; ``"non_strict"``, neither contradicts
         and not both are neutral; ``"no_contradiction"``, neither contradicts.
-
-    Example:
-      >>> entails, neutral = [0.1, 0.1, 0.8], [0.1, 0.8, 0.1]
-      >>> both = [[entails, entails], [neutral, entails]]
-      >>> equivalence(both, "strict")[0, 1], equivalence(both, "non_strict")[0, 1]
-      (Array(False, dtype=bool), Array(True, dtype=bool))
     """
     values, _ = present("probabilities", probabilities)
     samples = len(values)
@@ -85,13 +79,13 @@ def cluster(
 
     Answers are taken in turn and compared with the first member of each cluster only,
     as meaning the same is not transitive between real answers.  One joins the first
-    cluster it fits, or founds the next.
+    cluster it fits, or founds the next; as ``published`` the last one it fits, where a
+    new cluster takes over what an earlier one already held.
 
     Args:
       equivalent: ``Bool[samples samples]``; entry ``(i, j)`` with ``i < j`` is read.
       valid: ``Bool[samples]``, False on a missing answer, whose cluster is -1.
-      published: join the last cluster it fits, as in the published code, where a new
-        cluster takes over what an earlier one already held.
+      published: as in the published code.
 
     Example:
       The last answer fits both clusters.
@@ -118,11 +112,6 @@ def cluster(
     return jnp.where(valid, jnp.cumsum(founder)[first] - 1, -1)
 
 
-def num_clusters(clusters: Int[Array, " samples"]) -> Int[Array, ""]:
-    """How many meanings the answers have, in 0..samples; more means less sure."""
-    return jnp.max(clusters, initial=-1) + 1
-
-
 def semantic_entropy(
     clusters: Int[Array, " samples"], loglik: Any = None, preset: str = "nature"
 ) -> Float[Array, ""]:
@@ -143,14 +132,6 @@ def semantic_entropy(
       loglik: ``Float[samples]``, mean log probability of an answer's tokens, its end
         among them; ``"discrete"`` needs none.
       preset: a key of :data:`PRESETS`.
-
-    Example:
-      >>> clusters = jnp.array([0, 0, 1])
-      >>> print(f"{semantic_entropy(clusters, preset='discrete'):.4f}")
-      0.6365
-      >>> loglik = jnp.log(jnp.array([0.1, 0.1, 0.8]))
-      >>> print(f"{semantic_entropy(clusters, loglik):.4f}")
-      0.5004
     """
     if preset not in PRESETS:
         raise ValueError(f"preset is {preset!r}; use one of {', '.join(PRESETS)}")
@@ -177,28 +158,11 @@ def predictive_entropy(logprob: Any, valid: Any = None) -> Float[Array, ""]:
 
     .. math:: -\frac{1}{n} \sum_{i=1}^n \sum_t \log p(y_{it})
 
-    It grows with the answers' length.  An answer without tokens is missing (Malinin and
-    Gales, `Uncertainty Estimation in Autoregressive Structured Prediction
+    of ``Float[samples tokens]``, the log probability of each sampled token.  It grows
+    with the answers' length; one without tokens is missing (Malinin and Gales,
+    `Uncertainty Estimation in Autoregressive Structured Prediction
     <https://arxiv.org/abs/2002.07650>`_, 2021).
-
-    Args:
-      logprob: ``Float[samples tokens]``, log probability of each sampled token.
-      valid: ``Bool[samples tokens]``, False on padding.
-
-    Example:
-      >>> predictive_entropy([[-1.0, -2.0], [-1.0, 0.0]], [[True, True], [True, False]])
-      Array(2., dtype=float32)
     """
     values, valid = present("logprob", logprob, valid, axes=2)
-    return _mean_over_answers(-values.sum(1), valid)
-
-
-def length_normalized_entropy(logprob: Any, valid: Any = None) -> Float[Array, ""]:
-    """:func:`predictive_entropy` with the mean over an answer's tokens, not the sum."""
-    values, valid = present("logprob", logprob, valid, axes=2)
-    return _mean_over_answers(-values.sum(1) / jnp.maximum(valid.sum(1), 1), valid)
-
-
-def _mean_over_answers(values: Array, valid: Array) -> Array:
-    """Mean over the answers that hold a token; the others' values are zero."""
-    return values.sum() / jnp.maximum(valid.any(1).sum(), 1)
+    # Those of the answers that hold no token are zero.
+    return -values.sum() / jnp.maximum(valid.any(1).sum(), 1)

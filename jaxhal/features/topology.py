@@ -29,13 +29,6 @@ def spanning_forest(
     token, which then hangs from a token that looks back at it.  Among equals the
     earliest token joins first, and it joins the root or else whoever joined before.
     Padded tokens join nothing and weigh 0.
-
-    Example:
-      >>> parent, weight = spanning_forest(
-      ...     jnp.array([[0.5, 0.0, 0.0], [0.2, 0.75, 0.0]]), jnp.array([True, True])
-      ... )
-      >>> parent.tolist(), weight.tolist()
-      ([0, 1], [0.5, 0.25])
     """
     weight = 1.0 - jnp.maximum(similarity, 0.0)
     root, earlier = weight[:, 0], weight[:, 1:]
@@ -112,9 +105,7 @@ def mtop_div(attention: Any, prompt_length: SupportsIndex) -> Float[Array, "..."
       prompt_length: tokens before the response, a static integer in ``1..seq-1``.
 
     Raises:
-      TypeError: when ``prompt_length`` is not a static integer.
-      ValueError: on shapes, lengths or values that no causal attention has
-        (:func:`~jaxhal.features.arrays.causal_attention`).
+      TypeError, ValueError: as :func:`~jaxhal.features.arrays.causal_attention` does.
 
     Example:
       The last token looks at the one before it (0.7) rather than the prompt (0.2), so

@@ -51,13 +51,7 @@ def over_tokens(
     valid: Bool[Array, "*batch response"],
     how: Literal["mean", "max"] = "mean",
 ) -> Float[Array, "*batch"]:
-    """Mean of the real tokens' values, or the maximum of none below 0; 0.0 of none.
-
-    Example:
-      >>> nats, valid = jnp.array([1.0, 3.0, 9.0]), jnp.array([True, True, False])
-      >>> over_tokens(nats, valid), over_tokens(nats, valid, "max")
-      (Array(2., dtype=float32), Array(3., dtype=float32))
-    """
+    """Mean of the real tokens' values, or the maximum of none below 0; 0.0 of none."""
     values = jnp.where(valid, values, 0.0)
     if how == "max":
         return values.max(-1, initial=0.0)
