@@ -74,8 +74,10 @@ def _fit(key, x, y, weight, validation_weight, hidden, schedule) -> MLP:
     )
     rows = (y, weight, validation_weight)
     with jax.default_matmul_precision("highest"):
-        layers = fit_probe(lambda some: _logits(some, x), start, *rows, schedule)
-    return MLP(*layers, mean, std)
+        w_in, b_in, w_out, b_out = fit_probe(
+            lambda layers: _logits(layers, x), start, *rows, schedule
+        )
+    return MLP(w_in, b_in, w_out, b_out, mean, std)
 
 
 def _logits(
