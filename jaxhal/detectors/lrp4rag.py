@@ -95,7 +95,7 @@ def _on_profile(
     classifier: Literal["svm", "forest", "mlp"],
     length: int | None = None,
     published: bool = False,
-    of: Literal["response", "prompt"] = "response",
+    of: str = "response",
     name: str | None = None,
 ) -> Detector:
     """A classifier of scikit-learn on ``R_response`` or ``R_prompt``.
