@@ -15,10 +15,11 @@ from jaxhal.features.consistency import (
     bertscore,
     passage_score,
     selfcheck_bertscore,
+    selfcheck_ngram,
     selfcheck_nli,
     selfcheck_prompt,
+    tokenize,
 )
-from jaxhal.features.ngrams import selfcheck_ngram, tokenize
 
 quick = settings(max_examples=25, deadline=None)
 

@@ -6,12 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import oracles
-from jaxhal.features.controls import (
-    max_prompt_score,
-    novel_word_share,
-    novel_words,
-    response_length,
-)
+from jaxhal.detectors import max_prompt_attention
+from jaxhal.features.controls import novel_word_share, novel_words, response_length
 from jaxhal.types import Example
 
 text = st.text(alphabet="aA bB'-.1_éÉ\n", min_size=1, max_size=40).filter(str.strip)
@@ -45,17 +41,12 @@ def test_a_response_without_words():
     assert novel_word_share(example) == 0.0
 
 
-def test_max_prompt_score():
+def test_the_largest_prompt_attention_is_averaged_over_real_tokens():
     attention = oracles.causal_attention(0, 2, 3, 9)
     best = oracles.max_prompt(attention, 4)
-    want = 1 - best.mean(-1)
-    got = max_prompt_score(jnp.asarray(best), jnp.ones(5, bool))
-    np.testing.assert_allclose(got, want, rtol=1e-6)
     padded = np.pad(best, ((0, 0), (0, 0), (0, 3)), constant_values=np.nan)
-    valid = jnp.arange(8) < 5
-    got = jax.jit(max_prompt_score)(jnp.asarray(padded), valid)
-    np.testing.assert_allclose(got, want, rtol=1e-6)
-    empty = max_prompt_score(jnp.asarray(best), jnp.zeros(5, bool))
-    np.testing.assert_array_equal(empty, np.zeros((2, 3)))
-    single = max_prompt_score(jnp.asarray(best[0, 0]), jnp.ones(5, bool))
-    np.testing.assert_allclose(single, want[0, 0], rtol=1e-6)
+    valid = np.stack([np.arange(8) < 5, np.zeros(8, bool)])
+    largest = jnp.asarray(np.stack([padded, padded], 1))  # layer batch heads response
+    score = max_prompt_attention().inputs
+    found = jax.jit(score)({"max_prompt": largest, "valid": valid})
+    np.testing.assert_allclose(found, [1 - best.mean(), 0.0], rtol=1e-6)

@@ -1,16 +1,17 @@
 """The choice of a setting by folds inside the training part."""
 
+from functools import partial
+
 import jax
 import numpy as np
 import pytest
 from sklearn.metrics import roc_auc_score
 
-from jaxhal.classifiers.mlp import mlp_logits
-from jaxhal.classifiers.nested import choose, weighted_rows
-from jaxhal.classifiers.perceptron import choose_perceptron
-from jaxhal.classifiers.selection import unseen_scores
-from jaxhal.classifiers.svm import choose_svm, svm_logits
-from jaxhal.classifiers.trees import choose_forest, forest_logits
+from jaxhal.classifiers.data import weighted_rows
+from jaxhal.classifiers.mlp import fit_perceptron, mlp_logits
+from jaxhal.classifiers.selection import choose, unseen_scores
+from jaxhal.classifiers.svm import fit_svm, svm_logits
+from jaxhal.classifiers.trees import fit_forest, forest_logits
 from jaxhal.evaluation.splits import SplitError
 
 ROWS = 90
@@ -18,21 +19,24 @@ GROUPS = np.arange(ROWS) // 2
 LABELS = np.arange(ROWS) % 2
 ONES = np.ones(ROWS, np.float32)
 
-# How to choose, how the choice decides, and the setting that suits `rounds` best.
+# How to fit and decide, what to choose from, and what suits `rounds` best.
 METHODS = {
     "svm": (
-        lambda *rows: choose_svm(*rows, strengths=(1.0,), gammas=(1e-4, 1.0)),
+        partial(fit_svm, standardize=True),
         svm_logits,
+        {"C": (1.0,), "gamma": (1e-4, 1.0)},
         {"C": 1.0, "gamma": 1.0},
     ),
     "forest": (
-        lambda *rows: choose_forest(*rows, max_depths=(1, 4), leaves=(1, 20), trees=20),
+        partial(fit_forest, trees=20),
         forest_logits,
+        {"max_depth": (1, 4), "min_samples_leaf": (20, 1)},
         {"max_depth": 4, "min_samples_leaf": 1},
     ),
     "perceptron": (
-        lambda *rows: choose_perceptron(*rows, alphas=(1e-4, 1e3)),
+        partial(fit_perceptron, standardize=True),
         mlp_logits,
+        {"alpha": (1e3, 1e-4)},
         {"alpha": 1e-4},
     ),
 }
@@ -94,8 +98,8 @@ def test_among_equals_the_first_setting_wins():
 
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_finds_what_suits_the_data(name):
-    choice, decide, best = METHODS[name]
-    tuned, unseen = choice(rounds(), LABELS, GROUPS, ONES)
+    fit, decide, grid, best = METHODS[name]
+    tuned, unseen = choose(fit, decide, grid, rounds(), LABELS, GROUPS, ONES)
     assert {k: pytest.approx(float(v)) for k, v in tuned.setting.items()} == best
     assert float(tuned.auroc) > 0.85 and roc_auc_score(LABELS, unseen) > 0.85
     assert roc_auc_score(LABELS, decide(tuned.params, rounds(1))) > 0.85
@@ -104,7 +108,7 @@ def test_every_method_finds_what_suits_the_data(name):
 
 @pytest.mark.parametrize("name", METHODS)
 def test_rows_without_weight_are_never_looked_at(name):
-    choice, decide, _ = METHODS[name]
+    choice = partial(choose, *METHODS[name][:3])
     weight = np.float32(np.arange(ROWS) < 72)
     plain, plain_unseen = choice(rounds(), LABELS, GROUPS, weight)
     off = weight == 0

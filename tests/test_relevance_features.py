@@ -10,7 +10,6 @@ from jaxhal.features.relevance import (
     normalized,
     profile_level,
     resample,
-    resample_2d,
 )
 
 LENGTHS = [(1, 1), (1, 7), (5, 5), (7, 3), (3, 7), (110, 47), (47, 110), (235, 412)]
@@ -55,17 +54,6 @@ def test_last_repeats_to_the_end_and_zeros_draw_a_comb():
 def test_nothing_valid_gives_zeros():
     assert (resample(jnp.ones(4), 3, np.zeros(4, bool)) == 0).all()
     assert profile_level(jnp.ones(4), np.zeros(4, bool)) == 0.5
-
-
-def test_both_axes():
-    matrix = np.random.default_rng(0).normal(size=(9, 14)).astype(np.float32)
-    rows, columns = np.arange(9) < 6, np.arange(14) >= 4
-    for shape in [(3, 5), (12, 20)]:
-        ours = resample_2d(matrix, shape, rows, columns)
-        inner = matrix[rows][:, columns].astype(float)
-        first = np.stack([slow_resample(c, shape[0], "last") for c in inner.T], 1)
-        want = np.stack([slow_resample(r, shape[1], "last") for r in first])
-        np.testing.assert_allclose(ours, want, atol=1e-5)
 
 
 def test_means_are_kept_when_bins_divide():

@@ -15,8 +15,8 @@ import sampling_oracles as oracles
 from chat_server import serving
 from jaxhal import detectors
 from jaxhal.detectors.eigenscore import Embedded
+from jaxhal.detectors.selfcheck import SUPPORT, SentenceSupport
 from jaxhal.detectors.semantic_entropy import Likelihood, Meanings
-from jaxhal.detectors.sentences import SUPPORT, SentenceSupport
 from jaxhal.detectors.settings import draw_of
 from jaxhal.experiments.answers import reports
 from jaxhal.features import consistency, eigenscore

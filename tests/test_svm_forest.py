@@ -14,8 +14,8 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.svm import SVC
 
-from jaxhal.classifiers import perceptron, svm, trees
-from jaxhal.classifiers.mlp import mlp_logits
+from jaxhal.classifiers import svm, trees
+from jaxhal.classifiers.mlp import fit_perceptron, mlp_logits
 
 ROWS, WIDTH = 80, 6
 few_trees = functools.partial(trees.fit_forest, trees=20)
@@ -42,7 +42,7 @@ def kept(weight, *arrays):
 FITS = {
     "svm": (functools.partial(svm.fit_svm, C=1.0, gamma=1.0), svm.svm_logits),
     "forest": (few_trees, trees.forest_logits),
-    "perceptron": (perceptron.fit_perceptron, mlp_logits),
+    "perceptron": (fit_perceptron, mlp_logits),
 }
 
 
@@ -52,7 +52,7 @@ FITS = {
 def test_the_published_machine_is_sklearns():
     (x, y), fresh = data(), data(1)[0]
     theirs = SVC(C=30, gamma=1).fit(x, y)
-    ours = svm.fit_svm(x, y, np.ones(ROWS), **svm.PUBLISHED)
+    ours = svm.fit_svm(x, y, np.ones(ROWS))
     for rows in (x, fresh):
         expected = theirs.decision_function(rows)
         np.testing.assert_allclose(svm.svm_logits(ours, rows), expected, atol=1e-5)
@@ -122,7 +122,7 @@ def test_a_forest_is_sklearns(depth, leaf):
 def test_the_published_forest():
     (x, y), fresh = data(), data(1)[0]
     theirs = RandomForestClassifier(200, max_depth=3, random_state=42).fit(x, y)
-    ours = trees.fit_forest(x, y, np.ones(ROWS), **trees.PUBLISHED)
+    ours = trees.fit_forest(x, y, np.ones(ROWS))
     found = jax.nn.sigmoid(trees.forest_logits(ours, fresh))
     np.testing.assert_allclose(found, theirs.predict_proba(fresh)[:, 1], atol=1e-5)
 
@@ -162,7 +162,7 @@ def test_the_published_perceptron_is_sklearns():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
         theirs.fit(x.astype(float), y)
-    ours = perceptron.fit_perceptron(x, y, np.ones(ROWS), **perceptron.PUBLISHED)
+    ours = fit_perceptron(x, y, np.ones(ROWS))
     found = jax.nn.sigmoid(mlp_logits(ours, fresh))
     np.testing.assert_allclose(found, theirs.predict_proba(fresh)[:, 1], atol=1e-5)
 
@@ -178,7 +178,7 @@ def test_only_the_warning_of_convergence_is_silenced(monkeypatch):
 
     monkeypatch.setattr(MLPClassifier, "fit", fit)
     with pytest.warns(UserWarning, match="something else") as caught:
-        perceptron.fit_perceptron(x, y, np.ones(ROWS))
+        fit_perceptron(x, y, np.ones(ROWS))
     assert [warning.category for warning in caught] == [UserWarning]
 
 
@@ -240,7 +240,7 @@ def test_bad_settings_are_named():
         (lambda: trees.fit_forest(*rows, max_depth=11), "max_depth is 11; use 1 to 10"),
         (lambda: trees.fit_forest(*rows, min_samples_leaf=0), "min_samples_leaf is 0"),
         (lambda: trees.fit_forest(*rows, trees=0), "trees is 0; use at least 1"),
-        (lambda: perceptron.fit_perceptron(*rows, alpha=-1.0), "alpha is -1.0"),
+        (lambda: fit_perceptron(*rows, alpha=-1.0), "alpha is -1.0"),
     ):
         with pytest.raises(ValueError, match=message):
             call()

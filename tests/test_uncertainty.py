@@ -11,9 +11,7 @@ from jaxhal.features.hidden import HiddenStates
 from jaxhal.features.uncertainty import (
     TokenEntropy,
     TokenLogprob,
-    _over_tokens,
-    entropy_score,
-    predictive_probability,
+    over_tokens,
     token_entropy,
     token_logprob,
 )
@@ -70,30 +68,19 @@ def test_gradient_of_the_log_probability_is_one_hot_minus_softmax():
 
 
 def test_aggregates():
-    logprob = jnp.array([-1.0, -4.0, -1.0, -9.0])
+    nats = jnp.array([1.0, 4.0, 1.0, 9.0])
     valid = jnp.array([True, True, True, False])
-    assert predictive_probability(logprob, valid) == 2.0
-    assert predictive_probability(logprob, valid, how="max") == 4.0
-    assert entropy_score(-logprob, valid) == 4.0
-    assert entropy_score(-logprob, valid, how="mean") == 2.0
-    batch = jax.vmap(predictive_probability)(logprob[None], valid[None])
-    np.testing.assert_array_equal(batch, [2.0])
+    assert over_tokens(nats, valid) == 2.0
+    assert over_tokens(nats, valid, how="max") == 4.0
+    np.testing.assert_array_equal(over_tokens(nats[None], valid[None]), [2.0])
 
 
 @pytest.mark.parametrize("how", ["mean", "max"])
-@pytest.mark.parametrize(
-    "sign, score", [(-1, predictive_probability), (1, entropy_score)]
-)
-def test_padding_is_ignored_and_empty_scores_zero(sign, score, how):
-    values = sign * jnp.array([0.5, jnp.nan, jnp.inf])
-    assert score(values, jnp.zeros(3, bool), how=how) == 0.0
-    assert score(values, jnp.array([True, False, False]), how=how) == 0.5
-    assert score(values[:0], jnp.zeros(0, bool), how=how) == 0.0
-
-
-def test_unknown_aggregate_is_named():
-    with pytest.raises(ValueError, match="how is 'min'"):
-        _over_tokens(jnp.ones(3), jnp.ones(3, bool), "min")
+def test_padding_is_ignored_and_empty_scores_zero(how):
+    values = jnp.array([0.5, jnp.nan, jnp.inf])
+    assert over_tokens(values, jnp.zeros(3, bool), how) == 0.0
+    assert over_tokens(values, jnp.array([True, False, False]), how) == 0.5
+    assert over_tokens(values[:0], jnp.zeros(0, bool), how) == 0.0
 
 
 @pytest.mark.parametrize("left, right", [(0, 0), (2, 3)])

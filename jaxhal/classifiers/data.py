@@ -1,12 +1,12 @@
 """Labelled rows with weights: checks before tracing, class weights, moments."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Int
 
 Values = Array | np.ndarray  # what fitted probes are applied to
 
@@ -17,21 +17,14 @@ _CONSTANT = 1e-6
 def check(
     x: Any, y: Any, rows_axis: int = 0, **weights: Any
 ) -> tuple[Float[Array, "..."], Float[Array, " rows"], list[Any]]:
-    """Float32 features, labels and weights that a probe can be trained on.
+    """Float32 features, labels (0 or 1) and weights that a probe can be trained on.
 
-    Args:
-      x: features with the rows on ``rows_axis``.
-      y: a label per row, 1 for hallucinated and 0 for grounded.
-      weights: by name, each ``[..., rows]``, none negative; ``None`` stays ``None``.
+    Rows are on ``rows_axis`` of ``x`` and last in weights, of which ``None`` stays.
 
     Raises:
       ValueError: when shapes do not pair up, a label is not 0 or 1, a feature or a
         weight is not finite, a weight is negative, or weights leave a class without
         rows.  Values of tracers are not looked at.
-
-    Example:
-      >>> check([[0.5], [2.0]], [0, 1], weight=[1, 1])[1]
-      Array([0., 1.], dtype=float32)
     """
     x, y = jnp.asarray(x, jnp.float32), jnp.asarray(y)
     if x.ndim <= rows_axis or y.ndim != 1 or x.shape[rows_axis] != len(y):
@@ -76,22 +69,9 @@ def _check_weight(name: str, weight: Any, y: Array) -> Float[Array, "..."]:
 
 
 def balanced(y: Any, weight: Any) -> Float[Array, "*lead rows"]:
-    r"""Weights under which both classes count the same, with the same sum.
-
-    .. math:: \tilde w_i = w_i \frac{\sum_j w_j}{2 \sum_{j : y_j = y_i} w_j}
+    """Weights under which both classes count the same, with the same sum.
 
     scikit-learn's ``class_weight="balanced"`` where the weights are all one.
-
-    Args:
-      y: ``[rows]`` of 0 and 1.
-      weight: ``[..., rows]``, such as one training mask per fold.
-
-    Raises:
-      ValueError: when shapes do not pair up or a class has no weight.
-
-    Example:
-      >>> balanced([0, 0, 0, 1], [1, 1, 1, 1])
-      Array([0.6666667, 0.6666667, 0.6666667, 2. ], dtype=float32)
     """
     label = jnp.asarray(y)
     _, positive, (weight,) = check(label[..., None], label, weight=weight)
@@ -106,12 +86,6 @@ def moments(
     """Weighted mean and standard deviation of each feature.
 
     A constant feature has the deviation ``inf``, so standardising turns it to 0.
-
-    Example:
-      >>> x = jnp.array([[0.1, 1.0], [0.1, 3.0], [9.0, 9.0]])
-      >>> mean, std = moments(x, jnp.array([1.0, 1.0, 0.0]))
-      >>> print(mean, std)
-      [0.1 2. ] [inf  1.]
     """
     share = weight / weight.sum()
     axes = share.ndim
@@ -136,11 +110,6 @@ def auroc(
 
     A tie counts one half.  Rows that are neither are left out, so that under ``vmap``
     every fold has one shape.
-
-    Example:
-      >>> high = jnp.array([False, True, False, True])
-      >>> auroc(jnp.array([0.0, 2.0, 2.0, 3.0]), high, ~high)
-      Array(0.875, dtype=float32)
     """
     below = jnp.sort(jnp.where(negative, scores, jnp.inf))
     # Twice the pairs, in whole numbers: equal orders have equal values, whatever the
@@ -148,3 +117,47 @@ def auroc(
     wins = sum(jnp.searchsorted(below, scores, side) for side in ("left", "right"))
     wins = jnp.where(positive, wins, 0).astype(jnp.float32).sum()
     return wins / (2.0 * positive.sum() * negative.sum())
+
+
+class Rows(NamedTuple):
+    """What scikit-learn is shown: the rows that have weight.
+
+    ``mean`` and ``std`` are what ``x`` was standardised by, with ``std = inf`` for a
+    feature that is constant; 0 and 1 where it was not.
+    """
+
+    x: Float[np.ndarray, "kept width"]
+    y: Int[np.ndarray, " kept"]
+    weight: Float[np.ndarray, " kept"]
+    number: Int[np.ndarray, " kept"]
+    mean: Float[np.ndarray, " width"]
+    std: Float[np.ndarray, " width"]
+
+    def fit(self, model: Any) -> Any:
+        """Fits a scikit-learn model, to weights unless all are 1.
+
+        From weights, even equal ones, a forest draws other rows than without.
+        """
+        weight = () if (self.weight == 1).all() else (self.weight,)
+        return model.fit(self.x, self.y, *weight)
+
+
+def weighted_rows(x: Any, labels: Any, weight: Any, standardize: bool = False) -> Rows:
+    """The rows of weight above 0, standardised by their own moments if asked.
+
+    Example:
+      >>> rows = weighted_rows([[1.0], [9.0], [3.0]], [0, 0, 1], [1, 0, 1], True)
+      >>> print(rows.x.ravel(), rows.number)
+      [-1.  1.] [0 2]
+    """
+    x, y, (weight,) = check(x, labels, weight=weight)
+    if x.ndim != 2:
+        raise ValueError(f"features have shape {x.shape}; pass [rows, width]")
+    mean, std = jnp.zeros(x.shape[1]), jnp.ones(x.shape[1])
+    if standardize:
+        mean, std = moments(jnp.where(weight[:, None] > 0, x, 0.0), weight)
+    number = np.flatnonzero(weight)
+    scaled, y, weight = (np.asarray(a)[number] for a in ((x - mean) / std, y, weight))
+    return Rows(
+        scaled, y.astype(int), weight, number, np.asarray(mean), np.asarray(std)
+    )

@@ -1,4 +1,8 @@
-"""Which attention heads tell hallucinated answers apart, and in another model?"""
+"""Which attention heads tell hallucinated answers apart, and in another model?
+
+Bazarova et al., `TOHA <https://arxiv.org/abs/2504.10063>`_, 2025, section 4.2; Chuang
+et al., `Lookback Lens <https://arxiv.org/abs/2407.07071>`_, 2024, for the transfer.
+"""
 
 import dataclasses
 from typing import Any, NamedTuple
@@ -20,9 +24,8 @@ class HeadChoice:
     heads: Int[Array, "*lead max_heads"]
     count: Int[Array, "*lead"]
     separation: Float[Array, "*lead heads"]
-    aurocs: Float[
-        Array, "*lead max_heads"
-    ]  # of the mean over the first 1, 2, ... heads
+    # Of the mean over the first 1, 2, ... heads.
+    aurocs: Float[Array, "*lead max_heads"]
 
     @property
     def chosen(self) -> Int[Array, " chosen"]:
@@ -31,25 +34,11 @@ class HeadChoice:
 
 
 def separation(scores: Any, labels: Any) -> Float[Array, " heads"]:
-    r"""Mean score of hallucinated minus mean score of grounded answers, per head.
-
-    .. math:: \Delta_{ij} = \overline{d_{ij}}(S_h) - \overline{d_{ij}}(S_g)
-
-    Args:
-      scores: ``[rows, heads]``.
-      labels: ``[rows]``, 1 for hallucinated and 0 for grounded.
-
-    Raises:
-      ValueError: when shapes do not pair up, a score is not finite, or a class is
-        missing.
+    """Mean score ``[rows, heads]`` of hallucinated minus grounded answers, per head.
 
     Example:
       >>> separation([[1.0, 5.0], [3.0, 5.0], [0.0, 6.0]], [1, 1, 0])
       Array([ 2., -1.], dtype=float32)
-
-    References:
-      Bazarova et al., `Hallucination Detection in LLMs via Topological Divergence on
-      Attention Graphs <https://arxiv.org/abs/2504.10063>`_, 2025, section 4.2.
     """
     scores, labels = _check(scores, labels)
     with jax.default_matmul_precision("highest"):
@@ -66,23 +55,11 @@ def choose_heads(
 ) -> HeadChoice:
     """Few heads whose mean score ranks the validation answers best.
 
-    Heads are sorted by falling :func:`separation` on the probe sets, equal ones in
-    their own order.  Of the means over the first 1 to ``max_heads``, the one with the
-    best AUROC on the validation set wins, the shortest where several are best.
-
-    The paper keeps probe and validation sets apart; its published code uses one
-    labelled sample for both, which is to pass the same arrays twice.
-
-    Args:
-      probe_scores: ``[rows, heads]``.
-      probe_labels: ``[rows]``, 1 for hallucinated and 0 for grounded.
-      validation_scores: ``[other rows, heads]``.
-      validation_labels: ``[other rows]``.
-      max_heads: the most heads to average.
-
-    Raises:
-      ValueError: as :func:`separation` does, when the sets differ in their heads, or
-        when ``max_heads`` is outside ``1..heads``.
+    Heads of ``[rows, heads]`` are sorted by falling :func:`separation` on the probe
+    set, equal ones in their own order.  Of the means over the first 1 to ``max_heads``
+    (the paper's :math:`N_{max}`), the one with the best AUROC on the validation set
+    wins, the shortest where several are best.  The paper keeps the two sets apart; its
+    published code uses one labelled sample for both.
 
     Example:
       >>> labels = [0, 0, 1, 1]
@@ -90,9 +67,6 @@ def choose_heads(
       >>> choice = choose_heads(scores, labels, scores, labels, max_heads=2)
       >>> print(choice.chosen, choice.aurocs)
       [0] [1.   0.75]
-
-    References:
-      Bazarova et al., 2025, section 4.2; ``max_heads`` is its :math:`N_{max}`.
     """
     delta = separation(probe_scores, probe_labels)
     scores, labels = _check(validation_scores, validation_labels)
@@ -125,31 +99,12 @@ class Transfer(NamedTuple):
 
 
 def per_head_transfer(source: Any, target: Any, ridge: float = 1e-4) -> Transfer:
-    r"""A regression for every target head from all source heads, by least squares.
+    """A ridge regression for every target head from all source heads, by QR.
 
-    .. math:: \min_{W, c} \sum_i \|t_i - W s_i - c\|^2 + \lambda \|W\|^2
-
-    With it a classifier fitted on the target model's heads judges the source model.
-
-    Args:
-      source: ``[rows, heads]`` of one model.
-      target: ``[rows, other heads]`` of another model on the same responses.
-      ridge: :math:`\lambda`, scikit-learn's ``Ridge(alpha)``; small, it only keeps the
-        solution finite where heads are collinear or outnumber responses.
-
-    Raises:
-      ValueError: when the rows do not pair up, there are fewer than two, a score is
-        not finite, or ``ridge`` is not positive.
-
-    Example:
-      >>> source = jnp.array([[0.0], [1.0], [2.0]])
-      >>> transfer = per_head_transfer(source, 1 + 3 * source)
-      >>> print(transfer.apply(jnp.array([[4.0]])).round(2))
-      [[13.]]
-
-    References:
-      Chuang et al., `Lookback Lens <https://arxiv.org/abs/2407.07071>`_, 2024, the
-      cross-model transfer, whose fitting code is not published.
+    With it a classifier fitted on the target model's heads judges the source model, of
+    whose heads there are ``[rows, heads]`` on the same responses.  The fitting code of
+    the paper is not published; a small ``ridge`` (scikit-learn's ``alpha``) only keeps
+    the solution finite where heads are collinear or outnumber responses.
     """
     source, target = (jnp.asarray(a, jnp.float32) for a in (source, target))
     if source.ndim != 2 or target.ndim != 2 or len(source) != len(target):

@@ -31,12 +31,7 @@ class Linear(NamedTuple):
 
 
 def fit_linear(
-    x: Any,
-    y: Any,
-    weight: Any = None,
-    C: Any = 1.0,
-    *,
-    standardize: bool = True,
+    x: Any, y: Any, weight: Any = None, C: Any = 1.0, *, standardize: bool = True
 ) -> Linear:
     r"""Logistic regression with an L2 penalty, solved to convergence.
 
@@ -50,10 +45,6 @@ def fit_linear(
         All one when left out; see :func:`~jaxhal.classifiers.data.balanced`.
       C: strength of the data against the penalty, as in scikit-learn.
       standardize: scale features to unit variance.
-
-    Raises:
-      ValueError: when shapes do not pair up, a value is not finite, a weight is
-        negative, a class has no rows, or ``C`` is not positive.
 
     Example:
       >>> probe = fit_linear([[0.0], [1.0], [2.0], [3.0]], [0, 0, 1, 1])
@@ -71,13 +62,7 @@ def fit_linear(
 def linear_logits(
     params: Linear, x: Float[Values, "*rows width"]
 ) -> Float[Array, "*rows"]:
-    """Logits of one probe; higher = more likely hallucinated.
-
-    Example:
-      >>> probe = Linear(jnp.ones(2), jnp.array(0.5), jnp.zeros(2), jnp.ones(2))
-      >>> linear_logits(probe, jnp.array([1.0, 2.0]))
-      Array(3.5, dtype=float32)
-    """
+    """Logits of one probe; higher = more likely hallucinated."""
     with jax.default_matmul_precision("highest"):
         return ((jnp.asarray(x) - params.mean) / params.std) @ params.w + params.b
 
@@ -93,18 +78,6 @@ def fit_grid(x: Any, y: Any, train: Any, C: Any, *, standardize: bool = True) ->
       train: ``[folds, rows]``, weights; 0 leaves a row out of that fold's training.
       C: ``[strengths]``, best in rising or falling order.
       standardize: scale features to unit variance.
-
-    Returns:
-      A :class:`Linear` with leading axes ``[layers, folds, strengths]``.
-
-    Raises:
-      ValueError: as :func:`fit_linear` does.
-
-    Example:
-      >>> x = [[[0.0], [1.0], [2.0], [3.0]]]
-      >>> train = [[1, 1, 1, 1], [1, 0, 1, 1]]
-      >>> fit_grid(x, [0, 0, 1, 1], train, [0.1, 1.0, 10.0]).b.shape
-      (1, 2, 3)
     """
     x, y, (train,) = check(x, y, rows_axis=1, train=train)
     if x.ndim != 3 or train.ndim != 2:
@@ -168,13 +141,7 @@ def _fit_grid(
 def grid_logits(
     params: Linear, x: Float[Values, "layers rows width"]
 ) -> Float[Array, "layers folds strengths rows"]:
-    """Logits of every probe of :func:`fit_grid` on all rows of its layer.
-
-    Example:
-      >>> grid = fit_grid([[[0.0], [1.0]]], [0, 1], [[1, 1]], [0.1, 1.0])
-      >>> grid_logits(grid, jnp.zeros((1, 5, 1))).shape
-      (1, 1, 2, 5)
-    """
+    """Logits of every probe of :func:`fit_grid` on all rows of its layer."""
     with jax.default_matmul_precision("highest"):
         # Centred first: a large mean would eat the digits that tell rows apart.
         centre = params.mean.mean((1, 2))
@@ -184,30 +151,12 @@ def grid_logits(
         return logits + shift[..., None]
 
 
-def from_sklearn(
-    coef: Any,
-    intercept: Any,
-    positive: str,
-) -> Linear:
-    """A probe with the coefficients of a fitted scikit-learn ``LogisticRegression``.
+def from_sklearn(coef: Any, intercept: Any, positive: str) -> Linear:
+    """A probe from what scikit-learn's ``LogisticRegression`` has fitted.
 
     The released Lookback Lens classifiers are trained to find *grounded* text (their
-    class 1 is faithful): then the sign turns, so that the probability here is
-    ``1 - predict_proba(x)[:, 1]``.
-
-    Args:
-      coef: ``coef_``, ``[width]`` or ``[1, width]``.
-      intercept: ``intercept_``, one number.
-      positive: what class 1 stands for there, ``"grounded"`` or ``"hallucinated"``.
-
-    Raises:
-      ValueError: on another ``positive``, on more than one row of coefficients or
-        more than one intercept, or on a value that is not finite.
-
-    Example:
-      >>> probe = from_sklearn([[2.0, -1.0]], [0.5], positive="grounded")
-      >>> linear_logits(probe, jnp.array([1.0, 1.0]))
-      Array(-1.5, dtype=float32)
+    class 1 is faithful): with ``positive="grounded"`` the sign turns, so that the
+    probability here is ``1 - predict_proba(x)[:, 1]``.
     """
     if positive not in ("grounded", "hallucinated"):
         raise ValueError(f"positive is {positive!r}; use 'grounded' or 'hallucinated'")

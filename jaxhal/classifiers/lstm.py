@@ -57,39 +57,25 @@ def fit_lstm(
     ``stop`` are kept.  One compiled program; under ``vmap`` over ``train`` and
     ``stop`` all folds are fitted at once, and every one stops by itself.
 
-    Three things of the released code are mistakes and not repeated: it applies a
-    softmax before a loss that applies one itself, it reports the best epoch on the very
-    fold it is tested on, and it calls an answer hallucinated when its probability is
-    above 0.2 *and* that of the other class not above 0.8.  Here the logit has one
-    sigmoid, ``stop`` should be a part of the training rows, and the threshold is chosen
-    like that of every classifier.
+    Three things of the released code (Hu et al., `LRP4RAG
+    <https://arxiv.org/abs/2408.15533>`_, 2024, sections 3.4 and 4.2) are mistakes and
+    not repeated: it applies a softmax before a loss that applies one itself, it reports
+    the best epoch on the very fold it is tested on, and it calls an answer hallucinated
+    when its probability is above 0.2 *and* that of the other class not above 0.8.
 
     Args:
       key: draws the starting weights and the order of the rows.
       series: ``[samples, time, features]``; padding may hold anything.
       valid: ``[samples, time]``, False on padding, wherever it lies.
       labels: ``[samples]``, 1 for hallucinated and 0 for grounded.
-      train: ``[samples]``, 0 off the training rows.
-      stop: ``[samples]``, 0 off the rows to stop by, which should share no source with
-        the training rows.
-      hidden: size of the state of a layer.
-      layers: 1 to 9.
+      train, stop: ``[samples]``, 0 off the rows to train on and to stop by, which
+        should share no source.
+      hidden: size of the state of a layer, of which there are 1 to 9.
       learning_rate: of Adam; the released code has 1e-4, the paper the default.
-      epochs: at most this many passes over the training rows.
-      batch: rows of a step.
-      patience: epochs in a row without a lower loss before stopping.
-
-    Raises:
-      ValueError: when shapes do not pair up, a value on a valid step is not finite, a
-        weight is negative, a class has no rows in a part, no training row has a valid
-        step, or a number is out of range.
-
-    References:
-      Hu et al., `LRP4RAG <https://arxiv.org/abs/2408.15533>`_, 2024, section 3.4;
-      settings in 4.2.
     """
     sizes = {"hidden": hidden, "layers": layers, "epochs": epochs}
-    for name, value in (sizes | {"batch": batch, "patience": patience}).items():
+    sizes |= {"batch": batch, "patience": patience}
+    for name, value in sizes.items():
         if value < 1:
             raise ValueError(f"{name} is {value}; give at least 1")
     if layers > 9:
@@ -105,40 +91,15 @@ def fit_lstm(
     steps = (train > 0) @ valid.astype(jnp.float32)
     if not isinstance(steps, Tracer) and not steps.any():
         raise ValueError("valid marks no step of a training row; mark its tokens")
-    return _fit(
-        key,
-        series,
-        valid,
-        y,
-        train,
-        stop,
-        learning_rate,
-        hidden=hidden,
-        layers=layers,
-        epochs=epochs,
-        batch=min(batch, len(y)),
-        patience=patience,
-    )
+    sizes["batch"] = min(batch, len(y))
+    return _fit(key, (series, valid, y, train, stop), learning_rate, **sizes)
 
 
 @functools.partial(
     jax.jit, static_argnames=("hidden", "layers", "epochs", "batch", "patience")
 )
-def _fit(
-    key: PRNGKeyArray,
-    series: Float[Array, "samples time features"],
-    valid: Bool[Array, "samples time"],
-    y: Float[Array, " samples"],
-    train: Float[Array, " samples"],
-    stop: Float[Array, " samples"],
-    learning_rate: Any,
-    *,
-    hidden: int,
-    layers: int,
-    epochs: int,
-    batch: int,
-    patience: int,
-) -> LSTM:
+def _fit(key, rows, learning_rate, *, hidden, layers, epochs, batch, patience) -> LSTM:
+    series, valid, y, train, stop = rows
     mean, std = moments(series, train[:, None] * valid)
     train, stop = balanced(y, train), balanced(y, stop)
     key_start, key_order = jax.random.split(key)
@@ -253,15 +214,6 @@ def lstm_logits(
     series: Float[Values, "*rows time features"],
     valid: Bool[Values, "*rows time"],
 ) -> Float[Array, "*rows"]:
-    """Logits of the network; higher = more likely hallucinated, ``b`` when all padding.
-
-    Example:
-      >>> one = jnp.ones(1)
-      >>> cell = Cell(jnp.ones((1, 4)), jnp.zeros((1, 4)), jnp.zeros(4))
-      >>> network = LSTM({"layer0": cell}, one, jnp.array(0.5), 0 * one, one)
-      >>> series, valid = jnp.array([[2.0], [9.0]]), jnp.array([True, False])
-      >>> print(lstm_logits(network, series, valid).round(3))
-      1.108
-    """
+    """Logits; higher = more likely hallucinated, ``b`` when all is padding."""
     with jax.default_matmul_precision("highest"):
         return _logits(params, series, valid)

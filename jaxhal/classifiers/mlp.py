@@ -1,16 +1,22 @@
-"""A probe with one hidden layer, for signals that no hyperplane separates."""
+"""Probes with one hidden layer, for signals that no hyperplane separates."""
 
 import functools
+import warnings
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from jaxhal.classifiers.data import Values, check, moments
+from jaxhal.classifiers.data import Values, check, moments, weighted_rows
 from jaxhal.classifiers.train import Schedule, fit_probe
 
 SCHEDULE = Schedule()
+
+# Penalties to choose from, strongest first, for scikit-learn's network.
+GRID = {"alpha": (1.0, 1e-2, 1e-4)}
+_SEED = 42  # of LRP4RAG's released code
 
 
 class MLP(NamedTuple):
@@ -45,16 +51,6 @@ def fit_mlp(
         source with the training rows; without it all steps are run.
       hidden: units of the hidden layer.
       schedule: of AdamW.
-
-    Raises:
-      ValueError: when shapes do not pair up, a value is not finite, a weight is
-        negative, a class has no rows in a part, or ``hidden`` is below 1.
-
-    Example:
-      >>> x, y = [[0.0, 0.0], [0.0, 1.0], [1.0, 0.0], [1.0, 1.0]], [0, 1, 1, 0]
-      >>> probe = fit_mlp(jax.random.key(0), x, y, [1, 1, 1, 1])
-      >>> print((mlp_logits(probe, jnp.array(x)) > 0).astype(int))
-      [0 1 1 0]
     """
     if hidden < 1:
         raise ValueError(f"hidden is {hidden}; give at least 1 unit")
@@ -66,15 +62,7 @@ def fit_mlp(
 
 
 @functools.partial(jax.jit, static_argnames=("hidden", "schedule"))
-def _fit(
-    key: PRNGKeyArray,
-    x: Float[Array, "rows width"],
-    y: Float[Array, " rows"],
-    weight: Float[Array, " rows"],
-    validation_weight: Float[Array, " rows"] | None,
-    hidden: int,
-    schedule: Schedule,
-) -> MLP:
+def _fit(key, x, y, weight, validation_weight, hidden, schedule) -> MLP:
     mean, std = moments(x, weight)
     x = (x - mean) / std
     key_in, key_out = jax.random.split(key)
@@ -84,13 +72,10 @@ def _fit(
         jax.random.normal(key_out, (hidden,)) / jnp.sqrt(hidden),
         jnp.zeros(()),
     )
-
-    def logits(params: tuple[Array, Array, Array, Array]) -> Array:
-        return _logits(params, x)
-
+    rows = (y, weight, validation_weight)
     with jax.default_matmul_precision("highest"):
         w_in, b_in, w_out, b_out = fit_probe(
-            logits, start, y, weight, validation_weight, schedule
+            lambda layers: _logits(layers, x), start, *rows, schedule
         )
     return MLP(w_in, b_in, w_out, b_out, mean, std)
 
@@ -103,13 +88,30 @@ def _logits(
 
 
 def mlp_logits(params: MLP, x: Float[Values, "*rows width"]) -> Float[Array, "*rows"]:
-    """Logits of the probe; higher = more likely hallucinated.
-
-    Example:
-      >>> one, eye = jnp.ones(2), jnp.eye(2)
-      >>> probe = MLP(eye, 0 * one, one, jnp.array(0.5), 0 * one, one)
-      >>> mlp_logits(probe, jnp.array([3.0, -1.0]))
-      Array(3.5, dtype=float32)
-    """
+    """Logits of the probe; higher = more likely hallucinated."""
     with jax.default_matmul_precision("highest"):
         return _logits(params[:4], jnp.asarray((x - params.mean) / params.std))
+
+
+def fit_perceptron(
+    x: Any, labels: Any, weight: Any, alpha: float = 1e-4, *, standardize: bool = False
+) -> MLP:
+    """scikit-learn's ``MLPClassifier`` with 100 rectified units, 200 epochs of Adam.
+
+    The penalty ``alpha`` and the seed are those of LRP4RAG's released code, which does
+    not standardise.  Arrays of an :class:`MLP` come back, so nothing is pickled.
+    """
+    from sklearn.exceptions import ConvergenceWarning
+    from sklearn.neural_network import MLPClassifier
+
+    if not 0 <= alpha < np.inf:
+        raise ValueError(f"alpha is {alpha}; give 0 or more")
+    rows = weighted_rows(x, labels, weight, standardize)
+    network = MLPClassifier((100,), alpha=alpha, max_iter=200, random_state=_SEED)
+    with warnings.catch_warnings():
+        # So many epochs are what was published, converged or not.
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        rows.fit(network)
+    (w_in, w_out), (b_in, b_out) = network.coefs_, network.intercepts_
+    leaves = (w_in, b_in, w_out[:, 0], b_out[0], rows.mean, rows.std)
+    return MLP(*(jnp.asarray(leaf, jnp.float32) for leaf in leaves))

@@ -41,34 +41,16 @@ def fit_pooling(
     .. math:: \alpha = \mathrm{softmax}(H q), \quad
       \mathrm{logit} = w^\top \textstyle\sum_t \alpha_t h_t + b
 
-    over valid response tokens, standardised by those of the training rows.
+    over valid response tokens, standardised by those of the training rows (CH-Wang et
+    al., `Do Androids Know They're Only Dreaming of Electric Sheep?
+    <https://arxiv.org/abs/2312.17249>`_, 2023, the attention-pooling probe).
 
     Args:
       key: draws the starting query.
-      hidden: ``[rows, response, width]``, hidden states of one layer; padding may hold
-        anything.
+      hidden: ``[rows, response, width]``; padding may hold anything.
       valid: ``[rows, response]``, False on padding.
-      y: ``[rows]``, 1 for hallucinated and 0 for grounded.
-      weight: ``[rows]``, 0 off the training rows.
-      validation_weight: ``[rows]``, 0 off the validation rows, which should share no
-        source with the training rows; without it all steps are run.
+      y, weight, validation_weight: as :func:`~jaxhal.classifiers.mlp.fit_mlp` has them.
       schedule: of AdamW.
-
-    Raises:
-      ValueError: when shapes do not pair up, a value on a valid token is not finite, a
-        weight is negative, a class has no rows in a part, or no training row has a
-        valid token.
-
-    Example:
-      >>> hidden = jnp.array([[[0.0], [3.0]], [[0.0], [0.0]], [[1.0], [0.0]]])
-      >>> valid = jnp.array([[True, True], [True, True], [True, False]])
-      >>> probe = fit_pooling(jax.random.key(0), hidden, valid, [1, 0, 0], [1, 1, 1])
-      >>> print(pooling_logits(probe, hidden, valid) > 0)
-      [ True False False]
-
-    References:
-      CH-Wang et al., `Do Androids Know They're Only Dreaming of Electric Sheep?
-      <https://arxiv.org/abs/2312.17249>`_, 2023, the attention-pooling probe.
     """
     hidden, valid = jnp.asarray(hidden, jnp.float32), jnp.asarray(valid, bool)
     if hidden.ndim != 3 or hidden.shape[:2] != valid.shape:
@@ -86,15 +68,7 @@ def fit_pooling(
 
 
 @functools.partial(jax.jit, static_argnames="schedule")
-def _fit(
-    key: PRNGKeyArray,
-    hidden: Float[Array, "rows response width"],
-    valid: Bool[Array, "rows response"],
-    y: Float[Array, " rows"],
-    weight: Float[Array, " rows"],
-    validation_weight: Float[Array, " rows"] | None,
-    schedule: Schedule,
-) -> Pooling:
+def _fit(key, hidden, valid, y, weight, validation_weight, schedule) -> Pooling:
     mean, std = moments(hidden, weight[:, None] * valid)
     hidden = jnp.where(valid[..., None], (hidden - mean) / std, 0.0)
     width = hidden.shape[-1]
@@ -133,15 +107,7 @@ def pooling_logits(
     hidden: Float[Values, "*rows response width"],
     valid: Bool[Values, "*rows response"],
 ) -> Float[Array, "*rows"]:
-    """Logits of the probe; higher = more likely hallucinated, ``b`` when all padding.
-
-    Example:
-      >>> one = jnp.ones(1)
-      >>> probe = Pooling(0 * one, one, jnp.array(0.5), 0 * one, one)
-      >>> hidden, valid = jnp.array([[1.0], [3.0], [9.0]]), jnp.arange(3) < 2
-      >>> pooling_logits(probe, hidden, valid)
-      Array(2.5, dtype=float32)
-    """
+    """Logits; higher = more likely hallucinated, ``b`` when all is padding."""
     with jax.default_matmul_precision("highest"):
         hidden = jnp.where(valid[..., None], (hidden - params.mean) / params.std, 0.0)
         pooled = _pool(_attention(params.query, hidden, valid), hidden)

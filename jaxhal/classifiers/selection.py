@@ -1,6 +1,7 @@
-"""Which layer, and how strong a penalty: chosen inside the training part."""
+"""Which layer or setting: chosen inside the training part, by grouped folds."""
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -8,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxhal.classifiers.data import auroc
+from jaxhal.classifiers.data import auroc, check
 from jaxhal.classifiers.linear import (
     Linear,
     fit_grid,
@@ -16,6 +17,7 @@ from jaxhal.classifiers.linear import (
     grid_logits,
     linear_logits,
 )
+from jaxhal.evaluation.checks import group_codes
 from jaxhal.evaluation.splits import grouped_kfold
 
 # Inverse penalties C to choose from; probes of hundreds of features want strong ones.
@@ -24,20 +26,12 @@ FOLDS = 5
 
 
 class Chosen(NamedTuple):
-    """A linear probe and how it was chosen.
-
-    Attributes:
-      linear: the probe, fitted to the whole training part.
-      layer: which layer it looks at.
-      strength: its inverse penalty C.
-      auroc: the mean AUROC of that choice on the folds left out; 0 where there was
-        nothing to choose.
-    """
+    """A linear probe, fitted to the whole training part, and how it was chosen."""
 
     linear: Linear
     layer: Int[Any, ""]
-    strength: Float[Any, ""]
-    auroc: Float[Any, ""]
+    strength: Float[Any, ""]  # its inverse penalty C
+    auroc: Float[Any, ""]  # mean over the folds left out; 0 where nothing was chosen
 
 
 def choose_linear(
@@ -75,9 +69,6 @@ def choose_held_out(
 
     Returns:
       The probe, and the :func:`unseen_scores` of the folds at its layer and strength.
-
-    Raises:
-      SplitError: when the folds cannot hold both classes.
     """
     train = folds_of(labels, groups, weight)
     x, y = jnp.asarray(x), jnp.asarray(labels)
@@ -97,17 +88,68 @@ def choose_held_out(
     return chosen, unseen_scores(logits[layer, :, strength], train, final)
 
 
+class Tuned(NamedTuple):
+    """A classifier, fitted to the whole training part, and its setting."""
+
+    params: Any
+    setting: dict[str, Any]
+    auroc: Float[Any, ""]  # mean over the folds left out
+
+
+def choose(
+    fit: Callable[..., Any],
+    decide: Callable[[Any, Any], Any],
+    grid: Mapping[str, Sequence[Any]],
+    x: Any,
+    labels: Any,
+    groups: Any,
+    weight: Any,
+    folds: int = 3,
+) -> tuple[Tuned, Float[np.ndarray, " samples"]]:
+    """Fits every setting to every fold, then the best setting to everything.
+
+    The best has the highest mean AUROC over grouped folds; among equals the first.
+
+    Args:
+      fit: ``(x, labels, weight, **setting) -> params``.
+      decide: ``(params, x) -> Float[samples]``, higher = more likely hallucinated.
+      grid: the values of each setting, simplest first; all combinations are tried.
+      x, labels, groups, weight: as :func:`choose_held_out` takes them, of one layer.
+      folds: number of parts, of which each is left out once.
+    """
+    group = group_codes(np.asarray(groups).tolist(), len(labels))
+    x, y, (weight,) = check(x, labels, weight=weight)
+    train = folds_of(np.asarray(y).astype(int), group, np.asarray(weight), folds)
+    settings = [
+        dict(zip(grid, values, strict=True))
+        for values in itertools.product(*grid.values())
+    ]
+    if not settings:
+        raise ValueError(f"grid is {dict(grid)}; give every setting a value")
+    scores = np.stack(
+        [
+            [decide(fit(x, y, fold, **setting), x) for fold in train]
+            for setting in settings
+        ]
+    )
+    high, test = np.asarray(y) == 1, train < train.max(0)
+    over_folds = jax.vmap(auroc)
+    over_settings = jax.vmap(over_folds, in_axes=(0, None, None))
+    found = over_settings(jnp.asarray(scores), test & high, test & ~high).mean(1)
+    best = int(jnp.argmax(found))
+    params = fit(x, y, weight, **settings[best])
+    setting = {name: jnp.asarray(value) for name, value in settings[best].items()}
+    unseen = unseen_scores(scores[best], train, decide(params, x))
+    return Tuned(params, setting, found[best]), unseen
+
+
 def folds_of(
     labels: Int[Any, " samples"],
     groups: Int[Any, " samples"],
     weight: Float[Any, " samples"],
     folds: int = FOLDS,
 ) -> Float[np.ndarray, "folds samples"]:
-    """The weights without one fold after the other; a fold never splits a source.
-
-    Raises:
-      SplitError: when the folds cannot hold both classes.
-    """
+    """The weights without one fold after the other; a fold never splits a source."""
     rows = np.flatnonzero(np.asarray(weight) > 0)
     labels, groups = np.asarray(labels)[rows], np.asarray(groups)[rows]
     train = np.tile(np.asarray(weight, np.float32), (folds, 1))
@@ -125,15 +167,7 @@ def unseen_scores(
 
     Every fit has a scale of its own, so scores of different folds cannot be compared:
     each is brought to the mean and deviation that the final fit gives to the rows this
-    one has seen.
-
-    Args:
-      scores: of all rows, by a fit without each fold.
-      train: of :func:`folds_of`.
-      final: of all rows, by the fit to all that is learnt from.
-
-    Returns:
-      ``Float[samples]``; 0 for rows that are not learnt from.
+    one has seen.  Rows that are not learnt from have 0.
     """
     # In float64 the deviation of equal scores is 0.
     scores, final = np.asarray(scores, float), np.asarray(final, float)

@@ -56,14 +56,7 @@ class _State(NamedTuple):
 
 
 def basis(x: Float[Array, "rows width"]) -> Basis:
-    """Eigenvectors of ``x^T x``, found on the shorter side of ``x``.
-
-    Example:
-      >>> x = jnp.array([[1.0, 2.0, 0.0], [0.0, 1.0, 3.0]])
-      >>> vectors, values = basis(x)
-      >>> bool(jnp.allclose((vectors * values) @ vectors.T, x.T @ x, atol=1e-5))
-      True
-    """
+    """Eigenvectors of ``x^T x``, found on the shorter side of ``x``."""
     rows, width = x.shape
     if rows >= width:
         values, vectors = jnp.linalg.eigh(x.T @ x)
@@ -84,16 +77,7 @@ def _dot(a: Point, b: Point) -> Float[Array, ""]:
 
 
 def solve(basis: Basis, fold: Fold, C: Float[Array, ""], start: Point) -> Point:
-    r"""Weights and intercept of the least :math:`\|w\|^2/2 + C \sum_i s_i \ell_i`.
-
-    Example:
-      >>> x = jnp.array([[-1.0], [1.0]])
-      >>> fold = Fold(x, jnp.zeros(1), jnp.ones(1), jnp.array([0.0, 1.0]), jnp.ones(2))
-      >>> start = Point(jnp.zeros(1), jnp.array(0.0))
-      >>> w, b = solve(basis(x), fold, jnp.array(1.0), start)  # w = 2 sigmoid(-w)
-      >>> print(f"{w[0]:.4f}")
-      0.6748
-    """
+    r"""Weights and intercept of the least :math:`\|w\|^2/2 + C \sum_i s_i \ell_i`."""
     weight = C * fold.weight
     total = weight.sum()
 

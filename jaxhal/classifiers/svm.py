@@ -4,8 +4,6 @@ Nothing of scikit-learn is kept: a fitted machine is arrays, so that it is saved
 a pickle and judges under ``jit`` and ``vmap``.
 """
 
-import functools
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -13,15 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from jaxhal.classifiers.data import Values
-from jaxhal.classifiers.nested import FOLDS, Tuned, choose, weighted_rows
+from jaxhal.classifiers.data import Values, weighted_rows
 
-# Of LRP4RAG's released code, which does not scale its features.
-PUBLISHED = {"C": 30.0, "gamma": 1.0}
-
-# To choose from, for standardised features; gammas times scikit-learn's "scale".
-STRENGTHS = (0.1, 1.0, 10.0, 100.0)
-GAMMAS = (0.1, 0.3, 1.0, 3.0)
+# To choose from, for standardised features: the smallest C, then the widest kernel,
+# first.
+GRID = {"C": (0.1, 1.0, 10.0, 100.0), "gamma": (0.1, 0.3, 1.0, 3.0)}
 
 
 class SVM(NamedTuple):
@@ -30,8 +24,8 @@ class SVM(NamedTuple):
     .. math:: f(x) = \sum_i a_i e^{-\gamma \|\tilde x - v_i\|^2} + b, \quad
       \tilde x = (x - \mathrm{mean}) / \mathrm{std}
 
-    As many vectors as there were rows, so that every fold has one shape: rows that
-    support nothing have ``dual = 0`` and are kept as zeros.
+    As many as there were rows, so that every fold has one shape: rows that support
+    nothing have ``dual = 0`` and are kept as zeros.
     """
 
     vectors: Float[Array, "samples width"]
@@ -46,35 +40,16 @@ def fit_svm(
     x: Any,
     labels: Any,
     weight: Any,
-    C: float,
-    gamma: float,
+    C: float = 30.0,
+    gamma: float = 1.0,
     *,
     standardize: bool = False,
 ) -> SVM:
     """scikit-learn's ``SVC`` with a radial kernel, as arrays.
 
-    Args:
-      x: ``[samples, width]`` features.
-      labels: ``[samples]``, 1 for hallucinated and 0 for grounded.
-      weight: ``[samples]``, times ``C``; 0 leaves a row out.
-      C: strength of the data against the margin.
-      gamma: of the kernel; with ``standardize`` in units of scikit-learn's
-        ``"scale"``, which is one over the number of features that are not constant.
-      standardize: scale features by their moments in training; constant ones drop out.
-
-    Raises:
-      ValueError: when shapes do not pair up, a value is not finite, a weight is
-        negative, a class has no rows, or ``C`` or ``gamma`` is not positive.
-
-    Example:
-      >>> x = [[0.0, 0.0], [0.0, 1.0], [1.0, 0.0], [1.0, 1.0]]
-      >>> machine = fit_svm(x, [0, 1, 1, 0], [1, 1, 1, 1], **PUBLISHED)
-      >>> print((svm_logits(machine, jnp.array(x)) > 0).astype(int))
-      [0 1 1 0]
-
-    References:
-      Hu et al., `LRP4RAG <https://arxiv.org/abs/2408.15533>`_, 2024, whose released
-      code holds :data:`PUBLISHED`, chosen on the folds it reports.
+    The defaults are those of LRP4RAG's released code, chosen on the folds it reports.
+    Standardised, constant features drop out, and ``gamma`` is in units of
+    scikit-learn's ``"scale"``: one over the number of those that are left.
     """
     from sklearn.svm import SVC
 
@@ -98,52 +73,9 @@ def fit_svm(
 
 @jax.jit
 def svm_logits(params: SVM, x: Float[Values, "*rows width"]) -> Float[Array, "*rows"]:
-    """scikit-learn's ``decision_function``; higher = more likely hallucinated.
-
-    Example:
-      >>> one = jnp.ones(2)
-      >>> b, gamma = jnp.array(0.5), jnp.array(1.0)
-      >>> machine = SVM(jnp.eye(2), 2 * one, b, gamma, 0 * one, one)
-      >>> svm_logits(machine, jnp.array([1.0, 0.0]))  # 2.5 + 2 exp(-2)
-      Array(2.7706707, dtype=float32)
-    """
+    """scikit-learn's ``decision_function``; higher = more likely hallucinated."""
     x = (jnp.asarray(x) - params.mean) / params.std
     # Differences: squares of far-away features would leave no digits to subtract.
     apart = ((x[..., None, :] - params.vectors) ** 2).sum(-1)
     with jax.default_matmul_precision("highest"):
         return jnp.exp(-params.gamma * apart) @ params.dual + params.b
-
-
-def choose_svm(
-    x: Any,
-    labels: Any,
-    groups: Any,
-    weight: Any,
-    strengths: Sequence[float] = STRENGTHS,
-    gammas: Sequence[float] = GAMMAS,
-    folds: int = FOLDS,
-) -> tuple[Tuned, Float[np.ndarray, " samples"]]:
-    """A machine on standardised features, ``C`` and ``gamma`` chosen in training.
-
-    Among equals the smaller ``C`` is taken, then the wider kernel.
-
-    Args:
-      x: ``[samples, width]`` features.
-      labels: ``[samples]``, 1 for hallucinated and 0 for grounded.
-      groups: ``[samples]``, the source of each answer; a fold never splits one.
-      weight: ``[samples]``, 0 for the answers to leave out.
-      strengths: values of ``C``.
-      gammas: values of ``gamma``, in the units of ``fit_svm(standardize=True)``.
-      folds: number of parts, of which each is left out once.
-
-    Returns:
-      The choice, whose ``params`` are an :class:`SVM`, and scores of the rows to learn
-      from by fits that had not seen their source; see
-      :func:`~jaxhal.classifiers.nested.choose`.
-
-    Raises:
-      ValueError: as :func:`fit_svm` and :func:`~jaxhal.classifiers.nested.choose` do.
-    """
-    fit = functools.partial(fit_svm, standardize=True)
-    grid = {"C": sorted(strengths), "gamma": sorted(gammas)}
-    return choose(fit, svm_logits, grid, x, labels, groups, weight, folds)

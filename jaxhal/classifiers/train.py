@@ -11,6 +11,15 @@ from jaxtyping import Array, Float, Int
 Loss = Callable[[Any], Float[Array, ""]]
 
 
+class Schedule(NamedTuple):
+    """How AdamW runs; hashable, so it can be static."""
+
+    learning_rate: float = 1e-3
+    weight_decay: float = 1e-2
+    steps: int = 500  # at most, each over all rows
+    patience: int = 50  # steps without a lower validation loss before stopping
+
+
 class _State(NamedTuple):
     step: Int[Array, ""]
     stale: Int[Array, ""]  # steps since the validation loss last fell
@@ -30,20 +39,9 @@ def fit(
 ) -> Any:
     """Parameters of the least validation loss, or the last where there is none.
 
-    Stops once ``patience`` steps in a row have not lowered the validation loss.  The
-    starting point counts, and a loss that is NaN never does.  Under ``vmap`` every
-    fit stops by itself.
-
-    Args:
-      loss: parameters -> training loss, over all rows.
-      params: where to start, any pytree of arrays.
-      optimizer: an Optax optimizer.
-      steps: at most this many.
-      validation_loss: parameters -> loss on rows kept out of training.
-      patience: see above; unused without ``validation_loss``.
-
-    Raises:
-      ValueError: when ``steps`` or ``patience`` is below 1.
+    Takes at most ``steps``; stops once ``patience`` of them in a row have not lowered
+    the validation loss.  The starting point counts, and a loss that is NaN never does.
+    Under ``vmap`` every fit stops by itself.
 
     Example:
       Training pulls towards 4, validation likes 1 best.
@@ -90,12 +88,7 @@ def log_loss(
     y: Float[Array, " rows"],
     weight: Float[Array, " rows"],
 ) -> Float[Array, ""]:
-    """Weighted mean of the binary cross-entropy, in nats a row.
-
-    Example:
-      >>> log_loss(jnp.zeros(2), jnp.array([0.0, 1.0]), jnp.ones(2))  # log(2)
-      Array(0.6931472, dtype=float32)
-    """
+    """Weighted mean of the binary cross-entropy, in nats a row."""
     return weight @ optax.sigmoid_binary_cross_entropy(logits, y) / weight.sum()
 
 
@@ -105,7 +98,7 @@ def fit_probe(
     y: Float[Array, " rows"],
     weight: Float[Array, " rows"],
     validation_weight: Float[Array, " rows"] | None,
-    schedule: "Schedule",
+    schedule: Schedule,
 ) -> Any:
     """AdamW on the weighted log loss, stopped early on the validation rows."""
 
@@ -120,23 +113,3 @@ def fit_probe(
         None if validation_weight is None else over(validation_weight),
         schedule.patience,
     )
-
-
-class Schedule(NamedTuple):
-    """How AdamW runs; hashable, so it can be static.
-
-    Args:
-      learning_rate: of every step.
-      weight_decay: AdamW's, times the learning rate.
-      steps: at most this many, each over all rows.
-      patience: steps without a lower validation loss before stopping.
-
-    Example:
-      >>> Schedule(steps=10).steps
-      10
-    """
-
-    learning_rate: float = 1e-3
-    weight_decay: float = 1e-2
-    steps: int = 500
-    patience: int = 50

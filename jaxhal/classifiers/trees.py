@@ -1,7 +1,5 @@
 """A random forest: fitted by scikit-learn, decided here on arrays."""
 
-import functools
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -9,12 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from jaxhal.classifiers.data import Values
-from jaxhal.classifiers.nested import FOLDS, Tuned, choose, weighted_rows
+from jaxhal.classifiers.data import Values, weighted_rows
 
-# Of LRP4RAG, with 200 trees.
-PUBLISHED = {"max_depth": 3, "min_samples_leaf": 1}
-_SEED = 42
+# To choose from: the shallowest trees, then the largest leaves, first.
+GRID = {"max_depth": (2, 3, 5), "min_samples_leaf": (5, 1)}
+_SEED = 42  # of LRP4RAG's released code
 
 _DEEPEST = 10  # of 2047 nodes a tree
 
@@ -43,33 +40,13 @@ def fit_forest(
     x: Any,
     labels: Any,
     weight: Any,
-    max_depth: int = PUBLISHED["max_depth"],
-    min_samples_leaf: int = PUBLISHED["min_samples_leaf"],
+    max_depth: int = 3,
+    min_samples_leaf: int = 1,
     trees: int = 200,
 ) -> Forest:
-    """scikit-learn's ``RandomForestClassifier``, as arrays.
+    """scikit-learn's ``RandomForestClassifier``, as arrays; by default that of LRP4RAG.
 
-    Args:
-      x: ``[samples, width]`` features.
-      labels: ``[samples]``, 1 for hallucinated and 0 for grounded.
-      weight: ``[samples]``; 0 leaves a row out.
-      max_depth: most questions asked of a row, 1 to 10.
-      min_samples_leaf: fewest training rows of a leaf.
-      trees: how many.
-
-    Raises:
-      ValueError: when shapes do not pair up, a value is not finite, a weight is
-        negative, a class has no rows, or a number is out of range.
-
-    Example:
-      >>> x, y = [[0.0], [1.0], [2.0], [3.0]], [0, 0, 1, 1]
-      >>> forest = fit_forest(x, y, [1, 1, 1, 1], trees=10)
-      >>> print((forest_logits(forest, jnp.array(x)) > 0).astype(int))
-      [0 0 1 1]
-
-    References:
-      Hu et al., `LRP4RAG <https://arxiv.org/abs/2408.15533>`_, 2024; the defaults and
-      the seed of its released code.
+    A row of weight 0 is left out; the depth is 1 to 10.
     """
     from sklearn.ensemble import RandomForestClassifier
 
@@ -119,12 +96,6 @@ def forest_logits(
 
     .. math:: \log \frac{p}{1 - p}, \quad
       p = \operatorname{clip}(\overline{p_t(x)}, 2^{-20}, 1 - 2^{-20})
-
-    Example:
-      >>> tree = [[0, 0, 0]], [[0.5, 0.0, 0.0]], [[1, 1, 2]], [[2, 1, 2]]
-      >>> forest = Forest(*map(jnp.array, tree), jnp.array([[0.5, 0.25, 1.0]]))
-      >>> forest_logits(forest, jnp.array([[0.5], [0.6]]))
-      Array([-1.0986123, 13.862943 ], dtype=float32)
     """
     x = jnp.asarray(x)
     depth = params.feature.shape[-1].bit_length() - 1
@@ -140,44 +111,3 @@ def forest_logits(
 
     mean = jax.vmap(probability)(params).mean(0)
     return jax.scipy.special.logit(jnp.clip(mean, _NEAREST, 1 - _NEAREST))
-
-
-def choose_forest(
-    x: Any,
-    labels: Any,
-    groups: Any,
-    weight: Any,
-    max_depths: Sequence[int] = (2, 3, 5),
-    leaves: Sequence[int] = (1, 5),
-    folds: int = FOLDS,
-    trees: int = 200,
-) -> tuple[Tuned, Float[np.ndarray, " samples"]]:
-    """A forest whose depth and leaves are chosen in training.
-
-    Among equals the shallower trees are taken, then the larger leaves.
-
-    Args:
-      x: ``[samples, width]`` features.
-      labels: ``[samples]``, 1 for hallucinated and 0 for grounded.
-      groups: ``[samples]``, the source of each answer; a fold never splits one.
-      weight: ``[samples]``, 0 for the answers to leave out.
-      max_depths: values of ``max_depth``.
-      leaves: values of ``min_samples_leaf``.
-      folds: number of parts, of which each is left out once.
-      trees: how many a forest has.
-
-    Returns:
-      The choice, whose ``params`` are a :class:`Forest`, and scores of the rows to
-      learn from by fits that had not seen their source; see
-      :func:`~jaxhal.classifiers.nested.choose`.
-
-    Raises:
-      ValueError: as :func:`fit_forest` and :func:`~jaxhal.classifiers.nested.choose`
-        do.
-    """
-    grid = {
-        "max_depth": sorted(max_depths),
-        "min_samples_leaf": sorted(leaves, reverse=True),
-    }
-    fit = functools.partial(fit_forest, trees=trees)
-    return choose(fit, forest_logits, grid, x, labels, groups, weight, folds)

@@ -6,9 +6,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
-from jaxhal.classifiers.selection import folds_of, unseen_scores
+from jaxhal.classifiers import selection
+from jaxhal.classifiers.data import balanced
+from jaxhal.evaluation.splits import holdout
 from jaxhal.features.base import Feature, Reducer
 from jaxhal.reading.bulk import Measure
 
@@ -22,33 +24,21 @@ Features = Mapping[str, Any]
 
 
 class Info(NamedTuple):
-    """What people should know of a method.
-
-    Attributes:
-      name: its catalogue name.
-      summary: what it measures, in one line.
-      unit: of the score, with its range.
-      reference: where it comes from.
-      control: True for what a method has to beat to be worth its cost.
-    """
+    """What people should know of a method."""
 
     name: str
-    summary: str
-    unit: str
+    summary: str  # what it measures, in one line
+    unit: str  # of the score, with its range
     reference: str
-    control: bool = False
+    control: bool = False  # a method has to beat it to be worth its cost
 
 
 class HeldOut(NamedTuple):
-    """Parameters, with scores of the rows learnt from that did not see them.
-
-    Attributes:
-      params: from every row to learn from.
-      unseen: of each of these rows, by a fit that had not seen its source, on the scale
-        of ``params``; what other rows hold means nothing.
-    """
+    """Parameters, with scores of the rows learnt from that did not see them."""
 
     params: Any
+    # By a fit that had not seen the source of the row, on the scale of `params`; what
+    # other rows hold means nothing.
     unseen: Float[Any, " samples"]
 
 
@@ -57,20 +47,13 @@ class Targets(NamedTuple):
 
     Which answers are learnt from is a weight, so that every fold of a data set has one
     shape and compiles once.
-
-    Attributes:
-      labels: 1 hallucinated, 0 grounded.
-      groups: a number per source; answers to one source stay on one side of a split.
-      weight: 1 for the answers to learn from, 0 for those to leave out.
-      key: of the weights that a network starts from; splits inside a fit are fixed.
-      known: detectors that were fitted to the same rows before, for an ensemble to take
-        as its members.
     """
 
-    labels: Int[Any, " samples"]
-    groups: Int[Any, " samples"]
-    weight: Float[Any, " samples"]
-    key: Any
+    labels: Int[Any, " samples"]  # 1 hallucinated, 0 grounded
+    groups: Int[Any, " samples"]  # the source; a split never parts its answers
+    weight: Float[Any, " samples"]  # 1 for the answers to learn from, 0 for others
+    key: Any  # of the weights that a network starts from; splits are fixed
+    # Detectors that were fitted to the same rows before, which an ensemble takes.
     known: Mapping[str, HeldOut] | None = None
 
     @property
@@ -149,8 +132,7 @@ class Detector(NamedTuple):
 def features_of(detectors: Iterable[Detector]) -> dict[str, Feature]:
     """Everything that detectors look at, each feature once.
 
-    Raises:
-      ValueError: when two detectors give one name to different features.
+    ValueError when two detectors give one name to different features.
     """
     merged: dict[str, Feature] = {}
     for detector in detectors:
@@ -166,13 +148,9 @@ def features_of(detectors: Iterable[Detector]) -> dict[str, Feature]:
 def held_out(detector: Detector, inputs: Any, targets: Targets) -> HeldOut:
     """Fits a detector to every row to learn from, with scores that are unseen.
 
-    Where its own ``fit`` gives none, it is fitted again without each of some folds, and
-    scores are brought to one scale as by
+    Where its own ``fit`` gives none, it is fitted again without each of some folds; see
     :func:`~jaxhal.classifiers.selection.unseen_scores`.  A method that is not trained
     has ``()`` and its scores.
-
-    Raises:
-      SplitError: when the folds cannot hold both classes.
     """
     inputs = jax.device_put(inputs)
     if detector.fit is None:
@@ -180,10 +158,12 @@ def held_out(detector: Detector, inputs: Any, targets: Targets) -> HeldOut:
     found = detector.fit(inputs, targets)
     if isinstance(found, HeldOut):
         return HeldOut(found.params, np.asarray(found.unseen))
-    train = folds_of(targets.labels, targets.groups, targets.weight)
+    train = selection.folds_of(targets.labels, targets.groups, targets.weight)
     parts = [detector.fit(inputs, targets._replace(weight=fold)) for fold in train]
     scores = np.stack([np.asarray(detector.decide(part, inputs)) for part in parts])
-    return HeldOut(found, unseen_scores(scores, train, detector.decide(found, inputs)))
+    return HeldOut(
+        found, selection.unseen_scores(scores, train, detector.decide(found, inputs))
+    )
 
 
 def take(inputs: Any, rows: Any) -> Any:
@@ -205,14 +185,6 @@ def response_mean(
     return jnp.where(valid, values, 0.0).sum(-1) / count
 
 
-def token_mean(
-    values: Float[Array, "batch response"], valid: Bool[Array, "batch response"]
-) -> Float[Array, " batch"]:
-    """Mean over the real tokens of each response; 0 for an empty one."""
-    total = jnp.where(valid, values, 0.0).sum(-1)
-    return total / jnp.maximum(valid.sum(-1), 1)
-
-
 def on_tokens(
     values: Float[Array, "batch response"], features: Features
 ) -> Float[Array, "batch response"]:
@@ -223,3 +195,66 @@ def on_tokens(
 def flat_heads(values: Float[Array, "layer batch *rest"]) -> Float[Array, "batch size"]:
     """One vector an answer: layer-major, as in the Lookback Lens code."""
     return jnp.moveaxis(values, 1, 0).reshape(values.shape[1], -1)
+
+
+# Logistic regression, and what else is fitted to one vector an answer.
+
+
+def _linear(inputs: Float[Array, "samples *layers size"]) -> Float[Array, "..."]:
+    """The inputs with an axis of layers: one, unless they have it."""
+    return inputs if inputs.ndim == 3 else inputs[:, None]
+
+
+def fit_logistic(inputs: Any, targets: Targets) -> HeldOut:
+    """Layer and penalty by grouped folds inside the training part, then all of it."""
+    params, unseen = selection.choose_held_out(
+        _linear(jnp.asarray(inputs)), targets.labels, targets.groups, targets.weight
+    )
+    return HeldOut(params, unseen)
+
+
+def logistic_scores(params: selection.Chosen, inputs: Array) -> Array:
+    """Log odds of what :func:`fit_logistic` fitted."""
+    fitted, given = params.linear.w.shape[-1], inputs.shape[-1]
+    if fitted != given:
+        raise ValueError(
+            f"the classifier was fitted to {fitted} features (of lookback ratios, one "
+            f"a head) and is given {given}; read with the model it was fitted to"
+        )
+    return selection.chosen_logits(params, _linear(inputs))
+
+
+def logistic(
+    name: str,
+    summary: str,
+    reference: str,
+    inputs: Callable[[Features], Any],
+    *features: tuple[str, Feature],
+) -> Detector:
+    """A detector that is a logistic regression on ``inputs``."""
+    return Detector(
+        Info(name, summary, LOG_ODDS, reference),
+        features=features,
+        inputs=inputs,
+        decide=logistic_scores,
+        fit=fit_logistic,
+    )
+
+
+def split_rows(targets: Targets, share: float) -> tuple[np.ndarray, np.ndarray]:
+    """The rows to learn from in two parts, whole sources, the second with ``share``."""
+    rows = targets.rows
+    labels, groups = np.asarray(targets.labels)[rows], np.asarray(targets.groups)[rows]
+    rest, part = holdout(labels, groups.tolist(), share)
+    return rows[rest], rows[part]
+
+
+def early_stopping(targets: Targets, *inputs: Any) -> tuple[Any, ...]:
+    """Arguments of a classifier that stops early: key, inputs, labels, two weights.
+
+    Those are of the rows to train on and of the fifth to stop by, classes even.
+    """
+    labels = jnp.asarray(targets.labels)
+    parts = (targets.only(rows).weight for rows in split_rows(targets, 0.2))
+    weights = (balanced(labels, part) for part in parts)
+    return targets.key, *map(jnp.asarray, inputs), labels, *weights

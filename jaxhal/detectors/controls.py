@@ -4,7 +4,6 @@ import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
@@ -17,11 +16,9 @@ from jaxhal.detectors.base import (
     Info,
     Targets,
     flat_heads,
+    logistic,
     on_tokens,
     response_mean,
-)
-from jaxhal.detectors.linear import (
-    logistic,
 )
 from jaxhal.features import controls
 from jaxhal.features.base import OfText
@@ -41,10 +38,7 @@ def max_prompt_attention() -> Detector:
             control=True,
         ),
         features=(("max_prompt", MaxPromptAttention()),),
-        inputs=lambda f: jax.vmap(
-            lambda largest, valid: controls.max_prompt_score(largest, valid).mean(),
-            in_axes=(1, 0),
-        )(f["max_prompt"], f["valid"]),
+        inputs=lambda f: response_mean(1 - f["max_prompt"], f).mean((0, 2)),
         tokens=lambda params, f: on_tokens(1 - f["max_prompt"].mean((0, 2)), f),
     )
 
@@ -61,45 +55,34 @@ def max_prompt_probe() -> Detector:
     )
 
 
-def _text_control(function: Callable[[Example], float], summary: str, unit: str):
+@functools.cache
+def _text_control(
+    function: Callable[[Example], float], summary: str, unit: str
+) -> Detector:
+    """A number that the texts alone give; nothing is trained."""
     name = function.__name__
     return Detector(
-        Info(
-            name,
-            summary,
-            unit,
-            "text-only control",
-            control=True,
-        ),
+        Info(name, summary, unit, "text-only control", control=True),
         features=((name, OfText(function)),),
         inputs=lambda f: f[name],
     )
 
 
-@functools.cache
-def response_length() -> Detector:
-    """Number of words of the response."""
-    return _text_control(
-        controls.response_length, "number of words of the response", "words"
-    )
-
-
-@functools.cache
-def novel_words() -> Detector:
-    """Count of response words that the prompt does not have."""
-    return _text_control(
-        controls.novel_words, "response words absent from the prompt", "words"
-    )
-
-
-@functools.cache
-def novel_word_share() -> Detector:
-    """Share of response words that the prompt does not have."""
-    return _text_control(
-        controls.novel_word_share,
-        "share of response words absent from the prompt",
-        "0 to 1",
-    )
+response_length = functools.partial(
+    _text_control, controls.response_length, "number of words of the response", "words"
+)
+novel_words = functools.partial(
+    _text_control,
+    controls.novel_words,
+    "response words absent from the prompt",
+    "words",
+)
+novel_word_share = functools.partial(
+    _text_control,
+    controls.novel_word_share,
+    "share of response words absent from the prompt",
+    "0 to 1",
+)
 
 
 BUCKETS = 4096

@@ -29,12 +29,7 @@ _PUBLISHED = {
 
 @dataclasses.dataclass(frozen=True)
 class Embedded(Measure):
-    """Hidden state of each sample, ``{"values": [examples samples width], "valid"}``.
-
-    Attributes:
-      draw: how samples are drawn.
-      tokens: which token stands for a sample, as :class:`jaxhal.HiddenStates` has it.
-    """
+    """A hidden state of each sample, ``{"values", "valid"}``."""
 
     draw: Draw
     tokens: Literal["last", "before_last", "mean"]
@@ -71,18 +66,10 @@ def eigenscore(
     Args:
       preset: of :data:`jaxhal.features.eigenscore.PRESETS`; ``"official"`` reads the
         last word of a sample, the others the end of the sequence.
-      alpha, base, per_feature: instead of the preset's, as
-        :class:`jaxhal.features.eigenscore.Preset` has them.
-      tokens: which token stands for a sample instead, as :class:`jaxhal.HiddenStates`
-        has it.
-      draw: how to sample, as :func:`jaxhal.detectors.settings.draw_of` takes it.
+      alpha, base, per_feature: instead of the preset's.
+      tokens: which token stands for a sample, see :class:`jaxhal.HiddenStates`.
+      draw: how to sample, see :func:`jaxhal.detectors.settings.draw_of`.
       name: what to call it beside another choice.
-
-    Raises:
-      ValueError: on another preset, setting or token, or fewer than two samples.
-
-    References:
-      Chen et al., INSIDE, ICLR 2024.
     """
     form = spread.form_of(preset, alpha=alpha, base=base, per_feature=per_feature)
     how = draw_of(draw, _PUBLISHED[preset])

@@ -29,15 +29,10 @@ GAIN = 0.001
 
 
 class Stack(NamedTuple):
-    """Members fitted to the whole training part, and how they are weighed.
+    """Members fitted to the whole training part, and how they are weighed."""
 
-    Attributes:
-      members: name -> parameters, of the members that count.
-      weights: of their scores, in the order in which the detector lists them.
-    """
-
-    members: dict[str, Any]
-    weights: Chosen
+    members: dict[str, Any]  # by name, those that count
+    weights: Chosen  # of their scores, in the order in which the detector lists them
 
 
 def ensemble(
@@ -49,13 +44,10 @@ def ensemble(
     folds inside the training part.  One pass of the model feeds all members.
 
     Args:
-      members: any detectors.
+      members: any detectors, two at least.
       name: what to call it.
       choose: keep few of them: first the one of the highest AUROC on those scores, then
         again and again the one that adds most to it, while that is 0.001 or more.
-
-    Raises:
-      ValueError: on fewer than two members, or two of one name.
     """
     members = tuple(members)
     names = [member.name for member in members]

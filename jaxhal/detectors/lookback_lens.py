@@ -15,12 +15,10 @@ from jaxhal.detectors.base import (
     Info,
     Targets,
     flat_heads,
-    on_tokens,
-    response_mean,
-)
-from jaxhal.detectors.linear import (
     logistic,
     logistic_scores,
+    on_tokens,
+    response_mean,
 )
 from jaxhal.features.lookback import WINDOW, LookbackRatio
 
@@ -56,16 +54,13 @@ def lookback_probe() -> Detector:
 class Spans(NamedTuple):
     """Mean lookback ratios of parts of a response, as Lookback Lens is fitted to them.
 
-    Attributes:
-      whole: over the response's text.
-      parts: over the marked tokens together, those before the first marked one, and
-        those after the last.
-      there: whether a part has any token.
+    The parts are the marked tokens together, those before the first, those after the
+    last.
     """
 
-    whole: Float[Array, "batch size"]
+    whole: Float[Array, "batch size"]  # over the response's text
     parts: Float[Array, "batch 3 size"]
-    there: Bool[Array, "batch 3"]
+    there: Bool[Array, "batch 3"]  # whether a part has any token
 
 
 def lookback_spans(features: Features) -> Spans:
@@ -133,9 +128,6 @@ def lookback_lens(heads: int | None = None, name: str = "lookback_lens") -> Dete
       heads: use only so many, those of the largest coefficients in a first fit to all,
         as in the paper's study of heads; all by default.
       name: what to call it beside another choice.
-
-    Fitting raises:
-      ValueError: when ``heads`` is below 1 or above the number the model has.
     """
     return Detector(
         Info(

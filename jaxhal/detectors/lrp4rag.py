@@ -7,18 +7,24 @@ what the released code did.
 """
 
 import functools
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Float
 
-from jaxhal.classifiers import lstm, perceptron, svm, trees
-from jaxhal.classifiers.mlp import mlp_logits
-from jaxhal.classifiers.nested import Tuned
-from jaxhal.detectors.base import LOG_ODDS, Detector, Features, HeldOut, Info, Targets
-from jaxhal.detectors.linear import early_parts
+from jaxhal.classifiers import lstm, mlp, svm, trees
+from jaxhal.classifiers.selection import choose
+from jaxhal.detectors.base import (
+    LOG_ODDS,
+    Detector,
+    Features,
+    HeldOut,
+    Info,
+    Targets,
+    early_stopping,
+)
 from jaxhal.features.base import Reducer
 from jaxhal.features.relevance import profile_level, resample
 from jaxhal.lrp import PromptRelevance, RelevanceMap, ResponseRelevance
@@ -30,6 +36,39 @@ LENGTH, PUBLISHED_LENGTH = 220, 235
 _READS: dict[str, tuple[str, Reducer]] = {
     "response": ("relevance", ResponseRelevance()),
     "prompt": ("prompt_relevance", PromptRelevance()),
+}
+
+
+class _Classifier(NamedTuple):
+    kind: str
+    published: Callable[..., Any]
+    chosen: Callable[..., Any]  # fits with a setting of the grid
+    decide: Callable[[Any, Array], Array]
+    grid: Mapping[str, Sequence[Any]]
+
+
+_CLASSIFIERS = {
+    "svm": _Classifier(
+        "support vector machine",
+        svm.fit_svm,
+        functools.partial(svm.fit_svm, standardize=True),
+        svm.svm_logits,
+        svm.GRID,
+    ),
+    "forest": _Classifier(
+        "random forest",
+        trees.fit_forest,
+        trees.fit_forest,
+        trees.forest_logits,
+        trees.GRID,
+    ),
+    "mlp": _Classifier(
+        "one hidden layer",
+        mlp.fit_perceptron,
+        functools.partial(mlp.fit_perceptron, standardize=True),
+        mlp.mlp_logits,
+        mlp.GRID,
+    ),
 }
 
 
@@ -51,128 +90,62 @@ def _profiles(features: Features, of: str) -> tuple[Array, Array]:
     return profile, jnp.asarray(features["valid"])
 
 
-def _resampled(of: str, length: int, padding: str) -> Callable[[Features], Array]:
-    def inputs(features: Features) -> Float[Array, "batch length"]:
-        return jax.vmap(lambda x, v: resample(x, length, v, padding))(
-            *_profiles(features, of)
-        )
-
-    return inputs
-
-
-def _classifier(
-    usual: str,
-    kind: str,
-    choose: Callable[..., tuple[Tuned, Any]],
-    fit: Callable[..., Any],
-    decide: Callable[[Any, Array], Array],
-    length: int | None,
-    published: bool,
-    of: str,
-    name: str | None,
+@functools.cache
+def _on_profile(
+    classifier: Literal["svm", "forest", "mlp"],
+    length: int | None = None,
+    published: bool = False,
+    of: str = "response",
+    name: str | None = None,
 ) -> Detector:
+    """A classifier of scikit-learn on ``R_response`` or ``R_prompt``.
+
+    Args:
+      classifier: a support vector machine with a radial kernel, a random forest, or a
+        network with one hidden layer.
+      length: bins the profile is resampled to; 220, or 235 as released.
+      published: the released settings (C = 30 and gamma = 1; 200 trees of depth 3) on
+        unscaled profiles with zeros in empty bins.
+      of: which profile; that of the ``"prompt"`` comes in 500 bins, none of them empty.
+      name: what to call it beside another choice; its own ends in ``_prompt`` for that
+        profile.
+    """
+    kind, fit_published, fit_chosen, decide, grid = _CLASSIFIERS[classifier]
     read = _read(of)
     if length is None:
         length = PUBLISHED_LENGTH if published else LENGTH
+    padding = "zeros" if published else "last"
 
-    def fit_nested(inputs: Any, targets: Targets) -> HeldOut:
+    def inputs(features: Features) -> Float[Array, "batch length"]:
+        binned = jax.vmap(lambda x, valid: resample(x, length, valid, padding))
+        return binned(*_profiles(features, of))
+
+    def fit(inputs: Any, targets: Targets) -> Any:
         labels, groups, weight = targets.labels, targets.groups, targets.weight
-        return HeldOut(*choose(inputs, labels, groups, weight))
-
-    def fit_published(inputs: Any, targets: Targets) -> Any:
-        return fit(inputs, targets.labels, targets.weight)
+        if published:
+            return fit_published(inputs, labels, weight)
+        return HeldOut(
+            *choose(fit_chosen, decide, grid, inputs, labels, groups, weight)
+        )
 
     how = "as released" if published else "setting chosen in training"
     return Detector(
         Info(
-            _named(name, usual, of),
+            _named(name, f"lrp4rag_{classifier}", of),
             f"{kind} on the relevance of {length} parts of the {of}, {how}",
             LOG_ODDS,
             f"{_REFERENCE}, table 2",
         ),
         features=(read,),
-        inputs=_resampled(of, length, "zeros" if published else "last"),
+        inputs=inputs,
         decide=decide if published else lambda tuned, x: decide(tuned.params, x),
-        fit=fit_published if published else fit_nested,
+        fit=fit,
     )
 
 
-def _fit_svm(x: Any, labels: Any, weight: Any) -> svm.SVM:
-    return svm.fit_svm(x, labels, weight, svm.PUBLISHED["C"], svm.PUBLISHED["gamma"])
-
-
-@functools.cache
-def lrp4rag_svm(
-    length: int | None = None,
-    published: bool = False,
-    of: str = "response",
-    name: str | None = None,
-) -> Detector:
-    """A support vector machine with a radial kernel on ``R_response`` or ``R_prompt``.
-
-    Args:
-      length: bins the profile is resampled to; 220, or 235 as released.
-      published: C = 30 and gamma = 1 on unscaled profiles with zeros in empty bins.
-      of: which profile; that of the ``"prompt"`` comes in 500 bins, none of them empty.
-      name: what to call it beside another choice; its own ends in ``_prompt`` for that
-        profile.
-
-    Raises:
-      ValueError: on another ``of``.
-    """
-
-    options = (length, published, of, name)
-    choose, decide, kind = svm.choose_svm, svm.svm_logits, "support vector machine"
-    return _classifier("lrp4rag_svm", kind, choose, _fit_svm, decide, *options)
-
-
-@functools.cache
-def lrp4rag_forest(
-    length: int | None = None,
-    published: bool = False,
-    of: str = "response",
-    name: str | None = None,
-) -> Detector:
-    """A random forest on ``R_response`` or ``R_prompt``.
-
-    Args:
-      length: bins the profile is resampled to; 220, or 235 as released.
-      published: 200 trees of depth 3 on profiles with zeros in empty bins.
-      of: which profile; that of the ``"prompt"`` comes in 500 bins, none of them empty.
-      name: what to call it beside another choice; its own ends in ``_prompt`` for that
-        profile.
-
-    Raises:
-      ValueError: on another ``of``.
-    """
-    options = (length, published, of, name)
-    choose, fit, decide = trees.choose_forest, trees.fit_forest, trees.forest_logits
-    return _classifier("lrp4rag_forest", "random forest", choose, fit, decide, *options)
-
-
-@functools.cache
-def lrp4rag_mlp(
-    length: int | None = None,
-    published: bool = False,
-    of: str = "response",
-    name: str | None = None,
-) -> Detector:
-    """A network with one hidden layer on ``R_response`` or ``R_prompt``.
-
-    Args:
-      length: bins the profile is resampled to; 220, or 235 as released.
-      published: unscaled, on profiles with zeros in empty bins.
-      of: which profile; that of the ``"prompt"`` comes in 500 bins, none of them empty.
-      name: what to call it beside another choice; its own ends in ``_prompt`` for that
-        profile.
-
-    Raises:
-      ValueError: on another ``of``.
-    """
-    options = (length, published, of, name)
-    choose, fit = perceptron.choose_perceptron, perceptron.fit_perceptron
-    kind = "one hidden layer"
-    return _classifier("lrp4rag_mlp", kind, choose, fit, mlp_logits, *options)
+lrp4rag_svm = functools.partial(_on_profile, "svm")
+lrp4rag_forest = functools.partial(_on_profile, "forest")
+lrp4rag_mlp = functools.partial(_on_profile, "mlp")
 
 
 @functools.cache
@@ -194,15 +167,8 @@ def lrp4rag_comb() -> Detector:
         features=(),
         inputs=lambda features: comb(jnp.asarray(features["valid"])),
         decide=svm.svm_logits,
-        fit=lambda x, targets: _fit_svm(x, targets.labels, targets.weight),
+        fit=lambda x, targets: svm.fit_svm(x, targets.labels, targets.weight),
     )
-
-
-class Series(NamedTuple):
-    """``R*`` as a series over the response, its prompt bins as features."""
-
-    relevance: Float[Array, "batch time features"]
-    valid: Bool[Array, "batch time"]
 
 
 @functools.cache
@@ -218,15 +184,10 @@ def lrp4rag_lstm(
       name: what to call it beside another choice.
     """
 
-    def inputs(features: Features) -> Series:
+    def inputs(features: Features) -> tuple[Array, Array]:
         relevance = jnp.asarray(features[feature])
         there = jnp.asarray(features["valid"]).any(-1, keepdims=True)
-        return Series(relevance, jnp.broadcast_to(there, relevance.shape[:2]))
-
-    def fit(inputs: Series, targets: Targets) -> Any:
-        train, stop = early_parts(targets)
-        series, y = jnp.asarray(inputs.relevance), jnp.asarray(targets.labels)
-        return lstm.fit_lstm(targets.key, series, inputs.valid, y, train, stop)
+        return relevance, jnp.broadcast_to(there, relevance.shape[:2])
 
     feature = f"relevance_{response_bins}x{prompt_bins}"
     whole = RelevanceMap(response_bins=response_bins, prompt_bins=prompt_bins)
@@ -239,8 +200,8 @@ def lrp4rag_lstm(
         ),
         features=((feature, whole),),
         inputs=inputs,
-        decide=lambda params, x: lstm.lstm_logits(params, x.relevance, x.valid),
-        fit=fit,
+        decide=lambda params, x: lstm.lstm_logits(params, *x),
+        fit=lambda x, targets: lstm.fit_lstm(*early_stopping(targets, *x)),
     )
 
 
@@ -248,18 +209,10 @@ def lrp4rag_lstm(
 def lrp4rag_threshold(of: str = "response", name: str | None = None) -> Detector:
     """The naive rule: a relevance profile that is low between its own extremes.
 
-    What the threshold is compared with depends on the shape of the profile alone, see
-    :func:`jaxhal.features.relevance.profile_level`.
-
-    Args:
-      of: which profile, that of the ``"response"`` or of the ``"prompt"``.
-      name: what to call it beside another choice; its own ends in ``_prompt`` for that
-        profile.
-
-    Raises:
-      ValueError: on another ``of``.
+    It looks at the shape of the profile alone:
+    :func:`jaxhal.features.relevance.profile_level`.  ``of`` and ``name`` are those of
+    :func:`lrp4rag_svm`.
     """
-    read = _read(of)
     return Detector(
         Info(
             _named(name, "lrp4rag_threshold", of),
@@ -267,6 +220,6 @@ def lrp4rag_threshold(of: str = "response", name: str | None = None) -> Detector
             "1 - mean relative relevance, 0 to 1",
             f"{_REFERENCE}, table 1",
         ),
-        features=(read,),
+        features=(_read(of),),
         inputs=lambda features: 1 - jax.vmap(profile_level)(*_profiles(features, of)),
     )

@@ -1,7 +1,7 @@
 """Probes of hidden states."""
 
 import functools
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -16,14 +16,12 @@ from jaxhal.detectors.base import (
     Features,
     Info,
     Targets,
-    on_tokens,
-    response_mean,
-)
-from jaxhal.detectors.linear import (
-    early_parts,
+    early_stopping,
     fit_logistic,
     logistic,
     logistic_scores,
+    on_tokens,
+    response_mean,
 )
 from jaxhal.features.hidden import HiddenStates
 
@@ -97,11 +95,6 @@ def mlp_probe(layer: int = 20, name: str = "mlp_probe") -> Detector:
             )
         return hidden[layer]
 
-    def fit(inputs: Any, targets: Targets) -> Any:
-        train, stop = early_parts(targets)
-        y = jnp.asarray(targets.labels)
-        return mlp.fit_mlp(targets.key, jnp.asarray(inputs), y, train, stop)
-
     return Detector(
         Info(
             name,
@@ -112,15 +105,8 @@ def mlp_probe(layer: int = 20, name: str = "mlp_probe") -> Detector:
         features=(("hidden_mean", HiddenStates(tokens="mean")),),
         inputs=inputs,
         decide=mlp.mlp_logits,
-        fit=fit,
+        fit=lambda x, targets: mlp.fit_mlp(*early_stopping(targets, x)),
     )
-
-
-class Tokens(NamedTuple):
-    """Hidden states of a response's tokens at one layer."""
-
-    hidden: Float[Array, "batch response width"]
-    valid: Bool[Array, "batch response"]
 
 
 @functools.cache
@@ -132,12 +118,6 @@ def attention_pooling(layer: int = 20, name: str = "attention_pooling") -> Detec
       name: what to call it beside another choice.
     """
 
-    def fit(inputs: Tokens, targets: Targets) -> Any:
-        train, stop = early_parts(targets)
-        y = jnp.asarray(targets.labels)
-        hidden, valid = jnp.asarray(inputs.hidden), jnp.asarray(inputs.valid)
-        return pooling.fit_pooling(targets.key, hidden, valid, y, train, stop)
-
     state = f"hidden_{layer}"
     return Detector(
         Info(
@@ -147,9 +127,9 @@ def attention_pooling(layer: int = 20, name: str = "attention_pooling") -> Detec
             "CH-Wang et al. 2023, attention-pooling probe",
         ),
         features=((state, HiddenStates(layers=(layer,))),),
-        inputs=lambda f: Tokens(f[state][0], f["valid"]),
-        decide=lambda params, x: pooling.pooling_logits(params, x.hidden, x.valid),
-        fit=fit,
+        inputs=lambda f: (f[state][0], f["valid"]),
+        decide=lambda params, x: pooling.pooling_logits(params, *x),
+        fit=lambda x, targets: pooling.fit_pooling(*early_stopping(targets, *x)),
     )
 
 
@@ -158,14 +138,6 @@ def attention_pooling(layer: int = 20, name: str = "attention_pooling") -> Detec
 HIGHEST = 5
 # Inverse penalty C times the number of tokens.
 _STRENGTH = 10.0
-
-
-class Marked(NamedTuple):
-    """Hidden states of a response's tokens at one layer, and which are annotated."""
-
-    hidden: Float[Array, "batch response width"]
-    valid: Bool[Array, "batch response"]
-    marked: Bool[Array, "batch response"]
 
 
 def highest_mean(
@@ -195,14 +167,10 @@ def token_probe(
       whole: learn a hallucinated answer without a span as one span, as
         :func:`~jaxhal.detectors.lookback_lens` does; else nothing is learnt from it.
       name: what to call it beside another choice.
-
-    Fitting raises:
-      ValueError: when no token of the training part is marked, and not ``whole``.
     """
 
-    def fit(inputs: Marked, targets: Targets) -> Linear:
-        valid = np.asarray(inputs.valid)
-        spans = np.asarray(inputs.marked)
+    def fit(inputs: tuple[Any, Any, Any], targets: Targets) -> Linear:
+        hidden, valid, spans = map(np.asarray, inputs)
         unmarked = (np.asarray(targets.labels) == 1) & ~spans.any(1)
         marked = (spans | (whole & unmarked)[:, None])[valid]
         row = np.broadcast_to(np.arange(len(valid))[:, None], valid.shape)[valid]
@@ -215,8 +183,7 @@ def token_probe(
             )
         weight = weight[row]
         strength = _STRENGTH / float(weight.sum())
-        hidden = np.asarray(inputs.hidden)[valid]
-        return fit_linear(hidden, marked.astype(int), weight, strength)
+        return fit_linear(hidden[valid], marked.astype(int), weight, strength)
 
     def tokens(params: Linear, features: Features) -> Array:
         logits = linear_logits(params, features[state][0])
@@ -232,9 +199,9 @@ def token_probe(
             "Obeso et al. 2025, linear probes of tokens",
         ),
         features=((state, HiddenStates(layers=(layer,))),),
-        inputs=lambda f: Marked(f[state][0], f["valid"], f["marked"] & f["valid"]),
+        inputs=lambda f: (f[state][0], f["valid"], f["marked"] & f["valid"]),
         decide=lambda params, x: highest_mean(
-            linear_logits(params, x.hidden), jnp.asarray(x.valid)
+            linear_logits(params, x[0]), jnp.asarray(x[1])
         ),
         fit=fit,
         tokens=tokens,

@@ -63,19 +63,7 @@ _REFERENCE = "baseline of Hu et al. 2024 (LRP4RAG), section 4.3"
 
 
 def material(example: Example) -> str:
-    """Source, question and answer under headings, for a prompt to ask about.
-
-    Example:
-      >>> print(material(Example("In 1832.", context="Built 1832.", question="When?")))
-      Source:
-      Built 1832.
-      <BLANKLINE>
-      Question:
-      When?
-      <BLANKLINE>
-      Answer:
-      In 1832.
-    """
+    """Source, question and answer under headings, for a prompt to ask about."""
     return _under_headings(
         Source=example.context or example.prompt,
         Question=example.question,
@@ -88,12 +76,7 @@ def _under_headings(**parts: str | None) -> str:
 
 
 def plainly(example: Example, ask: str = ASK) -> str:
-    """Asks whether an answer is hallucinated, as LRP4RAG does.
-
-    Args:
-      example: the answer.
-      ask: the question, with ``{material}`` in it.
-    """
+    """Asks whether an answer is hallucinated, as LRP4RAG does."""
     return ask.replace("{material}", material(example))
 
 
@@ -101,18 +84,6 @@ def with_shots(example: Example) -> str:
     """Asks whether an answer is hallucinated, after four that are labelled.
 
     A bare prompt counts as the question.
-
-    Example:
-      >>> asked = with_shots(Example("In 1832.", prompt="When was it built?"))
-      >>> print(asked[asked.index("Question:\\nWhen") :])
-      Question:
-      When was it built?
-      <BLANKLINE>
-      Answer:
-      In 1832.
-      <BLANKLINE>
-      Hallucinated:
-      <BLANKLINE>
     """
     shots = [
         _under_headings(Question=question, Answer=answer, Hallucinated=label)
@@ -128,16 +99,7 @@ def with_shots(example: Example) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Replied:
-    """A question about an answer with a reply to it, as an example to be read.
-
-    Attributes:
-      reply: Yes or No.
-      ask: makes the question.
-
-    Example:
-      >>> Replied("Yes")(Example("In 1832.", context="Built in 1832.")).response
-      'Yes'
-    """
+    """A question about an answer with a reply, Yes or No, as an example to be read."""
 
     reply: str
     ask: Callable[[Example], str] = plainly
@@ -153,10 +115,6 @@ class ListedShare(Measure):
     Each listed part counts where it first stands in the answer; one that does not stand
     there counts by its length.  0 for an empty list.  An answer is in error where no
     reply is the JSON that was asked for, in three attempts, or there is none.
-
-    Attributes:
-      endpoint: who is asked.
-      ask: what, as :func:`plainly` takes it.
     """
 
     endpoint: Endpoint
@@ -192,16 +150,9 @@ def _listed(reply: str) -> list[str]:
 
 
 def listed_share(response: str, parts: list[str]) -> float:
-    """Share of the response's characters in the parts, at most 1.
+    """Share of a response's characters in the parts, at most 1.
 
-    Args:
-      response: the answer, not empty.
-      parts: pieces of it, each taken where it first stands; one that is not in it
-        counts by its length.
-
-    Example:
-      >>> listed_share("In 1832, in Rome.", ["in Rome"])
-      0.4117647058823529
+    Each is taken where it first stands; one that is not there counts by its length.
     """
     inside, missing = np.zeros(len(response), bool), 0
     for part in parts:
@@ -228,7 +179,8 @@ def detection_prompt(
     Or a model behind an OpenAI-compatible endpoint lists the hallucinated parts, and
     the score is their share of the answer's characters: :class:`ListedShare`.  A reply
     of another form is asked for again and then an error of that answer; the published
-    code took an answer whose reply was missing or short for grounded.
+    code (Hu et al., `LRP4RAG <https://arxiv.org/abs/2408.15533>`_, 2024, section 4.3)
+    took an answer whose reply was missing or short for grounded.
 
     Args:
       endpoint: base address of the server, such as ``http://localhost:8000/v1``; its
@@ -237,13 +189,6 @@ def detection_prompt(
       ask: the question in other words, with ``{material}`` in it, which stands for
         source, question and answer; the reply has to be of the same form.
       name: what to call it beside another choice.
-
-    Raises:
-      ValueError: when only one of ``endpoint`` and ``model`` is given, or they name
-        nothing; when ``ask`` has no place for the material.
-
-    References:
-      Hu et al., `LRP4RAG <https://arxiv.org/abs/2408.15533>`_, 2024, section 4.3.
     """
     if ask is not None and "{material}" not in ask:
         raise ValueError(f"ask is {ask!r}; it must hold {{material}}")
@@ -273,16 +218,13 @@ def _detection_prompt(there: Endpoint | None, ask: str | None, name: str) -> Det
 
 @functools.cache
 def icl_prompt() -> Detector:
-    r"""The reader is shown four labelled answers, then asked about this one.
+    """The reader is shown four labelled answers, then asked about this one.
 
     It says Yes or No, and nothing is generated; the score is as in
     :func:`detection_prompt`.  The shots, two right answers and two hallucinated ones,
-    are ours, for the paper does not print its own; like its questions they have no
+    are ours, for the paper (Liu et al., Towards Mitigation of Hallucination for
+    LLM-empowered Agents, 2025) does not print its own; like its questions they have no
     context, and that of an answer which has one is shown before its question.
-
-    References:
-      Liu et al., Towards Mitigation of Hallucination for LLM-empowered Agents, 2025,
-      one of its baselines.
     """
     summary = "the reader is shown labelled answers, then asked about this one"
     reference = "baseline of Liu et al. 2025 (HalMit)"
@@ -300,12 +242,7 @@ def _asked(
     yes, no = (f"{prefix}{reply}_logprob" for reply in ("yes", "no"))
     reads = {yes: Replied("Yes", ask), no: Replied("No", ask)}
     return Detector(
-        Info(
-            name,
-            summary,
-            "p(Yes) / (p(Yes) + p(No)), 0 to 1",
-            reference,
-        ),
+        Info(name, summary, "p(Yes) / (p(Yes) + p(No)), 0 to 1", reference),
         features=tuple(
             (feature, OfRewrite(of, TextLogprob())) for feature, of in reads.items()
         ),

@@ -1,35 +1,241 @@
 """SelfCheckGPT: do sampled answers support the sentences of the answer?
 
-References:
-  Manakul et al., `SelfCheckGPT <https://arxiv.org/abs/2303.08896>`_, EMNLP 2023.
+Manakul et al., `SelfCheckGPT <https://arxiv.org/abs/2303.08896>`_, EMNLP 2023.
 """
 
+import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxhal.detectors.base import Detector, Features, Info, measured, on_tokens
-from jaxhal.detectors.sentences import (
-    SUPPORT,
-    Ngrams,
-    Places,
-    SentenceSupport,
-    Unmatched,
-)
 from jaxhal.detectors.settings import Settings, cached, draw_of
 from jaxhal.features import consistency
+from jaxhal.llm import entailment as nli
 from jaxhal.llm.endpoint import Endpoint, endpoint_of
-from jaxhal.llm.entailment import Entailment, YesNo, named
-from jaxhal.reading.bulk import Measure
+from jaxhal.llm.entailment import Entailment, Reader, YesNo, named
+from jaxhal.models.encoders import encoding
+from jaxhal.reading.bulk import Bulk, Measure
 from jaxhal.reading.samples import Draw
+from jaxhal.reading.units import Part, sentence_numbers
+from jaxhal.texts import sentences_of
 
 _PUBLISHED = Draw(n=20, max_new_tokens=256)
+_SELFCHECK = "Manakul et al., SelfCheckGPT, EMNLP 2023"
+
+SUPPORT = """\
+Here is a text:
+{premise}
+
+Here is a statement:
+{hypothesis}
+
+Does the text bear out the statement? Reply with one word, Yes or No.
+"""
+
+
+class OfSentences(Measure):
+    """Numbers of the sentences of each answer, ``{"values": ..., "valid": ...}``."""
+
+    of_sentences = True
+
+    @property
+    def axes(self) -> dict[str, tuple[str, ...]]:
+        return {"values": ("sentences",), "valid": ("sentences",)}
+
+    def cut(self, values: Any, parts: Sequence[Part]) -> dict[str, np.ndarray]:
+        found = super().cut(values, parts)
+        for valid, part in zip(found["valid"], parts, strict=True):
+            if part.sentence is not None:
+                valid[:] &= np.arange(len(valid)) == part.sentence
+        return found
+
+
+@dataclasses.dataclass(frozen=True)
+class SentenceSupport(OfSentences):
+    """How little each sentence is supported, ``{"values": [examples sentences], ...}``.
+
+    ``"reader"`` is asked with :data:`SUPPORT`, much as the published code asks.  In the
+    ``"published"`` order the sentence is the premise, else the hypothesis.
+    """
+
+    entailment: str | Entailment
+    draw: Draw | None  # None: the source text is to support a sentence
+    order: Literal["published", "ordinary"]
+
+    @property
+    def by(self) -> str:
+        return named(self.entailment)
+
+    def __call__(self, bulk: Bulk) -> dict[str, np.ndarray]:
+        backend = nli.resolve(self.entailment, bulk.lm)
+        if self.entailment == "reader":
+            backend = Reader(bulk.lm, SUPPORT)
+        if self.draw is None:
+            supports = [[one.context or one.source_text] for one in bulk.examples]
+        else:
+            supports = [
+                [s.text.strip() for s in some if s.text.strip()]
+                for some in bulk.samples(self.draw)
+            ]
+        said = [sentences_of(example.response) for example in bulk.examples]
+        pairs = [
+            [(one, support) for one in some for support in against]
+            for some, against in zip(said, supports, strict=True)
+        ]
+        if self.order == "ordinary":
+            pairs = [[(support, one) for one, support in some] for some in pairs]
+        found = bulk.judged(functools.partial(nli.of_each, backend), pairs)
+        most = max(map(len, supports))
+        rows = np.repeat(list(map(len, supports)), list(map(len, said)))
+        valid = np.arange(most) < rows[:, None]
+        probabilities = np.zeros((*valid.shape, 3), np.float32)
+        probabilities[valid] = np.concatenate(
+            [
+                np.zeros((len(asked), 3)) if some is None else some
+                for asked, some in zip(pairs, found, strict=True)
+            ]
+        )
+        if self.draw is None:
+            # What the source leaves open it does not support.
+            each = 1 - probabilities[:, 0, 2]
+        else:
+            # Where no sample holds text nothing is known: a half.
+            each = np.where(valid.any(1), _contradicted(probabilities, valid), 0.5)
+        return _of_answers(each, said)
+
+
+@dataclasses.dataclass(frozen=True)
+class Ngrams(OfSentences):
+    """Surprise of each sentence under the samples, ``{"values": ..., "valid": ...}``.
+
+    Of means there is a ``"weight"``, how many n-grams a sentence has: that of an answer
+    is the mean over all of them.
+    """
+
+    draw: Draw
+    n: int
+    over: Literal["mean", "max"]
+
+    def __call__(self, bulk: Bulk) -> dict[str, np.ndarray]:
+        scores, sizes = [], []
+        for example, some in zip(bulk.examples, bulk.samples(self.draw), strict=True):
+            said = sentences_of(example.response)
+            heard = [sample.text for sample in some]
+            if self.n > 1:
+                heard = [s for text in heard for s in sentences_of(text)]
+            found = consistency.selfcheck_ngram(said, heard or [""], self.n)
+            scores.append(found.max if self.over == "max" else found.mean)
+            sizes.append(np.array([len(consistency.tokenize(text)) for text in said]))
+        weight = {} if self.over == "max" else {"weight": _padded(sizes)["values"]}
+        return _padded(scores) | weight
+
+
+@dataclasses.dataclass(frozen=True)
+class Unmatched(OfSentences):
+    """How far each sentence is from the samples, ``{"values": [examples sentences]}``.
+
+    By BERTScore's F1 with the nearest sentence of each sample.  Sentences of three
+    tokens or fewer count only where no sample of an answer has a longer one.
+    """
+
+    encoder: str
+    layer: int | None  # None: the last one
+    baseline: float  # F1 of unrelated sentences, which becomes 0
+    draw: Draw
+
+    @property
+    def by(self) -> str:
+        return f"embeddings of tokens ({self.encoder})"
+
+    def __call__(self, bulk: Bulk) -> dict[str, np.ndarray]:
+        said = [sentences_of(example.response) for example in bulk.examples]
+        heard = [_heard([s.text for s in some]) for some in bulk.samples(self.draw)]
+        pairs = [
+            (sentence, other)
+            for some, samples in zip(said, heard, strict=True)
+            for sentence in some
+            for sample in samples
+            for other in sample
+        ]
+        sizes = [[len(sample) for sample in samples] for samples in heard]
+        counts = np.repeat(sizes, list(map(len, said)), axis=0)
+        valid = np.arange(max(1, counts.max())) < counts[..., None]
+        f1 = np.zeros(valid.shape, np.float32)
+        if pairs:
+            encoder = encoding.kept_encoder(self.encoder)
+            found = encoding.bertscores(
+                encoder, pairs, layer=self.layer, progress=bulk.progress
+            )
+            f1[valid] = (found[:, 2] - self.baseline) / (1 - self.baseline)
+        # Where no sample holds text nothing is known: a half.
+        each = np.where(valid.any((1, 2)), _unmatched(f1, valid), 0.5)
+        return _of_answers(each, said)
+
+
+def _heard(samples: Sequence[str]) -> list[list[str]]:
+    """The sentences of each sample that are worth comparing."""
+    every = [sentences_of(text.strip()) if text.strip() else [] for text in samples]
+    long = [[s for s in some if len(consistency.tokenize(s)) > 3] for some in every]
+    return long if any(long) else every
+
+
+@dataclasses.dataclass(frozen=True)
+class Places(Measure):
+    """Which sentence each token is in, ``Int[examples response]``, -1 for none."""
+
+    of_sentences = True
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        return ("response",)
+
+    def __call__(self, bulk: Bulk) -> np.ndarray:
+        tokenizer = bulk.lm.require_tokenizer()
+        found = []
+        for example in bulk.examples:
+            _, offsets = tokenizer.encode_with_offsets(example.response)
+            found.append(sentence_numbers(example.response, offsets))
+        places = np.full((len(found), max(map(len, found))), -1, np.int32)
+        for row, some in zip(places, found, strict=True):
+            row[: len(some)] = some
+        return places
+
+    def cut(self, values: Any, parts: Sequence[Part]) -> np.ndarray:
+        found = np.full((len(parts), values.shape[1]), -1, np.int32)
+        for row, part in zip(found, parts, strict=True):
+            where = np.flatnonzero(part.tokens)
+            some = values[part.row, where[where < values.shape[1]]]
+            row[: len(some)] = some
+        return found
+
+
+_unmatched = jax.jit(jax.vmap(consistency.selfcheck_bertscore))
+_contradicted = jax.jit(jax.vmap(consistency.selfcheck_nli))
+
+
+def _of_answers(
+    each: np.ndarray, said: Sequence[Sequence[str]]
+) -> dict[str, np.ndarray]:
+    """Scores of all sentences, told apart by the answers that hold them."""
+    return _padded(np.split(each, np.cumsum([len(some) for some in said])[:-1]))
+
+
+def _padded(scores: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
+    """Scores of the sentences of each example, with a mask."""
+    longest = max(map(len, scores))
+    values = np.zeros((len(scores), longest), np.float32)
+    valid = np.zeros(values.shape, bool)
+    for row, some in enumerate(scores):
+        values[row, : len(some)], valid[row, : len(some)] = some, True
+    return {"values": values, "valid": valid}
+
 
 _PLACES = Places()
-_SELFCHECK = "Manakul et al., SelfCheckGPT, EMNLP 2023"
 
 
 @cached
@@ -39,17 +245,14 @@ def selfcheck_nli(
     how: Literal["mean", "max"] = "mean",
     name: str = "selfcheck_nli",
 ) -> Detector:
-    """SelfCheckGPT: how much the samples contradict the answer, sentence by sentence.
+    """SelfCheckGPT: how much the samples contradict the answer (section 5.4).
 
     Args:
       entailment: as :func:`semantic_entropy` takes it; the published model is
         ``"nli:potsawee/deberta-v3-large-mnli"``.
-      draw: how to sample, as :func:`jaxhal.detectors.settings.draw_of` takes it.
+      draw: how to sample, see :func:`jaxhal.detectors.settings.draw_of`.
       how: of its sentences, what an answer scores: the ``"mean"`` or the ``"max"``.
       name: what to call it beside another choice.
-
-    References:
-      Manakul et al., SelfCheckGPT, 2023, section 5.4.
     """
     drawn = draw_of(draw, _PUBLISHED)
     support = SentenceSupport(entailment, drawn, "published")
@@ -64,23 +267,14 @@ def selfcheck_prompt(
     how: Literal["mean", "max"] = "mean",
     name: str = "selfcheck_prompt",
 ) -> Detector:
-    """SelfCheckGPT: a model is asked whether each sample supports each sentence.
+    """SelfCheckGPT: a model is asked whether each sample supports each sentence (5.5).
 
-    The reader by its odds of Yes and No; a model behind an OpenAI-compatible endpoint,
-    as in the published code, by what its reply begins with (the question is put in
-    other words):
-    :func:`jaxhal.features.consistency.selfcheck_prompt`.
+    The reader by its odds of Yes and No; a model behind an OpenAI-compatible endpoint
+    by what its reply begins with, though the question is put in other words.
 
     Args:
       endpoint, model: as :func:`jaxhal.detectors.detection_prompt` takes them.
       draw, how, name: as :func:`selfcheck_nli` takes them.
-
-    Raises:
-      ValueError: when only one of ``endpoint`` and ``model`` is given, or they name
-        nothing.
-
-    References:
-      Manakul et al., SelfCheckGPT, 2023, section 5.5.
     """
     return _selfcheck_prompt(endpoint_of(endpoint, model), draw, how, name)
 
@@ -104,17 +298,13 @@ def selfcheck_ngram(
     draw: Settings = None,
     name: str = "selfcheck_ngram",
 ) -> Detector:
-    """SelfCheckGPT: surprise of the answer's words under the samples.
+    """SelfCheckGPT: surprise of the answer's words under the samples (section 5.3).
 
     Args:
       n: words in an n-gram.
       over: the mean of all the answer's n-grams, or, averaged over its sentences, the
         least likely one of each.
-      draw: how to sample, as :func:`jaxhal.detectors.settings.draw_of` takes it.
-      name: what to call it beside another choice.
-
-    References:
-      Manakul et al., SelfCheckGPT, 2023, section 5.3.
+      draw, name: as :func:`selfcheck_nli` takes them.
     """
     drawn = draw_of(draw, _PUBLISHED)
     surprise = Ngrams(drawn, n, over)
@@ -134,26 +324,17 @@ def selfcheck_bertscore(
     how: Literal["mean", "max"] = "mean",
     name: str = "selfcheck_bertscore",
 ) -> Detector:
-    """SelfCheckGPT: how far the answer's sentences are from those of the samples.
+    """SelfCheckGPT: how far the answer's sentences are from those of the samples (5.1).
 
-    The published code takes RoBERTa large (``"FacebookAI/roberta-large"``), its layer
-    17 and, rescaled, the baseline 0.83122575.
+    The published code takes RoBERTa large, ``"FacebookAI/roberta-large"``, its layer 17
+    and, rescaled, the baseline 0.83122575.
 
     Args:
-      encoder: whose token embeddings are compared, as
-        :func:`jaxhal.models.encoders.load_encoder` takes it.
-      layer: as :func:`jaxhal.models.encoders.encoding.token_states` takes it.
-      baseline: F1 of unrelated sentences, which becomes 0 as F1 is rescaled; all scores
-        grow by ``1 / (1 - baseline)``, so no ranking changes.
-      draw: how to sample, as :func:`jaxhal.detectors.settings.draw_of` takes it.
-      how: of its sentences, what an answer scores: the ``"mean"`` or the ``"max"``.
-      name: what to call it beside another choice.
-
-    Raises:
-      ValueError: on a baseline of 1 or more, or a setting of ``draw`` that is unknown.
-
-    References:
-      Manakul et al., SelfCheckGPT, 2023, section 5.1; Zhang et al., BERTScore, 2020.
+      encoder: whose token embeddings are compared, see
+        :func:`jaxhal.models.encoders.load_encoder`.
+      layer: of the encoder, the last for ``None``.
+      baseline: F1 of unrelated sentences, which becomes 0; no ranking changes.
+      draw, how, name: as :func:`selfcheck_nli` takes them.
     """
     if not baseline < 1:
         raise ValueError(f"baseline is {baseline}; give a number below 1")
@@ -172,11 +353,8 @@ def nli_context(
 ) -> Detector:
     """How little the source text supports the answer, sentence by sentence.
 
-    That is 1 minus the probability that a sentence follows from it.  Nothing is
-    sampled.  Arguments are those of :func:`selfcheck_nli`.
-
-    References:
-      Baseline of Chuang et al., Lookback Lens, 2024.
+    That is 1 minus the probability that a sentence follows from it; nothing is sampled.
+    A baseline of Lookback Lens.  Arguments are those of :func:`selfcheck_nli`.
     """
     support = SentenceSupport(entailment, None, "ordinary")
     summary = f"sentences that the source does not support; {named(entailment)}"
@@ -216,9 +394,5 @@ def _over_sentences(
         return on_tokens(jnp.where(place >= 0, scores, 0.0), features)
 
     summary = f"{summary}, the worst sentence" if how == "max" else summary
-    return Detector(
-        Info(name, summary, unit, reference),
-        measured(measure, _PLACES),
-        inputs,
-        tokens=tokens,
-    )
+    info = Info(name, summary, unit, reference)
+    return Detector(info, measured(measure, _PLACES), inputs, tokens=tokens)

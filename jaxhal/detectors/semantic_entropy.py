@@ -20,17 +20,11 @@ from jaxhal.types import Example
 
 @dataclasses.dataclass(frozen=True)
 class Likelihood(Measure):
-    """Log probabilities of the samples, ``[examples samples]``.
-
-    Attributes:
-      draw: how samples are drawn.
-      per_token: their mean over tokens instead of their sum.
-      end: the end of a sample counts as a token of it.
-    """
+    """Log probabilities of the samples, ``[examples samples]``."""
 
     draw: Draw
-    per_token: bool
-    end: bool = True
+    per_token: bool  # their mean over tokens instead of their sum
+    end: bool = True  # that of a sample counts as a token
 
     @property
     def axes(self) -> tuple[str, ...]:
@@ -55,22 +49,13 @@ class Likelihood(Measure):
 
 @dataclasses.dataclass(frozen=True)
 class Meanings(Measure):
-    """Cluster of each sample, ``Int[examples samples]``, -1 for one without text.
-
-    Attributes:
-      draw: how samples are drawn.
-      entailment: what decides whether two samples say the same.
-      rule: of :func:`jaxhal.features.semantic.equivalence`.
-      asked: samples are compared as answers to the question:
-        :func:`jaxhal.llm.entailment.answering`.
-      published: as :func:`jaxhal.features.semantic.cluster` takes it.
-    """
+    """Cluster of each sample, ``Int[examples samples]``, -1 for one without text."""
 
     draw: Draw
     entailment: str | Entailment
-    rule: str
-    asked: bool
-    published: bool
+    rule: str  # of `semantic.equivalence`
+    asked: bool  # samples are compared as answers to the question
+    published: bool  # as `semantic.cluster` takes it
 
     @property
     def axes(self) -> tuple[str, ...]:
@@ -146,15 +131,8 @@ def semantic_entropy(
       entailment: what decides that two answers mean the same: ``"similarity"``,
         ``"nli:SOURCE"``, ``"reader"``, ``"endpoint:MODEL@URL"``, or any
         :class:`jaxhal.llm.entailment.Entailment`.
-      draw: how to sample, as :func:`jaxhal.detectors.settings.draw_of` takes it.
+      draw: how to sample, see :func:`jaxhal.detectors.settings.draw_of`.
       name: what to call it beside another choice.
-
-    Raises:
-      ValueError: on another preset, entailment or setting.
-
-    References:
-      Farquhar et al., Nature, 2024; Kuhn et al., ICLR 2023; Bazarova et al., TOHA,
-      2025, appendix E.
     """
     if preset not in semantic.PRESETS:
         raise ValueError(
@@ -190,11 +168,7 @@ semantic_entropy_discrete = functools.partial(
 def predictive_entropy(
     normalized: bool = False, draw: Settings = None, name: str = "predictive_entropy"
 ) -> Detector:
-    """Mean negative log probability of sampled answers, ``normalized`` by length.
-
-    References:
-      Malinin and Gales, ICLR 2021.
-    """
+    """Mean negative log probability of sampled answers, ``normalized`` by length."""
     how = draw_of(draw, _PUBLISHED["nature"])
     likely = Likelihood(how, per_token=normalized)
     info = Info(

@@ -48,13 +48,7 @@ def _frozen(value: Any) -> Any:
 def draw_of(settings: Settings, published: Draw) -> Draw:
     """How to sample: as given, field by field, by default as :class:`Draw` does.
 
-    Args:
-      settings: fields of :class:`Draw` and of its sampling, or ``{"published": True}``
-        for what the published code does, the rest as given.
-      published: that.
-
-    Raises:
-      ValueError: on a field that neither has.
+    ``{"published": True}`` starts from what the published code does.
 
     Example:
       >>> draw_of({"n": 5, "temperature": 0.5}, Draw()).sampling.temperature

@@ -1,8 +1,7 @@
 """TOHA: topological divergence of attention graphs, and heads that tell it best.
 
-References:
-  Bazarova et al., Hallucination Detection in LLMs via Topological Divergence on
-  Attention Graphs, 2025.
+Bazarova et al., Hallucination Detection in LLMs via Topological Divergence on Attention
+Graphs, 2025.
 """
 
 import functools
@@ -18,8 +17,6 @@ from jaxhal.detectors.base import (
     Info,
     Targets,
     flat_heads,
-)
-from jaxhal.detectors.linear import (
     logistic,
     split_rows,
 )
@@ -29,8 +26,11 @@ from jaxhal.features.graphs import Barcode, VertexDegree
 from jaxhal.features.topology import MTopDiv
 
 
-def _head_mean(reducer: Reducer, name: str, summary: str, unit: str, section: str):
-    """A number a head, mean of all of them."""
+@functools.cache
+def _head_mean(
+    name: str, reducer: Reducer, summary: str, unit: str, section: str
+) -> Detector:
+    """A number a head, mean of all of them; nothing is trained."""
     return Detector(
         Info(
             name,
@@ -43,47 +43,34 @@ def _head_mean(reducer: Reducer, name: str, summary: str, unit: str, section: st
     )
 
 
-@functools.cache
-def mtop_div() -> Detector:
-    """MTop-Div averaged over every head: TOHA before it has chosen its heads."""
-    return _head_mean(
-        MTopDiv(),
-        "mtop_div",
-        "topological divergence of response and prompt",
-        "mean edge weight, 0 to 1",
-        "4",
-    )
-
-
-@functools.cache
-def sink_share() -> Detector:
-    """How much of the forest hangs from the prompt's first token, over every head."""
-    return _head_mean(
-        SinkShare(),
-        "sink_share",
-        "forest edges that end in the prompt's first token",
-        "share of edges, 0 to 1",
-        "5",
-    )
+mtop_div = functools.partial(
+    _head_mean,
+    "mtop_div",
+    MTopDiv(),
+    "topological divergence of response and prompt",
+    "mean edge weight, 0 to 1",
+    "4",
+)
+sink_share = functools.partial(
+    _head_mean,
+    "sink_share",
+    SinkShare(),
+    "forest edges that end in the prompt's first token",
+    "share of edges, 0 to 1",
+    "5",
+)
 
 
 class Heads(NamedTuple):
-    """Which heads count.
+    """Which heads count."""
 
-    Attributes:
-      weights: one over the count for a chosen head, else 0.
-      separation: mean score of hallucinated minus grounded answers, of every head.
-    """
-
-    weights: Float[Any, " heads"]
-    separation: Float[Any, " heads"]
+    weights: Float[Any, " heads"]  # one over the count for a chosen head, else 0
+    separation: Float[Any, " heads"]  # mean score of hallucinated minus grounded
 
 
 @functools.cache
 def toha(
-    max_heads: int = 6,
-    probe: Literal["split", "shared"] = "split",
-    name: str = "toha",
+    max_heads: int = 6, probe: Literal["split", "shared"] = "split", name: str = "toha"
 ) -> Detector:
     """MTop-Div averaged over the few heads that tell hallucinations apart best.
 
@@ -93,9 +80,6 @@ def toha(
         counts them on the other, as in the paper; ``"shared"`` uses all of it for
         both, as in the published code.
       name: what to call it beside another choice.
-
-    Raises:
-      ValueError: on another ``probe``, or ``max_heads`` below 1.
     """
     if probe not in ("split", "shared"):
         raise ValueError(f"probe is {probe!r}; use 'split' or 'shared'")

@@ -7,103 +7,65 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from jaxhal.detectors.base import (
-    Detector,
-    Features,
-    Info,
-    on_tokens,
-    token_mean,
-)
-from jaxhal.features import uncertainty
+from jaxhal.detectors.base import Detector, Features, Info, on_tokens
 from jaxhal.features.base import OfRewrite
-from jaxhal.features.uncertainty import TokenEntropy, TokenLogprob
+from jaxhal.features.uncertainty import TokenEntropy, TokenLogprob, over_tokens
 from jaxhal.types import Example
 
-# Nats of each token: the reducer, how they become one score, the sign that makes them a
-# log probability, and the source.
+# Nats of each token: the reducer, the sign that makes them positive, and the source.
 _NATS = {
     "logprob": (
         TokenLogprob(),
-        uncertainty.predictive_probability,
-        1,
+        -1,
         "Manakul et al. 2023 (SelfCheckGPT), grey-box scores",
     ),
     "entropy": (
         TokenEntropy(),
-        uncertainty.entropy_score,
-        -1,
+        1,
         "Fadeeva et al. 2024; maximum as in TOHA's baseline",
     ),
 }
-
-
-def _aggregate(
-    name: str, feature: str, how: Literal["mean", "max"], summary: str
-) -> Detector:
-    reducer, score, sign, reference = _NATS[feature]
-    return Detector(
-        Info(
-            name,
-            summary,
-            "nats, 0 and up",
-            reference,
-        ),
-        features=((feature, reducer),),
-        inputs=lambda f: jax.vmap(functools.partial(score, how=how))(
-            f[feature], f["valid"]
-        ),
-        tokens=lambda params, f: on_tokens(-jnp.expm1(sign * f[feature]), f),
-    )
-
-
-@functools.cache
-def predictive_probability() -> Detector:
-    """Mean negative log probability of the response's tokens."""
-    return _aggregate(
-        "predictive_probability",
-        "logprob",
-        "mean",
-        "mean -log p of the response tokens",
-    )
-
-
-@functools.cache
-def predictive_probability_max() -> Detector:
-    """Negative log probability of the least likely token."""
-    return _aggregate(
-        "predictive_probability_max",
+# What they become for a response.
+_SCORES: dict[str, tuple[str, Literal["mean", "max"], str]] = {
+    "predictive_probability": ("logprob", "mean", "mean -log p of the response tokens"),
+    "predictive_probability_max": (
         "logprob",
         "max",
         "-log p of the least likely token",
-    )
+    ),
+    "token_entropy": ("entropy", "max", "largest next-token entropy"),
+    "token_entropy_mean": ("entropy", "mean", "mean next-token entropy"),
+}
 
 
 @functools.cache
-def token_entropy() -> Detector:
-    """Largest entropy of a next-token distribution along the response."""
-    return _aggregate("token_entropy", "entropy", "max", "largest next-token entropy")
-
-
-@functools.cache
-def token_entropy_mean() -> Detector:
-    """Mean entropy of the next-token distributions along the response."""
-    return _aggregate(
-        "token_entropy_mean", "entropy", "mean", "mean next-token entropy"
+def _nats(name: str) -> Detector:
+    """Mean or maximum over the response's tokens; nothing is trained."""
+    feature, how, summary = _SCORES[name]
+    reducer, sign, reference = _NATS[feature]
+    return Detector(
+        Info(name, summary, "nats, 0 and up", reference),
+        features=((feature, reducer),),
+        inputs=lambda f: over_tokens(sign * f[feature], f["valid"], how),
+        tokens=lambda params, f: on_tokens(-jnp.expm1(-sign * f[feature]), f),
     )
+
+
+predictive_probability = functools.partial(_nats, "predictive_probability")
+predictive_probability_max = functools.partial(_nats, "predictive_probability_max")
+token_entropy = functools.partial(_nats, "token_entropy")
+token_entropy_mean = functools.partial(_nats, "token_entropy_mean")
 
 
 def closed_book(example: Example) -> Example:
     """The same response after its question alone, or after a prompt without context.
 
-    Raises:
-      ValueError: when nothing but the context was given, or nothing but the question.
+    ValueError when nothing but the context was given, or nothing but the question.
     """
     prompt, templated = example.question, False
     if not prompt and example.prompt is not None and example.context:
-        prompt, templated = (
-            example.prompt.replace(example.context, ""),
-            example.templated,
-        )
+        prompt = example.prompt.replace(example.context, "")
+        templated = example.templated
     if not prompt or not prompt.strip():
         raise ValueError(
             f"example {example.id!r} has no question apart from its context, which the "
@@ -147,7 +109,7 @@ def context_gain() -> Detector:
         "context_gain",
         "minus the mean log probability that the context adds to a token",
         "nats, any sign",
-        lambda f: -token_mean(_gain(f), f["valid"]),
+        lambda f: -over_tokens(_gain(f), f["valid"]),
     )
 
 

@@ -1,5 +1,6 @@
 """The way in for attention that comes from elsewhere: any framework, checked once."""
 
+import functools
 import operator
 from typing import Any
 
@@ -9,24 +10,60 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, Float
 
+from jaxhal.features.base import Reducer
+from jaxhal.types import View
+
 # Reading values back costs a copy: beyond this many numbers only shapes are checked.
 _INSPECT_AT_MOST = 1 << 22
 _CAUSAL_TOLERANCE = 1e-6
 
 
+def reduce(
+    reducer: Reducer, attention: Any, prompt_length: Any, context_length: Any = 1
+) -> Any:
+    """What a reducer of attention makes of every head, as it does of a model's own.
+
+    The arguments are those of :func:`jaxhal.mtop_div` and
+    :func:`jaxhal.lookback_ratio`, and so are the errors.
+    """
+    attention = causal_attention(attention, prompt_length)
+    prompt_length = static_int("prompt_length", prompt_length)
+    context_length = static_int("context_length", context_length)
+    if not 1 <= context_length <= prompt_length:
+        raise ValueError(
+            f"context_length is {context_length} but the prompt holds {prompt_length} "
+            f"tokens; it must lie in 1..{prompt_length}"
+        )
+    return _reduce(reducer, attention, prompt_length, context_length)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 2, 3))
+def _reduce(
+    reducer: Reducer,
+    attention: Float[Array, "*lead seq seq"],
+    prompt_length: int,
+    context_length: int,
+) -> Any:
+    *lead, seq, _ = attention.shape
+    key, none = jnp.arange(seq), jnp.zeros(seq, bool)
+    first = prompt_length - (reducer.row == "predictor")
+    query = slice(first, first + seq - prompt_length)
+    context = key < context_length
+    view = View(key[query], key[query], ~none, context, none, none, prompt_length)
+
+    def head(rows: Float[Array, "query key"]) -> Any:
+        return reducer.finish(reducer.rows(rows, view), view)
+
+    found = jax.vmap(head)(attention.reshape(-1, seq, seq)[:, query])
+    return jax.tree.map(lambda leaf: leaf.reshape(*lead, *leaf.shape[1:]), found)
+
+
 def to_jax(array: Any) -> Array:
     """A JAX array with the values of ``array``, whatever framework holds them.
 
-    Args:
-      array: NumPy, PyTorch (any device or dtype, with or without gradient), TensorFlow
-        or JAX array, tracer, nested list of numbers; a tuple of these is stacked.
-
-    Raises:
-      TypeError: when the values are not numbers.
-
-    Example:
-      >>> to_jax((np.zeros((2, 2)), np.ones((2, 2)))).shape
-      (2, 2, 2)
+    NumPy, PyTorch (any device or dtype, with or without gradient), TensorFlow or JAX
+    array, tracer, nested list of numbers; a tuple of these is stacked.  TypeError when
+    the values are not numbers.
     """
     if isinstance(array, jax.Array):
         return array
@@ -47,29 +84,15 @@ def to_jax(array: Any) -> Array:
 
 
 def causal_attention(attention: Any, prompt_length: Any) -> Float[Array, "... seq seq"]:
-    """Checks causal attention and the length of its prompt before anything is traced.
+    """Causal attention in float32, checked before anything is traced.
 
     Values are looked at only when they are at hand (not a tracer) and few, and only in
     the rows that predict or are response tokens: rows of padding hold anything.
 
-    Args:
-      attention: ``[..., seq, seq]``, query rows by key columns, of any framework; a
-        tuple of them, one per layer, is stacked.
-      prompt_length: how many of the ``seq`` tokens are prompt, an integer that is
-        static under ``jit``.
-
-    Returns:
-      ``Float[... seq seq]`` in float32.
-
     Raises:
       TypeError: when ``prompt_length`` is not a static integer.
-      ValueError: when the attention has fewer than two dimensions or is not square,
-        when ``prompt_length`` is outside ``1..seq-1``, when a value is not finite or
-        a row attends to a later column.
-
-    Example:
-      >>> causal_attention(np.tri(3) / [[1], [2], [3]], prompt_length=1).dtype
-      dtype('float32')
+      ValueError: on attention that is not square, a ``prompt_length`` outside
+        ``1..seq-1``, a value that is not finite, a row that attends to a later column.
     """
     attention = to_jax(attention)
     prompt_length = static_int("prompt_length", prompt_length)
@@ -89,15 +112,7 @@ def causal_attention(attention: Any, prompt_length: Any) -> Float[Array, "... se
 
 
 def static_int(name: str, value: Any) -> int:
-    """``value`` as a Python integer.
-
-    Raises:
-      TypeError: when it is traced or no integer.
-
-    Example:
-      >>> static_int("prompt_length", np.int64(3))
-      3
-    """
+    """``value`` as a Python integer; TypeError when it is traced or no integer."""
     if isinstance(value, Tracer):
         raise TypeError(
             f"{name} is traced; keep it static: jax.jit(..., static_argnames={name!r})"

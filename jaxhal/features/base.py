@@ -16,8 +16,8 @@ Rewrite = Callable[[Example], Example]
 class Feature:
     """What is computed of an answer; a frozen dataclass, so equal ones are one.
 
-    A :class:`Reducer` reads the answer itself in the model's pass, :class:`OfRewrite`
-    reads another example that is made of it, :class:`OfText` needs no model, and a
+    A :class:`Reducer` reads it in the model's pass, :class:`OfRewrite` reads another
+    example that is made of it, :class:`OfText` needs no model, and a
     :class:`jaxhal.reading.bulk.Measure` is computed of many answers at once.
     """
 
@@ -31,9 +31,8 @@ class Feature:
 class Reducer(Feature):
     """Turns the rows of one forward pass into a small feature; subclass it.
 
-    A reducer is a frozen dataclass, so that two with equal fields compile once.  It is
-    written for **one head of one sample**; layers, batch and heads are mapped around
-    it.  Say what it reads and from which row::
+    A frozen dataclass, so that two with equal fields compile once, written for **one
+    head of one sample**; layers, batch and heads are mapped around it::
 
         @dataclasses.dataclass(frozen=True)
         class QuestionAttention(jaxhal.Reducer):
@@ -41,23 +40,19 @@ class Reducer(Feature):
             def rows(self, probs, view):
                 return jnp.sum(probs * view.question, axis=-1)
 
-    Class attributes:
-      reads: ``"probs"`` gives ``rows`` the attention ``[query key]`` of one head,
-        ``"hidden"`` the residual stream ``[query width]``, ``"logits"`` the next-token
-        logits ``[query vocab]``, all float32 except hidden (the model's dtype).
-        (``"relevance"`` marks those of :mod:`jaxhal.lrp`, which are read backwards.)
-      row: whose row stands for a response token: ``"token"``, its own, or
-        ``"predictor"``, the row before it, which predicted it.
-      reads_target: whether ``rows`` looks at ``view.target``; while decoding, that
-        token must then be given.
-      values: names of the axes of what ``rows`` gives for one query row or, where it is
-        overridden, ``finish`` for the response; ``()`` for one number.
-
     A ``hidden`` reducer may have a field ``layers``, a tuple of hidden-state numbers
     (0 = embeddings, L = after the final norm; ``None`` = all); only those are kept.
+    One that overrides ``finish`` needs all response rows at once; any other is
+    *row-wise* and rides along while decoding.
 
-    A reducer is *row-wise* when each query row alone gives its number; then it also
-    rides along while decoding.  One that overrides ``finish`` needs all response rows.
+    Class attributes:
+      reads: ``"probs"``, the attention ``[query key]`` of one head; ``"hidden"``, the
+        residual stream ``[query width]`` in the model's dtype; ``"logits"`` of the next
+        token ``[query vocab]``; ``"relevance"`` for those of :mod:`jaxhal.lrp`.
+      row: whose row stands for a response token: ``"token"``, its own, or
+        ``"predictor"``, the row before it, which predicted it.
+      reads_target: ``rows`` looks at ``view.target``, which decoding then must know.
+      values: names of the axes of a row (or, with ``finish``, of a response).
     """
 
     reads: ClassVar[Literal["probs", "hidden", "logits", "relevance"]] = "probs"
@@ -96,13 +91,9 @@ class OfRewrite(Feature):
 
     Where its response is the answer's own, features may run along its tokens; where it
     is another one, each is one array an answer, whatever their length.
-
-    Attributes:
-      rewrite: ``example -> example``, static by value; those of one are read together.
-      reducer: what is read.
     """
 
-    rewrite: Rewrite
+    rewrite: Rewrite  # static by value; those of one rewrite are read together
     reducer: Reducer
 
     @property
@@ -112,15 +103,10 @@ class OfRewrite(Feature):
 
 @dataclasses.dataclass(frozen=True)
 class OfText(Feature):
-    """Numbers computed from an example's text.
-
-    Attributes:
-      function: ``example -> number``, or an array of numbers.
-      values: names of the array's axes.
-    """
+    """A number, or an array of numbers, computed from an example's text."""
 
     function: Callable[[Example], Any]
-    values: tuple[str, ...] = ()
+    values: tuple[str, ...] = ()  # names of the array's axes
 
     @property
     def axes(self) -> tuple[str, ...]:

@@ -1,17 +1,20 @@
 """Do the sampled answers support this one?  (SelfCheckGPT)
 
-Each score is written for one sentence of the answer; map it over sentences with
-``jax.vmap``.  Higher means less support, more likely hallucinated.
+Each score but that of n-grams is written for one sentence of the answer; map it over
+sentences with ``jax.vmap``.  Higher means less support, more likely hallucinated.
 
-References:
-  Manakul et al., `SelfCheckGPT: Zero-Resource Black-Box Hallucination Detection for
-  Generative Large Language Models <https://arxiv.org/abs/2303.08896>`_, 2023.
+Manakul et al., `SelfCheckGPT: Zero-Resource Black-Box Hallucination Detection for
+Generative Large Language Models <https://arxiv.org/abs/2303.08896>`_, 2023.
 """
 
+import math
+import re
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jaxtyping import Array, Float
 
@@ -19,28 +22,15 @@ from jaxhal.features.samples import present
 
 
 def selfcheck_nli(probabilities: Any, valid: Any = None) -> Float[Array, ""]:
-    r"""Mean probability that the samples contradict a sentence, in [0, 1].
+    r"""Mean probability that the samples contradict a sentence (section 5.4).
 
     .. math:: \frac{1}{n} \sum_{i=1}^n
       \frac{P_i(\text{contradiction})}
       {P_i(\text{contradiction}) + P_i(\text{entailment})}
 
-    A sample that is neutral for certain counts 1/2; no sample, inside a trace, is 0.0.
-
-    Args:
-      probabilities: ``Float[samples 3]`` of contradiction, neutral and entailment for
-        one sentence as the premise and each sample as the hypothesis.
-      valid: ``Bool[samples]``, False on a missing sample.
-
-    Raises:
-      ValueError: on no sample, shapes that do not match, a number that is not finite.
-
-    Example:
-      >>> selfcheck_nli([[0.2, 0.6, 0.2], [0.9, 0.0, 0.1]])
-      Array(0.7, dtype=float32)
-
-    References:
-      Manakul et al., 2023, section 5.4.
+    of ``Float[samples 3]``: contradiction, neutral and entailment for the sentence as
+    the premise and each sample as the hypothesis.  A sample that is neutral for certain
+    counts 1/2; no sample, inside a trace, is 0.0.
     """
     values, valid = present("probabilities", probabilities, valid)
     if values.ndim != 2 or values.shape[1] != 3:
@@ -55,24 +45,14 @@ def selfcheck_nli(probabilities: Any, valid: Any = None) -> Float[Array, ""]:
 
 
 def selfcheck_prompt(answers: Sequence[str]) -> float:
-    """Share of samples that a judge says do not support a sentence, in [0, 1].
+    """Share of samples that a judge says do not support a sentence (section 5.5).
 
-    An answer that starts with "yes" counts 0, with "no" 1, whatever the case and also
-    in "not" or "none", and any other 1/2.
-
-    Args:
-      answers: what the judge said, one text a sample, when asked whether the sample
-        supports the sentence.
-
-    Raises:
-      ValueError: on no answer, or on one text in place of several.
+    An answer of the judge that starts with "yes" counts 0, with "no" 1, whatever the
+    case and also in "not" or "none", and any other 1/2.
 
     Example:
       >>> selfcheck_prompt(["Yes.", "No, it is not.", "I cannot tell", "no"])
       0.625
-
-    References:
-      Manakul et al., 2023, section 5.5.
     """
     if isinstance(answers, str) or not len(answers):
         raise ValueError(f"answers are {answers!r}; pass one text for each sample")
@@ -83,6 +63,75 @@ def selfcheck_prompt(answers: Sequence[str]) -> float:
         for head in heads
     ]
     return sum(scores) / len(scores)
+
+
+class NgramScores(NamedTuple):
+    """Surprise of an answer's n-grams in nats, higher = more likely hallucinated."""
+
+    mean: Float[np.ndarray, " sentences"]
+    max: Float[np.ndarray, " sentences"]
+    document_mean: float  # over all n-grams of the answer
+    document_max: float  # mean over sentences of `max`
+
+
+def tokenize(text: str) -> list[str]:
+    r"""Lower-case words and punctuation marks, ``\w+|[^\w\s]``."""
+    return re.findall(r"\w+|[^\w\s]", text.lower())
+
+
+def selfcheck_ngram(
+    sentences: Sequence[str], samples: Sequence[str], n: int = 1, smoothing: float = 0.0
+) -> NgramScores:
+    r"""Surprise of an answer under an n-gram model of it and the samples (section 5.3).
+
+    .. math:: -\log p(g) = -\log \frac{c(g) + k}{N + k V}
+
+    where :math:`c` counts n-grams in the answer **and** the samples, :math:`N` is their
+    sum and :math:`V` the number of different ones and one for the unknown.  As the
+    answer is counted too, every score is finite, at least 0 and, unsmoothed, at most
+    :math:`\log N` nats.  An n-gram does not cross the start of a text, which is padded:
+    for ``n > 1``, give the samples sentence by sentence.
+
+    Example:
+      >>> scores = selfcheck_ngram(["Paris.", "Rome."], ["Paris.", "Paris."])
+      >>> scores.max.round(3), round(scores.document_max, 3)
+      (array([0.981, 2.079]), 1.53)
+    """
+    if isinstance(sentences, str) or isinstance(samples, str):
+        raise ValueError("got one text; pass lists of sentences and of samples")
+    if not len(sentences) or not len(samples):
+        raise ValueError(
+            f"got {len(sentences)} sentences and {len(samples)} samples; at least one "
+            "of each is needed"
+        )
+    if n < 1 or not 0 <= smoothing < math.inf:
+        raise ValueError(
+            f"n is {n} and smoothing {smoothing}; n must be at least 1, smoothing at "
+            "least 0 and finite"
+        )
+    answer = [_ngrams(text, n) for text in sentences]
+    if not all(answer):
+        raise ValueError(f"sentence {answer.index([])} has no token; leave it out")
+    counts = Counter(gram for text in answer for gram in text)
+    counts.update(gram for text in samples for gram in _ngrams(text, n))
+    total = counts.total() + smoothing * (len(counts) + 1)
+    surprise = [
+        np.log(total) - np.log([counts[gram] + smoothing for gram in text])
+        for text in answer
+    ]
+    worst = np.array([values.max() for values in surprise])
+    return NgramScores(
+        mean=np.array([values.mean() for values in surprise]),
+        max=worst,
+        document_mean=float(np.concatenate(surprise).mean()),
+        document_max=float(worst.mean()),
+    )
+
+
+def _ngrams(text: str, n: int) -> list[tuple[str, ...]]:
+    """As many n-grams as tokens: the first ones are padded on the left."""
+    tokens = [""] * (n - 1) + tokenize(text)
+    return list(zip(*(tokens[i:] for i in range(n)), strict=False))
 
 
 class BERTScore(NamedTuple):
@@ -105,28 +154,15 @@ def bertscore(
     .. math:: P = \frac{1}{|c|} \sum_i \max_j \cos(c_i, r_j), \quad
       R = \frac{1}{|r|} \sum_j \max_i \cos(c_i, r_j), \quad F_1 = \frac{2 P R}{P + R}
 
-    without weights for rare tokens.  F1 is 0 unless both are positive, and everything
-    is 0 for a sentence without tokens, inside a trace.
+    without weights for rare tokens (Zhang et al., `BERTScore
+    <https://arxiv.org/abs/1904.09675>`_, 2020, section 3).  F1 is 0 unless both are
+    positive, and everything is 0 for a sentence without tokens, inside a trace.
 
     Args:
-      candidate: ``Float[tokens width]``; computed in float32 or wider.
-      reference: ``Float[others width]``.
-      candidate_valid: ``Bool[tokens]``, False on padding and special tokens.
-      reference_valid: ``Bool[others]``.
+      candidate, reference: ``Float[tokens width]``; computed in float32 or wider.
+      candidate_valid, reference_valid: False on padding and special tokens.
       baseline: three numbers ``b`` below 1, the precision, recall and F1 of unrelated
         sentences; each score ``x`` becomes ``(x - b) / (1 - b)``, and may be negative.
-
-    Raises:
-      ValueError: on a sentence without tokens, shapes that do not match, a number that
-        is not finite, a baseline of 1 or more.
-
-    Example:
-      >>> score = bertscore([[1.0, 0.0]], [[2.0, 0.0], [0.0, 1.0]])
-      >>> [round(float(x), 3) for x in score]
-      [1.0, 0.5, 0.667]
-
-    References:
-      Zhang et al., `BERTScore <https://arxiv.org/abs/1904.09675>`_, 2020, section 3.
     """
     candidate, candidate_valid = present("candidate", candidate, candidate_valid)
     reference, reference_valid = present("reference", reference, reference_valid)
@@ -153,30 +189,13 @@ def bertscore(
 
 
 def selfcheck_bertscore(f1: Any, valid: Any = None) -> Float[Array, ""]:
-    r"""How far the samples are from a sentence, 0 when each of them holds it.
+    r"""How far the samples are from a sentence, 0 when each holds it (equation 1).
 
     .. math:: 1 - \frac{1}{n} \sum_{i=1}^n \max_k F_1(s, s_{ik})
 
-    over the samples that have a usable sentence; the others are left out.  No usable
-    sentence at all, inside a trace, is 0.0.
-
-    Args:
-      f1: ``Float[samples others]``, :func:`bertscore` of the sentence and each sentence
-        of each sample.
-      valid: ``Bool[samples others]``, False on padding and on sentences too short to
-        say anything (the paper drops those of three tokens or fewer).
-
-    Raises:
-      ValueError: on no usable sentence, shapes that do not match, a number that is not
-        finite.
-
-    Example:
-      >>> usable = [[True, True], [True, False]]
-      >>> print(f"{selfcheck_bertscore([[0.9, 0.5], [0.3, 0.8]], usable):.2f}")
-      0.40
-
-    References:
-      Manakul et al., 2023, section 5.1, equation (1).
+    of ``Float[samples others]``, :func:`bertscore` with each sentence of each sample,
+    over the samples that have a valid one, long enough to say anything (the paper drops
+    those of three tokens or fewer); none at all, inside a trace, is 0.0.
     """
     values, valid = present("f1", f1, valid, axes=2)
     best = _finite(jnp.where(valid, values, -jnp.inf).max(1))
@@ -189,20 +208,8 @@ def passage_score(
 ) -> Float[Array, ""]:
     """Score of a passage from those of its sentences, in their unit.
 
-    Args:
-      scores: ``Float[sentences]``.
-      valid: ``Bool[sentences]``, False on padding; 0.0 when all are, inside a trace.
-      how: ``"mean"``, or ``"max"``, the worst sentence.
-      weight: ``Float[sentences]``, how much each counts in a mean, above 0; alike by
-        default.
-
-    Raises:
-      ValueError: on no sentence, another ``how``, shapes that do not match, a number
-        that is not finite.
-
-    Example:
-      >>> passage_score([0.25, 0.75]), passage_score([0.25, 0.75], how="max")
-      (Array(0.5, dtype=float32), Array(0.75, dtype=float32))
+    The ``"mean"``, to which sentences count alike or by ``weight``, or the ``"max"``,
+    the worst sentence; 0.0 of none, inside a trace.
     """
     if how not in ("mean", "max"):
         raise ValueError(f"how is {how!r}; use 'mean' or 'max'")

@@ -1,8 +1,7 @@
 """How far apart do the sampled answers lie inside the model?  (INSIDE)
 
-References:
-  Chen et al., `INSIDE: LLMs' Internal States Retain the Power of Hallucination
-  Detection <https://arxiv.org/abs/2402.03744>`_, 2024.
+Chen et al., `INSIDE: LLMs' Internal States Retain the Power of Hallucination
+Detection <https://arxiv.org/abs/2402.03744>`_, 2024, sections 3.1 and 3.2.
 """
 
 import math
@@ -35,16 +34,7 @@ PRESETS = {
 
 
 def form_of(preset: str | Preset, **changes: float | bool | None) -> Preset:
-    """A preset by its name, with what is not ``None`` of the changes.
-
-    Raises:
-      ValueError: on another name, an ``alpha`` that is not positive or a ``base`` that
-        is no base of a logarithm above 1.
-
-    Example:
-      >>> form_of("official", alpha=0.1)
-      Preset(alpha=0.1, base=10.0, per_feature=True)
-    """
+    """A preset by its name, with what is not ``None`` of the changes."""
     if isinstance(preset, str):
         if preset not in PRESETS:
             raise ValueError(f"preset is {preset!r}; use one of {', '.join(PRESETS)}")
@@ -66,34 +56,14 @@ def eigenscore(
       \lambda = \mathrm{eig}\Big(\frac{1}{d - 1} Z J Z^\top\Big)
 
     where :math:`J` takes its mean off each row of :math:`Z`, the embedding of an
-    answer.  At least :math:`\log \alpha`, and unbounded above; the presets differ in
-    :math:`\alpha`, in the division by :math:`d - 1` and in the base of the log, and
-    :math:`\alpha` changes the order of the scores too.
-
-    The eigenvalues are squared singular values of the centred rows.  Answers that are
-    nearly alike have eigenvalues far below the largest, which the covariance itself
-    cannot hold in float32 to within :math:`\alpha`.  None comes out negative, so that
-    ``"lm_polygraph"`` needs no floor under them.
+    answer.  At least :math:`\log \alpha`, and unbounded above; :math:`\alpha` changes
+    the order of the scores too.  The published code takes log10.
 
     Args:
-      embeddings: ``Float[samples width]``, one vector per answer, usually the hidden
-        state of its last token in the middle layer; computed in float32 or wider.
-      valid: ``Bool[samples]``, False on a missing answer.  Inside a trace, 0.0 when
-        all are.
+      embeddings: ``Float[samples width]``, usually the hidden state of an answer's last
+        token in the middle layer.
+      valid: ``Bool[samples]``, False on a missing answer; inside a trace, 0.0 when all.
       preset: a key of :data:`PRESETS`, or a form of one's own.
-
-    Raises:
-      ValueError: on fewer than two answers or features, another ``preset``, shapes
-        that do not match, a number that is not finite.
-
-    Example:
-      >>> apart = jnp.array([[1.0, -1.0, 0.0], [1.0, 1.0, -2.0]])
-      >>> alike = jnp.array([[1.0, -1.0, 0.0], [1.0, -1.0, 0.0]])
-      >>> print(f"{eigenscore(apart):.3f} {eigenscore(alike):.3f}")
-      0.239 -1.349
-
-    References:
-      Chen et al., 2024, section 3.1; the published code takes log10.
     """
     form = form_of(preset)
     values, valid = present("embeddings", embeddings, valid, least=2)
@@ -104,6 +74,8 @@ def eigenscore(
         )
     samples, width = values.shape
     centred = values - values.mean(1, keepdims=True)
+    # The covariance itself cannot hold the eigenvalues of answers that are nearly alike
+    # to within alpha, and might turn them negative.
     singular = jnp.linalg.svd(centred, compute_uv=False, full_matrices=False)
     eigenvalue = jnp.square(singular) / (width - 1 if form.per_feature else 1)
     # More answers than features leave eigenvalues of zero that have no singular value;
@@ -116,27 +88,14 @@ def eigenscore(
 
 
 class FeatureBank(NamedTuple):
-    """The last token activations seen, a ring of fixed size; a pytree.
+    """The last token activations seen, a ring of fixed size; a pytree."""
 
-    Attributes:
-      values: ``[capacity width]``, in no order that matters.
-      seen: how many tokens were ever added.
-    """
-
-    values: Float[Array, "capacity width"]
-    seen: Int[Array, ""]
+    values: Float[Array, "capacity width"]  # in no order that matters
+    seen: Int[Array, ""]  # how many tokens were ever added
 
 
 def feature_bank(width: int, capacity: int = 3000) -> FeatureBank:
-    """An empty bank for ``capacity`` tokens of ``width`` features.
-
-    Raises:
-      ValueError: on a width or capacity below 1.
-
-    Example:
-      >>> feature_bank(width=8).values.shape
-      (3000, 8)
-    """
+    """An empty bank for ``capacity`` tokens of ``width`` features."""
     if width < 1 or capacity < 1:
         raise ValueError(
             f"width is {width} and capacity {capacity}; both must be at least 1"
@@ -145,21 +104,9 @@ def feature_bank(width: int, capacity: int = 3000) -> FeatureBank:
 
 
 def add_features(bank: FeatureBank, hidden: Any, valid: Any = None) -> FeatureBank:
-    """The bank with some tokens' activations added, in the place of the oldest.
+    """The bank with activations ``Float[tokens width]`` in the place of the oldest.
 
-    Args:
-      bank: of :func:`feature_bank`.
-      hidden: ``Float[tokens width]``, of any number of tokens, oldest first.
-      valid: ``Bool[tokens]``, False on padding, which is not added.
-
-    Raises:
-      ValueError: on another width, on shapes that do not match, on a number that is
-        not finite.
-
-    Example:
-      >>> bank = add_features(feature_bank(width=1, capacity=2), [[1.0], [2.0], [3.0]])
-      >>> bank.values[:, 0].tolist(), int(bank.seen)
-      ([3.0, 2.0], 3)
+    Tokens come oldest first; those that are not ``valid`` are not added.
     """
     hidden, valid = present("hidden", hidden, valid, least=0)
     capacity, width = bank.values.shape
@@ -179,26 +126,10 @@ def add_features(bank: FeatureBank, hidden: Any, valid: Any = None) -> FeatureBa
 def clip_thresholds(
     bank: FeatureBank, share: float = 0.002
 ) -> tuple[Float[Array, " width"], Float[Array, " width"]]:
-    """Below and above which a feature is extreme: quantiles of what the bank holds.
+    """Low and high quantiles of what the bank holds; -inf and inf when it is empty.
 
-    Args:
-      bank: of :func:`feature_bank`; when empty, nothing is extreme.
-      share: of a feature's activations that lie below the first threshold, and above
-        the second; between two of them, they are interpolated linearly.
-
-    Returns:
-      ``Float[width]`` twice, low and high, -inf and inf for an empty bank.
-
-    Raises:
-      ValueError: on a share outside ``[0, 0.5)``.
-
-    Example:
-      >>> bank = add_features(feature_bank(1, capacity=8), [[0.0], [1.0], [2.0], [3.0]])
-      >>> [x.tolist() for x in clip_thresholds(bank, share=0.25)]
-      [[0.75], [2.25]]
-
-    References:
-      Chen et al., 2024, section 3.2: the last 3000 tokens, bottom and top 0.2 %.
+    The ``share`` of a feature's activations lies below the first threshold, and above
+    the second; 0.2 % in the paper.
     """
     if not 0 <= share < 0.5:
         raise ValueError(f"share is {share}; it must lie in [0, 0.5)")
@@ -222,22 +153,6 @@ def clip_features(hidden: Any, low: Any, high: Any) -> Float[Array, "*lead width
 
     Applied to the last layer while answers are sampled, it keeps the model from being
     sure of the same wrong answer each time.
-
-    Args:
-      hidden: ``Float[..., width]``, activations of the layer before the output.
-      low: ``Float[width]``, of :func:`clip_thresholds`, as is ``high``.
-      high: not below ``low``.
-
-    Raises:
-      ValueError: on other shapes, or a ``low`` that is not below or at ``high``.
-
-    Example:
-      >>> low, high = jnp.array([-1.0, 0.0]), jnp.array([1.0, 1.0])
-      >>> clip_features(jnp.array([-9.0, 0.5]), low, high)
-      Array([-1. , 0.5], dtype=float32)
-
-    References:
-      Chen et al., 2024, section 3.2.
     """
     hidden, low, high = jnp.asarray(hidden), jnp.asarray(low), jnp.asarray(high)
     if not hidden.shape[-1:] == low.shape == high.shape:

@@ -1,7 +1,8 @@
 """What a classifier may learn from attention graphs besides MTop-Div, per head.
 
-Only the rows of response tokens are looked at.  The features these go back to look at
-the rows of the prompt too, which say nothing about the answer that follows it.
+Bazarova et al. 2025, appendix D.3, after Kushnareva et al., `Artificial Text Detection
+via Examining the Topology of Attention Maps <https://arxiv.org/abs/2109.04825>`_, 2021,
+who look at the rows of the prompt too; these say nothing about the answer.
 """
 
 import dataclasses
@@ -27,34 +28,14 @@ def _check_thresholds(thresholds: tuple[float, ...]) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Barcode(Reducer):
-    r"""Statistics of the :math:`H_0` bars of each head, ``[features]`` as in ``names``.
+    """Statistics of the :math:`H_0` bars of each head, ``[features]`` as in ``names``.
 
     The bars are the edge weights of the forest behind
     :func:`~jaxhal.features.topology.mtop_div`, one for each response token, in [0, 1]:
-
-    - ``sum``, ``mean``, ``variance`` and ``longest`` of their lengths,
-    - ``entropy`` of the lengths as shares of their sum, in nats,
-    - ``above_t``, how many are at least ``t`` long.
-
-    The barcode is that of response and prompt with the prompt as one vertex, not of
-    the whole text, and bars of length zero count.  Sum, entropy and counts grow with
-    the response, so compare a classifier on them with the response's length.  All are
-    0.0 for an empty response.
-
-    Args:
-      thresholds: lengths to count bars at, each in (0, 1].
-
-    Raises:
-      ValueError: on no thresholds, one outside (0, 1] or one named twice.
-
-    Example:
-      >>> Barcode(thresholds=(0.5,)).names
-      ('sum', 'mean', 'variance', 'longest', 'entropy', 'above_0.5')
-
-    References:
-      Bazarova et al., 2025, appendix D.3; Kushnareva et al., `Artificial Text Detection
-      via Examining the Topology of Attention Maps <https://arxiv.org/abs/2109.04825>`_,
-      2021, section 4.2.
+    ``sum``, ``mean``, ``variance`` and ``longest`` of their lengths, the ``entropy`` of
+    the lengths as shares of their sum, in nats, and ``above_t``, how many are at least
+    ``t`` long.  Sum, entropy and counts grow with the response, so compare a classifier
+    on them with the response's length.  All are 0.0 for an empty response.
     """
 
     values = ("features",)
@@ -96,27 +77,9 @@ class VertexDegree(Reducer):
 
     Two tokens are joined when the later one is of the response and pays the earlier one
     attention of at least the threshold ``t``; attention to itself joins nothing.
-
-    - ``edges_t``: how many pairs are joined,
-    - ``mean_degree_t``, ``max_degree_t``: to how many tokens, earlier or later ones, a
-      response token is joined.
-
-    Pairs inside the prompt are left out, and so are the degrees of prompt tokens.  All
-    are 0.0 for an empty response.
-
-    Args:
-      thresholds: attention from which on two tokens are joined, each in (0, 1].
-
-    Raises:
-      ValueError: on no thresholds, one outside (0, 1] or one named twice.
-
-    Example:
-      >>> VertexDegree(thresholds=(0.5,)).names
-      ('edges_0.5', 'mean_degree_0.5', 'max_degree_0.5')
-
-    References:
-      Bazarova et al., 2025, appendix D.3; Kushnareva et al., 2021, section 4.1, where
-      the graph has all edges and the degree is averaged over all tokens.
+    ``edges_t`` is how many pairs are joined, ``mean_degree_t`` and ``max_degree_t`` to
+    how many tokens, earlier or later ones, a response token is.  All are 0.0 for an
+    empty response.
     """
 
     values = ("features",)

@@ -19,18 +19,11 @@ class HiddenStates(Reducer):
 
     Args:
       layers: which to keep, numbered as Hugging Face's ``hidden_states``: 0 is the
-        embeddings, ``l`` the output of layer ``l``, the last of all comes after the
-        final norm; negative numbers count from the end and ``None`` keeps all.
+        embeddings, the last of all comes after the final norm; negative numbers count
+        from the end and ``None`` keeps all.
       tokens: ``"response"`` keeps every response token, ``"last"`` the last one,
         ``"before_last"`` the one before it (the last word, where the end of the
         sequence comes last), ``"mean"`` averages them.
-
-    Raises:
-      ValueError: on no layers at all, or another ``tokens``.
-
-    Example:
-      >>> HiddenStates(layers=(-1,)).rowwise, HiddenStates(tokens="mean").rowwise
-      (True, False)
     """
 
     reads = "hidden"

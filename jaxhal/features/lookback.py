@@ -1,14 +1,17 @@
-"""Does the model look back at what it was given, or at what it just wrote?"""
+"""Does the model look back at what it was given, or at what it just wrote?
+
+Chuang et al., `Lookback Lens: Detecting and Mitigating Contextual Hallucinations in
+Large Language Models Using Only Attention Maps <https://arxiv.org/abs/2407.07071>`_,
+2024, section 2.1.
+"""
 
 import dataclasses
-import functools
 from typing import Any, SupportsIndex
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from jaxhal.features.arrays import causal_attention, static_int
+from jaxhal.features.arrays import reduce
 from jaxhal.features.base import Reducer
 from jaxhal.types import View
 
@@ -23,10 +26,7 @@ def _lookback(
     context: Bool[Array, " key"],
     new: Bool[Array, "query key"],
 ) -> Float[Array, " query"]:
-    """Lookback ratio of each row of one head: the means over the two masks, compared.
-
-    0.0 without context and for a row of zeros, else 1.0 without new tokens.
-    """
+    """Means over the two masks, compared; 0 without context, else 1 without new."""
 
     def mean(mask):
         return jnp.where(mask, probs, 0.0).sum(-1) / jnp.maximum(mask.sum(-1), 1)
@@ -37,86 +37,17 @@ def _lookback(
     return jnp.where(context.any() & ~new.any(-1), 1.0, ratio)
 
 
-@functools.partial(jax.jit, static_argnames=("context_length", "prompt_length"))
-def _lookback_ratio(
-    attention: Float[Array, "*lead seq seq"], context_length: int, prompt_length: int
-) -> Float[Array, "*lead response"]:
-    key = jnp.arange(attention.shape[-1])
-    query = key[prompt_length - 1 : -1, None]
-    ratio = jnp.vectorize(_lookback, signature="(q,k),(k),(q,k)->(q)")
-    return ratio(
-        attention[..., prompt_length - 1 : -1, :],
-        key < context_length,
-        (key >= context_length) & (key <= query),
-    )
-
-
-def lookback_ratio(
-    attention: Any, context_length: SupportsIndex, prompt_length: SupportsIndex
-) -> Float[Array, "... response"]:
-    r"""Share of attention that looks back, per head and response token, in [0, 1].
+@dataclasses.dataclass(frozen=True)
+class LookbackRatio(Reducer):
+    r"""Share of attention that looks back at the context, per token, in [0, 1].
 
     .. math:: \mathrm{LR}_t = \frac{A_t(\text{context})}
       {A_t(\text{context}) + A_t(\text{new})}
 
-    where both :math:`A_t` are **means** over tokens.  Response token ``t`` is read from
-    the row that predicts it, row ``prompt_length - 1 + t``; new tokens are the columns
-    from ``context_length`` up to and including that row.  Where a row has no new token
-    (the first one, when the whole prompt is context) the ratio is 1.0.  Low ratios
-    tend to mean hallucination, but heads differ in sign: fit a classifier.
-
-    Args:
-      attention: ``[..., seq, seq]`` causal attention of any framework and any leading
-        dimensions; a tuple of them, one per layer, is stacked.
-      context_length: leading tokens that count as context, in ``1..prompt_length``.
-        Leave out the end of the prompt (the turn marker, "Answer:"), which counts as
-        new.
-      prompt_length: tokens before the response, in ``1..seq-1``.  Both are static.
-
-    Returns:
-      ``Float[... response]`` in float32, ``response = seq - prompt_length``.
-
-    Raises:
-      TypeError: when a length is not a static integer.
-      ValueError: on a ``context_length`` outside its range, and on shapes, lengths or
-        values :func:`causal_attention` refuses.
-
-    Example:
-      Row 1 predicts the response: 0.75 on the context, 0.25 on itself.
-
-      >>> attention = [[1.0, 0.0, 0.0], [0.75, 0.25, 0.0], [0.2, 0.4, 0.4]]
-      >>> lookback_ratio(attention, context_length=1, prompt_length=2)
-      Array([0.75], dtype=float32)
-
-    References:
-      Chuang et al., `Lookback Lens: Detecting and Mitigating Contextual Hallucinations
-      in Large Language Models Using Only Attention Maps
-      <https://arxiv.org/abs/2407.07071>`_, 2024, section 2.1.
-    """
-    attention = causal_attention(attention, prompt_length)
-    context_length = static_int("context_length", context_length)
-    prompt_length = static_int("prompt_length", prompt_length)
-    if not 1 <= context_length <= prompt_length:
-        raise ValueError(
-            f"context_length is {context_length} but the prompt holds {prompt_length} "
-            f"tokens; it must lie in 1..{prompt_length}"
-        )
-    return _lookback_ratio(attention, context_length, prompt_length)
-
-
-@dataclasses.dataclass(frozen=True)
-class LookbackRatio(Reducer):
-    """Lookback ratio per head and response token, in [0, 1].
-
-    The same numbers as :func:`lookback_ratio`, with the batch's context mask: new
-    tokens are the rest of the prompt and the response up to the querying token.
-
-    Example:
-      >>> LookbackRatio().row, LookbackRatio().rowwise
-      ('predictor', True)
-
-    References:
-      Chuang et al., 2024, section 2.1.
+    Both :math:`A_t` are **means** over tokens.  A response token is read from the row
+    that predicts it; new tokens are the rest of the prompt and the response up to that
+    row.  Where there is none (the first row, when the whole prompt is context) the
+    ratio is 1.0.  Low ratios tend to mean hallucination, but heads differ in sign.
     """
 
     row = "predictor"
@@ -127,3 +58,27 @@ class LookbackRatio(Reducer):
         seen = jnp.arange(len(view.valid)) <= view.position[:, None]
         new = view.valid & ~view.context & seen
         return _lookback(rows, view.context & view.valid, new)
+
+
+def lookback_ratio(
+    attention: Any, context_length: SupportsIndex, prompt_length: SupportsIndex
+) -> Float[Array, "... response"]:
+    """:class:`LookbackRatio` of attention from any framework.
+
+    Args:
+      attention: ``[..., seq, seq]``, causal; a tuple, one per layer, is stacked.
+      context_length: leading tokens that count as context, in ``1..prompt_length``.
+        Leave out the end of the prompt (the turn marker, "Answer:"), which is new.
+      prompt_length: tokens before the response, in ``1..seq-1``.  Both are static.
+
+    Raises:
+      TypeError, ValueError: as :func:`~jaxhal.features.arrays.causal_attention` does.
+
+    Example:
+      Row 1 predicts the response: 0.75 on the context, 0.25 on itself.
+
+      >>> attention = [[1.0, 0.0, 0.0], [0.75, 0.25, 0.0], [0.2, 0.4, 0.4]]
+      >>> lookback_ratio(attention, context_length=1, prompt_length=2)
+      Array([0.75], dtype=float32)
+    """
+    return reduce(LookbackRatio(), attention, prompt_length, context_length)

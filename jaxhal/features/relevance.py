@@ -1,7 +1,6 @@
 """Relevance of any number of tokens as vectors of one length.
 
-References:
-  Hu et al., `LRP4RAG <https://arxiv.org/abs/2408.15533>`_, 2024, section 3.3.
+Hu et al., `LRP4RAG <https://arxiv.org/abs/2408.15533>`_, 2024, section 3.3.
 """
 
 from typing import Any
@@ -14,21 +13,12 @@ from jaxtyping import Array, Bool, Float
 def bin_weights(
     valid: Bool[Any, " tokens"], bins: int, padding: str = "last"
 ) -> Float[Array, "bins tokens"]:
-    """Weights whose product with a profile is its mean in each bin.
+    """Weights whose product with a profile is its mean in each bin (equations 7 to 9).
 
-    Of ``n`` tokens bin ``i`` holds those from ``floor(i n / bins)`` up to, but not
-    including, ``floor((i + 1) n / bins)`` (eq. 7-9).
-
-    Args:
-      valid: False on padding, which belongs to no bin.
-      bins: how many.
-      padding: of the empty bins there are when tokens are fewer than bins: ``"last"``
-        repeats the token such a bin falls into, so that the end repeats the last value
-        (the paper); ``"zeros"`` leaves it 0 (the published code), which draws a comb
-        whose teeth tell the length.
-
-    Raises:
-      ValueError: on fewer than one bin, or another ``padding``.
+    Of ``n`` valid tokens bin ``i`` holds those from ``floor(i n / bins)`` up to, but
+    not including, ``floor((i + 1) n / bins)``.  When tokens are fewer than bins,
+    padding ``"last"`` repeats the token an empty bin falls into (the paper);
+    ``"zeros"`` leaves it 0 (the published code): a comb whose teeth tell the length.
 
     Example:
       >>> bin_weights(jnp.array([True, True, True, False]), 2)
@@ -56,69 +46,19 @@ def resample(
     valid: Bool[Any, " tokens"] | None = None,
     padding: str = "last",
 ) -> Float[Array, " length"]:
-    """A profile as its means in ``length`` bins (eq. 7-9); zeros if nothing is valid.
-
-    Args:
-      profile: a number per token.
-      length: how many bins.
-      valid: False on padding; all True by default.
-      padding: as :func:`bin_weights`.
-
-    Raises:
-      ValueError: as :func:`bin_weights` does.
-
-    Example:
-      >>> resample(jnp.array([1.0, 2.0, 3.0, 4.0]), 2)
-      Array([1.5, 3.5], dtype=float32)
-      >>> resample(jnp.array([1.0, 2.0]), 4)
-      Array([1., 1., 2., 2.], dtype=float32)
-      >>> resample(jnp.array([1.0, 2.0]), 4, padding="zeros")
-      Array([0., 1., 0., 2.], dtype=float32)
-    """
+    """A profile as its means in ``length`` bins, with :func:`bin_weights`."""
     profile = jnp.asarray(profile)
     valid = jnp.ones(profile.shape, bool) if valid is None else valid
     weights = bin_weights(valid, length, padding).astype(profile.dtype)
-    return _product(weights, profile)
-
-
-def resample_2d(
-    matrix: Float[Any, "rows columns"],
-    shape: tuple[int, int],
-    valid_rows: Bool[Any, " rows"] | None = None,
-    valid_columns: Bool[Any, " columns"] | None = None,
-    padding: str = "last",
-) -> Float[Array, "bins other_bins"]:
-    """:func:`resample` along both axes of a matrix.
-
-    Example:
-      >>> resample_2d(jnp.array([[1.0, 3.0], [5.0, 7.0]]), (1, 2))
-      Array([[3., 5.]], dtype=float32)
-    """
-    matrix = jnp.asarray(matrix)
-    rows = jax.vmap(lambda c: resample(c, shape[0], valid_rows, padding), 1, 1)(matrix)
-    return jax.vmap(lambda r: resample(r, shape[1], valid_columns, padding))(rows)
-
-
-def _product(weights: Array, values: Array) -> Array:
-    return jnp.matmul(weights, values, precision=jax.lax.Precision.HIGHEST)
+    return jnp.matmul(weights, profile, precision=jax.lax.Precision.HIGHEST)
 
 
 def normalized(
     relevance: Float[Any, "*rows tokens"], by: str, eps: float = 1e-6
 ) -> Float[Array, "*rows tokens"]:
-    """Relevance of each row over its size, signs kept.
+    """Relevance of each row over the ``"sum"`` or ``"max"`` of its absolute values.
 
-    Args:
-      relevance: rows of ``R*``, or a mean of them; padding holds zeros.
-      by: ``"sum"`` of the absolute values, or the ``"max"`` of them.
-      eps: added to the size (section 4.2); a row of zeros stays so.
-
-    Raises:
-      ValueError: on another ``by``.
-
-    Example:
-      >>> print(normalized(jnp.array([3.0, -1.0]), "sum").round(2))
-      [ 0.75 -0.25]
+    A row of zeros stays so, by ``eps`` (section 4.2).
     """
     relevance = jnp.asarray(relevance)
     sizes = {"sum": jnp.sum, "max": jnp.max}
@@ -133,25 +73,11 @@ def profile_level(
     length: int = 110,
     trim: int = 5,
 ) -> Float[Array, ""]:
-    """Mean of a profile scaled to [0, 1] by its own extremes.
+    """Mean of a profile scaled to [0, 1] by its own extremes; low means hallucinated.
 
     The published threshold rule: resample to 110 with zeros in empty bins, drop 5 at
     both ends, subtract the least value and divide by the range.  It looks at the shape
-    of the profile, not at its strength; low means hallucinated.  A constant profile,
-    which has no shape, gives 1/2.
-
-    Args:
-      profile: ``R_prompt`` or ``R_response``.
-      valid: False on padding; all True by default.
-      length: bins before ends are dropped.
-      trim: bins dropped at each end.
-
-    Raises:
-      ValueError: when nothing is left after ``trim``.
-
-    Example:
-      >>> profile_level(jnp.arange(110.0))
-      Array(0.5, dtype=float32)
+    of the profile, not at its strength; a constant profile gives 1/2.
     """
     if trim < 0 or length <= 2 * trim:
         raise ValueError(f"trim is {trim} of {length} bins; leave at least 1 of them")

@@ -11,29 +11,11 @@ from jaxtyping import Array, Bool, Float
 def present(
     name: str, array: Any, valid: Any = None, axes: int = 1, least: int = 1
 ) -> tuple[Float[Array, "..."], Bool[Array, "..."]]:
-    """Values and mask of what there is, refused before anything is traced.
+    """Values in float32 or wider, zero where missing, and their mask.
 
-    Numbers are looked at only when they are at hand, not in a tracer.
-
-    Args:
-      name: what messages call the array.
-      array: numbers of any type.
-      valid: ``Bool`` over the first ``axes`` axes, False on what is missing; all there
-        by default.
-      axes: how many axes the mask has.
-      least: how many entries of the first axis must hold something.
-
-    Returns:
-      The values in float32 or wider, zero where missing, and the mask.
-
-    Raises:
-      ValueError: on a mask of another shape, on too few entries, on a number that is
-        not finite.
-
-    Example:
-      >>> values, valid = present("scores", [0.5, np.nan], [True, False])
-      >>> values.tolist(), valid.tolist()
-      ([0.5, 0.0], [True, False])
+    The mask covers the first ``axes`` axes, and ``least`` entries of the first must
+    hold something.  ValueError, with ``name``, on a mask of another shape, on too few
+    entries, on a number that is not finite; what is traced is not looked at.
     """
     array = jnp.asarray(array)
     lead = array.shape[:axes]

@@ -3,10 +3,9 @@
 Answers that entail each other form a cluster; the entropy over clusters says how unsure
 the model is of what it means, whatever words it finds for that.
 
-References:
-  Kuhn et al., `Semantic Uncertainty <https://arxiv.org/abs/2302.09664>`_, 2023;
-  Farquhar et al., `Detecting hallucinations in large language models using semantic
-  entropy <https://doi.org/10.1038/s41586-024-07421-0>`_, Nature, 2024.
+Kuhn et al., `Semantic Uncertainty <https://arxiv.org/abs/2302.09664>`_, 2023; Farquhar
+et al., `Detecting hallucinations in large language models using semantic entropy
+<https://doi.org/10.1038/s41586-024-07421-0>`_, Nature, 2024.
 """
 
 from typing import Any, Literal, NamedTuple
@@ -49,15 +48,6 @@ def equivalence(probabilities: Any, rule: str) -> Bool[Array, "samples samples"]
         ``j`` are a contradiction, neutral or an entailment; the diagonal is not used.
       rule: ``"strict"``, both directions entail; ``"non_strict"``, neither contradicts
         and not both are neutral; ``"no_contradiction"``, neither contradicts.
-
-    Raises:
-      ValueError: on another shape or ``rule``, on a number that is not finite.
-
-    Example:
-      >>> entails, neutral = [0.1, 0.1, 0.8], [0.1, 0.8, 0.1]
-      >>> both = [[entails, entails], [neutral, entails]]
-      >>> equivalence(both, "strict")[0, 1], equivalence(both, "non_strict")[0, 1]
-      (Array(False, dtype=bool), Array(True, dtype=bool))
     """
     values, _ = present("probabilities", probabilities)
     samples = len(values)
@@ -89,16 +79,13 @@ def cluster(
 
     Answers are taken in turn and compared with the first member of each cluster only,
     as meaning the same is not transitive between real answers.  One joins the first
-    cluster it fits, or founds the next.
+    cluster it fits, or founds the next; as ``published`` the last one it fits, where a
+    new cluster takes over what an earlier one already held.
 
     Args:
       equivalent: ``Bool[samples samples]``; entry ``(i, j)`` with ``i < j`` is read.
       valid: ``Bool[samples]``, False on a missing answer, whose cluster is -1.
-      published: join the last cluster it fits, as in the published code, where a new
-        cluster takes over what an earlier one already held.
-
-    Raises:
-      ValueError: on no answer, or shapes that do not match.
+      published: as in the published code.
 
     Example:
       The last answer fits both clusters.
@@ -125,19 +112,6 @@ def cluster(
     return jnp.where(valid, jnp.cumsum(founder)[first] - 1, -1)
 
 
-def num_clusters(clusters: Int[Array, " samples"]) -> Int[Array, ""]:
-    """How many meanings the answers have, in 0..samples; more means less sure.
-
-    Args:
-      clusters: ``[samples]`` of :func:`cluster`.
-
-    Example:
-      >>> num_clusters(jnp.array([0, 1, 0, -1]))
-      Array(2, dtype=int32)
-    """
-    return jnp.max(clusters, initial=-1) + 1
-
-
 def semantic_entropy(
     clusters: Int[Array, " samples"], loglik: Any = None, preset: str = "nature"
 ) -> Float[Array, ""]:
@@ -146,36 +120,18 @@ def semantic_entropy(
     .. math:: -\sum_c p_c \log p_c, \quad
       p_c = \sum_{i \in c} e^{l_i} \Big/ \sum_i e^{l_i}
 
-    in ``[0, log samples]``; ``"nature"`` and ``"toha"`` differ in the clusters they are
-    meant for, see :data:`PRESETS`.  ``"discrete"`` counts answers instead, :math:`p_c =
-    |c| / n`.  ``"iclr"`` is a mean without weights and has no bounds,
+    in ``[0, log samples]``; ``"discrete"`` counts answers: :math:`p_c = |c| / n`.
+    ``"iclr"`` (Kuhn et al. 2023, equation 4) is a mean without weights and bounds,
 
     .. math:: -\frac{1}{C} \sum_c \Big(\log \sum_{i \in c} e^{l_i} - 5\Big)
 
-    whose constant is part of the published code, for no stated reason; repeated
-    answers add up there, so that a mass can exceed 1.  One answer alone scores 0 in all
-    others, and so does none, inside a trace.
+    whose constant is part of the published code, for no stated reason.
 
     Args:
       clusters: ``[samples]`` of :func:`cluster`, -1 for a missing answer.
-      loglik: ``Float[samples]``, mean log probability of an answer's tokens, that of
-        the end of the sequence among them; ``"discrete"`` needs none.
+      loglik: ``Float[samples]``, mean log probability of an answer's tokens, its end
+        among them; ``"discrete"`` needs none.
       preset: a key of :data:`PRESETS`.
-
-    Raises:
-      ValueError: on another ``preset``, on no answers or no ``loglik``, on one that is
-        not finite.
-
-    Example:
-      >>> clusters = jnp.array([0, 0, 1])
-      >>> print(f"{semantic_entropy(clusters, preset='discrete'):.4f}")
-      0.6365
-      >>> loglik = jnp.log(jnp.array([0.1, 0.1, 0.8]))
-      >>> print(f"{semantic_entropy(clusters, loglik):.4f}")
-      0.5004
-
-    References:
-      Farquhar et al., 2024, Methods; Kuhn et al., 2023, equation (4) for ``"iclr"``.
     """
     if preset not in PRESETS:
         raise ValueError(f"preset is {preset!r}; use one of {', '.join(PRESETS)}")
@@ -202,43 +158,11 @@ def predictive_entropy(logprob: Any, valid: Any = None) -> Float[Array, ""]:
 
     .. math:: -\frac{1}{n} \sum_{i=1}^n \sum_t \log p(y_{it})
 
-    It grows with the answers' length.  An answer without tokens is missing; 0.0 when
-    all are, inside a trace.
-
-    Args:
-      logprob: ``Float[samples tokens]``, log probability of each sampled token.
-      valid: ``Bool[samples tokens]``, False on padding.
-
-    Raises:
-      ValueError: on no answer, shapes that do not match, a number that is not finite.
-
-    Example:
-      >>> predictive_entropy([[-1.0, -2.0], [-1.0, 0.0]], [[True, True], [True, False]])
-      Array(2., dtype=float32)
-
-    References:
-      Malinin and Gales, `Uncertainty Estimation in Autoregressive Structured
-      Prediction <https://arxiv.org/abs/2002.07650>`_, 2021.
+    of ``Float[samples tokens]``, the log probability of each sampled token.  It grows
+    with the answers' length; one without tokens is missing (Malinin and Gales,
+    `Uncertainty Estimation in Autoregressive Structured Prediction
+    <https://arxiv.org/abs/2002.07650>`_, 2021).
     """
     values, valid = present("logprob", logprob, valid, axes=2)
-    return _mean_over_answers(-values.sum(1), valid)
-
-
-def length_normalized_entropy(logprob: Any, valid: Any = None) -> Float[Array, ""]:
-    r"""Monte Carlo entropy of the answer per token, in nats; higher = less sure.
-
-    .. math:: -\frac{1}{n} \sum_{i=1}^n \frac{1}{T_i} \sum_t \log p(y_{it})
-
-    Args, conventions and errors are those of :func:`predictive_entropy`.
-
-    Example:
-      >>> length_normalized_entropy([[-1.0, -2.0], [-2.5, -0.5]])
-      Array(1.5, dtype=float32)
-    """
-    values, valid = present("logprob", logprob, valid, axes=2)
-    return _mean_over_answers(-values.sum(1) / jnp.maximum(valid.sum(1), 1), valid)
-
-
-def _mean_over_answers(values: Array, valid: Array) -> Array:
-    """Mean over the answers that hold a token; the others' values are zero."""
-    return values.sum() / jnp.maximum(valid.any(1).sum(), 1)
+    # Those of the answers that hold no token are zero.
+    return -values.sum() / jnp.maximum(valid.any(1).sum(), 1)

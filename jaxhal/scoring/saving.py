@@ -14,9 +14,8 @@ import numpy as np
 from jaxhal.classifiers.linear import Linear
 from jaxhal.classifiers.lstm import LSTM, Cell
 from jaxhal.classifiers.mlp import MLP
-from jaxhal.classifiers.nested import Tuned
 from jaxhal.classifiers.pooling import Pooling
-from jaxhal.classifiers.selection import Chosen
+from jaxhal.classifiers.selection import Chosen, Tuned
 from jaxhal.classifiers.svm import SVM
 from jaxhal.classifiers.trees import Forest
 from jaxhal.detectors import Detector, build
