@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
+Configuration = Annotated[str, typer.Argument(help="A YAML configuration.")]
 Setting = Annotated[
     list[str] | None,
     typer.Argument(metavar="[KEY=VALUE]...", help="Dotted keys and YAML values."),
@@ -47,6 +48,14 @@ def as_table(rows: Sequence[Mapping[str, Any]]) -> "Table":
     for row in rows:
         made.add_row(*(Text(cell(value)[0]) for value in row.values()))
     return made
+
+
+def tell(rows: Sequence[Mapping[str, Any]], *lines: str) -> None:
+    """Rows go to standard output, lines to standard error."""
+    if rows:
+        terminal().print(as_table(rows))
+    for line in lines:
+        terminal(stderr=True).print(line, soft_wrap=True)
 
 
 def check_place(path: str | Path | None) -> None:
