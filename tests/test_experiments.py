@@ -25,9 +25,7 @@ from jaxhal.evaluation.splits import grouped_kfold
 from jaxhal.experiments import (
     figures,
     folder,
-    protocols,
     running,
-    timing,
 )
 from jaxhal.experiments.answers import reports, token_table
 from jaxhal.experiments.config import load_config
@@ -331,13 +329,13 @@ def test_a_run_leaves_its_directory(here, tmp_path):
 
 def test_what_every_method_costs_alone(here, tmp_path, monkeypatch):
     timed, methods = [], ["toha", "toha_supervised", "predictive_entropy"]
-    run = timing._seconds
+    run = running._seconds
 
     def seconds(lm, examples, detector, batch_size):
         timed.append((detector.name, len(examples)))
         return run(lm, examples, detector, batch_size)
 
-    monkeypatch.setattr(timing, "_seconds", seconds)
+    monkeypatch.setattr(running, "_seconds", seconds)
     draw = {"n": 2, "max_new_tokens": 2, "temperature": 1.0}
     chosen = [*methods[:2], {methods[2]: {"draw": draw}}]
     result = experiments.run(here | {"detectors": chosen, "timed": 3}, progress=False)
@@ -364,7 +362,7 @@ def test_what_every_method_costs_alone(here, tmp_path, monkeypatch):
 def test_protocols_with_several_splits(here, data, protocol, monkeypatch):
     changes = [f"protocol={protocol}", "folds=3", "train_size=30", "seed=1"]
     config = load_config(here, changes)
-    splits = protocols.splits(config, data)
+    splits = running.splits(config, data)
     assert len(splits) == (5 if protocol == "toha" else 3)
     for train, test in splits:
         assert not set(train) & set(test)

@@ -10,7 +10,7 @@ from sklearn.metrics import roc_auc_score
 
 from jaxhal import experiments
 from jaxhal.detectors import Targets, build
-from jaxhal.experiments import protocols, running
+from jaxhal.experiments import running
 from jaxhal.reading.store import Store
 from jaxhal.scoring.fitting import fit
 from jaxhal.scoring.inputs import collect
@@ -155,7 +155,7 @@ def test_a_classifier_judges_what_another_model_reads(two_models, lm, store, nam
         for m in (lm, running.model("other", "float32"))
     )
     x, z = (one.inputs[name] for one in (theirs, ours))
-    train, test = protocols.splits(experiments.load_config(two_models), ours)[0]
+    train, test = running.splits(experiments.load_config(two_models), ours)[0]
     weight = np.ones(len(ours.labels))
     targets = Targets(ours.labels, ours.groups, weight, jax.random.key(0)).only(train)
     fitted = fit(detector, z, targets)

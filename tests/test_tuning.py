@@ -27,7 +27,7 @@ from jaxhal.models.weights import paths
 from jaxhal.tuning import Tuning, adapters, checkpoints, classifier, training
 from jaxhal.tuning.adapters import Pair
 from jaxhal.tuning.classifier import Head, Learned, Rows
-from jaxhal.tuning.task import Task, prepare
+from jaxhal.tuning.training import Task, prepare
 from jaxhal.types import Example
 from tiny_lm import tiny_lm
 

@@ -5,7 +5,7 @@ import importlib
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,23 +16,13 @@ from jaxhal.io.files import replacing
 from jaxhal.models.devices import device_name
 
 # Each module has `rows() -> Iterator[dict]`; its docstring says what it answers.
-BENCHES = (
-    "read",
-    "extract",
-    "probes",
-    "relevance",
-    "generate",
-    "nli",
-    "watchdog",
-)
+BENCHES = ("read", "extract", "probes", "relevance", "generate", "nli", "watchdog")
 
 
 def run(names: Sequence[str] = (), json_path: str | Path | None = None) -> list[dict]:
     """Runs benches (all by default), prints a table and writes the rows as JSON.
 
-    Args:
-      names: of :data:`BENCHES`.
-      json_path: where the rows go as one JSON array; ``"-"`` is standard output.
+    They go to ``json_path`` as one array; ``"-"`` is standard output.
 
     Raises:
       ValueError: on an unknown name, with the nearest known one.
@@ -51,14 +41,10 @@ def run(names: Sequence[str] = (), json_path: str | Path | None = None) -> list[
             print(_line(row), file=sys.stderr, flush=True)
             if json_path and not standard:  # at each row: a later bench may fail
                 with replacing(json_path) as file:
-                    file.write(_json(rows))
+                    file.write(json.dumps(rows, indent=1) + "\n")
     if standard:
-        sys.stdout.write(_json(rows))
+        sys.stdout.write(json.dumps(rows, indent=1) + "\n")
     return rows
-
-
-def _json(rows: Sequence[dict[str, Any]]) -> str:
-    return json.dumps(rows, indent=1) + "\n"
 
 
 def row(
@@ -83,15 +69,38 @@ def row(
     }
 
 
-def _line(row: dict[str, Any]) -> str:
-    verdict = ""
-    if row["target"] is not None:
-        lower = row["better"] == "lower"
-        met = row["value"] <= row["target"] if lower else row["value"] >= row["target"]
-        sign = "<=" if lower else ">="
-        verdict = f"  target {sign} {row['target']}: {'met' if met else 'MISSED'}"
-    spread = f"  [{row['spread'][0]}, {row['spread'][1]}]" if row["spread"] else ""
-    return f"{row['case']:<16} {row['metric']:<52} {row['value']:>9}{spread}{verdict}"
+def ratio(
+    bench: str,
+    case: str,
+    metric: str,
+    times: dict[str, list[float]],
+    over: str,
+    under: str,
+    target: float | None = None,
+    better: str = "lower",
+    scale: float = 1.0,
+) -> dict[str, Any]:
+    """The median of the ratios ``over / under`` of all rounds, times ``scale``."""
+    rounds = scale * np.array(times[over]) / np.array(times[under])
+    low, middle, high = np.percentile(rounds, [25, 50, 75])
+    return row(bench, case, metric, middle, target, better, (low, high))
+
+
+def pace(
+    bench: str, case: str, metric: str, seconds: Sequence[float], count: int
+) -> dict[str, Any]:
+    """How many of ``count`` things a round are done in a second, in the median."""
+    high, middle, low = count / np.percentile(seconds, [25, 50, 75])
+    return row(bench, case, metric, middle, None, "higher", (low, high))
+
+
+def peer(make: Callable[..., Any], *arguments: Any) -> Any:
+    """What to compare with; ``None``, and a line on standard error, without it."""
+    try:
+        return make(*arguments)
+    except ImportError as error:
+        print(f"no peers are measured: {error}", file=sys.stderr)
+        return None
 
 
 def interleave(
@@ -112,10 +121,12 @@ def interleave(
     return times
 
 
-def ratio(
-    times: dict[str, list[float]], over: str, under: str
-) -> tuple[float, tuple[float, float]]:
-    """Median and interquartile range of the per-round ratios ``over / under``."""
-    rounds = np.array(times[over]) / np.array(times[under])
-    low, middle, high = np.percentile(rounds, [25, 50, 75])
-    return float(middle), (float(low), float(high))
+def _line(row: dict[str, Any]) -> str:
+    verdict = ""
+    if row["target"] is not None:
+        lower = row["better"] == "lower"
+        met = row["value"] <= row["target"] if lower else row["value"] >= row["target"]
+        sign = "<=" if lower else ">="
+        verdict = f"  target {sign} {row['target']}: {'met' if met else 'MISSED'}"
+    spread = f"  [{row['spread'][0]}, {row['spread'][1]}]" if row["spread"] else ""
+    return f"{row['case']:<16} {row['metric']:<52} {row['value']:>9}{spread}{verdict}"

@@ -4,13 +4,12 @@ The reader is SmolLM2-135M in float32; two answers to each prompt, random tokens
 lengths of a retrieval data set, eight answers a batch.
 """
 
-import sys
 from collections.abc import Iterator
 
 import numpy as np
 
 import jaxhal
-from jaxhal.bench import interleave, peers, ratio, row
+from jaxhal.bench import interleave, pace, peer, peers, ratio
 from jaxhal.bench.read import REDUCERS
 from jaxhal.capture.forward import read_jit
 from jaxhal.types import Batch
@@ -40,23 +39,18 @@ def rows() -> Iterator[dict]:
     }
     case = f"{PROMPT}+{RESPONSE}"
     times = interleave(functions, 5)
-    saved, spread = ratio(times, "alone", "shared")
     metric = "prompts read alone / shared, two answers each"
-    yield row("extract", case, metric, saved, 1.3, "higher", spread)
-    high, middle, low = ANSWERS / np.percentile(times["shared"], [25, 50, 75])
+    yield ratio("extract", case, metric, times, "alone", "shared", 1.3, "higher")
     metric = "answers per second, all reducers, prompts shared"
-    yield row("extract", case, metric, middle, None, "higher", (low, high))
-    try:
-        model = peers.torch_llama(lm, "eager")
-    except ImportError as error:
-        print(f"no peers are measured: {error}", file=sys.stderr)
+    yield pace("extract", case, metric, times["shared"], ANSWERS)
+    model = peer(peers.torch_llama, lm, "eager")
+    if model is None:
         return
     one = np.asarray(batch.tokens)[:1]
     functions = {
         "peer": lambda: peers.toha_and_lookback(model, one, PROMPT - _SUFFIX, PROMPT),
         "ours": lambda: read_jit(lm, batch, attention, copies=COPIES),
     }
-    slower, spread = ratio(interleave(functions, 3), "peer", "ours")
+    times = interleave(functions, 3)
     metric = "answers per second, TOHA + lookback / Hugging Face + SciPy"
-    value, spread = slower * ANSWERS, [ANSWERS * end for end in spread]
-    yield row("extract", case, metric, value, None, "higher", spread)
+    yield ratio("extract", case, metric, times, "peer", "ours", None, "higher", ANSWERS)

@@ -4,7 +4,6 @@ The writer is SmolLM2-135M in float32, and no row ends before its last token.  T
 prompt is random tokens, and of streaming four texts to be summarised.
 """
 
-import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,7 +13,7 @@ import numpy as np
 
 import jaxhal
 from jaxhal import datasets, detectors
-from jaxhal.bench import interleave, peers, ratio, row
+from jaxhal.bench import interleave, pace, peer, peers, ratio
 from jaxhal.bench.read import random_batch
 from jaxhal.features.base import Reducer
 from jaxhal.generation import Sampling, decoding, stream
@@ -56,11 +55,7 @@ def _write(lm: LM, batch: Batch, how: Decoding, n: int) -> Any:
 
 def _beside_peers(lm: LM, batch: Batch) -> Iterator[dict]:
     how = _how(Sampling())
-    try:
-        model = peers.torch_llama(lm, "sdpa")
-    except ImportError as error:
-        model = None
-        print(f"no peers are measured: {error}", file=sys.stderr)
+    model = peer(peers.torch_llama, lm, "sdpa")
     for n, target, repeats in ((1, 1.3, 5), (SAMPLES, 6.0, 3)):
         functions = {"ours": lambda n=n: _write(lm, batch, how, n)}
         if model is not None:
@@ -69,14 +64,13 @@ def _beside_peers(lm: LM, batch: Batch) -> Iterator[dict]:
             )
         times = interleave(functions, repeats)
         case = f"P={PROMPT} n={n}"
-        pace = n * NEW / np.array(times["ours"])
-        low, middle, high = np.percentile(pace, [25, 50, 75])
         metric = f"tokens per second, {NEW} new ones, prefill included"
-        yield row("generate", case, metric, middle, None, "higher", (low, high))
+        yield pace("generate", case, metric, times["ours"], n * NEW)
         if model is not None:
-            value, spread = ratio(times, "theirs", "ours")
             metric = "Hugging Face generate / generate here"
-            yield row("generate", case, metric, value, target, "higher", spread)
+            yield ratio(
+                "generate", case, metric, times, "theirs", "ours", target, "higher"
+            )
 
 
 def _features(lm: LM) -> Iterator[dict]:
@@ -85,47 +79,29 @@ def _features(lm: LM) -> Iterator[dict]:
     prompt = "\n\n".join([*texts, "Summarise each of these texts in five sentences."])
 
     def streamed(reducers: dict[str, Reducer] | None) -> int:
-        key = jax.random.key(0)
-        said = stream(
-            lm,
-            prompt,
-            max_new_tokens=NEW,
-            sampling=_PLAIN,
-            key=key,
-            reducers=reducers,
-        )
+        how: Any = {"key": jax.random.key(0), "sampling": _PLAIN}
+        said = stream(lm, prompt, max_new_tokens=NEW, reducers=reducers, **how)
         count = sum(1 for _ in said)
         if count != NEW:
             raise RuntimeError(f"the stream ended after {count} of {NEW} tokens")
         return count
 
-    functions = {
-        "plain": lambda: streamed(None),
-        "rich": lambda: streamed(_FEATURES),
-    }
-    value, spread = ratio(interleave(functions, 9), "rich", "plain")
-    length = len(
-        lm.require_tokenizer().encode_prompt(Example("-", prompt=prompt)).prompt_ids
-    )
+    functions = {"plain": lambda: streamed(None), "rich": lambda: streamed(_FEATURES)}
+    row = lm.require_tokenizer().encode_prompt(Example("-", prompt=prompt))
+    case, times = f"P={len(row.prompt_ids)} n=1", interleave(functions, 9)
     metric = "streaming with lookback and entropy / without"
-    yield row("generate", f"P={length} n=1", metric, value, 1.05, spread=spread)
+    yield ratio("generate", case, metric, times, "rich", "plain", 1.05)
 
 
 def _guided(lm: LM, batch: Batch) -> Iterator[dict]:
     guide = untrained(*detectors.get(["lookback_ratio"]))
     plain, rich = _how(_PLAIN), _how(_PLAIN, guide.detector.reducers)
-    functions = {
-        "plain": lambda: _write(lm, batch, plain, 1),
-        "guided": lambda: (
-            written(
-                *_start(lm, batch, rich, CANDIDATES),
-                rich,
-                guide,
-                CANDIDATES,
-                CHUNK,
-            )[0].response.tokens
-        ),
-    }
-    value, spread = ratio(interleave(functions, 5), "guided", "plain")
+
+    def guided() -> Any:
+        begun = _start(lm, batch, rich, CANDIDATES)
+        return written(*begun, rich, guide, CANDIDATES, CHUNK)[0].response.tokens
+
+    functions = {"plain": lambda: _write(lm, batch, plain, 1), "guided": guided}
+    case, times = f"P={PROMPT} n=1", interleave(functions, 5)
     metric = f"guided, {CANDIDATES} candidates of {CHUNK} tokens / plain sampling"
-    yield row("generate", f"P={PROMPT} n=1", metric, value, 2.5, spread=spread)
+    yield ratio("generate", case, metric, times, "guided", "plain", 2.5)

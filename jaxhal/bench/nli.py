@@ -5,7 +5,6 @@ tokenizer and random weights in float32.  Ten sampled answers to a question, mad
 sentences of the bundled contexts, are asked about in pairs, both ways.
 """
 
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -14,7 +13,7 @@ import numpy as np
 from jaxtyping import Float
 
 from jaxhal import texts
-from jaxhal.bench import interleave, peers, ratio, row
+from jaxhal.bench import interleave, pace, peer, peers, ratio, row
 from jaxhal.datasets import bundled
 from jaxhal.models.encoders.encoding import TextEncoder, classify, load_encoder
 
@@ -45,13 +44,9 @@ Classify = Callable[[list[tuple[str, str]]], Float[np.ndarray, "pairs labels"]]
 
 
 def rows() -> Iterator[dict]:
-    try:
-        encoder, peer = encoder_and_peer(_SHAPE)
-    except ImportError as error:
-        print(f"no peers are measured: {error}", file=sys.stderr)
-        return
-    for distinct, longest in CASES:
-        yield from _speed(encoder, peer, distinct, longest)
+    both = peer(encoder_and_peer, _SHAPE)
+    for distinct, longest in CASES if both else ():
+        yield from _speed(both, distinct, longest)
 
 
 def pairs_of(distinct: int, longest: int) -> list[tuple[str, str]]:
@@ -107,12 +102,13 @@ def encoder_and_peer(shape: dict[str, Any]) -> tuple[TextEncoder, Classify]:
 
 
 def _speed(
-    encoder: TextEncoder, peer: Classify, distinct: int, longest: int
+    both: tuple[TextEncoder, Classify], distinct: int, longest: int
 ) -> Iterator[dict]:
+    encoder, theirs = both
     pairs, found = pairs_of(distinct, longest), {}
     functions = {
         "ours": lambda: found.update(ours=classify(encoder, pairs, progress=False)),
-        "peer": lambda: found.update(peer=peer(pairs)),
+        "peer": lambda: found.update(peer=theirs(pairs)),
     }
     times = interleave(functions, _ROUNDS)
     length = "1 sentence" if longest == 1 else f"1-{longest} sentences"
@@ -122,9 +118,7 @@ def _speed(
     )
     metric = "largest difference of a probability / spread of pairs"
     yield row("nli", case, metric, worst, 1e-2)
-    high, middle, low = len(pairs) / np.percentile(times["ours"], [25, 50, 75])
     metric = f"pairs per second, {len(set(pairs))} of {len(pairs)} different"
-    yield row("nli", case, metric, middle, None, "higher", (low, high))
-    value, spread = ratio(times, "peer", "ours")
+    yield pace("nli", case, metric, times["ours"], len(pairs))
     metric = "Hugging Face one by one / classify"
-    yield row("nli", case, metric, value, 5.0, "higher", spread)
+    yield ratio("nli", case, metric, times, "peer", "ours", 5.0, "higher")

@@ -4,7 +4,6 @@ The reader is SmolLM2-135M in float32, one answer at a time, random tokens.
 """
 
 import math
-import sys
 from collections.abc import Iterator
 
 import jax
@@ -12,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import jaxhal
-from jaxhal.bench import interleave, peers, ratio, row
+from jaxhal.bench import interleave, peer, peers, ratio, row
 from jaxhal.capture import forward as capture
 from jaxhal.features.base import Reducer
 from jaxhal.models import lm as lm_lib
@@ -42,7 +41,7 @@ def random_batch(vocab: int, seq: int, response: int) -> Batch:
 
 def rows() -> Iterator[dict]:
     lm = jaxhal.load("smollm2-135m")
-    models = _peers(lm)
+    models = peer(_peers, lm) or {}
     # SciPy takes minutes on 270 graphs of 2,048 vertices: once is enough there.
     for seq, response, repeats, slow in ((512, 96, 9, 3), (2048, 256, 3, 1)):
         yield from _speed(lm, models, seq, response, repeats, slow)
@@ -51,11 +50,7 @@ def rows() -> Iterator[dict]:
 
 
 def _peers(lm) -> dict:
-    try:
-        return {kind: peers.torch_llama(lm, kind) for kind in ("sdpa", "eager")}
-    except ImportError as error:
-        print(f"no peers are measured: {error}", file=sys.stderr)
-        return {}
+    return {kind: peers.torch_llama(lm, kind) for kind in ("sdpa", "eager")}
 
 
 def _speed(
@@ -83,21 +78,16 @@ def _speed(
         functions["sdpa"] = lambda: peers.forward(models["sdpa"], batch.tokens)
         functions["ours"] = lambda: jaxhal.read(lm, batch, attention)
     times = interleave(functions, repeats)
-    value, spread = ratio(times, "all", "forward")
     metric = "all reducers / plain forward with logits"
-    yield row("read", case, metric, value, 1.10, spread=spread)
-    value, spread = ratio(times, "all", "no logits")
-    yield row(
-        "read", case, "all reducers / forward without logits", value, spread=spread
-    )
+    yield ratio("read", case, metric, times, "all", "forward", 1.10)
+    metric = "all reducers / forward without logits"
+    yield ratio("read", case, metric, times, "all", "no logits")
     for name in REDUCERS:
-        value, spread = ratio(times, name, "no logits")
         metric = f"{name} alone / forward without logits"
-        yield row("read", case, metric, value, spread=spread)
+        yield ratio("read", case, metric, times, name, "no logits")
     if models:
-        value, spread = ratio(times, "forward", "sdpa")
         metric = "plain forward / Hugging Face SDPA forward"
-        yield row("read", case, metric, value, 1.0, spread=spread)
+        yield ratio("read", case, metric, times, "forward", "sdpa", 1.0)
         yield from _recipe(case, recipe, functions["ours"], response, slow_repeats)
 
 
@@ -113,14 +103,11 @@ def _recipe(case: str, recipe, ours, response: int, repeats: int) -> Iterator[di
         warm_up=repeats > 1,
     )
     mtop = np.asarray(features[0]["mtop_div"])[:, 0] * response
-    worst = float(np.abs(mtop - theirs[0][0]).max() / np.abs(theirs[0][0]).max())
-    worst = max(
-        worst, float(np.abs(features[0]["lookback"][:, 0] - theirs[0][1]).max())
-    )
+    worst = np.abs(mtop - theirs[0][0]).max() / np.abs(theirs[0][0]).max()
+    worst = max(worst, np.abs(features[0]["lookback"][:, 0] - theirs[0][1]).max())
     yield row("read", case, "largest difference from the recipe", worst, 1e-3)
-    value, spread = ratio(slow, "recipe", "ours")
     metric = "Hugging Face eager + SciPy MST / TOHA + lookback here"
-    yield row("read", case, metric, value, 8.0, "higher", spread)
+    yield ratio("read", case, metric, slow, "recipe", "ours", 8.0, "higher")
 
 
 def _memory(lm) -> Iterator[dict]:

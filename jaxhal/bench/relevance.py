@@ -3,14 +3,13 @@
 The reader is SmolLM2-135M in float32, one answer of random tokens.
 """
 
-import sys
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 import jaxhal
-from jaxhal.bench import interleave, peers, ratio, row
+from jaxhal.bench import interleave, peer, peers, ratio, row
 from jaxhal.bench.read import random_batch, temporary_mib
 from jaxhal.lrp import programs, resolve
 from jaxhal.types import Batch
@@ -29,34 +28,27 @@ def rows() -> Iterator[dict]:
         "forward": lambda: lm.forward(batch.tokens),
         "means": lambda: jaxhal.relevance_means(lm, batch),
     }
-    value, spread = ratio(interleave(functions, 7), "means", "forward")
+    times = interleave(functions, 7)
     metric = "R_prompt and R_response together / forward with logits"
-    yield row("relevance", _CASE, metric, value, 4.0, spread=spread)
+    yield ratio("relevance", _CASE, metric, times, "means", "forward", 4.0)
     yield from _memory(lm, batch)
     yield from _whole(lm, random_batch(lm.config.vocab_size, SEQ, FEW))
 
 
 def _whole(lm: Any, batch: Batch) -> Iterator[dict]:
     """All of R* against a forward and a backward for every response token."""
-    times = interleave(
-        {
-            "forward": lambda: lm.forward(batch.tokens),
-            "matrix": lambda: jaxhal.relevance(lm, batch),
-        },
-        3,
-    )
-    value, spread = ratio(times, "matrix", "forward")
-    metric = "all of R*, forwards per response token"
-    spread = [end / FEW for end in spread]
-    yield row("relevance", _WHOLE, metric, value / FEW, spread=spread)
-    try:
-        model = peers.torch_llama(lm, "eager")
-    except ImportError as error:
-        print(f"no peers are measured: {error}", file=sys.stderr)
+    functions = {
+        "forward": lambda: lm.forward(batch.tokens),
+        "matrix": lambda: jaxhal.relevance(lm, batch),
+    }
+    times, metric = interleave(functions, 3), "all of R*, forwards per response token"
+    yield ratio("relevance", _WHOLE, metric, times, "matrix", "forward", scale=1 / FEW)
+    model = peer(peers.torch_llama, lm, "eager")
+    if model is None:
         return
     seen = {}
 
-    def peer(frozen: bool):
+    def torch(frozen: bool):
         model.requires_grad_(not frozen)
         seen["theirs"] = peers.relevance_by_token(model, batch.tokens, SEQ - FEW)
 
@@ -64,16 +56,15 @@ def _whole(lm: Any, batch: Batch) -> Iterator[dict]:
         whole = jaxhal.relevance(lm, batch, "gradient_x_input")
         seen["ours"] = np.asarray(whole.matrix[0])
 
-    runs = {"frozen": lambda: peer(True), "ours": ours, "loaded": lambda: peer(False)}
+    runs = {"frozen": lambda: torch(True), "ours": ours, "loaded": lambda: torch(False)}
     times = interleave(runs, 3)
     worst = np.abs(seen["ours"] - seen["theirs"]).max() / np.abs(seen["theirs"]).max()
     yield row("relevance", _WHOLE, "largest difference from torch", worst, 1e-3)
     for name, how in (("frozen", "weights frozen"), ("loaded", "as loaded")):
-        value, spread = ratio(times, name, "ours")
         metric = f"torch eager token by token, {how} / all of R* here"
         # The published code runs with gradients of the weights.
         target = 3.0 if name == "loaded" else None
-        yield row("relevance", _WHOLE, metric, value, target, "higher", spread)
+        yield ratio("relevance", _WHOLE, metric, times, name, "ours", target, "higher")
 
 
 def _memory(lm: Any, batch: Batch) -> Iterator[dict]:

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import jaxhal
-from jaxhal.bench import interleave, ratio, row
+from jaxhal.bench import interleave, pace, ratio, row
 from jaxhal.datasets import bundled
 from jaxhal.models.encoders.encoding import embed, kept_encoder
 from jaxhal.watchdog import ExactStore, Guard, LocalAgent, MilvusStore, Point, Watchdog
@@ -72,19 +72,18 @@ def _lookups(size: int) -> Iterator[dict]:
         "lookup": lambda: index.search(queries[:1], 3),
         "read": lambda: _read(matrix),
     }
-    value, spread = ratio(interleave(functions, 3 * _ROUNDS), "lookup", "read")
+    times = interleave(functions, 3 * _ROUNDS)
     target = 1.5 if size == max(SIZES) else None
     metric = "lookup / one read of the matrix"
-    yield row("watchdog", case, metric, value, target, spread=spread)
+    yield ratio("watchdog", case, metric, times, "lookup", "read", target)
 
 
 def _throughput() -> Iterator[dict]:
     """Queries a second at the largest size, many at a time."""
     index, queries = _filled(LARGEST), _vectors(_BATCH, 1)
     times = interleave({"exact": lambda: index.search(queries, 3)}, 3)["exact"]
-    low, middle, high = _BATCH / np.percentile(times, [75, 50, 25])
     metric, case = f"queries per second, {_BATCH} at a time", f"{LARGEST} points"
-    yield row("watchdog", case, f"exact: {metric}", middle, None, "higher", (low, high))
+    yield pace("watchdog", case, f"exact: {metric}", times, _BATCH)
     try:
         with tempfile.TemporaryDirectory() as folder:
             yield from _milvus(Path(folder) / "bound.db", queries, metric, case)
@@ -99,9 +98,7 @@ def _milvus(path: Path, queries: np.ndarray, metric: str, case: str) -> Iterator
         store.add(some, _vectors(_BLOCK, seed))
     times = interleave({"milvus": lambda: store.search(queries, 3)}, 3)["milvus"]
     store.close()
-    low, middle, high = _BATCH / np.percentile(times, [75, 50, 25])
-    name = f"Milvus Lite: {metric}"
-    yield row("watchdog", case, name, middle, None, "higher", (low, high))
+    yield pace("watchdog", case, f"Milvus Lite: {metric}", times, _BATCH)
 
 
 def _checks() -> Iterator[dict]:
@@ -120,19 +117,17 @@ def _checks() -> Iterator[dict]:
 
 
 def _beside_answers(dog: Watchdog, queries: list[str], case: str) -> Iterator[dict]:
-    turns = {"check": itertools.cycle(queries), "answer": itertools.cycle(queries)}
+    checked, asked = itertools.cycle(queries), itertools.cycle(queries)
 
     def check() -> Any:
-        return asyncio.run(dog.check(next(turns["check"])))
+        return asyncio.run(dog.check(next(checked)))
 
     def answer() -> Any:
-        return asyncio.run(dog.agent.respond([next(turns["answer"])], 1, 0.0))
+        return asyncio.run(dog.agent.respond([next(asked)], 1, 0.0))
 
-    value, spread = ratio(
-        interleave({"check": check, "answer": answer}, _ROUNDS), "check", "answer"
-    )
+    times = interleave({"check": check, "answer": answer}, _ROUNDS)
     metric = f"check / the agent's answer of up to {_TOKENS} tokens"
-    yield row("watchdog", case, metric, value, None, spread=spread)
+    yield ratio("watchdog", case, metric, times, "check", "answer")
     yield from _percentiles(case, "check, ms, embedding included", check)
 
 

@@ -34,11 +34,8 @@ for command in (
 
 
 def main() -> None:
-    """Runs the command of ``sys.argv``.
-
-    It exits 0, 1 when a row failed, 2 on bad usage or where a file cannot be read or
-    written, 130 on Ctrl-C and 143 on SIGTERM.
-    """
+    """Runs a command; it exits 0, 1 when a row failed, 2 on bad usage or a file that
+    cannot be read or written, 130 on Ctrl-C and 143 on SIGTERM."""
     with orderly():
         app(prog_name="jaxhal")
 

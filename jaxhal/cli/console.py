@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
+Configuration = Annotated[str, typer.Argument(help="A YAML configuration.")]
 Setting = Annotated[
     list[str] | None,
     typer.Argument(metavar="[KEY=VALUE]...", help="Dotted keys and YAML values."),
@@ -49,6 +50,14 @@ def as_table(rows: Sequence[Mapping[str, Any]]) -> "Table":
         cells = (printable(cell(value)[0], keep="") for value in row.values())
         made.add_row(*map(Text, cells))
     return made
+
+
+def tell(rows: Sequence[Mapping[str, Any]], *lines: str) -> None:
+    """Rows go to standard output, lines to standard error."""
+    if rows:
+        terminal().print(as_table(rows))
+    for line in lines:
+        terminal(stderr=True).print(line, soft_wrap=True)
 
 
 def check_place(path: str | Path | None) -> None:

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from jaxhal.cli.console import Setting, as_table, check_place, pair_of, terminal, usage
+from jaxhal.cli.console import Configuration, Setting, check_place, pair_of, tell, usage
 from jaxhal.io.files import check_apart, replacing
 
 Force = Annotated[
@@ -18,7 +18,7 @@ Force = Annotated[
 
 
 def run(
-    config: Annotated[str, typer.Argument(help="A YAML configuration.")],
+    config: Configuration,
     settings: Setting = None,
     force: Force = False,
 ) -> None:
@@ -33,12 +33,11 @@ def run(
 
     with usage():
         result = experiments.run(config, settings or (), force=force)
-    terminal().print(as_table([_brief(row) for row in result.rows]))
-    terminal(stderr=True).print(f"written to {result.folder}", soft_wrap=True)
+    tell([_brief(row) for row in result.rows], f"written to {result.folder}")
 
 
 def tune(
-    config: Annotated[str, typer.Argument(help="A YAML configuration.")],
+    config: Configuration,
     settings: Setting = None,
     force: Force = False,
 ) -> None:
@@ -52,7 +51,7 @@ def tune(
 
 
 def sweep(
-    config: Annotated[str, typer.Argument(help="A YAML configuration.")],
+    config: Configuration,
     settings: Annotated[
         list[str],
         typer.Argument(
@@ -83,13 +82,12 @@ def sweep(
     if output is not None:
         with usage(), replacing(output) as file:
             table.to_csv(file, index=False)
-    keys = list(grid)
     rows = table.to_dict("records")
-    terminal().print(as_table([{**{k: r[k] for k in keys}, **_brief(r)} for r in rows]))
+    tell([{**{key: row[key] for key in grid}, **_brief(row)} for row in rows])
 
 
 def generate(
-    config: Annotated[str, typer.Argument(help="A YAML configuration.")],
+    config: Configuration,
     settings: Setting = None,
 ) -> None:
     """Makes a labelled data set: a reader answers questions, a judge labels them.
@@ -102,15 +100,14 @@ def generate(
 
     with usage():
         made = make(config, settings or ())
-    console = terminal(stderr=True)
-    console.print(", ".join(f"{n} {kind}" for kind, n in made.counts.items()))
-    console.print(f"written to {made.folder}", soft_wrap=True)
+    counts = ", ".join(f"{n} {kind}" for kind, n in made.counts.items())
+    tell([], counts, f"written to {made.folder}")
     if made.counts.get("errors"):
         raise typer.Exit(1)
 
 
 def guide(
-    config: Annotated[str, typer.Argument(help="A YAML configuration.")],
+    config: Configuration,
     settings: Setting = None,
 ) -> None:
     """Writes responses guided by a detector, plainly sampled and greedily.
@@ -123,9 +120,8 @@ def guide(
 
     with usage():
         compared = compare(config, settings or ())
-    keys = ("measure", *WAYS)
-    terminal().print(as_table([{k: row[k] for k in keys} for row in compared.rows]))
-    terminal(stderr=True).print(f"written to {compared.folder}", soft_wrap=True)
+    rows = [{key: row[key] for key in ("measure", *WAYS)} for row in compared.rows]
+    tell(rows, f"written to {compared.folder}")
 
 
 def bench(
@@ -150,13 +146,6 @@ def bench(
 def _brief(row: Mapping[str, Any]) -> dict[str, Any]:
     """The columns of a result that fit a terminal."""
     pair = {key: row[key] for key in ("train", "test") if key in row}
-    return {
-        **pair,
-        "method": row["method"],
-        "AUROC": row["AUROC"],
-        "95 % interval": f"{row['low']:.2f}–{row['high']:.2f}",
-        "F1": row["F1"],
-        "accuracy": row["accuracy"],
-        "control": row["control"],
-        "beats controls": row["beats controls"],
-    }
+    between = {"95 % interval": f"{row['low']:.2f}–{row['high']:.2f}"}
+    rest = {key: row[key] for key in ("F1", "accuracy", "control", "beats controls")}
+    return pair | {"method": row["method"], "AUROC": row["AUROC"]} | between | rest

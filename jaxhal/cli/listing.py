@@ -68,15 +68,14 @@ def data(
 def _models() -> list[dict[str, Any]]:
     from jaxhal.models import registry
 
-    entries = [registry.entry(name) for name in registry.names()]
     return [
         {
-            "name": entry.name,
-            "size": f"{entry.size / 1e6:.0f} MB",
-            "licence": entry.licence,
-            "what": entry.note,
+            "name": one.name,
+            "size": f"{one.size / 1e6:.0f} MB",
+            "licence": one.licence,
+            "what": one.note,
         }
-        for entry in entries
+        for one in map(registry.entry, registry.names())
     ]
 
 
@@ -119,9 +118,5 @@ def _options(pairs: Iterable[str]) -> dict[str, Any]:
     for pair in pairs:
         key, text = pair_of(pair)
         value = words.get(text.lower(), text)
-        found[key] = [*_several(found[key]), value] if key in found else value
-    return found
-
-
-def _several(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else [value]
+        found.setdefault(key, []).append(value)
+    return {key: some[0] if len(some) == 1 else some for key, some in found.items()}

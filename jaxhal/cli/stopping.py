@@ -21,11 +21,10 @@ def orderly() -> Iterator[None]:
     """A command that ends well on Ctrl-C, SIGTERM and SIGHUP.
 
     They raise KeyboardInterrupt, so what is open is cleaned up.  While a module is
-    being imported that waits until it is whole, for a half of one may crash or swallow
-    it; before the work has :func:`begun` there is nothing to wait for.  What was
-    swallowed is raised again.  Then one line says what happened, with the notes of the
-    exception, and the process exits with 128 and the signal's number (130 for Ctrl-C),
-    past the interpreter's own end, where threads that still compute would crash it.
+    being imported that waits until it is whole, for a half of one may swallow it; what
+    was swallowed is raised again.  Then one line says what happened, and the process
+    exits with 128 and the signal's number, past the interpreter's own end, where
+    threads that still compute would crash it.
     """
     _listen()
     try:

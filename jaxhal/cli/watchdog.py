@@ -7,15 +7,13 @@ from typing import Annotated, Any
 
 import typer
 
-from jaxhal.cli.console import Setting, as_table, terminal, usage
+from jaxhal.cli.console import Configuration, Setting, tell, terminal, usage
 
 app = typer.Typer(no_args_is_help=True, help="Guards an agent by its bound.")
 
-Config = Annotated[str, typer.Argument(help="A YAML configuration.")]
-
 
 @app.command()
-def explore(config: Config, settings: Setting = None) -> None:
+def explore(config: Configuration, settings: Setting = None) -> None:
     """Explores where an agent begins to hallucinate.
 
     The folder gets the bound, journal.jsonl with all that was said, queries.jsonl,
@@ -29,22 +27,22 @@ def explore(config: Config, settings: Setting = None) -> None:
         loaded = load_watch(config, settings or ())
         plan = plan_of(loaded)
         found = explorer_of(loaded).run()
-    terminal().print(as_table([{**found.counts, "stopped by": found.stopped}]))
-    console = terminal(stderr=True)
+    said = []
     if plan.how == "reinforced" and found.policy is None:
-        console.print(
+        said.append(
             f"no policy was trained: of {plan.steps} queries changed in every way that "
             f"one learns from (plan.steps), there were {found.counts['steps']}"
         )
-    if found.counts["unsure"]:
+    if unsure := found.counts["unsure"]:
         path = loaded.folder / "review.jsonl"
-        console.print(f"{found.counts['unsure']} answers wait for a person in {path}")
-    console.print(f"written to {loaded.folder}", soft_wrap=True)
+        said.append(f"{unsure} answers wait for a person in {path}")
+    row = {**found.counts, "stopped by": found.stopped}
+    tell([row], *said, f"written to {loaded.folder}")
 
 
 @app.command()
 def evaluate(
-    config: Config,
+    config: Configuration,
     settings: Setting = None,
     beside: Annotated[
         list[str] | None,
@@ -65,13 +63,13 @@ def evaluate(
         others = [explored_beside(loaded, name) for name in beside or ()]
         found = judge(loaded, others)
     keys = ("method", "AUROC", "low", "high", "F1", "accuracy", "control")
-    terminal().print(as_table([{k: row[k] for k in keys} for row in found.rows]))
-    terminal(stderr=True).print(f"written to {found.folder}", soft_wrap=True)
+    rows = [{key: row[key] for key in keys} for row in found.rows]
+    tell(rows, f"written to {found.folder}")
 
 
 @app.command()
 def check(
-    config: Config,
+    config: Configuration,
     query: Annotated[
         list[str] | None,
         typer.Option("--query", "-q", help="What is asked; repeat for more."),
@@ -115,7 +113,7 @@ def check(
 
 @app.command()
 def serve(
-    config: Config,
+    config: Configuration,
     settings: Setting = None,
     host: Annotated[str, typer.Option(help="Address to listen at.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535)] = 8080,

@@ -1,6 +1,5 @@
 """Experiments: one YAML file in, one run directory out; sweeps that read once."""
 
-import dataclasses
 import itertools
 import re
 import time
@@ -8,15 +7,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jaxhal.experiments import folder, running, timing
+from jaxhal.experiments import folder, running
 from jaxhal.experiments.config import Config as Config
 from jaxhal.experiments.config import Data as Data
 from jaxhal.experiments.config import load_config as load_config
 from jaxhal.experiments.crossing import across_models as across_models
+from jaxhal.experiments.running import Result as Result
 from jaxhal.io.configuration import check_name
-from jaxhal.reporting.results import Judged
-from jaxhal.scoring.fitting import Fitted
-from jaxhal.scoring.inputs import Inputs
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -24,35 +21,6 @@ if TYPE_CHECKING:
 
 # What the values of a sweep may hold and a folder's name should not.
 _UNFIT = r"[\s/\\\x00]+"
-
-
-@dataclasses.dataclass(frozen=True)
-class Result:
-    """What a run found.
-
-    Attributes:
-      config: every setting.
-      folder: where it was written.
-      rows: a row per detector, best first, controls last; with several data sets for
-        every pair of ``train`` and ``test``.
-      judged: the scores of every test part.
-      fitted: data set -> detector -> what was fitted on the first split.
-      data: what was read.
-    """
-
-    config: Config
-    folder: Path
-    rows: list[dict[str, Any]]
-    judged: list[Judged]
-    fitted: dict[str, dict[str, Fitted]]
-    data: dict[str, Inputs]
-
-    @property
-    def table(self) -> "pd.DataFrame":
-        """The rows as a data frame."""
-        import pandas as pd
-
-        return pd.DataFrame(self.rows)
 
 
 def run(
@@ -87,21 +55,17 @@ def _run(config: Config, force: bool, progress: bool | None) -> Result:
     detectors = running.detectors_of(config)
     target = Path(config.out) / config.name
     with folder.building(target, config, force) as place:  # before hours go by
-        seconds = {}
         began = time.perf_counter()
         data = running.read_data(config, detectors, progress)
-        seconds["reading"] = time.perf_counter() - began
-        began = time.perf_counter()
+        read = time.perf_counter()
         found = running.judge(config, detectors, data, progress)
-        seconds["fitting and judging"] = time.perf_counter() - began
+        seconds = {"reading": read - began}
+        seconds["fitting and judging"] = time.perf_counter() - read
+        costs = running.costs(config, data, detectors, progress)
+        found = running.tabled(found, costs)
         lm = running.model(config.model, config.dtype)
-        costs: dict[str, float] = {}
-        if config.timed:
-            costs = timing.costs(config, lm, data, detectors, progress)
-        rows = folder.table(detectors, found, costs)
-        found = running.compared(found, rows)
-        folder.write(place, config, detectors, data, found, rows, lm, seconds)
-    return Result(config, target, rows, found.judged, found.fitted, data)
+        folder.write(place, found, lm, seconds)
+    return found
 
 
 def sweep(
@@ -118,11 +82,8 @@ def sweep(
     key are numbers, ``sweep.png``.
 
     Args:
-      config: as :func:`run` takes it.
+      config: as the other arguments, what :func:`run` takes.
       grid: dotted key -> values.
-      overrides: dotted ``key=value`` pairs for all of them.
-      force: as :func:`run` takes it.
-      progress: show progress bars; ``None`` shows them on a terminal.
 
     Returns:
       A row per setting and detector: the grid's keys, then the columns of the table; a

@@ -1,17 +1,20 @@
-"""What a run says of single answers: coloured pages, and how well tokens are found."""
+"""What a run says of single answers, of their tokens and of their sentences."""
 
 import functools
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from jaxhal.evaluation.calibration import best_f1_threshold
-from jaxhal.evaluation.intervals import interval
+from jaxhal.evaluation.intervals import correlation, interval
 from jaxhal.evaluation.metrics import f1, span_f1, token_metrics
-from jaxhal.evaluation.ranking import auroc
+from jaxhal.evaluation.ranking import auprc, auroc
+from jaxhal.experiments.running import Result
 from jaxhal.reading.units import has_text
 from jaxhal.reporting.report import Report
+from jaxhal.reporting.results import interval_markdown, pooled
 from jaxhal.scoring.detection import judge, report, token_scores
 from jaxhal.scoring.fitting import Fitted
 from jaxhal.scoring.inputs import Inputs
@@ -20,19 +23,18 @@ from jaxhal.scoring.inputs import Inputs
 PAGE = 200
 # Of the sources; one takes milliseconds, a test part has many tokens.
 _RESAMPLES = 200
+_READING = (
+    "AUPRC of finding hallucinated sentences, and of finding the grounded ones by the "
+    "lowest scores. Pearson's correlation is that, over answers, of the mean score of "
+    "an answer's sentences with the share of them that is hallucinated; its interval "
+    "resamples sources."
+)
 
 
 def reports(
     model: str, data: Inputs, fitted: Mapping[str, Fitted], rows: Sequence[int]
 ) -> list[Report]:
-    """Reports of answers, in their order.
-
-    Args:
-      model: name of the reader.
-      data: what was read.
-      fitted: the detectors.
-      rows: numbers of the answers.
-    """
+    """Reports of the answers of these numbers, in their order."""
     chosen = list(fitted.values())
     scores = {name: one.score(data.inputs[name]) for name, one in fitted.items()}
     made = {}
@@ -59,54 +61,47 @@ def token_table(
         return []
     learnt, judged = train.tolist(), test.tolist()
     everyone = [*learnt, *judged]
-    chosen = [one for one in fitted.values() if one.detector.tokens is not None]
-    found = _token_scores(data, chosen, everyone)
     marked = {n: data.marked[n][_with_text(data, n)].astype(int) for n in everyone}
     known = np.concatenate([marked[n] for n in learnt])
     true = np.concatenate([marked[n] for n in judged])
     sources = np.repeat(data.groups[judged], [len(marked[n]) for n in judged]).tolist()
+    spans = [
+        [(label.start, label.end) for label in data.examples[row].labels or ()]
+        for row in judged
+    ]
     rows = []
-    for name, scores in found.items():
+    for name, scores in _token_scores(data, fitted, everyone).items():
         seen = np.concatenate([scores[row] for row in learnt])
         threshold = best_f1_threshold(seen, known)
-        tokens = token_metrics(
-            [scores[row] for row in judged], [marked[row] for row in judged], threshold
-        )
-        characters = span_f1(
-            [_flagged(data, row, scores[row] >= threshold) for row in judged],
-            [
-                [(label.start, label.end) for label in data.examples[row].labels or ()]
-                for row in judged
-            ],
-        )
-        flat = np.concatenate([scores[row] for row in judged])
-        at_threshold = functools.partial(f1, threshold=threshold)
-        area, best = (
-            interval(metric, flat, true, sources, _RESAMPLES)
-            for metric in (auroc, at_threshold)
-        )
-        rows.append(
-            {
-                "method": name,
-                "threshold": threshold,
-                "token AUROC": tokens["auroc"],
-                "token AUROC low": area[0],
-                "token AUROC high": area[1],
-                "token F1": tokens["f1"],
-                "token F1 low": best[0],
-                "token F1 high": best[1],
-                "token precision": tokens["precision"],
-                "token recall": tokens["recall"],
-                "span F1": characters["f1"],
-                "tokens marked": float(true.mean()),
-            }
-        )
+        some = [scores[row] for row in judged]
+        tokens = token_metrics(some, [marked[row] for row in judged], threshold)
+        flagged = [
+            data.rows[row].offsets[_with_text(data, row)][each >= threshold].tolist()
+            for row, each in zip(judged, some, strict=True)
+        ]
+        metrics = {"auroc": auroc, "f1": functools.partial(f1, threshold=threshold)}
+        found = {"method": name, "threshold": threshold}
+        for key, metric in metrics.items():
+            low, high = interval(
+                metric, np.concatenate(some), true, sources, _RESAMPLES
+            )
+            shown = f"token {key.upper()}"
+            found |= {shown: tokens[key], f"{shown} low": low, f"{shown} high": high}
+        found |= {
+            "token precision": tokens["precision"],
+            "token recall": tokens["recall"],
+            "span F1": span_f1(flagged, spans)["f1"],
+            "tokens marked": float(true.mean()),
+        }
+        rows.append(found)
     return sorted(rows, key=lambda row: -row["token AUROC"])
 
 
 def _token_scores(
-    data: Inputs, chosen: Sequence[Fitted], rows: Sequence[int]
+    data: Inputs, fitted: Mapping[str, Fitted], rows: Sequence[int]
 ) -> dict[str, dict[int, np.ndarray]]:
+    """Detector -> answer -> scores of the tokens that have text."""
+    chosen = [one for one in fitted.values() if one.detector.tokens is not None]
     detectors = tuple(one.detector for one in chosen)
     params = tuple(one.params for one in chosen)
     out: dict[str, dict[int, np.ndarray]] = {one.name: {} for one in detectors}
@@ -123,6 +118,54 @@ def _with_text(data: Inputs, row: int) -> np.ndarray:
     return np.asarray(has_text(data.rows[row].offsets))
 
 
-def _flagged(data: Inputs, row: int, flags: np.ndarray) -> list[list[int]]:
-    """Characters of the flagged tokens."""
-    return data.rows[row].offsets[_with_text(data, row)][flags].tolist()
+def sentence_table(found: Result) -> list[dict[str, Any]]:
+    """A row a detector and data set tested on itself, highest correlation first.
+
+    What scores of sentences say of the answers they stand in, as in table 2 of Manakul
+    et al., SelfCheckGPT, 2023.
+    """
+    rows = []
+    for label, one in found.data.items():
+        own = [part for part in found.judged if part.train == part.test == label]
+        whole = pooled(own, found.methods)
+        answers = [one.source.parts[row].row for row in whole.rows]
+        first = np.unique(answers, return_index=True)[1]
+        sources = np.asarray(whole.sources)[first].tolist()
+        share = _means(whole.labels, answers)
+        for name, scores in whole.scores.items():
+            r, low, high = correlation(_means(scores, answers), share, sources)
+            known = not math.isnan(r)
+            rows.append(
+                {
+                    "data": label,
+                    "method": name,
+                    "AUPRC of hallucinated": auprc(scores, whole.labels),
+                    "AUPRC of grounded": auprc(-scores, 1 - whole.labels),
+                    "Pearson of answers": r if known else None,
+                    "low": low if known else None,
+                    "high": high if known else None,
+                }
+            )
+    order = [row["Pearson of answers"] for row in rows]
+    ranked = np.argsort([2.0 if r is None else -r for r in order], kind="stable")
+    return [rows[at] for at in ranked]
+
+
+def _means(values: np.ndarray, answers: Sequence[int]) -> np.ndarray:
+    _, place = np.unique(answers, return_inverse=True)
+    return np.bincount(place, values) / np.bincount(place)
+
+
+def sentence_markdown(rows: Sequence[Mapping[str, Any]]) -> str:
+    """The table as people read it, and how."""
+    several = len({row["data"] for row in rows}) > 1
+    ends = {end: f"Pearson of answers {end}" for end in ("low", "high")}
+    shown = [
+        {
+            ends.get(name, name): "" if value is None else value
+            for name, value in row.items()
+            if several or name != "data"
+        }
+        for row in rows
+    ]
+    return f"{interval_markdown(shown)}\n\n{_READING}"

@@ -10,7 +10,15 @@ from omegaconf import MISSING
 
 from jaxhal.io.configuration import check_name, structured
 from jaxhal.models.lm import DTYPES
-from jaxhal.tuning.settings import Tuning
+from jaxhal.tuning.settings import Tuning, check
+
+# What is judged, and what several of them are called.
+UNITS = {
+    "response": "answers",
+    "sentence": "sentences",
+    "span": "spans",
+    "window": "windows",
+}
 
 
 @dataclasses.dataclass
@@ -58,11 +66,8 @@ class Config:
       model: what reads the answers.
       dtype: of its parameters, ``float32`` or ``bfloat16``.
       batch_size: answers read together.
-      tuning: of the reader itself, which then judges the answers as well; none by
-        default.  A part of the training answers chooses its epoch, threshold and
-        calibration.
-      timed: time every detector alone on this many answers of the first data set, for
-        a column of the table; none by default.
+      tuning: of the reader itself, which then judges the answers as well.
+      timed: time every detector alone on this many answers of the first data set.
       seed: of the sources drawn, of the splits ``stratified``, ``grouped`` and
         ``holdout``, and of the networks' first weights.  ``kfold``, ``toha`` and
         ``leaky`` split with the seeds they were published with, and folds inside a
@@ -94,40 +99,16 @@ class Config:
     notes: list[str] = dataclasses.field(default_factory=list)
 
 
-PROTOCOLS = (
-    "official",
-    "kfold",
-    "stratified",
-    "grouped",
-    "holdout",
-    "toha",
-    "leaky",
-)
-# What is judged, and what several of them are called.
-UNITS = {
-    "response": "answers",
-    "sentence": "sentences",
-    "span": "spans",
-    "window": "windows",
-}
-THRESHOLDS = ("f1", "accuracy")
-CALIBRATIONS = ("platt", "isotonic")
-
-
 def load_config(
     source: str | os.PathLike | Mapping[str, Any] | Config,
     overrides: Iterable[str] = (),
 ) -> Config:
-    """A checked configuration from a YAML file, a mapping or another configuration.
-
-    Args:
-      source: where it comes from.
-      overrides: dotted ``key=value`` pairs, values as in YAML.
+    """A checked configuration, with dotted ``key=value`` pairs in the place of its own.
 
     Raises:
       FileNotFoundError: when the file does not exist.
-      ValueError: on what is not YAML, an unknown key, a value of the wrong kind or out
-        of range, or a missing one.
+      ValueError: on what is not YAML, an unknown key, or a value that is missing, of
+        the wrong kind or out of range.
 
     >>> config = {"name": "a", "data": [{"name": "bundled"}], "detectors": ["toha"]}
     >>> load_config(config, ["folds=3", "data.0.sources=20"]).folds
@@ -136,57 +117,43 @@ def load_config(
     config = structured(Config, source, overrides)
     for data in config.data:
         data.label = data.label or Path(data.name).stem
-    _check(config)
-    return config
-
-
-def _check(config: Config) -> None:
     check_name(config.name)
-    choices = {
-        "protocol": PROTOCOLS,
-        "unit": UNITS,
-        "threshold": THRESHOLDS,
-        "calibration": CALIBRATIONS,
-        "dtype": DTYPES,
-    }
-    for name, known in choices.items():
-        value = getattr(config, name)
-        if value not in known:
-            raise ValueError(f"{name} is {value!r}; use one of {', '.join(known)}")
-    ranges = {
-        "folds": (config.folds >= 2, "at least 2"),
-        "train_size": (config.train_size >= 1, "at least 1"),
-        "test_share": (0 < config.test_share < 1, "a share between 0 and 1"),
-        "precision": (
-            config.precision is None or 0 < config.precision <= 1,
-            "a share above 0 and at most 1",
-        ),
-        "batch_size": (config.batch_size >= 1, "at least 1"),
-        "timed": (config.timed >= 0, "0 or more"),
-        "seed": (0 <= config.seed < 2**32, "0 to 2**32 - 1"),
-    }
-    for name, (fine, remedy) in ranges.items():
-        if not fine:
-            raise ValueError(f"{name} is {getattr(config, name)}; give {remedy}")
+    precision, tuning = config.precision, config.tuning
+    share = "a share above 0 and at most 1"
+    check(
+        config,
+        {
+            "protocol": "official kfold stratified grouped holdout toha leaky".split(),
+            "unit": UNITS,
+            "threshold": ("f1", "accuracy"),
+            "calibration": ("platt", "isotonic"),
+            "dtype": DTYPES,
+        },
+        {
+            "folds": (config.folds >= 2, "at least 2"),
+            "train_size": (config.train_size >= 1, "at least 1"),
+            "test_share": (0 < config.test_share < 1, "a share between 0 and 1"),
+            "precision": (precision is None or 0 < precision <= 1, share),
+            "batch_size": (config.batch_size >= 1, "at least 1"),
+            "timed": (config.timed >= 0, "0 or more"),
+            "seed": (0 <= config.seed < 2**32, "0 to 2**32 - 1"),
+        },
+    )
     for name in ("data", "detectors"):
-        if not getattr(config, name) and (name == "data" or config.tuning is None):
+        if not getattr(config, name) and (name == "data" or tuning is None):
             raise ValueError(f"{name} is empty; name at least one")
-    if config.tuning is not None:
-        _check_tuning(config, config.tuning)
-    _check_data(config)
-
-
-def _check_tuning(config: Config, tuning: Tuning) -> None:
-    if config.unit != "response":
+    if tuning is not None and config.unit != "response":
         raise ValueError(
             f"unit is {config.unit!r} with a 'tuning'; a tuned reader judges whole "
             "answers, so use unit 'response'"
         )
-    if not tuning.validation_share:
+    if tuning is not None and not tuning.validation_share:
         raise ValueError(
             "tuning.validation_share is 0; an experiment needs a validation part for "
             "the threshold, so give a share between 0 and 1"
         )
+    _check_data(config)
+    return config
 
 
 def _check_data(config: Config) -> None:

@@ -13,7 +13,6 @@ from jaxhal.detectors.lookback_lens import Spans
 from jaxhal.evaluation.tables import compare
 from jaxhal.experiments import running
 from jaxhal.experiments.config import UNITS, Config, load_config
-from jaxhal.experiments.protocols import splits
 from jaxhal.scoring.fitting import fit
 from jaxhal.scoring.inputs import Inputs
 
@@ -49,16 +48,6 @@ def across_models(
     Raises:
       ValueError: on several data sets, a detector that decides on something else, or
         models that do not read the same answers or cut them into the same parts.
-
-    Example:
-      The answers of ``configs/ragtruth_qa_llama2_7b.yaml``, read by two models; any
-      other setting is an override as on the command line::
-
-        across_models(
-            "configs/ragtruth_qa_llama2_7b.yaml",
-            "folder/of/another/model",
-            ["detectors=[lookback_lens, lookback_probe]"],
-        )
 
     References:
       Chuang et al., Lookback Lens, 2024, cross-model transfer.
@@ -99,7 +88,7 @@ def across_models(
 def _scores(config: Config, detector: Detector, first: Inputs, other: Inputs) -> tuple:
     ours, theirs = first.inputs[detector.name], other.inputs[detector.name]
     own, read = _vectors(detector, ours), _vectors(detector, theirs)
-    train, test = splits(config, first)[0]
+    train, test = running.splits(config, first)[0]
     key = jax.random.key(config.seed)
     weight = np.ones(len(first.labels))
     targets = Targets(first.labels, first.groups, weight, key).only(train)

@@ -7,11 +7,10 @@ import numpy as np
 
 from jaxhal import plotting
 from jaxhal.capture.forward import read
-from jaxhal.detectors import Detector
 from jaxhal.detectors.toha import Heads
 from jaxhal.experiments import relevance
-from jaxhal.experiments.config import UNITS, Config
-from jaxhal.experiments.running import Found
+from jaxhal.experiments.config import UNITS
+from jaxhal.experiments.running import Result
 from jaxhal.features.forest import Forest
 from jaxhal.models.lm import LM
 from jaxhal.reporting import results
@@ -27,42 +26,35 @@ _CURVES = 8
 _DRAWN = 100
 
 
-def figures(
-    config: Config,
-    detectors: Sequence[Detector],
-    data: Mapping[str, Inputs],
-    found: Found,
-    rows: Sequence[Mapping[str, Any]],
-    lm: LM,
-) -> Iterator[tuple[str, "Figure"]]:
+def figures(found: Result, lm: LM) -> Iterator[tuple[str, "Figure"]]:
     """Name and figure: transfer, curves of each data set, relevance, heads, forests.
 
-    The curves show what the table ranks by.  Their names end in the data set's label
-    where there are several data sets.
+    The curves show what the table ranks by.  Names end in the data set's label where
+    there are several.
     """
-    if len(data) > 1:
-        for name, matrix in results.matrices(rows).items():
-            labels = [str(label) for label in matrix.index]
-            figure = plotting.transfer_map(matrix.to_numpy(), labels, [*matrix.columns])
-            figure.suptitle(name)
-            yield f"transfer_{name}", figure
-    for label in data:
-        end = f"_{label}" if len(data) > 1 else ""
-        own = results.own(rows, label)
+    unit, several = found.config.unit, len(found.data) > 1
+    for name, matrix in results.matrices(found.rows).items() if several else ():
+        labels = [str(label) for label in matrix.index]
+        figure = plotting.transfer_map(matrix.to_numpy(), labels, [*matrix.columns])
+        figure.suptitle(name)
+        yield f"transfer_{name}", figure
+    for label in found.data:
+        end = f"_{label}" if several else ""
         judged = [part for part in found.judged if part.train == part.test == label]
-        pooled = results.pooled(judged, detectors)
-        for name, figure in _curves(own, pooled, UNITS[config.unit]):
+        pooled = results.pooled(judged, found.methods)
+        own = results.own(found.rows, label)
+        for name, figure in _curves(own, pooled, UNITS[unit]):
             yield f"{name}{end}", figure
-        if config.unit == "response":
-            for name, figure in relevance.figures(data[label]):
+        if unit == "response":
+            for name, figure in relevance.figures(found.data[label]):
                 yield f"{name}{end}", figure
     for label, fitted in found.fitted.items():
         chosen = [one for one in fitted.values() if isinstance(one.params, Heads)]
         for one in chosen:
             yield f"heads_{one.detector.name}_{label}", _head_map(one, lm)
-        if chosen and config.unit == "response":
+        if chosen and unit == "response":
             test = found.splits[label][0].test
-            for kind, figure in forests(lm, data[label], test, chosen[0]):
+            for kind, figure in forests(lm, found.data[label], test, chosen[0]):
                 yield f"forest_{label}_{kind}", figure
 
 
@@ -133,14 +125,12 @@ def forests(
         valid = np.asarray(batch.valid[at])
         pad = int((~valid[: batch.prompt_length]).sum())
         count = int(length[row])
-        yield (
-            kind,
-            plotting.forest_drawing(
-                np.asarray(edges.parents[layer, at, head, :count]) - pad,
-                edges.weights[layer, at, head, :count],
-                [decode([int(token)]) for token in np.asarray(batch.tokens[at])[valid]],
-                batch.prompt_length - pad,
-                hallucinated=data.marked[row],
-                title=f"{data.examples[row].id}: layer {layer}, head {head}",
-            ),
+        figure = plotting.forest_drawing(
+            np.asarray(edges.parents[layer, at, head, :count]) - pad,
+            edges.weights[layer, at, head, :count],
+            [decode([int(token)]) for token in np.asarray(batch.tokens[at])[valid]],
+            batch.prompt_length - pad,
+            hallucinated=data.marked[row],
+            title=f"{data.examples[row].id}: layer {layer}, head {head}",
         )
+        yield kind, figure

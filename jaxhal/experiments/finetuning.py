@@ -1,13 +1,11 @@
 """The fine-tuned reader as one more method of an experiment."""
 
-import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, NamedTuple
 
 import jax
 import numpy as np
-from jaxtyping import Float
 
 from jaxhal import plotting, tuning
 from jaxhal.detectors import Detector, Targets
@@ -16,7 +14,6 @@ from jaxhal.experiments.config import Config
 from jaxhal.models.lm import LM
 from jaxhal.scoring.fitting import Fitted, fit
 from jaxhal.scoring.inputs import Inputs
-from jaxhal.types import Example
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -38,25 +35,12 @@ FINE_TUNED = Detector(
 )
 
 
-@dataclasses.dataclass(frozen=True)
-class Judge:
-    """A tuned reader with its threshold and calibration.
-
-    Attributes:
-      lm: the reader before.
-      tuned: what was learned.
-      fitted: what its scores mean, as its validation part says.
-    """
+class Judge(NamedTuple):
+    """A reader, what it learned, and what its scores mean by its validation part."""
 
     lm: LM
     tuned: tuning.Tuned
     fitted: Fitted
-
-    def score(
-        self, examples: Sequence[Example], progress: bool | None
-    ) -> Float[np.ndarray, " answers"]:
-        """Log odds of a hallucination."""
-        return self.tuned.score(self.lm, examples, progress)
 
 
 def tune(
@@ -67,11 +51,7 @@ def tune(
     folder: Path,
     progress: bool | None,
 ) -> Judge:
-    """Tunes the reader on the training part of a split.
-
-    Raises:
-      ValueError: as :func:`jaxhal.tuning.fit` does.
-    """
+    """Tunes the reader on the training part of a split."""
     assert config.tuning is not None
     examples = [data.examples[row] for row in train]
     tuned = tuning.fit(lm, examples, config.tuning, folder, progress)
@@ -91,22 +71,16 @@ def tune(
     return Judge(lm, tuned, fitted)
 
 
-def figures(
-    tuned: Mapping[str, tuning.Tuned],
-) -> Iterator[tuple[str, "Figure"]]:
+def figures(tuned: Mapping[str, tuning.Tuned]) -> Iterator[tuple[str, "Figure"]]:
     """Name and loss curve of every data set's first tuning."""
     for label, one in tuned.items():
         figure = plotting.loss_curve(one.losses, one.validation_losses)
         yield f"tuning_{label}", figure
 
 
-def notes(tuned: Mapping[str, tuning.Tuned]) -> list[str]:
-    """How each reader was tuned, as sentences."""
-    return [_note(label, one) for label, one in tuned.items()]
-
-
-def _note(label: str, one: tuning.Tuned) -> str:
-    how: Any = one.tuning
+def note(label: str, one: tuning.Tuned) -> str:
+    """How the reader of a data set was tuned, in words."""
+    how = one.tuning
     what = "every weight"
     if how.method == "lora":
         what = f"LoRA of rank {how.rank} on {', '.join(how.targets)}"

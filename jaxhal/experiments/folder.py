@@ -14,26 +14,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from jaxhal import plotting
-from jaxhal.detectors import Detector
-from jaxhal.experiments import (
-    finetuning,
-    page,
-    relevance,
-    running,
-    sentences,
-)
-from jaxhal.experiments.answers import PAGE, reports, token_table
+from jaxhal.experiments import finetuning, page, running
+from jaxhal.experiments.answers import PAGE, reports
 from jaxhal.experiments.config import Config
 from jaxhal.experiments.figures import figures
-from jaxhal.experiments.running import Found
-from jaxhal.io.configuration import structured, to_yaml
+from jaxhal.experiments.running import Result
+from jaxhal.io.configuration import structured, write_config
 from jaxhal.io.files import replacing, staged
 from jaxhal.models.lm import LM
 from jaxhal.reporting import results
 from jaxhal.reporting.markdown import picture
 from jaxhal.reporting.page import write_html
 from jaxhal.reporting.report import Report
-from jaxhal.scoring.inputs import Inputs
 from jaxhal.scoring.saving import save
 
 if TYPE_CHECKING:
@@ -54,15 +46,11 @@ _BESIDE = (finetuning.CHECKPOINTS, "sweep.csv", "sweep.png")
 
 @contextlib.contextmanager
 def building(target: Path, config: Config, force: bool) -> Iterator[Path]:
-    """The folder of a run, which takes its name when the run is done.
+    """The folder of a run, which takes its name ``target`` when the run is done.
 
     A run that fails leaves what is there as it is.  What a finished run of the same
-    configuration made is replaced; all else in its folder stays.
-
-    Args:
-      target: its name.
-      config: of the run.
-      force: replace what another configuration made, too.
+    configuration made is replaced, with ``force`` that of another one too; all else in
+    its folder stays.
 
     Raises:
       FileExistsError: when the folder holds what no run made.
@@ -73,8 +61,7 @@ def building(target: Path, config: Config, force: bool) -> Iterator[Path]:
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with staged(target, own=_own) as place:
-            with replacing(place / "config.yaml") as file:
-                file.write(to_yaml(config))
+            write_config(place, config)
             yield place
     except OSError as error:
         if error.errno is None:
@@ -137,33 +124,7 @@ def _own(folder: Path) -> list[str]:
     return [*_FILES, *pictures, finetuning.CHECKPOINTS]
 
 
-def methods_of(detectors: Sequence[Detector], found: Found) -> list[Detector]:
-    """The detectors, and the tuned reader where there is one."""
-    return [*detectors, *([finetuning.FINE_TUNED] if found.tuned else [])]
-
-
-def table(
-    detectors: Sequence[Detector], found: Found, costs: Mapping[str, float]
-) -> list[dict[str, Any]]:
-    """The rows of a run's table, with the milliseconds an answer that are known."""
-    make = results.transfer if len(found.fitted) > 1 else results.table
-    rows = make(found.judged, methods_of(detectors, found))
-    for row in rows:
-        if row["method"] in costs:
-            row[results.COST] = costs[row["method"]]
-    return rows
-
-
-def write(
-    folder: Path,
-    config: Config,
-    detectors: Sequence[Detector],
-    data: Mapping[str, Inputs],
-    found: Found,
-    rows: Sequence[Mapping[str, Any]],
-    lm: LM,
-    seconds: Mapping[str, float],
-) -> None:
+def write(folder: Path, found: Result, lm: LM, seconds: Mapping[str, float]) -> None:
     """Writes everything a run found.
 
     ``scores.parquet results.json results.md report.html``, figures, and the detectors
@@ -171,34 +132,26 @@ def write(
     """
     import pandas as pd
 
-    methods = methods_of(detectors, found)
-    whole = config.unit == "response"
-    tokens = _tokens(data, found) if whole else []
-    differences = relevance.table(data) if whole else []
-    cut = config.unit == "sentence"
-    inside = sentences.table(data, found.judged, methods) if cut else []
-    drawn = dict(figures(config, methods, data, found, rows, lm))
+    config, tables = found.config, page.tables(found)
+    drawn = dict(figures(found, lm))
     drawn |= finetuning.figures(found.tuned)
     drawn["timing"] = plotting.timing_bars(seconds)
-    tables = rows, tokens, inside, differences
-    notes = [*config.notes, *finetuning.notes(found.tuned)]
-    noted = dataclasses.replace(config, notes=notes)
-    text = page.markdown(noted, data, methods, found.judged, *tables)
+    text = page.markdown(found, tables)
     frames = [
         part.frame.assign(train=part.train, test=part.test, fold=part.fold)
         for part in found.judged
     ]
     with replacing(folder / "scores.parquet", binary=True) as file:
         pd.concat(frames).to_parquet(file, index=False)
+    names = ("jaxhal", "jax", "flax", "optax", "numpy", "scikit-learn")
+    versions = {name: version(name) for name in names}
     everything = {
         "name": config.name,
-        "rows": rows,
-        "tokens": tokens,
-        "sentences": inside,
-        "relevance": differences,
+        "rows": found.rows,
+        **tables,
         "seconds": dict(seconds),
         "figures": list(drawn),
-        "versions": _versions(),
+        "versions": {"python": platform.python_version(), **versions},
     }
     with replacing(folder / "results.json") as file:
         json.dump(everything, file, indent=1)
@@ -208,12 +161,10 @@ def write(
     for name, png in pictures.items():
         with replacing(folder / f"{name}.png", binary=True) as file:
             file.write(png)
-    shown = _shown(config, data, found) if whole else []
+    shown = _shown(found) if config.unit == "response" else []
     body = page.html(text, pictures, len(shown))
     write_html(folder / "report.html", shown, config.name, body=body)
-    _save(folder / "fitted", config, detectors, data, found, rows)
-    for label, tuned in found.tuned.items():
-        tuned.save(folder / "fitted" / label / finetuning.FINE_TUNED.name)
+    _save(folder / "fitted", found)
 
 
 def write_sweep(folder: Path, table: "pd.DataFrame", keys: Sequence[str]) -> None:
@@ -229,39 +180,24 @@ def write_sweep(folder: Path, table: "pd.DataFrame", keys: Sequence[str]) -> Non
             file.write(_png(plotting.sweep_curves(table, keys[0])))
 
 
-def _tokens(data: Mapping[str, Inputs], found: Found) -> list[dict[str, Any]]:
-    return [
-        {"data": label, **row}
-        for label, one in data.items()
-        for row in token_table(one, found.fitted[label], *found.splits[label][0])
-    ]
-
-
-def _shown(config: Config, data: Mapping[str, Inputs], found: Found) -> list[Report]:
+def _shown(found: Result) -> list[Report]:
     """The first test part of the first data set, or evenly spaced answers of it."""
-    label, one = next(iter(data.items()))
+    label, one = next(iter(found.data.items()))
     test = found.splits[label][0].test
     test = test[np.unique(np.linspace(0, len(test) - 1, PAGE).astype(int))]
-    return reports(config.model, one, found.fitted[label], test.tolist())
+    return reports(found.config.model, one, found.fitted[label], test.tolist())
 
 
-def _save(
-    folder: Path,
-    config: Config,
-    detectors: Sequence[Detector],
-    data: Mapping[str, Inputs],
-    found: Found,
-    rows: Sequence[Mapping[str, Any]],
-) -> None:
-    """The detectors of the first split, each with a card."""
-    specs = running.specs_of(config)
-    for label, one in data.items():
-        own = results.own(rows, label)
+def _save(folder: Path, found: Result) -> None:
+    """What was fitted on the first split, each detector with a card."""
+    specs = running.specs_of(found.config)
+    for label, one in found.data.items():
+        own = results.own(found.rows, label)
         fits = {part.fit for part in found.judged if part.train == label}
         train = found.splits[label][0].train
         texts = [(one.examples[n].id, one.examples[n].response) for n in train]
         about = {
-            "model": config.model,
+            "model": found.config.model,
             "data": {
                 "name": label,
                 "answers": len(train),
@@ -273,19 +209,14 @@ def _save(
             about["note"] = (
                 f"metrics are over the test parts of {len(fits)} fits, this the first"
             )
-        for detector in detectors:
-            metrics = [row for row in own if row["method"] == detector.name]
-            fitted = found.fitted[label][detector.name]
-            card = {**about, "metrics": metrics}
-            save(folder / label / detector.name, fitted, specs[detector.name], card)
+        for name, fitted in found.fitted[label].items():
+            card = {**about, "metrics": [row for row in own if row["method"] == name]}
+            save(folder / label / name, fitted, specs[name], card)
+        if label in found.tuned:
+            found.tuned[label].save(folder / label / finetuning.FINE_TUNED.name)
 
 
 def _png(figure: Any) -> bytes:
     buffer = io.BytesIO()
     figure.savefig(buffer, dpi=150)
     return buffer.getvalue()
-
-
-def _versions() -> dict[str, str]:
-    names = ("jaxhal", "jax", "flax", "optax", "numpy", "scikit-learn")
-    return {"python": platform.python_version(), **{n: version(n) for n in names}}

@@ -11,19 +11,24 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jaxhal.datasets import Question, check_questions
+from jaxhal.datasets import Question
 from jaxhal.evaluation.intervals import mean_interval
-from jaxhal.experiments.making import Writing, prompt_of, questions_of
+from jaxhal.experiments.writing import (
+    Writing,
+    check_writing,
+    journal,
+    keys_of,
+    prompt_of,
+    questions_of,
+)
 from jaxhal.features.controls import novel_word_share, response_length
-from jaxhal.generation import GREEDY, Generated, Sampling, generate, requests
-from jaxhal.io.configuration import check_name, claim, structured
-from jaxhal.io.files import alone, append, lines_of, replacing
-from jaxhal.io.progress import progress_bar
+from jaxhal.generation import GREEDY, Sampling, generate
+from jaxhal.io.configuration import claim, structured
+from jaxhal.io.files import alone, replacing
 from jaxhal.llm.judges import references
-from jaxhal.models.lm import DTYPES, LM
+from jaxhal.models.lm import LM
 from jaxhal.models.lm import kept_lm as model
 from jaxhal.plotting.comparisons import guided_pairs
-from jaxhal.reading.keys import digest
 from jaxhal.reporting.markdown import Markdown, escaped, table
 from jaxhal.reporting.page import write_html
 from jaxhal.reporting.report import Report
@@ -58,12 +63,10 @@ class Guiding(Writing):
 
 
 class Compared(NamedTuple):
-    """What came of a comparison.
+    """What came of a comparison, in a folder and by measure.
 
-    Attributes:
-      folder: holds results.md, results.json, responses.jsonl, report.html and a figure.
-      rows: a measure of every way to write, its mean with a 95 % interval over
-        questions, and its mean difference to the others.
+    A row has the mean of every way to write, with a 95 % interval over questions, and
+    the mean differences.
     """
 
     folder: Path
@@ -80,11 +83,6 @@ def compare(
 
     Responses are kept as they come: a run that was killed writes nothing twice.
 
-    Args:
-      source: the configuration.
-      overrides: dotted ``key=value`` pairs.
-      progress: show progress bars; ``None`` shows them on a terminal.
-
     Raises:
       ValueError: on a wrong configuration, a folder that holds what another one made,
         or when a way leaves no response with text.
@@ -95,12 +93,10 @@ def compare(
       Chuang et al., Lookback Lens, EMNLP 2024, section 4.
     """
     config = structured(Guiding, source, overrides)
-    check_name(config.name)
-    check_questions(config.questions)
-    if config.dtype not in DTYPES:
-        raise ValueError(f"dtype is {config.dtype!r}; use one of {', '.join(DTYPES)}")
+    check_writing(config)
     folder = Path(config.out) / config.name
-    claim(folder, config, _responses)
+    # What is written together changes nothing.
+    claim(folder, config, lambda one: dataclasses.replace(one, batch_size=1))
     questions = questions_of(config)
     lm = model(config.model, config.dtype)
     guiding = _detector(config, lm)
@@ -136,11 +132,6 @@ def compare(
     return Compared(folder, rows)
 
 
-def _responses(config: Guiding) -> Guiding:
-    """What responses depend on."""
-    return dataclasses.replace(config, batch_size=1)
-
-
 def _detector(config: Guiding, lm: LM) -> Fitted:
     if Path(config.detector).is_dir():
         return load_fitted(config.detector)
@@ -157,48 +148,10 @@ def _written(
     progress: bool | None,
 ) -> dict[str, dict[str, Any]]:
     """Responses by question and way, and the ways that the limit ``"cut"`` off."""
-    path = folder / "responses.jsonl"
-    names = [digest(prompt_of(config, question)) for question in questions]
-    # A response to what the question or its context was before is none.
-    known = {(row["id"], row.get("prompt")): row for row in lines_of(path)}
-    wanted = [(one.id, name) for one, name in zip(questions, names, strict=True)]
-    lacking = [at for at, key in enumerate(wanted) if key not in known]
-    base = jax.random.split(jax.random.key(config.seed), 2)
-    keys = jax.vmap(
-        lambda key: jax.vmap(jax.random.fold_in, (None, 0))(
-            key, np.arange(len(questions))
-        )
-    )(base)
-    ways = _ways(lm, config, detector)
-    with progress_bar(len(lacking), "writing", "question", progress) as bar:
-        for start in range(0, len(lacking), config.batch_size):
-            part = lacking[start : start + config.batch_size]
-            asked = {at: _example(config, questions[at], "-", "") for at in part}
-            errors = requests.unanswerable(lm, asked, config.max_new_tokens)
-            none: dict[str, Any] = {**dict.fromkeys(WAYS, ""), "cut": []}
-            fresh = [
-                {"id": questions[at].id, "prompt": names[at], **none, "error": error}
-                for at, error in errors.items()
-            ]
-            left = [at for at in part if at not in errors]
-            rows: list[dict[str, Any]] = [
-                {"id": questions[at].id, "prompt": names[at], "cut": []} for at in left
-            ]
-            for way, write in ways.items() if left else ():
-                found = write([asked[at] for at in left], keys[:, np.array(left)])
-                for row, one in zip(rows, found, strict=True):
-                    row[way] = one.text.strip()
-                    row["cut"] += [way] if one.stopped == "length" else []
-            fresh += rows
-            append(path, fresh)
-            known |= {(row["id"], row["prompt"]): row for row in fresh}
-            bar.update(len(part))
-    return {one.id: known[key] for one, key in zip(questions, wanted, strict=True)}
-
-
-def _ways(
-    lm: LM, config: Guiding, detector: Fitted
-) -> dict[str, Callable[[list[Example], Any], list[Generated]]]:
+    prompts = {one.id: prompt_of(config, one) for one in questions}
+    every = [_example(config, one, "-", "") for one in questions]
+    bases = jax.random.split(jax.random.key(config.seed), 2)
+    keys = [keys_of(base, len(questions)) for base in bases]
     sampling = Sampling(temperature=config.temperature, top_p=config.top_p)
     options: dict[str, Any] = {
         "max_new_tokens": config.max_new_tokens,
@@ -206,27 +159,34 @@ def _ways(
         "progress": False,
     }
 
-    def guided(asked: list[Example], keys: Any) -> list[Generated]:
-        found = guide(
+    def write(part: list[int]) -> list[dict[str, Any]]:
+        some = [every[at] for at in part]
+        guided = guide(
             lm,
-            asked,
+            some,
             detector,
             candidates=config.candidates,
             chunk=config.chunk,
             sampling=sampling,
-            key=keys[0],
+            key=keys[0][np.array(part)],
             **options,
         )
-        return [one.response for one in found]
+        key = keys[1][np.array(part)]
+        found = {
+            "guided": [[one.response] for one in guided],
+            "sampled": generate(lm, some, sampling=sampling, key=key, **options),
+            "greedy": generate(lm, some, sampling=GREEDY, **options),
+        }
+        rows: list[dict[str, Any]] = [{"cut": []} for _ in part]
+        for way, responses in found.items():
+            for row, (one,) in zip(rows, responses, strict=True):
+                row[way] = one.text.strip()
+                row["cut"] += [way] if one.stopped == "length" else []
+        return rows
 
-    def sampled(asked: list[Example], keys: Any) -> list[Generated]:
-        found = generate(lm, asked, sampling=sampling, key=keys[1], **options)
-        return [one for (one,) in found]
-
-    def greedy(asked: list[Example], keys: Any) -> list[Generated]:
-        return [one for (one,) in generate(lm, asked, sampling=GREEDY, **options)]
-
-    return {"guided": guided, "sampled": sampled, "greedy": greedy}
+    failed = {**dict.fromkeys(WAYS, ""), "cut": []}
+    path = folder / "responses.jsonl"
+    return journal(path, lm, config, prompts, write, failed, progress)
 
 
 def _example(config: Guiding, question: Question, text: str, way: str) -> Example:
@@ -267,23 +227,14 @@ def _table(measured: Mapping[str, Mapping[str, np.ndarray]]) -> list[dict[str, A
     """Means with 95 % intervals over questions, and paired differences to guided."""
     rows = []
     for name in measured["guided"]:
-        row: dict[str, Any] = {"measure": name}
-        for way in WAYS:
-            values = measured[way][name]
-            low, high = mean_interval(values[:, None])
-            row |= {
-                way: float(values.mean()),
-                f"{way} low": float(low[0]),
-                f"{way} high": float(high[0]),
-            }
+        values = {way: measured[way][name] for way in WAYS}
         for way in WAYS[1:]:
-            gap = measured["guided"][name] - measured[way][name]
-            low, high = mean_interval(gap[:, None])
-            row |= {
-                f"guided - {way}": float(gap.mean()),
-                f"guided - {way} low": float(low[0]),
-                f"guided - {way} high": float(high[0]),
-            }
+            values[f"guided - {way}"] = values["guided"] - values[way]
+        row: dict[str, Any] = {"measure": name}
+        ends = mean_interval(np.stack([*values.values()], 1))
+        for (what, some), low, high in zip(values.items(), *ends, strict=True):
+            row |= {what: float(some.mean())}
+            row |= {f"{what} low": float(low), f"{what} high": float(high)}
         rows.append(row)
     return rows
 
@@ -303,9 +254,8 @@ def _write(
         f"{config.chunk} tokens. Means and, in brackets, 95 % intervals over "
         f"questions; differences are paired. {dropped} questions were left out, whose "
         "prompt left no room or whose response in one of the ways had no text or could "
-        "not be read. What "
-        "chooses also measures: that its score falls shows that guiding works, not "
-        "that the text is better."
+        "not be read. What chooses also measures: that its score falls shows that "
+        "guiding works, not that the text is better."
     )
     columns = [*WAYS, *(f"guided - {way}" for way in WAYS[1:])]
     shown = [
@@ -313,10 +263,9 @@ def _write(
         for row in rows
     ]
     cells = table(["measure", *columns], [list(row.values()) for row in shown])
-    lines = [f"# {escaped(config.name)}", "", escaped(note), "", cells]
     with replacing(folder / "results.md") as file:
-        file.write("\n".join(lines) + "\n")
-    first = next(iter(rows))["measure"]
+        file.write(f"# {escaped(config.name)}\n\n{escaped(note)}\n\n{cells}\n")
+    first = rows[0]["measure"]
     figure = guided_pairs(
         {way: measured[way][first] for way in WAYS},
         {way: measured[way]["ROUGE-L with the reference"] for way in WAYS},

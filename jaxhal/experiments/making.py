@@ -10,62 +10,30 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from omegaconf import MISSING
 
 import jaxhal
 from jaxhal.datasets import QUESTIONS as QUESTIONS
-from jaxhal.datasets import Question, check_questions, load_questions
+from jaxhal.datasets import Question
 from jaxhal.datasets.jsonl import write_rows
-from jaxhal.generation import Sampling, generate, requests
+from jaxhal.experiments.writing import (
+    Writing,
+    check_writing,
+    journal,
+    keys_of,
+    prompt_of,
+    questions_of,
+)
+from jaxhal.generation import Sampling, generate
 from jaxhal.io.checks import one_of
-from jaxhal.io.configuration import check_name, claim, structured, write_config
-from jaxhal.io.files import alone, append, lines_of
+from jaxhal.io.configuration import claim, structured, write_config
+from jaxhal.io.files import alone
 from jaxhal.io.progress import progress_bar
 from jaxhal.llm import hosts
 from jaxhal.llm.endpoint import Endpoint, NoReply
 from jaxhal.llm.judges import NEARNESS, EndpointJudge, Judge, OverlapRule, ReferenceRule
-from jaxhal.models.lm import DTYPES, LM
+from jaxhal.models.lm import LM
 from jaxhal.models.lm import kept_lm as model
-from jaxhal.reading.keys import digest
 from jaxhal.types import Example
-
-_JUDGES = ("reference", "overlap", "endpoint")
-
-
-@dataclasses.dataclass
-class Writing:
-    """Questions and what answers them.
-
-    Attributes:
-      name: of the folder that results go to.
-      questions: of :data:`QUESTIONS`, or a file of one's own that ends in ``.jsonl``,
-        as :func:`jaxhal.datasets.questions_from` takes it.
-      options: of their loader.
-      limit: keep this many questions, drawn by the seed; all by default.
-      prompt: the user's turn, with ``{context}`` and ``{question}`` in it.
-      max_new_tokens: the most tokens of an answer.
-      temperature: of sampling; 0 takes the likeliest token.
-      top_p: keep the likeliest tokens that hold this much probability.
-      model: what answers.
-      dtype: of its parameters.
-      batch_size: answers written together.
-      seed: of all chance.
-      out: folder that the named folder goes to.
-    """
-
-    name: str = MISSING
-    questions: str = MISSING
-    options: dict[str, Any] = dataclasses.field(default_factory=dict)
-    limit: int | None = None
-    prompt: str = "{context}\n\n{question}"
-    max_new_tokens: int = 64
-    temperature: float = 0.0
-    top_p: float | None = None
-    model: str = "smollm2-135m"
-    dtype: str = "float32"
-    batch_size: int = 16
-    seed: int = 0
-    out: str = "runs"
 
 
 @dataclasses.dataclass
@@ -102,10 +70,8 @@ class Making(Writing):
 class Made(NamedTuple):
     """A data set that was made.
 
-    Attributes:
-      folder: holds dataset.jsonl, answers.jsonl (every answer with its verdict, or with
-        the error of its judge) and config.yaml.
-      counts: how many answers there are of each kind.
+    The folder holds dataset.jsonl, answers.jsonl (every answer with its verdict, or
+    with the error of its judge) and config.yaml; answers are counted by their kind.
     """
 
     folder: Path
@@ -123,11 +89,6 @@ def make(
     Answers are kept as they come: a run that was killed asks nothing twice.  An answer
     that cannot be judged has its error in answers.jsonl and is not in the data set.
 
-    Args:
-      source: the configuration.
-      overrides: dotted ``key=value`` pairs.
-      progress: show progress bars; ``None`` shows them on a terminal.
-
     Raises:
       ValueError: on a wrong configuration, a folder that holds a data set made by
         another one, or when no answer can be kept.
@@ -139,7 +100,6 @@ def make(
       Attention Graphs, 2025, appendix C.
     """
     config = structured(Making, source, overrides)
-    check_name(config.name)
     _check(config)
     folder = Path(config.out) / config.name
     claim(folder, config, _answers)
@@ -160,24 +120,16 @@ def make(
 
 def _answers(config: Making) -> Making:
     """What answers depend on; labels are judged anew each time."""
-    return dataclasses.replace(
-        config,
-        batch_size=1,
-        judge="",
-        contained=None,
-        refusals=False,
-        nearness="",
-        endpoint="",
-        endpoint_model="",
-        balance=True,
-    )
+    asked = {field.name for field in dataclasses.fields(Writing)} | {"stop"}
+    plain = Making(batch_size=1)
+    kept = {name: getattr(config, name) for name in asked - {"batch_size"}}
+    return dataclasses.replace(plain, **kept)
 
 
 def _check(config: Making) -> None:
-    check_questions(config.questions)
-    one_of(_JUDGES, judge=config.judge)
+    check_writing(config)
+    one_of(("reference", "overlap", "endpoint"), judge=config.judge)
     one_of(NEARNESS, nearness=config.nearness)
-    one_of(DTYPES, dtype=config.dtype)
     if "{question}" not in config.prompt:
         raise ValueError(f"prompt is {config.prompt!r}; it must hold {{question}}")
     if config.contained not in (None, 0, 1):
@@ -202,22 +154,6 @@ def _sampling(config: Making) -> Sampling:
     return Sampling(temperature=config.temperature, top_p=config.top_p)
 
 
-def questions_of(config: Writing) -> list[Question]:
-    """The questions that a configuration names, or those it draws from them."""
-    found = load_questions(config.questions, config.options)
-    if config.limit is not None:
-        if not 1 <= config.limit <= len(found):
-            raise ValueError(
-                f"limit is {config.limit}; there are {len(found)} questions"
-            )
-        order = np.random.default_rng(config.seed).permutation(len(found))
-        found = [found[at] for at in sorted(order[: config.limit])]
-    names = [question.id for question in found]
-    if len(set(names)) < len(names):
-        raise ValueError(f"two of the {len(names)} questions share an id; give others")
-    return found
-
-
 def _judge(config: Making) -> Judge:
     if config.judge == "overlap":
         return OverlapRule(contained=config.contained == 0)
@@ -229,13 +165,6 @@ def _judge(config: Making) -> Judge:
     return ReferenceRule(confirm, config.contained, config.refusals, config.nearness)
 
 
-def prompt_of(config: Writing, question: Question) -> str:
-    """The user's turn."""
-    context = question.context or ""
-    prompt = config.prompt.replace("{question}", question.text)
-    return prompt.replace("{context}", context).strip()
-
-
 def _answered(
     lm: LM,
     config: Making,
@@ -244,54 +173,42 @@ def _answered(
     progress: bool | None,
 ) -> dict[str, dict[str, Any]]:
     """Answer and how it ended, by the question's id."""
-    path = folder / "generated.jsonl"
     prompts = [prompt_of(config, question) for question in questions]
-    names = [digest(prompt) for prompt in prompts]
-    # An answer to what the question or its context was before is none.
-    known = {(row["id"], row.get("prompt")): row for row in lines_of(path)}
-    today = datetime.datetime.now(datetime.UTC).date().isoformat()
+    keys = keys_of(jax.random.key(config.seed), len(questions))
+    about = {"model": config.model, "jaxhal": jaxhal.__version__, "made": _today()}
 
-    def row(
-        at: int, response: str, stopped: str, logprob: float, tokens: int
-    ) -> dict[str, Any]:
-        about = {"model": config.model, "jaxhal": jaxhal.__version__, "made": today}
+    def row(response: str, stopped: str, logprob: float, tokens: int) -> dict[str, Any]:
         ending = {"stopped": stopped, "logprob": logprob, "tokens": tokens}
-        known_by = {"id": questions[at].id, "prompt": names[at]}
-        return known_by | about | {"response": response} | ending
+        return about | {"response": response} | ending
 
-    keys = jax.vmap(jax.random.fold_in, (None, 0))(
-        jax.random.key(config.seed), np.arange(len(questions))
-    )
-    asked = [(one.id, name) for one, name in zip(questions, names, strict=True)]
-    lacking = [at for at, key in enumerate(asked) if key not in known]
-    with progress_bar(len(lacking), "answering", "answer", progress) as bar:
-        for start in range(0, len(lacking), config.batch_size):
-            part = lacking[start : start + config.batch_size]
-            some = {at: prompts[at] for at in part}
-            errors = requests.unanswerable(lm, some, config.max_new_tokens)
-            fresh = [
-                row(at, "", "error", 0.0, 0) | {"error": error}
-                for at, error in errors.items()
-            ]
-            if part := [at for at in part if at not in errors]:
-                found = generate(
-                    lm,
-                    [prompts[at] for at in part],
-                    max_new_tokens=config.max_new_tokens,
-                    sampling=_sampling(config),
-                    key=keys[np.array(part)],
-                    stop=config.stop,
-                    batch_size=config.batch_size,
-                    progress=False,
-                )
-                for at, (one,) in zip(part, found, strict=True):
-                    total = float(one.logprobs.sum())
-                    text = one.text.strip()
-                    fresh.append(row(at, text, one.stopped, total, len(one.tokens)))
-            append(path, fresh)
-            known |= {(row["id"], row["prompt"]): row for row in fresh}
-            bar.update(len(fresh))
-    return {one.id: known[key] for one, key in zip(questions, asked, strict=True)}
+    def write(part: list[int]) -> list[dict[str, Any]]:
+        found = generate(
+            lm,
+            [prompts[at] for at in part],
+            max_new_tokens=config.max_new_tokens,
+            sampling=_sampling(config),
+            key=keys[np.array(part)],
+            stop=config.stop,
+            batch_size=config.batch_size,
+            progress=False,
+        )
+        return [
+            row(
+                one.text.strip(),
+                one.stopped,
+                float(one.logprobs.sum()),
+                len(one.tokens),
+            )
+            for (one,) in found
+        ]
+
+    asked = dict(zip([one.id for one in questions], prompts, strict=True))
+    failed, path = row("", "error", 0.0, 0), folder / "generated.jsonl"
+    return journal(path, lm, config, asked, write, failed, progress)
+
+
+def _today() -> str:
+    return datetime.datetime.now(datetime.UTC).date().isoformat()
 
 
 def _judged(
@@ -306,13 +223,12 @@ def _judged(
     named = config.judge
     if config.endpoint:
         named += f": {config.endpoint_model} at {config.endpoint}"
-    today = datetime.datetime.now(datetime.UTC).date().isoformat()
     rows = []
     with progress_bar(len(questions), "judging", "answer", progress) as bar:
         for question in questions:
             answer = answers[question.id]
             about = {name: answer.get(name) for name in ("model", "jaxhal", "made")}
-            about |= {"judge": named, "judged": today}
+            about |= {"judge": named, "judged": _today()}
             row = _row(config, question, answer, judge)
             rows.append(row | {"provenance": about})
             bar.update()

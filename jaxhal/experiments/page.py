@@ -5,16 +5,16 @@ import html as escaping
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jaxhal.detectors import Detector
-from jaxhal.experiments import relevance, sentences
+from jaxhal.experiments import finetuning, relevance
+from jaxhal.experiments.answers import sentence_markdown, sentence_table, token_table
 from jaxhal.experiments.config import UNITS, Config
-from jaxhal.experiments.protocols import PUBLISHED_SEEDS
+from jaxhal.experiments.running import PUBLISHED_SEEDS, Result
 from jaxhal.models.devices import device_name
 from jaxhal.reporting import results
 from jaxhal.reporting.markdown import escaped, rendered, table
-from jaxhal.reporting.results import Judged
 from jaxhal.reporting.summary import verdict
-from jaxhal.scoring.inputs import Inputs
+
+Rows = Sequence[Mapping[str, Any]]
 
 _READING = (
     'The column "vs best control" is the paired difference in AUROC, with its '
@@ -38,45 +38,57 @@ _TIMED = (
 )
 
 
-def markdown(
-    config: Config,
-    data: Mapping[str, Inputs],
-    methods: Sequence[Detector],
-    judged: Sequence[Judged],
-    rows: Sequence[Mapping[str, Any]],
-    tokens: Sequence[Mapping[str, Any]],
-    inside: Sequence[Mapping[str, Any]],
-    differences: Sequence[Mapping[str, Any]],
-) -> str:
+def tables(found: Result) -> dict[str, list[dict[str, Any]]]:
+    """What is said beside the rows of the methods: of tokens, sentences, relevance."""
+    unit = found.config.unit
+    tokens = [
+        {"data": label, **row}
+        for label, one in (found.data if unit == "response" else {}).items()
+        for row in token_table(one, found.fitted[label], *found.splits[label][0])
+    ]
+    return {
+        "tokens": tokens,
+        "sentences": sentence_table(found) if unit == "sentence" else [],
+        "relevance": relevance.table(found.data) if unit == "response" else [],
+    }
+
+
+def markdown(found: Result, tables: Mapping[str, Rows]) -> str:
     """The results of a run, without figures."""
-    text = _head(config, data)
-    if len(data) > 1:
-        text += ["", *_transfer(judged, rows)]
+    config, judged = found.config, found.judged
+    text = _head(found)
+    if len(found.data) > 1:
+        text += ["", *_transfer(found)]
     else:
         counts = ", ".join(str(len(part.frame)) for part in judged)
         judging = f"Judged in each test part: {counts} {UNITS[config.unit]}."
-        text += ["", judging, ""]
-        named = [{**row, "detector": row["method"]} for row in rows]
-        found = results.markdown(rows, len(judged) > 1)
-        text += [found, "", escaped(verdict(named)), ""]
+        text += ["", judging, "", *_judged(found.rows, len(judged) > 1)]
     text += [_READING, ""]
-    if len(judged) > 1 and len(data) == 1:
+    if len(judged) > 1 and len(found.data) == 1:
         text += [_ONE_FIT if len({part.fit for part in judged}) == 1 else _POOLED, ""]
     if config.timed:
         text += [f"{_TIMED} {device_name()}.", ""]
-    if tokens:
-        text += ["## Tokens", "", results.interval_markdown(tokens), "", _TOKENS, ""]
-    if inside:
-        text += ["## Sentences and answers", "", sentences.markdown(inside), ""]
-    if differences:
-        text += ["## Relevance", "", relevance.markdown(differences), ""]
-    text += results.methods_markdown(methods)
-    if config.notes:
-        text += ["## Notes", "", *[f"- {escaped(note)}" for note in config.notes], ""]
+    if rows := tables["tokens"]:
+        text += ["## Tokens", "", results.interval_markdown(rows), "", _TOKENS, ""]
+    if rows := tables["sentences"]:
+        text += ["## Sentences and answers", "", sentence_markdown(rows), ""]
+    if rows := tables["relevance"]:
+        text += ["## Relevance", "", relevance.markdown(rows), ""]
+    text += results.methods_markdown(found.methods)
+    notes = [*config.notes, *(finetuning.note(*one) for one in found.tuned.items())]
+    if notes:
+        text += ["## Notes", "", *[f"- {escaped(note)}" for note in notes], ""]
     return "\n".join(text)
 
 
-def _head(config: Config, data: Mapping[str, Inputs]) -> list[str]:
+def _judged(rows: Rows, several: bool) -> list[str]:
+    """A table and what it comes to."""
+    named = [{**row, "detector": row["method"]} for row in rows]
+    return [results.markdown(rows, several), "", escaped(verdict(named)), ""]
+
+
+def _head(found: Result) -> list[str]:
+    config = found.config
     reader = escaped(f"{config.model} ({config.dtype}). Protocol: {config.protocol}.")
     text = [f"# {escaped(config.name)}", "", f"Reader: {reader}"]
     if config.unit != "response":
@@ -85,7 +97,7 @@ def _head(config: Config, data: Mapping[str, Inputs]) -> list[str]:
         ]
     text += [f"Seed {config.seed}; {_split_seed(config)}."]
     text += ["Higher scores mean more likely hallucinated.", ""]
-    for label, one in data.items():
+    for label, one in found.data.items():
         labels = one.labels
         sources = len(set(one.groups.tolist()))
         text.append(
@@ -105,20 +117,19 @@ def _split_seed(config: Config) -> str:
     return f"seed of the split {config.seed}"
 
 
-def _transfer(judged: Sequence[Judged], rows: Sequence[Mapping[str, Any]]) -> list[str]:
+def _transfer(found: Result) -> list[str]:
     text = []
-    for name, matrix in results.matrices(rows).items():
+    for name, matrix in results.matrices(found.rows).items():
         lines = [
             [str(label), *(f"{value:.3f}" for value in values)]
             for label, values in matrix.iterrows()
         ]
         text += [f"## {escaped(name)}: AUROC, trained on rows, tested on columns", ""]
         text += [table(["", *map(str, matrix.columns)], lines), ""]
-    for part in judged:
+    for part in found.judged:
         pair = part.train, part.test
-        some = [row for row in rows if (row["train"], row["test"]) == pair]
-        named = [{**row, "detector": row["method"]} for row in some]
-        train, test = escaped(part.train), escaped(part.test)
+        rows = [row for row in found.rows if (row["train"], row["test"]) == pair]
+        train, test = map(escaped, pair)
         text += [f"## Trained on {train}, tested on {test}", ""]
         if part.left_out:
             text += [
@@ -126,19 +137,12 @@ def _transfer(judged: Sequence[Judged], rows: Sequence[Mapping[str, Any]]) -> li
                 f"{part.left_out} of {part.left_out + len(part.frame)}.",
                 "",
             ]
-        found = results.markdown(some, several=False)
-        text += [found, "", escaped(verdict(named)), ""]
+        text += _judged(rows, several=False)
     return text
 
 
 def html(text: str, pictures: Mapping[str, bytes], answers: int) -> str:
-    """The Markdown as HTML that holds its figures.
-
-    Args:
-      text: of :func:`markdown`.
-      pictures: PNG by name.
-      answers: how many are shown below.
-    """
+    """The Markdown as HTML that holds its figures, PNG by name."""
     _, _, text = text.partition("\n")  # the page has the heading
     body = rendered(text)
     for name, png in pictures.items():

@@ -11,8 +11,7 @@ from jaxhal import plotting
 from jaxhal.evaluation import auroc, bootstrap, mann_whitney, sampled_mann_whitney
 from jaxhal.features.relevance import profile_level, resample
 from jaxhal.lrp import PromptRelevance, RelevanceMap, ResponseRelevance
-from jaxhal.reporting.markdown import Markdown, measured
-from jaxhal.reporting.markdown import table as markdown_table
+from jaxhal.reporting.results import interval_markdown
 from jaxhal.scoring.inputs import Inputs
 
 if TYPE_CHECKING:
@@ -58,10 +57,7 @@ class Profiles(NamedTuple):
 
 
 def profiles_of(data: Inputs) -> Profiles | None:
-    """What detectors read of relevance, ``None`` if nothing.
-
-    Of several features of one kind the first is taken.
-    """
+    """What detectors read of relevance, of each kind the first feature."""
     values: dict[type, list[np.ndarray]] = {}
     unit = ""
     for reducer, column in data.source.columns.values():
@@ -140,11 +136,16 @@ def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
     """The table as people read it, and how."""
     several = len({row["data"] for row in rows}) > 1
     sizes = " or ".join(map(str, dict.fromkeys(row["sample"] for row in rows)))
-    head = ["feature", "p", "median p of samples", Markdown("AUROC [95 %]")]
-    lines = []
-    for row in rows:
-        cells = [row["feature"], f"{row['p']:.2g}", f"{row['p of samples']:.2g}"]
-        cells.append(measured(row["AUROC"], row["low"], row["high"]))
-        lines.append([row["data"], *cells] if several else cells)
-    text = markdown_table(["data", *head] if several else head, lines)
-    return f"{text}\n\n{_READING.format(size=sizes)}"
+    shown = [
+        ({"data": row["data"]} if several else {})
+        | {
+            "feature": row["feature"],
+            "p": f"{row['p']:.2g}",
+            "median p of samples": f"{row['p of samples']:.2g}",
+            "AUROC": row["AUROC"],
+            "AUROC low": row["low"],
+            "AUROC high": row["high"],
+        }
+        for row in rows
+    ]
+    return f"{interval_markdown(shown)}\n\n{_READING.format(size=sizes)}"

@@ -1,36 +1,97 @@
-"""One configuration to scores: read once, fit, judge."""
+"""One configuration to scores: read once, split, fit, judge, time."""
 
 import dataclasses
 import itertools
+import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import numpy as np
+from jaxtyping import Int
 
 from jaxhal.datasets import load_dataset
 from jaxhal.detectors import CATALOGUE, Detector, build
+from jaxhal.evaluation.splits import (
+    grouped_kfold,
+    holdout,
+    kfold,
+    leaky_halves,
+    stratified_kfold,
+    toha_splits,
+)
 from jaxhal.experiments import finetuning
 from jaxhal.experiments.config import Config, Data
-from jaxhal.experiments.protocols import Split, splits
 from jaxhal.io.progress import progress_bar
+from jaxhal.models.lm import LM
 from jaxhal.models.lm import kept_lm as model
 from jaxhal.models.registry import private_cache
 from jaxhal.reading.store import Store
-from jaxhal.reporting.results import Judged, own
+from jaxhal.reporting import results
+from jaxhal.reporting.results import Judged
 from jaxhal.scoring.fitting import Fitted
 from jaxhal.scoring.inputs import Inputs, collect, columns_of, fit_part, frame_of
 from jaxhal.tuning import Tuned
 from jaxhal.types import Example
 
+if TYPE_CHECKING:
+    import pandas as pd
+
+# Of protocols repeated as published; the others split by the configuration's seed.
+PUBLISHED_SEEDS = {"kfold": "42", "toha": "42 to 46", "leaky": "42"}
+
+
+class Split(NamedTuple):
+    """One fit: the rows to fit to and the rows to judge."""
+
+    train: Int[np.ndarray, " train"]
+    test: Int[np.ndarray, " test"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """What a run found.
+
+    Attributes:
+      config: every setting.
+      folder: where it was written.
+      detectors: those configured, then all controls.
+      data: what was read, by data set.
+      splits: per data set, of its protocol.
+      judged: the scores of every test part.
+      fitted: data set -> detector -> what was fitted on the first split.
+      tuned: data set -> the reader tuned on the first split; empty without a tuning.
+      rows: a row per method, best first, controls last; with several data sets for
+        every pair of ``train`` and ``test``.
+    """
+
+    config: Config
+    folder: Path
+    detectors: list[Detector]
+    data: dict[str, Inputs]
+    splits: dict[str, list[Split]]
+    judged: list[Judged]
+    fitted: dict[str, dict[str, Fitted]]
+    tuned: dict[str, Tuned]
+    rows: list[dict[str, Any]]
+
+    @property
+    def table(self) -> "pd.DataFrame":
+        """The rows as a data frame."""
+        import pandas as pd
+
+        return pd.DataFrame(self.rows)
+
+    @property
+    def methods(self) -> list[Detector]:
+        """The detectors, and the tuned reader where there is one."""
+        return [*self.detectors, *([finetuning.FINE_TUNED] if self.tuned else [])]
+
 
 def examples_of(data: Data, seed: int) -> list[Example]:
-    """The answers of a data set, or those of some of its sources.
-
-    Raises:
-      ValueError: when more sources are asked for than there are.
-    """
+    """The answers of a data set, or those of some of its sources."""
     found = load_dataset(data.name, **data.options)
     if data.sources is None:
         return found
@@ -64,47 +125,67 @@ def read_data(
     }
 
 
-@dataclasses.dataclass(frozen=True)
-class Found:
-    """What a run computed.
+def splits(config: Config, data: Inputs) -> list[Split]:
+    """The splits of a configuration's protocol.
 
-    Attributes:
-      judged: the scores of every test part.
-      splits: per data set, of its protocol.
-      fitted: data set -> detector -> what was fitted on the first split.
-      tuned: data set -> the reader tuned on the first split; empty without a tuning.
+    Raises:
+      ValueError: when the data has no official split, or too few answers.
     """
-
-    judged: list[Judged]
-    splits: dict[str, list[Split]]
-    fitted: dict[str, dict[str, Fitted]]
-    tuned: dict[str, Tuned] = dataclasses.field(default_factory=dict)
+    labels, groups, count = data.labels, data.groups.tolist(), len(data.labels)
+    folds, seed = config.folds, config.seed
+    if config.protocol == "official":
+        parts = np.array([example.split for example in data.examples])
+        train, test = np.flatnonzero(parts == "train"), np.flatnonzero(parts == "test")
+        if not len(train) or not len(test):
+            raise ValueError(
+                f"protocol is 'official' but the data has the splits "
+                f"{sorted(set(parts))}; use 'grouped' or 'holdout'"
+            )
+        return [Split(train, test)]
+    if config.protocol == "toha":
+        share = config.train_size / count
+        if not 0 < share < 1:
+            raise ValueError(
+                f"train_size is {config.train_size} of {count} answers; leave some to "
+                "test on"
+            )
+        rest, train = holdout(labels, groups, share, 42)
+        return [Split(train, rest[test]) for _, _, test in toha_splits(len(rest))]
+    found = {
+        "kfold": lambda: kfold(count, folds),
+        "stratified": lambda: stratified_kfold(labels, folds, seed),
+        "grouped": lambda: grouped_kfold(labels, groups, folds, seed),
+        "holdout": lambda: [holdout(labels, groups, config.test_share, seed)],
+        "leaky": lambda: leaky_halves(count),
+    }
+    return [Split(*part) for part in found[config.protocol]()]
 
 
 def judge(
     config: Config,
-    detectors: Sequence[Detector],
-    data: Mapping[str, Inputs],
+    detectors: list[Detector],
+    data: dict[str, Inputs],
     progress: bool | None = None,
-) -> Found:
+) -> Result:
     """Fits every detector on every training part and scores the test parts.
 
     Raises:
       ValueError: when data cannot be split, or two data sets share so many sources that
         nothing is left to test on.
     """
+    folder = Path(config.out) / config.name
     parts = {label: splits(config, one) for label, one in data.items()}
+    found = Result(config, folder, detectors, data, parts, [], {}, {}, [])
     elsewhere = _elsewhere(data, parts)
-    judged, kept, kept_tuned = [], {}, {}
-    total = sum(len(found) for found in parts.values()) * len(detectors)
+    total = sum(map(len, parts.values())) * len(detectors)
     with progress_bar(total, "fitting", "fit", progress) as bar:
-        for label, found in parts.items():
+        for label in parts:
             fitted: dict[str, Fitted] = {}
             tuned: finetuning.Judge | None = None
-            number = 0
-            for fold, (train, test) in enumerate(found):
+            fit = 0
+            for fold, (train, test) in enumerate(parts[label]):
                 # The splits of `toha` differ in what they test only.
-                if fold and np.array_equal(train, found[fold - 1].train):
+                if fold and np.array_equal(train, parts[label][fold - 1].train):
                     bar.update(len(detectors))
                 else:
                     fitted = fit_part(
@@ -117,40 +198,49 @@ def judge(
                         calibration=config.calibration,
                         bar=bar,
                     )
+                    fit = fold
                     if config.tuning is not None:
-                        tuned = _tune(config, label, data[label], train, fold, progress)
-                        kept_tuned.setdefault(label, tuned.tuned)
-                    number = fold
-                kept.setdefault(label, fitted)
+                        place = folder / finetuning.CHECKPOINTS / label / str(fold)
+                        lm = model(config.model, config.dtype)
+                        tuned = finetuning.tune(
+                            config, lm, data[label], train, place, progress
+                        )
+                        found.tuned.setdefault(label, tuned.tuned)
+                found.fitted.setdefault(label, fitted)
                 for other, one in data.items():
                     whole = test if other == label else parts[other][0].test
                     rows = elsewhere.get((label, other), whole)
-                    left_out = len(whole) - len(rows)
                     frame = frame_of(one, rows, fitted)
                     if tuned is not None:
                         some = [one.examples[row] for row in rows]
-                        score = tuned.score(some, progress)
+                        score = tuned.tuned.score(tuned.lm, some, progress)
                         name = finetuning.FINE_TUNED.name
                         frame = frame.assign(**columns_of(name, tuned.fitted, score))
-                    judged.append(Judged(label, other, fold, number, left_out, frame))
-    return Found(judged, parts, kept, kept_tuned)
+                    left_out = len(whole) - len(rows)
+                    part = Judged(label, other, fold, fit, left_out, frame)
+                    found.judged.append(part)
+    return found
 
 
-def compared(found: Found, rows: Sequence[Mapping[str, Any]]) -> Found:
-    """The same, where each fitted detector knows whether it beat the controls.
+def tabled(found: Result, costs: Mapping[str, float]) -> Result:
+    """The same with its table; each fitted detector knows whether it beat the controls.
 
-    Args:
-      found: what a run computed.
-      rows: of its table.
+    ``costs`` are the milliseconds an answer that are known.
     """
+    make = results.transfer if len(found.data) > 1 else results.table
+    rows = make(found.judged, found.methods)
+    for row in rows:
+        if row["method"] in costs:
+            row[results.COST] = costs[row["method"]]
     fitted = {}
     for label, some in found.fitted.items():
-        beats = {row["method"]: row["beats controls"] for row in own(rows, label)}
+        own = results.own(rows, label)
+        beats = {row["method"]: row["beats controls"] for row in own}
         fitted[label] = {
             name: dataclasses.replace(one, beats=beats[name])
             for name, one in some.items()
         }
-    return dataclasses.replace(found, fitted=fitted)
+    return dataclasses.replace(found, rows=rows, fitted=fitted)
 
 
 def _elsewhere(
@@ -174,19 +264,6 @@ def _elsewhere(
     return rows
 
 
-def _tune(
-    config: Config,
-    label: str,
-    data: Inputs,
-    train: np.ndarray,
-    fold: int,
-    progress: bool | None,
-) -> finetuning.Judge:
-    lm = model(config.model, config.dtype)
-    folder = Path(config.out) / config.name / finetuning.CHECKPOINTS / label / str(fold)
-    return finetuning.tune(config, lm, data, train, folder, progress)
-
-
 def specs_of(config: Config) -> dict[str, Any]:
     """How every detector of a run is built: those configured, then all controls.
 
@@ -201,12 +278,54 @@ def specs_of(config: Config) -> dict[str, Any]:
                 f"two detectors are named {name!r}; give one another 'name'"
             )
         chosen[name] = spec
-    every = {name: make() for name, make in CATALOGUE.items()}
-    return chosen | {
-        n: n for n, d in every.items() if d.info.control and n not in chosen
-    }
+    controls = [name for name, make in CATALOGUE.items() if make().info.control]
+    return chosen | {name: name for name in controls if name not in chosen}
 
 
 def detectors_of(config: Config) -> list[Detector]:
     """The configured detectors, and every control beside them."""
     return [build(spec) for spec in specs_of(config).values()]
+
+
+def costs(
+    config: Config,
+    data: Mapping[str, Inputs],
+    detectors: Sequence[Detector],
+    progress: bool | None = None,
+) -> dict[str, float]:
+    """Milliseconds an answer from its text to what each detector alone decides on.
+
+    Over ``config.timed`` answers of the first data set, evenly spaced.  All is computed
+    anew: tokens, passes of the reader, samples, entailment.  Programs are compiled
+    before, models loaded, an endpoint has replied; fitting and deciding, a product of
+    small matrices, is left out.  Detectors that compute the same are timed once.
+    """
+    if not config.timed:
+        return {}
+    lm = model(config.model, config.dtype)
+    examples = next(iter(data.values())).examples
+    chosen = np.linspace(0, len(examples) - 1, config.timed).round().astype(int)
+    some = [examples[number] for number in np.unique(chosen)]
+    alike: dict[Any, list[Detector]] = {}
+    for detector in detectors:
+        alike.setdefault(frozenset(detector.features), []).append(detector)
+    found: dict[str, float] = {}
+    with progress_bar(len(alike), "timing", "detector", progress) as bar:
+        for same in alike.values():
+            _seconds(lm, some, same[0], config.batch_size)  # compiles
+            cost = 1000 * _seconds(lm, some, same[0], config.batch_size) / len(some)
+            found |= {detector.name: cost for detector in same}
+            bar.update()
+    return found
+
+
+def _seconds(
+    lm: LM, examples: Sequence[Example], detector: Detector, batch_size: int
+) -> float:
+    # A batch that is filled up with nothing would count as the cost of a few.
+    options: Any = {"batch_size": min(batch_size, len(examples)), "progress": False}
+    with tempfile.TemporaryDirectory() as folder:
+        store = Store(folder)
+        began = time.perf_counter()
+        collect(lm, examples, [detector], store, **options)
+        return time.perf_counter() - began

@@ -21,17 +21,14 @@ class Sources:
     """What the tokens of one answer rest on, token by token.
 
     Attributes:
-      prompt: the text of each prompt token, of an added BOS its name; they join up to
-        the prompt as the model read it.  Where tokens share a character the first of
-        them has the text and the others have none.
+      prompt: the :func:`pieces` of the prompt, of an added BOS its name.
       matrix: row ``t`` is what response token ``t`` rests on, the prompt tokens and
         then the response tokens: its relevance over the largest absolute value in the
         row, in [-1, 1]; zero from token ``t`` on.  As many rows as tokens have text.
       rules: the name of the rule set.
 
     Raises:
-      ValueError: when rows and columns do not fit the prompt, or a number is not
-        finite.
+      ValueError: when the shape does not fit the prompt, or a number is not finite.
     """
 
     prompt: list[str]
@@ -53,13 +50,7 @@ class Sources:
 
 
 def trace(lm: LM, example: Example, row: Encoded, rules: RuleSet) -> Sources:
-    """What every token of an answer rests on.
-
-    Args:
-      lm: the reader.
-      example: the answer.
-      row: the same as tokens.
-      rules: how relevance flows.
+    """What every token of an answer rests on; ``row`` is the answer as tokens.
 
     Raises:
       ValueError: when relevance is not finite.
@@ -77,16 +68,12 @@ def trace(lm: LM, example: Example, row: Encoded, rules: RuleSet) -> Sources:
 
 
 def pieces(text: str, spans: Int[np.ndarray, "tokens 2"]) -> list[str]:
-    """The text of each token; they join up to the whole text.
+    """The text of each token from its characters; they join up to the whole text.
 
-    Args:
-      text: what was tokenised.
-      spans: characters ``[start, end)`` of each token.  Of tokens that share a
-        character the first has the text and the others have none.
+    Of tokens that share a character the first has the text and the others have none.
 
-    Example:
-      >>> pieces("a🙂b", np.array([[0, 1], [1, 2], [1, 2], [2, 3]]))
-      ['a', '🙂', '', 'b']
+    >>> pieces("a🙂b", np.array([[0, 1], [1, 2], [1, 2], [2, 3]]))
+    ['a', '🙂', '', 'b']
     """
     reach = np.maximum.accumulate(spans[:, 1])
     first = np.append(0, 1 + np.flatnonzero(spans[1:, 0] >= reach[:-1]))
@@ -103,23 +90,14 @@ def page_data(
     """The sources for a page: units of text, and hundredths between them.
 
     A unit is a token, or the tokens that share a character; the strongest relevance
-    among these is the unit's.
+    among these is the unit's.  ``units`` are the numbers of the response tokens' units,
+    ``rows`` a number in [-100, 100] for each unit per unit of the response, without the
+    zeros at its end.
 
-    Args:
-      sources: what the answer rests on.
-      response: the answer.
-      spans: characters ``[start, end)`` of its tokens.
-
-    Returns:
-      ``rules``, the texts of the units of ``prompt`` and ``response``, the number of
-      the unit of each response token as ``units``, and ``rows``: per unit of the
-      response a number in [-100, 100] for each unit, without the zeros at its end.
-
-    Example:
-      >>> red = Sources(["<s>", "Red"], np.array([[0.123, -1.0, 0.0]]), "attnlrp")
-      >>> page_data(red, "No", np.array([[0, 2]]))
-      {'rules': 'attnlrp', 'prompt': ['<s>', 'Red'], 'response': ['No'],
-       'units': [0], 'rows': [[12, -100]]}
+    >>> red = Sources(["<s>", "Red"], np.array([[0.123, -1.0, 0.0]]), "attnlrp")
+    >>> page_data(red, "No", np.array([[0, 2]]))
+    {'rules': 'attnlrp', 'prompt': ['<s>', 'Red'], 'response': ['No'],
+     'units': [0], 'rows': [[12, -100]]}
     """
     prompt, answer = sources.prompt, pieces(response, spans)
     left, right = _unit_starts(prompt), _unit_starts(answer)

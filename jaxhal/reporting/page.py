@@ -32,9 +32,9 @@ def write_html(
       reports: the answers, in the order of the page.
       title: the page's heading.
       summary: rows of a table of results; the keys of the first are its columns.
-      note: a paragraph under the table, such as how to read it.
-      body: HTML that is shown as it is, above the answers; it can run no script and
-        load nothing, and ``style`` attributes in it are ignored.
+      note: a paragraph under the table.
+      body: HTML above the answers; it can run no script and load nothing, and ``style``
+        attributes in it are ignored.
 
     Raises:
       FileNotFoundError: when the folder of ``path`` does not exist.
@@ -77,7 +77,7 @@ def _page_data(reports: Sequence[Report]) -> dict[str, Any]:
 
 
 def _answer(report: Report) -> dict[str, Any]:
-    row = report.to_dict()
+    row, own = report.to_dict(), shown(report.id)
     spans = np.array([(t.start, t.end) for t in report.tokens], int).reshape(-1, 2)
     return {
         "id": report.id,
@@ -90,19 +90,14 @@ def _answer(report: Report) -> dict[str, Any]:
             name: [
                 None
                 if (score := token.scores.get(name)) is None
-                else round(finite(score, f"{shown(report.id)}: {name} of a token"), 3)
+                else round(finite(score, f"{own}: {name} of a token"), 3)
                 for token in report.tokens
             ]
             for name in token_detectors([report])
         },
-        "scores": row["scores"],
-        "probabilities": row["probabilities"],
-        "flagged": row["flagged"],
+        **{name: row[name] for name in ("scores", "probabilities", "flagged")},
         "by": report.by,
-        "heads": {
-            name: rounded(heads, f"{shown(report.id)}: {name}")
-            for name, heads in report.heads.items()
-        },
+        "heads": {n: rounded(h, f"{own}: {n}") for n, h in report.heads.items()},
         "relevance": None
         if report.relevance is None
         else page_data(report.relevance, report.response, spans),
@@ -119,18 +114,16 @@ def _aggregate(reports: Sequence[Report]) -> dict[str, Any]:
         have = [report for report in reports if name in report.heads]
         if len({report.heads[name].shape for report in have}) > 1:
             continue  # several models: their heads do not correspond
-        groups = [[r.heads[name] for r in have if r.label == label] for label in (0, 1)]
-        signed = all(groups)
+        every = np.array([report.heads[name] for report in have], float)
+        labels = np.array([-1 if r.label is None else r.label for r in have])
+        signed = bool({0, 1} <= set(labels.tolist()))
+        values = every.mean(0)
         if signed:
-            values = np.mean(groups[1], 0, float) - np.mean(groups[0], 0, float)
-        else:
-            values = np.mean([report.heads[name] for report in have], 0, float)
-        low = min(float(report.heads[name].min()) for report in have)
-        high = max(float(report.heads[name].max()) for report in have)
+            values = every[labels == 1].mean(0) - every[labels == 0].mean(0)
         maps[name] = {
             "values": rounded(values, name),
             "signed": signed,
-            "range": rounded([low, high], name),
+            "range": rounded([every.min(), every.max()], name),
         }
     return maps
 
@@ -159,7 +152,7 @@ def _digest(text: str) -> str:
 def _script(data: Any) -> str:
     """JSON that a script element can hold: nothing in it can end the element.
 
-    Halves of surrogate pairs, which no file holds, are spelled out too.
+    Halves of surrogate pairs, which no file holds, are spelled out.
     """
     text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     return re.sub("[<>&\ud800-\udfff]", lambda one: f"\\u{ord(one[0]):04x}", text)

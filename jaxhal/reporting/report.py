@@ -25,8 +25,7 @@ _TERMINAL = ((0.75, "black on #f08b3e"), (0.5, "black on #fbb679"))
 
 
 class Token(NamedTuple):
-    """One response token: its text, characters ``[start, end)`` of the response, and
-    its score in [0, 1] from each detector that scores tokens."""
+    """A response token, its characters, and its score in [0, 1] by detector."""
 
     text: str
     start: int
@@ -35,8 +34,7 @@ class Token(NamedTuple):
 
 
 class Span(NamedTuple):
-    """Characters ``[start, end)`` of the response that a detector holds for made up,
-    with its confidence in [0, 1]."""
+    """Characters of the response held for made up, with a confidence in [0, 1]."""
 
     start: int
     end: int
@@ -47,11 +45,8 @@ class Span(NamedTuple):
 class Segment(NamedTuple):
     """A piece of a response between two boundaries of tokens, labels or spans.
 
-    Attributes:
-      text: its characters; the segments of a response join up to it.
-      tokens: numbers of the tokens that cover it, several where a character is split.
-      label: the kind of the annotated span it lies in, ``None`` outside.
-      confidence: of the predicted span it lies in, ``None`` outside.
+    It has the numbers of the tokens that cover it, the kind of the annotated span that
+    it lies in, and the confidence of the predicted one; ``None`` outside.
     """
 
     text: str
@@ -70,7 +65,7 @@ class Report:
       response: the answer.
       scores: detector -> score of the response, higher = more likely hallucinated.
       tokens: the response tokens with their scores.
-      spans: what the detector marks as made up.
+      spans: what ``detector`` marks as made up.
       heads: feature -> ``[layer, heads]``, its mean over the response.
       detector: the one that coloured the tokens and found the spans.
       context: the retrieved text, where the example had one.
@@ -79,13 +74,11 @@ class Report:
       label: 1 hallucinated, 0 grounded, ``None`` unknown.
       labels: annotated spans, ``None`` unknown.
       error: why the answer could not be scored, ``None`` when it was.
-      probabilities: detector -> calibrated probability of a hallucination, for those
-        that were fitted to labelled answers.
+      probabilities: of a hallucination, by the detectors that were fitted.
       flagged: the detectors whose score reaches their threshold; never a control, nor
         one that beats none.
-      by: detector -> what else than the model decided, such as the entailment between
-        two texts by the likeness of their embeddings, where that can be chosen.
-      relevance: what each of ``tokens`` rests on, ``None`` when it was not asked for.
+      by: detector -> what else than the model decided, such as a model of entailment.
+      relevance: what each of ``tokens`` rests on, if that was asked for.
 
     >>> report = Report("a", "tiny", "It is red.", {"toha": 0.25}, [], [], {}, "toha")
     >>> print(report)
@@ -122,28 +115,27 @@ class Report:
         Raises:
           ValueError: on a score or confidence that is not finite.
         """
+        own = shown(self.id)
         return {
             "id": self.id,
             "scores": {
-                name: finite(score, f"{shown(self.id)}: {name}")
+                name: finite(score, f"{own}: {name}")
                 for name, score in self.scores.items()
             },
             "probabilities": {
-                name: finite(value, f"{shown(self.id)}: probability of {name}")
+                name: finite(value, f"{own}: probability of {name}")
                 for name, value in self.probabilities.items()
             },
             **({"by": dict(self.by)} if self.by else {}),
             "flagged": list(self.flagged),
             "spans": [
                 {
-                    "start": int(span.start),
-                    "end": int(span.end),
-                    "text": span.text,
-                    "confidence": finite(
-                        span.confidence, f"{shown(self.id)}: confidence"
-                    ),
+                    "start": int(start),
+                    "end": int(end),
+                    "text": text,
+                    "confidence": finite(confidence, f"{own}: confidence"),
                 }
-                for span in self.spans
+                for start, end, text, confidence in self.spans
             ],
             "error": self.error,
         }
@@ -190,22 +182,11 @@ class Report:
         for number, token in enumerate(self.tokens):
             for piece in pieces(token):
                 tokens[piece].append(number)
-        kinds = {
-            piece: label.label for label in self.labels or () for piece in pieces(label)
-        }
-        sure = {
-            piece: float(span.confidence)
-            for span in self.spans
-            for piece in pieces(span)
-        }
+        kinds = {n: label.label for label in self.labels or () for n in pieces(label)}
+        sure = {n: float(span.confidence) for span in self.spans for n in pieces(span)}
         return [
-            Segment(
-                self.response[start:end],
-                tuple(tokens[piece]),
-                kinds.get(piece),
-                sure.get(piece),
-            )
-            for piece, (start, end) in enumerate(itertools.pairwise(edges))
+            Segment(self.response[a:b], tuple(tokens[n]), kinds.get(n), sure.get(n))
+            for n, (a, b) in enumerate(itertools.pairwise(edges))
         ]
 
     def __str__(self) -> str:
@@ -216,8 +197,7 @@ class Report:
         return f"{shown(self.id)}: {', '.join(parts) or 'no scores'}"
 
     def __rich__(self) -> "Text":
-        """The response for a terminal: token scores from 0.5, and from 0.75, as
-        background, labels underlined, predicted spans bold."""
+        """For a terminal: scores as background, labels underlined, spans bold."""
         from rich.text import Text
 
         text = Text()

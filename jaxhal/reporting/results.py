@@ -14,7 +14,7 @@ from jaxhal.evaluation.metrics import accuracy, evaluate, f1
 from jaxhal.evaluation.ranking import auprc, auroc
 from jaxhal.evaluation.tables import compare
 from jaxhal.reporting.markdown import Markdown, escaped, measured
-from jaxhal.reporting.markdown import table as markdown_table
+from jaxhal.reporting.markdown import table as table_markdown
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -45,8 +45,7 @@ class Judged:
       test: label of the data set judged.
       fold: number of the split.
       fit: number of the split fitted to; parts that share it share their fits.
-      left_out: answers of the test part that are not judged, because their source was
-        fitted to in another data set.
+      left_out: answers not judged, as another data set's fit has seen their source.
       frame: a row per answer: ``id, source, label`` and per detector its score, its
         ``<detector>.probability`` and whether it is ``<detector>.flagged`` by the
         threshold alone.
@@ -61,17 +60,10 @@ class Judged:
 
 
 class Pooled(NamedTuple):
-    """All test parts together, in the order of the data.
+    """All test parts together, in the order of the data, by detector.
 
-    An answer that several parts hold counts once, with its mean.
-
-    Attributes:
-      scores: per detector, what ranks the answers.
-      probabilities: per detector, calibrated.
-      flagged: per detector, 1 where its score reaches the threshold.
-      labels: 1 hallucinated, 0 grounded.
-      sources: a number per source.
-      rows: the answers' numbers in the data.
+    An answer that several parts hold counts once, with its mean; ``flagged`` is 1 where
+    its score reaches the threshold, ``rows`` are the answers' numbers in the data.
     """
 
     scores: dict[str, Float[np.ndarray, " answers"]]
@@ -172,42 +164,41 @@ def _metrics(frame: "pd.DataFrame", name: str) -> dict[str, float]:
 
 def markdown(rows: Sequence[Mapping[str, Any]], several: bool) -> str:
     """The table as people read it; controls last."""
-    area = Markdown("AUROC [95 %]")
-    head = ["method", area, "AUPRC", *_METRICS.values(), "vs best control"]
     timed = any(COST in row for row in rows)
-    if timed:
-        head.append(COST)
-    if several:
-        head.insert(2, "AUROC of folds")
-    lines = []
+    shown = []
     for row in rows:
-        cells: list[str] = [_marked(row)]
-        cells.append(measured(row["AUROC"], row["low"], row["high"]))
+        cells = {"method": _marked(row), "AUROC": row["AUROC"]}
+        cells |= {"AUROC low": row["low"], "AUROC high": row["high"]}
         if several:
             mean, sd = row["AUROC (folds)"], row["AUROC (folds) sd"]
-            cells.append(f"{mean:.3f} ± {sd:.3f}")
-        cells.append(f"{row['AUPRC']:.3f}")
-        cells += [f"{row[name]:.3f}" for name in _METRICS.values()]
-        cells.append(_difference(row))
+            cells["AUROC of folds"] = Markdown(f"{mean:.3f} ± {sd:.3f}")
+        cells |= {name: row[name] for name in ("AUPRC", *_METRICS.values())}
+        cells["vs best control"] = _difference(row)
         if timed:
-            cells.append(f"{row[COST]:.0f}" if COST in row else "")
-        lines.append(cells)
-    return markdown_table(head, lines)
+            cells[COST] = f"{row[COST]:.0f}" if COST in row else ""
+        shown.append(cells)
+    return interval_markdown(shown)
 
 
 def short_markdown(rows: Sequence[Mapping[str, Any]]) -> str:
     """The rows of :func:`in_short` as people read them."""
-    shown = [
-        {"method": _marked(row)}
-        | {k: v for k, v in row.items() if k not in ("method", "control")}
-        for row in rows
-    ]
+    shown = [{**row, "method": _marked(row)} for row in rows]
+    for row in shown:
+        del row["control"]
     return interval_markdown(shown)
 
 
 def _marked(row: Mapping[str, Any]) -> Markdown:
     name = escaped(row["method"])
     return Markdown(f"*{name}* (control)") if row["control"] else name
+
+
+def _difference(row: Mapping[str, Any]) -> Markdown:
+    if row["difference"] is None:
+        return Markdown()
+    low, high = row["difference low"], row["difference high"]
+    gap = f"{row['difference']:+.3f} [{low:+.2f}, {high:+.2f}]"
+    return Markdown(f"{gap} {row['beats controls']}")
 
 
 def methods_markdown(methods: Sequence[Detector]) -> list[str]:
@@ -220,34 +211,23 @@ def methods_markdown(methods: Sequence[Detector]) -> list[str]:
 
 
 def interval_markdown(rows: Sequence[Mapping[str, Any]]) -> str:
-    """A table as people read it, intervals beside their numbers.
+    """Rows of equal keys as people read them.
 
-    Args:
-      rows: of equal keys; the interval of ``x`` is from ``"x low"`` to ``"x high"``.
+    The interval of ``x`` is from ``"x low"`` to ``"x high"`` and stands beside it.
     """
     shown = [name for name in rows[0] if not name.endswith((" low", " high"))]
     head = [
         Markdown(f"{escaped(name)} [95 %]") if f"{name} low" in rows[0] else name
         for name in shown
     ]
-    return markdown_table(head, ([_cell(row, name) for name in shown] for row in rows))
+    return table_markdown(head, ([_cell(row, name) for name in shown] for row in rows))
 
 
 def _cell(row: Mapping[str, Any], name: str) -> str:
     value, low = row[name], row.get(f"{name} low")
     if not isinstance(value, float):
         return value if isinstance(value, str) else str(value)
-    if low is None:
-        return f"{value:.3f}"
-    return measured(value, low, row[f"{name} high"])
-
-
-def _difference(row: Mapping[str, Any]) -> Markdown:
-    if row["difference"] is None:
-        return Markdown()
-    low, high = row["difference low"], row["difference high"]
-    gap = f"{row['difference']:+.3f} [{low:+.2f}, {high:+.2f}]"
-    return Markdown(f"{gap} {row['beats controls']}")
+    return f"{value:.3f}" if low is None else measured(value, low, row[f"{name} high"])
 
 
 def transfer(

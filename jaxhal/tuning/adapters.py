@@ -1,11 +1,8 @@
 """Low-rank additions to the projections of a frozen model.
 
-A projection multiplies by ``W + (alpha / rank) A B``, which is never formed: the
-product with ``A``, then ``B``, is added to that with ``W``.  As ``W`` itself is not
-differentiated, no gradient of its size is ever computed.
-
-References:
-  Hu et al., `LoRA <https://arxiv.org/abs/2106.09685>`_, 2021, section 4.1.
+A projection multiplies by ``W + (alpha / rank) A B``, which is never formed; as ``W``
+is not differentiated, no gradient of its size is computed (Hu et al., `LoRA
+<https://arxiv.org/abs/2106.09685>`_, 2021, section 4.1).
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,6 +21,11 @@ class Pair(NamedTuple):
 
     down: Float[Array, "layer width_in rank"]
     up: Float[Array, "layer rank width_out"]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the kernel that it is added to."""
+        return (*self.down.shape[:2], self.up.shape[2])
 
 
 class Adapted(NamedTuple):
@@ -49,15 +51,9 @@ OPS = STANDARD._replace(linear=linear)
 def pairs(
     params: Any, targets: Sequence[str], rank: int, key: Array
 ) -> dict[str, Pair]:
-    """Pairs to start from, by the name of their kernel: ``A`` random, ``B`` zero.
+    """Pairs to start from, by the name of their kernel.
 
-    They change nothing yet.  ``A`` is Gaussian with variance ``1 / width_in``.
-
-    Args:
-      params: of the model.
-      targets: projections, such as ``"q_proj"``.
-      rank: columns of ``A`` and rows of ``B``.
-      key: of the random numbers.
+    They change nothing yet: ``B`` is zero, ``A`` Gaussian of variance ``1 / width_in``.
 
     Raises:
       ValueError: when the model has no projection of that name.
@@ -84,15 +80,9 @@ def pairs(
 
 
 def insert(params: Any, learned: Mapping[str, Any], scale: Any) -> Any:
-    """The model's parameters with what was learned in its place.
+    """The model's parameters with what was learned, for a forward with :data:`OPS`.
 
-    Args:
-      params: of the model, an ``nnx`` state.
-      learned: by parameter name a :class:`Pair` to add, or an array to put there.
-      scale: of the pairs, ``alpha / rank``.
-
-    Returns:
-      A state for a forward with :data:`OPS`.
+    ``learned`` has by parameter name a :class:`Pair` to add or an array to put there.
     """
 
     def put(name: str, leaf: Array) -> Any:

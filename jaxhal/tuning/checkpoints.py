@@ -26,11 +26,7 @@ class Checkpoints:
         self._manager = manager
 
     def restored(self, state: Tree) -> Tree:
-        """The state that was saved last, or the one given when none was.
-
-        Raises:
-          ValueError: names the folder when what was saved is damaged.
-        """
+        """The state that was saved last, or the one given when none was."""
         import orbax.checkpoint as ocp
 
         step = self._manager.latest_step()
@@ -76,9 +72,7 @@ def _leaves(state: Any) -> dict[str, jax.Array]:
 def _digest(leaves: Mapping[str, jax.Array]) -> np.ndarray:
     found = hashlib.sha256()
     for name in sorted(leaves):
-        found.update(
-            np.asarray(leaves[name], order="C").reshape(-1).view(np.uint8).data
-        )
+        found.update(np.asarray(leaves[name]).tobytes())
     return np.frombuffer(found.digest(), np.uint8)
 
 
@@ -88,9 +82,7 @@ def opened(
 ) -> Iterator[Checkpoints]:
     """The checkpoints in a folder, which belongs to one fine-tuning.
 
-    Args:
-      folder: made when it is not there.
-      about: what decides the result: model, settings and data, as JSON.
+    ``about`` is what decides its result: model, settings and data, as JSON.
 
     Raises:
       ValueError: when the folder holds another fine-tuning, naming what differs, or

@@ -31,13 +31,8 @@ class Head(NamedTuple):
 
 
 class Learned(NamedTuple):
-    """Everything that fine-tuning changes.
-
-    Attributes:
-      head: of the classifier.
-      weights: by name of the model's parameter, an :class:`jaxhal.tuning.adapters.Pair`
-        to add or, when every weight is learned, an array to put there.
-    """
+    """Everything that fine-tuning changes: the head and, by name of the model's
+    parameter, a pair to add or, when every weight is learned, an array to put there."""
 
     head: Head
     weights: dict[str, Any]
@@ -55,9 +50,6 @@ def start(lm: LM, tuning: Tuning, key: Array) -> Learned:
 
     Weights are kept in float32 however the model holds them, because a step of AdamW is
     often too small for bfloat16.
-
-    Raises:
-      ValueError: when the model has no projection of a target's name.
     """
     key_head, key_pairs = jax.random.split(key)
     names = dict(paths(lm.params))
@@ -79,12 +71,8 @@ def log_odds(
 ) -> Float[Array, " batch"]:
     """Log odds of a hallucination, from the last token's state after the final norm.
 
-    Args:
-      learned: what was learned for ``lm``.
-      lm: the model that it was learned for.
-      rows: at least one real token each.
-      scale: of pairs, ``alpha / rank``.
-      remat: compute layers again on the way back instead of keeping all of them.
+    Rows have at least one real token; ``scale`` is ``alpha / rank`` of pairs; ``remat``
+    computes layers again on the way back instead of keeping all of them.
     """
     params = adapters.insert(lm.params, learned.weights, scale)
     model = nnx.merge(lm.graphdef, params)

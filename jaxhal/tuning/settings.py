@@ -1,9 +1,10 @@
 """How a reader is fine-tuned, as data."""
 
 import dataclasses
+from collections.abc import Iterable, Mapping
+from typing import Any
 
-METHODS = ("lora", "full")
-SCHEDULES = ("cosine", "constant")
+from jaxhal.io.checks import one_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -13,31 +14,26 @@ class Tuning:
     Args:
       method: ``"lora"`` learns low-rank additions to some projections of a frozen
         model, ``"full"`` learns every weight.
-      rank: of the additions, for ``"lora"``.
+      rank: of the additions.
       alpha: the additions are multiplied by ``alpha / rank``.
       targets: projections that get an addition, in every layer.
       learning_rate: the highest one, of AdamW.
       schedule: what follows the warm-up: ``"cosine"`` falls to 0, ``"constant"`` stays.
       warmup: share of the steps in which the learning rate rises.
       weight_decay: AdamW's, times the learning rate.
-      epochs: at most this many times through the training part.
+      epochs: at most this many.
       batch_size: answers that a step averages over.
-      micro_batch: answers differentiated at once; memory grows with it, the result does
-        not depend on it.
+      micro_batch: answers differentiated at once; changes memory, not the result.
       remat: keep only what enters each layer and compute the rest again on the way
         back.
-      validation_share: of the answers, sources whole, that are kept out of training to
-        choose the epoch by; 0 trains on all and takes the last epoch.
+      validation_share: of the answers, sources whole, that only choose the epoch; 0
+        trains on all and takes the last epoch.
       patience: epochs in a row without a lower validation loss before stopping.
       save_every: steps between checkpoints.
       seed: of the first weights, the order and the validation part.
 
     Raises:
       ValueError: on an unknown method or schedule, or a number out of range.
-
-    Example:
-      >>> Tuning(rank=4).method
-      'lora'
     """
 
     method: str = "lora"
@@ -63,32 +59,42 @@ class Tuning:
         return self.alpha / self.rank
 
     def __post_init__(self) -> None:
-        for name, known in (("method", METHODS), ("schedule", SCHEDULES)):
-            value = getattr(self, name)
-            if value not in known:
-                raise ValueError(
-                    f"tuning {name} is {value!r}; use one of {', '.join(known)}"
-                )
-        counts = ("rank", "epochs", "batch_size", "micro_batch", "patience")
-        ranges = {
-            **{n: (getattr(self, n) >= 1, "at least 1") for n in counts},
-            "save_every": (self.save_every >= 1, "at least 1"),
-            "targets": (bool(self.targets), "at least one projection"),
-            "alpha": (self.alpha > 0, "a number above 0"),
-            "learning_rate": (self.learning_rate > 0, "a number above 0"),
-            "weight_decay": (self.weight_decay >= 0, "0 or more"),
-            "warmup": (0 <= self.warmup < 1, "a share from 0 to below 1"),
-            "validation_share": (
-                0 <= self.validation_share < 1,
-                "a share from 0 to below 1",
-            ),
-            "seed": (0 <= self.seed < 2**32, "0 to 2**32 - 1"),
-        }
-        for name, (fine, remedy) in ranges.items():
-            if not fine:
-                raise ValueError(
-                    f"tuning {name} is {getattr(self, name)}; give {remedy}"
-                )
+        above, share = "a number above 0", "a share from 0 to below 1"
+        counts = "rank epochs batch_size micro_batch patience save_every".split()
+        check(
+            self,
+            {"method": ("lora", "full"), "schedule": ("cosine", "constant")},
+            {
+                **{name: (getattr(self, name) >= 1, "at least 1") for name in counts},
+                "targets": (bool(self.targets), "at least one projection"),
+                "alpha": (self.alpha > 0, above),
+                "learning_rate": (self.learning_rate > 0, above),
+                "weight_decay": (self.weight_decay >= 0, "0 or more"),
+                "warmup": (0 <= self.warmup < 1, share),
+                "validation_share": (0 <= self.validation_share < 1, share),
+                "seed": (0 <= self.seed < 2**32, "0 to 2**32 - 1"),
+            },
+            "tuning ",
+        )
+
+
+def check(
+    settings: Any,
+    choices: Mapping[str, Iterable[str]],
+    ranges: Mapping[str, tuple[bool, str]],
+    called: str = "",
+) -> None:
+    """Makes sure of settings by name: the words they may be; fine or not, and what is.
+
+    Raises:
+      ValueError: names the first that is wrong, after the prefix ``called``.
+    """
+    for name, known in choices.items():
+        one_of(known, **{f"{called}{name}": getattr(settings, name)})
+    for name, (fine, remedy) in ranges.items():
+        if not fine:
+            value = getattr(settings, name)
+            raise ValueError(f"{called}{name} is {value}; give {remedy}")
 
 
 # Every weight by AdamW as in the published code of LRP4RAG, which pooled a pad token

@@ -1,7 +1,9 @@
 """Fine-tuning step by step: accumulated gradients, early stopping, resumption."""
 
 import contextlib
+import dataclasses
 import functools
+import hashlib
 import os
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -10,31 +12,101 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
+from jaxhal.evaluation.splits import SplitError, holdout
 from jaxhal.io.progress import Bar, progress_bar
 from jaxhal.models.lm import LM
+from jaxhal.reading.keys import fingerprint
 from jaxhal.tuning.checkpoints import Checkpoints, opened
-from jaxhal.tuning.classifier import Learned, batches, log_loss, start
+from jaxhal.tuning.classifier import Learned, batches, encode, log_loss, start
 from jaxhal.tuning.settings import Tuning
-from jaxhal.tuning.task import Task, prepare
 from jaxhal.tuning.tuned import Tuned, scores
 from jaxhal.types import Example
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Task:
+    """What is fine-tuned on what: answers as tokens, and the numbers of its parts."""
+
+    lm: LM
+    tuning: Tuning
+    sequences: list[np.ndarray]
+    labels: Int[np.ndarray, " answers"]
+    train: Int[np.ndarray, " train"]
+    validation: Int[np.ndarray, " validation"]
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return -(-len(self.train) // self.tuning.batch_size)
+
+    @property
+    def steps(self) -> int:
+        return self.tuning.epochs * self.steps_per_epoch
+
+    def batch(self, step: int) -> list[int]:
+        """The answers of a step; every epoch takes all in an order of its own."""
+        epoch, part = divmod(step, self.steps_per_epoch)
+        key = jax.random.fold_in(jax.random.key(self.tuning.seed), epoch)
+        order = self.train[np.asarray(jax.random.permutation(key, len(self.train)))]
+        size = self.tuning.batch_size
+        return order[part * size : (part + 1) * size].tolist()
+
+    def about(self) -> dict[str, Any]:
+        """What decides the result, as JSON."""
+        digest = hashlib.sha256(self.labels.astype(np.int8).tobytes())
+        digest.update(np.concatenate([self.train, self.validation]).tobytes())
+        for sequence in self.sequences:
+            digest.update(sequence.tobytes() + b"|")
+        settings = dataclasses.asdict(self.tuning)
+        del settings["save_every"]
+        return {
+            "model": self.lm.name,
+            "weights": fingerprint(self.lm),
+            "answers": len(self.labels),
+            "data": digest.hexdigest(),
+            **settings,
+        }
+
+
+def prepare(lm: LM, examples: Sequence[Example], tuning: Tuning) -> Task:
+    """Encodes the answers and keeps a validation part out of training."""
+    sequences = encode(lm, examples)
+    for number, example in enumerate(examples):
+        if example.label is None:
+            raise ValueError(
+                f"example {example.id or number!r} has no label; give 'label' or "
+                "'labels'"
+            )
+    labels = np.array([example.label for example in examples])
+    if len(set(labels.tolist())) < 2:
+        only = "hallucinated" if labels[0] else "grounded"
+        raise ValueError(
+            f"all {len(labels)} answers are {only}; give answers of both kinds"
+        )
+    train, validation = np.arange(len(labels)), np.zeros(0, int)
+    if tuning.validation_share:
+        groups = [example.group for example in examples]
+        share = tuning.validation_share
+        try:
+            train, validation = holdout(labels, groups, share, tuning.seed)
+        except SplitError as error:
+            raise ValueError(
+                f"no validation part of {share} can be kept out of training: "
+                f"{error.args[0]}; give more labelled sources of each class, another "
+                "share, or 0 for none"
+            ) from error
+    return Task(lm, tuning, sequences, labels, train, validation)
 
 
 class State(NamedTuple):
     """Where a fine-tuning stands; all of it is in a checkpoint.
 
     Attributes:
-      step: steps done.
-      learned: after them.
-      optimizer: AdamW's moments and count.
       best: what had the least validation loss, ``None`` without a validation part.
-      best_loss: that loss.
       unseen: scores of the validation part by ``best``.
       stale: epochs since.
       losses: training loss of each step, NaN for those to come.
-      validation_losses: after each epoch, likewise.
     """
 
     step: Any
@@ -57,13 +129,8 @@ def fit(
 ) -> Tuned:
     """Fine-tunes a reader to tell hallucinated from grounded answers.
 
-    Args:
-      lm: the model, which stays as it is.
-      examples: labelled answers.
-      tuning: the settings.
-      folder: where checkpoints are kept; a run that was killed goes on from there and
-        ends with the weights it would have had.
-      progress: show a progress bar; ``None`` shows it on a terminal.
+    The model stays as it is.  In ``folder`` checkpoints are kept: a run that was killed
+    goes on from there and ends with the weights it would have had.
 
     Raises:
       ValueError: on examples without labels, of one class or over the model's context,
@@ -72,7 +139,7 @@ def fit(
       FileExistsError: when the folder holds something else.
     """
     task = prepare(lm, examples, tuning)
-    state = _begin(task, start(lm, tuning, jax.random.key(tuning.seed)))
+    state = _begin(task)
     place = contextlib.nullcontext() if folder is None else opened(folder, task.about())
     with place as checkpoints:
         if checkpoints is not None:
@@ -92,7 +159,8 @@ def fit(
     )
 
 
-def _begin(task: Task, learned: Learned) -> State:
+def _begin(task: Task) -> State:
+    learned = start(task.lm, task.tuning, jax.random.key(task.tuning.seed))
     unknown: Any = learned
     return State(
         np.int32(0),

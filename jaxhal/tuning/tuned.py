@@ -28,12 +28,9 @@ _CARD, _WEIGHTS = "tuned.json", "tuned.safetensors"
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Tuned:
-    """What fine-tuning found.
+    """What fine-tuning of a model found.
 
     Attributes:
-      tuning: its settings.
-      model: name of the model that was tuned.
-      learned: the head, and what is added to or put into the model.
       losses: training loss of each step, in nats an answer.
       validation_losses: after each epoch; empty without a validation part.
       validation: numbers of the examples that only chose the epoch.
@@ -53,24 +50,25 @@ class Tuned:
     ) -> Float[np.ndarray, " examples"]:
         """Log odds of a hallucination, higher = more likely hallucinated.
 
-        Args:
-          lm: the model that was tuned, as it was before.
-          examples: answers, with or without labels.
-          progress: show a progress bar; ``None`` shows it on a terminal.
+        ``lm`` is the model that was tuned, as it was before.
 
         Raises:
-          ValueError: when there are no examples, one is over the model's context, or
-            the weights do not fit the model.
+          ValueError: on no examples, one over the model's context, or another model.
         """
-        self._check(lm)
+        leaves = dict(paths(lm.params))
+        for name, value in self.learned.weights.items():
+            kernel, shape = leaves.get(name), value.shape
+            if kernel is None or kernel.shape != shape:
+                found = "missing" if kernel is None else f"{list(kernel.shape)}"
+                raise ValueError(
+                    f"{name} is {found} in model {lm.name!r} and {list(shape)} in "
+                    f"{self.model!r}, which was tuned; give that model"
+                )
         sequences = encode(lm, examples)
         return scores(lm, self.tuning, self.learned, sequences, progress)
 
     def save(self, path: str | os.PathLike) -> None:
-        """Writes ``tuned.json`` and ``tuned.safetensors``, without the model itself.
-
-        Args:
-          path: the folder, which must not exist yet or be empty.
+        """Writes ``tuned.json`` and ``tuned.safetensors`` into a new or empty folder.
 
         Raises:
           FileExistsError: when the folder holds something.
@@ -93,22 +91,6 @@ class Tuned:
             "versions": {name: version(name) for name in ("jaxhal", "jax", "optax")},
         }
         sealing.write(folder / _CARD, card)
-
-    def _check(self, lm: LM) -> None:
-        """Makes sure that the weights fit the model, before anything is traced."""
-        leaves = dict(paths(lm.params))
-        for name, value in self.learned.weights.items():
-            kernel = leaves.get(name)
-            if isinstance(value, Pair):
-                shape = (*value.down.shape[:2], value.up.shape[2])
-            else:
-                shape = value.shape
-            if kernel is None or kernel.shape != shape:
-                found = "missing" if kernel is None else f"{list(kernel.shape)}"
-                raise ValueError(
-                    f"{name} is {found} in model {lm.name!r} and {list(shape)} in "
-                    f"{self.model!r}, which was tuned; give that model"
-                )
 
 
 _ARRAYS = {
