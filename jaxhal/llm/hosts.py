@@ -42,7 +42,6 @@ class Server(NamedTuple):
 
     @property
     def is_local(self) -> bool:
-        """Whether it is on this machine."""
         if self.host == "localhost":
             return True
         try:
@@ -52,7 +51,6 @@ class Server(NamedTuple):
 
     @property
     def is_openai(self) -> bool:
-        """Whether it is OpenAI's own, and surely so."""
         return self == Server("https", "api.openai.com", 443)
 
     @property
@@ -62,11 +60,7 @@ class Server(NamedTuple):
 
 
 def server_of(url: str) -> Server:
-    """The server behind an address.
-
-    Raises:
-      ValueError: on what is no plain http address; one with a user's name or password
-        in it is none.
+    """The server behind a plain http address, without user and password.
 
     Example:
       >>> server_of("https://API.example.org/v1")
@@ -85,12 +79,7 @@ def server_of(url: str) -> Server:
 def is_named(
     server: Server, names: Iterable[str] = (), environ: Mapping[str, str] = os.environ
 ) -> bool:
-    """Whether the user has named a server's host.
-
-    That is by ``names``, with or without a port, or in the environment.
-
-    Raises:
-      ValueError: on a name that is no host.
+    """Whether the user has named a server's host, by ``names`` or in the environment.
 
     Example:
       >>> is_named(server_of("https://a.org/v1"), ["a.org:8000"], {})
@@ -106,11 +95,7 @@ def is_named(
 
 
 def place_of(name: str) -> tuple[str, int | None]:
-    """Host and port that a name in $JAXHAL_ENDPOINTS stands for.
-
-    Raises:
-      ValueError: on what is neither ``host`` nor ``host:port``.
-    """
+    """Host and port that a name in $JAXHAL_ENDPOINTS stands for."""
     if not (found := _PLACE.fullmatch(name)):
         raise ValueError(
             f"{shown(name)!r} names no host; write such as 'api.example.org' or "
@@ -157,12 +142,7 @@ def brought(
 
 
 def keyed(url: str) -> bool:
-    """Whether a server may have the user's keys, if it may be asked at all.
-
-    Raises:
-      ValueError: as :func:`server_of`.
-      Refused: on a server that is named by data, and not by the user.
-    """
+    """Whether a server may have the user's keys; Refused where it may not be asked."""
     server, bringer = server_of(url), _BRINGER.get()
     if bringer is None:
         return server.is_safe

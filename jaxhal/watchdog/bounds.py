@@ -21,20 +21,15 @@ class Point:
     """A query that an agent hallucinated at: a point of its generalization bound.
 
     Args:
-      id: its name; a point added under a known name takes the other's place.
+      id: a point added under a known name takes the other's place.
       query: what was asked.
       response: what the agent said.
-      context: what it had to say it from; empty when it is not known.
+      context: what it had to say it from.
       entropy: semantic entropy of the agent's answers to the query, in nats.
       verdict: why the answer counts as hallucinated.
       domain: what the query is about.
       agent: name of the agent.
       time: when it answered, ISO 8601.
-
-    Raises:
-      TypeError: on a text that is none, or an entropy that is no number.
-      ValueError: on a point without a name or a query, or an entropy that is not
-        finite.
     """
 
     id: str
@@ -72,13 +67,7 @@ class Point:
 
 
 class Hit(NamedTuple):
-    """A point near a query.
-
-    Attributes:
-      point: what is stored.
-      similarity: cosine of query and point, in [-1, 1].
-      vector: the point's, at length 1.
-    """
+    """A point near a query: the cosine of both, and the point's vector at length 1."""
 
     point: Point
     similarity: float
@@ -87,13 +76,10 @@ class Hit(NamedTuple):
 
 @runtime_checkable
 class BoundaryStore(Protocol):
-    """Points of an agent's bound, found by their vectors.
+    """Points of an agent's bound, found by their vectors of ``width`` numbers.
 
     Each method raises ValueError on vectors of another width, not one for each point,
     or on a ``k`` below 1; RuntimeError where a server does not do what it is asked.
-
-    Attributes:
-      width: of the vectors.
     """
 
     width: int
@@ -114,9 +100,7 @@ class BoundaryStore(Protocol):
         """Of all points, ``None`` where there is none."""
         ...
 
-    def __contains__(self, id: object, /) -> bool:
-        """Whether there is a point of that name."""
-        ...
+    def __contains__(self, id: object, /) -> bool: ...
 
     def __len__(self) -> int: ...
 
@@ -128,18 +112,9 @@ class BoundaryStore(Protocol):
 class ExactStore:
     """Points in memory, searched whole on the device; in a file too if asked for.
 
-    The file, ``points.jsonl``, grows by a line for each point, written to the disk
-    before :meth:`add` returns; a line that a kill left half is dropped.  Threads may
-    share it.
-
-    Args:
-      width: of the vectors.
-      folder: where the file is, made if it is not there; ``None`` keeps nothing.
-
-    Raises:
-      ValueError: on a file whose vectors have another width, or with a line that is no
-        point.
-      OSError: when the folder cannot be made.
+    The file, ``points.jsonl`` of ``folder``, grows by a line for each point, written to
+    the disk before :meth:`add` returns; a line that a kill left half is dropped.
+    Threads may share it.
     """
 
     def __init__(self, width: int, folder: str | Path | None = None):
@@ -163,7 +138,6 @@ class ExactStore:
         return iter(self._points)
 
     def add(self, points: Sequence[Point], vectors: Any) -> None:
-        """See :class:`BoundaryStore`."""
         block = paired(points, checked(vectors, self.width))
         lines = [
             {**dataclasses.asdict(one), "vector": _packed(vector)}
@@ -176,7 +150,6 @@ class ExactStore:
             self._take({point.id: (point, vector) for point, vector in pairs})
 
     def remove(self, ids: Sequence[str]) -> int:
-        """See :class:`BoundaryStore`."""
         with self._lock:
             known = [name for name in dict.fromkeys(ids) if name in self._rows]
             if self._path is not None:
@@ -190,7 +163,6 @@ class ExactStore:
         return len(known)
 
     def search(self, vectors: Any, k: int) -> list[list[Hit]]:
-        """See :class:`BoundaryStore`."""
         with self._lock:
             cosines, rows = self._index.search(vectors, k)
             kept = self._index[np.maximum(rows, 0)]
@@ -204,7 +176,6 @@ class ExactStore:
             ]
 
     def highest_entropy(self) -> float | None:
-        """See :class:`BoundaryStore`."""
         with self._lock:
             return max((one.entropy for one in self._points), default=None)
 
@@ -251,11 +222,7 @@ class ExactStore:
 def paired(
     points: Sequence[Point], vectors: Float[np.ndarray, "rows width"]
 ) -> Float[np.ndarray, "rows width"]:
-    """Vectors that go with points.
-
-    Raises:
-      ValueError: when there is not one for each, or two points share a name.
-    """
+    """Vectors that go with points."""
     if len(points) != len(vectors):
         raise ValueError(f"{len(points)} points come with {len(vectors)} vectors")
     if len({one.id for one in points}) < len(points):

@@ -45,11 +45,7 @@ def told(config: Watch, query: str, context: str) -> str:
 
 @hosts.brought("the configuration")
 def agent_of(config: Watch, one: Talker, progress: bool | None = None) -> Agent:
-    """Whoever answers.
-
-    Raises:
-      ValueError: on settings that make no sense.
-    """
+    """Whoever answers."""
     endpoint = endpoint_of(one.endpoint or None, one.model if one.endpoint else None)
     agent: Agent
     if endpoint is None:
@@ -72,12 +68,7 @@ def agent_of(config: Watch, one: Talker, progress: bool | None = None) -> Agent:
 
 @hosts.brought("the configuration")
 def store_of(config: Watch) -> BoundaryStore:
-    """The bound, as far as it is known.
-
-    Raises:
-      ValueError: when it was made by another encoder.
-      RuntimeError: when Milvus cannot be reached.
-    """
+    """The bound, as far as it is known."""
     width = kept_encoder(config.encoder).config.hidden_size
     if config.store == "exact":
         return ExactStore(width, config.folder)
@@ -111,13 +102,7 @@ def evaluator_of(config: Watch, known: Sequence[Question]) -> Evaluator:
 
 @hosts.brought("the configuration")
 def explorer_of(config: Watch, progress: bool | None = None) -> Explorer:
-    """Everything that explores, in a folder that is this configuration's.
-
-    Raises:
-      ValueError: on settings that make no sense, a folder that holds another
-        exploration, or questions that have changed since.
-      OSError: when the folder cannot be written.
-    """
+    """Everything that explores, in a folder that is this configuration's."""
     if (config.folder / "config.yaml").is_file():
         claim(config.folder, config, explored)
     same = entailment.resolve(config.entailment)
@@ -145,12 +130,7 @@ def explorer_of(config: Watch, progress: bool | None = None) -> Explorer:
 
 @hosts.brought("the configuration")
 def watchdog_of(config: Watch, progress: bool | None = None) -> Watchdog:
-    """The watchdog of an exploration.
-
-    Raises:
-      ValueError: on settings that make no sense, or others than those of the
-        exploration in the folder.
-    """
+    """The watchdog of an exploration."""
     if (config.folder / "config.yaml").is_file():
         claim(config.folder, config, explored)
     plan, same = plan_of(config), entailment.resolve(config.entailment)

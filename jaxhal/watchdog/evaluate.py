@@ -24,13 +24,11 @@ from jaxhal.scoring.splits import fit_part, frame_of
 from jaxhal.types import Example
 from jaxhal.watchdog import page
 from jaxhal.watchdog.ablations import ablated
-from jaxhal.watchdog.agents.recorded import Recorded
 from jaxhal.watchdog.building import store_of, told, watchdog_of
 from jaxhal.watchdog.config import Watch
-from jaxhal.watchdog.domain import check_unchanged, related
+from jaxhal.watchdog.domain import Known, check_unchanged, known_of, related
 from jaxhal.watchdog.guarding import Check, Watchdog
-from jaxhal.watchdog.held_out import Known, known_of
-from jaxhal.watchdog.journal import Journal
+from jaxhal.watchdog.journal import Journal, Recorded
 
 # Baselines by their catalogue names; those that sample look at the agent's own answers.
 _SAMPLED = ("selfcheck_nli", "selfcheck_ngram", "semantic_entropy_discrete")
@@ -39,12 +37,7 @@ _INFERRING = ("selfcheck_nli", "semantic_entropy_discrete")
 
 
 class Evaluated(NamedTuple):
-    """What came of an evaluation.
-
-    Attributes:
-      folder: holds evaluation.md, evaluation.json and figures.
-      rows: a row per method, as :func:`jaxhal.reporting.results.table` has it.
-    """
+    """What came of an evaluation: its folder, and a row for each method."""
 
     folder: Path
     rows: list[dict[str, Any]]
@@ -53,7 +46,7 @@ class Evaluated(NamedTuple):
 def evaluate(
     config: Watch, beside: Sequence[Watch] = (), *, progress: bool | None = None
 ) -> Evaluated:
-    """Judges a watchdog on held-out questions, by references.
+    """Judges a watchdog on held-out questions (Liu et al., 2025, section 4).
 
     Answers are kept as they come, so an evaluation that was killed asks nothing twice.
     Thresholds of all methods but the guard's own come from the other half of the
@@ -62,19 +55,10 @@ def evaluate(
     Args:
       config: of the watchdog, whose bound was explored.
       beside: of others, for the same agent and questions, whose bounds are compared.
-      progress: show progress bars; ``None`` shows them on a terminal.
 
     Raises:
-      FileNotFoundError: when one of them was not explored to its end, or does not say
-        with what questions.
-      ValueError: when a bound is empty, the questions have changed since it was
-        explored, the answers are all hallucinated or all not, or none of them can be
-        judged.
-      RuntimeError: when the agent takes no query at all, or another process evaluates
-        in the folder.
-
-    References:
-      Liu et al., 2025, section 4.
+      FileNotFoundError: when one of them was not explored to its end.
+      ValueError: when there is nothing to tell apart.
     """
     for one in (config, *beside):
         if not (one.folder / "summary.json").is_file():

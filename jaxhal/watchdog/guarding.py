@@ -22,27 +22,24 @@ from jaxhal.reading.keys import digest
 from jaxhal.watchdog.agents import Agent, Reply
 from jaxhal.watchdog.bounds import BoundaryStore, Hit, Point
 from jaxhal.watchdog.conversation import Conversation, last_turn, looked_at
-from jaxhal.watchdog.entropy import known_entropies
 from jaxhal.watchdog.index import unit
 from jaxhal.watchdog.journal import enough
-from jaxhal.watchdog.monitor import NEAREST, Decision, Guard, decide
+from jaxhal.watchdog.monitor import NEAREST, Decision, Guard, decide, known_entropies
 
 
 class Check(NamedTuple):
     """What a watchdog says of a query.
 
     Attributes:
-      query: what was asked.
-      flagged: the agent may hallucinate.
-      score: higher = more likely so, as :class:`jaxhal.watchdog.Decision` has it.
+      score: higher = more likely hallucinated, as :class:`jaxhal.watchdog.Decision` has
+        it.
       near: the query is near the bound.
       cosine: with the centroid of the three nearest points; -1 where they do not count.
       entropy: of the agent's answers, in nats; ``None`` where it was not asked for.
       hits: the points nearest to the query, or to the part of a conversation that has
         the highest score.
       seconds: that the bound was looked through.
-      error: why the entropy is not known, where it should be; the query is not flagged
-        then.
+      error: why the entropy is not known, where it should be.
     """
 
     query: str
@@ -57,13 +54,7 @@ class Check(NamedTuple):
 
 
 class Guarded(NamedTuple):
-    """An answer and what the watchdog says of its query.
-
-    Attributes:
-      reply: what the agent said; empty where it was blocked.
-      check: of the query.
-      blocked: whether the agent's answer is held back.
-    """
+    """An answer, empty if blocked, and what the watchdog says of its query."""
 
     reply: Reply
     check: Check
@@ -75,7 +66,6 @@ class Watchdog:
 
     A query near the bound is flagged at once.  For another one the agent is asked for
     some answers, and how much they differ decides, unless the guard asks for none.
-    What holds a bound of no points flags nothing.
 
     Args:
       agent: who is guarded.
@@ -87,10 +77,6 @@ class Watchdog:
       answer_temperature: of the answer that :meth:`guard` gives.
       entailment: what decides whether two answers mean the same.
       domain: of the points that it learns, in words.
-
-    Raises:
-      ValueError: when ``samples`` is below 1, or the encoder's vectors are not as wide
-        as those of the store.
     """
 
     def __init__(
@@ -134,16 +120,8 @@ class Watchdog:
     ) -> list[Check]:
         """Judges queries, before the agent answers them.
 
-        Args:
-          queries: of which one may be a :class:`~jaxhal.watchdog.Conversation`: of all
-            that :func:`~jaxhal.watchdog.conversation.looked_at` finds in it, what has
-            the highest score counts.  Its wishes are for the answer alone.
-          known: answers that the agent gave, in which nothing is looked for.
-
-        Raises:
-          ValueError: on no query, or an empty one.
-          RuntimeError: when the agent takes no query at all, or the store does not
-            answer.
+        Of a :class:`~jaxhal.watchdog.Conversation` the part with the highest score
+        counts; nothing is looked for in the agent's ``known`` answers.
         """
         seen, seconds = await asyncio.to_thread(self._look, [*queries], known)
         vectors, hits, decisions = map(list, zip(*seen, strict=True))
@@ -186,12 +164,7 @@ class Watchdog:
         ]
 
     async def guard(self, query: str, *, block: bool = False) -> Guarded:
-        """Has the agent answer a query, beside what the watchdog says of it.
-
-        Args:
-          query: what is asked.
-          block: ask the agent only where the query is not flagged.
-        """
+        """Has the agent answer, unless a flagged query is blocked."""
         if block:
             check = await self.check(query)
             if check.flagged:
@@ -209,29 +182,11 @@ class Watchdog:
         *,
         named: Sequence[str] | None = None,
     ) -> int:
-        """Takes in what someone found an answer to be.
+        """Takes in what an answer was found to be; how many points the bound gained.
 
-        A hallucination becomes a point of the bound; the same query is near the bound
-        from three such points on.  An answer that is none takes out the point that the
-        query itself became, and those of the three nearest that are as near as the
-        guard's similarity, but no other, though the query may be near others then;
-        exploring again would find them again.
-
-        Args:
-          query: what was asked; of a conversation the last turn becomes the point.
-          response: what the agent said.
-          hallucinated: what it was found to be.
-          context: what it was answered from.
-          named: points that the check of the query was about, as :meth:`close` has
-            them; ``None`` looks for those that are near it now.
-
-        Returns:
-          How many points the bound has gained, or lost as a negative number.
-
-        Raises:
-          ValueError: on an empty query.
-          RuntimeError: when the entropy of the query is needed and the agent answers
-            nothing.
+        A hallucination becomes a point of the bound.  An answer that is none takes out
+        the point that the query itself became, and those ``named``, as :meth:`close`
+        has them; by default those near it now.
         """
         if not hallucinated:
             if named is None:
@@ -259,7 +214,6 @@ class Watchdog:
         return await asyncio.to_thread(self._add, point, vector)
 
     def _name(self, query: str) -> str:
-        """Of the point that a query becomes."""
         return digest(f"{self.agent.name}\n{last_turn(query)}")
 
     def close(self, hits: Sequence[Hit]) -> list[str]:
@@ -369,3 +323,37 @@ def _lacking(replies: Sequence[Reply]) -> str | None:
     if len(replies) - len(failures) >= enough(len(replies)):
         return None
     return f"{len(failures)} of {len(replies)} answers failed: {failures[0]}"
+
+
+#: Said in place of an answer that is held back.
+BLOCKED = (
+    "I may not know enough to answer this question without making something up, so I "
+    "would rather not."
+)
+
+
+def verdict(check: Check, mode: str, blocked: bool) -> dict[str, Any]:
+    """What the watchdog says, as the response has it."""
+    return {
+        "flagged": check.flagged,
+        "blocked": blocked,
+        "score": check.score,
+        "near": check.near,
+        "cosine": check.cosine,
+        "entropy": check.entropy,
+        "mode": mode,
+        "error": check.error,
+        "nearest": [
+            {"query": hit.point.query, "similarity": hit.similarity}
+            for hit in check.hits
+        ],
+    }
+
+
+def headers(check: Check, blocked: bool) -> dict[str, str]:
+    """The same in short, as headers."""
+    return {
+        "X-Watchdog-Flagged": str(check.flagged).lower(),
+        "X-Watchdog-Blocked": str(blocked).lower(),
+        "X-Watchdog-Score": f"{check.score:.4f}",
+    }

@@ -39,12 +39,7 @@ def nearest(
     """The ``k`` most similar of the first ``count`` rows: cosines in [-1, 1], numbers.
 
     Of equal ones the first comes first.  Where there are fewer the number is -1 and the
-    cosine ``-inf``.
-
-    Args:
-      queries, vectors: of length 1 each, or 0, as :func:`unit` makes them.
-      count: rows that are in use.
-      k: how many are wanted.
+    cosine ``-inf``.  Vectors have length 1, or 0, as :func:`unit` makes them.
     """
     cosines = jnp.matmul(queries, vectors.T, precision=jax.lax.Precision.HIGHEST)
     cosines = jnp.where(jnp.arange(len(vectors)) < count, cosines, -jnp.inf)
@@ -80,11 +75,7 @@ def _write(vectors: Array, block: Array, start: Array) -> Array:
 
 
 def checked(vectors: Any, width: int) -> Float[np.ndarray, "rows {width}"]:
-    """Vectors of a width, as float32.
-
-    Raises:
-      ValueError: on another shape, or a number that is not finite.
-    """
+    """Vectors of a width, as float32; ValueError on others."""
     block = np.asarray(vectors, np.float32)
     if block.ndim != 2 or block.shape[1] != width:
         raise ValueError(
@@ -97,13 +88,7 @@ def checked(vectors: Any, width: int) -> Float[np.ndarray, "rows {width}"]:
 
 
 class Index:
-    """Unit vectors in the order they were added.
-
-    Room for them grows by an eighth, so that little of what is read is empty.
-
-    Args:
-      width: of the vectors.
-    """
+    """Unit vectors in the order they were added; room for them grows by an eighth."""
 
     def __init__(self, width: int):
         at_least(1, width=width)
@@ -119,11 +104,7 @@ class Index:
         return np.asarray(self._vectors[jnp.asarray(rows)])
 
     def add(self, vectors: Any) -> None:
-        """Adds vectors of any length.
-
-        Raises:
-          ValueError: on another width, or a number that is not finite.
-        """
+        """Adds vectors of any length."""
         rest = checked(vectors, self.width)
         self._make_room(len(rest))
         while len(rest):
@@ -147,11 +128,7 @@ class Index:
     def search(
         self, queries: Any, k: int
     ) -> tuple[Float[np.ndarray, "queries k"], Int[np.ndarray, "queries k"]]:
-        """Cosines and numbers of the ``k`` nearest rows, as :func:`nearest` has them.
-
-        Raises:
-          ValueError: on another width, a number that is not finite, or ``k`` below 1.
-        """
+        """Cosines and numbers of the ``k`` nearest rows, as of :func:`nearest`."""
         at_least(1, k=k)
         block = checked(queries, self.width)
         if not len(block):

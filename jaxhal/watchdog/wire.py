@@ -26,12 +26,7 @@ _HEARD = (
 
 
 class Fault(Exception):
-    """What is wrong with a request.
-
-    Attributes:
-      status: of the response.
-      kind: of the error, in OpenAI's words.
-    """
+    """What is wrong with a request: the response's status, and the error's kind."""
 
     def __init__(self, status: int, message: str, kind: str = "invalid_request_error"):
         super().__init__(message)
@@ -39,14 +34,7 @@ class Fault(Exception):
 
 
 class Wanted(NamedTuple):
-    """What a request wants.
-
-    Attributes:
-      prompt: all turns, the last one the user's, and what else is wished.
-      stream: whether the answer is wanted piece by piece.
-      temperature: at which it is wanted; ``None`` leaves it to the watchdog.
-      ignored: names of wishes that no agent is told.
-    """
+    """What a request wants; ``ignored`` are names of wishes that no agent is told."""
 
     prompt: Conversation
     stream: bool
@@ -55,11 +43,7 @@ class Wanted(NamedTuple):
 
 
 def asked(body: Any) -> Wanted:
-    """What the body of a chat completion wants.
-
-    Raises:
-      Fault: where it is none, or wants what cannot be guarded.
-    """
+    """What the body of a chat completion wants; Fault where that cannot be guarded."""
     if not isinstance(body, Mapping):
         raise Fault(400, "the body is not a JSON object")
     messages = body.get("messages")
@@ -109,11 +93,7 @@ def asked(body: Any) -> Wanted:
 
 
 def check_text(name: str, text: str, most: int = _QUERY) -> None:
-    """Makes sure that a text can be looked at.
-
-    Raises:
-      Fault: where it is too long, or holds half of a surrogate pair.
-    """
+    """Makes sure that a text can be looked at."""
     if len(text) > most:
         raise Fault(400, f"{name} has {len(text)} characters, over {most}")
     _check_letters(name, text)
