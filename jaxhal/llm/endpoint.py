@@ -38,12 +38,7 @@ _FENCED = re.compile(r"\s*```(?:json)?\n(.*)\n```\s*", re.DOTALL)
 
 
 def json_object(reply: str) -> dict[str, Any]:
-    """The JSON object that a reply is, fenced as code or not; ValueError where none.
-
-    Example:
-      >>> json_object('```json\\n{"parts": []}\\n```')
-      {'parts': []}
-    """
+    """The JSON object that a reply is, fenced as code or not; ValueError where none."""
     fenced = _FENCED.fullmatch(reply)
     try:
         found = json.loads(fenced[1] if fenced else reply)
@@ -78,10 +73,6 @@ class Endpoint:
       url: the base address, such as ``http://localhost:8000/v1``.
       model: the model's name there.
       timeout: seconds that one attempt may wait for the server; three are made.
-
-    Example:
-      >>> Endpoint("http://localhost:8000/v1", "llama").path("Hello?").suffix
-      '.json'
     """
 
     url: str
@@ -154,20 +145,18 @@ class Endpoint:
         with replacing(path, private=True) as file:
             json.dump(self._request(asked) | {"reply": reply}, file, indent=1)
 
-    def _messages(self, asked: str) -> list[Any]:
-        return [{"role": "user", "content": asked}]
-
     def _request(self, asked: str) -> dict[str, Any]:
-        about = {"endpoint": self.url, "model": self.model}
-        return about | {"messages": self._messages(asked)}
+        messages = [{"role": "user", "content": asked}]
+        return {"endpoint": self.url, "model": self.model, "messages": messages}
 
     def _ask(self, asked: str) -> str:
         openai = self.client_library()
         try:
             # A client of its own each time leaves no connection open behind it.
             with self.client() as client:
+                messages = self._request(asked)["messages"]
                 answer = client.chat.completions.create(
-                    model=self.model, messages=self._messages(asked), temperature=0
+                    model=self.model, messages=messages, temperature=0
                 )
         # A reply nested too deep for a parser is malformed as well.
         except (openai.OpenAIError, ValueError, RecursionError) as error:
@@ -255,9 +244,8 @@ class Endpoint:
             if size > MOST_BYTES:
                 raise openai.OpenAIError(f"the server sent over {MOST_BYTES} bytes")
             if time.monotonic() > ends:
-                raise openai.OpenAIError(
-                    f"no whole answer in {self.patience:.0f} seconds"
-                )
+                late = f"no whole answer in {self.patience:.0f} seconds"
+                raise openai.OpenAIError(late)
             return piece
 
         async def bounded(chunk_size: int | None = None) -> AsyncIterator[bytes]:
@@ -337,12 +325,7 @@ def is_cut(choice: Any) -> bool:
 
 
 def endpoint_of(url: str | None, model: str | None) -> Endpoint | None:
-    """The endpoint that is asked in place of the reader; ``None`` for the reader.
-
-    Example:
-      >>> endpoint_of("http://localhost:8000/v1", "llama").model
-      'llama'
-    """
+    """The endpoint that is asked in place of the reader; ``None`` for the reader."""
     if url is None and model is None:
         return None
     if url is None or model is None:

@@ -269,10 +269,6 @@ def resolve(backend: Any, lm: LM | None = None) -> Entailment:
 
     That is ``"similarity"``, ``"nli:SOURCE"`` with an encoder, ``"reader"``, which asks
     ``lm``, or ``"endpoint:MODEL@URL"`` with an OpenAI-compatible one.
-
-    Example:
-      >>> resolve("similarity").name
-      'similarity of embeddings (all-minilm-l6-v2)'
     """
     if not isinstance(backend, str):
         if not isinstance(backend, Entailment):
@@ -307,10 +303,6 @@ def answering(backend: Entailment, question: str | None, text: str) -> str:
 
     The published code puts the question before each answer, in which likeness of
     embeddings would find all answers alike; it gets the text alone.
-
-    Example:
-      >>> answering(Similarity(), "Who?", "Ann.")
-      'Ann.'
     """
     alone = not question or not text or isinstance(backend, Similarity)
     return text if alone else f"{question} {text}"
@@ -319,16 +311,7 @@ def answering(backend: Entailment, question: str | None, text: str) -> str:
 def of_each(
     backend: Entailment, lists: Sequence[Sequence[Pair]]
 ) -> list[Float[np.ndarray, "pairs 3"]]:
-    """What a backend says of each list of pairs, in one call of it.
-
-    Example:
-      >>> class Never:
-      ...     name = "never"
-      ...     def __call__(self, pairs):
-      ...         return np.tile([1.0, 0.0, 0.0], (len(pairs), 1))
-      >>> [len(found) for found in of_each(Never(), [[("a", "b")], [], [("a", "c")]])]
-      [1, 0, 1]
-    """
+    """What a backend says of each list of pairs, in one call of it."""
     pairs = [pair for some in lists for pair in some]
     found = np.asarray(backend(pairs)) if pairs else np.zeros((0, 3))
     return np.split(found, np.cumsum([len(some) for some in lists])[:-1])

@@ -12,7 +12,7 @@ import contextvars
 import ipaddress
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from jaxhal.io.showing import shown
@@ -60,12 +60,7 @@ class Server(NamedTuple):
 
 
 def server_of(url: str) -> Server:
-    """The server behind a plain http address, without user and password.
-
-    Example:
-      >>> server_of("https://API.example.org/v1")
-      Server(scheme='https', host='api.example.org', port=443)
-    """
+    """The server behind a plain http address, without user and password."""
     if not (found := _ADDRESS.fullmatch(url)):
         bare = url.rpartition("@")[2]  # what is before it may be a password
         raise ValueError(
@@ -76,22 +71,14 @@ def server_of(url: str) -> Server:
     return Server(scheme.lower(), host.lower(), int(port or _PORTS[scheme.lower()]))
 
 
-def is_named(
-    server: Server, names: Iterable[str] = (), environ: Mapping[str, str] = os.environ
-) -> bool:
-    """Whether the user has named a server's host, by ``names`` or in the environment.
-
-    Example:
-      >>> is_named(server_of("https://a.org/v1"), ["a.org:8000"], {})
-      False
-    """
-    given = (name.strip() for name in environ.get(VARIABLE, "").split(","))
+def is_named(server: Server, names: Iterable[str]) -> bool:
+    """Whether the user named a server's host, by ``names`` or in the environment."""
+    given = (name.strip() for name in os.environ.get(VARIABLE, "").split(","))
     places = [place_of(name) for name in (*names, *filter(None, given))]
-    if base := environ.get("OPENAI_BASE_URL"):
+    if base := os.environ.get("OPENAI_BASE_URL"):
         places.append(server_of(base)[1:])
-    return any(
-        host == server.host and port in (None, server.port) for host, port in places
-    )
+    ports = [port for host, port in places if host == server.host]
+    return None in ports or server.port in ports
 
 
 def place_of(name: str) -> tuple[str, int | None]:
@@ -113,9 +100,7 @@ class _Bringer(NamedTuple):
     trusted: bool
 
 
-_BRINGER: contextvars.ContextVar[_Bringer | None] = contextvars.ContextVar(
-    "bringer", default=None
-)
+_BRINGER = contextvars.ContextVar[_Bringer | None]("bringer", default=None)
 
 
 @contextlib.contextmanager
@@ -157,12 +142,7 @@ def keyed(url: str) -> bool:
     return server.is_safe and (named or usual)
 
 
-def hidden(text: object, environ: Mapping[str, str] = os.environ) -> str:
-    """What an error says, without the user's key, should a server have said it back.
-
-    Example:
-      >>> hidden("no such key: sk-123456", {"OPENAI_API_KEY": "sk-123456"})
-      'no such key: $OPENAI_API_KEY'
-    """
-    key, said = environ.get("OPENAI_API_KEY", ""), str(text)
+def hidden(text: object) -> str:
+    """What an error says, without the user's key, should a server have said it back."""
+    key, said = os.environ.get("OPENAI_API_KEY", ""), str(text)
     return said.replace(key, "$OPENAI_API_KEY") if len(key) >= _SECRET else said

@@ -73,13 +73,7 @@ Judge = Callable[[Answerable, str], Verdict]
 
 
 def references(question: Answerable) -> tuple[str, ...]:
-    """The reference answers to a question, at least one.
-
-    Example:
-      >>> from jaxhal.datasets import Question
-      >>> references(Question("Capital of France?", "Paris"))
-      ('Paris',)
-    """
+    """The reference answers to a question, at least one."""
     answer = question.answer
     found = (answer,) if isinstance(answer, str) else tuple(answer)
     if not found:

@@ -2,6 +2,7 @@
 
 import base64
 import dataclasses
+import datetime
 import numbers
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,6 +14,7 @@ from jaxtyping import Float
 
 from jaxhal.io.files import append, lines_of
 from jaxhal.io.showing import shown
+from jaxhal.reading.keys import digest
 from jaxhal.watchdog.index import Index, checked
 
 
@@ -50,11 +52,8 @@ class Point:
                     f"{name} of a point is {shown(value)}; give a "
                     f"{'number' if name == 'entropy' else 'text'}"
                 )
-        for name in ("id", "query"):
-            if not getattr(self, name).strip():
-                raise ValueError(
-                    f"{name} of a point is {getattr(self, name)!r}; give some text"
-                )
+            if name in ("id", "query") and not str(value).strip():
+                raise ValueError(f"{name} of a point is {value!r}; give some text")
         if not is_name(self.id):
             raise ValueError(
                 f"id of a point is {self.id[:80]!r}; give at most 256 bytes without "
@@ -228,6 +227,16 @@ def paired(
     if len({one.id for one in points}) < len(points):
         raise ValueError(f"two of the {len(points)} points share a name")
     return vectors
+
+
+def point_id(agent: str, query: str) -> str:
+    """Of the point that a query becomes."""
+    return digest(f"{agent}\n{query}")
+
+
+def now() -> str:
+    """The time, ISO 8601."""
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
 
 
 def is_name(id: str) -> bool:

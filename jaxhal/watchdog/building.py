@@ -23,7 +23,7 @@ from jaxhal.watchdog.agents import (
 )
 from jaxhal.watchdog.bounds import BoundaryStore, ExactStore
 from jaxhal.watchdog.config import Talker, Watch, explored, guard_of, plan_of
-from jaxhal.watchdog.domain import keep_questions, passages_of, questions_of
+from jaxhal.watchdog.domain import check_unchanged, passages_of, questions_of
 from jaxhal.watchdog.evaluators import EndpointEvaluator, Evaluator, ReferenceEvaluator
 from jaxhal.watchdog.explore import Explorer
 from jaxhal.watchdog.guarding import Watchdog
@@ -36,11 +36,8 @@ def told(config: Watch, query: str, context: str) -> str:
     if one.passages:
         prompt = one.prompt or FROM_PASSAGES
         return prompt.replace("{passages}", context).replace("{query}", query)
-    return (
-        query
-        if one.endpoint or not one.prompt
-        else one.prompt.replace("{query}", query)
-    )
+    prompt = "{query}" if one.endpoint else one.prompt or "{query}"
+    return prompt.replace("{query}", query)
 
 
 @hosts.brought("the configuration")
@@ -114,7 +111,7 @@ def explorer_of(config: Watch, progress: bool | None = None) -> Explorer:
     )
     # Not before a model was found.  Feedback may have come before an exploration.
     claim(config.folder, config, explored, beside=("bound.db", "points.jsonl"))
-    keep_questions(config)
+    check_unchanged(config, keep=True)
     return Explorer(
         agent,
         evaluator_of(config, known),

@@ -17,6 +17,8 @@ from jaxhal.watchdog.plan import Plan, Training
 
 # Of a plan, what a later run of the same exploration may change.
 _OPEN = ("gamma", "least", "budget", "width")
+# What explorations that are compared have in common.
+_ALIKE = ("questions", "options", "explored", "seed", "agent", "encoder", "contained")
 
 
 @dataclasses.dataclass
@@ -116,9 +118,8 @@ def load_watch(
         if one is not None:
             one_of(DTYPES, dtype=one.dtype)
     at_least(1, explored=config.explored, held_out=config.held_out)
-    if (config.judge == "endpoint") != bool(
-        config.judge_endpoint and config.judge_model
-    ):
+    asked = bool(config.judge_endpoint and config.judge_model)
+    if (config.judge == "endpoint") != asked:
         raise ValueError(
             f"judge is {config.judge!r}, judge_endpoint {config.judge_endpoint!r} and "
             f"judge_model {config.judge_model!r}; an endpoint judges by all three"
@@ -183,15 +184,7 @@ def beside(config: Watch, name: str) -> Watch:
         load_watch(path), **{field: getattr(config, field) for field in own}
     )
     first, second = explored(other), explored(config)
-    for field in (
-        "questions",
-        "options",
-        "explored",
-        "seed",
-        "agent",
-        "encoder",
-        "contained",
-    ):
+    for field in _ALIKE:
         if getattr(first, field) != getattr(second, field):
             raise ValueError(
                 f"{field} of {name!r} is {getattr(other, field)!r}, and of "

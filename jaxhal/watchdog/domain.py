@@ -33,7 +33,7 @@ def questions_of(config: Watch) -> tuple[list[Question], list[Question]]:
     several: list[list[Question]] = [[] for _ in questions]
     for one, group in zip(questions, related(questions), strict=True):
         several[group].append(one)
-    several = [group for group in several if group]
+    several = [*filter(None, several)]
     order = np.random.default_rng(config.seed).permutation(len(several))
     parts: tuple[list[Question], list[Question]] = ([], [])
     for at in order:
@@ -48,34 +48,27 @@ def questions_of(config: Watch) -> tuple[list[Question], list[Question]]:
     return parts[0][: config.explored], parts[1][: config.held_out]
 
 
-def check_unchanged(config: Watch) -> None:
-    """Makes sure that the domain's questions are those that an exploration had."""
+def check_unchanged(config: Watch, *, keep: bool = False) -> None:
+    """Makes sure that the domain's questions are those that an exploration had.
+
+    With ``keep`` those are kept where it has none yet.
+    """
     path = config.folder / _DIGEST
+    questions = load_questions(config.questions, config.options)
+    own = digest(json.dumps([dataclasses.astuple(one) for one in questions]))
+    if keep and not path.is_file():
+        with replacing(path) as file:
+            file.write(own)
     if not path.is_file():
         raise FileNotFoundError(
             f"{path} is not there, which says what questions {config.folder} was "
             "explored with; explore it again, which asks nothing twice"
         )
-    if path.read_text("utf-8") != _digest(config):
+    if path.read_text("utf-8") != own:
         raise ValueError(
             f"{config.questions} has other questions, answers or contexts than when "
             f"{config.folder} was explored; explore under another 'name'"
         )
-
-
-def keep_questions(config: Watch) -> None:
-    """Keeps which they are; where that is known already, as :func:`check_unchanged`."""
-    path = config.folder / _DIGEST
-    if path.is_file():
-        check_unchanged(config)
-    else:
-        with replacing(path) as file:
-            file.write(_digest(config))
-
-
-def _digest(config: Watch) -> str:
-    questions = load_questions(config.questions, config.options)
-    return digest(json.dumps([dataclasses.astuple(one) for one in questions]))
 
 
 def related(questions: Sequence[Question]) -> Int[np.ndarray, " questions"]:

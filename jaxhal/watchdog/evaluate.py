@@ -119,11 +119,9 @@ def _methods(
         _given("nearest_similarity", "cosine with the nearest point", near, True),
         _given("query_length", "number of words of the query", words, True),
     ]
+    given = {"draw": {"given": True, "n": min(map(len, known.samples))}}
     for name in _BASELINES:
-        fewest = min(map(len, known.samples))
-        options: dict[str, Any] = {}
-        if name in _SAMPLED:
-            options["draw"] = {"given": True, "n": fewest}
+        options: dict[str, Any] = {**given} if name in _SAMPLED else {}
         if name in _INFERRING:
             options["entailment"] = entailment
         methods.append(build({name: options}))
@@ -175,10 +173,8 @@ def _judged(
     with progress_bar(2 * len(detectors), "fitting", "fit", progress) as bar:
         for half, (train, test) in enumerate(halves):
             of_half = jax.random.fold_in(key, half)
-            frame = frame_of(
-                data, test, fit_part(detectors, data, train, of_half, bar=bar)
-            )
-            names = config.name, config.name
+            fitted = fit_part(detectors, data, train, of_half, bar=bar)
+            frame, names = frame_of(data, test, fitted), (config.name, config.name)
             judged.append(results.Judged(*names, half, half, 0, frame))
     rows = results.table(judged, detectors)
     named = {one.name: one for one in detectors}
@@ -190,26 +186,22 @@ def _guards(
     checks: Mapping[str, Sequence[Check]], known: Known
 ) -> list[dict[str, Any]]:
     """How well the guard's own flags fit, nothing being fitted."""
-    decided = {
-        name: ([one.flagged for one in some], [one.near for one in some])
-        for name, some in checks.items()
-    }
-    labels = known.labels
-    # What any guard has to beat where most answers are wrong.
-    every = [True] * len(labels)
-    decided["(flagging every query)"] = every, [False] * len(labels)
-    groups = related(known.questions).tolist()
-    rows = []
-    for name, (flagged, near) in decided.items():
+    labels, groups = known.labels, related(known.questions).tolist()
+
+    def row(name: str, flagged: Sequence[bool], near: int) -> dict[str, Any]:
         flags = np.array(flagged, float)
         found = metrics_of(flags, labels, 0.5)
-        rows.append(
-            {
-                "watchdog": name,
-                "flagged": sum(flagged),
-                "near the bound": sum(near),
-                **results.estimates(results.DECIDED, flags, labels, groups),
-                **{name: found[name] for name in ("precision", "recall")},
-            }
-        )
-    return rows
+        return {
+            "watchdog": name,
+            "flagged": sum(flagged),
+            "near the bound": near,
+            **results.estimates(results.DECIDED, flags, labels, groups),
+            **{name: found[name] for name in ("precision", "recall")},
+        }
+
+    rows = [
+        row(name, [one.flagged for one in some], sum(one.near for one in some))
+        for name, some in checks.items()
+    ]
+    # What any guard has to beat where most answers are wrong.
+    return [*rows, row("(flagging every query)", [True] * len(labels), 0)]

@@ -85,9 +85,8 @@ class ReferenceEvaluator:
             raise ValueError("there are no questions with references; give some")
         self.questions, self.rule = list(questions), rule
         self.similarity, self.encoder = similarity, encoder
-        vectors = embed(
-            kept_encoder(encoder), [one.text for one in questions], progress=False
-        )
+        texts = [one.text for one in questions]
+        vectors = embed(kept_encoder(encoder), texts, progress=False)
         self._index = Index(vectors.shape[1])
         self._index.add(vectors)
 
@@ -101,16 +100,11 @@ class ReferenceEvaluator:
         return await asyncio.to_thread(self._judge, [*queries], [*replies])
 
     def _judge(self, queries: list[str], replies: list[Reply]) -> list[Judgement]:
-        encoder = kept_encoder(self.encoder)
-        distinct = list(dict.fromkeys(queries))
-        cosines, rows = self._index.search(embed(encoder, distinct, progress=False), 1)
-        known = {
-            query: (float(cosine[0]), self.questions[row[0]])
-            for query, cosine, row in zip(distinct, cosines, rows, strict=True)
-        }
+        vectors = embed(kept_encoder(self.encoder), queries, progress=False)
+        cosines, rows = self._index.search(vectors, 1)
         return [
-            self._of(*known[query], reply)
-            for query, reply in zip(queries, replies, strict=True)
+            self._of(float(cosine), self.questions[row], reply)
+            for (cosine,), (row,), reply in zip(cosines, rows, replies, strict=True)
         ]
 
     def _of(self, cosine: float, question: Question, reply: Reply) -> Judgement:
@@ -197,25 +191,21 @@ class CallableEvaluator:
     async def judge(
         self, queries: Sequence[str], replies: Sequence[Reply]
     ) -> list[Judgement]:
-        return [
-            _judgement(await asyncio.to_thread(self._call, query, reply.text))
-            for query, reply in zip(queries, replies, strict=True)
-        ]
+        pairs = zip(queries, replies, strict=True)
+        return [await asyncio.to_thread(self._judge, q, r.text) for q, r in pairs]
 
-    def _call(self, query: str, text: str) -> Any:
+    def _judge(self, query: str, text: str) -> Judgement:
         try:
-            return self.function(query, text)
+            found = self.function(query, text)
         except Exception as error:  # whatever another's code raises
             return Judgement(None, failed(error).error or "", 0.0, failed=True)
-
-
-def _judgement(found: Any) -> Judgement:
-    if isinstance(found, Judgement):
-        return found
-    if found is None:
-        return Judgement(None, "the evaluator cannot tell", 0.0)
-    if isinstance(found, bool | int | np.integer | np.bool_) and int(found) in (0, 1):
-        return Judgement(int(found), "the evaluator says so")
-    raise ValueError(
-        f"the evaluator returned {found!r}; let it return 0, 1, None or a Judgement"
-    )
+        if isinstance(found, Judgement):
+            return found
+        if found is None:
+            return Judgement(None, "the evaluator cannot tell", 0.0)
+        kinds = bool | int | np.integer | np.bool_
+        if isinstance(found, kinds) and int(found) in (0, 1):
+            return Judgement(int(found), "the evaluator says so")
+        raise ValueError(
+            f"the evaluator returned {found!r}; let it return 0, 1, None or a Judgement"
+        )

@@ -20,7 +20,7 @@ from jaxhal.llm.entailment import Entailment, Similarity
 from jaxhal.models.encoders.encoding import embed, kept_encoder
 from jaxhal.reading.keys import digest
 from jaxhal.watchdog.agents import Agent
-from jaxhal.watchdog.bounds import BoundaryStore, Point
+from jaxhal.watchdog.bounds import BoundaryStore, Point, point_id
 from jaxhal.watchdog.evaluators import Evaluator
 from jaxhal.watchdog.inquiry import Inquiry, Review
 from jaxhal.watchdog.journal import Journal
@@ -123,14 +123,8 @@ class Explorer:
             self.journal = Journal(self.folder / "journal.jsonl")
             await self._check_journal()
             review = Review(self.folder / "review.jsonl")
-            ask = Inquiry(
-                self.agent,
-                self.evaluator,
-                self.entailment,
-                self.plan,
-                self.journal,
-                review.labels,
-            )
+            asked = self.agent, self.evaluator, self.entailment, self.plan
+            ask = Inquiry(*asked, self.journal, review.labels)
             return await self._explore(ask, review, progress)
 
     async def _check_journal(self) -> None:
@@ -253,18 +247,18 @@ class Explorer:
             node.reward = float(gain)
         if parent is not None:
             self._chooser.tried(parent, node.way, node.reward)
-        name = digest(f"{self.agent.name}\n{node.query}")
+        name = point_id(self.agent.name, node.query)
         if node.label == 1 and name not in self.store:
             point = Point(
-                id=name,
-                query=node.query,
-                response=node.answer,
-                context=node.context,
-                entropy=node.entropy,
-                verdict=node.why,
-                domain=self.generator.domain,
-                agent=self.agent.name,
-                time=node.time,
+                name,
+                node.query,
+                node.answer,
+                node.context,
+                node.entropy,
+                node.why,
+                self.generator.domain,
+                self.agent.name,
+                node.time,
             )
             self.store.add([point], self._vectors[node.query][None])
 

@@ -3,7 +3,6 @@
 import asyncio
 import copy
 import dataclasses
-import datetime
 import functools
 import time
 from collections.abc import Container, Sequence
@@ -18,9 +17,8 @@ from jaxhal.io.showing import quoted
 from jaxhal.llm.entailment import Entailment, Similarity
 from jaxhal.models.batching import bucket
 from jaxhal.models.encoders.encoding import embed, kept_encoder
-from jaxhal.reading.keys import digest
 from jaxhal.watchdog.agents import Agent, Reply
-from jaxhal.watchdog.bounds import BoundaryStore, Hit, Point
+from jaxhal.watchdog.bounds import BoundaryStore, Hit, Point, now, point_id
 from jaxhal.watchdog.conversation import Conversation, last_turn, looked_at
 from jaxhal.watchdog.index import unit
 from jaxhal.watchdog.journal import enough
@@ -130,24 +128,16 @@ class Watchdog:
             for at, decision in enumerate(decisions)
             if self.settings.entropy is not None and not decision.near and hits[at]
         ]
-        entropies: dict[int, float] = {}
-        errors: dict[int, str] = {}
+        entropies: list[float | None] = [None] * len(queries)
+        errors: list[str | None] = [None] * len(queries)
         if open_:
             found = await self._entropies([queries[at] for at in open_])
             for at, (entropy, error) in zip(open_, found, strict=True):
-                if error is not None:
-                    errors[at] = error
-                else:
-                    entropies[at] = entropy
-            sure = [*entropies]
-            decided = await asyncio.to_thread(
-                self._all_decided,
-                [vectors[at] for at in sure],
-                [hits[at] for at in sure],
-                [*entropies.values()],
-            )
-            for at, decision in zip(sure, decided, strict=True):
-                decisions[at] = decision
+                entropies[at] = entropy if error is None else None
+                errors[at] = error
+            again = await asyncio.to_thread(self._all_decided, vectors, hits, entropies)
+            for at in open_:
+                decisions[at] = again[at]
         return [
             Check(
                 last_turn(query),
@@ -155,10 +145,10 @@ class Watchdog:
                 float(decision.score),
                 bool(decision.near),
                 float(decision.cosine),
-                entropies.get(at),
+                entropies[at],
                 hits[at],
                 seconds / len(decisions),
-                errors.get(at),
+                errors[at],
             )
             for at, (query, decision) in enumerate(zip(queries, decisions, strict=True))
         ]
@@ -192,8 +182,8 @@ class Watchdog:
             if named is None:
                 _, (hits,), _ = await asyncio.to_thread(self._near, [query])
                 named = self.close(hits)
-            own = [self._name(query), *named]
-            return -await asyncio.to_thread(self.store.remove, own)
+            own = point_id(self.agent.name, last_turn(query))
+            return -await asyncio.to_thread(self.store.remove, [own, *named])
         (vector,), _, _ = await asyncio.to_thread(self._near, [query])
         ((entropy, error),) = await self._entropies([query])
         if error is not None:
@@ -201,20 +191,17 @@ class Watchdog:
                 f"{self.agent.name} answers nothing to {quoted(query)}: {error}"
             )
         point = Point(
-            id=self._name(query),
-            query=last_turn(query),
-            response=response,
-            context=context,
-            entropy=entropy,
-            verdict="someone found it hallucinated",
-            domain=self.domain,
-            agent=self.agent.name,
-            time=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            point_id(self.agent.name, last_turn(query)),
+            last_turn(query),
+            response,
+            context,
+            entropy,
+            "someone found it hallucinated",
+            self.domain,
+            self.agent.name,
+            now(),
         )
         return await asyncio.to_thread(self._add, point, vector)
-
-    def _name(self, query: str) -> str:
-        return digest(f"{self.agent.name}\n{last_turn(query)}")
 
     def close(self, hits: Sequence[Hit]) -> list[str]:
         """Names of the points that are as near as the guard's similarity."""
@@ -256,8 +243,6 @@ class Watchdog:
         entropies: Sequence[float | None],
     ) -> list[Decision]:
         """Of each query; without an entropy, as if it were that of the bound."""
-        if not len(vectors):
-            return []
         rows, width = bucket(len(vectors), 1), self.store.width
         query = np.zeros((rows, width), np.float32)
         query[: len(vectors)] = vectors
@@ -276,9 +261,8 @@ class Watchdog:
         for row, entropy in enumerate(entropies):
             own[row] = of_points[row, 0] if entropy is None else entropy
             highest[row] = own[row] if entropy is None else highest[row]
-        found = jax.device_get(
-            _decide(unit(query), own, near, cosines, of_points, highest, self.settings)
-        )
+        arrays = unit(query), own, near, cosines, of_points, highest
+        found = jax.device_get(_decide(*arrays, guard=self.settings))
         return [Decision(*one) for one in zip(*found, strict=True)][: len(vectors)]
 
     async def _entropies(
@@ -304,17 +288,8 @@ class Watchdog:
 
 
 @functools.partial(jax.jit, static_argnames="guard")
-def _decide(
-    query: Array,
-    entropy: Array,
-    vectors: Array,
-    cosines: Array,
-    entropies: Array,
-    highest: Array,
-    guard: Guard,
-) -> Decision:
-    each = jax.vmap(functools.partial(decide, guard=guard))
-    return each(query, entropy, vectors, cosines, entropies, highest)
+def _decide(*of_queries: Array, guard: Guard) -> Decision:
+    return jax.vmap(functools.partial(decide, guard=guard))(*of_queries)
 
 
 def _lacking(replies: Sequence[Reply]) -> str | None:

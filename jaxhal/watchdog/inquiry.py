@@ -2,7 +2,6 @@
 
 import asyncio
 import dataclasses
-import datetime
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
@@ -13,6 +12,7 @@ from jaxhal.datasets.jsonl import numbered_lines, parse, write_rows
 from jaxhal.llm.entailment import Entailment
 from jaxhal.reading.keys import digest
 from jaxhal.watchdog.agents import Agent, Reply
+from jaxhal.watchdog.bounds import now
 from jaxhal.watchdog.evaluators import Evaluator, Judgement
 from jaxhal.watchdog.journal import Journal, answered
 from jaxhal.watchdog.monitor import known_entropies
@@ -72,8 +72,7 @@ class Inquiry:
 
     async def _said(self, query: str, n: int, temperature: float) -> dict[str, Any]:
         (replies,) = await self.agent.respond([query], n, temperature)
-        now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-        return {"time": now, "replies": [dataclasses.asdict(one) for one in replies]}
+        return {"time": now(), "replies": [dataclasses.asdict(one) for one in replies]}
 
     async def _judged(self, query: str, replies: Sequence[Reply]) -> list[list[Any]]:
         queries = [query] * len(replies)
@@ -102,14 +101,9 @@ class Review:
     def write(self, nodes: Iterable[Node]) -> None:
         """What waits, beside what a person decided in the meantime, as it stands."""
         decided = _decided(self.path)
+        shown = ("query", "answer", "context", "why", "label")
         waiting = [
-            {
-                "query": node.query,
-                "answer": node.answer,
-                "context": node.context,
-                "why": node.why,
-                "label": None,
-            }
+            {name: getattr(node, name) for name in shown}
             for node in nodes
             if node.label is None and node.answer and node.query not in decided
         ]
@@ -127,15 +121,11 @@ def _decided(path: str | os.PathLike) -> dict[str, dict[str, Any]]:
             row = parse(line)
         except ValueError as error:
             raise ValueError(f"{path}, line {number}: {error}") from error
+        where, label = f"{path}, line {number}", row.get("label")
         if not isinstance(row.get("query"), str):
-            raise ValueError(
-                f"{path}, line {number}: 'query' is missing; keep the rows"
-            )
-        label = row.get("label")
+            raise ValueError(f"{where}: 'query' is missing; keep the rows")
         if label not in (0, 1, None) or isinstance(label, bool):
-            raise ValueError(
-                f"{path}, line {number}: 'label' is {label!r}; use 0, 1 or null"
-            )
+            raise ValueError(f"{where}: 'label' is {label!r}; use 0, 1 or null")
         if label is not None:
             found[row["query"]] = row
     return found

@@ -1,5 +1,6 @@
 """Boundary points in Milvus: a file on this machine, or a server, by one code."""
 
+import bisect
 import dataclasses
 import json
 from collections.abc import Sequence
@@ -180,12 +181,10 @@ def _size(fields: dict[str, Any]) -> int:
 def _shortened(text: str, over: int) -> str:
     """A text of so many bytes less in JSON, which says how much was cut."""
     room = max(0, len(json.dumps(text)) - 2 - over - _MARK)
-    low, high = 0, len(text)
-    while low < high:  # characters take from 1 to 12 bytes
-        middle = (low + high + 1) // 2
-        fits = len(json.dumps(text[:middle])) - 2 <= room
-        low, high = (middle, high) if fits else (low, middle - 1)
-    return f"{text[:low]} [{len(text) - low} characters are not stored]"
+    # Characters take from 1 to 12 bytes.
+    lengths = range(len(text) + 1)
+    fit = bisect.bisect(lengths, room, key=lambda n: len(json.dumps(text[:n])) - 2) - 1
+    return f"{text[:fit]} [{len(text) - fit} characters are not stored]"
 
 
 def _hit(found: Any) -> Hit:

@@ -77,12 +77,6 @@ def usable(text: str, query: str) -> str:
 
     It is the first line that ends in a question mark, or what stands between quotes
     there, without a number before it; the query that it was made of is none.
-
-    Example:
-      >>> usable('Sure!\\n1. "How is it treated?"\\n', "What is it?")
-      'How is it treated?'
-      >>> usable("What is it?", "what is it")
-      ''
     """
     for line in text.splitlines():
         quoted = _QUOTED.search(line)
@@ -94,10 +88,5 @@ def usable(text: str, query: str) -> str:
 
 
 def plain(query: str) -> str:
-    """A query without what does not matter: letters and digits in lower case.
-
-    Example:
-      >>> plain("What  is it?")
-      'what is it'
-    """
+    """A query without what does not matter: letters and digits in lower case."""
     return " ".join(re.findall(r"\w+", query.lower()))

@@ -10,18 +10,14 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from jaxhal.io.checks import one_of
 from jaxhal.serve.limits import Limits, options
-from jaxhal.watchdog.agents import (
-    Agent,
-    Pieces,
-    Reply,
-    ahead,
-    failed,
-    streamed,
-    together,
-)
+from jaxhal.watchdog.agents import Agent, Pieces, Reply
+from jaxhal.watchdog.agents.base import ahead, failed, streamed, together
 from jaxhal.watchdog.conversation import Conversation
 from jaxhal.watchdog.guarding import BLOCKED, Guarded, Watchdog
 from jaxhal.watchdog.wire import Fault, Wanted
+
+if TYPE_CHECKING:
+    from starlette.applications import Starlette
 
 # Of the last answers that feedback may name.
 _KEPT = 10_000
@@ -66,10 +62,6 @@ class Remembered:
             self.said[said] -= 1
             if not self.said[said]:
                 del self.said[said]
-
-
-if TYPE_CHECKING:
-    from starlette.applications import Starlette
 
 
 class Service:
@@ -144,16 +136,15 @@ class Service:
         async def first() -> Reply:
             return await anext(pieces, failed("the answer is empty"))
 
+        look = self.watchdog.check(want.prompt, self.remembered.said)
         try:
-            if self.mode == "block":
-                check = await self.watchdog.check(want.prompt, self.remembered.said)
-                if check.flagged:
-                    return Guarded(Reply(self.blocked), check, True), pieces
-                return Guarded(await first(), check, False), pieces
-            check, reply = await together(
-                self.watchdog.check(want.prompt, self.remembered.said), first()
-            )
-            return Guarded(reply, check, False), pieces
+            if self.mode == "flag":
+                check, reply = await together(look, first())
+                return Guarded(reply, check, False), pieces
+            check = await look
+            if check.flagged:
+                return Guarded(Reply(self.blocked), check, True), pieces
+            return Guarded(await first(), check, False), pieces
         except RuntimeError as error:
             raise Fault(503, str(error), "unavailable_error") from error
 

@@ -148,12 +148,7 @@ async def each(
 
 
 def named(function: Callable[..., Any]) -> str:
-    """What a function is called, or else its class.
-
-    Example:
-      >>> named(len)
-      'len'
-    """
+    """What a function is called, or else its class."""
     return getattr(function, "__name__", type(function).__name__)
 
 
