@@ -71,7 +71,6 @@ class Endpoint:
 
     Args:
       url: the base address, such as ``http://localhost:8000/v1``.
-      model: the model's name there.
       timeout: seconds that one attempt may wait for the server; three are made.
     """
 

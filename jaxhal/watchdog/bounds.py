@@ -24,13 +24,9 @@ class Point:
 
     Args:
       id: a point added under a known name takes the other's place.
-      query: what was asked.
-      response: what the agent said.
       context: what it had to say it from.
       entropy: semantic entropy of the agent's answers to the query, in nats.
       verdict: why the answer counts as hallucinated.
-      domain: what the query is about.
-      agent: name of the agent.
       time: when it answered, ISO 8601.
     """
 

@@ -63,12 +63,9 @@ class Explorer:
 
     Args:
       agent: whose bound is explored.
-      evaluator: judges its answers.
       generator: makes queries of others.
       seeds: queries of the domain to begin with, and to go on from.
-      store: where points go.
       folder: of the journal.
-      plan: how to explore.
       encoder: of queries, as :func:`jaxhal.models.encoders.load_encoder` takes it.
       entailment: what decides whether two answers mean the same.
     """

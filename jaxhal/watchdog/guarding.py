@@ -31,7 +31,6 @@ class Check(NamedTuple):
     Attributes:
       score: higher = more likely hallucinated, as :class:`jaxhal.watchdog.Decision` has
         it.
-      near: the query is near the bound.
       cosine: with the centroid of the three nearest points; -1 where they do not count.
       entropy: of the agent's answers, in nats; ``None`` where it was not asked for.
       hits: the points nearest to the query, or to the part of a conversation that has
@@ -66,12 +65,9 @@ class Watchdog:
     some answers, and how much they differ decides, unless the guard asks for none.
 
     Args:
-      agent: who is guarded.
-      store: its bound.
       guard: how queries are judged.
       encoder: of queries, the one that made the bound.
       samples: answers that an entropy is of.
-      temperature: at which they are drawn.
       answer_temperature: of the answer that :meth:`guard` gives.
       entailment: what decides whether two answers mean the same.
       domain: of the points that it learns, in words.

@@ -64,7 +64,6 @@ class Decision(NamedTuple):
     """What is known of a query.
 
     Attributes:
-      flagged: the agent may hallucinate.
       score: higher = more likely so; above 1 near the bound, up to 1 by entropy, the
         cosine with the centroid where no entropy counts.
       near: the query is near the bound, so its entropy does not matter.

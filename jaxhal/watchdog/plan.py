@@ -40,7 +40,6 @@ class Plan:
       branch: queries made of one that the agent hallucinated at, by a policy.
       samples: answers to a query that its entropy is of.
       temperature: at which those are drawn.
-      answer_temperature: of the answer that is judged.
       ways: that a query is changed in after a hallucination.
       how: ways are ``"reinforced"`` or taken at ``"random"``.
       shares: how rewards become probabilities: ``"softmax"`` or ``"shares"``.
@@ -87,13 +86,9 @@ class Node:
 
     Attributes:
       way: how it came about; ``"seed"`` where it is given.
-      depth: changes since its path began.
       parent: the query that it was made of.
       first: the query that its path began with.
-      answer: what the agent said; empty where it said nothing of use.
-      context: what it answered from.
       label: 1 hallucinated, 0 not, ``None`` unknown.
-      why: the reason, or the error.
       clean: whether none of its answers is known to be hallucinated.
       entropy: of its answers, in nats; not a number where there are none.
       reward: of equation (2); of a seed the entropy that it found, up to 1.

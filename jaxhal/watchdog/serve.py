@@ -71,13 +71,11 @@ class Service:
     answers that the proxy itself gave.
 
     Args:
-      watchdog: whose agent answers.
       mode: ``"flag"`` adds the verdict; ``"block"`` holds answers to flagged queries
         back, which the agent is then not asked for.
       token: that a client has to show; ``None`` asks for none, and then answers only by
         its own name, as :class:`jaxhal.serve.limits.Limited` has it.
       teacher: that whoever gives feedback has to show instead; by default the same.
-      limits: of requests and connections.
       blocked: what is said in place of an answer that is held back.
     """
 
