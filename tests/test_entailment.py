@@ -8,7 +8,7 @@ import pytest
 from test_encoding import LABELS, write
 
 from chat_server import serving
-from jaxhal.llm import backends, entailment
+from jaxhal.llm import entailment
 from jaxhal.llm.endpoint import Endpoint
 from jaxhal.llm.entailment import (
     EndpointInference,
@@ -42,8 +42,8 @@ def vectors(monkeypatch):
         asked.append(list(texts))
         return np.array([VECTORS[text] for text in texts], np.float32)
 
-    monkeypatch.setattr(backends, "embed", embed)
-    monkeypatch.setattr(backends, "kept_encoder", lambda source: source)
+    monkeypatch.setattr(entailment, "embed", embed)
+    monkeypatch.setattr(entailment, "kept_encoder", lambda source: source)
     return asked
 
 
@@ -104,7 +104,7 @@ def test_inference_names_classes_that_a_configuration_does_not(tmp_path, monkeyp
     found = Inference(folder, named)(pairs)
     theirs = encoding.classify(encoding.load_encoder(folder), pairs)
     np.testing.assert_allclose(found[:, [1, 2, 0]], theirs, atol=1e-6)
-    monkeypatch.setitem(backends._UNNAMED, folder, named)
+    monkeypatch.setitem(entailment._UNNAMED, folder, named)
     np.testing.assert_array_equal(Inference(folder)(pairs), found)
     # Long ones are read in windows, by the class that is named entailment.
     long = [(" ".join(f"w{n % 40}" for n in range(60)), "w3 w4")]
@@ -130,7 +130,7 @@ def test_a_reader_says_yes_by_its_odds():
     found = Reader(lm, batch_size=2)([*pairs, pairs[0]])
 
     def said(pair, reply):
-        prompt = backends.ASK.format(premise=pair[0], hypothesis=pair[1])
+        prompt = entailment.ASK.format(premise=pair[0], hypothesis=pair[1])
         row = lm.tokenizer.encode_example(Example(reply, prompt=prompt))
         tokens = np.concatenate([row.prompt_ids, row.response_ids])
         logp = jax.nn.log_softmax(lm.forward(tokens[None])[0])

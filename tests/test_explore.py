@@ -29,9 +29,9 @@ from jaxhal.watchdog import (
     Judgement,
     Plan,
 )
+from jaxhal.watchdog.inquiry import Review
 from jaxhal.watchdog.policy import TRANSFORMATIONS, probabilities, reward
 from jaxhal.watchdog.queries import plain, usable
-from jaxhal.watchdog.review import Review
 
 
 @pytest.fixture(scope="module")

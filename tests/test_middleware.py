@@ -12,8 +12,8 @@ from agentscope.model import ChatModelBase, ChatResponse
 from test_watchdog import FAR, KNOWN, encoder, watchdog  # noqa: F401  (a fixture)
 
 from jaxhal.watchdog import Guard, ask
+from jaxhal.watchdog.guarding import BLOCKED
 from jaxhal.watchdog.middleware import middleware, scoped
-from jaxhal.watchdog.verdict import BLOCKED
 
 NEAR = Guard(similarity=0.2)
 

@@ -32,10 +32,9 @@ from jaxhal.watchdog import (
     Reply,
     Watchdog,
     monitor,
-    remembered,
 )
+from jaxhal.watchdog.guarding import BLOCKED
 from jaxhal.watchdog.serve import Service
-from jaxhal.watchdog.verdict import BLOCKED
 from jaxhal.watchdog.wire import Fault, asked
 
 WIDTH = 32
@@ -624,7 +623,7 @@ def test_what_is_learnt_of_a_conversation(encoder):
 
 
 def test_only_so_much_is_remembered(encoder, monkeypatch):
-    monkeypatch.setattr(remembered, "_CHARACTERS", 90)
+    monkeypatch.setattr("jaxhal.watchdog.serve._CHARACTERS", 90)
     with proxy(Service(watchdog(encoder))) as port, client(port) as one:
         names = []
         for query in ("w1", "w2", "w3 " * 10):

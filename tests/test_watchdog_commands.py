@@ -39,14 +39,12 @@ from jaxhal.watchdog import (
     RagAgent,
     building,
     domain,
-    held_out,
 )
 from jaxhal.watchdog import ablations as ablating
 from jaxhal.watchdog import config as configs
 from jaxhal.watchdog import evaluate as evaluating
 from jaxhal.watchdog.agents import FROM_PASSAGES
-from jaxhal.watchdog.agents.recorded import Recorded
-from jaxhal.watchdog.journal import Journal
+from jaxhal.watchdog.journal import Journal, Recorded
 from jaxhal.watchdog.serve import Service
 from tiny_lm import tiny_lm
 
@@ -390,12 +388,12 @@ def test_evaluate(written, tmp_path, lm, monkeypatch):
         evaluating, "private_cache", lambda name: tmp_path / "cache" / name
     )
     # The tiny model says nothing right, so every other answer counts as such.
-    real, right = held_out.OverlapRule(), iter(range(1000))
+    real, right = domain.OverlapRule(), iter(range(1000))
 
     def rule(question, text):
         return real(question, text)._replace(label=next(right) % 2)
 
-    monkeypatch.setattr(held_out, "OverlapRule", lambda contained: rule)
+    monkeypatch.setattr(domain, "OverlapRule", lambda contained: rule)
     none = run("watchdog", "evaluate", written)
     assert none.exit_code == 2 and "holds no exploration" in none.output
     for more in ([], ["name=other", "plan.how=random"], ["name=third", "seed=1"]):

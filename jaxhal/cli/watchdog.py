@@ -86,7 +86,7 @@ def check(
     from jaxhal.datasets.jsonl import numbered_lines
     from jaxhal.watchdog.building import watchdog_of
     from jaxhal.watchdog.config import load_watch
-    from jaxhal.watchdog.verdict import verdict
+    from jaxhal.watchdog.guarding import verdict
 
     with usage():
         loaded = load_watch(config, setting or ())

@@ -10,8 +10,7 @@ import numpy as np
 from jaxtyping import Array
 from omegaconf import MISSING
 
-from jaxhal.datasets import Question
-from jaxhal.datasets import check_questions, load_questions
+from jaxhal.datasets import Question, check_questions, load_questions
 from jaxhal.generation import requests
 from jaxhal.io.checks import one_of
 from jaxhal.io.configuration import check_name

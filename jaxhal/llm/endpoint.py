@@ -38,15 +38,7 @@ _FENCED = re.compile(r"\s*```(?:json)?\n(.*)\n```\s*", re.DOTALL)
 
 
 def json_object(reply: str) -> dict[str, Any]:
-    """The JSON object that a reply is, fenced as code or not.
-
-    Raises:
-      ValueError: when it is none; the text says so to the one who replied.
-
-    Example:
-      >>> json_object('```json\\n{"parts": []}\\n```')
-      {'parts': []}
-    """
+    """The JSON object that a reply is, fenced as code or not; ValueError where none."""
     fenced = _FENCED.fullmatch(reply)
     try:
         found = json.loads(fenced[1] if fenced else reply)
@@ -73,26 +65,13 @@ class Useless(NoReply, ValueError):
 class Endpoint:
     """A chat model at an address, static by value.
 
-    The key is taken from $OPENAI_API_KEY; away from api.openai.com it may be unset.
-    It goes to whom :mod:`jaxhal.llm.hosts` lets have it: over https or to this machine,
-    and not to whom a configuration or a saved detector names without the user.
-
-    Attributes:
-      keyed: whether the server may have the key.
+    The key is $OPENAI_API_KEY; who may have it (``keyed``) says
+    :mod:`jaxhal.llm.hosts`, which raises :class:`~jaxhal.llm.hosts.Refused` at a server
+    that only data names.
 
     Args:
       url: the base address, such as ``http://localhost:8000/v1``.
-      model: the model's name there.
       timeout: seconds that one attempt may wait for the server; three are made.
-
-    Raises:
-      ValueError: when the address is no http URL, the model has no name, or the timeout
-        is not positive.
-      jaxhal.llm.hosts.Refused: when the user has not named a server that data names.
-
-    Example:
-      >>> Endpoint("http://localhost:8000/v1", "llama").path("Hello?").suffix
-      '.json'
     """
 
     url: str
@@ -109,7 +88,6 @@ class Endpoint:
 
     @property
     def name(self) -> str:
-        """Who answers, in words."""
         return f"{self.model} at {self.url}"
 
     def ask(self, question: str, accept: Callable[[str], object] = str) -> str:
@@ -123,11 +101,8 @@ class Endpoint:
           accept: raises ValueError, saying what is wrong, on a reply that is of no use.
 
         Raises:
-          ModuleNotFoundError: without the ``openai`` package.
-          Unanswered: when there is no answer to it, after the client's retries.
-          Useless: when no reply is accepted, or a kept one cannot be read.
-          RuntimeError: when the endpoint takes no question at all: a wrong key, or none
-            for api.openai.com, a wrong address or model; replies before it are kept.
+          NoReply: where this question is left without a reply of use.
+          RuntimeError: where every question would be: a wrong key, address or model.
         """
         kept = self._kept(question)
         if kept is not None and _fault(kept, accept) is None:
@@ -169,20 +144,18 @@ class Endpoint:
         with replacing(path, private=True) as file:
             json.dump(self._request(asked) | {"reply": reply}, file, indent=1)
 
-    def _messages(self, asked: str) -> list[Any]:
-        return [{"role": "user", "content": asked}]
-
     def _request(self, asked: str) -> dict[str, Any]:
-        about = {"endpoint": self.url, "model": self.model}
-        return about | {"messages": self._messages(asked)}
+        messages = [{"role": "user", "content": asked}]
+        return {"endpoint": self.url, "model": self.model, "messages": messages}
 
     def _ask(self, asked: str) -> str:
         openai = self.client_library()
         try:
             # A client of its own each time leaves no connection open behind it.
             with self.client() as client:
+                messages = self._request(asked)["messages"]
                 answer = client.chat.completions.create(
-                    model=self.model, messages=self._messages(asked), temperature=0
+                    model=self.model, messages=messages, temperature=0
                 )
         # A reply nested too deep for a parser is malformed as well.
         except (openai.OpenAIError, ValueError, RecursionError) as error:
@@ -211,10 +184,8 @@ class Endpoint:
     def client(self, retries: int = 2, turn: Any = None) -> Any:
         """A client whose requests and responses are looked at.
 
-        Args:
-          retries: requests made after the first.
-          turn: a coroutine function that every request waits for first; with one the
-            client is asynchronous.
+        With ``turn``, a coroutine function that every request waits for first, it is
+        asynchronous.
         """
         openai = self.client_library()
 
@@ -254,10 +225,7 @@ class Endpoint:
         request.headers["Authorization"] = f"Bearer {_NO_KEY}"
 
     def _bounded(self, response: Any) -> None:
-        """Has a response end in the client's error, which the client passes on.
-
-        That is where it sends its askers elsewhere, is too much or takes too long.
-        """
+        """Ends one that redirects, is too much or too slow in the client's error."""
         openai = self.client_library()
         if response.has_redirect_location:
             raise openai.PermissionDeniedError(
@@ -275,9 +243,8 @@ class Endpoint:
             if size > MOST_BYTES:
                 raise openai.OpenAIError(f"the server sent over {MOST_BYTES} bytes")
             if time.monotonic() > ends:
-                raise openai.OpenAIError(
-                    f"no whole answer in {self.patience:.0f} seconds"
-                )
+                late = f"no whole answer in {self.patience:.0f} seconds"
+                raise openai.OpenAIError(late)
             return piece
 
         async def bounded(chunk_size: int | None = None) -> AsyncIterator[bytes]:
@@ -293,11 +260,7 @@ class Endpoint:
         return max(PATIENCE, 10 * self.timeout)
 
     def client_library(self) -> Any:
-        """The ``openai`` package.
-
-        Raises:
-          ModuleNotFoundError: without it.
-        """
+        """The ``openai`` package."""
         try:
             import openai
         except ModuleNotFoundError as error:
@@ -317,11 +280,7 @@ class Endpoint:
         )
 
     def key(self) -> str:
-        """What the server is told of who asks.
-
-        Raises:
-          RuntimeError: when there is none for api.openai.com.
-        """
+        """What the server is told of who asks."""
         key = os.environ.get("OPENAI_API_KEY") if self.keyed else None
         if self.keyed and not key and hosts.server_of(self.url).is_openai:
             raise RuntimeError(
@@ -352,11 +311,7 @@ def trusted() -> ssl.SSLContext:
 
 
 def content_of(answer: Any) -> tuple[Any, bool]:
-    """The text of a completion, cut or not.
-
-    Raises:
-      ValueError: where it is something else.
-    """
+    """The text of a completion, cut or not; ValueError where it is something else."""
     with contextlib.suppress(AttributeError, IndexError, TypeError):
         (choice, *_) = answer.choices
         return choice.message.content, is_cut(choice)
@@ -369,15 +324,7 @@ def is_cut(choice: Any) -> bool:
 
 
 def endpoint_of(url: str | None, model: str | None) -> Endpoint | None:
-    """The endpoint that is asked in place of the reader; ``None`` for the reader.
-
-    Raises:
-      ValueError: when only one of the two is given, or they name nothing.
-
-    Example:
-      >>> endpoint_of("http://localhost:8000/v1", "llama").model
-      'llama'
-    """
+    """The endpoint that is asked in place of the reader; ``None`` for the reader."""
     if url is None and model is None:
         return None
     if url is None or model is None:

@@ -1,32 +1,244 @@
 """Does one text follow from another?  Backends that say so, behind one protocol.
 
 A backend is any callable from pairs (premise, hypothesis) to probabilities of
-contradiction, neutral and entailment, ``Float[pairs 3]``, with a ``name`` that goes
-into every result.
+contradiction, neutral and entailment, ``Float[pairs 3]``, with a ``name``.
 """
 
+import dataclasses
 import re
 from collections.abc import Sequence
 from typing import Any, Protocol, runtime_checkable
 
+import jax
 import numpy as np
 from jaxtyping import Float
 
-from jaxhal.llm.backends import EndpointInference as EndpointInference
-from jaxhal.llm.backends import Inference as Inference
-from jaxhal.llm.backends import Pair as Pair
-from jaxhal.llm.backends import Reader as Reader
-from jaxhal.llm.backends import Similarity as Similarity
-from jaxhal.llm.backends import YesNo as YesNo
-from jaxhal.llm.endpoint import Endpoint
+from jaxhal import texts
+from jaxhal.capture.forward import read_rows
+from jaxhal.features.consistency import selfcheck_prompt
+from jaxhal.features.uncertainty import TextLogprob
+from jaxhal.llm.endpoint import Endpoint, json_object
+from jaxhal.models.encoders.encoding import classify, embed, kept_encoder
 from jaxhal.models.lm import LM
+from jaxhal.types import Example
+
+Pair = tuple[str, str]
+
+_CLASSES = ("contradiction", "neutral", "entailment")
+# Classes of published encoders whose configuration does not name them.
+_UNNAMED = {"potsawee/deberta-v3-large-mnli": ("entailment", "contradiction")}
+ASK = """\
+First text: {premise}
+
+Second text: {hypothesis}
+
+If the first text is true, is the second text true as well? Reply with one word, Yes \
+or No.
+"""
+CLASSIFY = """\
+First text: {premise}
+
+Second text: {hypothesis}
+
+What does the first text say of the second? Reply with nothing but a JSON object of \
+this form:
+{{"relation": "entailment"}}
+where the relation is "entailment" if the second text follows from the first, \
+"contradiction" if both cannot be true, and "neutral" otherwise.
+"""
+
+
+@dataclasses.dataclass(frozen=True)
+class Similarity:
+    """Likeness of embeddings in place of entailment: it knows no negation.
+
+    The mean over one text's sentences of the highest cosine with one of the other's, of
+    both directions the higher; it becomes a probability that is a half at
+    ``threshold``.  ``source`` is an encoder, as
+    :func:`jaxhal.models.encoders.load_encoder` takes it.
+    """
+
+    source: str = "all-minilm-l6-v2"
+    threshold: float = 0.8
+
+    def __post_init__(self):
+        if not 0 < self.threshold < 1:
+            raise ValueError(f"threshold is {self.threshold}; give one in (0, 1)")
+
+    @property
+    def name(self) -> str:
+        return f"similarity of embeddings ({self.source})"
+
+    def __call__(self, pairs: Sequence[Pair], /) -> Float[np.ndarray, "pairs 3"]:
+        parts = {
+            text: [s.text for s in texts.sentences(text)] or [text]
+            for pair in pairs
+            for text in pair
+        }
+        every = list(dict.fromkeys(s for some in parts.values() for s in some))
+        vectors = embed(kept_encoder(self.source), every, progress=False)
+        place = {sentence: at for at, sentence in enumerate(every)}
+        rows = {text: [place[s] for s in some] for text, some in parts.items()}
+        alike = np.array(
+            [_likeness(vectors[rows[a]], vectors[rows[b]]) for a, b in pairs]
+        )
+        high = 0.5 + 0.5 * (alike - self.threshold) / (1 - self.threshold)
+        low = 0.5 * np.maximum(alike, 0.0) / self.threshold
+        entailed = np.clip(np.where(alike >= self.threshold, high, low), 0.0, 1.0)
+        zero = np.zeros_like(entailed)
+        return np.stack([1 - entailed, zero, entailed], 1).astype(np.float32)
+
+
+def _likeness(first: np.ndarray, second: np.ndarray) -> float:
+    cosine = first @ second.T
+    return float(max(cosine.max(1).mean(), cosine.max(0).mean()))
+
+
+@dataclasses.dataclass(frozen=True)
+class Inference:
+    """A classifier trained for natural language inference.
+
+    Args:
+      source: an encoder, as :func:`jaxhal.models.encoders.load_encoder` takes it.
+      labels: its classes in order; by default those that its configuration names.
+    """
+
+    source: str
+    labels: tuple[str, ...] | None = None
+
+    @property
+    def name(self) -> str:
+        return f"natural language inference ({self.source})"
+
+    def __call__(self, pairs: Sequence[Pair], /) -> Float[np.ndarray, "pairs 3"]:
+        encoder = kept_encoder(self.source)
+        named = self.labels or _UNNAMED.get(self.source, encoder.labels)
+        labels = [label.lower() for label in named]
+        if len(labels) != len(encoder.labels):
+            raise ValueError(
+                f"labels is {tuple(named)}, but encoder {self.source!r} has "
+                f"{len(encoder.labels)} classes; name each of them"
+            )
+        missing = {"entailment", "contradiction"} - set(labels)
+        if missing:
+            raise ValueError(
+                f"encoder {self.source!r} has the labels {', '.join(named)}, "
+                f"none of them {' or '.join(sorted(missing))}; use a model of natural "
+                "language inference, and name its classes by labels=(...) or in its "
+                "config.json where they are LABEL_0 and so on"
+            )
+        found = classify(encoder, pairs, labels=labels, progress=False)
+        # Some are trained without a neutral class.
+        columns = [
+            found[:, labels.index(name)] if name in labels else np.zeros(len(found))
+            for name in _CLASSES
+        ]
+        return np.stack(columns, 1).astype(np.float32)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Reader:
+    """A language model asked whether a text follows, by its odds of Yes and No.
+
+    Nothing is generated.  What is not entailed counts as a contradiction.
+
+    Args:
+      ask: the question, with ``{premise}``, put on one line, and ``{hypothesis}`` in
+        it.
+      batch_size: rows read together, two for each question.
+    """
+
+    lm: LM
+    ask: str = ASK
+    batch_size: int = 16
+
+    def __post_init__(self):
+        if self.batch_size < 2:
+            raise ValueError(
+                f"batch_size is {self.batch_size}; give at least 2, as a question is "
+                "read with both replies"
+            )
+
+    @property
+    def name(self) -> str:
+        return f"{self.lm.name} asked yes or no"
+
+    def __call__(self, pairs: Sequence[Pair], /) -> Float[np.ndarray, "pairs 3"]:
+        distinct = list(dict.fromkeys(pairs))
+        tokenizer = self.lm.require_tokenizer()
+        rows = [
+            tokenizer.encode_example(Example(reply, prompt=_filled(self.ask, pair)))
+            for pair in distinct
+            for reply in ("Yes", "No")
+        ]
+        said = read_rows(
+            self.lm, rows, TextLogprob(), batch_size=self.batch_size, copies=2
+        )
+        odds = np.reshape(said, (-1, 2))
+        entailed = np.asarray(jax.nn.sigmoid(odds[:, 0] - odds[:, 1]))
+        known = dict(zip(distinct, entailed, strict=True))
+        yes = np.array([known[pair] for pair in pairs], np.float32)
+        return np.stack([1 - yes, np.zeros_like(yes), yes], 1)
+
+
+@dataclasses.dataclass(frozen=True)
+class EndpointInference:
+    """A model behind an OpenAI-compatible endpoint names the relation."""
+
+    endpoint: Endpoint
+
+    @property
+    def name(self) -> str:
+        return self.endpoint.name
+
+    def __call__(self, pairs: Sequence[Pair], /) -> Float[np.ndarray, "pairs 3"]:
+        found = []
+        for premise, hypothesis in pairs:
+            question = CLASSIFY.format(premise=premise, hypothesis=hypothesis)
+            reply = self.endpoint.ask(question, accept=_relation)
+            found.append(_CLASSES.index(_relation(reply)))
+        return np.eye(3, dtype=np.float32)[found]
+
+
+@dataclasses.dataclass(frozen=True)
+class YesNo:
+    """A model behind an OpenAI-compatible endpoint is asked whether a text follows.
+
+    What its reply begins with decides: Yes is entailment, No contradiction, anything
+    else half of each (Manakul et al., SelfCheckGPT, 2023, section 5.5).
+    """
+
+    endpoint: Endpoint
+    ask: str = ASK
+
+    @property
+    def name(self) -> str:
+        return f"{self.endpoint.name} asked yes or no"
+
+    def __call__(self, pairs: Sequence[Pair], /) -> Float[np.ndarray, "pairs 3"]:
+        replies = [self.endpoint.ask(_filled(self.ask, pair)) for pair in pairs]
+        no = np.array([selfcheck_prompt([reply]) for reply in replies], np.float32)
+        return np.stack([no, np.zeros_like(no), 1 - no], 1)
+
+
+def _filled(ask: str, pair: Pair) -> str:
+    premise, hypothesis = pair
+    return ask.format(premise=" ".join(premise.split()), hypothesis=hypothesis)
+
+
+def _relation(reply: str) -> str:
+    found = json_object(reply).get("relation")
+    if found not in _CLASSES:
+        raise ValueError(f"the relation is {found!r}, not one of {', '.join(_CLASSES)}")
+    return found
+
 
 _ENDPOINT = re.compile(r"endpoint:(.+)@(https?://.+)")
 
 
 @runtime_checkable
 class Entailment(Protocol):
-    """What a backend offers; ``name`` says what it is, and is part of results."""
+    """What a backend offers; its ``name`` is part of results."""
 
     @property
     def name(self) -> str: ...
@@ -35,11 +247,7 @@ class Entailment(Protocol):
 
 
 class Remembered:
-    """A backend that is asked about each pair once, as long as this lives.
-
-    Args:
-      backend: what is asked.
-    """
+    """A backend that is asked about each pair once, as long as this lives."""
 
     def __init__(self, backend: Entailment):
         self._backend = backend
@@ -59,19 +267,8 @@ class Remembered:
 def resolve(backend: Any, lm: LM | None = None) -> Entailment:
     """A backend by how configurations name it, or the one given.
 
-    Args:
-      backend: ``"similarity"``, ``"nli:SOURCE"`` with an encoder, ``"reader"``,
-        ``"endpoint:MODEL@URL"`` with an OpenAI-compatible one, or a callable with a
-        ``name``.
-      lm: the reader, for a backend that asks it.
-
-    Raises:
-      ValueError: on another text.
-      TypeError: on anything else.
-
-    Example:
-      >>> resolve("similarity").name
-      'similarity of embeddings (all-minilm-l6-v2)'
+    That is ``"similarity"``, ``"nli:SOURCE"`` with an encoder, ``"reader"``, which asks
+    ``lm``, or ``"endpoint:MODEL@URL"`` with an OpenAI-compatible one.
     """
     if not isinstance(backend, str):
         if not isinstance(backend, Entailment):
@@ -95,11 +292,7 @@ def resolve(backend: Any, lm: LM | None = None) -> Entailment:
 
 
 def named(backend: Any) -> str:
-    """What decides, in words; a reader's name is known only once it reads.
-
-    Raises:
-      ValueError, TypeError: as :func:`resolve`.
-    """
+    """What decides, in words; a reader's name is known only once it reads."""
     if backend == "reader":
         return "the reader asked yes or no"
     return resolve(backend).name
@@ -108,13 +301,8 @@ def named(backend: Any) -> str:
 def answering(backend: Entailment, question: str | None, text: str) -> str:
     """A text as an answer to a question, as a backend should see it.
 
-    The published code puts the question before each answer.  Likeness of embeddings
-    would then find the question in both texts, so that any two answers look alike; it
-    gets the text alone.
-
-    Example:
-      >>> answering(Similarity(), "Who?", "Ann.")
-      'Ann.'
+    The published code puts the question before each answer, in which likeness of
+    embeddings would find all answers alike; it gets the text alone.
     """
     alone = not question or not text or isinstance(backend, Similarity)
     return text if alone else f"{question} {text}"
@@ -123,16 +311,7 @@ def answering(backend: Entailment, question: str | None, text: str) -> str:
 def of_each(
     backend: Entailment, lists: Sequence[Sequence[Pair]]
 ) -> list[Float[np.ndarray, "pairs 3"]]:
-    """What a backend says of each list of pairs, in one call of it.
-
-    Example:
-      >>> class Never:
-      ...     name = "never"
-      ...     def __call__(self, pairs):
-      ...         return np.tile([1.0, 0.0, 0.0], (len(pairs), 1))
-      >>> [len(found) for found in of_each(Never(), [[("a", "b")], [], [("a", "c")]])]
-      [1, 0, 1]
-    """
+    """What a backend says of each list of pairs, in one call of it."""
     pairs = [pair for some in lists for pair in some]
     found = np.asarray(backend(pairs)) if pairs else np.zeros((0, 3))
     return np.split(found, np.cumsum([len(some) for some in lists])[:-1])
@@ -143,14 +322,7 @@ def both_ways(
 ) -> list[Float[np.ndarray, "samples samples 3"]]:
     """Between all samples of each list, both directions, in one call of the backend.
 
-    Equal texts entail each other and are not asked about.
-
-    Args:
-      backend: what decides.
-      samples: lists of texts.
-
-    Returns:
-      ``[i, j]``: sample ``i`` as the premise, ``j`` as the hypothesis.
+    ``[i, j]`` has sample ``i`` as the premise.  Equal texts are not asked about.
     """
     pairs = {(a, b): None for some in samples for a in some for b in some if a != b}
     known: dict[Pair, np.ndarray] = {}

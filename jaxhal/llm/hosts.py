@@ -12,7 +12,7 @@ import contextvars
 import ipaddress
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from jaxhal.io.showing import shown
@@ -44,7 +44,6 @@ class Server(NamedTuple):
 
     @property
     def is_local(self) -> bool:
-        """Whether it is on this machine."""
         if self.host == "localhost":
             return True
         try:
@@ -54,7 +53,6 @@ class Server(NamedTuple):
 
     @property
     def is_openai(self) -> bool:
-        """Whether it is OpenAI's own, and surely so."""
         return self == Server("https", "api.openai.com", 443)
 
     @property
@@ -64,16 +62,7 @@ class Server(NamedTuple):
 
 
 def server_of(url: str) -> Server:
-    """The server behind an address.
-
-    Raises:
-      ValueError: on what is no plain http address; one with a user's name or password
-        in it is none.
-
-    Example:
-      >>> server_of("https://API.example.org/v1")
-      Server(scheme='https', host='api.example.org', port=443)
-    """
+    """The server behind a plain http address, without user and password."""
     if not (found := _ADDRESS.fullmatch(url)):
         bare = url.rpartition("@")[2]  # what is before it may be a password
         raise ValueError(
@@ -84,35 +73,18 @@ def server_of(url: str) -> Server:
     return Server(scheme.lower(), host.lower(), int(port or _PORTS[scheme.lower()]))
 
 
-def is_named(
-    server: Server, names: Iterable[str] = (), environ: Mapping[str, str] = os.environ
-) -> bool:
-    """Whether the user has named a server's host.
-
-    That is by ``names``, with or without a port, or in the environment.
-
-    Raises:
-      ValueError: on a name that is no host.
-
-    Example:
-      >>> is_named(server_of("https://a.org/v1"), ["a.org:8000"], {})
-      False
-    """
-    given = (name.strip() for name in environ.get(VARIABLE, "").split(","))
+def is_named(server: Server, names: Iterable[str]) -> bool:
+    """Whether the user named a server's host, by ``names`` or in the environment."""
+    given = (name.strip() for name in os.environ.get(VARIABLE, "").split(","))
     places = [place_of(name) for name in (*names, *filter(None, given))]
-    if base := environ.get("OPENAI_BASE_URL"):
+    if base := os.environ.get("OPENAI_BASE_URL"):
         places.append(server_of(base)[1:])
-    return any(
-        host == server.host and port in (None, server.port) for host, port in places
-    )
+    ports = [port for host, port in places if host == server.host]
+    return None in ports or server.port in ports
 
 
 def place_of(name: str) -> tuple[str, int | None]:
-    """Host and port that a name in $JAXHAL_ENDPOINTS stands for.
-
-    Raises:
-      ValueError: on what is neither ``host`` nor ``host:port``.
-    """
+    """Host and port that a name in $JAXHAL_ENDPOINTS stands for."""
     if not (found := _PLACE.fullmatch(name)):
         raise ValueError(
             f"{shown(name)!r} names no host; write such as 'api.example.org' or "
@@ -130,9 +102,7 @@ class _Bringer(NamedTuple):
     trusted: bool
 
 
-_BRINGER: contextvars.ContextVar[_Bringer | None] = contextvars.ContextVar(
-    "bringer", default=None
-)
+_BRINGER = contextvars.ContextVar[_Bringer | None]("bringer", default=None)
 
 
 @contextlib.contextmanager
@@ -159,12 +129,7 @@ def brought(
 
 
 def keyed(url: str) -> bool:
-    """Whether a server may have the user's keys, if it may be asked at all.
-
-    Raises:
-      ValueError: as :func:`server_of`.
-      Refused: on a server that is named by data, and not by the user.
-    """
+    """Whether a server may have the user's keys; Refused where it may not be asked."""
     server, bringer = server_of(url), _BRINGER.get()
     if bringer is None:
         return server.is_safe
@@ -179,12 +144,7 @@ def keyed(url: str) -> bool:
     return server.is_safe and (named or usual)
 
 
-def hidden(text: object, environ: Mapping[str, str] = os.environ) -> str:
-    """What an error says, without the user's key, should a server have said it back.
-
-    Example:
-      >>> hidden("no such key: sk-123456", {"OPENAI_API_KEY": "sk-123456"})
-      'no such key: $OPENAI_API_KEY'
-    """
-    key, said = environ.get("OPENAI_API_KEY", ""), str(text)
+def hidden(text: object) -> str:
+    """What an error says, without the user's key, should a server have said it back."""
+    key, said = os.environ.get("OPENAI_API_KEY", ""), str(text)
     return said.replace(key, "$OPENAI_API_KEY") if len(key) >= _SECRET else said

@@ -47,11 +47,7 @@ _ENOUGH = 0.5
 
 @runtime_checkable
 class Answerable(Protocol):
-    """A question with what a right answer says, as :class:`~jaxhal.datasets.Question`.
-
-    ``text`` is the question, ``answer`` a reference answer or several, ``context`` the
-    text that it is about, if it is about one.
-    """
+    """A question with its reference answers, as :class:`~jaxhal.datasets.Question`."""
 
     @property
     def text(self) -> str: ...
@@ -64,11 +60,8 @@ class Answerable(Protocol):
 class Verdict(NamedTuple):
     """What a judge says of an answer.
 
-    Attributes:
-      label: 1 when it is hallucinated, 0 when it is not, ``None`` when the judge cannot
-        tell, so that it is best left out.
-      why: the reason, in words.
-      spans: the hallucinated characters, ``None`` when the judge looks for none.
+    ``label`` is 1 hallucinated, 0 not, ``None`` best left out; ``spans`` are the
+    hallucinated characters, ``None`` when the judge looks for none.
     """
 
     label: int | None
@@ -80,16 +73,7 @@ Judge = Callable[[Answerable, str], Verdict]
 
 
 def references(question: Answerable) -> tuple[str, ...]:
-    """The reference answers to a question, at least one.
-
-    Raises:
-      ValueError: when there is none.
-
-    Example:
-      >>> from jaxhal.datasets import Question
-      >>> references(Question("Capital of France?", "Paris"))
-      ('Paris',)
-    """
+    """The reference answers to a question, at least one."""
     answer = question.answer
     found = (answer,) if isinstance(answer, str) else tuple(answer)
     if not found:
@@ -108,31 +92,18 @@ class ReferenceRule:
       answer: it may be hallucinated; ``confirm`` decides.
     * Otherwise the label is ``None``.
 
-    With ``refusals``, an answer that declines (:func:`~jaxhal.texts.declines`), and is
-    no reference itself, is grounded if a reference declines too; otherwise its label is
-    ``None``, for it asserts nothing, whatever words it shares with a reference.
-
-    The paper does not say which ROUGE-L it takes, here the F measure of the nearest
-    reference; how words are compared, here normalised as by
-    :func:`~jaxhal.texts.normalise`; what becomes of the answers in between, here left
-    out; nor of those that its annotator does not confirm, here the verdict of
-    ``confirm`` as it is.
+    The paper leaves open which ROUGE-L it takes, how words are compared, and what
+    becomes of answers in between: here the F measure with the nearest reference,
+    normalised words, and left out.
 
     Args:
       confirm: judges answers that may be hallucinated, in the paper a language model
         such as :class:`EndpointJudge`; without one they all count as hallucinated.
       contained: the label of an answer that a reference stands in by whole words, and
-        that says more; ``None`` as in the paper.  It stays ``None`` where only letters
-        agree, as those of "no" in "unknown".
-      refusals: look for them; the paper leaves them to its annotator.
-      nearness: to a reference: ``"rouge_l"`` as in the paper, or ``"unigram_f1"``,
-        which never is less, as words count in any order: it suspects fewer answers.
-
-    Raises:
-      ValueError: on another ``nearness``.
-
-    Raises on a call:
-      ValueError: without a reference answer, or where ``confirm`` does.
+        that says more.
+      refusals: an answer that declines is grounded if a reference declines too, and has
+        no label otherwise.
+      nearness: ``"rouge_l"``, or ``"unigram_f1"``, which suspects fewer answers.
 
     Example:
       >>> from jaxhal.datasets import Question
@@ -181,24 +152,14 @@ class ReferenceRule:
 class OverlapRule:
     """An answer is hallucinated when its overlap with every reference is under 0.5.
 
-    See :func:`jaxhal.texts.overlap`.
-
-    Args:
-      contained: unless a reference stands in it by whole words, and it does not
-        decline (:func:`~jaxhal.texts.declines`).  A sentence that holds a reference of
-        two words has little overlap with it; the paper has no such case.
-
-    Raises on a call:
-      ValueError: without a reference answer.
+    That is :func:`jaxhal.texts.overlap` (Liu et al., HalMit, 2025, section 4.1).  With
+    ``contained``, not if a reference stands in it by whole words and it does not
+    decline.
 
     Example:
       >>> from jaxhal.datasets import Question
       >>> OverlapRule()(Question("Capital of France?", "Paris"), "It is Paris")
       Verdict(label=0, why='overlap with the nearest reference is 0.50', spans=())
-
-    References:
-      Liu et al., Towards Mitigation of Hallucination for LLM-empowered Agents, 2025,
-      section 4.1.
     """
 
     contained: bool = False
@@ -217,16 +178,9 @@ class OverlapRule:
 class EndpointJudge:
     """A language model is asked whether an answer is hallucinated, and in which parts.
 
-    The source that it is shown is the context; the reference answers only where there
-    is none.  A reply that cannot be read, or that lists what does not stand in the
-    answer, is asked for again, up to twice.  Each part counts where it first stands.
-
-    Args:
-      endpoint: the model; its replies are kept, so that nothing is asked twice.
-
-    Raises on a call:
-      ValueError: when the answer is empty, or no reply can be read.
-      RuntimeError: when the endpoint does not answer.
+    It is shown the context, or else the reference answers.  A reply that cannot be
+    read, or that lists what does not stand in the answer, is asked for again, up to
+    twice.
 
     References:
       Bazarova et al., 2025, table 6: Yes, No or N/A of GPT-4o, without the parts.

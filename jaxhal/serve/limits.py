@@ -1,8 +1,7 @@
 """What clients may take of a server: bytes, seconds, connections, and names of it.
 
-It knows nothing of what is served: :class:`Limited` wraps any ASGI application, and
-:func:`options` are for uvicorn, which by itself waits for ever for the rest of a
-request, and for a client to read.
+:class:`Limited` wraps any ASGI application, :func:`options` are for uvicorn, which by
+itself waits for ever for the rest of a request, and for a client to read.
 """
 
 import dataclasses
@@ -28,9 +27,6 @@ class Limits:
       unread: seconds that a client has to take what is sent to it, 48 KiB at a time.
       per_client: connections from one address.
       connections: from all; half of what the process may open, where that is less.
-
-    Raises:
-      ValueError: on a limit that lets nothing through.
     """
 
     largest: int = 1 << 20
@@ -49,13 +45,11 @@ class Limits:
 class Limited:
     """An ASGI application that is told only what is small enough, and meant for it.
 
-    A body that is too large raises starlette's ``HTTPException`` 413 where the
-    application reads it.  A request by a name that is not the server's is answered 421:
-    a web page that makes its own name point here could otherwise ask in the name of
-    whoever looks at it.
+    A body that is too large raises starlette's ``HTTPException`` 413 where it is read.
+    A request by a name that is not the server's is answered 421, as a web page may make
+    its own name point here.
 
     Args:
-      app: what is served.
       largest: bytes of a body.
       host: where it listens: that name, ``localhost`` and loopback addresses are its
         own, and all addresses in numbers where it listens at all of them.  ``None``
@@ -93,14 +87,7 @@ class Limited:
 
 
 def is_own(named: str, host: str) -> bool:
-    """Whether a request's Host names a server that listens at ``host``.
-
-    Example:
-      >>> [is_own(name, "0.0.0.0") for name in ("localhost:80", "10.0.0.1", "a.org")]
-      [True, True, False]
-      >>> [is_own(name, "127.0.0.1") for name in ("[::1]:80", "10.0.0.1", "a.org")]
-      [True, False, False]
-    """
+    """Whether a request's Host names a server that listens at ``host``."""
     try:
         found = place_of(named)[0].strip("[]")
     except ValueError:
@@ -133,9 +120,9 @@ def _connections(most: int) -> int:
 def options(limits: Limits) -> dict[str, Any]:
     """What ``uvicorn.run`` or ``uvicorn.Config`` is given to keep limits.
 
-    A request that is late is answered 408; who does not read is hung up on.  Where an
-    address, or all, would hold too many connections, the one that has waited longest
-    for the rest of a request makes way, or else the new one is answered 503.
+    A request that is late is answered 408; who does not read is hung up on.  Where
+    there are too many connections, the one that has waited longest for the rest of a
+    request makes way, or else the new one is answered 503.
     """
     import h11
     from uvicorn.protocols.http.h11_impl import H11Protocol

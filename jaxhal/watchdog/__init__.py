@@ -36,6 +36,6 @@ from jaxhal.watchdog.monitor import decide as decide
 from jaxhal.watchdog.monitor import monitor as monitor
 from jaxhal.watchdog.plan import Node as Node
 from jaxhal.watchdog.plan import Plan as Plan
-from jaxhal.watchdog.policy import Training as Training
+from jaxhal.watchdog.plan import Training as Training
 from jaxhal.watchdog.queries import Generator as Generator
 from jaxhal.watchdog.serve import Service as Service

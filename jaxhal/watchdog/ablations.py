@@ -49,11 +49,8 @@ def ablated(
     hits = [at for at, row in enumerate(asked, 1) if row["label"] == 1]
     counts = {max(hits[0], round(part * len(asked))) for part in _PARTS if hits}
     queried = [{"value": count, **after(count)} for count in sorted(counts)]
-    tables = {
-        "similarity (epsilon)": epsilon,
-        _GAMMA: gamma,
-        "queries explored": queried,
-    }
+    tables = {"similarity (epsilon)": epsilon, _GAMMA: gamma}
+    tables |= {"queries explored": queried}
     return {name: rows for name, rows in tables.items() if rows}
 
 
@@ -86,9 +83,8 @@ def _reached(
 def _beginning(encoder: str, asked: Sequence[Mapping[str, Any]]) -> ExactStore:
     """The bound that some queries made."""
     hits = [row for row in asked if row["label"] == 1]
-    vectors = embed(
-        kept_encoder(encoder), [row["query"] for row in hits], progress=False
-    )
+    queries = [row["query"] for row in hits]
+    vectors = embed(kept_encoder(encoder), queries, progress=False)
     found = ExactStore(vectors.shape[1])
     points = [
         Point(digest(row["query"]), row["query"], row["answer"], entropy=row["entropy"])
@@ -108,12 +104,12 @@ def markdown(
         table = results.interval_markdown(rows)
         lines += [f"## Over {escaped(setting)}", "", table, ""]
         if setting == _GAMMA:
-            lines += [
+            reached = (
                 f"Of the shares {shares} those in the table were reached, each after "
                 f"at least {least} queries; those reached after as many queries have "
-                "one bound.",
-                "",
-            ]
+                "one bound."
+            )
+            lines += [reached, ""]
     if _GAMMA not in changes:
         lines += [f"## Over {_GAMMA}", "", f"None of {shares} was reached.", ""]
     return lines

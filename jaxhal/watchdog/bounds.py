@@ -2,6 +2,7 @@
 
 import base64
 import dataclasses
+import datetime
 import numbers
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,6 +14,7 @@ from jaxtyping import Float
 
 from jaxhal.io.files import append, lines_of
 from jaxhal.io.showing import shown
+from jaxhal.reading.keys import digest
 from jaxhal.watchdog.index import Index, checked
 
 
@@ -21,20 +23,11 @@ class Point:
     """A query that an agent hallucinated at: a point of its generalization bound.
 
     Args:
-      id: its name; a point added under a known name takes the other's place.
-      query: what was asked.
-      response: what the agent said.
-      context: what it had to say it from; empty when it is not known.
+      id: a point added under a known name takes the other's place.
+      context: what it had to say it from.
       entropy: semantic entropy of the agent's answers to the query, in nats.
       verdict: why the answer counts as hallucinated.
-      domain: what the query is about.
-      agent: name of the agent.
       time: when it answered, ISO 8601.
-
-    Raises:
-      TypeError: on a text that is none, or an entropy that is no number.
-      ValueError: on a point without a name or a query, or an entropy that is not
-        finite.
     """
 
     id: str
@@ -55,11 +48,8 @@ class Point:
                     f"{name} of a point is {shown(value)}; give a "
                     f"{'number' if name == 'entropy' else 'text'}"
                 )
-        for name in ("id", "query"):
-            if not getattr(self, name).strip():
-                raise ValueError(
-                    f"{name} of a point is {getattr(self, name)!r}; give some text"
-                )
+            if name in ("id", "query") and not str(value).strip():
+                raise ValueError(f"{name} of a point is {value!r}; give some text")
         if not is_name(self.id):
             raise ValueError(
                 f"id of a point is {self.id[:80]!r}; give at most 256 bytes without "
@@ -72,13 +62,7 @@ class Point:
 
 
 class Hit(NamedTuple):
-    """A point near a query.
-
-    Attributes:
-      point: what is stored.
-      similarity: cosine of query and point, in [-1, 1].
-      vector: the point's, at length 1.
-    """
+    """A point near a query: the cosine of both, and the point's vector at length 1."""
 
     point: Point
     similarity: float
@@ -87,13 +71,10 @@ class Hit(NamedTuple):
 
 @runtime_checkable
 class BoundaryStore(Protocol):
-    """Points of an agent's bound, found by their vectors.
+    """Points of an agent's bound, found by their vectors of ``width`` numbers.
 
     Each method raises ValueError on vectors of another width, not one for each point,
     or on a ``k`` below 1; RuntimeError where a server does not do what it is asked.
-
-    Attributes:
-      width: of the vectors.
     """
 
     width: int
@@ -114,9 +95,7 @@ class BoundaryStore(Protocol):
         """Of all points, ``None`` where there is none."""
         ...
 
-    def __contains__(self, id: object, /) -> bool:
-        """Whether there is a point of that name."""
-        ...
+    def __contains__(self, id: object, /) -> bool: ...
 
     def __len__(self) -> int: ...
 
@@ -128,18 +107,9 @@ class BoundaryStore(Protocol):
 class ExactStore:
     """Points in memory, searched whole on the device; in a file too if asked for.
 
-    The file, ``points.jsonl``, grows by a line for each point, written to the disk
-    before :meth:`add` returns; a line that a kill left half is dropped.  Threads may
-    share it.
-
-    Args:
-      width: of the vectors.
-      folder: where the file is, made if it is not there; ``None`` keeps nothing.
-
-    Raises:
-      ValueError: on a file whose vectors have another width, or with a line that is no
-        point.
-      OSError: when the folder cannot be made.
+    The file, ``points.jsonl`` of ``folder``, grows by a line for each point, written to
+    the disk before :meth:`add` returns; a line that a kill left half is dropped.
+    Threads may share it.
     """
 
     def __init__(self, width: int, folder: str | Path | None = None):
@@ -163,7 +133,6 @@ class ExactStore:
         return iter(self._points)
 
     def add(self, points: Sequence[Point], vectors: Any) -> None:
-        """See :class:`BoundaryStore`."""
         block = paired(points, checked(vectors, self.width))
         lines = [
             {**dataclasses.asdict(one), "vector": _packed(vector)}
@@ -176,7 +145,6 @@ class ExactStore:
             self._take({point.id: (point, vector) for point, vector in pairs})
 
     def remove(self, ids: Sequence[str]) -> int:
-        """See :class:`BoundaryStore`."""
         with self._lock:
             known = [name for name in dict.fromkeys(ids) if name in self._rows]
             if self._path is not None:
@@ -190,7 +158,6 @@ class ExactStore:
         return len(known)
 
     def search(self, vectors: Any, k: int) -> list[list[Hit]]:
-        """See :class:`BoundaryStore`."""
         with self._lock:
             cosines, rows = self._index.search(vectors, k)
             kept = self._index[np.maximum(rows, 0)]
@@ -204,7 +171,6 @@ class ExactStore:
             ]
 
     def highest_entropy(self) -> float | None:
-        """See :class:`BoundaryStore`."""
         with self._lock:
             return max((one.entropy for one in self._points), default=None)
 
@@ -251,16 +217,22 @@ class ExactStore:
 def paired(
     points: Sequence[Point], vectors: Float[np.ndarray, "rows width"]
 ) -> Float[np.ndarray, "rows width"]:
-    """Vectors that go with points.
-
-    Raises:
-      ValueError: when there is not one for each, or two points share a name.
-    """
+    """Vectors that go with points."""
     if len(points) != len(vectors):
         raise ValueError(f"{len(points)} points come with {len(vectors)} vectors")
     if len({one.id for one in points}) < len(points):
         raise ValueError(f"two of the {len(points)} points share a name")
     return vectors
+
+
+def point_id(agent: str, query: str) -> str:
+    """Of the point that a query becomes."""
+    return digest(f"{agent}\n{query}")
+
+
+def now() -> str:
+    """The time, ISO 8601."""
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
 
 
 def is_name(id: str) -> bool:

@@ -23,7 +23,7 @@ from jaxhal.watchdog.agents import (
 )
 from jaxhal.watchdog.bounds import BoundaryStore, ExactStore
 from jaxhal.watchdog.config import Talker, Watch, explored, guard_of, plan_of
-from jaxhal.watchdog.domain import keep_questions, passages_of, questions_of
+from jaxhal.watchdog.domain import check_unchanged, passages_of, questions_of
 from jaxhal.watchdog.evaluators import EndpointEvaluator, Evaluator, ReferenceEvaluator
 from jaxhal.watchdog.explore import Explorer
 from jaxhal.watchdog.guarding import Watchdog
@@ -36,20 +36,13 @@ def told(config: Watch, query: str, context: str) -> str:
     if one.passages:
         prompt = one.prompt or FROM_PASSAGES
         return prompt.replace("{passages}", context).replace("{query}", query)
-    return (
-        query
-        if one.endpoint or not one.prompt
-        else one.prompt.replace("{query}", query)
-    )
+    prompt = "{query}" if one.endpoint else one.prompt or "{query}"
+    return prompt.replace("{query}", query)
 
 
 @hosts.brought("the configuration")
 def agent_of(config: Watch, one: Talker, progress: bool | None = None) -> Agent:
-    """Whoever answers.
-
-    Raises:
-      ValueError: on settings that make no sense.
-    """
+    """Whoever answers."""
     endpoint = endpoint_of(one.endpoint or None, one.model if one.endpoint else None)
     agent: Agent
     if endpoint is None:
@@ -72,12 +65,7 @@ def agent_of(config: Watch, one: Talker, progress: bool | None = None) -> Agent:
 
 @hosts.brought("the configuration")
 def store_of(config: Watch) -> BoundaryStore:
-    """The bound, as far as it is known.
-
-    Raises:
-      ValueError: when it was made by another encoder.
-      RuntimeError: when Milvus cannot be reached.
-    """
+    """The bound, as far as it is known."""
     width = kept_encoder(config.encoder).config.hidden_size
     if config.store == "exact":
         return ExactStore(width, config.folder)
@@ -111,13 +99,7 @@ def evaluator_of(config: Watch, known: Sequence[Question]) -> Evaluator:
 
 @hosts.brought("the configuration")
 def explorer_of(config: Watch, progress: bool | None = None) -> Explorer:
-    """Everything that explores, in a folder that is this configuration's.
-
-    Raises:
-      ValueError: on settings that make no sense, a folder that holds another
-        exploration, or questions that have changed since.
-      OSError: when the folder cannot be written.
-    """
+    """Everything that explores, in a folder that is this configuration's."""
     if (config.folder / "config.yaml").is_file():
         claim(config.folder, config, explored)
     same = entailment.resolve(config.entailment)
@@ -129,7 +111,7 @@ def explorer_of(config: Watch, progress: bool | None = None) -> Explorer:
     )
     # Not before a model was found.  Feedback may have come before an exploration.
     claim(config.folder, config, explored, beside=("bound.db", "points.jsonl"))
-    keep_questions(config)
+    check_unchanged(config, keep=True)
     return Explorer(
         agent,
         evaluator_of(config, known),
@@ -145,12 +127,7 @@ def explorer_of(config: Watch, progress: bool | None = None) -> Explorer:
 
 @hosts.brought("the configuration")
 def watchdog_of(config: Watch, progress: bool | None = None) -> Watchdog:
-    """The watchdog of an exploration.
-
-    Raises:
-      ValueError: on settings that make no sense, or others than those of the
-        exploration in the folder.
-    """
+    """The watchdog of an exploration."""
     if (config.folder / "config.yaml").is_file():
         claim(config.folder, config, explored)
     plan, same = plan_of(config), entailment.resolve(config.entailment)

@@ -13,11 +13,12 @@ from jaxhal.io.checks import at_least, one_of
 from jaxhal.io.configuration import check_name, structured
 from jaxhal.models.lm import DTYPES
 from jaxhal.watchdog.monitor import PRESETS, Guard
-from jaxhal.watchdog.plan import Plan
-from jaxhal.watchdog.policy import Training
+from jaxhal.watchdog.plan import Plan, Training
 
 # Of a plan, what a later run of the same exploration may change.
 _OPEN = ("gamma", "least", "budget", "width")
+# What explorations that are compared have in common.
+_ALIKE = ("questions", "options", "explored", "seed", "agent", "encoder", "contained")
 
 
 @dataclasses.dataclass
@@ -26,16 +27,11 @@ class Talker:
 
     Attributes:
       model: of this process, or its name behind an endpoint.
-      dtype: of the parameters of a model in this process.
-      endpoint: the base address of an OpenAI-compatible server; the model is in this
-        process where there is none.
+      endpoint: the base address of an OpenAI-compatible server; none for this process.
       timeout: seconds that an attempt may wait for it to say something more.
       concurrency: requests to it that are open at a time.
       per_second: requests to it begun in a second.
-      prompt: what it is told, with ``{query}`` in it, and ``{passages}`` where it
-        answers from some, without which an endpoint is told the query alone; a plain
-        one where left out.
-      max_new_tokens: the most tokens of an answer.
+      prompt: with ``{query}`` in it, and ``{passages}`` where it answers from some.
       passages: of the domain that a query is answered from; 0 for none.
       words: of a passage, more or less.
     """
@@ -57,35 +53,23 @@ class Watch:
     """A domain, an agent, and how it is explored and guarded.
 
     Attributes:
-      name: of the folder that results go to.
       domain: what the queries are about, in words.
-      questions: of :data:`jaxhal.datasets.QUESTIONS`, or a file of one's own
-        that ends in ``.jsonl``, as :func:`jaxhal.datasets.questions_from` takes it.
-      options: of their loader.
-      explored: questions to explore from; those with equal words, answers or sources
-        stay together.
+      questions: of :data:`jaxhal.datasets.QUESTIONS`, or a ``.jsonl`` file, as
+        :func:`jaxhal.datasets.questions_from` takes it; ``options`` are their loader's.
+      explored: questions to explore from; related ones stay together.
       held_out: other questions, to judge the watchdog by.
-      agent: who is watched.
       writer: who makes queries of others; the agent's model where left out.
       judge: ``reference``, of the nearest question explored from, or ``endpoint``.
       judge_similarity: from which cosine on a question is like a query.
-      contained: an answer is right too if a reference stands in it by whole words, as
-        suits references of a few words; of those held out as well.
-      judge_endpoint, judge_model: of the model that judges.
+      contained: an answer is right too if a reference stands in it by whole words.
       plan: fields of :class:`jaxhal.watchdog.Plan`.
       training: fields of :class:`jaxhal.watchdog.Training`.
-      store: ``exact``; ``milvus`` for bound.db in the folder, which embedded Milvus
-        Lite keeps, another file that ends in ``.db``, or the address of a Milvus
-        server, whose token is in $MILVUS_TOKEN, for a server that
-        :mod:`jaxhal.llm.hosts` lets have it.
+      store: ``exact``; ``milvus`` for bound.db in the folder, another file that ends in
+        ``.db``, or the address of a Milvus server, whose token is in $MILVUS_TOKEN.
       preset: of :data:`jaxhal.watchdog.PRESETS`.
       similarity: the guard's; that of the preset where left out.
-      encoder: of queries.
-      entailment: what decides whether two answers mean the same.
-      reader: what baselines that look inside a model read with, where the agent is
-        behind an endpoint.
-      seed: of the questions drawn.
-      out: folder that the named folder goes to.
+      reader: what baselines read with, where the agent is behind an endpoint.
+      out: folder that the folder ``name`` goes to.
     """
 
     name: str = MISSING
@@ -114,21 +98,15 @@ class Watch:
 
     @property
     def folder(self) -> Path:
-        """Where results go."""
         return Path(self.out) / self.name
 
 
 def load_watch(
     source: str | os.PathLike | Mapping[str, Any] | Watch, overrides: Iterable[str] = ()
 ) -> Watch:
-    """A checked configuration.
-
-    Args:
-      source: a YAML file, a mapping or another configuration.
-      overrides: dotted ``key=value`` pairs.
+    """A checked configuration, from a YAML file, a mapping or another one.
 
     Raises:
-      FileNotFoundError: when the file does not exist.
       ValueError: on an unknown key, or a value that makes no sense.
     """
     config = structured(Watch, source, overrides)
@@ -140,9 +118,8 @@ def load_watch(
         if one is not None:
             one_of(DTYPES, dtype=one.dtype)
     at_least(1, explored=config.explored, held_out=config.held_out)
-    if (config.judge == "endpoint") != bool(
-        config.judge_endpoint and config.judge_model
-    ):
+    asked = bool(config.judge_endpoint and config.judge_model)
+    if (config.judge == "endpoint") != asked:
         raise ValueError(
             f"judge is {config.judge!r}, judge_endpoint {config.judge_endpoint!r} and "
             f"judge_model {config.judge_model!r}; an endpoint judges by all three"
@@ -153,11 +130,7 @@ def load_watch(
 
 
 def plan_of(config: Watch) -> Plan:
-    """How to explore.
-
-    Raises:
-      ValueError: on a field that no plan has, or a value that makes no sense.
-    """
+    """How to explore."""
     fields = {**config.plan}
     try:
         if "ways" in fields:
@@ -202,12 +175,7 @@ def _itself(talker: Talker) -> Talker:
 
 
 def beside(config: Watch, name: str) -> Watch:
-    """Another exploration of the same agent and questions, guarded in the same way.
-
-    Raises:
-      FileNotFoundError: when there is none of that name.
-      ValueError: when it is of another agent, or began with other questions.
-    """
+    """Another exploration of the same agent and questions, guarded in the same way."""
     path = dataclasses.replace(config, name=name).folder / "config.yaml"
     if not path.is_file():
         raise FileNotFoundError(f"{path} is not there; explore {name!r} first")
@@ -216,15 +184,7 @@ def beside(config: Watch, name: str) -> Watch:
         load_watch(path), **{field: getattr(config, field) for field in own}
     )
     first, second = explored(other), explored(config)
-    for field in (
-        "questions",
-        "options",
-        "explored",
-        "seed",
-        "agent",
-        "encoder",
-        "contained",
-    ):
+    for field in _ALIKE:
         if getattr(first, field) != getattr(second, field):
             raise ValueError(
                 f"{field} of {name!r} is {getattr(other, field)!r}, and of "

@@ -17,17 +17,12 @@ _WORD = re.compile(r"\S{1,32}")
 class Conversation(str):
     """A query with the turns before it, and what else is wished of its answer.
 
-    As text it is its turns, one below the other, so an agent that takes any query takes
-    this one too; :class:`jaxhal.watchdog.EndpointAgent` passes turns and wishes on.  A
-    watchdog looks for its turns near the bound (:func:`looked_at`), and has the agent
-    sample answers to the whole.
+    As text it is its turns, one below the other, so that any agent takes it;
+    :class:`jaxhal.watchdog.EndpointAgent` passes turns and wishes on.
 
     Args:
       turns: the role and the text of each, the last one the user's.
       wishes: fields of a chat completion's request, such as ``max_tokens`` or ``stop``.
-
-    Raises:
-      ValueError: without a turn.
 
     Example:
       >>> Conversation([("system", "Be brief."), ("user", "Why?")]).query
@@ -49,7 +44,6 @@ class Conversation(str):
 
     @property
     def query(self) -> str:
-        """The last turn."""
         return self.turns[-1][1]
 
     def asking(self, query: str) -> "Conversation":
@@ -65,13 +59,9 @@ def last_turn(query: str) -> str:
 def turns_of(query: str, known: Container[str] = ()) -> list[str]:
     """The turns of a query that are looked at, the last one first.
 
-    Args:
-      query: of a conversation all turns are, whoever is said to have said them, as the
-        client wrote them all.
-      known: answers that the agent gave; where a turn of the assistant is one of them,
-        it is not looked at.
-
-    What the answer's form is said to be comes last: a schema may ask something, too.
+    Of a conversation all are, as the client wrote them all, except what the assistant
+    said that is one of the ``known`` answers.  What the answer's form is said to be
+    comes last: a schema may ask something, too.
     """
     if not isinstance(query, Conversation):
         return [query]
@@ -100,10 +90,9 @@ def _texts_in(value: Any) -> Iterator[str]:
 def looked_at(query: str, known: Container[str] = ()) -> list[str]:
     """The texts that a watchdog looks for near the bound, the query itself first.
 
-    Of a conversation these are its turns, and each sentence of 8 characters; of a long
-    sentence also all 16 words in a row, from every eighth word on.  So a question is
-    found wherever it stands, and whatever stands around it, unless it is mixed with
-    other words.  Another query is looked at as it is.
+    Of a conversation these are its turns, each sentence of 8 characters, and of a long
+    one all 16 words in a row, from every eighth word on: a question is found wherever
+    it stands.
 
     Example:
       >>> looked_at(Conversation([("user", "Why is it? I ask."), ("user", "Go on.")]))

@@ -1,8 +1,10 @@
 """The questions of a domain, and the passages that come with them."""
 
+import asyncio
 import dataclasses
 import json
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Int
@@ -11,10 +13,13 @@ from scipy.sparse.csgraph import connected_components
 
 from jaxhal.datasets import Question, load_questions
 from jaxhal.io.files import replacing
-from jaxhal.llm.judges import references
+from jaxhal.llm.judges import OverlapRule, references
 from jaxhal.reading.keys import digest
 from jaxhal.texts import sentences_of
+from jaxhal.watchdog.agents import Reply
 from jaxhal.watchdog.config import Watch
+from jaxhal.watchdog.guarding import Watchdog
+from jaxhal.watchdog.journal import enough
 from jaxhal.watchdog.queries import plain
 
 # Of an exploration's folder: says what questions it had.
@@ -22,16 +27,12 @@ _DIGEST = "questions.digest"
 
 
 def questions_of(config: Watch) -> tuple[list[Question], list[Question]]:
-    """Questions to explore from, and others; related ones are on one side.
-
-    Raises:
-      ValueError: when there are too few.
-    """
+    """Questions to explore from, and others; related ones are on one side."""
     questions = load_questions(config.questions, config.options)
     several: list[list[Question]] = [[] for _ in questions]
     for one, group in zip(questions, related(questions), strict=True):
         several[group].append(one)
-    several = [group for group in several if group]
+    several = [*filter(None, several)]
     order = np.random.default_rng(config.seed).permutation(len(several))
     parts: tuple[list[Question], list[Question]] = ([], [])
     for at in order:
@@ -46,41 +47,27 @@ def questions_of(config: Watch) -> tuple[list[Question], list[Question]]:
     return parts[0][: config.explored], parts[1][: config.held_out]
 
 
-def check_unchanged(config: Watch) -> None:
+def check_unchanged(config: Watch, *, keep: bool = False) -> None:
     """Makes sure that the domain's questions are those that an exploration had.
 
-    It was judged by their answers, and agents may answer from their contexts.
-
-    Raises:
-      FileNotFoundError: when it did not keep which those were.
-      ValueError: when they are others.
+    With ``keep`` those are kept where it has none yet.
     """
     path = config.folder / _DIGEST
+    questions = load_questions(config.questions, config.options)
+    own = digest(json.dumps([dataclasses.astuple(one) for one in questions]))
+    if keep and not path.is_file():
+        with replacing(path) as file:
+            file.write(own)
     if not path.is_file():
         raise FileNotFoundError(
             f"{path} is not there, which says what questions {config.folder} was "
             "explored with; explore it again, which asks nothing twice"
         )
-    if path.read_text("utf-8") != _digest(config):
+    if path.read_text("utf-8") != own:
         raise ValueError(
             f"{config.questions} has other questions, answers or contexts than when "
             f"{config.folder} was explored; explore under another 'name'"
         )
-
-
-def keep_questions(config: Watch) -> None:
-    """Keeps which they are; where that is known already, as :func:`check_unchanged`."""
-    path = config.folder / _DIGEST
-    if path.is_file():
-        check_unchanged(config)
-    else:
-        with replacing(path) as file:
-            file.write(_digest(config))
-
-
-def _digest(config: Watch) -> str:
-    questions = load_questions(config.questions, config.options)
-    return digest(json.dumps([dataclasses.astuple(one) for one in questions]))
 
 
 def related(questions: Sequence[Question]) -> Int[np.ndarray, " questions"]:
@@ -102,8 +89,7 @@ def related(questions: Sequence[Question]) -> Int[np.ndarray, " questions"]:
 def passages_of(config: Watch, words: int) -> list[str]:
     """What all questions of the domain come with, cut in pieces.
 
-    That is their contexts, or else their answers, each piece below its question: an
-    answer by itself seldom says what it is about.
+    That is their contexts, or else their answers, each piece below its question.
     """
     texts: dict[str, None] = {}
     for one in load_questions(config.questions, config.options):
@@ -124,3 +110,50 @@ def _pieces(text: str, words: int) -> list[str]:
         else:
             pieces.append(sentence)
     return [piece for piece in pieces if piece.strip()]
+
+
+class Known(NamedTuple):
+    """Held-out queries, what the agent said, and whether it made it up.
+
+    ``samples`` are other answers, as many as came; ``left_out`` had too few of use.
+    """
+
+    questions: list[Question]
+    replies: list[Reply]
+    samples: list[list[Reply]]
+    labels: Int[np.ndarray, " queries"]
+    left_out: int
+
+
+def known_of(config: Watch, dog: Watchdog) -> Known:
+    """Asks the held-out questions; what gets no answer is left out."""
+    _, questions = questions_of(config)
+    queries = [one.text for one in questions]
+
+    async def ask() -> tuple[list[list[Reply]], list[list[Reply]]]:
+        return await asyncio.gather(
+            dog.agent.respond(queries, 1, dog.answer_temperature),
+            dog.agent.respond(queries, dog.samples, dog.temperature),
+        )
+
+    answers, samples = asyncio.run(ask())
+    rule, kept = OverlapRule(config.contained), []
+    # All methods look at equally many; a question with few would cost all others.
+    least = enough(dog.samples)
+    for question, (reply,), some in zip(questions, answers, samples, strict=True):
+        good = [one for one in some if one.error is None]
+        if reply.error is None and len(good) >= least:
+            kept.append((question, reply, good, rule(question, reply.text).label))
+    labels = np.array([label for *_, label in kept], int)
+    if len(set(labels.tolist())) < 2:
+        raise ValueError(
+            f"of {len(questions)} held-out questions {len(kept)} were answered, "
+            f"{int(labels.sum())} of them wrongly; that leaves nothing to tell apart"
+        )
+    return Known(
+        [one for one, *_ in kept],
+        [reply for _, reply, *_ in kept],
+        [some for _, _, some, _ in kept],
+        labels,
+        len(questions) - len(kept),
+    )

@@ -23,13 +23,11 @@ from jaxhal.scoring.inputs import collect, fit_part, frame_of
 from jaxhal.types import Example
 from jaxhal.watchdog import page
 from jaxhal.watchdog.ablations import ablated
-from jaxhal.watchdog.agents.recorded import Recorded
 from jaxhal.watchdog.building import store_of, told, watchdog_of
 from jaxhal.watchdog.config import Watch
-from jaxhal.watchdog.domain import check_unchanged, related
+from jaxhal.watchdog.domain import Known, check_unchanged, known_of, related
 from jaxhal.watchdog.guarding import Check, Watchdog
-from jaxhal.watchdog.held_out import Known, known_of
-from jaxhal.watchdog.journal import Journal
+from jaxhal.watchdog.journal import Journal, Recorded
 
 # Baselines by their catalogue names; those that sample look at the agent's own answers.
 _SAMPLED = ("selfcheck_nli", "selfcheck_ngram", "semantic_entropy_discrete")
@@ -38,12 +36,7 @@ _INFERRING = ("selfcheck_nli", "semantic_entropy_discrete")
 
 
 class Evaluated(NamedTuple):
-    """What came of an evaluation.
-
-    Attributes:
-      folder: holds evaluation.md, evaluation.json and figures.
-      rows: a row per method, as :func:`jaxhal.reporting.results.table` has it.
-    """
+    """What came of an evaluation: its folder, and a row for each method."""
 
     folder: Path
     rows: list[dict[str, Any]]
@@ -52,7 +45,7 @@ class Evaluated(NamedTuple):
 def evaluate(
     config: Watch, beside: Sequence[Watch] = (), *, progress: bool | None = None
 ) -> Evaluated:
-    """Judges a watchdog on held-out questions, by references.
+    """Judges a watchdog on held-out questions (Liu et al., 2025, section 4).
 
     Answers are kept as they come, so an evaluation that was killed asks nothing twice.
     Thresholds of all methods but the guard's own come from the other half of the
@@ -61,19 +54,10 @@ def evaluate(
     Args:
       config: of the watchdog, whose bound was explored.
       beside: of others, for the same agent and questions, whose bounds are compared.
-      progress: show progress bars; ``None`` shows them on a terminal.
 
     Raises:
-      FileNotFoundError: when one of them was not explored to its end, or does not say
-        with what questions.
-      ValueError: when a bound is empty, the questions have changed since it was
-        explored, the answers are all hallucinated or all not, or none of them can be
-        judged.
-      RuntimeError: when the agent takes no query at all, or another process evaluates
-        in the folder.
-
-    References:
-      Liu et al., 2025, section 4.
+      FileNotFoundError: when one of them was not explored to its end.
+      ValueError: when there is nothing to tell apart.
     """
     for one in (config, *beside):
         if not (one.folder / "summary.json").is_file():
@@ -134,11 +118,9 @@ def _methods(
         _given("nearest_similarity", "cosine with the nearest point", near, True),
         _given("query_length", "number of words of the query", words, True),
     ]
+    given = {"draw": {"given": True, "n": min(map(len, known.samples))}}
     for name in _BASELINES:
-        fewest = min(map(len, known.samples))
-        options: dict[str, Any] = {}
-        if name in _SAMPLED:
-            options["draw"] = {"given": True, "n": fewest}
+        options: dict[str, Any] = {**given} if name in _SAMPLED else {}
         if name in _INFERRING:
             options["entailment"] = entailment
         methods.append(build({name: options}))
@@ -190,10 +172,8 @@ def _judged(
     with progress_bar(2 * len(detectors), "fitting", "fit", progress) as bar:
         for half, (train, test) in enumerate(halves):
             of_half = jax.random.fold_in(key, half)
-            frame = frame_of(
-                data, test, fit_part(detectors, data, train, of_half, bar=bar)
-            )
-            names = config.name, config.name
+            fitted = fit_part(detectors, data, train, of_half, bar=bar)
+            frame, names = frame_of(data, test, fitted), (config.name, config.name)
             judged.append(results.Judged(*names, half, half, 0, frame))
     rows = results.table(judged, detectors)
     named = {one.name: one for one in detectors}
@@ -205,26 +185,22 @@ def _guards(
     checks: Mapping[str, Sequence[Check]], known: Known
 ) -> list[dict[str, Any]]:
     """How well the guard's own flags fit, nothing being fitted."""
-    decided = {
-        name: ([one.flagged for one in some], [one.near for one in some])
-        for name, some in checks.items()
-    }
-    labels = known.labels
-    # What any guard has to beat where most answers are wrong.
-    every = [True] * len(labels)
-    decided["(flagging every query)"] = every, [False] * len(labels)
-    groups = related(known.questions).tolist()
-    rows = []
-    for name, (flagged, near) in decided.items():
+    labels, groups = known.labels, related(known.questions).tolist()
+
+    def row(name: str, flagged: Sequence[bool], near: int) -> dict[str, Any]:
         flags = np.array(flagged, float)
         found = metrics_of(flags, labels, 0.5)
-        rows.append(
-            {
-                "watchdog": name,
-                "flagged": sum(flagged),
-                "near the bound": sum(near),
-                **results.estimates(results.DECIDED, flags, labels, groups),
-                **{name: found[name] for name in ("precision", "recall")},
-            }
-        )
-    return rows
+        return {
+            "watchdog": name,
+            "flagged": sum(flagged),
+            "near the bound": near,
+            **results.estimates(results.DECIDED, flags, labels, groups),
+            **{name: found[name] for name in ("precision", "recall")},
+        }
+
+    rows = [
+        row(name, [one.flagged for one in some], sum(one.near for one in some))
+        for name, some in checks.items()
+    ]
+    # What any guard has to beat where most answers are wrong.
+    return [*rows, row("(flagging every query)", [True] * len(labels), 0)]

@@ -35,13 +35,9 @@ where confidence is how sure you are of that verdict, from 0 to 100.
 class Judgement(NamedTuple):
     """What an evaluation agent says of an answer.
 
-    Attributes:
-      label: 1 when it is hallucinated, 0 when it is not, ``None`` when a person has to
-        decide.
-      why: the reason, in words.
-      confidence: in the verdict, in [0, 1].
-      failed: there is no verdict, as whoever gives it did not answer; it is asked for
-        again.
+    ``label`` is 1 hallucinated, 0 not, ``None`` when a person has to decide;
+    ``confidence`` is in [0, 1]; one that ``failed`` got no answer, and is asked for
+    again.
     """
 
     label: int | None
@@ -71,18 +67,10 @@ class ReferenceEvaluator:
 
     Args:
       questions: with their references.
-      rule: compares; by default the paper's, hallucinated when the mean of unigram F1
-        and ROUGE-L is under 0.5.
-      similarity: from which cosine on a known question is like a query.  Where
-        questions follow one pattern it has to be high: of 1,000 of MedQuAD's about
-        treatments 44 % have another at 0.8, often about another disease.
+      rule: compares; by default the paper's (Liu et al., 2025, section 4.1).
+      similarity: from which cosine on a known question is like a query; high where
+        questions follow one pattern.
       encoder: as :func:`jaxhal.models.encoders.load_encoder` takes it.
-
-    Raises:
-      ValueError: when there are no questions.
-
-    References:
-      Liu et al., 2025, section 4.1, for the rule.
     """
 
     def __init__(
@@ -97,9 +85,8 @@ class ReferenceEvaluator:
             raise ValueError("there are no questions with references; give some")
         self.questions, self.rule = list(questions), rule
         self.similarity, self.encoder = similarity, encoder
-        vectors = embed(
-            kept_encoder(encoder), [one.text for one in questions], progress=False
-        )
+        texts = [one.text for one in questions]
+        vectors = embed(kept_encoder(encoder), texts, progress=False)
         self._index = Index(vectors.shape[1])
         self._index.add(vectors)
 
@@ -110,20 +97,14 @@ class ReferenceEvaluator:
     async def judge(
         self, queries: Sequence[str], replies: Sequence[Reply]
     ) -> list[Judgement]:
-        """See :class:`Evaluator`."""
         return await asyncio.to_thread(self._judge, [*queries], [*replies])
 
     def _judge(self, queries: list[str], replies: list[Reply]) -> list[Judgement]:
-        encoder = kept_encoder(self.encoder)
-        distinct = list(dict.fromkeys(queries))
-        cosines, rows = self._index.search(embed(encoder, distinct, progress=False), 1)
-        known = {
-            query: (float(cosine[0]), self.questions[row[0]])
-            for query, cosine, row in zip(distinct, cosines, rows, strict=True)
-        }
+        vectors = embed(kept_encoder(self.encoder), queries, progress=False)
+        cosines, rows = self._index.search(vectors, 1)
         return [
-            self._of(*known[query], reply)
-            for query, reply in zip(queries, replies, strict=True)
+            self._of(float(cosine), self.questions[row], reply)
+            for (cosine,), (row,), reply in zip(cosines, rows, replies, strict=True)
         ]
 
     def _of(self, cosine: float, question: Question, reply: Reply) -> Judgement:
@@ -137,22 +118,10 @@ class ReferenceEvaluator:
 
 @dataclasses.dataclass(frozen=True)
 class EndpointEvaluator:
-    """A language model judges, and says how sure it is; under 60 % a person decides.
+    """A language model judges, and says how sure it is; under ``sure`` a person has to.
 
-    Replies are kept, so nothing is asked twice; one that cannot be read is asked for
-    again.  Where none can be read a person decides; where the endpoint does not answer
-    the judgement has failed.
-
-    Args:
-      endpoint: the model.
-      sure: from which confidence on its verdict counts.
-      concurrency: answers that are judged at a time.
-
-    Raises:
-      ValueError: when ``concurrency`` is below 1.
-
-    References:
-      Liu et al., 2025, section 4.2, with GPT-4; its prompt is not published.
+    Replies are kept; where the endpoint does not answer the judgement has failed.  The
+    paper asks GPT-4 (Liu et al., 2025, section 4.2); its prompt is not published.
     """
 
     endpoint: Endpoint
@@ -171,12 +140,6 @@ class EndpointEvaluator:
     async def judge(
         self, queries: Sequence[str], replies: Sequence[Reply]
     ) -> list[Judgement]:
-        """See :class:`Evaluator`.
-
-        Raises:
-          RuntimeError: when the endpoint takes no question at all.
-        """
-
         async def one(query: str, reply: Reply) -> Judgement:
             async with self._gate():
                 return await asyncio.to_thread(self._judge, query, reply)
@@ -214,12 +177,9 @@ def _read(reply: str) -> tuple[bool, float, str]:
 
 @dataclasses.dataclass(frozen=True)
 class CallableEvaluator:
-    """Any function from a query and an answer to a label, or to a judgement.
+    """Any function from a query and an answer to a label, or to a :class:`Judgement`.
 
-    Args:
-      function: returns 1 for hallucinated, 0 for not, ``None`` where a person has to
-        decide, or a :class:`Judgement`.  What it raises is why there is none.
-      name: of the evaluator; that of the function where left out.
+    What it raises is why there is no verdict.
     """
 
     function: Callable[[str, str], Any]
@@ -231,30 +191,21 @@ class CallableEvaluator:
     async def judge(
         self, queries: Sequence[str], replies: Sequence[Reply]
     ) -> list[Judgement]:
-        """See :class:`Evaluator`.
+        pairs = zip(queries, replies, strict=True)
+        return [await asyncio.to_thread(self._judge, q, r.text) for q, r in pairs]
 
-        Raises:
-          ValueError: when the function returns something else.
-        """
-        return [
-            _judgement(await asyncio.to_thread(self._call, query, reply.text))
-            for query, reply in zip(queries, replies, strict=True)
-        ]
-
-    def _call(self, query: str, text: str) -> Any:
+    def _judge(self, query: str, text: str) -> Judgement:
         try:
-            return self.function(query, text)
+            found = self.function(query, text)
         except Exception as error:  # whatever another's code raises
             return Judgement(None, failed(error).error or "", 0.0, failed=True)
-
-
-def _judgement(found: Any) -> Judgement:
-    if isinstance(found, Judgement):
-        return found
-    if found is None:
-        return Judgement(None, "the evaluator cannot tell", 0.0)
-    if isinstance(found, bool | int | np.integer | np.bool_) and int(found) in (0, 1):
-        return Judgement(int(found), "the evaluator says so")
-    raise ValueError(
-        f"the evaluator returned {found!r}; let it return 0, 1, None or a Judgement"
-    )
+        if isinstance(found, Judgement):
+            return found
+        if found is None:
+            return Judgement(None, "the evaluator cannot tell", 0.0)
+        kinds = bool | int | np.integer | np.bool_
+        if isinstance(found, kinds) and int(found) in (0, 1):
+            return Judgement(int(found), "the evaluator says so")
+        raise ValueError(
+            f"the evaluator returned {found!r}; let it return 0, 1, None or a Judgement"
+        )

@@ -20,15 +20,13 @@ from jaxhal.llm.entailment import Entailment, Similarity
 from jaxhal.models.encoders.encoding import embed, kept_encoder
 from jaxhal.reading.keys import digest
 from jaxhal.watchdog.agents import Agent
-from jaxhal.watchdog.bounds import BoundaryStore, Point
-from jaxhal.watchdog.choosing import Chooser
+from jaxhal.watchdog.bounds import BoundaryStore, Point, point_id
 from jaxhal.watchdog.evaluators import Evaluator
-from jaxhal.watchdog.inquiry import Inquiry
+from jaxhal.watchdog.inquiry import Inquiry, Review
 from jaxhal.watchdog.journal import Journal
 from jaxhal.watchdog.plan import Node, Plan
-from jaxhal.watchdog.policy import Trained, reward
+from jaxhal.watchdog.policy import Chooser, Trained, reward
 from jaxhal.watchdog.queries import Generator, plain
-from jaxhal.watchdog.review import Review
 
 # Of the last queries that the progress bar's entropy is of, as in the paper's figure 6.
 _RECENT = 30
@@ -42,12 +40,9 @@ _OUTAGE = 10
 class Explored(NamedTuple):
     """What an exploration found.
 
-    Attributes:
-      nodes: every query, in the order it was asked.
-      counts: queries, judged, hallucinated, unsure and failed ones, points in the
-        store, and what it cost.
-      stopped: ``"gamma"``, ``"budget"``, or ``"queries"`` where none were left.
-      policy: the network that chose the ways, and its losses, if one was trained.
+    ``nodes`` are its queries in order, ``counts`` as :meth:`Explorer.counts` has them;
+    it was ``stopped`` by ``"gamma"``, ``"budget"``, or ``"queries"`` where none were
+    left.
     """
 
     nodes: list[Node]
@@ -61,27 +56,18 @@ class Explorer:
 
     Everything that agents say is in ``journal.jsonl`` before it is used.  An
     exploration that was killed begins again, finds what is known there, and so comes to
-    where it was without asking anything twice.  Where queries had failed and now are
-    answered it goes on from them in another way: what it had found after them stays in
-    the store and in the journal, and is none of its queries unless it comes back to it.
+    where it was without asking anything twice.
 
     Answers that the evaluator is not sure of go to ``review.jsonl``: give a row a
     ``"label"`` of 0 or 1 there, explore again, and the label counts.
 
     Args:
       agent: whose bound is explored.
-      evaluator: judges its answers.
       generator: makes queries of others.
-      seeds: queries of the domain to begin with, and to go on from where an answer is
-        not hallucinated.
-      store: where points go.
+      seeds: queries of the domain to begin with, and to go on from.
       folder: of the journal.
-      plan: how to explore.
       encoder: of queries, as :func:`jaxhal.models.encoders.load_encoder` takes it.
       entailment: what decides whether two answers mean the same.
-
-    Raises:
-      ValueError: when there are no seeds.
     """
 
     def __init__(
@@ -121,16 +107,10 @@ class Explorer:
     def run(self, progress: bool | None = None) -> Explored:
         """Explores to the end.
 
-        Args:
-          progress: show a progress bar; ``None`` shows it on a terminal.
-
         Raises:
-          ValueError: on a journal or a list of reviews that is none; on a journal of
-            another agent, writer, evaluator, entailment or choice of ways, or of other
-            samples or temperatures.
-          RuntimeError: when an agent takes no query at all, or answers none of the
-            first ones; when another process explores in the folder.
-          OSError: when the folder cannot be written.
+          ValueError: on a folder that holds another exploration.
+          RuntimeError: when an agent answers nothing; when another process explores
+            there.
         """
         return asyncio.run(self.explore(progress))
 
@@ -140,14 +120,8 @@ class Explorer:
             self.journal = Journal(self.folder / "journal.jsonl")
             await self._check_journal()
             review = Review(self.folder / "review.jsonl")
-            ask = Inquiry(
-                self.agent,
-                self.evaluator,
-                self.entailment,
-                self.plan,
-                self.journal,
-                review.labels,
-            )
+            asked = self.agent, self.evaluator, self.entailment, self.plan
+            ask = Inquiry(*asked, self.journal, review.labels)
             return await self._explore(ask, review, progress)
 
     async def _check_journal(self) -> None:
@@ -270,26 +244,23 @@ class Explorer:
             node.reward = float(gain)
         if parent is not None:
             self._chooser.tried(parent, node.way, node.reward)
-        name = digest(f"{self.agent.name}\n{node.query}")
+        name = point_id(self.agent.name, node.query)
         if node.label == 1 and name not in self.store:
             point = Point(
-                id=name,
-                query=node.query,
-                response=node.answer,
-                context=node.context,
-                entropy=node.entropy,
-                verdict=node.why,
-                domain=self.generator.domain,
-                agent=self.agent.name,
-                time=node.time,
+                name,
+                node.query,
+                node.answer,
+                node.context,
+                node.entropy,
+                node.why,
+                self.generator.domain,
+                self.agent.name,
+                node.time,
             )
             self.store.add([point], self._vectors[node.query][None])
 
     async def _follow(self, node: Node) -> list[Node]:
-        """What was made of a query that the agent hallucinated at, be it of use or not.
-
-        Nothing is made of another.
-        """
+        """What was made of a query, if the agent hallucinated at it."""
         if node.label != 1:
             return []
         key = digest(node.query)

@@ -3,7 +3,6 @@
 import asyncio
 import copy
 import dataclasses
-import datetime
 import functools
 import time
 from collections.abc import Container, Sequence
@@ -18,31 +17,26 @@ from jaxhal.io.showing import quoted
 from jaxhal.llm.entailment import Entailment, Similarity
 from jaxhal.models.batching import bucket
 from jaxhal.models.encoders.encoding import embed, kept_encoder
-from jaxhal.reading.keys import digest
 from jaxhal.watchdog.agents import Agent, Reply
-from jaxhal.watchdog.bounds import BoundaryStore, Hit, Point
+from jaxhal.watchdog.bounds import BoundaryStore, Hit, Point, now, point_id
 from jaxhal.watchdog.conversation import Conversation, last_turn, looked_at
-from jaxhal.watchdog.entropy import known_entropies
 from jaxhal.watchdog.index import unit
 from jaxhal.watchdog.journal import enough
-from jaxhal.watchdog.monitor import NEAREST, Decision, Guard, decide
+from jaxhal.watchdog.monitor import NEAREST, Decision, Guard, decide, known_entropies
 
 
 class Check(NamedTuple):
     """What a watchdog says of a query.
 
     Attributes:
-      query: what was asked.
-      flagged: the agent may hallucinate.
-      score: higher = more likely so, as :class:`jaxhal.watchdog.Decision` has it.
-      near: the query is near the bound.
+      score: higher = more likely hallucinated, as :class:`jaxhal.watchdog.Decision` has
+        it.
       cosine: with the centroid of the three nearest points; -1 where they do not count.
       entropy: of the agent's answers, in nats; ``None`` where it was not asked for.
       hits: the points nearest to the query, or to the part of a conversation that has
         the highest score.
       seconds: that the bound was looked through.
-      error: why the entropy is not known, where it should be; the query is not flagged
-        then.
+      error: why the entropy is not known, where it should be.
     """
 
     query: str
@@ -57,13 +51,7 @@ class Check(NamedTuple):
 
 
 class Guarded(NamedTuple):
-    """An answer and what the watchdog says of its query.
-
-    Attributes:
-      reply: what the agent said; empty where it was blocked.
-      check: of the query.
-      blocked: whether the agent's answer is held back.
-    """
+    """An answer, empty if blocked, and what the watchdog says of its query."""
 
     reply: Reply
     check: Check
@@ -75,22 +63,14 @@ class Watchdog:
 
     A query near the bound is flagged at once.  For another one the agent is asked for
     some answers, and how much they differ decides, unless the guard asks for none.
-    What holds a bound of no points flags nothing.
 
     Args:
-      agent: who is guarded.
-      store: its bound.
       guard: how queries are judged.
       encoder: of queries, the one that made the bound.
       samples: answers that an entropy is of.
-      temperature: at which they are drawn.
       answer_temperature: of the answer that :meth:`guard` gives.
       entailment: what decides whether two answers mean the same.
       domain: of the points that it learns, in words.
-
-    Raises:
-      ValueError: when ``samples`` is below 1, or the encoder's vectors are not as wide
-        as those of the store.
     """
 
     def __init__(
@@ -134,16 +114,8 @@ class Watchdog:
     ) -> list[Check]:
         """Judges queries, before the agent answers them.
 
-        Args:
-          queries: of which one may be a :class:`~jaxhal.watchdog.Conversation`: of all
-            that :func:`~jaxhal.watchdog.conversation.looked_at` finds in it, what has
-            the highest score counts.  Its wishes are for the answer alone.
-          known: answers that the agent gave, in which nothing is looked for.
-
-        Raises:
-          ValueError: on no query, or an empty one.
-          RuntimeError: when the agent takes no query at all, or the store does not
-            answer.
+        Of a :class:`~jaxhal.watchdog.Conversation` the part with the highest score
+        counts; nothing is looked for in the agent's ``known`` answers.
         """
         seen, seconds = await asyncio.to_thread(self._look, [*queries], known)
         vectors, hits, decisions = map(list, zip(*seen, strict=True))
@@ -152,24 +124,16 @@ class Watchdog:
             for at, decision in enumerate(decisions)
             if self.settings.entropy is not None and not decision.near and hits[at]
         ]
-        entropies: dict[int, float] = {}
-        errors: dict[int, str] = {}
+        entropies: list[float | None] = [None] * len(queries)
+        errors: list[str | None] = [None] * len(queries)
         if open_:
             found = await self._entropies([queries[at] for at in open_])
             for at, (entropy, error) in zip(open_, found, strict=True):
-                if error is not None:
-                    errors[at] = error
-                else:
-                    entropies[at] = entropy
-            sure = [*entropies]
-            decided = await asyncio.to_thread(
-                self._all_decided,
-                [vectors[at] for at in sure],
-                [hits[at] for at in sure],
-                [*entropies.values()],
-            )
-            for at, decision in zip(sure, decided, strict=True):
-                decisions[at] = decision
+                entropies[at] = entropy if error is None else None
+                errors[at] = error
+            again = await asyncio.to_thread(self._all_decided, vectors, hits, entropies)
+            for at in open_:
+                decisions[at] = again[at]
         return [
             Check(
                 last_turn(query),
@@ -177,21 +141,16 @@ class Watchdog:
                 float(decision.score),
                 bool(decision.near),
                 float(decision.cosine),
-                entropies.get(at),
+                entropies[at],
                 hits[at],
                 seconds / len(decisions),
-                errors.get(at),
+                errors[at],
             )
             for at, (query, decision) in enumerate(zip(queries, decisions, strict=True))
         ]
 
     async def guard(self, query: str, *, block: bool = False) -> Guarded:
-        """Has the agent answer a query, beside what the watchdog says of it.
-
-        Args:
-          query: what is asked.
-          block: ask the agent only where the query is not flagged.
-        """
+        """Has the agent answer, unless a flagged query is blocked."""
         if block:
             check = await self.check(query)
             if check.flagged:
@@ -209,36 +168,18 @@ class Watchdog:
         *,
         named: Sequence[str] | None = None,
     ) -> int:
-        """Takes in what someone found an answer to be.
+        """Takes in what an answer was found to be; how many points the bound gained.
 
-        A hallucination becomes a point of the bound; the same query is near the bound
-        from three such points on.  An answer that is none takes out the point that the
-        query itself became, and those of the three nearest that are as near as the
-        guard's similarity, but no other, though the query may be near others then;
-        exploring again would find them again.
-
-        Args:
-          query: what was asked; of a conversation the last turn becomes the point.
-          response: what the agent said.
-          hallucinated: what it was found to be.
-          context: what it was answered from.
-          named: points that the check of the query was about, as :meth:`close` has
-            them; ``None`` looks for those that are near it now.
-
-        Returns:
-          How many points the bound has gained, or lost as a negative number.
-
-        Raises:
-          ValueError: on an empty query.
-          RuntimeError: when the entropy of the query is needed and the agent answers
-            nothing.
+        A hallucination becomes a point of the bound.  An answer that is none takes out
+        the point that the query itself became, and those ``named``, as :meth:`close`
+        has them; by default those near it now.
         """
         if not hallucinated:
             if named is None:
                 _, (hits,), _ = await asyncio.to_thread(self._near, [query])
                 named = self.close(hits)
-            own = [self._name(query), *named]
-            return -await asyncio.to_thread(self.store.remove, own)
+            own = point_id(self.agent.name, last_turn(query))
+            return -await asyncio.to_thread(self.store.remove, [own, *named])
         (vector,), _, _ = await asyncio.to_thread(self._near, [query])
         ((entropy, error),) = await self._entropies([query])
         if error is not None:
@@ -246,21 +187,17 @@ class Watchdog:
                 f"{self.agent.name} answers nothing to {quoted(query)}: {error}"
             )
         point = Point(
-            id=self._name(query),
-            query=last_turn(query),
-            response=response,
-            context=context,
-            entropy=entropy,
-            verdict="someone found it hallucinated",
-            domain=self.domain,
-            agent=self.agent.name,
-            time=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            point_id(self.agent.name, last_turn(query)),
+            last_turn(query),
+            response,
+            context,
+            entropy,
+            "someone found it hallucinated",
+            self.domain,
+            self.agent.name,
+            now(),
         )
         return await asyncio.to_thread(self._add, point, vector)
-
-    def _name(self, query: str) -> str:
-        """Of the point that a query becomes."""
-        return digest(f"{self.agent.name}\n{last_turn(query)}")
 
     def close(self, hits: Sequence[Hit]) -> list[str]:
         """Names of the points that are as near as the guard's similarity."""
@@ -302,8 +239,6 @@ class Watchdog:
         entropies: Sequence[float | None],
     ) -> list[Decision]:
         """Of each query; without an entropy, as if it were that of the bound."""
-        if not len(vectors):
-            return []
         rows, width = bucket(len(vectors), 1), self.store.width
         query = np.zeros((rows, width), np.float32)
         query[: len(vectors)] = vectors
@@ -322,9 +257,8 @@ class Watchdog:
         for row, entropy in enumerate(entropies):
             own[row] = of_points[row, 0] if entropy is None else entropy
             highest[row] = own[row] if entropy is None else highest[row]
-        found = jax.device_get(
-            _decide(unit(query), own, near, cosines, of_points, highest, self.settings)
-        )
+        arrays = unit(query), own, near, cosines, of_points, highest
+        found = jax.device_get(_decide(*arrays, guard=self.settings))
         return [Decision(*one) for one in zip(*found, strict=True)][: len(vectors)]
 
     async def _entropies(
@@ -350,17 +284,8 @@ class Watchdog:
 
 
 @functools.partial(jax.jit, static_argnames="guard")
-def _decide(
-    query: Array,
-    entropy: Array,
-    vectors: Array,
-    cosines: Array,
-    entropies: Array,
-    highest: Array,
-    guard: Guard,
-) -> Decision:
-    each = jax.vmap(functools.partial(decide, guard=guard))
-    return each(query, entropy, vectors, cosines, entropies, highest)
+def _decide(*of_queries: Array, guard: Guard) -> Decision:
+    return jax.vmap(functools.partial(decide, guard=guard))(*of_queries)
 
 
 def _lacking(replies: Sequence[Reply]) -> str | None:
@@ -369,3 +294,37 @@ def _lacking(replies: Sequence[Reply]) -> str | None:
     if len(replies) - len(failures) >= enough(len(replies)):
         return None
     return f"{len(failures)} of {len(replies)} answers failed: {failures[0]}"
+
+
+#: Said in place of an answer that is held back.
+BLOCKED = (
+    "I may not know enough to answer this question without making something up, so I "
+    "would rather not."
+)
+
+
+def verdict(check: Check, mode: str, blocked: bool) -> dict[str, Any]:
+    """What the watchdog says, as the response has it."""
+    return {
+        "flagged": check.flagged,
+        "blocked": blocked,
+        "score": check.score,
+        "near": check.near,
+        "cosine": check.cosine,
+        "entropy": check.entropy,
+        "mode": mode,
+        "error": check.error,
+        "nearest": [
+            {"query": hit.point.query, "similarity": hit.similarity}
+            for hit in check.hits
+        ],
+    }
+
+
+def headers(check: Check, blocked: bool) -> dict[str, str]:
+    """The same in short, as headers."""
+    return {
+        "X-Watchdog-Flagged": str(check.flagged).lower(),
+        "X-Watchdog-Blocked": str(blocked).lower(),
+        "X-Watchdog-Score": f"{check.score:.4f}",
+    }

@@ -2,17 +2,20 @@
 
 import asyncio
 import dataclasses
-import datetime
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
+from jaxhal.datasets.jsonl import numbered_lines, parse, write_rows
 from jaxhal.llm.entailment import Entailment
 from jaxhal.reading.keys import digest
 from jaxhal.watchdog.agents import Agent, Reply
-from jaxhal.watchdog.entropy import known_entropies
+from jaxhal.watchdog.bounds import now
 from jaxhal.watchdog.evaluators import Evaluator, Judgement
 from jaxhal.watchdog.journal import Journal, answered
+from jaxhal.watchdog.monitor import known_entropies
 from jaxhal.watchdog.plan import Node, Plan
 
 
@@ -69,8 +72,7 @@ class Inquiry:
 
     async def _said(self, query: str, n: int, temperature: float) -> dict[str, Any]:
         (replies,) = await self.agent.respond([query], n, temperature)
-        now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-        return {"time": now, "replies": [dataclasses.asdict(one) for one in replies]}
+        return {"time": now(), "replies": [dataclasses.asdict(one) for one in replies]}
 
     async def _judged(self, query: str, replies: Sequence[Reply]) -> list[list[Any]]:
         queries = [query] * len(replies)
@@ -86,3 +88,44 @@ class Inquiry:
 
 def _came(said: Mapping[str, Any]) -> bool:
     return answered(said["replies"])
+
+
+class Review:
+    """Of an exploration the answers that the evaluator is not sure of."""
+
+    def __init__(self, path: str | os.PathLike):
+        self.path = Path(path)
+        self.labels = {query: row["label"] for query, row in _decided(path).items()}
+        self._open: set[str] = set()
+
+    def write(self, nodes: Iterable[Node]) -> None:
+        """What waits, beside what a person decided in the meantime, as it stands."""
+        decided = _decided(self.path)
+        shown = ("query", "answer", "context", "why", "label")
+        waiting = [
+            {name: getattr(node, name) for name in shown}
+            for node in nodes
+            if node.label is None and node.answer and node.query not in decided
+        ]
+        if {one["query"] for one in waiting} - self._open:
+            write_rows(self.path, [*decided.values(), *waiting])
+            self._open = {one["query"] for one in waiting}
+
+
+def _decided(path: str | os.PathLike) -> dict[str, dict[str, Any]]:
+    """The rows that have a label, by their query."""
+    found = {}
+    # What people write need not end in a new line, and is not ours to change.
+    for number, line in numbered_lines(path) if Path(path).is_file() else ():
+        try:
+            row = parse(line)
+        except ValueError as error:
+            raise ValueError(f"{path}, line {number}: {error}") from error
+        where, label = f"{path}, line {number}", row.get("label")
+        if not isinstance(row.get("query"), str):
+            raise ValueError(f"{where}: 'query' is missing; keep the rows")
+        if label not in (0, 1, None) or isinstance(label, bool):
+            raise ValueError(f"{where}: 'label' is {label!r}; use 0, 1 or null")
+        if label is not None:
+            found[row["query"]] = row
+    return found

@@ -1,11 +1,15 @@
 """What an exploration has found out, kept as it comes."""
 
+import asyncio
+import dataclasses
 import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from jaxhal.io.files import append, lines_of
+from jaxhal.reading.keys import digest
+from jaxhal.watchdog.agents.base import Agent, Reply
 
 # Of an agent's answers to one query, how many may be missing.
 _MISSING = 2
@@ -16,9 +20,6 @@ class Journal:
 
     Each is on the disk before it is used, so a run that was killed at any moment asks
     only what it was asking then.
-
-    Raises:
-      ValueError: on a file that is no journal.
     """
 
     def __init__(self, path: str | os.PathLike):
@@ -56,13 +57,35 @@ class Journal:
 
 
 def enough(asked: int) -> int:
-    """How many of an agent's answers to one query must have come.
-
-    Of fewer no entropy is taken: one answer alone always agrees with itself.
-    """
+    """How many of an agent's answers to one query must have come."""
     return max(min(asked, 2), asked - _MISSING)
 
 
 def answered(replies: Sequence[Mapping[str, Any]]) -> bool:
     """Whether enough replies came; an agent that is out may answer another time."""
     return sum(not reply["error"] for reply in replies) >= enough(len(replies))
+
+
+class Recorded:
+    """An agent whose every reply is kept, so that nothing is asked twice."""
+
+    def __init__(self, agent: Agent, journal: Journal):
+        self.agent, self.journal = agent, journal
+
+    @property
+    def name(self) -> str:
+        return self.agent.name
+
+    async def respond(
+        self, queries: Sequence[str], n: int = 1, temperature: float = 1.0
+    ) -> list[list[Reply]]:
+        async def one(query: str) -> list[Reply]:
+            async def ask() -> list[dict[str, Any]]:
+                (replies,) = await self.agent.respond([query], n, temperature)
+                return [dataclasses.asdict(reply) for reply in replies]
+
+            key = f"{n} at {temperature} {digest(query)}"
+            replies = await self.journal.once(key, ask, answered)
+            return [Reply(**reply) for reply in replies]
+
+        return await asyncio.gather(*map(one, queries))

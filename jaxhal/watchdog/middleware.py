@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from jaxhal.watchdog.agents import CallableAgent
 from jaxhal.watchdog.conversation import Conversation
-from jaxhal.watchdog.guarding import Watchdog
-from jaxhal.watchdog.verdict import BLOCKED, verdict
+from jaxhal.watchdog.guarding import BLOCKED, Watchdog, verdict
 
 if TYPE_CHECKING:
     from agentscope.agent import Agent
@@ -17,14 +16,8 @@ if TYPE_CHECKING:
 def scoped(make: Callable[[float], "Agent"], name: str = "agent") -> CallableAgent:
     """An AgentScope agent as a watchdog asks it.
 
-    Args:
-      make: makes the agent, for answers at a temperature.  It is called for every
-        query, so that none remembers another; the agent has no middleware of
-        :func:`middleware`, which would ask without end.
-      name: of the agent.
-
-    Raises:
-      ModuleNotFoundError: without AgentScope.
+    ``make`` makes one for answers at a temperature, anew for every query, so that none
+    remembers another, and without :func:`middleware`, which would ask without end.
     """
     _library()
     from agentscope.message import UserMsg
@@ -44,14 +37,8 @@ def middleware(
     """A middleware that has a watchdog check every query of an AgentScope agent.
 
     What it says is ``metadata["watchdog"]`` of the reply and of the event that ends it.
-
-    Args:
-      watchdog: what checks; see :func:`scoped` for its agent.
-      block: answer flagged queries with ``blocked``; the agent then sees neither.
-      blocked: what is said in place of an answer.
-
-    Raises:
-      ModuleNotFoundError: without AgentScope.
+    With ``block`` flagged queries are answered with ``blocked``; the agent sees
+    neither.
     """
     _library()
     from agentscope.event import ReplyEndEvent

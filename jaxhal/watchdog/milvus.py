@@ -1,5 +1,6 @@
 """Boundary points in Milvus: a file on this machine, or a server, by one code."""
 
+import bisect
 import dataclasses
 import json
 from collections.abc import Sequence
@@ -29,20 +30,14 @@ _QUIET = {
 class MilvusStore:
     """Points in a collection of Milvus, as :class:`~jaxhal.watchdog.BoundaryStore`.
 
-    Searched whole by cosine (index ``FLAT``), with strong consistency: what was added
-    is found.
+    Searched whole by cosine, with strong consistency: what was added is found.
 
     Args:
       width: of the vectors.
-      uri: a file that ends in ``.db``, which embedded Milvus Lite keeps, made if it is
-        not there; or the address of a server, such as ``"http://localhost:19530"``.
+      uri: a file that ends in ``.db``, which embedded Milvus Lite keeps, or the address
+        of a server, such as ``"http://localhost:19530"``.
       collection: its name, made if it is not there.
       token: what the server asks for, such as ``"user:password"``.
-
-    Raises:
-      ModuleNotFoundError: without pymilvus.
-      ValueError: on a collection whose vectors have another width.
-      RuntimeError: when Milvus cannot be reached.
     """
 
     def __init__(
@@ -102,14 +97,7 @@ class MilvusStore:
         return known and bool(self._asked("get", ids=[id], output_fields=["id"]))
 
     def add(self, points: Sequence[Point], vectors: Any) -> None:
-        """See :class:`~jaxhal.watchdog.BoundaryStore`.
-
-        Of a context or response that is longer than Milvus takes (65,536 bytes a point)
-        the beginning is stored, and how many characters are not.
-
-        Raises:
-          ValueError: too where a point's other texts are larger than Milvus takes.
-        """
+        """Of a context or response that is too long the beginning is stored."""
         block = paired(points, checked(vectors, self.width))
         rows = [
             {
@@ -124,7 +112,6 @@ class MilvusStore:
             self._asked("upsert", data=rows[start : start + _BLOCK])
 
     def remove(self, ids: Sequence[str]) -> int:
-        """See :class:`~jaxhal.watchdog.BoundaryStore`."""
         ids = [*filter(is_name, ids)]
         found = self._asked("get", ids=ids, output_fields=["id"]) if ids else []
         known = {row["id"] for row in found}
@@ -133,7 +120,6 @@ class MilvusStore:
         return len(known)
 
     def search(self, vectors: Any, k: int) -> list[list[Hit]]:
-        """See :class:`~jaxhal.watchdog.BoundaryStore`."""
         block = checked(vectors, self.width)
         at_least(1, k=k)
         if not len(block):
@@ -144,7 +130,6 @@ class MilvusStore:
         return [[_hit(one) for one in hits] for hits in found]
 
     def highest_entropy(self) -> float | None:
-        """See :class:`~jaxhal.watchdog.BoundaryStore`: asks for all of them."""
         pages = self._asked(
             "query_iterator", batch_size=_BLOCK, output_fields=["entropy"]
         )
@@ -155,7 +140,6 @@ class MilvusStore:
         return max(found, default=None)
 
     def close(self) -> None:
-        """See :class:`~jaxhal.watchdog.BoundaryStore`."""
         self._client.close()
 
     def _asked(self, method: str, **options: Any) -> Any:
@@ -197,12 +181,10 @@ def _size(fields: dict[str, Any]) -> int:
 def _shortened(text: str, over: int) -> str:
     """A text of so many bytes less in JSON, which says how much was cut."""
     room = max(0, len(json.dumps(text)) - 2 - over - _MARK)
-    low, high = 0, len(text)
-    while low < high:  # characters take from 1 to 12 bytes
-        middle = (low + high + 1) // 2
-        fits = len(json.dumps(text[:middle])) - 2 <= room
-        low, high = (middle, high) if fits else (low, middle - 1)
-    return f"{text[:low]} [{len(text) - low} characters are not stored]"
+    # Characters take from 1 to 12 bytes.
+    lengths = range(len(text) + 1)
+    fit = bisect.bisect(lengths, room, key=lambda n: len(json.dumps(text[:n])) - 2) - 1
+    return f"{text[:fit]} [{len(text) - fit} characters are not stored]"
 
 
 def _hit(found: Any) -> Hit:

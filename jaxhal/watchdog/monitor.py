@@ -6,13 +6,18 @@ References:
 
 import dataclasses
 import functools
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float
 
+from jaxhal.features import semantic
 from jaxhal.io.checks import one_of
+from jaxhal.llm.endpoint import NoReply
+from jaxhal.llm.entailment import Entailment, answering, both_ways
 from jaxhal.watchdog.index import nearest, unit
 
 #: Points that are looked at.
@@ -31,9 +36,6 @@ class Guard:
       entropy: where a query is not near the bound, its semantic entropy must not exceed
         that of the ``"nearest"`` point (the text of section 3.2), or of all points
         (``"highest"``, Algorithm 1); ``None`` asks for no entropy.
-
-    Raises:
-      ValueError: on a similarity outside (-1, 1], or another word.
     """
 
     similarity: float = 0.8
@@ -62,7 +64,6 @@ class Decision(NamedTuple):
     """What is known of a query.
 
     Attributes:
-      flagged: the agent may hallucinate.
       score: higher = more likely so; above 1 near the bound, up to 1 by entropy, the
         cosine with the centroid where no entropy counts.
       near: the query is near the bound, so its entropy does not matter.
@@ -90,28 +91,19 @@ def decide(
     .. math:: C = \sum_i S_i v_i \Big/ \sum_i S_i, \qquad S_C = \cos(q, C)
 
     flagged where :math:`S_3 \ge \epsilon` and :math:`S_C \ge \epsilon`, or else where
-    the entropy of the query exceeds that of the bound; an equal one does not.  Of the
-    paper, line 14 of the algorithm and the text on :math:`S_C` leave equal cosines out,
-    line 19 does not.  The published code flags where :math:`S_C > \epsilon`.
-
-    Scores order all of this: :math:`1 + S_C` near the bound, :math:`\sigma(H_q - H)`
-    elsewhere.
-
-    With fewer than three points no gate opens; with none nothing is flagged, and the
-    score is 0.5, or -1 where no entropy counts.
+    the entropy of the query exceeds that of the bound.  The published code flags where
+    :math:`S_C > \epsilon`.  The score, ours, is :math:`1 + S_C` near the bound,
+    :math:`\sigma(H_q - H)` elsewhere.  With no point nothing is flagged.
 
     Args:
-      query: its vector at length 1, or 0.
-      entropy: semantic entropy of the agent's answers to it, in nats.
-      vectors: of the three nearest points, nearest first, at length 1 or 0.
+      entropy: semantic entropy of the agent's answers to the query, in nats.
+      vectors: of the three nearest points, nearest first, at length 1 or 0, as the
+        query.
       cosines: of query and points, ``-inf`` where there is none.
-      entropies: of the points.
-      highest: of all points' entropies, ``-inf`` where there is none; looked at only if
-        the guard does.
-      guard: how to judge.
+      highest: of all points' entropies, ``-inf`` where there is none.
 
     References:
-      Liu et al., 2025, equation (7) and Algorithm 1; the score is ours.
+      Liu et al., 2025, equation (7) and Algorithm 1.
     """
     there = cosines > -jnp.inf
     safe = jnp.where(there, cosines, 0.0)
@@ -144,12 +136,8 @@ def monitor(
 ) -> Decision:
     """Algorithm 1 on a whole bound: finds the three nearest points, then decides.
 
-    Args:
-      query: ``Float[width]`` of any length.
-      entropy: of the query, in nats.
-      vectors: ``Float[points width]`` of any length.
-      entropies: ``Float[points]``.
-      guard: as :func:`decide` takes it.
+    ``query: Float[width]``, ``vectors: Float[points width]`` of any length,
+    ``entropies: Float[points]`` in nats.
     """
     vectors, query = jnp.asarray(vectors, jnp.float32), unit(query)
     entropies = jnp.asarray(entropies, jnp.float32)
@@ -159,3 +147,53 @@ def monitor(
     found = jnp.pad(entropies, (0, short))[rows[0]]
     highest = jnp.max(entropies, initial=-jnp.inf)
     return decide(query, entropy, whole[rows[0]], cosines[0], found, highest, guard)
+
+
+def semantic_entropies(
+    queries: Sequence[str], answers: Sequence[Sequence[str]], entailment: Entailment
+) -> Float[np.ndarray, " queries"]:
+    """Discrete semantic entropy of each query's answers, in nats; higher = less sure.
+
+    Answers mean the same where each entails the other; not a number where none came.
+
+    References:
+      Farquhar et al., Nature, 2024, discrete, as HalMit asks black boxes.
+    """
+    said = [
+        [answering(entailment, query, text) for text in some]
+        for query, some in zip(queries, answers, strict=True)
+    ]
+    most = max((len(some) for some in said), default=0)
+    found = np.full(len(said), np.nan)
+    for row, probabilities in enumerate(both_ways(entailment, said)):
+        count = len(probabilities)
+        if count:
+            missing = most - count
+            padded = np.pad(probabilities, [(0, missing), (0, missing), (0, 0)])
+            found[row] = _entropy(padded, np.arange(most) < count)
+    return found
+
+
+def known_entropies(
+    queries: Sequence[str], answers: Sequence[Sequence[str]], entailment: Entailment
+) -> list[tuple[float, str | None]]:
+    """:func:`semantic_entropies`, and why one is not known.
+
+    Where an endpoint has no reply of use, each query is looked at alone.
+    """
+    try:
+        found = semantic_entropies(queries, answers, entailment)
+        return [(float(one), None) for one in found]
+    except NoReply as error:
+        if len(queries) == 1:
+            return [(np.nan, f"entailment is not known: {error}")]
+    return [
+        known_entropies([query], [some], entailment)[0]
+        for query, some in zip(queries, answers, strict=True)
+    ]
+
+
+@jax.jit
+def _entropy(probabilities: Array, valid: Array) -> Float[Array, ""]:
+    same = semantic.equivalence(jnp.asarray(probabilities), "strict")
+    return semantic.semantic_entropy(semantic.cluster(same, valid), preset="discrete")

@@ -16,7 +16,7 @@ from jaxhal.reporting.markdown import escaped, picture
 from jaxhal.reporting.summary import verdict
 from jaxhal.watchdog import ablations
 from jaxhal.watchdog.config import Watch, guard_of, plan_of
-from jaxhal.watchdog.held_out import Known
+from jaxhal.watchdog.domain import Known
 
 
 def write(

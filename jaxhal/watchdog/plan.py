@@ -5,7 +5,26 @@ import math
 from collections.abc import Sequence
 
 from jaxhal.io.checks import at_least, one_of
-from jaxhal.watchdog.policy import SHARES, TRANSFORMATIONS, Training
+
+#: The fractal transformations, in the order of their probabilities.
+TRANSFORMATIONS = ("deduction", "analogy", "induction")
+#: How rewards become probabilities.
+SHARES = ("softmax", "shares")
+
+
+@dataclasses.dataclass(frozen=True)
+class Training:
+    """How a policy is trained with Adam; by default as in the paper."""
+
+    learning_rate: float = 1e-4
+    batch_size: int = 64
+    epochs: int = 300
+    hidden: int = 128
+
+    def __post_init__(self):
+        for name, value in dataclasses.asdict(self).items():
+            if not value > 0:
+                raise ValueError(f"{name} is {value}; give one above 0")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,23 +37,13 @@ class Plan:
       budget: it ends after this many in any case.
       starts: queries it begins with.
       width: queries in a round, answered and judged at the same time.
-      branch: queries made of one that the agent hallucinated at, once a policy chooses
-        the ways; before, it is changed in all.
+      branch: queries made of one that the agent hallucinated at, by a policy.
       samples: answers to a query that its entropy is of.
       temperature: at which those are drawn.
-      answer_temperature: of the answer that is judged.
-      ways: that a query is changed in after a hallucination; the paper's text names
-        the first two, its equation (1) all three.
+      ways: that a query is changed in after a hallucination.
       how: ways are ``"reinforced"`` or taken at ``"random"``.
-      shares: how rewards become probabilities, as
-        :func:`jaxhal.watchdog.policy.probabilities` has it.
-      steps: queries changed in all ``ways`` before a policy is trained on what came of
-        it.
-      training: of the policy.
-      seed: of all chance.
-
-    Raises:
-      ValueError: on a number or word that makes no sense.
+      shares: how rewards become probabilities: ``"softmax"`` or ``"shares"``.
+      steps: queries changed in all ``ways`` before a policy is trained on them.
     """
 
     gamma: float = 0.6
@@ -76,21 +85,14 @@ class Node:
     """A query of an exploration.
 
     Attributes:
-      query: what is asked.
       way: how it came about; ``"seed"`` where it is given.
-      depth: changes since its path began.
       parent: the query that it was made of.
       first: the query that its path began with.
-      answer: what the agent said; empty where it said nothing of use.
-      context: what it answered from.
       label: 1 hallucinated, 0 not, ``None`` unknown.
-      why: the reason, or the error.
-      confidence: in the label.
       clean: whether none of its answers is known to be hallucinated.
       entropy: of its answers, in nats; not a number where there are none.
       reward: of equation (2); of a seed the entropy that it found, up to 1.
       chances: that each way had when it was changed.
-      time: when it was answered, ISO 8601.
       round: of the exploration that it was asked in, from 1.
     """
 

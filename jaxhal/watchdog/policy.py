@@ -4,8 +4,10 @@ References:
   Liu et al., 2025, section 3.1.2; see :mod:`jaxhal.watchdog`.
 """
 
-import dataclasses
+import collections
 import functools
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -16,13 +18,11 @@ from flax import nnx
 from jaxtyping import Array, Float, Int, Key
 
 from jaxhal.io.checks import one_of
+from jaxhal.reading.keys import digest
+from jaxhal.watchdog.plan import SHARES, TRANSFORMATIONS, Node, Plan, Training
 
-#: The fractal transformations, in the order of their probabilities.
-TRANSFORMATIONS = ("deduction", "analogy", "induction")
 # Of equation (2): a reward is no larger, and the one it is the inverse of no smaller.
 _MOST, _LEAST = 10.0, 0.1
-#: How rewards become probabilities.
-SHARES = ("softmax", "shares")
 # What a transformation is worth at least where rewards are shares.
 _FLOOR = 1e-3
 
@@ -33,21 +33,12 @@ def reward(entropy: Any, before: Any, reward_before: Any, clean: Any) -> Array:
     .. math:: R_i = H_i - H_{i-1} \text{ in } [-1, 1] \quad\text{or}\quad
       \min(1 / \max(|R_{i-1}|, 0.1), 10)
 
-    the first where all answers are clean, the second where one is hallucinated.  The
-    paper leaves the inverse unbounded.
-
-    Args:
-      entropy: of the query's answers, in nats.
-      before: that of the query that it was made of.
-      reward_before: the reward of that one.
-      clean: whether no answer is hallucinated.
+    the first where all answers are clean, the second where one is hallucinated (Liu et
+    al., 2025, equation 2, which leaves the inverse unbounded).  Entropies are in nats.
 
     Example:
       >>> print(reward(1.5, 1.0, 0.5, True), reward(1.5, 1.0, 0.5, False))
       0.5 2.0
-
-    References:
-      Liu et al., 2025, equation (2).
     """
     gain = jnp.clip(jnp.asarray(entropy, jnp.float32) - before, -1.0, 1.0)
     hit = jnp.minimum(1 / jnp.maximum(jnp.abs(reward_before), _LEAST), _MOST)
@@ -61,23 +52,13 @@ def probabilities(
 
     .. math:: p_j = R_j \Big/ \sum_k R_k
 
-    is the paper's equation (3), which no negative reward fits: ``"shares"`` takes it of
-    rewards that are at least 0.001; ``"softmax"`` takes :math:`e^{R_j / \tau}`.
-
-    Args:
-      rewards: ``Float[*batch ways]``.
-      how: ``"softmax"`` or ``"shares"``.
-      temperature: of the softmax.
-
-    Raises:
-      ValueError: on another word, or a temperature that is not positive.
+    is equation (3) of Liu et al., 2025, which no negative reward fits: ``"shares"``
+    takes it of rewards that are at least 0.001; ``"softmax"`` takes :math:`e^{R_j /
+    \tau}`.
 
     Example:
       >>> print(probabilities(jnp.array([2.0, 1.0, 1.0]), "shares"))
       [0.5  0.25 0.25]
-
-    References:
-      Liu et al., 2025, equation (3).
     """
     rewards = jnp.asarray(rewards, jnp.float32)
     one_of(SHARES, how=how)
@@ -95,21 +76,11 @@ def state(first: Any, query: Any, entropy: Any, omega: float = 0.1) -> Array:
     .. math:: s = \lfloor \Delta\mathrm{Sim} \cdot e^{H} / \omega \rfloor, \quad
       \Delta\mathrm{Sim} = 1 - \cos(P_0, P_i)
 
-    Args:
-      first: vector of the query that the path began with, at length 1.
-      query: vector of the query, likewise; both ``Float[*batch width]``.
-      entropy: of its answers, in nats.
-      omega: width of a state.
-
-    Raises:
-      ValueError: when ``omega`` is not positive.
+    as equation (4) of Liu et al., 2025, of two ``Float[*batch width]`` at length 1.
 
     Example:
       >>> print(state(jnp.array([1.0, 0.0]), jnp.array([0.0, 1.0]), 0.0))
       10
-
-    References:
-      Liu et al., 2025, equation (4).
     """
     if not omega > 0:
         raise ValueError(f"omega is {omega}; give a width above 0")
@@ -121,13 +92,9 @@ def state(first: Any, query: Any, entropy: Any, omega: float = 0.1) -> Array:
 class Steps(NamedTuple):
     """Queries that were changed in all three ways, one a row.
 
-    Attributes:
-      query: the query's vector at length 1.
-      first: that of the query its path began with.
-      entropy: semantic entropy of its answers, in nats.
-      depth: changes since the path began.
-      probabilities: of the three ways, by the rewards that they had; zeros where not
-        known, as for a query that is yet to be changed.
+    ``query`` and ``first``, with which its path began, are vectors at length 1;
+    entropies are in nats; ``probabilities`` of the three ways are zeros where not
+    known.
     """
 
     query: Float[Any, "steps width"]
@@ -142,11 +109,6 @@ class Policy(nnx.Module):
 
     Two hidden layers of ReLU; its inputs are the query's vector, its entropy, the
     logarithm of its state and its depth.
-
-    Args:
-      width: of the vectors.
-      hidden: units of a hidden layer.
-      rngs: of the first weights.
     """
 
     def __init__(self, width: int, hidden: int = 128, *, rngs: nnx.Rngs):
@@ -165,31 +127,6 @@ class Policy(nnx.Module):
         return self.last(x)
 
 
-@dataclasses.dataclass(frozen=True)
-class Training:
-    """How a policy is trained, static by value; by default as in the paper.
-
-    Args:
-      learning_rate: of Adam.
-      batch_size: steps that are looked at together.
-      epochs: times that all are looked at.
-      hidden: units of a hidden layer.
-
-    Raises:
-      ValueError: when one of them is not positive.
-    """
-
-    learning_rate: float = 1e-4
-    batch_size: int = 64
-    epochs: int = 300
-    hidden: int = 128
-
-    def __post_init__(self):
-        for name, value in dataclasses.asdict(self).items():
-            if not value > 0:
-                raise ValueError(f"{name} is {value}; give one above 0")
-
-
 class Trained(NamedTuple):
     """A policy that was trained, and its mean squared error in each epoch."""
 
@@ -198,22 +135,15 @@ class Trained(NamedTuple):
 
 
 def train(
-    steps: Steps, key: Key[Array, ""], training: Training = Training()
+    steps: Steps,
+    key: Key[Array, ""],
+    training: Training = Training(),  # noqa: B008
 ) -> Trained:
     r"""A policy fitted to the probabilities of steps, in one compiled program.
 
     .. math:: L(\theta) = \sum_i \lVert Q^*(s_i) - Q(s_i; \theta) \rVert_2^2
 
-    Args:
-      steps: at least one.
-      key: of the first weights and of the order of steps.
-      training: how.
-
-    Raises:
-      ValueError: when there is no step.
-
-    References:
-      Liu et al., 2025, equations (5) and (6).
+    as equations (5) and (6) of Liu et al., 2025.
     """
     count, width = np.shape(steps.query)
     if not count:
@@ -265,3 +195,62 @@ def _fit(
 def worth(policy: Policy, steps: Steps) -> Float[Array, "steps 3"]:
     """How likely each way is taken, by the network: shares of its worths."""
     return probabilities(policy(steps), "shares")
+
+
+class Chooser:
+    """Chooses ways by a ``policy``, once it has learnt one from enough ``steps``."""
+
+    def __init__(self, plan: Plan, vectors: Mapping[str, np.ndarray]):
+        self.policy: Trained | None = None
+        self.steps: list[tuple[Node, list[float]]] = []
+        self._plan, self._vectors = plan, vectors
+        self._key = jax.random.key(plan.seed)
+        self._allowed = np.isin(TRANSFORMATIONS, plan.ways)
+        self._ways = [way for way in TRANSFORMATIONS if way in plan.ways]
+        self._trials: dict[str, dict[str, float]] = collections.defaultdict(dict)
+
+    def tried(self, parent: Node, way: str, value: float) -> None:
+        """The reward of a way; those of all allowed ones are a step to learn from."""
+        tried = self._trials[parent.query]
+        tried[way] = value
+        rewards = [tried.get(way, math.nan) for way in self._ways]
+        if all(map(math.isfinite, rewards)):
+            self.steps.append((parent, rewards))
+
+    def learn(self) -> None:
+        """Trains the policy once enough is known."""
+        plan = self._plan
+        if plan.how == "random" or self.policy or len(self.steps) < plan.steps:
+            return
+        nodes, rewards = zip(*self.steps, strict=True)
+        steps = self._states(nodes)
+        steps.probabilities[:, self._allowed] = probabilities(rewards, plan.shares)
+        self.policy = train(steps, jax.random.fold_in(self._key, 1), plan.training)
+
+    def chosen(self, node: Node) -> list[Any]:
+        """The ways that a query is changed in, and the chances they had."""
+        plan = self._plan
+        if plan.how == "reinforced" and self.policy is None:
+            return [[*self._ways], []]  # all of them, to learn from
+        number = int(digest(node.query)[:8], 16)
+        key = jax.random.fold_in(jax.random.fold_in(self._key, 2), np.uint32(number))
+        draw, pick = jax.random.split(key)
+        if self.policy is None:
+            chances = jax.random.dirichlet(draw, np.ones(len(TRANSFORMATIONS)))
+        else:
+            chances = worth(self.policy.policy, self._states([node]))[0]
+        chances = np.where(self._allowed, chances, 0.0)
+        chances = chances / chances.sum()
+        picked = jax.random.choice(
+            pick, len(TRANSFORMATIONS), (plan.branch,), replace=False, p=chances
+        )
+        return [[TRANSFORMATIONS[at] for at in picked], chances.tolist()]
+
+    def _states(self, nodes: Sequence[Node]) -> Steps:
+        return Steps(
+            np.stack([self._vectors[node.query] for node in nodes]),
+            np.stack([self._vectors[node.first] for node in nodes]),
+            np.array([node.entropy for node in nodes], np.float32),
+            np.array([node.depth for node in nodes]),
+            np.zeros((len(nodes), len(TRANSFORMATIONS)), np.float32),
+        )

@@ -41,14 +41,7 @@ _NUMBERED = re.compile(r"^(?:\d+[.)]|[-*•]|question:)\s*", re.IGNORECASE)
 
 @dataclasses.dataclass(frozen=True)
 class Generator:
-    """Makes queries of others.
-
-    Args:
-      agent: who writes them.
-      domain: what they are about.
-      temperature: of the writing.
-      attempts: times it is asked for a query that is of use.
-    """
+    """Has an agent make queries of others, in ``attempts`` for one of use."""
 
     agent: Agent
     domain: str
@@ -58,8 +51,8 @@ class Generator:
     async def change(self, queries: Sequence[str], ways: Sequence[str]) -> list[Reply]:
         """Each query changed in its way, one of :data:`PROMPTS`.
 
-        The text is empty where nothing of use came back; where the agent gave no reply
-        at all there is an error.
+        The text is empty where nothing of use came back, with an error where nothing
+        came.
         """
         asked = [
             PROMPTS[way].format(domain=self.domain, query=query)
@@ -83,14 +76,7 @@ def usable(text: str, query: str) -> str:
     """The query in what an agent wrote, empty where there is none of use.
 
     It is the first line that ends in a question mark, or what stands between quotes
-    there, without a number before it; too long a one is none, and neither is the query
-    that it was made of.
-
-    Example:
-      >>> usable('Sure!\\n1. "How is it treated?"\\n', "What is it?")
-      'How is it treated?'
-      >>> usable("What is it?", "what is it")
-      ''
+    there, without a number before it; the query that it was made of is none.
     """
     for line in text.splitlines():
         quoted = _QUOTED.search(line)
@@ -102,10 +88,5 @@ def usable(text: str, query: str) -> str:
 
 
 def plain(query: str) -> str:
-    """A query without what does not matter: letters and digits in lower case.
-
-    Example:
-      >>> plain("What  is it?")
-      'what is it'
-    """
+    """A query without what does not matter: letters and digits in lower case."""
     return " ".join(re.findall(r"\w+", query.lower()))

@@ -2,14 +2,17 @@
 
 import asyncio
 import concurrent.futures
+import functools
 import hmac
 import json
 import logging
+import math
 import time
 import uuid
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
+import prometheus_client
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -20,14 +23,55 @@ from starlette.routing import Route
 
 from jaxhal.serve.limits import Limited
 from jaxhal.watchdog.agents import LONGEST, Pieces, Reply
+from jaxhal.watchdog.bounds import BoundaryStore
 from jaxhal.watchdog.conversation import turns_of
-from jaxhal.watchdog.guarding import Guarded
-from jaxhal.watchdog.metrics import Metrics
-from jaxhal.watchdog.verdict import headers, verdict
+from jaxhal.watchdog.guarding import Guarded, headers, verdict
 from jaxhal.watchdog.wire import Fault, Wanted, asked, check_text
 
-# Of a conversation that are looked at, which takes as long as reading them thrice.
+# Characters of a conversation that are looked at, as long as reading them thrice.
 _LOOKED = 50_000
+_BOUNDARIES = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100)
+
+
+class Metrics:
+    """Counters and times of one proxy, and the points of its store."""
+
+    def __init__(self, store: BoundaryStore):
+        self._store = store
+        self.registry = prometheus_client.CollectorRegistry()
+
+        here: Any = {"namespace": "watchdog", "registry": self.registry}
+        counter = functools.partial(prometheus_client.Counter, **here)
+        here |= {"unit": "seconds", "buckets": _BOUNDARIES}
+        timer = functools.partial(prometheus_client.Histogram, **here)
+        self.requests = counter(
+            "requests", "Requests by path and status.", ["path", "status"]
+        )
+        self._checks = counter("checks", "Queries by what became of them.", ["verdict"])
+        self.failures = counter("failures", "Queries that the agent gave no answer to.")
+        self.feedback = counter(
+            "feedback", "Feedback by what it says.", ["hallucinated"]
+        )
+        self._lookup = timer("lookup", "Time that the bound was looked through.")
+        self.seconds = timer("answer", "Time from a request to its whole answer.")
+        prometheus_client.Gauge(
+            "watchdog_points", "Points of the bound.", registry=self.registry
+        ).set_function(self._points)
+
+    def count(self, found: Guarded) -> None:
+        """Takes in what became of a query."""
+        check = found.check
+        kind = "near" if check.near else "unsure" if check.flagged else "clean"
+        self._checks.labels("unknown" if check.error else kind).inc()
+        self._lookup.observe(check.seconds)
+        if found.reply.error is not None:
+            self.failures.inc()
+
+    def _points(self) -> float:
+        try:
+            return float(len(self._store))
+        except RuntimeError:
+            return math.nan  # the store does not answer, which /health says
 
 
 def application(service: Any, host: str) -> Starlette:
@@ -86,11 +130,8 @@ class _Routes:
             return JSONResponse(body, status, headers=short)
         service.remember(about["id"], want, found, found.reply.text)
         message = {"role": "assistant", "content": found.reply.text}
-        choice = {
-            "index": 0,
-            "message": message,
-            "finish_reason": _ending(found, found.reply.cut),
-        }
+        choice = {"index": 0, "message": message}
+        choice |= {"finish_reason": _ending(found, found.reply.cut)}
         body = {**about, "object": "chat.completion", "choices": [choice]}
         return JSONResponse({**body, "watchdog": said}, headers=short)
 
@@ -131,51 +172,47 @@ class _Routes:
 
     async def learn(self, request: Request) -> Response:
         body = await self._body(request, self.service.teacher)
-        if not isinstance(body, Mapping) or not isinstance(
-            body.get("hallucinated"), bool
-        ):
-            raise Fault(400, "feedback is {'id', 'hallucinated': true or false}")
-        if "id" in body:
-            try:
-                query, reply, named = self.service.remembered[str(body["id"])]
-            except KeyError:
-                why = f"no answer {str(body['id'])[:80]!r} is remembered"
-                raise Fault(404, why) from None
-        else:
-            query, text = body.get("query"), body.get("response", "")
-            if not isinstance(query, str) or not query.strip():
-                raise Fault(400, "feedback without 'id' needs the 'query' as text")
-            if not isinstance(text, str):
-                raise Fault(400, "'response' must be text")
-            check_text("'query'", query)
-            check_text("'response'", text, LONGEST)
-            reply, named = Reply(text), None
+        match body:
+            case {"id": name, "hallucinated": bool(wrong)}:
+                try:
+                    query, reply, named = self.service.remembered[str(name)]
+                except KeyError:
+                    why = f"no answer {str(name)[:80]!r} is remembered"
+                    raise Fault(404, why) from None
+            case {"query": str(query), "hallucinated": bool(wrong)} if query.strip():
+                text = body.get("response", "")
+                if not isinstance(text, str):
+                    raise Fault(400, "'response' must be text")
+                check_text("'query'", query)
+                check_text("'response'", text, LONGEST)
+                reply, named = Reply(text), None
+            case _:
+                raise Fault(
+                    400,
+                    "feedback is {'id' of an answer, or 'query' and 'response', and "
+                    "'hallucinated': true or false}",
+                )
         try:
             gained = await self.service.watchdog.learn(
-                query, reply.text, body["hallucinated"], reply.context, named=named
+                query, reply.text, wrong, reply.context, named=named
             )
         except (RuntimeError, ValueError) as error:
             raise Fault(503, str(error), "unavailable_error") from error
-        self._metrics.feedback.labels(str(body["hallucinated"]).lower()).inc()
+        self._metrics.feedback.labels(str(wrong).lower()).inc()
         self._metrics.requests.labels("/v1/feedback", "200").inc()
         points = await asyncio.to_thread(len, self.service.watchdog.store)
         return JSONResponse({"gained": gained, "points": points})
 
     async def models(self, request: Request) -> Response:
         _allow(request, self.service.token)
-        one = {
-            "id": self.service.watchdog.agent.name,
-            "object": "model",
-            "owned_by": "jaxhal",
-        }
-        return JSONResponse({"object": "list", "data": [{**one, "created": 0}]})
+        one = {"id": self.service.watchdog.agent.name, "object": "model"}
+        one |= {"owned_by": "jaxhal", "created": 0}
+        return JSONResponse({"object": "list", "data": [one]})
 
     async def health(self, request: Request) -> Response:
-        loop = asyncio.get_running_loop()
+        loop, store = asyncio.get_running_loop(), self.service.watchdog.store
         try:
-            points = await loop.run_in_executor(
-                self._pulse, len, self.service.watchdog.store
-            )
+            points = await loop.run_in_executor(self._pulse, len, store)
         except RuntimeError as error:
             return JSONResponse({"status": "failing", "why": str(error)}, 503)
         about = {"agent": self.service.watchdog.agent.name, "mode": self.service.mode}
@@ -193,9 +230,8 @@ class _Routes:
         # What a web page may send anywhere without asking is not taken.
         kind = request.headers.get("content-type", "").partition(";")[0].strip()
         if kind.lower() != "application/json":
-            raise Fault(
-                415, f"the body is {kind or 'of no type'}, not application/json"
-            )
+            why = f"the body is {kind or 'of no type'}, not application/json"
+            raise Fault(415, why)
         try:
             return await asyncio.to_thread(json.loads, await request.body())
         except ClientDisconnect as error:

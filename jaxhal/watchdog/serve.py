@@ -1,56 +1,82 @@
 """A proxy in front of an agent that speaks as OpenAI's chat completions do.
 
-Whatever talks to the agent talks to the proxy instead, and finds what the watchdog
-says in the response and its headers.  An endpoint is told all that the client says;
-the wishes that another agent is not told, the verdict names.  A stream begins when
-the query is judged; the pieces of an endpoint's answer are then passed on as they
-come, while a model in this process, which writes for several clients at a time, says
-its answer whole.
+What the watchdog says is in the response and its headers.  A stream begins when the
+query is judged; pieces of an endpoint's answer are passed on as they come.
 """
 
-from typing import TYPE_CHECKING
+import collections
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 from jaxhal.io.checks import one_of
 from jaxhal.serve.limits import Limits, options
-from jaxhal.watchdog.agents import (
-    Agent,
-    Pieces,
-    Reply,
-    ahead,
-    failed,
-    streamed,
-    together,
-)
-from jaxhal.watchdog.guarding import Guarded, Watchdog
-from jaxhal.watchdog.remembered import Remembered
-from jaxhal.watchdog.verdict import BLOCKED
+from jaxhal.watchdog.agents import Agent, Pieces, Reply
+from jaxhal.watchdog.agents.base import ahead, failed, streamed, together
+from jaxhal.watchdog.conversation import Conversation
+from jaxhal.watchdog.guarding import BLOCKED, Guarded, Watchdog
 from jaxhal.watchdog.wire import Fault, Wanted
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
+
+# Of the last answers that feedback may name.
+_KEPT = 10_000
+# And of how many characters, conversations included.
+_CHARACTERS = 100_000_000
+
+
+class Given(NamedTuple):
+    """An answer that feedback may name, and the points that its verdict named."""
+
+    query: str
+    reply: Reply
+    named: list[str]
+
+    @property
+    def characters(self) -> int:
+        return len(self.query) + len(self.reply.text) + len(self.reply.context)
+
+
+class Remembered:
+    """Answers by name, and how often each text was ``said``; one of them always was."""
+
+    def __init__(self, always: str):
+        self.said = collections.Counter([always.strip()])
+        self._given: collections.OrderedDict[str, Given] = collections.OrderedDict()
+        self._characters = 0
+
+    def __getitem__(self, name: str) -> Given:
+        return self._given[name]
+
+    def add(self, name: str, query: str, reply: Reply, named: Sequence[str]) -> None:
+        """Keeps an answer, and forgets the oldest ones where there are too many."""
+        if isinstance(query, Conversation):
+            query = Conversation(query.turns)  # its wishes were the answer's
+        self._given[name] = given = Given(query, reply, [*named])
+        self._characters += given.characters
+        self.said[reply.text.strip()] += 1
+        while len(self._given) > _KEPT or self._characters > _CHARACTERS:
+            _, old = self._given.popitem(last=False)
+            self._characters -= old.characters
+            said = old.reply.text.strip()
+            self.said[said] -= 1
+            if not self.said[said]:
+                del self.said[said]
 
 
 class Service:
     """The proxy.
 
     Of a conversation every turn is looked at, since the client writes them all, but
-    answers that the proxy itself gave (see
-    :func:`jaxhal.watchdog.conversation.looked_at`): one that once held a query near the
-    bound is flagged until the client leaves that turn out.
+    answers that the proxy itself gave.
 
     Args:
-      watchdog: whose agent answers.
       mode: ``"flag"`` adds the verdict; ``"block"`` holds answers to flagged queries
         back, which the agent is then not asked for.
-      token: that a client has to show; ``None`` asks for none, and then
-        answers only by its own name, as :class:`jaxhal.serve.limits.Limited` has it.
+      token: that a client has to show; ``None`` asks for none, and then answers only by
+        its own name, as :class:`jaxhal.serve.limits.Limited` has it.
       teacher: that whoever gives feedback has to show instead; by default the same.
-      limits: of requests and connections.
       blocked: what is said in place of an answer that is held back.
-
-    Raises:
-      ModuleNotFoundError: without starlette and prometheus-client.
-      ValueError: on another mode, or an empty token.
     """
 
     def __init__(
@@ -80,20 +106,11 @@ class Service:
         self._application = application
 
     def app(self, host: str = "127.0.0.1") -> "Starlette":
-        """The proxy as an ASGI application.
-
-        Args:
-          host: address it is served at, for :class:`jaxhal.serve.limits.Limited`.
-        """
+        """The proxy as an ASGI application, for the address that it is served at."""
         return self._application(self, host)
 
     def run(self, host: str = "127.0.0.1", port: int = 8080) -> None:
-        """Serves until it is told to stop; open requests are then answered first.
-
-        Args:
-          host: address to listen at; by default this machine's own alone.
-          port: of the address.
-        """
+        """Serves until it is told to stop; open requests are then answered first."""
         import uvicorn
 
         uvicorn.run(
@@ -117,16 +134,15 @@ class Service:
         async def first() -> Reply:
             return await anext(pieces, failed("the answer is empty"))
 
+        look = self.watchdog.check(want.prompt, self.remembered.said)
         try:
-            if self.mode == "block":
-                check = await self.watchdog.check(want.prompt, self.remembered.said)
-                if check.flagged:
-                    return Guarded(Reply(self.blocked), check, True), pieces
-                return Guarded(await first(), check, False), pieces
-            check, reply = await together(
-                self.watchdog.check(want.prompt, self.remembered.said), first()
-            )
-            return Guarded(reply, check, False), pieces
+            if self.mode == "flag":
+                check, reply = await together(look, first())
+                return Guarded(reply, check, False), pieces
+            check = await look
+            if check.flagged:
+                return Guarded(Reply(self.blocked), check, True), pieces
+            return Guarded(await first(), check, False), pieces
         except RuntimeError as error:
             raise Fault(503, str(error), "unavailable_error") from error
 

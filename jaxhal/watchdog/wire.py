@@ -28,12 +28,7 @@ _HEARD = (
 
 
 class Fault(Exception):
-    """What is wrong with a request.
-
-    Attributes:
-      status: of the response.
-      kind: of the error, in OpenAI's words.
-    """
+    """What is wrong with a request: the response's status, and the error's kind."""
 
     def __init__(self, status: int, message: str, kind: str = "invalid_request_error"):
         super().__init__(message)
@@ -41,14 +36,7 @@ class Fault(Exception):
 
 
 class Wanted(NamedTuple):
-    """What a request wants.
-
-    Attributes:
-      prompt: all turns, the last one the user's, and what else is wished.
-      stream: whether the answer is wanted piece by piece.
-      temperature: at which it is wanted; ``None`` leaves it to the watchdog.
-      ignored: names of wishes that no agent is told.
-    """
+    """What a request wants; ``ignored`` are names of wishes that no agent is told."""
 
     prompt: Conversation
     stream: bool
@@ -57,11 +45,7 @@ class Wanted(NamedTuple):
 
 
 def asked(body: Any) -> Wanted:
-    """What the body of a chat completion wants.
-
-    Raises:
-      Fault: where it is none, or wants what cannot be guarded.
-    """
+    """What the body of a chat completion wants; Fault where that cannot be guarded."""
     if not isinstance(body, Mapping):
         raise Fault(400, "the body is not a JSON object")
     messages = body.get("messages")
@@ -81,26 +65,25 @@ def asked(body: Any) -> Wanted:
         raise Fault(400, "'stream' must be true or false")
     if n not in (None, 1) or isinstance(n, bool):
         raise Fault(400, "'n' must be 1: one answer is guarded at a time")
-    temperature = _temperature(body.get("temperature"))
+    temperature = body.get("temperature")
+    if temperature is not None and (
+        type(temperature) not in (int, float) or not 0 <= temperature <= 2
+    ):
+        raise Fault(400, "'temperature' must be a number from 0 to 2")
     for name in _NOT_TEXT:
         if body.get(name):
             raise Fault(400, f"{name!r} is not passed on: answers in text are guarded")
-    wishes = {
-        name: value
-        for name, value in body.items()
-        if name in _HEARD and value is not None
-    }
+    given = {name: value for name, value in body.items() if value is not None}
+    wishes = {name: value for name, value in given.items() if name in _HEARD}
     for name in LENGTHS:
         if type(wishes.get(name, 1)) is not int or wishes.get(name, 1) < 1:
             raise Fault(400, f"{name!r} must be a whole number of at least 1")
     try:  # what no JSON can hold, such as half of a surrogate pair
         json.dumps(wishes, allow_nan=False, ensure_ascii=False).encode()
     except (RecursionError, ValueError) as error:
-        raise Fault(
-            400, f"a setting cannot be passed on: {type(error).__name__}"
-        ) from error
-    known = {*_TAKEN, *_HEARD}
-    others = [k for k, v in body.items() if k not in known and v is not None]
+        why = f"a setting cannot be passed on: {type(error).__name__}"
+        raise Fault(400, why) from error
+    others = [name for name in given if name not in _TAKEN and name not in _HEARD]
     # Of a message only who says what is passed on.
     more = {key for one in messages for key, value in one.items() if value is not None}
     others += [f"messages.{key}" for key in sorted(more - {"role", "content"})]
@@ -111,11 +94,7 @@ def asked(body: Any) -> Wanted:
 
 
 def check_text(name: str, text: str, most: int = _QUERY) -> None:
-    """Makes sure that a text can be looked at.
-
-    Raises:
-      Fault: where it is too long, or holds half of a surrogate pair.
-    """
+    """Makes sure that a text can be looked at."""
     if len(text) > most:
         raise Fault(400, f"{name} has {len(text)} characters, over {most}")
     _check_letters(name, text)
@@ -125,18 +104,8 @@ def _check_letters(name: str, text: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise Fault(
-            400, f"{name} holds half of a surrogate pair; it is no valid text"
-        ) from error
-
-
-def _temperature(value: Any) -> float | None:
-    if value is None:
-        return None
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not number or not 0 <= value <= 2:
-        raise Fault(400, "'temperature' must be a number from 0 to 2")
-    return float(value)
+        why = f"{name} holds half of a surrogate pair; it is no valid text"
+        raise Fault(400, why) from error
 
 
 def _turn(number: int, message: Any) -> tuple[str, str]:
@@ -149,14 +118,14 @@ def _turn(number: int, message: Any) -> tuple[str, str]:
     if role not in _ROLES:
         raise Fault(400, f"{where} is of {role[:_NAME]!r}, none of {', '.join(_ROLES)}")
     if isinstance(content, list):
-        parts = [
-            part.get("text")
-            for part in content
-            if isinstance(part, Mapping) and part.get("type") == "text"
-        ]
-        if len(parts) < len(content) or not all(isinstance(p, str) for p in parts):
-            raise Fault(400, f"{where} holds something other than text")
-        content = "\n".join(map(str, parts))
+        parts = []
+        for part in content:
+            match part:
+                case {"type": "text", "text": str(text)}:
+                    parts.append(text)
+                case _:
+                    raise Fault(400, f"{where} holds something other than text")
+        content = "\n".join(parts)
     if content is None and role == "assistant":
         content = ""
     if not isinstance(content, str):

@@ -27,8 +27,8 @@ from jaxhal.serve.limits import Limits, is_own
 from jaxhal.watchdog import EndpointAgent, ExactStore, Guard, Passages, Reply
 from jaxhal.watchdog.agents import Gate
 from jaxhal.watchdog.conversation import Conversation, looked_at
+from jaxhal.watchdog.guarding import BLOCKED
 from jaxhal.watchdog.serve import Service
-from jaxhal.watchdog.verdict import BLOCKED
 from jaxhal.watchdog.wire import Fault, asked
 
 CHAT = "/v1/chat/completions"

@@ -1,14 +1,16 @@
-"""Agents as the watchdog sees them: asked in words, they answer in words.
-
-Nothing else of an agent is looked at, so anything that answers can be watched.
-"""
+"""Agents as the watchdog sees them: asked in words, they answer in words."""
 
 import asyncio
+import concurrent.futures
+import contextvars
 import dataclasses
+import functools
+import inspect
 import weakref
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from typing import Any, Protocol, runtime_checkable
 
+from jaxhal.io.checks import at_least
 from jaxhal.texts import storable
 
 #: Characters of an answer; a longer one is no answer but a fault.
@@ -19,13 +21,10 @@ _SHOWN = 200
 
 @dataclasses.dataclass(frozen=True)
 class Reply:
-    """What an agent made of a query.
+    """What an agent made of a query, or why there is no answer (``error``).
 
-    Attributes:
-      text: its answer; empty where there is an error.
-      context: what it answered from, where it says so.
-      error: why there is no answer.
-      cut: whether it ended for want of tokens.
+    ``context`` is what it answered from; it is ``cut`` where it ended for want of
+    tokens.
     """
 
     text: str
@@ -35,22 +34,13 @@ class Reply:
 
 
 def failed(why: object) -> Reply:
-    """A reply that is none.
-
-    Args:
-      why: in words, or what was raised.
-    """
+    """A reply that is none, for a reason in words, or what was raised."""
     text = f"{type(why).__name__}: {why}" if isinstance(why, Exception) else str(why)
     return Reply("", error=storable(text[:_SHOWN]))
 
 
 def checked(text: Any, cut: bool = False) -> Reply:
-    """A reply of a text that came from outside: an error where it is of no use.
-
-    Args:
-      text: what came.
-      cut: whether it ended for want of tokens.
-    """
+    """A reply of a text that came from outside: an error where it is of no use."""
     if not isinstance(text, str):
         return failed(f"the answer is {type(text).__name__} and not text")
     if not text.strip():
@@ -155,3 +145,51 @@ async def each(
     """``n`` replies to each query, all at once."""
     found = await together(*(one(query) for query in queries for _ in range(n)))
     return [found[at : at + n] for at in range(0, len(found), n)]
+
+
+def named(function: Callable[..., Any]) -> str:
+    """What a function is called, or else its class."""
+    return getattr(function, "__name__", type(function).__name__)
+
+
+class CallableAgent:
+    """Any function from a query to an answer, asked once for each answer.
+
+    It takes a query, and a ``temperature`` if it has such an argument, and may be a
+    coroutine function.  What it raises is the error of that reply.  ``concurrency``
+    queries are answered at a time.
+    """
+
+    def __init__(
+        self, function: Callable[..., Any], name: str = "", *, concurrency: int = 4
+    ):
+        at_least(1, concurrency=concurrency)
+        self.function, self._gate = function, Gate(concurrency)
+        # Those that all of asyncio shares are few, and others wait for them.
+        self._threads = concurrent.futures.ThreadPoolExecutor(concurrency)
+        self._name = name or named(function)
+        known = inspect.signature(function).parameters
+        self._takes_temperature = "temperature" in known
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    async def respond(
+        self, queries: Sequence[str], n: int = 1, temperature: float = 1.0
+    ) -> list[list[Reply]]:
+        options = {"temperature": temperature} if self._takes_temperature else {}
+
+        async def one(query: str) -> Reply:
+            async with self._gate():
+                try:
+                    if inspect.iscoroutinefunction(self.function):
+                        return checked(await self.function(query, **options))
+                    ask = functools.partial(self.function, query, **options)
+                    run = contextvars.copy_context().run
+                    loop = asyncio.get_running_loop()
+                    return checked(await loop.run_in_executor(self._threads, run, ask))
+                except Exception as error:  # whatever another's code raises
+                    return failed(error)
+
+        return await each(one, queries, n)

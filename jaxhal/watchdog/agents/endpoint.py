@@ -26,27 +26,18 @@ from jaxhal.watchdog.conversation import LENGTHS, Conversation
 class EndpointAgent:
     """A model or an agent behind an OpenAI-compatible address.
 
-    A request that times out or is answered 429 or 5xx is made again, each time after a
-    longer wait, or after as long as the server asks for.  A query that is still without
-    its whole answer after ten minutes, or ten times the timeout where that is more, is
-    in error, even if something comes in all the time; a rate adds as long as requests
-    may have to wait for their turns.  Of a
+    A request that times out or is answered 429 or 5xx is made again, after a longer
+    wait each time.  A query that is without its whole answer after ten minutes, or ten
+    times the timeout where that is more, is in error.  Of a
     :class:`~jaxhal.watchdog.Conversation` it is sent every turn and wish.
-
-    Attributes:
-      hears_wishes: true.
 
     Args:
       endpoint: where it is; its timeout is that of one request.
       retries: requests made after the first.
       concurrency: requests that are open at a time, and as many streams.
-      per_second: requests begun in a second, retries among them; ``None`` for as many
-        as there are.
+      per_second: requests begun in a second, retries among them.
       max_tokens: the most tokens of an answer; ``None`` leaves it to the server.
       system: what it is told before every query.
-
-    Raises:
-      ValueError: on a number that makes no sense.
     """
 
     hears_wishes = True
@@ -81,13 +72,6 @@ class EndpointAgent:
     async def respond(
         self, queries: Sequence[str], n: int = 1, temperature: float = 1.0
     ) -> list[list[Reply]]:
-        """See :class:`Agent`.
-
-        Raises:
-          ModuleNotFoundError: without the ``openai`` package.
-          RuntimeError: when the endpoint takes no query at all: a wrong key, address or
-            model.
-        """
         openai = self.endpoint.client_library()
         async with self._client() as client:
 
@@ -107,11 +91,6 @@ class EndpointAgent:
             return await each(one, queries, n)
 
     async def stream(self, query: str, temperature: float = 1.0) -> Pieces:
-        """See :class:`Streaming`.
-
-        Raises:
-          RuntimeError: as :meth:`respond`.
-        """
         size = 0
         async with self._streams(), self._client() as client:
             ends = asyncio.get_running_loop().time() + self._longest

@@ -36,15 +36,9 @@ class LocalAgent:
     wait, and are then answered together.
 
     Args:
-      lm: the model.
       prompt: the user's turn, with ``{query}`` in it.
-      max_new_tokens: the most tokens of an answer.
       stop: texts that end an answer.
       batch_size: answers written together.
-      seed: of all chance.
-
-    Raises:
-      ValueError: when there is no place for the query in the prompt.
     """
 
     def __init__(
@@ -72,11 +66,6 @@ class LocalAgent:
     async def respond(
         self, queries: Sequence[str], n: int = 1, temperature: float = 1.0
     ) -> list[list[Reply]]:
-        """See :class:`Agent`.
-
-        Raises:
-          ValueError: when ``n`` is below 1 or the temperature below 0.
-        """
         if n < 1 or not temperature >= 0:
             raise ValueError(
                 f"n is {n} and temperature {temperature}; give at least 1 and 0"

@@ -26,17 +26,7 @@ Question: {query}
 
 
 class Passages:
-    """Texts that are found by likeness of their vectors.
-
-    Args:
-      texts: the passages, at least one; their vectors are kept for the next time in
-        :func:`~jaxhal.models.registry.cache_dir`.
-      encoder: as :func:`jaxhal.models.encoders.load_encoder` takes it.
-      progress: show a progress bar; ``None`` shows it on a terminal.
-
-    Raises:
-      ValueError: when there is none, or one is empty.
-    """
+    """Texts that are found by likeness of their vectors, which are kept."""
 
     def __init__(
         self,
@@ -69,16 +59,9 @@ class Passages:
 
 
 class RagAgent:
-    """An agent that answers from passages of its domain.
+    """An agent that answers from ``k`` passages of its domain for each query.
 
-    Args:
-      agent: what answers.
-      passages: where they are found.
-      k: passages for a query.
-      prompt: with ``{passages}`` and ``{query}`` in it.
-
-    Raises:
-      ValueError: when the prompt lacks one of the two, or ``k`` is below 1.
+    The prompt has ``{passages}`` and ``{query}`` in it.
     """
 
     def __init__(
@@ -108,7 +91,7 @@ class RagAgent:
     async def respond(
         self, queries: Sequence[str], n: int = 1, temperature: float = 1.0
     ) -> list[list[Reply]]:
-        """See :class:`Agent`; the passages come back as the context."""
+        """The passages come back as the context."""
         contexts, asked = await self._prompts(queries)
         replies = await self.agent.respond(asked, n, temperature)
         return [
@@ -117,16 +100,12 @@ class RagAgent:
         ]
 
     async def stream(self, query: str, temperature: float = 1.0) -> Pieces:
-        """See :class:`Streaming`; in one piece if what answers says it whole."""
         (context,), (asked,) = await self._prompts([query])
         async for piece in streamed(self.agent, asked, temperature):
             yield dataclasses.replace(piece, context=context)
 
     async def _prompts(self, queries: Sequence[str]) -> tuple[list[str], list[str]]:
-        """The passages of each query, and what is asked with them.
-
-        Of a conversation the last turn alone is looked up and put into the prompt.
-        """
+        """The passages of each query, and what is asked with them."""
         last = [*map(last_turn, queries)]
         found = await asyncio.to_thread(self.passages.search, last, self.k)
         contexts = ["\n\n".join(some) for some in found]
