@@ -135,7 +135,7 @@ def sweep(count: int) -> Command:
     """Folders of runs that are done stay done."""
 
     def kept(folder: Path) -> set:
-        return _parts(folder) | {*folder.glob("runs/mine/*/results.json")}
+        return _parts(folder) | {*folder.glob("runs/mine/[!.]*/results.json")}
 
     return Command(
         _prepared(_RUN, labelled(count)),
