@@ -81,9 +81,8 @@ def relevance(
       block: response tokens pulled back together; what fits 384 MiB by default.
 
     Raises:
-      TypeError, ValueError: on unknown rules or seed, on a temperature or block that is
-        not positive, on a row without a prompt or response token, on rows longer than
-        the model's context.
+      TypeError, ValueError: on what is none of these, on a row without a prompt or
+        response token, on rows longer than the model's context.
     """
     flow, over = _check(lm, batch, rules, seed, temperature)
     if block is None:

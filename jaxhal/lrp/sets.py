@@ -139,9 +139,7 @@ def gradient_x_input() -> RuleSet:
 def attnlrp() -> RuleSet:
     """AttnLRP: what the published LRP4RAG code ran, its stabilisers taken to 0.
 
-    Products of two streams give each half, softmax follows its Taylor expansion, norms
-    and activations pass everything on.  Softmax and biases absorb relevance, so the sum
-    over input tokens is not the seed.
+    Softmax and biases absorb relevance, so the sum over input tokens is not the seed.
     """
     rules = rules_of(gradient_x_input())
     rules |= {
@@ -174,12 +172,8 @@ def cp_lrp() -> RuleSet:
 def epsilon(eps: float = 1e-6) -> RuleSet:
     """AttnLRP with a stabiliser in every sum, as its explicit rules are written.
 
-    The larger ``eps``, the more of weak and cancelling contributions is absorbed.  It
-    has the sign of the sum; the published code adds it to negative sums as well, which
-    divides by zero at ``-eps``.
-
-    Raises:
-      ValueError: on a negative stabiliser.
+    It has the sign of the sum; the published code adds it to negative sums as well,
+    which divides by zero at ``-eps``.
     """
     if eps < 0:
         raise ValueError(f"eps is {eps}; a stabiliser is at least 0")
