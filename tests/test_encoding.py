@@ -18,7 +18,6 @@ import sampling_oracles as oracles
 import tiny
 import tiny_encoders
 from jaxhal.models import registry
-from jaxhal.models.encoders import batches as text_batches
 from jaxhal.models.encoders import encoder as encoder_lib
 from jaxhal.models.encoders import encoding, text_encoder
 from jaxhal.models.encoders.encoding import (
@@ -211,13 +210,13 @@ def test_both_texts_are_read_in_windows_where_neither_leaves_room(nli, counts):
 def test_equal_texts_are_read_once_and_order_is_kept(nli, monkeypatch):
     texts = [words(at % 4, 1 + 9 * (at % 4)) for at in range(11)]
     read = []
-    collate = text_batches.collate
+    collate = encoding.collate
 
     def counted(encoder, windows, batch_size):
         read.extend(window.ids for window in windows)
         return collate(encoder, windows, batch_size)
 
-    monkeypatch.setattr(text_batches, "collate", counted)
+    monkeypatch.setattr(encoding, "collate", counted)
     found = embed(nli, texts, batch_size=2)
     assert len(read) == 4
     assert [len(row) for row in read] == sorted(len(row) for row in read)

@@ -32,17 +32,15 @@ def read(
 ) -> dict[str, Any]:
     """Reads a batch once and returns every reducer's feature, by name.
 
+    Features of attention reducers are ``[layer, batch, heads, ...]``, of hidden-state
+    reducers ``[layer, batch, ...]``, of logit and relevance reducers ``[batch, ...]``;
+    row-wise ones have a ``response`` axis, zero on padding.
+
     Args:
       lm: the model.
       batch: from ``lm.encode``.
       reducers: name -> reducer; frozen dataclasses, so that equal ones compile once.
-      copies: how many consecutive rows share a prompt, which is then read once for all
-        of them: several answers to one question at the price of their own rows.
-
-    Returns:
-      Features of attention reducers are ``[layer, batch, heads, ...]``, of hidden-state
-      reducers ``[layer, batch, ...]``, of logit and relevance reducers
-      ``[batch, ...]``; row-wise ones have a ``response`` axis, zero on padding.
+      copies: how many consecutive rows share a prompt, which is then read once for all.
 
     Raises:
       TypeError: when a value is not a :class:`jaxhal.Reducer`.
@@ -71,12 +69,9 @@ def read_rows(
       lm: the model.
       rows: the answers as tokens.
       reducer: what makes the feature; padding of the response is not cut off.
-      batch_size: rows read together.
+      batch_size: rows read together, at least ``copies``.
       copies: how many consecutive rows have the same prompt, which is read once for all
         of them where the model allows it.
-
-    Raises:
-      ValueError: as :func:`read`, and on ``batch_size`` below ``copies``.
     """
     together = batch_size // copies
     longest = [
@@ -163,23 +158,30 @@ def _forwards(
     model = nnx.merge(lm.graphdef, lm.params)
     tokens, valid = jnp.asarray(batch.tokens), jnp.asarray(batch.valid)
     rows = Rows.of_batch(batch)
+    prefix = None
     if copies == 1:
-        tap = rows.tap(named, model)
         x, geo = decoder.begin(model, tokens, valid)
-        hidden, attended, state, _ = decoder.run(model, x, geo, ops=ops, tap=tap)
-        return rows.features(named, model, hidden, attended, state, ops)
-    # The prompts but for their last token, which is the first explicit row; then every
-    # row's own tokens against its prompt's keys.
+    else:
+        rows, x, geo, prefix = _after_prompts(model, batch, rows, ops, copies)
+    tap = rows.tap(named, model)
+    hidden, attended, state, _ = decoder.run(
+        model, x, geo, ops=ops, tap=tap, prefix=prefix
+    )
+    return rows.features(named, model, hidden, attended, state, ops)
+
+
+def _after_prompts(
+    model: decoder.Decoder, batch: Batch, rows: Rows, ops: Ops, copies: int
+):
+    """Rows of their own, to be run after the keys and values of their prompts."""
+    # The prompts but for their last token, which is the first explicit row.
+    tokens, valid = jnp.asarray(batch.tokens), jnp.asarray(batch.valid)
     shared = batch.prompt_length - 1
     x, geo = decoder.begin(model, tokens[::copies, :shared], valid[::copies, :shared])
     keys, values = decoder.run(model, x, geo, ops=ops, keep=True)[-1]
     position, length = positions(valid), jnp.sum(valid, axis=1, dtype=jnp.int32)
     own = position[:, shared:]
     geo = decoder.geometry(model.config, own, position, valid, length)
-    rows = dataclasses.replace(rows, first=0)
-    tap = rows.tap(named, model)
     x = decoder.embed(model, tokens[:, shared:], own)
-    hidden, attended, state, _ = decoder.run(
-        model, x, geo, ops=ops, tap=tap, prefix=(keys.swapaxes(-1, -2), values)
-    )
-    return rows.features(named, model, hidden, attended, state, ops)
+    prefix = keys.swapaxes(-1, -2), values
+    return dataclasses.replace(rows, first=0), x, geo, prefix

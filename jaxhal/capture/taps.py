@@ -12,7 +12,7 @@ from jaxtyping import Array
 from jaxhal.features.base import Reducer
 from jaxhal.models import decoder
 from jaxhal.models.config import Config
-from jaxhal.models.layers import RowTap
+from jaxhal.models.layers import RowTap, in_blocks
 from jaxhal.models.ops import Ops
 from jaxhal.types import Batch, View
 
@@ -42,49 +42,44 @@ def layer_indices(reducer: Reducer, config: Config) -> tuple[int, ...]:
     return numbers
 
 
+# Of a batch or a cache, what a View is cut from beside the next tokens.
+_MASKS = ("valid", "context", "document", "question")
+
+
 @dataclasses.dataclass(frozen=True)
 class Rows:
     """The explicit rows of a pass and the masks a :class:`View` is cut from.
 
-    ``first`` is the first explicit row among the rows computed, ``explicit`` how many
-    there are, ``column`` the column the first stands in.  ``aligned`` says that the
-    rows are P-1 .. P+R-1, of which a reducer gets either the last R (tokens' own) or
-    the first R (their predictors).
+    ``aligned`` says that the rows are P-1 .. P+R-1, of which a reducer gets either the
+    last R (tokens' own) or the first R (their predictors).
     """
 
-    target: Array  # Int[batch seq]: the next column's token
-    valid: Array
-    context: Array
-    document: Array
-    question: Array
+    masks: tuple[Array, ...]  # [batch seq] each: the next column's token, then _MASKS
     prompt_length: int
-    first: int
-    explicit: int
-    column: Any
-    aligned: bool
+    first: int  # explicit row among those computed
+    explicit: int  # rows
+    column: Any  # the first explicit row stands in
+    aligned: bool = False
+
+    @property
+    def valid(self) -> Array:
+        return self.masks[1]
 
     @classmethod
     def of_batch(cls, batch: Batch) -> "Rows":
-        tokens = jnp.asarray(batch.tokens)
-        return cls(
-            target=jnp.roll(tokens, -1, axis=1),
-            valid=jnp.asarray(batch.valid),
-            context=jnp.asarray(batch.context),
-            document=jnp.asarray(batch.document),
-            question=jnp.asarray(batch.question),
-            prompt_length=batch.prompt_length,
-            first=batch.prompt_length - 1,
-            explicit=tokens.shape[1] - batch.prompt_length + 1,
-            column=batch.prompt_length - 1,
-            aligned=True,
-        )
+        """Those that a reading pass shows: of the response and the prompt's last."""
+        tokens, before = jnp.asarray(batch.tokens), batch.prompt_length - 1
+        masks = masks_of(batch, jnp.roll(tokens, -1, axis=1))
+        explicit = tokens.shape[1] - before
+        return cls(masks, batch.prompt_length, before, explicit, before, aligned=True)
 
     def take(self, samples: Array) -> "Rows":
         """The rows of chosen samples."""
-        masks = ("target", "valid", "context", "document", "question")
-        return dataclasses.replace(
-            self, **{name: getattr(self, name)[samples] for name in masks}
-        )
+        return dataclasses.replace(self, masks=tuple(m[samples] for m in self.masks))
+
+    def followed(self, target: Array) -> "Rows":
+        """The rows with other next tokens."""
+        return dataclasses.replace(self, masks=(target, *self.masks[1:]))
 
     def tap(self, named: Named, model: decoder.Decoder) -> decoder.Tap:
         """What the decoder has to show and keep for these reducers."""
@@ -105,7 +100,9 @@ class Rows:
             table = np.full(count + 1, len(wanted), np.int32)
             table[list(wanted)] = np.arange(len(wanted))
             slots[name] = jnp.asarray(table)
-            state[name] = _buffers(shapes[name], len(wanted))
+            state[name] = jax.tree.map(
+                lambda s, w=wanted: jnp.zeros((len(w), *s.shape), s.dtype), shapes[name]
+            )
 
         def keep(state: dict, x: Array, layer: Array) -> dict:
             # A slot past the end drops the write: that layer was not asked for.
@@ -161,9 +158,6 @@ class Rows:
         target, *rest = masks
         return View(column, target[column], *rest, prompt_length=self.prompt_length)
 
-    def _masks(self) -> tuple:
-        return (self.target, self.valid, self.context, self.document, self.question)
-
     def _over_heads(self, reducer: Reducer, probs: Array, column: Array) -> Any:
         """``rows`` of every sample and head: ``[batch heads query key]`` in."""
 
@@ -171,7 +165,7 @@ class Rows:
             view = self._view(column, masks)
             return jax.vmap(lambda head: reducer.rows(head, view))(probs)
 
-        return jax.vmap(sample)(probs, *self._masks())
+        return jax.vmap(sample)(probs, *self.masks)
 
     def _rows(self, reducer: Reducer, x: Array, column: Array | None = None) -> Any:
         """``rows`` of every sample, for what has no heads: ``[batch query ...]``."""
@@ -180,7 +174,7 @@ class Rows:
         def sample(x, *masks):
             return reducer.rows(x, self._view(at, masks))
 
-        return jax.vmap(sample)(x, *self._masks())
+        return jax.vmap(sample)(x, *self.masks)
 
     def _finish(self, reducer: Reducer, rows: Any, heads: bool = False) -> Any:
         """Cuts rows to the response's, clears padding, and applies ``finish``."""
@@ -208,7 +202,7 @@ class Rows:
                 return jax.vmap(lambda head: reducer.finish(head, view))(rows)
             return reducer.finish(rows, view)
 
-        return jax.vmap(sample)(rows, *self._masks())
+        return jax.vmap(sample)(rows, *self.masks)
 
     def _groups(self, waiting: list, config: Config) -> int:
         """The fewest equal groups of layers whose waiting rows fit ``GROUP_BYTES``."""
@@ -235,33 +229,23 @@ class Rows:
     ) -> dict[str, Any]:
         """Logit reducers, a block of rows at a time so that few logits live at once."""
         batch, rows, _ = hidden.shape
-        column = self.column + jnp.arange(rows)
         size = max(1, LOGIT_BYTES // (4 * batch * model.config.vocab_size))
-        count = math.ceil(rows / size)
-        size = math.ceil(rows / count)
-        pad = count * size - rows
 
-        def block(x: tuple[Array, Array]) -> dict[str, Any]:
-            logits = decoder.unembed(model, x[0], ops)
-            return {name: self._rows(r, logits, x[1]) for name, r in named}
+        def block(hidden: Array, column: Array) -> tuple[dict[str, Any]]:
+            logits = decoder.unembed(model, hidden, ops)
+            return ({name: self._rows(r, logits, column) for name, r in named},)
 
-        if count == 1:
-            seen = block((hidden, column))
-        else:
-            hidden = jnp.pad(hidden, [(0, 0), (0, pad), (0, 0)])
-            hidden = hidden.reshape(batch, count, size, -1).swapaxes(0, 1)
-            column = jnp.pad(column, (0, pad), "edge").reshape(count, size)
-
-            def join(leaf: Array) -> Array:
-                leaf = leaf.swapaxes(0, 1)
-                return leaf.reshape(batch, count * size, *leaf.shape[3:])[:, :rows]
-
-            seen = jax.tree.map(join, jax.lax.map(block, (hidden, column)))
+        arrays = hidden, self.column + jnp.arange(rows)
+        (seen,) = in_blocks(block, arrays, (1, 0), (1,), size)
         return {name: self._finish(r, seen[name]) for name, r in named}
 
 
-def _buffers(shapes: Any, count: int) -> Any:
-    return jax.tree.map(lambda s: jnp.zeros((count, *s.shape), s.dtype), shapes)
+def masks_of(
+    source: Any, target: Array, columns: int | None = None
+) -> tuple[Array, ...]:
+    """Masks of the first columns of a batch or a cache, after their next tokens."""
+    masks = (jnp.asarray(getattr(source, name))[:, :columns] for name in _MASKS)
+    return (target, *masks)
 
 
 def _put(buffers: Any, part: Any, at: Any) -> Any:

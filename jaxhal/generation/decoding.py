@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -30,50 +30,28 @@ QUERY = {"probs": 3, "hidden": 2, "logits": 1}
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class State:
-    """Rows that are being written; a pytree.
+    """Rows that are being written; a pytree."""
 
-    Attributes:
-      cache: of all tokens but the last chosen one.
-      count: ``Int[]``, tokens chosen of each row, padding included.
-      tokens: ``Int[batch new]``, the pad id where none was chosen.
-      logprob: ``Float[batch new]``, of each token under the model's own distribution,
-        whatever it was drawn from.
-      real: ``Bool[batch new]``, whether a token was chosen.
-      done: ``Bool[batch]``, rows that go no further.
-      limit: ``Int[batch]``, the most tokens of each row.
-      keys: a random key for each row.
-      seen: ``Bool[batch vocab]`` for a repetition penalty, else ``None``.
-      clip: bounds of the state that logits are made of, else ``None``.
-      features: of the reducers, a ``query`` axis of length ``new``.
-    """
-
-    cache: Cache
-    count: Array
-    tokens: Array
-    logprob: Array
-    real: Array
-    done: Array
-    limit: Array
-    keys: Array
-    seen: Array | None
-    clip: Clip | None
-    features: dict[str, Any]
+    cache: Cache  # of all tokens but the last chosen one
+    count: Array  # Int[], tokens chosen of each row, padding included
+    tokens: Array  # Int[batch new], the pad id where none was chosen
+    logprob: Array  # Float[batch new], under the model's own distribution
+    real: Array  # Bool[batch new], whether a token was chosen
+    done: Array  # Bool[batch], rows that go no further
+    limit: Array  # Int[batch], the most tokens of each row
+    keys: Array  # a random key for each row
+    seen: Array | None  # Bool[batch vocab] for a repetition penalty
+    clip: Clip | None  # bounds of the state that logits are made of
+    features: dict[str, Any]  # of the reducers, with a query axis of length `new`
 
 
 @dataclasses.dataclass(frozen=True)
 class Decoding:
-    """What does not change while decoding, static by value.
-
-    Attributes:
-      sampling: how tokens are chosen.
-      named: row-wise reducers that ride along.
-      stop_ids: tokens that end a row; they belong to it.
-      pad_id: what stands where no token was chosen.
-    """
+    """What does not change while decoding, static by value."""
 
     sampling: Sampling
-    named: Named
-    stop_ids: tuple[int, ...]
+    named: Named  # row-wise reducers that ride along
+    stop_ids: tuple[int, ...]  # tokens that end a row; they belong to it
     pad_id: int
 
 
@@ -103,6 +81,12 @@ def start(
     logits, cache, features, first = begin(
         model, batch, new_tokens, how.named, pick, copies, clip, limit[::copies]
     )
+
+    def empty(leaf: Array, reducer: Reducer) -> Array:
+        shape = list(leaf.shape)
+        shape[QUERY[reducer.reads]] = new_tokens
+        return jnp.zeros(shape, leaf.dtype)
+
     state = State(
         cache=cache,
         count=jnp.asarray(0),
@@ -114,7 +98,7 @@ def start(
         keys=keys,
         seen=seen,
         clip=clip,
-        features=_buffers(how.named, features, new_tokens),
+        features=mapped(empty, how.named, features),
     )
     state = _kept(state, how.named, features, "predictor")
     return _chosen(state, how, first, logits)
@@ -123,8 +107,7 @@ def start(
 def ready(lm: LM, state: State) -> tuple[LM, State]:
     """A model and what it has begun, as :func:`go_on` reads them fastest.
 
-    On CPU that is with layers apart, unless a second copy of them would take over
-    2 GiB; elsewhere it is both as they are.
+    On CPU with layers apart, unless a second copy of them would take over 2 GiB.
     """
     leaves = jax.tree.leaves(lm.params)
     platforms = {device.platform for leaf in leaves for device in leaf.devices()}
@@ -153,9 +136,8 @@ def read_last(lm: LM, state: State, how: Decoding) -> State:
 
     The state itself goes on as it was, its last tokens not read.
     """
-    if any(reducer.row == "token" for _, reducer in how.named):
-        return _read_last(lm, state, how)
-    return state
+    behind = any(reducer.row == "token" for _, reducer in how.named)
+    return _read_last(lm, state, how) if behind else state
 
 
 @jax.jit(static_argnames="how")
@@ -170,13 +152,10 @@ def column(state: State, at: Array, how: Decoding) -> tuple[Array, Array, Any]:
     def cut(leaf: Array, axis: int) -> Array:
         return jax.lax.dynamic_slice_in_dim(leaf, at, 1, axis)
 
-    features = {
-        name: jax.tree.map(
-            lambda leaf, axis=QUERY[reducer.reads]: cut(leaf, axis),
-            state.features[name],
-        )
-        for name, reducer in how.named
-    }
+    def of(leaf: Array, reducer: Reducer) -> Array:
+        return cut(leaf, QUERY[reducer.reads])
+
+    features = mapped(of, how.named, state.features)
     return cut(state.tokens, 1)[:, 0], cut(state.logprob, 1)[:, 0], features
 
 
@@ -191,11 +170,7 @@ def with_text(
 
 
 def check_sampled(reducers: Mapping[str, Reducer]) -> None:
-    """Makes sure that no reducer asks for the next token before it is chosen.
-
-    Raises:
-      ValueError: when one that reads attention or hidden states does.
-    """
+    """Raises ValueError on a reducer of tokens that are not chosen yet."""
     for name, reducer in reducers.items():
         if reducer.reads_target and reducer.reads != "logits":
             raise ValueError(
@@ -250,14 +225,13 @@ def _chosen(state: State, how: Decoding, token: Array, logits: Array) -> State:
     )
 
 
-def _buffers(named: Named, features: dict[str, Any], length: int) -> dict[str, Any]:
-    def empty(reducer: Reducer, leaf: Array) -> Array:
-        shape = list(leaf.shape)
-        shape[QUERY[reducer.reads]] = length
-        return jnp.zeros(shape, leaf.dtype)
-
+def mapped(function: Callable, named: Named, *features: dict[str, Any]) -> dict:
+    """A function of each leaf of features, by name, and of its reducer."""
     return {
-        name: jax.tree.map(functools.partial(empty, reducer), features[name])
+        name: jax.tree.map(
+            lambda *leaves, r=reducer: function(*leaves, r),
+            *(each[name] for each in features),
+        )
         for name, reducer in named
     }
 
@@ -265,15 +239,12 @@ def _buffers(named: Named, features: dict[str, Any], length: int) -> dict[str, A
 def _kept(state: State, named: Named, features: dict[str, Any], row: str) -> State:
     """Enters features: of a token's own row, or of the row that predicts the next."""
     at = state.count - 1 if row == "token" else state.count
-    kept = dict(state.features)
-    for name, reducer in named:
-        if reducer.row == row:
-            axis = QUERY[reducer.reads]
-            kept[name] = jax.tree.map(
-                lambda old, new, axis=axis: old.at[(slice(None),) * axis + (at,)].set(
-                    jnp.take(new, 0, axis=axis), mode="drop"
-                ),
-                kept[name],
-                features[name],
-            )
+
+    def put(old: Array, new: Array, reducer: Reducer) -> Array:
+        axis = QUERY[reducer.reads]
+        place = (slice(None),) * axis + (at,)
+        return old.at[place].set(jnp.take(new, 0, axis=axis), mode="drop")
+
+    some = tuple((name, reducer) for name, reducer in named if reducer.row == row)
+    kept = state.features | mapped(put, some, state.features, features)
     return dataclasses.replace(state, features=kept)

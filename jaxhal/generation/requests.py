@@ -19,7 +19,6 @@ from jaxhal.generation.steps import Clip, rowwise
 from jaxhal.io.progress import progress_bar
 from jaxhal.models.batching import Encoded, Planned, collate, plan, rows_together
 from jaxhal.models.lm import LM
-from jaxhal.models.tokenizer import Tokenizer
 from jaxhal.types import Example
 
 # Tokens decoded between looks at the text for stop strings.
@@ -30,40 +29,28 @@ _LOOK = 16
 class Generated:
     """One response that a model wrote.
 
-    Attributes:
-      text: the response, without special tokens and without the stop string.
-      tokens: its tokens, the one that ended it included.
-      logprobs: log probability of each token under the model's own distribution, in
-        nats, whatever it was drawn from.
-      stopped: what ended it: a token (``"eos"``), a string (``"stop"``) or the limit
-        (``"length"``).
-      features: of the reducers asked for, without the batch axis: ``[layer, heads,
-        response, ...]`` of attention, ``[layer, response, ...]`` of hidden states,
-        ``[response, ...]`` of logits.
+    ``features`` are without the batch axis: ``[layer, heads, response, ...]`` of
+    attention, ``[layer, response, ...]`` of hidden states, ``[response, ...]`` of
+    logits.
     """
 
-    text: str
-    tokens: Int[np.ndarray, " response"]
-    logprobs: Float[np.ndarray, " response"]
-    stopped: stops.Stopped
+    text: str  # without special tokens and without the stop string
+    tokens: Int[np.ndarray, " response"]  # the one that ended it included
+    logprobs: Float[np.ndarray, " response"]  # the model's own, in nats
+    stopped: stops.Stopped  # by a token ("eos"), a string ("stop") or the "length"
     features: dict[str, Any]
 
 
 class Token(NamedTuple):
     """One token of a response that is being written.
 
-    Attributes:
-      id: the token.
-      text: what it adds to the text; empty while a character, or what may become a stop
-        string, is incomplete.
-      logprob: its log probability under the model's own distribution, in nats.
-      features: of the reducers asked for, of this token: ``[layer, heads, ...]``,
-        ``[layer, ...]`` or a bare value.
+    ``text`` is what it adds, empty while a character or a possible stop string is
+    incomplete; ``features`` are ``[layer, heads, ...]``, ``[layer, ...]`` or a value.
     """
 
     id: int
     text: str
-    logprob: float
+    logprob: float  # under the model's own distribution, in nats
     features: dict[str, Any]
 
 
@@ -81,7 +68,7 @@ def generate(
     batch_size: int = 32,
     progress: bool | None = None,
 ) -> list[list[Generated]]:
-    """Responses to prompts, several to each if asked for; a prompt is read once.
+    """Responses to prompts, ``n`` to each; a prompt is read once.
 
     Args:
       lm: the model.
@@ -98,19 +85,14 @@ def generate(
       reducers: name -> row-wise reducer, to ride along.
       clip: bounds that the state of each token is kept in before logits are made of it,
         such as :func:`jaxhal.features.eigenscore.clip_thresholds` gives.
-      batch_size: rows decoded together, if there are so many; the ``n`` of one prompt
-        always are.
+      batch_size: rows decoded together; the ``n`` of one prompt always are.
       progress: show a progress bar; ``None`` shows it on a terminal.
 
-    Returns:
-      For each prompt its ``n`` responses.
-
     Raises:
-      ValueError: on no prompts or an empty one, ``n``, ``max_new_tokens`` or
-        ``batch_size`` below 1, an empty stop string, no key where chance is asked for,
-        a prompt that leaves too little of the model's context, a reducer that is not
-        row-wise or needs a token that is not chosen yet, or bounds of another width or
-        in the wrong order.
+      ValueError: on an empty prompt or stop string, a number below 1, no key where
+        chance is asked for, a prompt that leaves too little of the model's context, a
+        reducer that is not row-wise or needs a token that is not chosen yet, or bad
+        bounds.
     """
     rows = encoded(lm, prompts)
     limits = _limits(max_new_tokens, len(rows))
@@ -181,62 +163,51 @@ def stream(
     stop: Sequence[str] = (),
     reducers: Mapping[str, Reducer] | None = None,
 ) -> Iterator[Token]:
-    """A response token by token, each with its text, log probability and features.
+    """A response token by token, the first of :func:`generate` for the same key.
 
-    The response is the first that :func:`generate` gives for the same key.  With
-    reducers of a token's own row a token comes when it has been read, one step later.
+    With reducers of a token's own row a token comes when it has been read, one step
+    later.
 
     Raises:
       ValueError: as :func:`generate`, before the first token.
     """
-    tokenizer = lm.require_tokenizer()
-    (row,) = encoded(lm, [prompt])
-    (limit,) = _limits(max_new_tokens, 1)
-    check_room(lm, 0, row, limit)
+    tokenizer, rows = lm.require_tokenizer(), encoded(lm, [prompt])
+    limits = _limits(max_new_tokens, 1)
+    check_room(lm, 0, rows[0], limits[0])
     how = decoding_of(lm, sampling, reducers)
-    keys = row_keys(prompt_keys(sampling, key, 1), 1)
-    stop = stops.checked(tokenizer, stop)
-    return _streamed(lm, tokenizer, row, limit, how, keys, stop)
-
-
-def _streamed(
-    lm: LM,
-    tokenizer: Tokenizer,
-    row: Encoded,
-    limit: int,
-    how: Decoding,
-    keys: Array,
-    stop: tuple[str, ...],
-) -> Iterator[Token]:
-    batch = collate([row], tokenizer.pad_id, response_length=1)
-    state = decoding.start(
-        lm, batch, jnp.asarray([limit]), keys, how, new_tokens=limit, copies=1
-    )
+    keys = prompt_keys(sampling, key, 1)
+    ends = stops.checked(tokenizer, stop)
     behind = int(any(reducer.row == "token" for _, reducer in how.named))
-    lm, state = decoding.ready(lm, state)
-    said, ids, count = "", [], 1
-    while True:
-        done = bool(state.done[0])
-        if done:
-            state = decoding.read_last(lm, state, how)
-        for at in range(len(ids), count - (0 if done else behind)):
-            token, logprob, features = jax.device_get(decoding.column(state, at, how))
-            ids.append(int(token[0]))
-            ends = done and at == count - 1
-            whole = tokenizer.decode(ids, skip_special=True)
-            cut = stops.first(whole, stop)
-            text = whole[:cut] if cut is not None else whole
-            if not ends and cut is None:
-                text = text[: stops.settled(text, stop)]
-            added, alone = text[len(said) :], _of_row(how, features, 0, 0)
-            yield Token(ids[-1], added, float(logprob[0]), alone)
-            said = max(said, text, key=len)
-            if cut is not None:
+
+    def tokens() -> Iterator[Token]:
+        (group,) = plan(rows, 1)
+        ready, state = begun(lm, rows, group, 1, limits, keys, how, 1)
+        said, ids, count = "", [], 1
+        while True:
+            done = bool(state.done[0])
+            if done:
+                state = decoding.read_last(ready, state, how)
+            for at in range(len(ids), count - (0 if done else behind)):
+                read = jax.device_get(decoding.column(state, at, how))
+                token, logprob, features = read
+                ids.append(int(token[0]))
+                text = tokenizer.decode(ids, skip_special=True)
+                cut = stops.first(text, ends)
+                if cut is not None:
+                    text = text[:cut]
+                elif not (done and at == count - 1):
+                    text = text[: stops.settled(text, ends)]
+                added, alone = text[len(said) :], _of_row(how, features, 0, 0)
+                yield Token(ids[-1], added, float(logprob[0]), alone)
+                said = max(said, text, key=len)
+                if cut is not None:
+                    return
+            if done:
                 return
-        if done:
-            return
-        count += 1
-        state = decoding.go_on(lm, state, jnp.asarray(count), how)
+            count += 1
+            state = decoding.go_on(ready, state, jnp.asarray(count), how)
+
+    return tokens()
 
 
 def encoded(lm: LM, prompts: Sequence[str | Example]) -> list[Encoded]:
@@ -368,12 +339,8 @@ def ended(
 def _of_row(how: Decoding, features: dict[str, Any], row: int, at: Any) -> Any:
     """Features of one row, cut or indexed along its tokens."""
     before = {"probs": (slice(None), row, slice(None)), "hidden": (slice(None), row)}
-    return {
-        name: jax.tree.map(
-            lambda leaf, r=reducer: np.asarray(
-                leaf[(*before.get(r.reads, (row,)), at)]
-            ),
-            features[name],
-        )
-        for name, reducer in how.named
-    }
+
+    def cut(leaf: Any, reducer: Reducer) -> np.ndarray:
+        return np.asarray(leaf[(*before.get(reducer.reads, (row,)), at)])
+
+    return decoding.mapped(cut, how.named, features)

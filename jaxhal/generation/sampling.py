@@ -35,11 +35,7 @@ class Sampling:
 
     Raises:
       ValueError: on a value outside its range.
-
-    Example:
-      >>> Sampling(temperature=0.9, top_p=0.95)  # what Lookback Lens decodes with
-      Sampling(repetition_penalty=1.0, temperature=0.9, top_k=None, top_p=0.95, min_p=None)
-    """  # noqa: E501
+    """
 
     repetition_penalty: float = 1.0
     temperature: float = 1.0
@@ -67,10 +63,7 @@ def warp(
 ) -> Float[Array, "batch vocab"]:
     """Logits of the distribution that is drawn from; ``-inf`` where nothing may be.
 
-    Args:
-      logits: of the next token.
-      sampling: how to choose; its ``temperature`` must be positive.
-      seen: tokens that each row holds, for a repetition penalty.
+    The temperature must be positive; ``seen`` are tokens that each row holds.
     """
     logits = _penalised(logits, sampling, seen) / sampling.temperature
     if sampling.top_k is not None and sampling.top_k < logits.shape[-1]:
@@ -92,14 +85,7 @@ def choose(
     sampling: Sampling,
     seen: Bool[Array, "batch vocab"] | None = None,
 ) -> Int[Array, " batch"]:
-    """The next token of each row.
-
-    Args:
-      logits: of the next token.
-      keys: one a row, so that what a row draws does not depend on the others.
-      sampling: how to choose.
-      seen: tokens that each row holds, for a repetition penalty.
-    """
+    """The next token of each row, by its own key whatever the other rows draw."""
     if sampling.temperature == 0.0:
         return jnp.argmax(_penalised(logits, sampling, seen), -1).astype(jnp.int32)
     uniform = jax.vmap(lambda key: jax.random.uniform(key))(keys)
@@ -114,11 +100,9 @@ def _penalised(logits: Array, sampling: Sampling, seen: Array | None) -> Array:
 
 
 def _nucleus(p: Float[Array, "batch vocab"], mass: float) -> Float[Array, "batch 1"]:
-    """The largest probability from which on tokens hold at least ``mass``.
-
-    Found by halving the range of a float's bits, which order like the floats: exact,
-    and on CPU a twentieth of the time of sorting the vocabulary.
-    """
+    """The largest probability from which on tokens hold at least ``mass``."""
+    # Found by halving the range of a float's bits, which order like the floats: exact,
+    # and on CPU a twentieth of the time of sorting the vocabulary.
     bits = jax.lax.bitcast_convert_type(p, jnp.int32)
 
     def halve(_, bounds: tuple[Array, Array]) -> tuple[Array, Array]:
@@ -138,8 +122,8 @@ def _inverse(
 ) -> Int[Array, " batch"]:
     """The token at which cumulative probability passes a number in ``[0, 1)``.
 
-    One random number a row instead of one a token.  The block is found first, then the
-    token in it; rounding never gives a token of probability 0.
+    The block is found first, then the token in it; rounding never gives a token of
+    probability 0.
     """
     p = jnp.pad(p, ((0, 0), (0, -p.shape[1] % _BLOCK)))
     p = p.reshape(p.shape[0], -1, _BLOCK)

@@ -12,7 +12,7 @@ from jax.core import Tracer
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxhal.capture.forward import check
-from jaxhal.capture.taps import Named, Rows
+from jaxhal.capture.taps import Named, Rows, masks_of
 from jaxhal.features.base import Reducer
 from jaxhal.features.eigenscore import clip_features
 from jaxhal.models import cache as cache_lib
@@ -32,6 +32,9 @@ def prefill(
 ) -> tuple[Float[Array, "batch vocab"], Cache, dict[str, Any]]:
     """Reads the prompts of a batch into a cache with room for ``new_tokens`` columns.
 
+    Returns logits of the first response token, the cache, and features of row ``P - 1``
+    with a ``query`` axis of length 1.
+
     Args:
       lm: the model.
       batch: only its prompt columns ``[:, :P]`` are read.
@@ -39,22 +42,16 @@ def prefill(
       reducers: row-wise reducers to apply to the last prompt token's row.
       target: the token that follows each prompt, for reducers that ask for it.
 
-    Returns:
-      Logits of the first response token, the cache, and features of row ``P - 1`` with
-      a ``query`` axis of length 1.
-
     Raises:
-      ValueError: when ``new_tokens`` is not positive, does not fit the model's context,
-        or a reducer is not row-wise.
+      ValueError: when ``new_tokens`` is not positive or does not fit the model's
+        context, or a reducer is not row-wise.
     """
-    named = rowwise(lm, reducers)
-    _check_target(named, target)
+    named = _with_target(lm, reducers, target)
     if new_tokens < 1:
         raise ValueError(f"new_tokens is {new_tokens}; a cache needs room for one")
     if not isinstance(batch.valid, Tracer):
-        longest = int(
-            np.asarray(batch.valid)[:, : batch.prompt_length].sum(axis=1).max()
-        )
+        prompts = np.asarray(batch.valid)[:, : batch.prompt_length]
+        longest = int(prompts.sum(axis=1).max())
         if longest + new_tokens > lm.config.context_length:
             raise ValueError(
                 f"a prompt of {longest} tokens and {new_tokens} new ones are over the "
@@ -74,6 +71,9 @@ def step(
 ) -> tuple[Float[Array, "batch query vocab"], Cache, dict[str, Any]]:
     """Reads the next tokens, one or several a row, against the cache.
 
+    Returns logits after each new token, the longer cache, and features of the new rows:
+    ``[layer, batch, heads, query, ...]`` as in :func:`jaxhal.read`.
+
     Args:
       lm: the model.
       cache: from :func:`prefill` or an earlier step; it is not changed.
@@ -82,15 +82,10 @@ def step(
       valid: False where a row has no more tokens.
       target: the token after the last column, for reducers that ask for it.
 
-    Returns:
-      Logits after each new token, the longer cache, and features of the new rows:
-      ``[layer, batch, heads, query, ...]`` as in :func:`jaxhal.read`.
-
     Raises:
       ValueError: when the cache has no room left or a reducer is not row-wise.
     """
-    named = rowwise(lm, reducers)
-    _check_target(named, target)
+    named = _with_target(lm, reducers, target)
     if not isinstance(cache.column, Tracer):
         column = int(cache.column)
         if column + tokens.shape[1] > cache.capacity:
@@ -115,13 +110,15 @@ def rowwise(lm: LM, reducers: Mapping[str, Reducer] | None) -> Named:
     return named
 
 
-def _check_target(named: Named, target: Any) -> None:
+def _with_target(lm: LM, reducers: Any, target: Any) -> Named:
+    named = rowwise(lm, reducers)
     for name, reducer in named:
         if reducer.reads_target and target is None:
             raise ValueError(
                 f"reducer {name!r} scores the token that follows a row; pass it as "
                 "target"
             )
+    return named
 
 
 # The tokens that follow the rows at hand, or how to choose them by their logits.
@@ -155,30 +152,18 @@ def begin(
     clip: Clip | None = None,
     limit: Int[Array, " batch"] | None = None,
 ) -> tuple[Array, Cache, dict[str, Any], Array]:
-    """Reads prompts once each, for as many rows as there are copies.
+    """:func:`prefill` for as many rows as there are copies, and the tokens that follow.
 
-    Of the ``new_tokens`` that there is room for a prompt may go on by its ``limit``,
-    which ``dynamic`` rope has to know.
-
-    Returns:
-      As :func:`prefill`, for every row, and the token that follows each.
+    Each prompt is read once; a row may go on by its ``limit``, which ``dynamic`` rope
+    has to know.
     """
     prompt = batch.prompt_length
     tokens = jnp.asarray(batch.tokens)[:, :prompt]
     valid = jnp.asarray(batch.valid)[:, :prompt]
     known = jnp.zeros(len(tokens), jnp.int32) if callable(following) else following
-    rows = Rows(
-        target=jnp.roll(tokens, -1, axis=1).at[:, -1].set(known),
-        valid=valid,
-        context=jnp.asarray(batch.context)[:, :prompt],
-        document=jnp.asarray(batch.document)[:, :prompt],
-        question=jnp.asarray(batch.question)[:, :prompt],
-        prompt_length=prompt,
-        first=prompt - 1,
-        explicit=1,
-        column=prompt - 1,
-        aligned=False,
-    )
+    target = jnp.roll(tokens, -1, axis=1).at[:, -1].set(known)
+    masks = masks_of(batch, target, prompt)
+    rows = Rows(masks, prompt, first=prompt - 1, explicit=1, column=prompt - 1)
     reach = new_tokens if limit is None else limit
     x, geo = decoder.begin(model, tokens, valid, reach)
     hidden, attended, state, (key, value) = decoder.run(
@@ -195,7 +180,7 @@ def begin(
         hidden, logits = hidden[every], logits[every]
     if callable(following):
         known = following(logits)
-        rows = dataclasses.replace(rows, target=rows.target.at[:, -1].set(known))
+        rows = rows.followed(rows.masks[0].at[:, -1].set(known))
     features = rows.features(named, model, hidden, attended, state, STANDARD)
     return logits, cache, features, known
 
@@ -209,29 +194,15 @@ def advance(
     following: Following,
     clip: Clip | None = None,
 ) -> tuple[Array, Cache, dict[str, Any], Array]:
-    """Reads the next columns.
-
-    Returns:
-      As :func:`step`, and the token that follows each row's last.
-    """
+    """:func:`step`, and the token that follows each row's last."""
     column = cache.column
     cache, position = cache_lib.write(cache, valid)
     geo = decoder.geometry(
         model.config, position, cache.position, cache.valid, cache.rope_length
     )
     known = jnp.zeros(len(tokens), tokens.dtype) if callable(following) else following
-    rows = Rows(
-        target=_entered(cache, column, tokens, known),
-        valid=cache.valid,
-        context=cache.context,
-        document=cache.document,
-        question=cache.question,
-        prompt_length=cache.prompt_length,
-        first=0,
-        explicit=tokens.shape[1],
-        column=column,
-        aligned=False,
-    )
+    masks = masks_of(cache, _entered(cache, column, tokens, known))
+    rows = Rows(masks, cache.prompt_length, 0, tokens.shape[1], column)
     hidden, attended, state, (key, value) = decoder.run(
         model,
         decoder.embed(model, tokens, position),
@@ -244,8 +215,7 @@ def advance(
     logits = decoder.unembed(model, hidden, STANDARD)
     if callable(following):
         known = following(logits[:, -1])
-        target = _entered(cache, column, tokens, known)
-        rows = dataclasses.replace(rows, target=target)
+        rows = rows.followed(_entered(cache, column, tokens, known))
     features = rows.features(named, model, hidden, attended, state, STANDARD)
     return logits, dataclasses.replace(cache, key=key, value=value), features, known
 

@@ -1,10 +1,9 @@
 """Reading backwards: which tokens does each token of a response rest on?
 
-The forward pass of a batch gives one number for every response token, its seed.  The
-relevance of the tokens before it is the input times what the rules make of the seed's
-derivative.  All of ``R*`` is one pull-back per response token, in blocks that share the
-forward pass; a mean over response tokens is one pull-back, and a mean over prompt
-tokens one push forward.
+A forward pass gives one number for every response token, its seed.  All of ``R*`` is
+one pull-back per response token; a mean over response tokens is one pull-back, and a
+mean over prompt tokens one push forward.  Equations are those of Hu et al. 2024,
+`LRP4RAG <https://arxiv.org/abs/2408.15533>`_, section 3.2.
 """
 
 import dataclasses
@@ -33,11 +32,9 @@ SEEDS = ("logit", "max_logit", "logit_over_t2", "logprob")
 class Relevance:
     """What the tokens of a response rest on, signed and not normalised; a pytree.
 
-    Attributes:
-      matrix: ``R*``; row ``t`` holds what the prompt and the earlier response tokens
-        add to the seed of response token ``t``, and zeros on padding and later tokens.
-      valid: ``Bool[batch seq]``, False on padding.
-      prompt_length: the static column where responses start.
+    Row ``t`` of ``matrix``, ``R*``, holds what the prompt and the earlier response
+    tokens add to the seed of response token ``t``, and zeros on padding and later
+    tokens.
     """
 
     matrix: Float[Array, "batch response seq"]
@@ -76,22 +73,16 @@ def relevance(
     Args:
       lm: the model; its parameters should be float32.
       batch: from ``lm.encode``.
-      rules: how relevance flows, a name of :data:`jaxhal.lrp.RULE_SETS` or a set of
-        one's own.
+      rules: how relevance flows, a name of :data:`jaxhal.lrp.RULE_SETS` or a set.
       seed: what is explained: ``"logit"`` of the response token, ``"max_logit"`` of
         whatever token the model would have chosen (the paper), ``"logit_over_t2"`` (the
         published code, which divides by the temperature twice), or ``"logprob"``.
-      temperature: the answer's sampling temperature, one or one per row; used by
-        ``"logit_over_t2"`` alone.
+      temperature: of the answer, one or one per row; for ``"logit_over_t2"`` alone.
       block: response tokens pulled back together; what fits 384 MiB by default.
 
     Raises:
-      TypeError, ValueError: on unknown rules or seed, on a temperature or block that is
-        not positive, on a row without a prompt or response token, on rows longer than
-        the model's context.
-
-    References:
-      Hu et al., `LRP4RAG <https://arxiv.org/abs/2408.15533>`_, 2024, section 3.2.
+      TypeError, ValueError: on what is none of these, on a row without a prompt or
+        response token, on rows longer than the model's context.
     """
     flow, over = _check(lm, batch, rules, seed, temperature)
     if block is None:
@@ -112,13 +103,9 @@ def relevance_means(
 ) -> programs.Means:
     """Both means of ``R*`` without ``R*``: a push and a pull-back that share a forward.
 
-    Args and Raises as :func:`relevance`, and:
-
-    Raises:
-      ValueError: on a rule set that is not linear in the seed.
+    Arguments and errors as :func:`relevance`.
     """
     flow, over = _check(lm, batch, rules, seed, temperature)
-    flow.ops(forward=True)  # raises where there is none
     return programs.means(lm, batch, over, flow, seed)
 
 
@@ -134,15 +121,12 @@ def relevance_resampled(
 ) -> Float[Array, "batch rows columns"]:
     """``R*`` of the prompt, mean-resampled along both axes, without ``R*``.
 
-    Means of pull-backs are pull-backs of means: it takes as many passes as there are
-    bins or tokens along the response, or along the prompt, whichever are fewest.
+    As many passes as there are bins or tokens along the response, or along the prompt,
+    whichever are fewest.  Other arguments and errors as :func:`relevance`.
 
     Args:
-      shape: bins along the response and along the prompt.
-      padding: of bins without a token, as
-        :func:`jaxhal.features.relevance.resample`.
-
-    Other arguments and errors as :func:`relevance`; a shape below 1 is one as well.
+      shape: bins along the response and along the prompt, at least 1 each.
+      padding: of bins without a token, as :func:`jaxhal.features.relevance.resample`.
     """
     flow, over = _check(lm, batch, rules, seed, temperature)
     if min(shape) < 1:

@@ -18,21 +18,15 @@ _SMALLEST_PROMPT, _SMALLEST_RESPONSE = 64, 16
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Encoded:
-    """One example as tokens, on the host.
+    """One example as tokens, on the host."""
 
-    Attributes:
-      prompt_ids: the prompt's tokens, template and any BOS included.
-      response_ids: the response's tokens, the EOS included.
-      offsets: character span of each response token in the response; ``(n, n)`` for an
-        appended EOS.  A character cut into several tokens is in the span of each.
-      context: prompt tokens up to the end of the user's text, never the last token.
-      document: prompt tokens of the retrieved text, or of a bare prompt.
-      question: prompt tokens of the question.
-    """
-
-    prompt_ids: Int[np.ndarray, " prompt"]
-    response_ids: Int[np.ndarray, " response"]
+    prompt_ids: Int[np.ndarray, " prompt"]  # template and any BOS included
+    response_ids: Int[np.ndarray, " response"]  # the EOS included
+    # Characters in the response, (n, n) for an appended EOS; a character cut into
+    # several tokens is in the span of each.
     offsets: Int[np.ndarray, "response 2"]
+    # Up to the end of the user's text, never the last token; of the retrieved text or
+    # of a bare prompt; of the question.
     context: Bool[np.ndarray, " prompt"]
     document: Bool[np.ndarray, " prompt"]
     question: Bool[np.ndarray, " prompt"]
@@ -67,12 +61,7 @@ class Planned(NamedTuple):
 
 
 def rows_together(count: int, most: int) -> int:
-    """Rows of each of as few batches as hold ``count``, so that few rows hold nothing.
-
-    A :func:`bucket`, so that not every count has a program of its own.
-
-    Raises:
-      ValueError: when ``most`` is below 1.
+    """Rows of each of as few batches as hold ``count``, a :func:`bucket`.
 
     >>> [rows_together(count, 32) for count in (1, 5, 40, 1000)]
     [1, 6, 24, 32]
@@ -87,12 +76,7 @@ def plan(encoded: Sequence[Encoded], batch_size: int) -> list[Planned]:
     """Batches that share their ``(P, R)`` bucket, so that few programs are compiled.
 
     Rows that do not fill a batch of their bucket move on to the next larger one that
-    has rows, where they cost a little padding instead of a compilation.  With
-    ``collate(..., batch_size=batch_size)`` there is at most one program per bucket.
-    Smaller buckets come first; order is kept inside a bucket.
-
-    Raises:
-      ValueError: when ``batch_size`` is below 1.
+    has rows.  Smaller buckets come first; order is kept inside a bucket.
     """
     if batch_size < 1:
         raise ValueError(f"batch_size is {batch_size}; give at least 1")
@@ -124,13 +108,8 @@ def collate(
 ) -> Batch:
     """Examples in one batch: prompts end, and responses start, at column ``P``.
 
-    Args:
-      encoded: at least one example.
-      pad_id: the token that fills the padding.
-      prompt_length: ``P``; the next bucket when left out.
-      response_length: ``R``; the next bucket when left out.
-      batch_size: number of rows.  Rows beyond the examples are dummies of one prompt
-        and one response token, there to keep the shape: drop what comes out of them.
+    Lengths are the next buckets when left out.  Rows up to ``batch_size`` beyond the
+    examples are dummies of one prompt and one response token.
 
     Raises:
       ValueError: when the examples do not fit the rows or columns asked for.
@@ -145,15 +124,8 @@ def collate(
     prompt, response = lengths(encoded)
     prompt = prompt if prompt_length is None else prompt_length
     response = response if response_length is None else response_length
-    for name, columns, needed in (
-        ("prompt", prompt, max(len(one.prompt_ids) for one in encoded)),
-        ("response", response, max(len(one.response_ids) for one in encoded)),
-    ):
-        if columns < needed:
-            raise ValueError(
-                f"{name}_length={columns} is too small for a {name} of {needed} "
-                f"tokens; leave it out or give at least {needed}"
-            )
+    _check_columns("prompt", prompt, [len(one.prompt_ids) for one in encoded])
+    _check_columns("response", response, [len(one.response_ids) for one in encoded])
     tokens = np.full((batch_size, prompt + response), pad_id, np.int32)
     valid, context, document, question = np.zeros((4, *tokens.shape), bool)
     offsets = np.zeros((batch_size, response, 2), np.int32)
@@ -162,8 +134,7 @@ def collate(
         tail = slice(prompt, prompt + len(one.response_ids))
         tokens[row, head], tokens[row, tail] = one.prompt_ids, one.response_ids
         valid[row, head.start : tail.stop] = True
-        context[row, head] = one.context
-        document[row, head] = one.document
+        context[row, head], document[row, head] = one.context, one.document
         question[row, head] = one.question
         offsets[row, : len(one.offsets)] = one.offsets
     valid[len(encoded) :, prompt - 1 : prompt + 1] = True
@@ -171,17 +142,16 @@ def collate(
     return jax.tree.map(jnp.asarray, batch)
 
 
+def _check_columns(name: str, columns: int, needed: list[int]) -> None:
+    if columns < max(needed):
+        raise ValueError(
+            f"{name}_length={columns} is too small for a {name} of {max(needed)} "
+            f"tokens; leave it out or give at least {max(needed)}"
+        )
+
+
 def check_length(encoded: Encoded, context_length: int) -> None:
-    """Makes sure that an example fits the model's context.
-
-    Args:
-      encoded: the example, with its EOS if it has one.
-      context_length: the most tokens the model can see.
-
-    Raises:
-      ValueError: when prompt and response, or the response alone, are longer; nothing
-        is ever cut off.
-    """
+    """Raises ValueError when prompt and response are over the model's context."""
     prompt, response = len(encoded.prompt_ids), len(encoded.response_ids)
     if prompt + response <= context_length:
         return
@@ -196,10 +166,9 @@ def check_length(encoded: Encoded, context_length: int) -> None:
 
 
 def check_rows(valid: Any, context_length: int) -> None:
-    """Makes sure that every row of ``Bool[batch seq]`` fits; a traced mask passes.
+    """Raises ValueError when a row of the mask is over the model's context.
 
-    Raises:
-      ValueError: when a row has more tokens than the model's context.
+    Of ``Bool[batch seq]``; a traced mask passes.
     """
     if isinstance(valid, Tracer):
         return

@@ -16,34 +16,24 @@ class Cache:
     """Keys and values of the columns read so far, and what reducers need to know.
 
     Columns run as in :class:`jaxhal.types.Batch`: the prompt fills ``[0, P)`` and
-    decoding writes column ``P + t``.  Prompts are kept apart, so that several rows can
-    go on from one that was read once.
-
-    Attributes:
-      prefix: keys of the prompts, ``[layer prompts kv_heads head P]`` as products want
-        them, and values, ``[layer prompts kv_heads P head]``; one serves as many
-        consecutive rows as there are for one.
-      key, value: those of the rows' own columns, ``[layer batch kv_heads new head]``.
-        All four may be a tuple over layers instead: :func:`apart`.
-      position: ``Int[batch capacity]``.
-      valid, context, document, question: ``Bool[batch capacity]``.
-      length: ``Int[batch]``, tokens read so far, which is the next token's position.
-      rope_length: ``Int[batch]``, the length that ``dynamic`` rope assumes throughout.
-      column: ``Int[]``, the next column to be written.
-      prompt_length: the static ``P``.
+    decoding writes column ``P + t``.  Prompts are kept apart (``prefix``), so that
+    several consecutive rows can go on from one that was read once.  Keys and values may
+    be tuples over layers instead: :func:`apart`.
     """
 
+    # Keys [layer prompts kv_heads head P] as products want them, and values
+    # [layer prompts kv_heads P head].
     prefix: Any
-    key: Any
+    key: Any  # of the rows' own columns, [layer batch kv_heads new head]
     value: Any
-    position: Any
-    valid: Any
+    position: Any  # Int[batch capacity]
+    valid: Any  # Bool[batch capacity], and so on
     context: Any
     document: Any
     question: Any
-    length: Any
-    rope_length: Any
-    column: Any
+    length: Any  # Int[batch], tokens read so far: the next one's position
+    rope_length: Any  # Int[batch], the length that `dynamic` rope assumes throughout
+    column: Any  # Int[], the next to be written
     prompt_length: int = dataclasses.field(metadata={"static": True})
 
     @property
@@ -65,10 +55,7 @@ def widen(mask: Array, capacity: int) -> Array:
 def start(
     batch: Batch, key: Array, value: Array, new_tokens: int, reach: int | Array
 ) -> Cache:
-    """The cache after a prefill: prompt columns filled, ``new_tokens`` columns free.
-
-    A row will go on by ``reach`` of them at most.
-    """
+    """The cache after a prefill; a row will go on by ``reach`` new columns at most."""
     prompt = batch.prompt_length
     capacity = prompt + new_tokens
     valid = jnp.asarray(batch.valid)[:, :prompt]
@@ -120,8 +107,7 @@ def write(cache: Cache, valid: Bool[Array, "batch query"]) -> tuple[Cache, Array
 def take(cache: Cache, rows: Int[Array, " chosen"]) -> Cache:
     """The cache of chosen rows, any number of times each.
 
-    The rows taken must stand in the order of their prompts, equally many for each; what
-    was read of a prompt is not copied.
+    They must stand in the order of their prompts, equally many for each.
     """
     own = {name: jnp.take(getattr(cache, name), rows, axis=0) for name in _OWN}
     # [batch kv_heads new head] come last, whether layers are stacked or apart.
@@ -133,10 +119,7 @@ def take(cache: Cache, rows: Int[Array, " chosen"]) -> Cache:
 
 @jax.jit
 def apart(cache: Cache) -> Cache:
-    """The cache for a decoder whose layers are apart: nothing of it is copied to read.
-
-    See :func:`jaxhal.models.decoder.apart`.
-    """
+    """The cache for a decoder of :func:`jaxhal.models.decoder.apart`."""
 
     def layers(stacked: Array) -> tuple[Array, ...]:
         return tuple(stacked[at] for at in range(len(stacked)))

@@ -12,17 +12,12 @@ from jaxtyping import Int
 def tiled(
     offsets: Int[np.ndarray, "tokens 2"], length: int
 ) -> Int[np.ndarray, "tokens 2"]:
-    """Spans without a gap: what no token stands for joins the token before it.
+    """Spans by rising start without a gap: what no token has joins the token before.
 
     What comes before all tokens joins the first.
 
-    Args:
-      offsets: characters ``[start, end)`` of each token, by rising start.
-      length: of the text.
-
-    Example:
-      >>> tiled(np.array([[1, 2], [2, 3], [5, 6]]), 8).tolist()
-      [[0, 2], [2, 5], [5, 8]]
+    >>> tiled(np.array([[1, 2], [2, 3], [5, 6]]), 8).tolist()
+    [[0, 2], [2, 5], [5, 8]]
     """
     offsets = offsets.copy()
     starts = offsets[:, 0].copy()
@@ -34,12 +29,9 @@ def tiled(
 
 
 def lacking(spec: dict[str, Any]) -> frozenset[int]:
-    """The bytes that a byte-level vocabulary has no piece for, so passes over.
+    """The bytes that a byte-level vocabulary (as JSON) lacks and so passes over.
 
     The offsets that the tokenizer gives go wrong behind one.
-
-    Args:
-      spec: the tokenizer as JSON has it.
     """
     model = spec["model"]
     cut = json.dumps([spec["pre_tokenizer"], spec["normalizer"]])
@@ -54,19 +46,14 @@ def lacking(spec: dict[str, Any]) -> frozenset[int]:
 def counted(
     tokens: Sequence[str], text: str, without: frozenset[int]
 ) -> Int[np.ndarray, "tokens 2"]:
-    """Offsets of byte-level tokens, counted byte by byte.
-
-    Args:
-      tokens: their pieces.
-      text: what they are made of.
-      without: bytes that no token has.
+    """Offsets of byte-level tokens in a text, counted byte by byte.
 
     Raises:
-      ValueError: when the tokens are not those of the text.
+      ValueError: when the tokens, which have none of the bytes ``without``, are not
+        its.
 
-    Example:
-      >>> counted(["a", "Ġb"], "a\\x04 b", frozenset({4})).tolist()
-      [[0, 1], [2, 4]]
+    >>> counted(["a", "Ġb"], "a\\x04 b", frozenset({4})).tolist()
+    [[0, 1], [2, 4]]
     """
     letters = _byte_of_letter()
     owner = [at for at, letter in enumerate(text) for _ in letter.encode()]

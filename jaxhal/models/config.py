@@ -2,7 +2,7 @@
 
 import dataclasses
 import difflib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -31,12 +31,7 @@ class Rope:
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """Everything static about a decoder; one class for every family.
-
-    Family differences are switches read at trace time; differences between the layers
-    of one model (``windows``, ``rope_of_layer``) become arrays that the scan over
-    layers carries along.
-    """
+    """Everything static about a decoder; one class for every family."""
 
     family: str
     vocab_size: int
@@ -49,6 +44,7 @@ class Config:
     context_length: int
     norm: Literal["rms", "layer"] = "rms"
     norm_eps: float = 1e-6
+    norm_bias: bool = True  # of LayerNorm
     norm_offset: float = 0.0  # added to the stored scale: 1 for Gemma
     activation: Literal["silu", "gelu", "gelu_tanh"] = "silu"
     gated: bool = True
@@ -60,6 +56,7 @@ class Config:
     # attention and MLP read the same residual, through one norm or two.
     block: Literal["pre", "sandwich", "parallel", "parallel_two_norms"] = "pre"
     positions: Literal["rope", "learned"] = "rope"
+    # Of each layer; they become arrays that the scan over layers carries along.
     ropes: tuple[Rope, ...] = (Rope(),)
     rope_of_layer: tuple[int, ...] = ()
     windows: tuple[int, ...] = ()  # keys a query may see, itself included; 0 = all
@@ -87,11 +84,7 @@ def read_config(folder: Path) -> Config:
 
 
 def from_huggingface(raw: Mapping[str, Any], where: str = "config.json") -> Config:
-    """Builds a :class:`Config` from the dictionary of a Hugging Face config.json.
-
-    Raises:
-      ValueError: as :func:`read_config`, naming ``where``.
-    """
+    """A :class:`Config` from the dictionary of a Hugging Face config.json."""
     settings = Settings(raw, where)
     if settings.get("model_type") == "gemma3" and "text_config" in settings:
         settings = settings.inside("text_config").over({"model_type": "gemma3_text"})
@@ -115,19 +108,15 @@ Checked = TypeVar("Checked", bound=Config)
 
 
 def checked(config: Checked, where: str) -> Checked:
-    """The configuration, if its sizes go together.
-
-    Raises:
-      ValueError: names the sizes that do not.
-    """
+    """The configuration, if its sizes go together, else a ValueError."""
     heads, shared = config.num_attention_heads, config.num_key_value_heads
     if heads % shared:
         raise ValueError(
             f"{where}: num_attention_heads {heads} is no multiple of "
             f"num_key_value_heads {shared}; give one that is"
         )
-    rotary = config.positions == "rope"
-    if rotary and (config.head_dim % 2 or config.head_dim < 4):
+    odd = config.head_dim % 2 or config.head_dim < 4
+    if config.positions == "rope" and odd:
         raise ValueError(
             f"{where}: head_dim is {config.head_dim}; rotary positions turn channels "
             "in pairs, give an even number above 2"
@@ -188,18 +177,16 @@ def _ropes(raw: Settings, length: int) -> Rope:
     return rope_from(raw.inside(key), theta, length)
 
 
-def context_length(rope: Rope, length: int) -> int:
-    """Tokens a model with this rope can take, given its max_position_embeddings."""
-    if rope.kind in ("linear", "dynamic", "yarn"):
-        return max(length, int(min(rope.factor * rope.original_length, LENGTH)))
-    return length
-
-
-LAYER_KINDS = ("full_attention", "sliding_attention")
-
-
 def layer_count(raw: Settings) -> int:
     return raw.whole("num_hidden_layers", most=LAYERS)
+
+
+def sliding(raw: Settings, default: Sequence[int | bool]) -> tuple[int, ...]:
+    """1 for each layer that sees a window alone: by ``layer_types``, else default."""
+    if not raw.get("layer_types"):
+        return tuple(map(int, default))
+    kinds = ("full_attention", "sliding_attention")
+    return tuple(map(kinds.index, raw.each("layer_types", kinds, len(default))))
 
 
 def llama_like(raw: Settings, **switches: Any) -> Config:
@@ -212,6 +199,10 @@ def llama_like(raw: Settings, **switches: Any) -> Config:
     if "ropes" not in switches:
         rope = _ropes(raw, length)
         switches |= {"ropes": (rope,), "rope_of_layer": (0,) * layers}
+    rope = switches["ropes"][0]
+    longest = length
+    if rope.kind in ("linear", "dynamic", "yarn"):
+        longest = max(length, int(min(rope.factor * rope.original_length, LENGTH)))
     settings: dict[str, Any] = {
         "family": raw["model_type"],
         "vocab_size": raw.whole("vocab_size", most=VOCABULARY),
@@ -221,7 +212,7 @@ def llama_like(raw: Settings, **switches: Any) -> Config:
         "num_attention_heads": heads,
         "num_key_value_heads": raw.whole("num_key_value_heads", heads),
         "head_dim": raw.whole("head_dim", hidden // heads),
-        "context_length": context_length(switches["ropes"][0], length),
+        "context_length": longest,
         "norm_eps": raw.number("rms_norm_eps", 1e-6),
         "activation": _activation(raw, "hidden_act", "silu"),
         "windows": (0,) * layers,
@@ -230,10 +221,13 @@ def llama_like(raw: Settings, **switches: Any) -> Config:
     return Config(**(settings | switches))
 
 
+def _biases(bias: bool) -> dict[str, Any]:
+    return {"qkv_bias": bias, "o_bias": bias, "mlp_bias": bias}
+
+
 def _llama(raw: Settings) -> Config:
-    bias = raw.flag("attention_bias")
-    mlp_bias = raw.flag("mlp_bias")
-    return llama_like(raw, qkv_bias=bias, o_bias=bias, mlp_bias=mlp_bias)
+    biases = _biases(raw.flag("attention_bias"))
+    return llama_like(raw, **biases | {"mlp_bias": raw.flag("mlp_bias")})
 
 
 def _mistral(raw: Settings) -> Config:
@@ -246,11 +240,9 @@ def _qwen_windows(raw: Settings) -> tuple[int, ...]:
     window = raw.whole("sliding_window", 0, least=0, most=LENGTH)
     if not raw.flag("use_sliding_window"):
         return (0,) * layers
-    if "layer_types" in raw:
-        kinds = raw.each("layer_types", LAYER_KINDS, layers)
-        return tuple(window if kind == "sliding_attention" else 0 for kind in kinds)
     first = raw.whole("max_window_layers", layers, least=0)
-    return tuple(window if layer >= first else 0 for layer in range(layers))
+    default = [layer >= first for layer in range(layers)]
+    return tuple(window * slides for slides in sliding(raw, default))
 
 
 def _qwen2(raw: Settings) -> Config:
@@ -258,11 +250,9 @@ def _qwen2(raw: Settings) -> Config:
 
 
 def _qwen3(raw: Settings) -> Config:
-    bias = raw.flag("attention_bias")
     return llama_like(
         raw.below({"head_dim": 128}),
-        qkv_bias=bias,
-        o_bias=bias,
+        **_biases(raw.flag("attention_bias")) | {"mlp_bias": False},
         qk_norm=True,
         windows=_qwen_windows(raw),
     )
@@ -277,12 +267,7 @@ def _gemma3(raw: Settings) -> Config:
     layers = layer_count(raw)
     length = raw.whole("max_position_embeddings", most=LENGTH)
     pattern = raw.whole("sliding_window_pattern", 6)
-    kinds = [
-        "full_attention" if (layer + 1) % pattern == 0 else "sliding_attention"
-        for layer in range(layers)
-    ]
-    if raw.get("layer_types"):
-        kinds = raw.each("layer_types", LAYER_KINDS, layers)
+    local = sliding(raw, [(layer + 1) % pattern != 0 for layer in range(layers)])
     nested = raw.inside("rope_parameters")
     whole = nested if "full_attention" in nested else raw
     key = "full_attention" if "full_attention" in nested else "rope_scaling"
@@ -294,15 +279,14 @@ def _gemma3(raw: Settings) -> Config:
     return llama_like(
         raw,
         ropes=(full_rope, local_rope),
-        rope_of_layer=tuple(int(kind == "sliding_attention") for kind in kinds),
-        windows=tuple(window if k == "sliding_attention" else 0 for k in kinds),
+        rope_of_layer=local,
+        windows=tuple(window * slides for slides in local),
         # The published length already counts the scaling of the global layers.
         context_length=length,
         norm_offset=1.0,
         activation=_activation(raw, "hidden_activation", "gelu_pytorch_tanh"),
         qk_norm=True,
-        qkv_bias=raw.flag("attention_bias"),
-        o_bias=raw.flag("attention_bias"),
+        **_biases(raw.flag("attention_bias")) | {"mlp_bias": False},
         block="sandwich",
         embedding_scale=raw.whole("hidden_size") ** 0.5,
         attention_scale=raw.number("query_pre_attn_scalar", 256.0) ** -0.5,
@@ -322,23 +306,18 @@ def _falcon(raw: Settings) -> Config:
     else:
         kv_heads = 1 if raw.flag("multi_query", True) else heads
         block = "parallel" if raw.flag("parallel_attn", True) else "pre"
-    bias = raw.flag("bias")
+    inner = raw.whole("ffn_hidden_size", 4 * hidden, most=VOCABULARY)
+    renamed = {
+        "intermediate_size": inner,
+        "num_key_value_heads": kv_heads,
+        "hidden_act": raw.one_of("activation", "gelu", ACTIVATIONS),
+    }
     return llama_like(
-        raw.over(
-            {
-                "intermediate_size": raw.whole(
-                    "ffn_hidden_size", 4 * hidden, most=VOCABULARY
-                ),
-                "num_key_value_heads": kv_heads,
-                "hidden_act": raw.one_of("activation", "gelu", ACTIVATIONS),
-            }
-        ),
+        raw.over(renamed),
         norm="layer",
         norm_eps=raw.number("layer_norm_epsilon", 1e-5),
         gated=False,
-        qkv_bias=bias,
-        o_bias=bias,
-        mlp_bias=bias,
+        **_biases(raw.flag("bias")),
         block=block,
         tie_word_embeddings=raw.flag("tie_word_embeddings", True),
     )
@@ -351,25 +330,20 @@ def _gpt2(raw: Settings) -> Config:
     if not raw.flag("scale_attn_weights", True):
         raise ValueError("GPT-2 with scale_attn_weights=false is not supported")
     hidden = raw.whole("n_embd")
+    renamed = {
+        "num_hidden_layers": raw.whole("n_layer", most=LAYERS),
+        "num_attention_heads": raw.whole("n_head"),
+        "hidden_size": hidden,
+        "intermediate_size": raw.whole("n_inner", 4 * hidden, most=VOCABULARY),
+        "max_position_embeddings": raw.whole("n_positions", 1024, most=LENGTH),
+        "hidden_act": raw.one_of("activation_function", "gelu_new", ACTIVATIONS),
+    }
     return llama_like(
-        raw.over(
-            {
-                "num_hidden_layers": raw.whole("n_layer", most=LAYERS),
-                "num_attention_heads": raw.whole("n_head"),
-                "hidden_size": hidden,
-                "intermediate_size": raw.whole("n_inner", 4 * hidden, most=VOCABULARY),
-                "max_position_embeddings": raw.whole("n_positions", 1024, most=LENGTH),
-                "hidden_act": raw.one_of(
-                    "activation_function", "gelu_new", ACTIVATIONS
-                ),
-            }
-        ),
+        raw.over(renamed),
         norm="layer",
         norm_eps=raw.number("layer_norm_epsilon", 1e-5),
         gated=False,
-        qkv_bias=True,
-        o_bias=True,
-        mlp_bias=True,
+        **_biases(True),
         positions="learned",
         tie_word_embeddings=raw.flag("tie_word_embeddings", True),
     )

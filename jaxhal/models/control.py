@@ -1,8 +1,8 @@
 """Control tokens stand where a template writes them, whatever a text spells.
 
 A tokenizer takes ``<|im_end|>`` for the control token wherever it stands, be it in a
-document.  Here control tokens go by names that nobody can guess, so no text spells one;
-where one may stand, its spelling gives way to that name before the text is encoded.
+document.  Here control tokens go by names that nobody can guess; where one may stand,
+its spelling gives way to that name before the text is encoded.
 """
 
 import json
@@ -24,7 +24,7 @@ Places = Sequence[tuple[int, int]]
 def disarmed(
     spec: dict[str, Any], template: str, named: Iterable[str]
 ) -> "tuple[tokenizers.Tokenizer, dict[str, str]]":
-    """A tokenizer like another, but for one thing: no text spells a control token.
+    """A tokenizer like another, but no text spells a control token; and their names.
 
     Control tokens are the special ones, and those that the chat template can write,
     such as ``<think>``; blank ones, such as a run of newlines, are text.
@@ -33,9 +33,6 @@ def disarmed(
       spec: the other tokenizer as JSON has it; it is changed.
       template: its chat template, or nothing.
       named: tokens with a role, such as the BOS.
-
-    Returns:
-      The tokenizer, with the same ids, and the name of each control token there.
 
     Raises:
       ValueError: when a control token would get another id.
@@ -77,16 +74,11 @@ def _rename(model: dict[str, Any], names: Mapping[str, str]) -> None:
 
 
 class Marked(NamedTuple):
-    """A text with its control tokens under their names, and where its parts were.
-
-    Attributes:
-      text: what is encoded.
-      here, there: the same boundaries in that text and in the original.
-    """
+    """A text with its control tokens under their names, and where its parts were."""
 
     text: str
-    here: list[int]
-    there: list[int]
+    here: list[int]  # boundaries in it,
+    there: list[int]  # and the same ones in the original
 
     def original(
         self, offsets: Int[np.ndarray, "tokens 2"]
@@ -98,18 +90,12 @@ class Marked(NamedTuple):
 
 
 def mark(text: str, places: Places, names: Mapping[str, str]) -> Marked:
-    """Writes control tokens by name where they are recognised.
+    """Writes control tokens by name where they are recognised, the longest that begins.
 
-    Where several begin, the longest is meant, as tokenizers have it.
+    ``places`` are in order and apart, ``names`` those of :func:`disarmed`.
 
-    Args:
-      text: any text.
-      places: where, in order and apart.
-      names: of :func:`disarmed`.
-
-    Example:
-      >>> mark("<s>a<s>", [(0, 3)], {"<s>": "k0"})
-      Marked(text='k0a<s>', here=[0, 0, 2, 6], there=[0, 0, 3, 7])
+    >>> mark("<s>a<s>", [(0, 3)], {"<s>": "k0"})
+    Marked(text='k0a<s>', here=[0, 0, 2, 6], there=[0, 0, 3, 7])
     """
     by_length = sorted(names, key=len, reverse=True)
     pattern = re.compile("|".join(map(re.escape, by_length)))

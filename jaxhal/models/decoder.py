@@ -12,24 +12,18 @@ from jaxtyping import Array, Bool, Float, Int
 from jaxhal.models import rope
 from jaxhal.models.cache import Cache, positions
 from jaxhal.models.config import Config
-from jaxhal.models.layers import Block, Geometry, LayerIndex, Norm, RowTap
+from jaxhal.models.layers import Block, Geometry, LayerIndex, Norm, RowTap, linear
 from jaxhal.models.ops import Ops, wide
 
 
 class Tap(NamedTuple):
-    """What a reading forward keeps of each layer.
+    """What a reading forward keeps of each layer."""
 
-    Attributes:
-      rows: shown the attention of the explicit rows; its outputs come back stacked over
-        layers. ``None`` reads no attention.
-      hidden: ``(state, residual [batch query width], layer) -> state``, called with the
-        stream that enters each layer; ``state`` runs through the scan.
-      state: the state before the first layer.
-      finish: maps the stacked row outputs of a group of layers to features.
-      groups: number of equal groups of layers that ``finish`` is applied to in turn.
-    """
-
+    # Shown the attention of the explicit rows; what it returns comes back stacked over
+    # layers, in `groups` equal groups of them that `finish` makes features of in turn.
     rows: RowTap | None = None
+    # (state, residual [batch query width], layer) -> state, of what enters each layer;
+    # the state runs through the scan.
     hidden: Callable[[Any, Array, Array], Any] = lambda state, x, layer: state
     state: Any = ()
     finish: Callable[[Any], Any] = lambda rows: rows
@@ -49,10 +43,9 @@ class Decoder(nnx.Module):
         self.embed_tokens = nnx.Embed(
             config.vocab_size, width, param_dtype=dtype, rngs=rngs
         )
-        learned = config.positions == "learned"
         self.embed_positions = (
             nnx.Embed(config.context_length, width, param_dtype=dtype, rngs=rngs)
-            if learned
+            if config.positions == "learned"
             else None
         )
         make = nnx.vmap(lambda keys: Block(config, dtype, keys))
@@ -61,21 +54,18 @@ class Decoder(nnx.Module):
         self.lm_head = (
             None
             if config.tie_word_embeddings
-            else nnx.Linear(
-                width, config.vocab_size, use_bias=False, param_dtype=dtype, rngs=rngs
-            )
+            else linear(width, config.vocab_size, False, dtype, rngs)
         )
 
 
 def apart(model: Decoder) -> Decoder:
     """The same decoder, each layer's weights in arrays of their own.
 
-    With a cache, it wants one that is apart too (:func:`jaxhal.models.cache.apart`).
-
-    A scan over stacked layers copies a layer's weights out before it multiplies by
-    them.  Where a pass reads few tokens that is most of its time on CPU; a program with
-    every layer written out takes seconds longer to compile.
+    With a cache, it wants one that is :func:`jaxhal.models.cache.apart` too.
     """
+    # A scan over stacked layers copies a layer's weights out before it multiplies by
+    # them.  Where a pass reads few tokens that is most of its time on CPU; a program
+    # with every layer written out takes seconds longer to compile.
     definition, weights = nnx.split(model.blocks)
     layers = _each_layer(weights, model.config.num_hidden_layers)
     parts = nnx.clone(model)
@@ -161,25 +151,20 @@ def run(
     """All layers and the final norm.
 
     Args:
-      x: embedded tokens; without a cache they are the whole sequence, with one they
-        are the columns just entered by :func:`jaxhal.models.cache.write`.
-      prefix: keys and values that stand before those of ``x``, as a cache has them; a
-        row of it serves as many consecutive rows of ``x`` as there are for one.  A
-        cache brings its own.
+      x: embedded tokens; without a cache the whole sequence, with one the columns just
+        entered by :func:`jaxhal.models.cache.write`.
+      prefix: keys and values that stand before those of ``x``, as a cache has them, a
+        row of it for as many consecutive rows of ``x``.  A cache brings its own.
       keep: return the keys and values of all layers (a prefill).
-      remat: for a pass that is differentiated, keep only what enters each layer and
-        compute the rest again on the way back.
+      remat: keep only what enters each layer and compute the rest again on the way
+        back.
 
     Returns:
       Normed hidden states, the tap's row features ``[layer, ...]``, the tap's final
       state, and ``(key, value)`` stacked over layers (``None`` unless kept or cached).
     """
     config = model.config
-    index = LayerIndex(
-        jnp.arange(config.num_hidden_layers),
-        jnp.asarray(config.windows),
-        jnp.asarray(config.rope_of_layer),
-    )
+    index = LayerIndex.of(config)
     stored = None if cache is None else (cache.key, cache.value)
     prefix = prefix if cache is None else cache.prefix
     column = 0 if cache is None else cache.column - cache.prompt_length - x.shape[1]

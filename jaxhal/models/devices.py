@@ -11,11 +11,7 @@ import jax
 
 @functools.cache
 def device_name() -> str:
-    """The accelerator's kind; of a CPU its name and how many cores there are.
-
-    Ratios to other programs depend on it: what a library is tuned for differs from one
-    maker's processors to another's.
-    """
+    """The accelerator's kind; of a CPU its name and how many cores there are."""
     kind = jax.devices()[0].device_kind
     if kind != "cpu":
         return kind

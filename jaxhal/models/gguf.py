@@ -10,7 +10,7 @@ import numpy as np
 from jaxhal.io.showing import shown
 from jaxhal.models.config import Config, check_family, checked, llama_like, rope_from
 from jaxhal.models.settings import LAYERS, LENGTH, VOCABULARY, Settings
-from jaxhal.models.tables import Origin, Turn, linear, norm, same, transpose
+from jaxhal.models.tables import QKV, Origin, Turn, origins, same, transpose
 
 
 class GGUFSource:
@@ -96,11 +96,7 @@ _FAMILIES = {
 
 
 def config_from_gguf(source: GGUFSource) -> Config:
-    """Builds a :class:`Config` from GGUF metadata.
-
-    Raises:
-      ValueError: on an architecture this decoder does not compute, or missing keys.
-    """
+    """A :class:`Config` from GGUF metadata; a ValueError on what is not computed."""
     found = source.value("general.architecture", "")
     arch = check_family(found, _FAMILIES, source.where)
     stored = source.settings(f"{arch}.")
@@ -164,18 +160,16 @@ def config_from_gguf(source: GGUFSource) -> Config:
 
 
 def _scaling(stored: Settings) -> Settings:
-    kind = stored.get("rope.scaling.type", "none")
-    if kind == "none":
-        return Settings({}, stored.where)
-    original = stored.get("rope.scaling.original_context_length")
-    return Settings(
-        {
-            "rope_type": kind,
+    found = {}
+    if stored.get("rope.scaling.type", "none") != "none":
+        found = {
+            "rope_type": stored["rope.scaling.type"],
             "factor": stored.get("rope.scaling.factor"),
-            "original_max_position_embeddings": original,
-        },
-        stored.where,
-    )
+            "original_max_position_embeddings": stored.get(
+                "rope.scaling.original_context_length"
+            ),
+        }
+    return Settings(found, stored.where)
 
 
 def _gemma3(stored, hidden, heads, head_dim, layers, window, rope) -> dict[str, Any]:
@@ -184,11 +178,9 @@ def _gemma3(stored, hidden, heads, head_dim, layers, window, rope) -> dict[str, 
     local = tuple(int((layer + 1) % 6 != 0) for layer in range(layers))
     base = stored.number("rope.freq_base_swa", 10000.0, above=1.0)
     per_head = hidden // heads if layers == 62 else head_dim
+    plain = Settings({}, stored.where)
     return {
-        "ropes": (
-            rope,
-            rope_from(Settings({}, stored.where), base, rope.original_length),
-        ),
+        "ropes": (rope, rope_from(plain, base, rope.original_length)),
         "rope_of_layer": local,
         "windows": tuple(window * flag for flag in local),
         "norm_offset": 1.0,
@@ -215,61 +207,58 @@ def _less_one(x: np.ndarray, config: Config) -> np.ndarray:
     return x - 1.0
 
 
+def _in_order(which: int, turn: Turn) -> Turn:
+    """Fused rows are stored all queries, then all keys, then all values."""
+
+    def part(x: np.ndarray, config: Config) -> np.ndarray:
+        q = config.num_attention_heads * config.head_dim
+        kv = config.num_key_value_heads * config.head_dim
+        return turn(np.split(x, [q, q + kv])[which], config)
+
+    return part
+
+
+_TABLE = {
+    "embed_tokens": "token_embd",
+    "embed_positions": "position_embd",
+    "lm_head": "output",
+    "norm": "output_norm",
+    "blocks.input_norm": "blk.{}.attn_norm",
+    "blocks.self_attn.q_proj": "blk.{}.attn_q",
+    "blocks.self_attn.k_proj": "blk.{}.attn_k",
+    "blocks.self_attn.v_proj": "blk.{}.attn_v",
+    "blocks.self_attn.q_norm": "blk.{}.attn_q_norm",
+    "blocks.self_attn.k_norm": "blk.{}.attn_k_norm",
+    "blocks.self_attn.o_proj": "blk.{}.attn_output",
+    "blocks.post_attention_norm": "blk.{}.post_attention_norm",
+    "blocks.mlp_norm": "blk.{}.ffn_norm",
+    "blocks.mlp.gate_proj": "blk.{}.ffn_gate",
+    "blocks.mlp.up_proj": "blk.{}.ffn_up",
+    "blocks.mlp.down_proj": "blk.{}.ffn_down",
+    "blocks.post_mlp_norm": "blk.{}.post_ffw_norm",
+}
+_TWO_NORMS = {
+    "blocks.input_norm": "blk.{}.attn_norm_2",
+    "blocks.mlp_norm": "blk.{}.attn_norm",
+}
+
+
 def gguf_table(config: Config) -> dict[str, Origin]:
     """The key table of a GGUF file."""
-    layer = "blk.{}"
-    table = {
-        "embed_tokens.embedding": Origin("token_embd.weight", same),
-        "embed_positions.embedding": Origin("position_embd.weight", same),
-        "lm_head.kernel": Origin("output.weight", transpose),
-        **norm("norm", "output_norm"),
-        **norm("blocks.input_norm", f"{layer}.attn_norm"),
-        **norm("blocks.mlp_norm", f"{layer}.ffn_norm"),
-        **norm("blocks.self_attn.q_norm", f"{layer}.attn_q_norm"),
-        **norm("blocks.self_attn.k_norm", f"{layer}.attn_k_norm"),
-        **norm("blocks.post_attention_norm", f"{layer}.post_attention_norm"),
-        **norm("blocks.post_mlp_norm", f"{layer}.post_ffw_norm"),
-        **linear("blocks.self_attn.o_proj", f"{layer}.attn_output"),
-    }
-    for ours in ("gate", "up", "down"):
-        table |= linear(f"blocks.mlp.{ours}_proj", f"{layer}.ffn_{ours}")
-    for which, letter in enumerate("qkv"):
-        name = f"blocks.self_attn.{letter}_proj"
-        if config.family == "falcon" or config.family == "gpt2":
-            turn = _stored_in_order(which)
-            fused = f"{layer}.attn_qkv"
-            table[f"{name}.kernel"] = Origin(f"{fused}.weight", turn(transpose))
-            table[f"{name}.bias"] = Origin(f"{fused}.bias", turn(same))
-        else:
-            table |= linear(name, f"{layer}.attn_{letter}")
+    two = config.block == "parallel_two_norms"
+    table = origins(_TABLE | (_TWO_NORMS if two else {}))
+    if config.family in ("falcon", "gpt2"):
+        for which, name in enumerate(QKV):
+            turns = _in_order(which, transpose), _in_order(which, same)
+            table |= origins({name: "blk.{}.attn_qkv"}, *turns)
     if config.family == "llama":
-        for letter, heads in (
-            ("q", "num_attention_heads"),
-            ("k", "num_key_value_heads"),
+        for name, heads in zip(
+            QKV[:2], ("num_attention_heads", "num_key_value_heads"), strict=True
         ):
-            name = f"blocks.self_attn.{letter}_proj"
-            for part, turn in (("kernel", transpose), ("bias", same)):
-                stored = table[f"{name}.{part}"].name
-                table[f"{name}.{part}"] = Origin(stored, _unpermuted(heads, turn))
-    if config.block == "parallel_two_norms":
-        table |= norm("blocks.input_norm", f"{layer}.attn_norm_2")
-        table |= norm("blocks.mlp_norm", f"{layer}.attn_norm")
+            turns = _unpermuted(heads, transpose), _unpermuted(heads, same)
+            table |= origins({name: _TABLE[name]}, *turns)
     if config.norm_offset:
         for path, origin in table.items():
             if path.endswith("norm.scale"):
                 table[path] = Origin(origin.name, _less_one)
     return table
-
-
-def _stored_in_order(which: int):
-    """Fused rows are stored all queries, then all keys, then all values."""
-
-    def make(turn: Turn) -> Turn:
-        def part(x: np.ndarray, config: Config) -> np.ndarray:
-            q = config.num_attention_heads * config.head_dim
-            kv = config.num_key_value_heads * config.head_dim
-            return turn(np.split(x, [q, q + kv])[which], config)
-
-        return part
-
-    return make

@@ -1,8 +1,7 @@
 """The tokenizer inside a GGUF file, rebuilt with ``tokenizers``.
 
 The conversion in transformers ignores ``tokenizer.ggml.pre``, which names how text is
-cut into words before the merges; with it one text in fourteen comes out different for
-SmolLM2.  Here the name decides, and an unknown name is an error.
+cut into words; with it one text in fourteen comes out different for SmolLM2.
 """
 
 import os
@@ -40,11 +39,7 @@ _PRE |= {"gpt2": _PRE["gpt-2"], "llama3": _PRE["llama-bpe"]}
 
 
 def read_metadata(source: "gguf.GGUFReader | str | os.PathLike") -> dict[str, Any]:
-    """Every ``tokenizer.*`` field of a GGUF file, as plain Python values.
-
-    Args:
-      source: an open reader, or the path of a file.
-    """
+    """Every ``tokenizer.*`` field of a GGUF file, as plain Python values."""
     if isinstance(source, str | os.PathLike):
         import gguf
 
@@ -62,8 +57,7 @@ def build(metadata: Mapping[str, Any]) -> "tokenizers.Tokenizer":
     ``tokenizer.ggml.model`` is ``gpt2`` (byte-level BPE) or ``llama`` (SentencePiece).
 
     Raises:
-      ValueError: on missing metadata, another model, an unknown
-        ``tokenizer.ggml.pre``.
+      ValueError: on missing metadata, another model, an unknown ``tokenizer.ggml.pre``.
     """
     from tokenizers import AddedToken
 
@@ -94,12 +88,8 @@ def load(
 ) -> "transformers.PreTrainedTokenizerFast":
     """The tokenizer of a GGUF file with its special tokens and chat template.
 
-    A beginning- or end-of-sequence token is added as ``tokenizer.ggml.add_bos_token``
-    and ``add_eos_token`` say; where they say nothing, ``llama`` models and the
-    ``llama-bpe`` words of Llama 3 begin with one.
-
-    Args:
-      source: an open reader, or the path of a file.
+    A BOS or EOS is added as ``add_bos_token`` and ``add_eos_token`` say; where they say
+    nothing, ``llama`` models and the ``llama-bpe`` words of Llama 3 begin with one.
 
     Raises:
       ValueError: as :func:`build`, and on a special token outside the vocabulary.
@@ -225,8 +215,7 @@ def _merges(
 ) -> list[tuple[str, str]]:
     """Every way to join two pieces into a third, the best-scored result first.
 
-    SentencePiece joins whichever neighbours give the best-scored piece, so each cut of
-    a piece into two known ones is a merge with the rank of the piece.
+    SentencePiece joins whichever neighbours give the best-scored piece.
 
     >>> _merges(["a", "b", "c", "ab", "abc"], [-9.0, -9.0, -9.0, -1.0, -2.0], [1] * 5)
     [('a', 'b'), ('ab', 'c')]

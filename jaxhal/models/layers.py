@@ -1,10 +1,10 @@
 """The parts of a decoder block: parameter containers whose calls take ``ops``.
 
-Attention is computed in blocks of query rows, so that no array of heads x seq x seq
-exists: prompt rows are mixed and dropped, and the rows from ``first_row`` on are shown
-to a tap, which turns them into small features.
+Attention goes in blocks of query rows, so that no array of heads x seq x seq exists;
+rows from ``first_row`` on are shown to a tap, which turns them into small features.
 """
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -16,7 +16,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxhal.models import rope
 from jaxhal.models.config import Config
-from jaxhal.models.ops import Ops, attend_after
+from jaxhal.models.ops import STANDARD, Ops, attend_after
 
 # Bytes of attention probabilities alive at once for plain rows and for tapped rows.
 # Measured on CPU at (512, 96) and (2048, 256): small enough to stay near the caches,
@@ -43,6 +43,14 @@ class LayerIndex(NamedTuple):
     window: Int[Array, ""]
     rope: Int[Array, ""]
 
+    @classmethod
+    def of(cls, config: Config) -> "LayerIndex":
+        """Those of all layers, stacked."""
+        layers = jnp.arange(config.num_hidden_layers)
+        return cls(
+            layers, jnp.asarray(config.windows), jnp.asarray(config.rope_of_layer)
+        )
+
 
 class RowTap(NamedTuple):
     """``reduce(probs [batch heads query key], rows [query])`` for rows >= first_row."""
@@ -56,19 +64,30 @@ class Norm(nnx.Module):
 
     def __init__(self, config: Config, width: int, dtype: Any):
         self.scale = nnx.Param(jnp.full(width, 1.0 - config.norm_offset, dtype))
-        centered = config.norm == "layer"
-        self.bias = nnx.Param(jnp.zeros(width, dtype)) if centered else None
+        self.centered = config.norm == "layer"
+        biased = self.centered and config.norm_bias
+        self.bias = nnx.Param(jnp.zeros(width, dtype)) if biased else None
         self.eps, self.offset = config.norm_eps, config.norm_offset
 
-    def __call__(self, x: Array, ops: Ops) -> Array:
-        y = ops.normalize(x, self.eps, self.bias is not None)
+    def __call__(self, x: Array, ops: Ops = STANDARD) -> Array:
+        y = ops.normalize(x, self.eps, self.centered)
         y = y * (self.scale[...].astype(y.dtype) + self.offset)
         if self.bias is not None:
             y = y + self.bias[...].astype(y.dtype)
         return y.astype(x.dtype)
 
 
-def _apply(layer: nnx.Linear, x: Array, ops: Ops) -> Array:
+def linear(
+    features_in: int, features_out: int, bias: bool, dtype: Any, rngs: nnx.Rngs
+) -> nnx.Linear:
+    """Parameters of one projection."""
+    return nnx.Linear(
+        features_in, features_out, use_bias=bias, param_dtype=dtype, rngs=rngs
+    )
+
+
+def apply(layer: nnx.Linear, x: Array, ops: Ops) -> Array:
+    """What a linear layer makes of ``x``."""
     bias = None if layer.bias is None else layer.bias[...]
     # Not `kernel[...]`: a primitive may know kernels that are not one array.
     return ops.linear(x, layer.kernel.get_value(), bias)
@@ -81,17 +100,12 @@ class Attention(nnx.Module):
         self.config = config
         d, width = config.head_dim, config.hidden_size
 
-        def project(features_in: int, features_out: int, bias: bool) -> nnx.Linear:
-            return nnx.Linear(
-                features_in, features_out, use_bias=bias, param_dtype=dtype, rngs=rngs
-            )
-
         heads = config.num_attention_heads * d
         kv_heads = config.num_key_value_heads * d
-        self.q_proj = project(width, heads, config.qkv_bias)
-        self.k_proj = project(width, kv_heads, config.qkv_bias)
-        self.v_proj = project(width, kv_heads, config.qkv_bias)
-        self.o_proj = project(heads, width, config.o_bias)
+        self.q_proj = linear(width, heads, config.qkv_bias, dtype, rngs)
+        self.k_proj = linear(width, kv_heads, config.qkv_bias, dtype, rngs)
+        self.v_proj = linear(width, kv_heads, config.qkv_bias, dtype, rngs)
+        self.o_proj = linear(heads, width, config.o_bias, dtype, rngs)
         self.q_norm = Norm(config, d, dtype) if config.qk_norm else None
         self.k_norm = Norm(config, d, dtype) if config.qk_norm else None
 
@@ -102,7 +116,7 @@ class Attention(nnx.Module):
         config, (batch, query, _) = self.config, x.shape
         d, kv = config.head_dim, config.num_key_value_heads
         layers = (self.q_proj, self.k_proj, self.v_proj)
-        parts = [_apply(layer, x, ops) for layer in layers]
+        parts = [apply(layer, x, ops) for layer in layers]
         q, k, v = (part.reshape(batch, query, -1, d) for part in parts)
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q, ops), self.k_norm(k, ops)
@@ -151,34 +165,25 @@ class Attention(nnx.Module):
         # than columns) cannot know its columns and looks at all of them.
         segments = _segments(first, _SEGMENTS) if rows == columns else [(0, first)]
         # Split at once: the way back joins parts, where it pads and adds up slices.
-        *parts, tapped = jnp.split(q, [stop for _, stop in segments], axis=3)
-        for (start, stop), part in zip(segments, parts, strict=True):
+        parts = jnp.split(q, [stop for _, stop in segments], axis=3)
+        for (start, stop), part in zip([*segments, (first, rows)], parts, strict=True):
             if start == stop:
                 continue
             keys = stop if rows == columns else columns
-            size = max(16, PLAIN_BLOCK_BYTES // (row_bytes * keys // columns))
-            out, _ = _in_blocks(
-                lambda q, p, i, keys=keys: block(q, p, i, keys),
-                (part, geo.query_position[:, start:stop]),
-                index[start:stop],
-                size,
-            )
-            outputs.append(out)
-        if tap is not None:
-            size = max(16, TAPPED_BLOCK_BYTES // row_bytes)
-            out, seen = _in_blocks(
-                lambda q, p, i: block(q, p, i, columns, tap.reduce),
-                (tapped, geo.query_position[:, first:]),
-                index[first:],
-                size,
-            )
+            budget, reduce = PLAIN_BLOCK_BYTES, None
+            if tap is not None and start == first:
+                budget, reduce = TAPPED_BLOCK_BYTES, tap.reduce
+            size = max(16, budget // (row_bytes * keys // columns))
+            each = part, geo.query_position[:, start:stop], index[start:stop]
+            shown = functools.partial(block, keys=keys, reduce=reduce)
+            out, seen = in_blocks(shown, each, (3, 1, 0), (3, 2), size)
             outputs.append(out)
         out = jnp.concatenate(outputs, axis=3) if len(outputs) > 1 else outputs[0]
         return out.transpose(0, 3, 1, 2, 4).reshape(batch, rows, -1), seen
 
     def output(self, x: Array, ops: Ops) -> Array:
         """The output projection."""
-        return _apply(self.o_proj, x, ops)
+        return apply(self.o_proj, x, ops)
 
 
 def _bias(
@@ -197,17 +202,21 @@ def _segments(rows: int, most: int) -> list[tuple[int, int]]:
     return [(start, min(start + size, rows)) for start in range(0, rows, size)]
 
 
-def _in_blocks(function, arrays, index, size: int):
-    """Maps ``function(q, position, index)`` over blocks of at most ``size`` rows.
+def in_blocks(
+    function: Callable[..., tuple],
+    arrays: tuple[Array, ...],
+    axes: tuple[int, ...],
+    out_axes: tuple[int, ...],
+    size: int,
+) -> tuple:
+    """Maps a function over blocks of at most ``size`` rows.
 
-    Rows are axis 3 of ``q`` and of the output, 1 of ``position`` and 2 of every leaf
-    that the tap returns.
+    Rows are one axis of each array, and one of all leaves of each output.
     """
-    q, position = arrays
-    rows = index.shape[0]
+    rows = arrays[0].shape[axes[0]]
     count = math.ceil(rows / size)
     if count <= 1:
-        return function(q, position, index)
+        return function(*arrays)
     size = math.ceil(rows / count)
     count = math.ceil(rows / size)
     pad = count * size - rows
@@ -222,38 +231,34 @@ def _in_blocks(function, arrays, index, size: int):
         x = x.reshape(*x.shape[:axis], count * size, *x.shape[axis + 2 :])
         return jax.lax.slice_in_dim(x, 0, rows, axis=axis)
 
-    blocks = (split(q, 3), split(position, 1), split(index, 0))
-    out, seen = jax.lax.map(lambda block: function(*block), blocks)
-    return join(out, 3), jax.tree.map(lambda leaf: join(leaf, 2), seen)
+    blocks = tuple(map(split, arrays, axes))
+    outputs = jax.lax.map(lambda block: function(*block), blocks)
+    return tuple(
+        jax.tree.map(lambda leaf, axis=axis: join(leaf, axis), part)
+        for part, axis in zip(outputs, out_axes, strict=True)
+    )
 
 
 class MLP(nnx.Module):
     """``down(act(gate x) * up x)``, or ``down(act(up x))`` when not gated."""
 
     def __init__(self, config: Config, dtype: Any, rngs: nnx.Rngs):
-        def project(features_in: int, features_out: int) -> nnx.Linear:
-            return nnx.Linear(
-                features_in,
-                features_out,
-                use_bias=config.mlp_bias,
-                param_dtype=dtype,
-                rngs=rngs,
-            )
-
         width, inner = config.hidden_size, config.intermediate_size
-        self.gate_proj = project(width, inner) if config.gated else None
-        self.up_proj = project(width, inner)
-        self.down_proj = project(inner, width)
+        bias = config.mlp_bias
+        gate = config.gated
+        self.gate_proj = linear(width, inner, bias, dtype, rngs) if gate else None
+        self.up_proj = linear(width, inner, bias, dtype, rngs)
+        self.down_proj = linear(inner, width, bias, dtype, rngs)
         self.activation = config.activation
 
     def __call__(self, x: Array, ops: Ops) -> Array:
-        up = _apply(self.up_proj, x, ops)
+        up = apply(self.up_proj, x, ops)
         if self.gate_proj is None:
             inner = ops.activate(up, self.activation)
         else:
-            gate = ops.activate(_apply(self.gate_proj, x, ops), self.activation)
+            gate = ops.activate(apply(self.gate_proj, x, ops), self.activation)
             inner = ops.multiply(gate, up)
-        return _apply(self.down_proj, inner, ops)
+        return apply(self.down_proj, inner, ops)
 
 
 class Block(nnx.Module):

@@ -1,11 +1,8 @@
 """A language model as a pytree: ``LM(graphdef, params)`` with its tokenizer."""
 
 import dataclasses
-import difflib
 import functools
-import hashlib
 import os
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,11 +14,9 @@ from flax import nnx
 from jax.core import Tracer
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxhal.io import sealing
-from jaxhal.io.files import staged
 from jaxhal.models import decoder, registry, tables, weights
 from jaxhal.models.batching import check_length, check_rows, collate
-from jaxhal.models.config import Config, Rope, read_config
+from jaxhal.models.config import Config, read_config
 from jaxhal.models.gguf import GGUFSource, config_from_gguf, gguf_table
 from jaxhal.models.ops import STANDARD
 from jaxhal.models.tokenizer import Tokenizer
@@ -36,12 +31,8 @@ DTYPES = ("float32", "bfloat16")
 class LM:
     """A decoder as data: parameters are leaves, everything else is static.
 
-    Attributes:
-      params: the parameters, an ``nnx`` state whose blocks are stacked over layers.
-      graphdef: the static structure; ``nnx.merge(graphdef, params)`` is the module.
-      config: what the model is.
-      tokenizer: text to tokens and back; ``None`` for a model without one.
-      name: what it was loaded from.
+    ``params`` is an ``nnx`` state whose blocks are stacked over layers;
+    ``nnx.merge(graphdef, params)`` is the module.
     """
 
     params: Any
@@ -66,11 +57,7 @@ class LM:
         tokens: Int[Array | np.ndarray, "batch seq"],
         valid: Bool[Array | np.ndarray, "batch seq"] | None = None,
     ) -> Float[Array, "batch seq vocab"]:
-        """Next-token logits of every position, float32.
-
-        Args:
-          tokens: token ids.
-          valid: False on padding (left or right); all True by default.
+        """Next-token logits of every position, float32; ``valid`` is False on padding.
 
         Raises:
           ValueError: when a row is longer than the model's context or an id is not in
@@ -98,15 +85,12 @@ class LM:
     ) -> Batch:
         """Tokens of the examples in one seam-layout batch, padded to buckets.
 
-        Args:
-          examples: answers with their prompts.
-          eos: append the end-of-sequence token to each response, as the TOHA code does.
-          prompt_length: the column ``P``; a bucket that fits by default.
-          response_length: response columns ``R``; a bucket that fits by default.
+        With ``eos`` each response ends with that token, as in the TOHA code.  The
+        lengths ``P`` and ``R`` are the buckets that fit when left out.
 
         Raises:
-          ValueError: naming both lengths when a prompt with its response is over the
-            model's context, or when there is nothing to encode.
+          ValueError: on no examples, and naming both lengths when one is over the
+            model's context.
         """
         if not examples:
             raise ValueError("no examples to encode; give at least one")
@@ -118,10 +102,9 @@ class LM:
 
     @functools.cached_property
     def apart(self) -> "LM":
-        """The same model, each layer's weights in arrays of their own.
+        """The same model, each layer's weights in arrays of their own; kept once made.
 
-        Made once and kept as long as this one: a second copy of the layers.  See
-        :func:`jaxhal.models.decoder.apart`.
+        See :func:`jaxhal.models.decoder.apart`.
         """
         model = decoder.apart(nnx.merge(self.graphdef, self.params))
         graphdef, params = nnx.split(model)
@@ -170,127 +153,32 @@ def load(source: str | os.PathLike, *, dtype: Any = jnp.float32) -> LM:
         cut short, of the wrong shape or not finite.
       FileNotFoundError: when config.json, weights or the tokenizer are missing.
     """
-    if jnp.dtype(dtype) not in (jnp.dtype(jnp.float32), jnp.dtype(jnp.bfloat16)):
-        raise ValueError(f"dtype is {dtype}; use float32 or bfloat16")
-    name, path = str(source), Path(source)
-    if path.is_dir():
+    check_dtype(dtype)
+    name, path = str(source), registry.locate(source)
+    if Path(source).is_dir() and name in registry.names():
         # By its name alone a model gets the detectors that were fitted for it.
-        name = f"./{name}" if name in registry.names() else name
-        return _load_folder(path, name, dtype)
-    if path.suffix == ".gguf":
-        if not path.is_file():
-            raise FileNotFoundError(f"{path} does not exist")
-        return _load_gguf(path, name, dtype, sealing.sha256(path))
-    if name in registry.names():
-        known = registry.entry(name).files[0].sha256
-        return _load_gguf(registry.fetch(name), name, dtype, known)
-    if name.count("/") == 1 and not path.is_absolute() and not name.startswith("."):
-        return _load_folder(_from_hub(name), name, dtype)
-    near = difflib.get_close_matches(name, registry.names(), n=1, cutoff=0.3)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
-    raise ValueError(
-        f"{name!r} is no folder, no .gguf file, no known model and no hub id "
-        f"('owner/name'){hint} (known models: {', '.join(registry.names())})"
-    )
+        name = f"./{name}"
+    if path.is_dir():
+        config, tokenizer = read_config(path), Tokenizer.from_folder(path)
+        bare = "transformer." if config.family in ("gpt2", "falcon") else "model."
+        stored = weights.SafetensorsSource(path, bare)
+        table = tables.huggingface_table(config)
+    else:
+        stored = GGUFSource(path)
+        config, tokenizer = config_from_gguf(stored), Tokenizer.from_gguf(stored.reader)
+        table = gguf_table(config)
+    tokenizer.check_ids(config.vocab_size, str(path))
+    graphdef, params = weights.fill(config, stored, table, dtype)
+    return LM(params, graphdef, config, tokenizer, name)
+
+
+def check_dtype(dtype: Any) -> None:
+    """Raises ValueError on a type that parameters cannot have."""
+    if jnp.dtype(dtype).name not in DTYPES:
+        raise ValueError(f"dtype is {dtype}; use {' or '.join(DTYPES)}")
 
 
 @functools.lru_cache(maxsize=1)
 def kept_lm(name: str, dtype: str) -> LM:
     """The model of a name, loaded once however many ask for it."""
     return load(name, dtype=jnp.dtype(dtype))
-
-
-def _from_hub(repo: str) -> Path:
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
-
-    try:
-        return Path(
-            snapshot_download(
-                repo, allow_patterns=["*.json", "*.safetensors", "*.model", "*.jinja"]
-            )
-        )
-    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
-        raise ValueError(
-            f"could not get {repo!r} from the Hugging Face hub ({error}); check the "
-            "name, log in for gated models, or give a local folder"
-        ) from error
-
-
-def _load_folder(folder: Path, name: str, dtype: Any) -> LM:
-    config = read_config(folder)
-    tokenizer = Tokenizer.from_folder(folder)
-    tokenizer.check_ids(config.vocab_size, str(folder))
-    bare = "transformer." if config.family in ("gpt2", "falcon") else "model."
-    source = weights.SafetensorsSource(folder, bare)
-    graphdef, params = weights.fill(
-        config, source, tables.huggingface_table(config), dtype
-    )
-    return LM(params, graphdef, config, tokenizer, name)
-
-
-# The cache of GGUF files, one folder each, named by the file's content.
-_CACHE_FORMAT = 3
-_PARAMS, _ABOUT = "params.safetensors", "about.json"
-
-
-def _load_gguf(path: Path, name: str, dtype: Any, content: str) -> LM:
-    """Dequantises once and keeps the result, so that a second load reads arrays."""
-    import filelock
-
-    folder = registry.cache_dir() / "gguf" / f"{content}-{_CACHE_FORMAT}"
-    about = _proved(folder)
-    if about is None:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with filelock.FileLock(folder.with_name(f".{folder.name}.lock")):
-            about = _proved(folder)  # another process may have been first
-            if about is None:
-                if folder.is_dir():
-                    print(f"jaxhal: {folder} is damaged; made anew", file=sys.stderr)
-                about = _dequantise(path, folder)
-    config = _config_from_json(about["config"])
-    graphdef, params = weights.load_flat(folder / _PARAMS, config, dtype)
-    return LM(params, graphdef, config, Tokenizer.from_folder(folder), name)
-
-
-def _proved(folder: Path) -> dict[str, Any] | None:
-    """What a folder of the cache says of itself, if it and all its files are whole."""
-    try:
-        about = sealing.read(folder / _ABOUT)
-        sums = about["files"].items()
-        return about if all(_sum(folder / each) == sum for each, sum in sums) else None
-    except (FileNotFoundError, ValueError):
-        return None
-
-
-def _sum(path: Path) -> str:
-    """Against accidents alone, at the speed of memory: weights are large."""
-    import xxhash
-
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, xxhash.xxh3_128).hexdigest()
-
-
-def _dequantise(path: Path, folder: Path) -> dict[str, Any]:
-    source = GGUFSource(path)
-    config = config_from_gguf(source)
-    tokenizer = Tokenizer.from_gguf(source.reader)
-    tokenizer.check_ids(config.vocab_size, str(path))
-    _, params = weights.fill(config, source, gguf_table(config), jnp.float32)
-    with staged(folder) as made:
-        tokenizer.save(made)
-        weights.save_flat(made / _PARAMS, params)
-        about = {
-            "config": dataclasses.asdict(config),
-            "files": {each: _sum(made / each) for each in os.listdir(made)},
-        }
-        sealing.write(made / _ABOUT, about)
-    return about
-
-
-def _config_from_json(raw: dict[str, Any]) -> Config:
-    ropes = tuple(
-        Rope(**{**rope, "divisors": tuple(rope["divisors"])}) for rope in raw["ropes"]
-    )
-    layers = {name: tuple(raw[name]) for name in ("rope_of_layer", "windows")}
-    return Config(**{**raw, "ropes": ropes, **layers})

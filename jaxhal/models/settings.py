@@ -12,12 +12,7 @@ LAYERS, WIDTH, VOCABULARY, LENGTH = 1 << 12, 1 << 20, 1 << 24, 1 << 30
 
 
 def read_json(path: Path) -> Any:
-    """What a JSON file of a model folder says.
-
-    Raises:
-      FileNotFoundError: when there is no such file.
-      ValueError: when it is no JSON.
-    """
+    """What a JSON file of a model folder says; an error where there is none."""
     if not path.is_file():
         raise FileNotFoundError(
             f"{path} does not exist; a model folder holds config.json, the tokenizer "
@@ -36,10 +31,6 @@ class Settings(dict[str, Any]):
 
     Every method raises a ValueError that names the file, the key, its value and what
     to give instead.
-
-    Args:
-      raw: the keys and values; ``None`` is as good as no key.
-      where: the file, for errors.
     """
 
     def __init__(self, raw: Any, where: str):

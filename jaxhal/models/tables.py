@@ -33,11 +33,11 @@ def transpose(x: np.ndarray, config: Config) -> np.ndarray:
     return x.T
 
 
-def third(which: int, turn: Turn = same) -> Turn:
+def third(which: int) -> Turn:
     """One of three equal parts of a fused query-key-value tensor's last axis."""
 
     def part(x: np.ndarray, config: Config) -> np.ndarray:
-        return turn(np.split(x, 3, axis=-1)[which], config)
+        return np.split(x, 3, axis=-1)[which]
 
     return part
 
@@ -58,101 +58,84 @@ def grouped(which: int, turn: Turn) -> Turn:
     return part
 
 
-def linear(ours: str, stored: str, turn: Turn = transpose) -> dict[str, Origin]:
-    """Kernel and bias of one linear layer; the bias is dropped where we have none."""
-    bias = same if turn is transpose else turn
-    return {
-        f"{ours}.kernel": Origin(f"{stored}.weight", turn),
-        f"{ours}.bias": Origin(f"{stored}.bias", bias),
-    }
-
-
-def norm(ours: str, stored: str) -> dict[str, Origin]:
-    return {
-        f"{ours}.scale": Origin(f"{stored}.weight", same),
-        f"{ours}.bias": Origin(f"{stored}.bias", same),
-    }
-
-
-_PROJECTIONS = ("q_proj", "k_proj", "v_proj")
-
-
-def _llama_table() -> dict[str, Origin]:
-    table = {
-        "embed_tokens.embedding": Origin("model.embed_tokens.weight", same),
-        "lm_head.kernel": Origin("lm_head.weight", transpose),
-        **norm("norm", "model.norm"),
-        **norm("blocks.input_norm", "model.layers.{}.input_layernorm"),
-        **norm("blocks.mlp_norm", "model.layers.{}.post_attention_layernorm"),
-        **norm("blocks.self_attn.q_norm", "model.layers.{}.self_attn.q_norm"),
-        **norm("blocks.self_attn.k_norm", "model.layers.{}.self_attn.k_norm"),
-    }
-    for name in (*_PROJECTIONS, "o_proj"):
-        path = f"self_attn.{name}"
-        table |= linear(f"blocks.{path}", f"model.layers.{{}}.{path}")
-    for name in ("gate_proj", "up_proj", "down_proj"):
-        table |= linear(f"blocks.mlp.{name}", f"model.layers.{{}}.mlp.{name}")
+def origins(
+    modules: Mapping[str, str], kernel: Turn = transpose, bias: Turn = same
+) -> dict[str, Origin]:
+    """Where all parameters come from that a module may have, ours -> stored."""
+    table = {}
+    for ours, stored in modules.items():
+        table[f"{ours}.kernel"] = Origin(f"{stored}.weight", kernel)
+        table[f"{ours}.scale"] = Origin(f"{stored}.weight", same)
+        table[f"{ours}.embedding"] = Origin(f"{stored}.weight", same)
+        table[f"{ours}.bias"] = Origin(f"{stored}.bias", bias)
     return table
 
 
-def _gemma3_table() -> dict[str, Origin]:
-    layer = "model.layers.{}"
-    return {
-        **_llama_table(),
-        **norm("blocks.post_attention_norm", f"{layer}.post_attention_layernorm"),
-        **norm("blocks.mlp_norm", f"{layer}.pre_feedforward_layernorm"),
-        **norm("blocks.post_mlp_norm", f"{layer}.post_feedforward_layernorm"),
-    }
-
-
-def _gpt2_table() -> dict[str, Origin]:
-    layer = "transformer.h.{}"
-    table = {
-        "embed_tokens.embedding": Origin("transformer.wte.weight", same),
-        "embed_positions.embedding": Origin("transformer.wpe.weight", same),
-        "lm_head.kernel": Origin("lm_head.weight", transpose),
-        **norm("norm", "transformer.ln_f"),
-        **norm("blocks.input_norm", f"{layer}.ln_1"),
-        **norm("blocks.mlp_norm", f"{layer}.ln_2"),
-        # GPT-2 stores its layers as [in, out] already.
-        **linear("blocks.self_attn.o_proj", f"{layer}.attn.c_proj", same),
-        **linear("blocks.mlp.up_proj", f"{layer}.mlp.c_fc", same),
-        **linear("blocks.mlp.down_proj", f"{layer}.mlp.c_proj", same),
-    }
-    for which, name in enumerate(_PROJECTIONS):
-        turn = third(which)
-        table |= linear(f"blocks.self_attn.{name}", f"{layer}.attn.c_attn", turn)
-    return table
-
-
-def _falcon_table(config: Config) -> dict[str, Origin]:
-    layer = "transformer.h.{}"
-    two = config.block == "parallel_two_norms"
-    second = "ln_mlp" if two else "post_attention_layernorm"
-    table = {
-        "embed_tokens.embedding": Origin("transformer.word_embeddings.weight", same),
-        "lm_head.kernel": Origin("lm_head.weight", transpose),
-        **norm("norm", "transformer.ln_f"),
-        **norm(
-            "blocks.input_norm", f"{layer}.{'ln_attn' if two else 'input_layernorm'}"
-        ),
-        **norm("blocks.mlp_norm", f"{layer}.{second}"),
-        **linear("blocks.self_attn.o_proj", f"{layer}.self_attention.dense"),
-        **linear("blocks.mlp.up_proj", f"{layer}.mlp.dense_h_to_4h"),
-        **linear("blocks.mlp.down_proj", f"{layer}.mlp.dense_4h_to_h"),
-    }
-    fused = f"{layer}.self_attention.query_key_value"
-    for which, name in enumerate(_PROJECTIONS):
-        ours = f"blocks.self_attn.{name}"
-        table[f"{ours}.kernel"] = Origin(f"{fused}.weight", grouped(which, transpose))
-        table[f"{ours}.bias"] = Origin(f"{fused}.bias", grouped(which, same))
-    return table
+_LLAMA = {
+    "embed_tokens": "model.embed_tokens",
+    "lm_head": "lm_head",
+    "norm": "model.norm",
+    "blocks.input_norm": "model.layers.{}.input_layernorm",
+    "blocks.self_attn.q_proj": "model.layers.{}.self_attn.q_proj",
+    "blocks.self_attn.k_proj": "model.layers.{}.self_attn.k_proj",
+    "blocks.self_attn.v_proj": "model.layers.{}.self_attn.v_proj",
+    "blocks.self_attn.q_norm": "model.layers.{}.self_attn.q_norm",
+    "blocks.self_attn.k_norm": "model.layers.{}.self_attn.k_norm",
+    "blocks.self_attn.o_proj": "model.layers.{}.self_attn.o_proj",
+    "blocks.mlp_norm": "model.layers.{}.post_attention_layernorm",
+    "blocks.mlp.gate_proj": "model.layers.{}.mlp.gate_proj",
+    "blocks.mlp.up_proj": "model.layers.{}.mlp.up_proj",
+    "blocks.mlp.down_proj": "model.layers.{}.mlp.down_proj",
+}
+_GEMMA3 = _LLAMA | {
+    "blocks.post_attention_norm": "model.layers.{}.post_attention_layernorm",
+    "blocks.mlp_norm": "model.layers.{}.pre_feedforward_layernorm",
+    "blocks.post_mlp_norm": "model.layers.{}.post_feedforward_layernorm",
+}
+_GPT2 = {
+    "embed_tokens": "transformer.wte",
+    "embed_positions": "transformer.wpe",
+    "lm_head": "lm_head",
+    "norm": "transformer.ln_f",
+    "blocks.input_norm": "transformer.h.{}.ln_1",
+    "blocks.mlp_norm": "transformer.h.{}.ln_2",
+}
+_GPT2_LINEAR = {
+    "blocks.self_attn.o_proj": "transformer.h.{}.attn.c_proj",
+    "blocks.mlp.up_proj": "transformer.h.{}.mlp.c_fc",
+    "blocks.mlp.down_proj": "transformer.h.{}.mlp.c_proj",
+}
+_FALCON = {
+    "embed_tokens": "transformer.word_embeddings",
+    "lm_head": "lm_head",
+    "norm": "transformer.ln_f",
+    "blocks.input_norm": "transformer.h.{}.input_layernorm",
+    "blocks.mlp_norm": "transformer.h.{}.post_attention_layernorm",
+    "blocks.self_attn.o_proj": "transformer.h.{}.self_attention.dense",
+    "blocks.mlp.up_proj": "transformer.h.{}.mlp.dense_h_to_4h",
+    "blocks.mlp.down_proj": "transformer.h.{}.mlp.dense_4h_to_h",
+}
+_FALCON_TWO_NORMS = {
+    "blocks.input_norm": "transformer.h.{}.ln_attn",
+    "blocks.mlp_norm": "transformer.h.{}.ln_mlp",
+}
+QKV = tuple(f"blocks.self_attn.{name}_proj" for name in "qkv")
 
 
 def huggingface_table(config: Config) -> dict[str, Origin]:
     """The key table of a Hugging Face checkpoint."""
     if config.family == "gpt2":
-        return _gpt2_table()
+        # It stores its layers as [in, out] already.
+        table = origins(_GPT2) | origins(_GPT2_LINEAR, same)
+        for which, name in enumerate(QKV):
+            part, fused = third(which), "transformer.h.{}.attn.c_attn"
+            table |= origins({name: fused}, part, part)
+        return table
     if config.family == "falcon":
-        return _falcon_table(config)
-    return _gemma3_table() if config.family == "gemma3_text" else _llama_table()
+        two = config.block == "parallel_two_norms"
+        table = origins(_FALCON | (_FALCON_TWO_NORMS if two else {}))
+        for which, name in enumerate(QKV):
+            fused = {name: "transformer.h.{}.self_attention.query_key_value"}
+            table |= origins(fused, grouped(which, transpose), grouped(which, same))
+        return table
+    return origins(_GEMMA3 if config.family == "gemma3_text" else _LLAMA)

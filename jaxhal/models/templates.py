@@ -1,10 +1,10 @@
 """The chat template of a checkpoint: what stands around one user turn.
 
-A template is a program that came with a checkpoint, so it is run once, on a text of our
-own, with limits; what users write never passes through it.
+A template is somebody else's program: it is run once, on our own text, with limits.
 """
 
 import contextlib
+import itertools
 import os
 import sys
 import time
@@ -24,12 +24,7 @@ _REMEDY = "use chat=False and write the template into the prompt"
 
 
 class Frame(NamedTuple):
-    """What a template writes around a user's text, and what it trims off the text.
-
-    Attributes:
-      prefix, suffix: what stands before and behind.
-      left, right: whether white space is trimmed there.
-    """
+    """What a template writes around a user's text, and what it trims off the text."""
 
     prefix: str = ""
     suffix: str = ""
@@ -46,8 +41,7 @@ def frame(hf: Any) -> Frame:
     """The frame of a tokenizer's chat template, up to where the answer begins.
 
     Raises:
-      ValueError: when the template fails, takes too much, or does more to a text than
-        trim it.
+      ValueError: when the template fails, takes too much, or more than trims a text.
     """
     pieces = _filled(hf, _TEXT).split(_TEXT)
     if len(pieces) != 2:
@@ -57,11 +51,10 @@ def frame(hf: Any) -> Frame:
         )
     prefix, suffix = pieces
     spaced = _filled(hf, _AROUND + _TEXT + _AROUND)
-    for left in (False, True):
-        for right in (False, True):
-            found = Frame(prefix, suffix, left, right)
-            if prefix + found.trim(_AROUND + _TEXT + _AROUND) + suffix == spaced:
-                return found
+    for left, right in itertools.product((False, True), repeat=2):
+        found = Frame(prefix, suffix, left, right)
+        if prefix + found.trim(_AROUND + _TEXT + _AROUND) + suffix == spaced:
+            return found
     raise ValueError(f"the chat template changes the space around a text; {_REMEDY}")
 
 
@@ -79,9 +72,7 @@ def _filled(hf: Any, text: str) -> str:
                 # this is the date they write when they know none.
                 date_string="26 Jul 2024",
             )
-    except (
-        Exception
-    ) as error:  # a program of somebody else's, which raises what it does
+    except Exception as error:  # a program of somebody else's raises what it does
         raise ValueError(
             f"the chat template cannot render one user turn ({error!r}); {_REMEDY}"
         ) from error

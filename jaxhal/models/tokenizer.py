@@ -4,9 +4,9 @@ import dataclasses
 import functools
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Array, Bool, Int
@@ -15,7 +15,6 @@ from jaxhal.io.showing import cut, shown
 from jaxhal.models import characters, gguf_tokenizer, templates
 from jaxhal.models.batching import Encoded
 from jaxhal.models.control import Places, disarmed, mark
-from jaxhal.models.prompts import Prompt, Rendered, prompt_of
 from jaxhal.models.settings import Settings, read_json
 from jaxhal.types import Example
 
@@ -28,16 +27,85 @@ if TYPE_CHECKING:
 _ROLES = ("bos", "eos", "pad", "unk", "sep", "cls")
 
 
+class Rendered(NamedTuple):
+    """A user's text inside the chat template; joined, the pieces are the prompt."""
+
+    prefix: str
+    text: str
+    suffix: str
+
+
+class Prompt(NamedTuple):
+    """A whole prompt text and the ``(start, end)`` characters of its parts."""
+
+    text: str
+    user: tuple[int, int]  # what the user wrote
+    document: tuple[int, int]
+    question: tuple[int, int]
+    # Where control tokens are recognised: what the template wrote, or all of a finished
+    # prompt but the context and the question.
+    control: Places
+
+
+def _prompt_of(example: Example, render: Callable[[str], Rendered]) -> Prompt:
+    """The whole prompt of an example, and where its parts are."""
+    text = example.source_text
+    if example.templated:
+        prefix, middle, suffix = "", text, ""
+    else:
+        prefix, middle, suffix = render(text)
+    start, end = len(prefix), len(prefix) + len(middle)
+    shift = start - text.index(middle)  # below start where the template strips
+
+    def span(first: int, last: int) -> tuple[int, int]:
+        return max(first + shift, start), min(last + shift, end)
+
+    document, question = (start, end), (end, end)
+    quoted = []
+    if example.context is not None:
+        first = text.index(example.context)
+        document = span(first, first + len(example.context))
+        quoted.append(document)
+    if example.question:
+        first = _find_question(text, example.question, example.context or "")
+        question = span(first, first + len(example.question))
+        quoted.append(question)
+    whole = prefix + middle + suffix
+    if not example.templated:
+        quoted = [(start, end)]
+    places = _around(quoted, len(whole))
+    return Prompt(whole, (start, end), document, question, places)
+
+
+def _around(spans: Places, length: int) -> Places:
+    """What spans leave of a text.
+
+    >>> _around([(5, 8), (2, 4), (3, 4)], 9)
+    [(0, 2), (4, 5), (8, 9)]
+    """
+    left, last = [], 0
+    for start, end in sorted(spans):
+        if last < start:
+            left.append((last, start))
+        last = max(last, end)
+    return [*left, (last, length)] if last < length else left
+
+
+def _find_question(text: str, question: str, context: str) -> int:
+    """Where the question stands: its last place that is not inside the context."""
+    start = text.index(context)
+    before, after = text[:start], text[start + len(context) :]
+    if question in after:
+        return start + len(context) + after.rindex(question)
+    return (before if question in before else text).rindex(question)
+
+
 class Tokenizer:
-    """A fast Hugging Face tokenizer that keeps track of characters.
+    """A fast Hugging Face tokenizer, ``hf``, that keeps track of characters.
 
-    Whatever a text spells, it is text: control tokens come from the chat template, or
-    from a prompt that is said to be finished.
-
-    Args:
-      hf: a ``transformers.PreTrainedTokenizerFast``; it is not changed.
-      chat: put the user's text into the chat template, where there is one.
-      stop_ids: tokens that end a response; by default the EOS token.
+    Whatever a text spells, it is text: control tokens come from the chat template
+    (unless ``chat`` is False), or from a prompt that is said to be finished.  A
+    response ends with one of ``stop_ids``, by default the EOS token.
 
     Raises:
       ValueError: when ``hf`` is a slow tokenizer, which knows no offsets.
@@ -104,21 +172,14 @@ class Tokenizer:
     def from_gguf(
         cls, source: "gguf.GGUFReader | str | os.PathLike", chat: bool = True
     ) -> "Tokenizer":
-        """The tokenizer inside a GGUF file, given as a path or as an open reader.
-
-        Raises:
-          ValueError: on missing or unknown tokenizer metadata.
-        """
+        """The tokenizer inside a GGUF file, given as a path or as an open reader."""
         return cls(gguf_tokenizer.load(source), chat)
 
     def check_ids(self, size: int, where: str) -> None:
-        """Makes sure that a model of ``size`` tokens knows those of this tokenizer.
+        """Raises ValueError on a token that a model of ``size`` tokens does not know.
 
         A token added to the vocabulary may be beyond it, as one for images is in
         published checkpoints; a text that it comes up in is then an error.
-
-        Raises:
-          ValueError: names a token that the model does not know.
         """
         vocabulary = self.hf.backend_tokenizer.get_vocab(with_added_tokens=False)
         last = max(vocabulary.values(), default=0)
@@ -153,26 +214,13 @@ class Tokenizer:
         known = (self.hf.pad_token_id, self.eos_id, 0)
         return next(token for token in known if token is not None)
 
-    @property
-    def vocab_size(self) -> int:
-        """Number of tokens, added ones included; a model may have more rows."""
-        return len(self.hf)
-
     @functools.cached_property
     def adds_bos(self) -> bool:
         """Whether the checkpoint's own settings begin every text with a BOS."""
         return self.bos_id is not None and self.hf.encode("a")[:1] == [self.bos_id]
 
     def encode(self, text: str, control: Places = ()) -> list[int]:
-        """Tokens of a text, and no others.
-
-        Args:
-          text: any text.
-          control: where in it control tokens are recognised; nowhere by default.
-
-        Raises:
-          ValueError: on a lone surrogate.
-        """
+        """Tokens of a text, and no others; see :meth:`encode_with_offsets`."""
         return self.encode_with_offsets(text, control)[0]
 
     def encode_with_offsets(
@@ -182,10 +230,8 @@ class Tokenizer:
 
         Spans are whole characters and leave no gap: characters that a normalizer
         dropped or fused belong to the token before them, the space before a word
-        belongs to the word.
-
-        Args:
-          text, control: as :meth:`encode` takes them.
+        belongs to the word. Control tokens are recognised in the places ``control``, by
+        default nowhere.
 
         Raises:
           ValueError: on a lone surrogate, and on characters without tokens among which
@@ -210,8 +256,6 @@ class Tokenizer:
     def render(self, user_text: str) -> Rendered:
         """One user turn in the chat template, up to where the answer begins.
 
-        Prefix and suffix are empty without a template.
-
         Raises:
           ValueError: when the template fails, or does more to a text than trim it.
         """
@@ -220,22 +264,15 @@ class Tokenizer:
         )
 
     def prompt(self, example: Example) -> Prompt:
-        """The whole prompt text of an example and where its parts are.
-
-        Raises:
-          ValueError: as :meth:`render`.
-        """
-        return prompt_of(example, self.render)
+        """The whole prompt text of an example and where its parts are."""
+        return _prompt_of(example, self.render)
 
     def encode_example(self, example: Example, *, eos: bool = True) -> Encoded:
         """Prompt and response as tokens, each tokenised on its own.
 
         The prompt has one BOS: its own where the text begins with one, else one is
-        added if the checkpoint adds it (a doubled BOS splits the attention sink).
-
-        Args:
-          example: what to encode.
-          eos: end the response with the EOS token, which counts as a response token.
+        added if the checkpoint adds it (a doubled BOS splits the attention sink).  With
+        ``eos`` the response ends with the EOS token, which counts as one of its tokens.
 
         Raises:
           ValueError: on text without tokens, lone surrogates, a template that changes
@@ -265,11 +302,7 @@ class Tokenizer:
         )
 
     def encode_prompt(self, example: Example) -> Encoded:
-        """The prompt of an example as :meth:`encode_example` has it; no response.
-
-        Raises:
-          ValueError: as :meth:`encode_example`, for what concerns the prompt.
-        """
+        """The prompt of an example as :meth:`encode_example` has it; no response."""
         prompt = self.prompt(example)
         ids, spans = self.encode_with_offsets(prompt.text, prompt.control)
         if self.adds_bos and ids[:1] != [self.bos_id]:

@@ -10,6 +10,7 @@ from typing import Any, Protocol, runtime_checkable
 import jax
 import numpy as np
 from flax import nnx
+from tqdm import tqdm
 
 from jaxhal.models.config import Config
 from jaxhal.models.decoder import Decoder
@@ -62,9 +63,9 @@ class SafetensorsSource:
         bare_prefix: str = "",
         rename: Callable[[str], str] = _unwrapped,
     ):
-        """``bare_prefix`` is put before names that lack it (headless checkpoints).
+        """``rename`` gives stored names as the key table has them.
 
-        ``rename`` comes first and maps stored names to those of the key table.
+        ``bare_prefix`` is put before those that lack it (headless checkpoints).
         """
         self.where = str(folder)
         self._files: dict[str, tuple[Any, str]] = {}
@@ -143,10 +144,10 @@ def abstract(
 
 def paths(params: Any) -> list[tuple[str, Any]]:
     """``("blocks.mlp.up_proj.kernel", leaf)`` for every parameter."""
-    flat = jax.tree_util.tree_flatten_with_path(params)[0]
+    keystr = jax.tree_util.keystr
     return [
-        (".".join(re.findall(r"\['(\w+)'\]", jax.tree_util.keystr(path))), leaf)
-        for path, leaf in flat
+        (".".join(re.findall(r"\['(\w+)'\]", keystr(path))), leaf)
+        for path, leaf in jax.tree_util.tree_leaves_with_path(params)
     ]
 
 
@@ -177,26 +178,14 @@ def fill(
             f"{config.num_hidden_layers}, or download the weights again"
         )
     present, used, problems, arrays = source.names(), set(), [], []
-    for path, leaf in _progress(paths(shapes)):
-        origin = table[path]
-        array = np.empty(leaf.shape, leaf.dtype)
+    for path, leaf in tqdm(paths(shapes), "reading weights", leave=False, disable=None):
+        origin, array = table[path], np.empty(leaf.shape, leaf.dtype)
         for name, target in _targets(path, origin, array):
             used.add(name)
             if name not in present:
                 problems.append(f"{name} is missing")
-                continue
-            stored = source.get(name)
-            value = _turned(origin, stored, config)
-            if value is None or value.shape != target.shape:
-                problems.append(
-                    f"{name} has shape {list(stored.shape)}, which does not give "
-                    f"{path} {list(target.shape)}"
-                )
-                continue
-            if not _finite(value, leaf.dtype):
-                problems.append(f"{name} holds NaN or infinite values")
-                continue
-            target[...] = value
+            elif found := _into(target, source.get(name), origin, config):
+                problems.append(f"{name} {found.format(path=path)}")
         arrays.append(array)
     extra = sorted(
         name
@@ -215,11 +204,21 @@ def fill(
     return graphdef, jax.tree.unflatten(jax.tree.structure(shapes), leaves)
 
 
-def _turned(origin: Origin, stored: np.ndarray, config: Config) -> np.ndarray | None:
+def _into(
+    target: np.ndarray, stored: np.ndarray, origin: Origin, config: Config
+) -> str | None:
+    """Fills a parameter from a stored tensor, or says what is wrong with it."""
     try:
-        return origin.turn(stored, config)
-    except ValueError:
-        return None  # a shape that cannot be split; reported as a wrong shape
+        value = origin.turn(stored, config)
+    except ValueError:  # a shape that cannot be split
+        value = None
+    if value is None or value.shape != target.shape:
+        given, wanted = list(stored.shape), list(target.shape)
+        return f"has shape {given}, which does not give {{path}} {wanted}"
+    if not _finite(value, target.dtype):
+        return "holds NaN or infinite values"
+    target[...] = value
+    return None
 
 
 def _targets(
@@ -233,44 +232,9 @@ def _targets(
         yield origin.name, array
 
 
-def _progress(items: list) -> Any:
-    from tqdm import tqdm
-
-    return tqdm(items, desc="reading weights", unit="tensor", leave=False, disable=None)
-
-
 def _finite(x: np.ndarray, dtype: Any) -> bool:
     """Whether all of an array are numbers, and stay so as ``dtype``."""
     most = float(jax.numpy.finfo(dtype).max)
     if float(jax.numpy.finfo(x.dtype).max) <= most:
         return bool(np.isfinite(x).all())
     return not x.size or bool(-most <= x.min() and x.max() <= most)
-
-
-def save_flat(path: Path, params: Any) -> None:
-    """Writes stacked parameters under our own names (the cache of a GGUF file)."""
-    from safetensors.numpy import save_file
-
-    save_file({name: np.asarray(leaf) for name, leaf in paths(params)}, path)
-    # It writes for the owner alone; what others may do is for the umask to say.
-    path.chmod(path.parent.stat().st_mode & 0o666)
-
-
-def load_flat(path: Path, config: Config, dtype: Any) -> tuple[Any, Any]:
-    """Reads what :func:`save_flat` wrote.
-
-    Raises:
-      ValueError: when the file is cut short or holds NaN or infinity.
-    """
-    handle = _open(path)
-    graphdef, shapes = abstract(config, dtype)
-    leaves = []
-    for name, _ in paths(shapes):
-        stored = handle.get_tensor(name)
-        if not _finite(stored, dtype):
-            raise ValueError(
-                f"{path}: {name} holds NaN or infinite values; delete its folder and "
-                "load again"
-            )
-        leaves.append(jax.numpy.asarray(stored, dtype))
-    return graphdef, jax.tree.unflatten(jax.tree.structure(shapes), leaves)

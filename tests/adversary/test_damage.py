@@ -3,22 +3,18 @@
 import os
 import random
 import shutil
-import stat
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from safetensors.numpy import load_file, save_file
-from test_weights import write_gguf
 
 import jaxhal
 from jaxhal import tuning
 from jaxhal.classifiers.linear import Linear
 from jaxhal.detectors import build
 from jaxhal.evaluation.calibration import Platt
-from jaxhal.models import registry
 from jaxhal.reading import parts
 from jaxhal.reading.store import Store
 from jaxhal.scoring import shipped
@@ -216,93 +212,3 @@ def test_a_checkpoint_that_is_not_what_was_saved(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="no whole checkpoint .*delete it or give"):
         with opened(tmp_path, {"model": "tiny"}):
             pass
-
-
-# --- the cache of GGUF files ----------------------------------------------------------
-
-
-@pytest.fixture
-def cached(tmp_path, monkeypatch):
-    """A GGUF file without a tokenizer, its folder in the cache, and what loads it."""
-    monkeypatch.setenv("JAXHAL_CACHE", str(tmp_path / "cache"))
-    tokenizer = tiny_lm().tokenizer
-    assert tokenizer is not None
-    monkeypatch.setattr(
-        "jaxhal.models.lm.Tokenizer.from_gguf", lambda reader: tokenizer
-    )
-    monkeypatch.setattr("jaxhal.models.lm.Tokenizer.check_ids", lambda *_: None)
-    path = write_gguf(tmp_path / "tiny.gguf", "llama-gqa")
-    jaxhal.load(path)
-    (folder,) = (registry.cache_dir() / "gguf").glob("[!.]*")
-    return path, folder
-
-
-def test_a_damaged_entry_is_made_anew(cached, capfd):
-    path, folder = cached
-    whole = bits(jaxhal.load(path).params)
-    assert "anew" not in capfd.readouterr().err
-    for name in sorted(os.listdir(folder)):
-        data = bytearray((folder / name).read_bytes())
-        data[len(data) // 2] ^= 4
-        (folder / name).write_bytes(data)
-        assert bits(jaxhal.load(path).params) == whole, name
-        said = capfd.readouterr().err
-        assert f"{folder} is damaged" in said and said.count("\n") == 1
-    (folder / "params.safetensors").unlink()
-    assert bits(jaxhal.load(path).params) == whole
-    assert "anew" in capfd.readouterr().err
-    assert [p.name for p in folder.parent.glob("[!.]*")] == [folder.name]
-
-
-def test_an_entry_belongs_to_the_content(cached):
-    """A file of the same path, size and time is another one."""
-    path, folder = cached
-    one, about = bits(jaxhal.load(path).params), path.stat()
-    data = bytearray(path.read_bytes())
-    data[-1] ^= 1 << 5  # of the exponent of its last weight
-    path.write_bytes(data)
-    os.utime(path, ns=(about.st_atime_ns, about.st_mtime_ns))
-    assert bits(jaxhal.load(path).params) != one
-    path.rename(path.with_name("moved.gguf"))
-    jaxhal.load(path.with_name("moved.gguf"))
-    assert len(list(folder.parent.glob("[!.]*"))) == 2
-
-
-def test_weights_of_the_cache_are_numbers(cached, monkeypatch):
-    path, folder = cached
-    monkeypatch.setattr("jaxhal.models.lm._sum", lambda path: "any")
-    jaxhal.load(path)
-    tensors = load_file(folder / "params.safetensors")
-    tensors["norm.scale"][3] = np.nan
-    save_file(tensors, folder / "params.safetensors")
-    monkeypatch.setattr("jaxhal.models.lm._proved", proved_by_name)
-    with pytest.raises(ValueError, match="norm.scale holds NaN.*delete its folder"):
-        jaxhal.load(path)
-
-
-def proved_by_name(folder):
-    from jaxhal.io import sealing
-
-    return sealing.read(folder / "about.json")
-
-
-@pytest.mark.parametrize("umask", [0o022, 0o077, 0o002])
-def test_the_cache_is_for_whom_the_umask_says(cached, umask):
-    path, folder = cached
-    shutil.rmtree(folder)
-    before = os.umask(umask)
-    try:
-        jaxhal.load(path)
-    finally:
-        os.umask(before)
-    assert stat.S_IMODE(folder.stat().st_mode) == 0o777 & ~umask
-    for each in folder.iterdir():
-        assert stat.S_IMODE(each.stat().st_mode) == 0o666 & ~umask, each.name
-
-
-def test_what_a_killed_process_left_in_the_cache_is_swept(cached):
-    path, folder = cached
-    left = folder.with_name(f".{folder.name}.{'0' * 32}.new")
-    shutil.move(folder, left)
-    jaxhal.load(path)
-    assert folder.is_dir() and not left.exists()

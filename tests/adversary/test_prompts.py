@@ -14,7 +14,7 @@ from jaxhal.datasets.jsonl import read_rows
 from jaxhal.generation import requests
 from jaxhal.models import characters, templates
 from jaxhal.models.control import disarmed
-from jaxhal.models.encoders.tokenizer import TextTokenizer
+from jaxhal.models.encoders.text_encoder import TextTokenizer
 from jaxhal.models.tokenizer import Tokenizer
 from jaxhal.types import Example
 from tiny_lm import tiny_lm

@@ -8,7 +8,6 @@ from typing import Any, Literal
 from jaxhal.io.showing import shown
 from jaxhal.models.config import (
     ACTIVATIONS,
-    LAYER_KINDS,
     Config,
     Rope,
     check_family,
@@ -16,6 +15,7 @@ from jaxhal.models.config import (
     layer_count,
     llama_like,
     rope_from,
+    sliding,
 )
 from jaxhal.models.settings import LENGTH, Settings, read_json
 
@@ -24,12 +24,10 @@ from jaxhal.models.settings import LENGTH, Settings, read_json
 class EncoderConfig(Config):
     """Everything static about an encoder; one class for every family.
 
-    What it shares with a decoder has the same names; ``windows`` count the keys on
-    either side of a query.
+    ``windows`` count the keys on either side of a query.
     """
 
     pre_norm: bool = False  # norms before attention and MLP, not after the sums
-    norm_bias: bool = True
     position_rows: int = 0  # of the table of learned positions; 0 = none
     position_offset: int = 0  # its row of the first token
     token_types: int = 0
@@ -50,15 +48,11 @@ class EncoderConfig(Config):
 
 
 def read_encoder_config(folder: Path) -> EncoderConfig:
-    """Reads ``config.json`` of a Hugging Face folder.
-
-    ``max_seq_length`` of a sentence encoder, where it is shorter than what the model
-    can take, becomes its context length.
+    """Reads ``config.json`` of a folder, and its sentence encoder's ``max_seq_length``.
 
     Raises:
       FileNotFoundError: when the folder has no config.json.
-      ValueError: on a file that is no JSON, an unknown architecture or a setting this
-        encoder does not compute.
+      ValueError: on an unknown architecture or a setting this encoder does not compute.
     """
     path = Path(folder) / "config.json"
     config = encoder_from_huggingface(Settings(read_json(path), str(path)), str(path))
@@ -74,20 +68,10 @@ def read_encoder_config(folder: Path) -> EncoderConfig:
 def encoder_from_huggingface(
     raw: Mapping[str, Any], where: str = "config.json"
 ) -> EncoderConfig:
-    """An :class:`EncoderConfig` from the dictionary of a Hugging Face config.json.
-
-    Raises:
-      ValueError: on an unknown architecture or a setting this encoder does not compute.
-
-    Example:
-      >>> sizes = {"vocab_size": 9, "hidden_size": 8, "intermediate_size": 8}
-      >>> layers = {"num_hidden_layers": 1, "num_attention_heads": 2}
-      >>> encoder_from_huggingface({"model_type": "bert", **sizes, **layers}).head_dim
-      4
-    """
+    """An :class:`EncoderConfig` from a Hugging Face config.json; errors as above."""
     settings = Settings(raw, where)
     family = check_family(settings.get("model_type", ""), _FAMILIES, where)
-    missing = [name for name in _SIZES if name not in settings]
+    missing = [name for name in (*_WIDTH_OF_HEADS, *_SIZES) if name not in settings]
     if missing:
         raise ValueError(f"{where} of a {family} lacks {', '.join(missing)}")
     hidden, heads = (settings.whole(name) for name in _WIDTH_OF_HEADS)
@@ -100,12 +84,7 @@ def encoder_from_huggingface(
 
 
 _WIDTH_OF_HEADS = ("hidden_size", "num_attention_heads")
-_SIZES = (
-    *_WIDTH_OF_HEADS,
-    "vocab_size",
-    "intermediate_size",
-    "num_hidden_layers",
-)
+_SIZES = ("vocab_size", "intermediate_size", "num_hidden_layers")
 _CLASSES = 1 << 16
 
 
@@ -143,14 +122,13 @@ def _settings(raw: Settings, **switches: Any) -> EncoderConfig:
     """What the families share; ``switches`` override."""
     heads, layers = raw.whole("num_attention_heads"), layer_count(raw)
     defaults = {"max_position_embeddings": 512, "hidden_act": "gelu"}
+    renamed = {
+        "rms_norm_eps": raw.number("layer_norm_eps", 1e-12),
+        "num_key_value_heads": heads,
+        "head_dim": raw.whole("hidden_size") // heads,
+    }
     shared = llama_like(
-        raw.below(defaults).over(
-            {
-                "rms_norm_eps": raw.number("layer_norm_eps", 1e-12),
-                "num_key_value_heads": heads,
-                "head_dim": raw.whole("hidden_size") // heads,
-            }
-        ),
+        raw.below(defaults).over(renamed),
         ropes=switches.pop("ropes", (Rope(),)),
         rope_of_layer=switches.pop("rope_of_layer", (0,) * layers),
     )
@@ -244,16 +222,11 @@ def _modernbert(raw: Settings) -> EncoderConfig:
     _refuse(raw, rope_scaling=None)
     layers = layer_count(raw)
     every = raw.whole("global_attn_every_n_layers", 3)
-    kinds = [
-        "sliding_attention" if layer % every else "full_attention"
-        for layer in range(layers)
-    ]
-    if raw.get("layer_types"):
-        kinds = raw.each("layer_types", LAYER_KINDS, layers)
+    local = sliding(raw, [layer % every != 0 for layer in range(layers)])
     window = raw.whole("local_attention", 128, least=2, most=LENGTH) // 2
     length = raw.whole("max_position_embeddings", 8192, most=LENGTH)
     nested = raw.inside("rope_parameters")
-    whole, local = (
+    full_rope, local_rope = (
         rope_from(nested.inside(kind), raw.number(name, theta, above=1.0), length)
         for kind, name, theta in (
             ("full_attention", "global_rope_theta", 160000.0),
@@ -262,17 +235,16 @@ def _modernbert(raw: Settings) -> EncoderConfig:
     )
     pooling = raw.one_of("classifier_pooling", "cls", ("cls", "mean"))
     bias = raw.flag("attention_bias")
+    renamed = {
+        "hidden_act": raw.one_of("hidden_activation", "gelu", ACTIVATIONS),
+        "layer_norm_eps": raw.number("norm_eps", 1e-5),
+        "max_position_embeddings": length,
+    }
     return _settings(
-        raw.over(
-            {
-                "hidden_act": raw.one_of("hidden_activation", "gelu", ACTIVATIONS),
-                "layer_norm_eps": raw.number("norm_eps", 1e-5),
-                "max_position_embeddings": length,
-            }
-        ),
-        ropes=(whole, local),
-        rope_of_layer=tuple(int(kind == "sliding_attention") for kind in kinds),
-        windows=tuple(window if k == "sliding_attention" else 0 for k in kinds),
+        raw.over(renamed),
+        ropes=(full_rope, local_rope),
+        rope_of_layer=local,
+        windows=tuple(window * slides for slides in local),
         positions="rope",
         pre_norm=True,
         gated=True,

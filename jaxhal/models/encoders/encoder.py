@@ -22,11 +22,10 @@ from jaxhal.models.encoders.layers import (
     Block,
     Convolution,
     Head,
-    LayerNorm,
     Relative,
     relative_rows,
 )
-from jaxhal.models.layers import Geometry, LayerIndex
+from jaxhal.models.layers import Geometry, LayerIndex, Norm
 from jaxhal.models.ops import wide
 
 
@@ -44,9 +43,11 @@ class Encoder(nnx.Module):
         self.embed_tokens = table(config.vocab_size)
         self.embed_positions = table(config.position_rows)
         self.embed_types = table(config.token_types)
-        self.embed_norm = LayerNorm(config, dtype)
+        self.embed_norm = Norm(config, config.hidden_size, dtype)
         self.embed_relative = table(2 * config.relative_span)
-        self.relative_norm = LayerNorm(config, dtype) if config.relative_norm else None
+        self.relative_norm = (
+            Norm(config, config.hidden_size, dtype) if config.relative_norm else None
+        )
         self.conv = Convolution(config, dtype) if config.conv_size else None
         make = nnx.vmap(lambda keys: Block(config, dtype, keys))
         self.blocks = make(rngs.split(config.num_hidden_layers))
@@ -97,11 +98,7 @@ def run(
             embedding = model.relative_norm(embedding)
         relative = Relative(embedding, relative_rows(config, x.shape[1]))
     definition, weights = nnx.split(model.blocks)
-    index = LayerIndex(
-        jnp.arange(config.num_hidden_layers),
-        jnp.asarray(config.windows),
-        jnp.asarray(config.rope_of_layer),
-    )
+    index = LayerIndex.of(config)
     embedded, conv = x, model.conv
 
     def body(carry, scanned):
@@ -123,13 +120,7 @@ def pool(
     valid: Bool[Array, "batch seq"],
     how: Literal["cls", "mean"],
 ) -> Float[Array, "batch width"]:
-    """The first token's hidden state, or the mean over tokens.
-
-    Example:
-      >>> hidden, valid = jnp.array([[[1.0], [3.0], [9.0]]]), jnp.array([[1, 1, 0]])
-      >>> pool(hidden, valid == 1, "mean"), pool(hidden, valid == 1, "cls")
-      (Array([[2.]], dtype=float32), Array([[1.]], dtype=float32))
-    """
+    """The first token's hidden state, or the mean over tokens."""
     if how == "cls":
         return hidden[:, 0]
     mask = valid[..., None]

@@ -1,42 +1,39 @@
-"""Texts to vectors, pairs of texts to probabilities of labels or to likeness."""
+"""Texts to vectors, pairs of texts to probabilities of labels or to likeness.
+
+What is longer than an encoder's context is read in windows.
+"""
 
 import collections
 import functools
 import itertools
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Hashable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Int
 
 from jaxhal.features import consistency
+from jaxhal.io.progress import progress_bar
 from jaxhal.models.batching import bucket
 from jaxhal.models.encoders import encoder as encoder_lib
-from jaxhal.models.encoders.batches import (
-    SMALLEST,
-    check_pairs,
-    of_pairs,
-    of_texts,
-    run,
-)
 from jaxhal.models.encoders.text_encoder import Pooling as Pooling
 from jaxhal.models.encoders.text_encoder import TextEncoder as TextEncoder
 from jaxhal.models.encoders.text_encoder import load_encoder as load_encoder
 
+if TYPE_CHECKING:
+    import tokenizers
+
+_SMALLEST = 16  # columns of a batch
+_CPU_ROWS = 8  # more at once save nothing there, and are padded more
 _COMPARED = 4096  # tokens of either side of the pairs that are compared at once
 
 
 @functools.lru_cache(maxsize=2)
 def kept_encoder(source: str) -> TextEncoder:
-    """The encoder of a source, loaded once; loaded again, it would compile again.
-
-    Raises:
-      ValueError: as :func:`load_encoder`.
-      FileNotFoundError: likewise.
-    """
+    """The encoder of a source, loaded once; loaded again, it would compile again."""
     return load_encoder(source)
 
 
@@ -50,7 +47,9 @@ def embed(
     """One vector a text, float32, in the order of the texts.
 
     A text longer than the encoder's context is read in windows; its vector is their
-    mean, each counting as many times as it has tokens.  Equal texts are read once.
+    mean, each counting as many times as it has tokens (Reimers and Gurevych 2019,
+    `Sentence-BERT <https://arxiv.org/abs/1908.10084>`_, section 3).  Equal texts are
+    read once.
 
     Args:
       encoder: with a pooling.
@@ -60,12 +59,7 @@ def embed(
 
     Raises:
       TypeError: naming the text that is no string.
-      ValueError: when there is no text, a text is empty or no Unicode, or the encoder
-        has no pooling.
-
-    References:
-      Reimers and Gurevych, `Sentence-BERT <https://arxiv.org/abs/1908.10084>`_, 2019,
-      section 3.
+      ValueError: on no or empty texts, or an encoder without pooling.
     """
     pooling = encoder.pooling
     if pooling is None:
@@ -73,8 +67,8 @@ def embed(
             f"encoder {encoder.name!r} does not say how to pool; load it with "
             "pooling='mean' or pooling='cls'"
         )
-    windows = of_texts(encoder, texts)
-    found = np.stack(run(_pooled, encoder, windows, batch_size, progress))
+    windows = _of_texts(encoder, texts)
+    found = np.stack(_run(_pooled, encoder, windows, batch_size, progress))
     weight = np.array([len(piece) for piece in windows.pieces], np.float32)
     mean = np.add.reduceat(found * weight[:, None], windows.group)
     mean /= np.add.reduceat(weight, windows.group)[:, None]
@@ -102,16 +96,14 @@ def classify(
 
     Args:
       encoder: with a classifier.
-      pairs: of two strings each; of a natural language inference model (premise,
-        hypothesis).
+      pairs: of two strings each, premise and hypothesis.
       labels: names of the classes in order; by default ``encoder.labels``.
-      batch_size: windows read at once, at most 8 of them on a CPU.
-      progress: show a progress bar; ``None`` shows it on a terminal.
+      batch_size, progress: as :func:`embed`.
 
     Raises:
       TypeError: naming the pair that is no pair of strings.
-      ValueError: when there is no pair, a text is empty or no Unicode, the encoder has
-        no classifier, or a pair is too long for one without a label ``entailment``.
+      ValueError: on no pairs, an empty text, an encoder without classifier, or a pair
+        too long for one without a label ``entailment``.
     """
     if not encoder.labels:
         raise ValueError(
@@ -120,8 +112,8 @@ def classify(
         )
     names = [label.lower() for label in labels or encoder.labels]
     entailment = names.index("entailment") if "entailment" in names else None
-    windows = of_pairs(encoder, pairs, cut=entailment is not None)
-    found = np.stack(run(_probabilities, encoder, windows, batch_size, progress))
+    windows = _of_pairs(encoder, pairs, cut=entailment is not None)
+    found = np.stack(_run(_probabilities, encoder, windows, batch_size, progress))
     if entailment is None:
         return found[windows.row]
     support = found[:, entailment]
@@ -148,22 +140,16 @@ def token_states(
 ) -> list[Float[np.ndarray, "tokens width"]]:
     """Hidden states of each text's tokens, float32, without special tokens.
 
-    The tokens of a text longer than the encoder's context are those of its windows, one
-    after the other, and each knows of its own window alone.  Equal texts are read once
-    and share an array; a text of which the tokenizer leaves nothing has no row.
+    The tokens of a text longer than the encoder's context are those of its windows, and
+    each knows of its own window alone.  Equal texts are read once and share an array.
 
     Args:
-      encoder: of any kind.
-      texts: strings, each with at least one visible character.
+      encoder, texts, batch_size, progress: as :func:`embed`; any encoder.
       layer: after which the states are taken, 0 for the embeddings; the last when left
         out, its final norm included.
-      batch_size: windows read at once, at most 8 of them on a CPU.
-      progress: show a progress bar; ``None`` shows it on a terminal.
 
     Raises:
-      TypeError: naming the text that is no string.
-      ValueError: when there is no text, a text is empty or no Unicode, or the encoder
-        has no such layer.
+      TypeError, ValueError: as :func:`embed`, and on a layer that there is not.
     """
     most = encoder.config.num_hidden_layers
     if layer is not None and not 0 <= layer <= most:
@@ -171,9 +157,9 @@ def token_states(
             f"layer is {layer}; encoder {encoder.name!r} has 0, its embeddings, to "
             f"{most}"
         )
-    windows = of_texts(encoder, texts)
+    windows = _of_texts(encoder, texts)
     states = functools.partial(_states, layer=layer)
-    found = run(states, encoder, windows, batch_size, progress)
+    found = _run(states, encoder, windows, batch_size, progress)
     parts = [
         row[: len(piece)][np.array(piece.special_tokens_mask) == 0]
         for row, piece in zip(found, windows.pieces, strict=True)
@@ -193,27 +179,12 @@ def bertscores(
 ) -> Float[np.ndarray, "pairs 3"]:
     """Precision, recall and F1 of each pair of texts by tokens, in [-1, 1], float32.
 
-    The first text is the candidate, the second the reference, of
-    :func:`jaxhal.features.consistency.bertscore`.  Equal texts are read once, equal
-    pairs compared once.  Special tokens are left out; the published code lets a token
-    be nearest to one.
-
-    Args:
-      encoder: of any kind.
-      pairs: of two strings each.
-      layer: as :func:`token_states` takes it; 17 is published for RoBERTa large.
-      batch_size: windows read at once, at most 8 of them on a CPU.
-      progress: show a progress bar; ``None`` shows it on a terminal.
-
-    Raises:
-      TypeError: naming the pair that is no pair of strings.
-      ValueError: when there is no pair, a text is empty or no Unicode, or the encoder
-        has no such layer.
-
-    References:
-      Zhang et al., `BERTScore <https://arxiv.org/abs/1904.09675>`_, 2020, section 3.
+    Candidate and reference of :func:`jaxhal.features.consistency.bertscore` (Zhang et
+    al. 2020, `BERTScore <https://arxiv.org/abs/1904.09675>`_, section 3), without
+    special tokens; the published code lets a token be nearest to one.  Arguments and
+    errors as :func:`token_states`; layer 17 is published for RoBERTa large.
     """
-    check_pairs(pairs)
+    _check_pairs(pairs)
     pairs = [tuple(pair) for pair in pairs]
     row = {pair: at for at, pair in enumerate(dict.fromkeys(pairs))}
     texts = list(dict.fromkeys(text for pair in row for text in pair))
@@ -223,7 +194,7 @@ def bertscores(
     states = dict(zip(texts, token_states(encoder, spaced, **options), strict=True))
     groups = collections.defaultdict(list)
     for pair in row:
-        groups[bucket(max(len(states[text]) for text in pair), SMALLEST)].append(pair)
+        groups[bucket(max(len(states[text]) for text in pair), _SMALLEST)].append(pair)
     found = np.zeros((len(row), 3), np.float32)
     for columns, group in groups.items():
         size = max(1, _COMPARED // columns)
@@ -286,3 +257,119 @@ def _hidden(
     model = nnx.merge(encoder.graphdef, encoder.params)
     embedded = encoder_lib.embed(model, tokens, types, valid)
     return model, encoder_lib.run(model, embedded, valid, layers=layer)[0]
+
+
+class Windows(NamedTuple):
+    """Windows of the distinct inputs, and where each input finds its own.
+
+    Windows of a pair with the same window of the second text are a group; of texts, all
+    windows of one.
+    """
+
+    pieces: "list[tokenizers.Encoding]"
+    group: Int[np.ndarray, " groups"]  # the first window of each
+    first: Int[np.ndarray, " distinct"]  # the first group of each distinct input
+    row: Int[np.ndarray, " inputs"]  # the distinct input that equals each input
+
+
+def _of_texts(encoder: TextEncoder, texts: Sequence[Any]) -> Windows:
+    """Windows of texts, each as long as the encoder's context allows."""
+    _check_list("texts", texts)
+    for at, text in enumerate(texts):
+        _check_text(f"text {at}", text)
+    length = encoder.config.context_length
+    tokenizer = encoder.tokenizer
+    return _windows("text", texts, lambda text: [tokenizer.windows(text, length)])
+
+
+def _of_pairs(encoder: TextEncoder, pairs: Sequence[Any], cut: bool) -> Windows:
+    """Windows of pairs, whose texts may be cut with ``cut``."""
+    _check_pairs(pairs)
+    length, tokenizer = encoder.config.context_length, encoder.tokenizer
+    return _windows(
+        "pair",
+        [tuple(pair) for pair in pairs],
+        lambda pair: tokenizer.pair_windows(pair[0], pair[1], length, cut),
+    )
+
+
+def _windows(what: str, inputs: Sequence[Hashable], cut: Callable) -> Windows:
+    distinct: dict[Hashable, int] = {}
+    groups, first = [], []
+    for at, one in enumerate(inputs):
+        if one in distinct:
+            continue
+        distinct[one] = len(distinct)
+        first.append(len(groups))
+        try:
+            groups += cut(one)
+        except ValueError as error:
+            raise ValueError(f"{what} {at}: {error}") from error
+    row = np.array([distinct[one] for one in inputs])
+    starts = np.cumsum([0, *map(len, groups[:-1])])
+    return Windows([*itertools.chain(*groups)], starts, np.array(first), row)
+
+
+def _run(
+    program: Callable[..., Array],
+    encoder: TextEncoder,
+    windows: Windows,
+    batch_size: int,
+    progress: bool | None,
+) -> list[np.ndarray]:
+    """What comes of each window, in order; those of like length are read together."""
+    if batch_size < 1:
+        raise ValueError(f"batch_size is {batch_size}; give at least 1")
+    if jax.default_backend() == "cpu":
+        batch_size = min(batch_size, _CPU_ROWS)
+    order = np.argsort([len(piece) for piece in windows.pieces], kind="stable")
+    found = {}
+    with progress_bar(len(order), "reading texts", "text", progress) as bar:
+        for start in range(0, len(order), batch_size):
+            part = order[start : start + batch_size].tolist()
+            batch = collate(encoder, [windows.pieces[at] for at in part], batch_size)
+            # Rows beyond the windows are dummies.
+            found |= zip(part, np.asarray(program(encoder, *batch)), strict=False)
+            bar.update(len(part))
+    return [found[at] for at in range(len(order))]
+
+
+def collate(
+    encoder: TextEncoder, pieces: "list[tokenizers.Encoding]", batch_size: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Token ids, token types and which are no padding, in a bucketed shape."""
+    longest = max(len(piece) for piece in pieces)
+    columns = min(bucket(longest, _SMALLEST), encoder.config.context_length)
+    rows = min(bucket(len(pieces), 1), batch_size)
+    tokens = np.full((rows, columns), encoder.tokenizer.pad_id, np.int32)
+    types, valid = np.zeros_like(tokens), np.zeros((rows, columns), bool)
+    valid[:, 0] = True  # rows beyond the windows are dummies of one token
+    for row, piece in enumerate(pieces):
+        tokens[row, : len(piece)] = piece.ids
+        types[row, : len(piece)] = piece.type_ids
+        valid[row, : len(piece)] = True
+    return tokens, types, valid
+
+
+def _check_pairs(pairs: Sequence[Any]) -> None:
+    """Raises TypeError or ValueError unless there are pairs, each of two texts."""
+    _check_list("pairs", pairs)
+    for at, pair in enumerate(pairs):
+        if isinstance(pair, str) or not isinstance(pair, Sequence) or len(pair) != 2:
+            raise TypeError(f"pair {at} is {pair!r:.80}; give two texts")
+        for which, text in zip(("first", "second"), pair, strict=True):
+            _check_text(f"the {which} text of pair {at}", text)
+
+
+def _check_list(name: str, values: Any) -> None:
+    if isinstance(values, str):
+        raise TypeError(f"{name} is the string {values!r:.80}; give a list")
+    if not len(values):
+        raise ValueError(f"{name} is empty; give at least one")
+
+
+def _check_text(what: str, text: Any) -> None:
+    if not isinstance(text, str):
+        raise TypeError(f"{what} is {text!r:.80}, a {type(text).__name__}, no string")
+    if not text.strip():
+        raise ValueError(f"{what} is {text!r}; give one with a visible character")

@@ -19,30 +19,11 @@ from jaxhal.models.layers import (
     Attention,
     Geometry,
     LayerIndex,
+    Norm,
+    apply,
+    linear,
 )
 from jaxhal.models.ops import EXACT, STANDARD, wide
-
-
-class LayerNorm(nnx.Module):
-    """Zero mean, unit variance, scaled; computed in float32 or wider."""
-
-    def __init__(self, config: EncoderConfig, dtype: Any):
-        self.scale = nnx.Param(jnp.ones(config.hidden_size, dtype))
-        self.bias = (
-            nnx.Param(jnp.zeros(config.hidden_size, dtype))
-            if config.norm_bias
-            else None
-        )
-        self.eps = config.norm_eps
-
-    def __call__(self, x: Float[Array, "*rows width"]) -> Float[Array, "*rows width"]:
-        y = STANDARD.normalize(x, self.eps, True) * self.scale[...]
-        return (y if self.bias is None else y + self.bias[...]).astype(x.dtype)
-
-
-def _linear(layer: nnx.Linear, x: Array) -> Array:
-    bias = None if layer.bias is None else layer.bias[...]
-    return STANDARD.linear(x, layer.kernel[...], bias)
 
 
 def _activate(x: Array, kind: str) -> Array:
@@ -50,15 +31,10 @@ def _activate(x: Array, kind: str) -> Array:
 
 
 class Relative(NamedTuple):
-    """What disentangled attention knows of distances.
-
-    Attributes:
-      embedding: ``[distance width]``, shared by all layers.
-      row: ``[distance]``, the row of ``embedding`` of ``query - key``, from
-        ``1 - columns`` on.
-    """
+    """What disentangled attention knows of distances, shared by all layers."""
 
     embedding: Float[Array, "distance width"]
+    # The row of it of `query - key`, from `1 - columns` on.
     row: Int[np.ndarray, " difference"]
 
 
@@ -74,7 +50,7 @@ class SelfAttention(Attention):
             if kind not in config.relative or config.relative_shared:
                 return None
             width = config.hidden_size
-            return nnx.Linear(width, width, param_dtype=dtype, rngs=rngs)
+            return linear(width, width, True, dtype, rngs)
 
         self.relative_k_proj = project("c2p")
         self.relative_q_proj = project("p2c")
@@ -92,9 +68,8 @@ class SelfAttention(Attention):
 
         def near(position: Array, key_position: Array, valid: Array) -> Array:
             distance = jnp.abs(position[..., None] - key_position)
-            return jnp.where(
-                valid & ((at.window == 0) | (distance <= at.window)), 0.0, -1e30
-            )
+            seen = valid & ((at.window == 0) | (distance <= at.window))
+            return jnp.where(seen, 0.0, -1e30)
 
         if relative is not None:
             add = self._distances(relative, rows)
@@ -133,11 +108,11 @@ class SelfAttention(Attention):
         if "c2p" in config.relative:
             layer = self.k_proj if config.relative_shared else self.relative_k_proj
             rows_back = np.append(relative.row[::-1], 0)
-            by_key = self._heads(_linear(layer, relative.embedding[rows_back]))
+            by_key = self._heads(apply(layer, relative.embedding[rows_back], STANDARD))
         if "p2c" in config.relative:
             layer = self.q_proj if config.relative_shared else self.relative_q_proj
             by_query = self._heads(
-                _linear(layer, relative.embedding[rows]) * config.scale
+                apply(layer, relative.embedding[rows], STANDARD) * config.scale
             )
 
         def add(q: Array, k: Array) -> Any:
@@ -189,10 +164,10 @@ class Block(nnx.Module):
 
     def __init__(self, config: EncoderConfig, dtype: Any, rngs: nnx.Rngs):
         self.self_attn = SelfAttention(config, dtype, rngs)
-        self.attention_norm = LayerNorm(config, dtype)
+        self.attention_norm = Norm(config, config.hidden_size, dtype)
         self.mlp = MLP(config, dtype, rngs)
         # With norms before the parts, that of the next layer's attention.
-        self.output_norm = LayerNorm(config, dtype)
+        self.output_norm = Norm(config, config.hidden_size, dtype)
         self.pre_norm = config.pre_norm
 
     def __call__(
@@ -213,7 +188,7 @@ class Convolution(nnx.Module):
         shape = (config.conv_size, width // config.conv_groups, width)
         self.kernel = nnx.Param(jnp.zeros(shape, dtype))
         self.bias = nnx.Param(jnp.zeros(width, dtype))
-        self.norm = LayerNorm(config, dtype)
+        self.norm = Norm(config, config.hidden_size, dtype)
         self.groups, self.activation = config.conv_groups, config.conv_activation
 
     def __call__(
@@ -237,24 +212,21 @@ class Head(nnx.Module):
     """From pooled tokens to one logit a label."""
 
     def __init__(self, config: EncoderConfig, dtype: Any, rngs: nnx.Rngs):
-        width = config.hidden_size
-
-        def linear(features_out: int, bias: bool) -> nnx.Linear:
-            return nnx.Linear(
-                width, features_out, use_bias=bias, param_dtype=dtype, rngs=rngs
-            )
-
-        self.dense = linear(width, config.head_bias)
-        self.norm = LayerNorm(config, dtype) if config.head_norm else None
-        self.out_proj = linear(len(config.labels), True)
+        width, rows = config.hidden_size, len(config.labels)
+        self.dense = linear(width, width, config.head_bias, dtype, rngs)
+        self.norm = (
+            Norm(config, config.hidden_size, dtype) if config.head_norm else None
+        )
+        self.out_proj = linear(width, rows, True, dtype, rngs)
         self.activation = config.head_activation
 
     def features(self, pooled: Array) -> Array:
         """What the last layer reads."""
-        x = _activate(_linear(self.dense, pooled), self.activation)
+        x = _activate(apply(self.dense, pooled, STANDARD), self.activation)
         return x if self.norm is None else self.norm(x)
 
     def __call__(
         self, pooled: Float[Array, "batch width"]
     ) -> Float[Array, "batch labels"]:
-        return _linear(self.out_proj, self.features(pooled)).astype(jnp.float32)
+        logits = apply(self.out_proj, self.features(pooled), STANDARD)
+        return logits.astype(jnp.float32)

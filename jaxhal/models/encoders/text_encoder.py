@@ -1,25 +1,92 @@
 """A text encoder as a pytree: ``TextEncoder(params, graphdef)`` with its tokenizer."""
 
+import copy
 import dataclasses
-import difflib
+import math
 import os
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from jaxhal.models import registry
 from jaxhal.models.encoders.config import EncoderConfig, read_encoder_config
-from jaxhal.models.encoders.tokenizer import TextTokenizer
 from jaxhal.models.encoders.weights import load_encoder_weights
-from jaxhal.models.lm import _from_hub
+from jaxhal.models.lm import check_dtype
 from jaxhal.models.settings import Settings, read_json
 from jaxhal.models.tokenizer import Tokenizer
 
+if TYPE_CHECKING:
+    import tokenizers
+
+
+class TextTokenizer(Tokenizer):
+    """A tokenizer that adds special tokens and cuts what is too long into windows."""
+
+    def __init__(self, hf: Any):
+        super().__init__(hf, chat=False)
+        self._whole: tokenizers.Tokenizer = copy.deepcopy(hf.backend_tokenizer)
+        self._whole.no_truncation()
+        self._whole.no_padding()
+
+    def check_ids(self, size: int, where: str) -> None:
+        """As that of :class:`Tokenizer`; also what is put around texts and pairs."""
+        super().check_ids(size, where)
+        for around in (self._whole.encode(""), self._whole.encode("", "")):
+            if max(around.ids, default=0) >= size:
+                raise ValueError(
+                    f"{where}: the tokenizer puts a token {max(around.ids)} around "
+                    f"texts and the model knows those below {size}; download both "
+                    "together again"
+                )
+
+    def windows(self, text: str, length: int) -> "list[tokenizers.Encoding]":
+        """A text in pieces of about equal size, as many as ``length`` asks for."""
+        encoding = self._encode(text)
+        room = length - self._whole.num_special_tokens_to_add(False)
+        count = max(1, len(encoding))
+        encoding.truncate(math.ceil(count / math.ceil(count / room)))
+        pieces = [encoding, *encoding.overflowing]
+        return [self._whole.post_process(piece) for piece in pieces]
+
+    def pair_windows(
+        self, first: str, second: str, length: int, cut: bool = True
+    ) -> "list[list[tokenizers.Encoding]]":
+        """A pair, in windows that overlap by a quarter if need be.
+
+        The longer text is cut; both are, each to half of the room, where the shorter
+        would leave the other less than a quarter of it.  For each window of the second
+        text there are those of the first together with it.
+
+        Raises:
+          ValueError: naming both lengths when the pair is too long and must not be cut.
+        """
+        a, b = self._encode(first), self._encode(second)
+        longer, shorter = (a, b) if len(a) >= len(b) else (b, a)
+        room = length - self._whole.num_special_tokens_to_add(True)
+        left = room - len(shorter)
+        if len(longer) > left:
+            if not cut:
+                raise ValueError(
+                    f"texts of {len(a)} and {len(b)} tokens are over the encoder's "
+                    f"{room} for a pair; shorten them, or take a classifier with a "
+                    "label 'entailment', which is read in windows"
+                )
+            if left < room / 4:
+                left = room // 2
+                shorter.truncate(left, stride=left // 4)
+            longer.truncate(left, stride=left // 4)
+        # Joined one by one: processed together, the pieces of a second text beyond the
+        # first would get the token types of a first text.
+        return [
+            [self._whole.post_process(piece, part) for piece in [a, *a.overflowing]]
+            for part in [b, *b.overflowing]
+        ]
+
 
 class Pooling(NamedTuple):
-    """How token vectors become one: which, and whether it gets unit length."""
+    """How token vectors become one, and whether it gets unit length."""
 
     how: Literal["cls", "mean"]
     normalize: bool = False
@@ -30,13 +97,8 @@ class Pooling(NamedTuple):
 class TextEncoder:
     """A text encoder as data: parameters are leaves, everything else is static.
 
-    Attributes:
-      params: the parameters, an ``nnx`` state whose blocks are stacked over layers.
-      graphdef: the static structure; ``nnx.merge(graphdef, params)`` is the module.
-      config: what the model is.
-      tokenizer: texts and pairs to tokens.
-      pooling: how one vector is made of a text's; ``None`` when unknown.
-      name: what it was loaded from.
+    ``params`` is an ``nnx`` state whose blocks are stacked over layers, ``pooling``
+    says how one vector is made of a text's, ``None`` when unknown.
     """
 
     params: Any
@@ -66,17 +128,15 @@ def load_encoder(
       dtype: of the parameters, ``float32`` or ``bfloat16``; softmax, norms and
         probabilities are float32 in both.
       pooling: how one vector is made of a text's, from the first token or as the mean;
-        what the folder says when left out.  The folder also says whether it gets unit
-        length.
+        what the folder says when left out.
 
     Raises:
       ValueError: on an unknown name, architecture, setting or pooling, or on weights
         that are cut short, of the wrong shape or not finite.
       FileNotFoundError: when config.json, weights or the tokenizer are missing.
     """
-    if jnp.dtype(dtype) not in (jnp.dtype(jnp.float32), jnp.dtype(jnp.bfloat16)):
-        raise ValueError(f"dtype is {dtype}; use float32 or bfloat16")
-    folder = _folder(source)
+    check_dtype(dtype)
+    folder = registry.locate(source, "encoder")
     config = read_encoder_config(folder)
     tokenizer = TextTokenizer(Tokenizer.from_folder(folder).hf)
     tokenizer.check_ids(config.vocab_size, str(folder))
@@ -85,29 +145,8 @@ def load_encoder(
     return TextEncoder(params, graphdef, config, tokenizer, found, str(source))
 
 
-def _folder(source: str | os.PathLike) -> Path:
-    name, path = str(source), Path(source)
-    if path.is_dir():
-        return path
-    known = registry.names("encoder")
-    if name in known:
-        return registry.fetch(name)
-    if name.count("/") == 1 and not path.is_absolute() and not name.startswith("."):
-        return _from_hub(name)
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.3)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
-    raise ValueError(
-        f"{name!r} is no folder, no known text encoder and no hub id ('owner/name')"
-        f"{hint} (known encoders: {', '.join(known)})"
-    )
-
-
 def _read_pooling(folder: Path, how: Any) -> Pooling | None:
-    """What the files of a sentence encoder say, ``how`` instead of theirs if given.
-
-    Raises:
-      ValueError: when they ask for another pooling or for more layers after it.
-    """
+    """What the files of a sentence encoder say, ``how`` instead of theirs if given."""
     if how not in (None, "cls", "mean"):
         raise ValueError(f"pooling is {how!r}; use 'cls' or 'mean'")
     normalize = False

@@ -9,7 +9,7 @@ import numpy as np
 from jaxhal.models.config import Config
 from jaxhal.models.encoders.config import EncoderConfig
 from jaxhal.models.encoders.encoder import Encoder
-from jaxhal.models.tables import Origin, Table, Turn, linear, norm, same, transpose
+from jaxhal.models.tables import QKV, Table, Turn, origins
 from jaxhal.models.weights import SafetensorsSource, fill
 
 _PREFIXES = {
@@ -35,26 +35,17 @@ IGNORED = (
 def load_encoder_weights(
     folder: Path, config: EncoderConfig, dtype: Any
 ) -> tuple[Any, Any]:
-    """``(graphdef, params)`` of the safetensors in a folder.
-
-    Raises:
-      FileNotFoundError: when there are none.
-      ValueError: when they do not fit ``config``, see
-        :func:`jaxhal.models.weights.fill`.
-    """
+    """``(graphdef, params)`` of the safetensors in a folder, as ``fill`` reads them."""
     source = SafetensorsSource(folder, rename=lambda name: plain_name(name, config))
     return fill(config, source, encoder_table(config), dtype, Encoder, IGNORED)
 
 
 def plain_name(stored: str, config: EncoderConfig) -> str:
-    """A stored name as the key table has it: without prefix, by today's spelling.
-
-    A ModernBERT norm counts for the layer that it follows.
-    """
+    """A stored name as the key table has it: without prefix, by today's spelling."""
     name = stored.removeprefix(_PREFIXES[config.family])
     name = re.sub(r"LayerNorm\.gamma$", "LayerNorm.weight", name)
     name = re.sub(r"LayerNorm\.beta$", "LayerNorm.bias", name)
-    if config.family == "modernbert":
+    if config.family == "modernbert":  # a norm counts for the layer that it follows
         last = config.num_hidden_layers
         name = re.sub(r"^final_norm\.", f"layers.{last}.attn_norm.", name)
         name = re.sub(
@@ -65,79 +56,62 @@ def plain_name(stored: str, config: EncoderConfig) -> str:
     return name
 
 
+_SELF = "encoder.layer.{}.attention.self"
+_BERT = {
+    "embed_tokens": "embeddings.word_embeddings",
+    "embed_positions": "embeddings.position_embeddings",
+    "embed_types": "embeddings.token_type_embeddings",
+    "embed_norm": "embeddings.LayerNorm",
+    "embed_relative": "encoder.rel_embeddings",
+    "relative_norm": "encoder.LayerNorm",
+    "conv": "encoder.conv.conv",
+    "conv.norm": "encoder.conv.LayerNorm",
+    "blocks.self_attn.q_proj": _SELF + ".query",
+    "blocks.self_attn.k_proj": _SELF + ".key",
+    "blocks.self_attn.v_proj": _SELF + ".value",
+    "blocks.self_attn.relative_k_proj": _SELF + ".pos_key_proj",
+    "blocks.self_attn.relative_q_proj": _SELF + ".pos_query_proj",
+    "blocks.self_attn.o_proj": "encoder.layer.{}.attention.output.dense",
+    "blocks.attention_norm": "encoder.layer.{}.attention.output.LayerNorm",
+    "blocks.mlp.up_proj": "encoder.layer.{}.intermediate.dense",
+    "blocks.mlp.down_proj": "encoder.layer.{}.output.dense",
+    "blocks.output_norm": "encoder.layer.{}.output.LayerNorm",
+    "head.dense": "pooler.dense",
+    "head.out_proj": "classifier",
+}
+_ROBERTA = _BERT | {
+    "head.dense": "classifier.dense",
+    "head.out_proj": "classifier.out_proj",
+}
+_MODERNBERT = {
+    "embed_tokens": "embeddings.tok_embeddings",
+    "embed_norm": "embeddings.norm",
+    "blocks.self_attn.o_proj": "layers.{}.attn.Wo",
+    "blocks.attention_norm": "layers.{}.mlp_norm",
+    "blocks.mlp.down_proj": "layers.{}.mlp.Wo",
+    "blocks.output_norm": "layers.{}.next_norm",
+    "head.dense": "head.dense",
+    "head.norm": "head.norm",
+    "head.out_proj": "classifier",
+}
+
+
 def encoder_table(config: EncoderConfig) -> Table:
     """The key table of a Hugging Face checkpoint."""
     if config.family == "modernbert":
-        return _modernbert_table()
-    suffix = "_proj" if config.family == "deberta-v2" else ""
-    return {
-        **_embedding_table(),
-        **_layer_table(suffix),
-        **_head_table(own_pooler=config.family == "roberta"),
-    }
-
-
-def _embedding_table() -> dict[str, Origin]:
-    def rows(ours: str, stored: str) -> dict[str, Origin]:
-        return {f"{ours}.embedding": Origin(f"{stored}.weight", same)}
-
-    return {
-        **rows("embed_tokens", "embeddings.word_embeddings"),
-        **rows("embed_positions", "embeddings.position_embeddings"),
-        **rows("embed_types", "embeddings.token_type_embeddings"),
-        **norm("embed_norm", "embeddings.LayerNorm"),
-        **rows("embed_relative", "encoder.rel_embeddings"),
-        **norm("relative_norm", "encoder.LayerNorm"),
-        "conv.kernel": Origin("encoder.conv.conv.weight", transpose),
-        "conv.bias": Origin("encoder.conv.conv.bias", same),
-        **norm("conv.norm", "encoder.conv.LayerNorm"),
-    }
-
-
-def _layer_table(suffix: str) -> dict[str, Origin]:
-    layer, ours = "encoder.layer.{}", "blocks.self_attn"
-    attention = f"{layer}.attention.self"
-    return {
-        **linear(f"{ours}.q_proj", f"{attention}.query{suffix}"),
-        **linear(f"{ours}.k_proj", f"{attention}.key{suffix}"),
-        **linear(f"{ours}.v_proj", f"{attention}.value{suffix}"),
-        **linear(f"{ours}.relative_k_proj", f"{attention}.pos_key_proj"),
-        **linear(f"{ours}.relative_q_proj", f"{attention}.pos_query_proj"),
-        **linear(f"{ours}.o_proj", f"{layer}.attention.output.dense"),
-        **norm("blocks.attention_norm", f"{layer}.attention.output.LayerNorm"),
-        **linear("blocks.mlp.up_proj", f"{layer}.intermediate.dense"),
-        **linear("blocks.mlp.down_proj", f"{layer}.output.dense"),
-        **norm("blocks.output_norm", f"{layer}.output.LayerNorm"),
-    }
-
-
-def _head_table(own_pooler: bool) -> dict[str, Origin]:
-    dense, last = "pooler.dense", "classifier"
-    if own_pooler:
-        dense, last = "classifier.dense", "classifier.out_proj"
-    return {**linear("head.dense", dense), **linear("head.out_proj", last)}
-
-
-def _modernbert_table() -> dict[str, Origin]:
-    layer = "layers.{}"
-    tokens = Origin("embeddings.tok_embeddings.weight", same)
-    table = {
-        "embed_tokens.embedding": tokens,
-        **norm("embed_norm", "embeddings.norm"),
-        **linear("blocks.self_attn.o_proj", f"{layer}.attn.Wo"),
-        **norm("blocks.attention_norm", f"{layer}.mlp_norm"),
-        **linear("blocks.mlp.down_proj", f"{layer}.mlp.Wo"),
-        **norm("blocks.output_norm", f"{layer}.next_norm"),
-        **linear("head.dense", "head.dense"),
-        **norm("head.norm", "head.norm"),
-        **linear("head.out_proj", "classifier"),
-    }
-    for which, name in enumerate(("q_proj", "k_proj", "v_proj")):
-        ours = f"blocks.self_attn.{name}"
-        table |= linear(ours, f"{layer}.attn.Wqkv", _part(which, 3))
-    for which, name in enumerate(("gate_proj", "up_proj")):
-        table |= linear(f"blocks.mlp.{name}", f"{layer}.mlp.Wi", _part(which, 2))
-    return table
+        table = origins(_MODERNBERT)
+        for names, fused in (
+            (QKV, "layers.{}.attn.Wqkv"),
+            (("blocks.mlp.gate_proj", "blocks.mlp.up_proj"), "layers.{}.mlp.Wi"),
+        ):
+            for which, name in enumerate(names):
+                part = _part(which, len(names))
+                table |= origins({name: fused}, part, part)
+        return table
+    modules = _ROBERTA if config.family == "roberta" else _BERT
+    if config.family == "deberta-v2":
+        modules = modules | {name: f"{modules[name]}_proj" for name in QKV}
+    return origins(modules)
 
 
 def _part(which: int, count: int) -> Turn:
