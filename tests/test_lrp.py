@@ -237,6 +237,19 @@ def test_resampled_takes_the_fewest_passes(shape, passes, way, model, two, monke
     assert taken[-1] == (way, passes)
 
 
+def test_a_set_that_is_not_linear_has_only_the_matrix(model, two):
+    def positive(args, output, slot):
+        del output
+        return (jnp.maximum(slot, 0) @ args[1].T,)
+
+    own = lrp.Rule(ops.linear, pullback=positive)
+    mine = lrp.rule_set("mine", lrp.rules_of(lrp.attnlrp()) | {"linear": own})
+    whole = lrp.relevance(model, two, mine)
+    assert np.isfinite(whole.matrix).all() and np.asarray(whole.matrix).any()
+    with pytest.raises(ValueError, match="'mine' has a rule given by its pullback"):
+        lrp.relevance_means(model, two, mine)
+
+
 def test_under_jit_and_as_a_pytree(model, two):
     inside = jax.jit(lambda lm, rows: lrp.relevance(lm, rows))(model, two)
     outside = lrp.relevance(model, two)

@@ -182,13 +182,14 @@ def test_products_and_sums():
 @pytest.mark.parametrize("rules", SETS, ids=lambda rules: rules.name)
 def test_primitives_compute_what_they_did(rules):
     q, k, v, bias = map(jnp.asarray, attention())
-    mine = rules.ops()
-    scores = mine.scores(q, k)
-    np.testing.assert_array_equal(scores, ops.scores(q, k))
-    for ours, theirs in zip(
-        mine.attend(scores, bias, v), ops.attend(scores, bias, v), strict=True
-    ):
-        np.testing.assert_array_equal(ours, theirs)
+    for forward in (False, True):
+        mine = rules.ops(forward)
+        scores = mine.scores(q, k)
+        np.testing.assert_array_equal(scores, ops.scores(q, k))
+        for ours, theirs in zip(
+            mine.attend(scores, bias, v), ops.attend(scores, bias, v), strict=True
+        ):
+            np.testing.assert_array_equal(ours, theirs)
 
 
 @pytest.mark.parametrize("rules", SETS, ids=lambda rules: rules.name)
@@ -208,18 +209,18 @@ def test_the_forward_twin_is_the_transpose(rules):
     for primitive, args in cases.items():
         flows = lrp.rules.FLOWS[primitive]
 
-        def function(*some, primitive=primitive, args=args, flows=flows):
+        def function(mode, *some, primitive=primitive, args=args, flows=flows):
             args = list(args)
             for at, value in zip(flows, some, strict=True):
                 args[at] = value
-            out = getattr(rules.ops(), primitive)(*args)
+            out = getattr(rules.ops(mode), primitive)(*args)
             return out[0] if primitive == "attend" else out
 
         inputs = [args[at] for at in flows]
         moves = [jnp.asarray(draw(*i.shape, seed=7 + n)) for n, i in enumerate(inputs)]
-        output, pull = jax.vjp(function, *inputs)
+        output, pull = jax.vjp(lambda *some: function(False, *some), *inputs)
         slot = jnp.asarray(draw(*output.shape, seed=9))
-        _, pushed = jax.jvp(function, inputs, moves)
+        _, pushed = jax.jvp(lambda *some: function(True, *some), inputs, moves)
         back = sum((m * g).sum() for m, g in zip(moves, pull(slot), strict=True))
         assert float((slot * pushed).sum()) == pytest.approx(float(back), rel=1e-10)
 
@@ -267,6 +268,24 @@ def test_a_stabiliser_absorbs():
     )
 
 
+def test_a_pullback_of_ones_own():
+    def positive(args, output, slot):
+        """Only what speaks for the output (not linear in the slot)."""
+        del output
+        return (jnp.maximum(slot, 0) @ args[1].T,)
+
+    rules = lrp.rules_of(lrp.attnlrp())
+    mine = lrp.rule_set(
+        "mine", rules | {"linear": lrp.Rule(ops.linear, pullback=positive)}
+    )
+    x, w, r = draw(5, 4), draw(4, 3), draw(5, 3)
+    want = x * (np.maximum(r / (x @ w), 0) @ w.T)
+    close(pulled(mine, "linear", (x, w, None, None), r), [want])
+    assert not mine.linear
+    with pytest.raises(ValueError, match="'mine' has a rule given by its pullback"):
+        mine.ops(forward=True)
+
+
 def test_bad_sets():
     rules = lrp.rules_of(lrp.attnlrp())
     with pytest.raises(ValueError, match="has no rule for 'add'"):
@@ -275,5 +294,11 @@ def test_bad_sets():
         lrp.rule_set("mine", rules | {"softmax": rules["add"]})
     with pytest.raises(TypeError, match="'add' as <function"):
         lrp.rule_set("mine", rules | {"add": lambda a, b: a + b})  # pyright: ignore[reportArgumentType]
+    both = lrp.Rule(jnp.add, lambda *_: 0, lambda *_: (0, 0))  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ValueError, match="'add' has a tangent and a pullback"):
+        lrp.rule_set("mine", rules | {"add": both})
+    alone = lrp.Rule(jnp.add, pullbacks=lambda *_: (0, 0))  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ValueError, match="'add' has pullbacks and no tangent"):
+        lrp.rule_set("mine", rules | {"add": alone})
     with pytest.raises(ValueError, match="eps is -1.0"):
         lrp.epsilon(-1.0)

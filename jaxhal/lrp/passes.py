@@ -1,9 +1,10 @@
 """Reading backwards: which tokens does each token of a response rest on?
 
-A forward pass gives one number for every response token, its seed.  All of ``R*`` is
-one pull-back per response token; a mean over response tokens is one pull-back, and a
-mean over prompt tokens one push forward.  Equations are those of Hu et al. 2024,
-`LRP4RAG <https://arxiv.org/abs/2408.15533>`_, section 3.2.
+The forward pass of a batch gives one number for every response token, its seed.  The
+relevance of the tokens before it is the input times what the rules make of the seed's
+derivative.  All of ``R*`` is one pull-back per response token, in blocks that share the
+forward pass; a mean over response tokens is one pull-back, and a mean over prompt
+tokens one push forward.
 """
 
 import dataclasses
@@ -32,9 +33,11 @@ SEEDS = ("logit", "max_logit", "logit_over_t2", "logprob")
 class Relevance:
     """What the tokens of a response rest on, signed and not normalised; a pytree.
 
-    Row ``t`` of ``matrix``, ``R*``, holds what the prompt and the earlier response
-    tokens add to the seed of response token ``t``, and zeros on padding and later
-    tokens.
+    Attributes:
+      matrix: ``R*``; row ``t`` holds what the prompt and the earlier response tokens
+        add to the seed of response token ``t``, and zeros on padding and later tokens.
+      valid: ``Bool[batch seq]``, False on padding.
+      prompt_length: the static column where responses start.
     """
 
     matrix: Float[Array, "batch response seq"]
@@ -73,11 +76,13 @@ def relevance(
     Args:
       lm: the model; its parameters should be float32.
       batch: from ``lm.encode``.
-      rules: how relevance flows, a name of :data:`jaxhal.lrp.RULE_SETS` or a set.
+      rules: how relevance flows, a name of :data:`jaxhal.lrp.RULE_SETS` or a set of
+        one's own.
       seed: what is explained: ``"logit"`` of the response token, ``"max_logit"`` of
         whatever token the model would have chosen (the paper), ``"logit_over_t2"`` (the
         published code, which divides by the temperature twice), or ``"logprob"``.
-      temperature: of the answer, one or one per row; for ``"logit_over_t2"`` alone.
+      temperature: the answer's sampling temperature, one or one per row; used by
+        ``"logit_over_t2"`` alone.
       block: response tokens pulled back together; what fits 384 MiB by default.
 
     Raises:
@@ -103,9 +108,13 @@ def relevance_means(
 ) -> programs.Means:
     """Both means of ``R*`` without ``R*``: a push and a pull-back that share a forward.
 
-    Arguments and errors as :func:`relevance`.
+    Args and Raises as :func:`relevance`, and:
+
+    Raises:
+      ValueError: on a rule set that is not linear in the seed.
     """
     flow, over = _check(lm, batch, rules, seed, temperature)
+    flow.ops(forward=True)  # raises where there is none
     return programs.means(lm, batch, over, flow, seed)
 
 
@@ -121,12 +130,15 @@ def relevance_resampled(
 ) -> Float[Array, "batch rows columns"]:
     """``R*`` of the prompt, mean-resampled along both axes, without ``R*``.
 
-    As many passes as there are bins or tokens along the response, or along the prompt,
-    whichever are fewest.  Other arguments and errors as :func:`relevance`.
+    Means of pull-backs are pull-backs of means: it takes as many passes as there are
+    bins or tokens along the response, or along the prompt, whichever are fewest.
 
     Args:
-      shape: bins along the response and along the prompt, at least 1 each.
-      padding: of bins without a token, as :func:`jaxhal.features.relevance.resample`.
+      shape: bins along the response and along the prompt.
+      padding: of bins without a token, as
+        :func:`jaxhal.features.relevance.resample`.
+
+    Other arguments and errors as :func:`relevance`; a shape below 1 is one as well.
     """
     flow, over = _check(lm, batch, rules, seed, temperature)
     if min(shape) < 1:

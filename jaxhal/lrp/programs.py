@@ -1,6 +1,7 @@
 """The compiled programs behind relevance: pull-backs and pushes of whole batches."""
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -27,10 +28,12 @@ KEPT_BYTES = 4 << 30
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Means:
-    """The two means of ``R*`` over prompt columns, and its seeds; a pytree.
+    """The two means of ``R*`` over prompt columns, and the seeds; a pytree.
 
-    ``prompt`` is the mean over response tokens (eq. 5), ``response`` that over prompt
-    tokens (eq. 6), ``seed`` the number of each response token that was explained.
+    Attributes:
+      prompt: mean over response tokens, of each prompt token (eq. 5).
+      response: mean over prompt tokens, of each response token (eq. 6).
+      seed: the number of each response token that was explained.
     """
 
     prompt: Float[Array, "batch prompt"]
@@ -54,10 +57,9 @@ def bins_of(batch: Batch, shape: tuple[int, int], padding: str) -> tuple[Array, 
     return rows, columns
 
 
-def _seeds(lm: LM, batch: Batch, over: Array, rules: RuleSet, seed: str):
+def _seeds(lm: LM, batch: Batch, over: Array, ops: Ops, seed: str, remat: bool):
     """Embeddings, and the function from them to the seed of each response token."""
-    model, ops = nnx.merge(lm.graphdef, lm.params), rules.ops()
-    remat = _kept(lm, batch) > KEPT_BYTES
+    model = nnx.merge(lm.graphdef, lm.params)
     tokens, valid = jnp.asarray(batch.tokens), jnp.asarray(batch.valid)
     start = batch.prompt_length
     x, geo = decoder.begin(model, tokens, valid)
@@ -68,11 +70,14 @@ def _seeds(lm: LM, batch: Batch, over: Array, rules: RuleSet, seed: str):
         hidden = hidden[:, start - 1 : -1]
         if seed in ("logit", "logit_over_t2"):
             out = _chosen(model, hidden, target, ops)
-        elif seed == "max_logit":
-            out = decoder.unembed(model, hidden, ops).max(-1)
         else:
-            logp = jax.nn.log_softmax(decoder.unembed(model, hidden, ops))
-            out = jnp.take_along_axis(logp, target[..., None], -1)[..., 0]
+            logits = decoder.unembed(model, hidden, ops)
+            if seed == "max_logit":
+                out = logits.max(-1)
+            else:
+                out = jnp.take_along_axis(
+                    jax.nn.log_softmax(logits), target[..., None], -1
+                )[..., 0]
         if seed == "logit_over_t2":
             out = out / jnp.square(over)[:, None]
         return jnp.where(real, out, 0.0)
@@ -99,21 +104,20 @@ def _over_width(x: Array, slot: Array) -> Array:
 
 def block_size(lm: LM, batch: Batch) -> int:
     """Pull-backs that fit :data:`BLOCK_BYTES` together, in rounds of equal size."""
-    fits = max(1, BLOCK_BYTES // _bytes_of_a_layer(lm, batch, 4, 3))
-    response = batch.tokens.shape[1] - batch.prompt_length
+    config, (rows, seq) = lm.config, batch.tokens.shape
+    attention = 3 * config.num_attention_heads * seq
+    width = 4 * config.hidden_size + 3 * config.intermediate_size
+    fits = max(1, BLOCK_BYTES // (4 * rows * seq * (attention + width)))
+    response = seq - batch.prompt_length
     return math.ceil(response / math.ceil(response / fits))
 
 
 def _kept(lm: LM, batch: Batch) -> int:
     """Bytes one pass keeps for its way back when no layer is computed again."""
-    return lm.config.num_hidden_layers * _bytes_of_a_layer(lm, batch, 8, 4)
-
-
-def _bytes_of_a_layer(lm: LM, batch: Batch, widths: int, inner: int) -> int:
     config, (rows, seq) = lm.config, batch.tokens.shape
     attention = 3 * config.num_attention_heads * seq
-    width = widths * config.hidden_size + inner * config.intermediate_size
-    return 4 * rows * seq * (attention + width)
+    width = 8 * config.hidden_size + 4 * config.intermediate_size
+    return 4 * config.num_hidden_layers * rows * seq * (attention + width)
 
 
 def _pulled(
@@ -128,9 +132,10 @@ def _pulled(
     return out.reshape(-1, *out.shape[2:])[:count]
 
 
-@jax.jit(static_argnames=("rules", "seed", "block"))
+@functools.partial(jax.jit, static_argnames=("rules", "seed", "block"))
 def matrix(lm, batch, over, rules: RuleSet, seed: str, block: int):
-    x, function = _seeds(lm, batch, over, rules, seed)
+    remat = _kept(lm, batch) > KEPT_BYTES
+    x, function = _seeds(lm, batch, over, rules.ops(), seed, remat)
     out, pull = jax.vjp(function, x)
     each = jnp.eye(out.shape[1], dtype=out.dtype)
     rows = _pulled(pull, x, jnp.repeat(each[:, None], len(x), 1), block)
@@ -149,48 +154,57 @@ def _in_memory(lm: LM, function: Callable[..., Any], batch: Batch, *rest: Any) -
     return jax.lax.map(alone, (jax.tree.map(jnp.asarray, batch), *rest))
 
 
-@jax.jit(static_argnames=("rules", "seed"))
+@functools.partial(jax.jit, static_argnames=("rules", "seed"))
 def means(lm, batch, over, rules: RuleSet, seed: str) -> Means:
-    """One forward pass, and through what it kept one push and one pull back."""
-
     def some(batch: Batch, over: Array) -> tuple[Array, ...]:
-        valid, start = jnp.asarray(batch.valid), batch.prompt_length
-        x, function = _seeds(lm, batch, over, rules, seed)
-        out, push = jax.linearize(function, x)
-        columns = jnp.pad(share(valid[:, :start]), [(0, 0), (0, x.shape[1] - start)])
-        response = push((x * columns[..., None]).astype(x.dtype))
-        rows = share(valid[:, start:]).astype(out.dtype)
-        (slot,) = jax.linear_transpose(push, x)(rows)
-        return _over_width(x, slot)[:, :start], response, out
+        return _means(lm, batch, over, rules, seed)
 
     return Means(*_in_memory(lm, some, batch, over))
 
 
-@jax.jit(static_argnames=("rules", "seed", "block"))
+def _means(lm, batch, over, rules: RuleSet, seed: str) -> tuple[Array, ...]:
+    """One forward pass, and through what it kept one push and one pull back."""
+    valid, start = jnp.asarray(batch.valid), batch.prompt_length
+    remat = _kept(lm, batch) > KEPT_BYTES
+    x, function = _seeds(lm, batch, over, rules.ops(forward=True), seed, remat)
+    out, push = jax.linearize(function, x)
+    columns = jnp.pad(share(valid[:, :start]), [(0, 0), (0, x.shape[1] - start)])
+    response = push((x * columns[..., None]).astype(x.dtype))
+    (slot,) = jax.linear_transpose(push, x)(share(valid[:, start:]).astype(out.dtype))
+    return _over_width(x, slot)[:, :start], response, out
+
+
+@functools.partial(jax.jit, static_argnames=("rules", "seed", "block"))
 def resampled(
     lm, batch, over, bins, rules: RuleSet, seed: str, block: int
 ) -> Float[Array, "batch rows columns"]:
-    """Pulls back along the response, or pushes forward along the prompt, if fewer."""
-
     def some(batch: Batch, over: Array, bins: tuple[Array, Array]) -> Array:
-        start, (rows, columns) = batch.prompt_length, bins
-        x, function = _seeds(lm, batch, over, rules, seed)
-        if min(columns.shape[1:]) < min(rows.shape[1:]):
-            _, push = jax.linearize(function, x)
-            probes, mix = _probes(columns)
-            weights = jnp.pad(probes, [(0, 0), (0, 0), (0, x.shape[1] - start)])
-
-            def one(weight: Array) -> Array:
-                return push((x * weight[..., None]).astype(x.dtype))
-
-            pushed = jax.lax.map(one, weights, batch_size=min(block, len(weights)))
-            return _product("kbr,bir,bjk->bij", pushed, rows, mix)
-        out, pull = jax.vjp(function, x)
-        probes, mix = _probes(rows)
-        pulled = _pulled(pull, x, probes.astype(out.dtype), min(block, len(probes)))
-        return _product("kbp,bjp,bik->bij", pulled[..., :start], columns, mix)
+        return _resampled(lm, batch, over, bins, rules, seed, block)
 
     return _in_memory(lm, some, batch, over, bins)
+
+
+def _resampled(lm, batch, over, bins, rules: RuleSet, seed: str, block: int) -> Array:
+    """Pulls back along the response, or pushes forward along the prompt, if fewer."""
+    start, (rows, columns) = batch.prompt_length, bins
+    remat = _kept(lm, batch) > KEPT_BYTES
+    if rules.linear and min(columns.shape[1:]) < min(rows.shape[1:]):
+        x, function = _seeds(lm, batch, over, rules.ops(forward=True), seed, remat)
+        _, push = jax.linearize(function, x)
+        probes, mix = _probes(columns)
+        later = x.shape[1] - start
+        weights = jnp.pad(probes, [(0, 0), (0, 0), (0, later)])
+
+        def one(weight: Array) -> Array:
+            return push((x * weight[..., None]).astype(x.dtype))
+
+        pushed = jax.lax.map(one, weights, batch_size=min(block, len(weights)))
+        return _product("kbr,bir,bjk->bij", pushed, rows, mix)
+    x, function = _seeds(lm, batch, over, rules.ops(), seed, remat)
+    out, pull = jax.vjp(function, x)
+    probes, mix = _probes(rows)
+    pulled = _pulled(pull, x, probes.astype(out.dtype), min(block, len(probes)))
+    return _product("kbp,bjp,bik->bij", pulled[..., :start], columns, mix)
 
 
 def _probes(
@@ -198,8 +212,9 @@ def _probes(
 ) -> tuple[Float[Array, "passes batch tokens"], Float[Array, "batch bins passes"]]:
     """A pass per bin, or per token where those are fewer, and bins as sums of them."""
     rows, bins, tokens = weights.shape
-    count = min(bins, tokens)
-    each = jnp.broadcast_to(jnp.eye(count), (rows, count, count))
+    each = jnp.broadcast_to(
+        jnp.eye(min(bins, tokens)), (rows, *2 * (min(bins, tokens),))
+    )
     if bins <= tokens:
         return jnp.moveaxis(weights, 1, 0), each
     return jnp.moveaxis(each, 1, 0), weights

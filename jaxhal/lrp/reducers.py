@@ -20,8 +20,10 @@ from jaxhal.types import Batch
 class _Relevance(Reducer):
     """Features that share rules and seed share their passes.
 
-    ``rules`` and ``seed`` as :func:`jaxhal.relevance` takes them, but for
-    ``"logit_over_t2"``, which would need the answer's temperature.
+    Attributes:
+      rules: a name of :data:`jaxhal.lrp.RULE_SETS`.
+      seed: as :func:`jaxhal.relevance` takes it, but for ``"logit_over_t2"``, which
+        would need the answer's temperature.
     """
 
     reads: ClassVar[Literal["probs", "hidden", "logits", "relevance"]] = "relevance"
@@ -45,8 +47,10 @@ class _Relevance(Reducer):
 class ResponseRelevance(_Relevance):
     """``R_response``: relevance behind each response token, mean over prompt tokens.
 
-    ``[batch, response]``, in units of the seed, zero on padding (Hu et al. 2024,
-    equation 6).
+    ``[batch, response]``, in units of the seed, zero on padding.
+
+    References:
+      Hu et al., `LRP4RAG <https://arxiv.org/abs/2408.15533>`_, 2024, equation 6.
     """
 
     values = ("response",)
@@ -56,8 +60,13 @@ class ResponseRelevance(_Relevance):
 class PromptRelevance(_Relevance):
     """``R_prompt``: relevance of the prompt's tokens, mean over response tokens.
 
-    ``[batch, bins]``: prompts differ in length, so the profile comes mean-resampled (Hu
-    et al. 2024, eq. 5 and 7-9).
+    ``[batch, bins]``: prompts differ in length, so the profile comes mean-resampled.
+
+    Attributes:
+      bins: how many.
+
+    References:
+      Hu et al., 2024, equations 5 and 7-9.
     """
 
     values = ("bins",)
@@ -68,9 +77,15 @@ class PromptRelevance(_Relevance):
 class RelevanceMap(_Relevance):
     """``R*`` of the prompt, mean-resampled along both axes.
 
-    ``[batch, response_bins, prompt_bins]``, as many passes as the fewer of the two;
-    ``padding`` of bins without a token as :func:`jaxhal.features.relevance.resample`
-    (Hu et al. 2024, section 3.3; the published LSTM reads 300 x 800 with zeros).
+    ``[batch, response_bins, prompt_bins]``; as many passes as the fewer of the two.
+
+    Attributes:
+      response_bins: along the response.
+      prompt_bins: along the prompt.
+      padding: of bins without a token, as :func:`jaxhal.features.relevance.resample`.
+
+    References:
+      Hu et al., 2024, section 3.3; the published LSTM reads 300 x 800 with zeros.
     """
 
     values = ("response_bins", "prompt_bins")
@@ -96,9 +111,10 @@ def features(lm: LM, batch: Batch, reducers: Mapping[str, Any]) -> dict[str, Arr
         key = (reducer.rules, reducer.seed)
         if key not in means:
             means[key] = programs.means(lm, batch, over, *flow)
-        out[name] = means[key].response
         if isinstance(reducer, PromptRelevance):
-            out[name] = jax.vmap(resample, (0, None, 0))(
-                means[key].prompt, reducer.bins, valid
+            out[name] = jax.vmap(lambda x, v, n=reducer.bins: resample(x, n, v))(
+                means[key].prompt, valid
             )
+        else:
+            out[name] = means[key].response
     return out

@@ -1,9 +1,10 @@
 """How relevance flows back through each primitive of a decoder.
 
-Every rule has the form :math:`R_{in} = x \\odot g_{in}`, with a slot :math:`g` of the
-input that is linear in that of the output.  It is written once, as the linear map that
-stands in for the primitive's derivative (a ``custom_jvp``): the transpose of it carries
-relevance back, and the map itself carries a direction forward.
+Every rule has the form :math:`R_{in} = x \\odot g_{in}`, where the slot :math:`g` of
+the input is a linear function of that of the output.  A rule is therefore written once,
+as the linear map ``tangent`` that stands in for the primitive's derivative: its
+transpose carries relevance back (a ``custom_vjp``), and the map itself carries a
+direction forward (a ``custom_jvp``), which gives means over prompt tokens in one pass.
 
 Layer-wise relevance propagation may be covered by patents in some countries; see the
 notice in the README.
@@ -33,32 +34,68 @@ FLOWS = {
 
 
 class Rule(NamedTuple):
-    """One primitive, as :mod:`jaxhal.models.ops` has it, and its derivative's stand-in.
+    """One primitive and what stands in for its derivative.
 
-    ``tangent(arguments, output, tangents)`` is the output's tangent, linear in
-    ``tangents``, which hold one for each argument in :data:`FLOWS`; for ``attend``
-    output and tangent are those of the mixed values.  ``None`` takes the derivative
-    itself.
+    Attributes:
+      function: the primitive, with the signature it has in :mod:`jaxhal.models.ops`.
+      tangent: ``(arguments, output, tangents) -> tangent of the output``, linear in
+        ``tangents``, which hold one of each argument in :data:`FLOWS`; for ``attend``
+        the output and its tangent are those of the mixed values.  ``None`` takes the
+        derivative as it is.
+      pullback: ``(arguments, output, slot) -> slots of the arguments``, for a rule that
+        is not linear and so has no means by one pass; excludes ``tangent``.
+      pullbacks: ``(arguments, output, slots) -> slots of the arguments``, the transpose
+        of ``tangent`` for many slots at once (a leading axis, of the results too),
+        where it can be computed faster than ``vmap`` of the transpose does.
     """
 
     function: Callable[..., Any]
     tangent: Callable[[tuple, Any, tuple], Array] | None = None
+    pullback: Callable[[tuple, Any, Array], tuple] | None = None
+    pullbacks: Callable[[tuple, Any, Array], tuple] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
 class RuleSet:
-    """A rule for every primitive, in the order of ``Ops``; see :func:`rule_set`."""
+    """A rule for every primitive; make one with :func:`rule_set`.
+
+    Attributes:
+      name: what to call it.
+      rules: in the order of :class:`jaxhal.models.ops.Ops`.
+    """
 
     name: str
     rules: tuple[Rule, ...]
 
-    def ops(self) -> Ops:
-        """The primitives to give to the decoder, for forward and reverse mode."""
-        return _ops(self)
+    @property
+    def linear(self) -> bool:
+        """Whether relevance is linear in the seed, so that means cost one pass."""
+        return not any(
+            rule.pullback or isinstance(rule.function, jax.custom_vjp)
+            for rule in self.rules
+        )
+
+    def ops(self, forward: bool = False) -> Ops:
+        """Primitives to give to the decoder: for pulling back, or for pushing forward.
+
+        Raises:
+          ValueError: when pushing forward through a set that is not :attr:`linear`.
+        """
+        if forward and not self.linear:
+            raise ValueError(
+                f"rule set {self.name!r} has a rule given by its pullback alone, which "
+                "cannot be pushed forward; give it a tangent, or take the means of "
+                "jaxhal.relevance, which pulls back token by token"
+            )
+        return _ops(self, forward)
 
 
 def rule_set(name: str, rules: Mapping[str, Rule]) -> RuleSet:
-    """A rule set of one's own: primitive -> rule, for every primitive.
+    """A rule set of one's own.
+
+    Args:
+      name: what to call it.
+      rules: primitive -> rule, for every primitive.
 
     Raises:
       ValueError: on a primitive that is missing or unknown.
@@ -67,12 +104,14 @@ def rule_set(name: str, rules: Mapping[str, Rule]) -> RuleSet:
     Example:
       >>> from jaxhal.lrp import attnlrp, epsilon_linear
       >>> mine = rule_set("mine", rules_of(attnlrp()) | {"linear": epsilon_linear(0.1)})
-      >>> mine.name
-      'mine'
+      >>> mine.linear
+      True
     """
-    wrong = [f"has no rule for {p!r}" for p in Ops._fields if p not in rules]
-    wrong += [f"has a rule for unknown {p!r}" for p in rules if p not in Ops._fields]
-    if wrong:
+    missing = [p for p in Ops._fields if p not in rules]
+    unknown = [p for p in rules if p not in Ops._fields]
+    if missing or unknown:
+        wrong = [f"has no rule for {p!r}" for p in missing]
+        wrong += [f"has a rule for unknown {p!r}" for p in unknown]
         raise ValueError(
             f"rule set {name!r} {' and '.join(wrong)}; a set names "
             f"{', '.join(Ops._fields)}, and rules_of(another set) gives its rules"
@@ -81,6 +120,16 @@ def rule_set(name: str, rules: Mapping[str, Rule]) -> RuleSet:
         if not isinstance(rule, Rule):
             raise TypeError(
                 f"rule set {name!r} gives {primitive!r} as {rule!r}; give a Rule"
+            )
+        if rule.tangent is not None and rule.pullback is not None:
+            raise ValueError(
+                f"the rule of {primitive!r} has a tangent and a pullback; give one, "
+                "the transpose of a tangent is its pullback"
+            )
+        if rule.pullbacks is not None and rule.tangent is None:
+            raise ValueError(
+                f"the rule of {primitive!r} has pullbacks and no tangent; they are the "
+                "transpose of one, so give it as well"
             )
     return RuleSet(name, tuple(rules[primitive] for primitive in Ops._fields))
 
@@ -91,48 +140,107 @@ def rules_of(rules: RuleSet) -> dict[str, Rule]:
 
 
 @functools.cache
-def _ops(rules: RuleSet) -> Ops:
+def _ops(rules: RuleSet, forward: bool) -> Ops:
+    bind = _push if forward else _pull
     bound = {
-        name: rule.function if rule.tangent is None else _bound(rule, FLOWS[name])
+        name: rule.function
+        if rule.tangent is None and rule.pullback is None
+        else bind(rule, FLOWS[name], name == "attend")
         for name, rule in rules_of(rules).items()
     }
     return Ops(**bound)
 
 
-def _bound(rule: Rule, flows: tuple[int, ...]) -> Callable[..., Any]:
-    """The primitive with its rule in place of its derivative."""
+def _parts(args: tuple, flows: tuple[int, ...]):
+    """Arguments that pass relevance on, other arrays, and how to join them again."""
+    moving = tuple(args[i] for i in flows)
+    arrays = {
+        i: arg
+        for i, arg in enumerate(args)
+        if i not in flows and isinstance(arg, jax.Array)
+    }
+
+    def together(moving: tuple, arrays: dict[int, Array]) -> tuple:
+        known = dict(zip(flows, moving, strict=True)) | arrays
+        return tuple(known.get(i, arg) for i, arg in enumerate(args))
+
+    return moving, arrays, together
+
+
+def _pull(rule: Rule, flows: tuple[int, ...], beside: bool) -> Callable[..., Any]:
+    """The primitive with its rule for reverse mode."""
+
+    def call(*args):
+        moving, arrays, together = _parts(args, flows)
+
+        @jax.custom_vjp
+        def apply(moving, arrays):
+            return rule.function(*together(moving, arrays))
+
+        def forward(moving, arrays):
+            output = rule.function(*together(moving, arrays))
+            return output, (moving, arrays, output[0] if beside else output)
+
+        def backward(saved, slot):
+            moving, arrays, output = saved
+            args, slot = together(moving, arrays), slot[0] if beside else slot
+            if rule.pullback is not None:
+                return tuple(rule.pullback(args, output, slot)), None
+
+            def transposed(moving, arrays, output, slot):
+                args = together(moving, arrays)
+                assert rule.tangent is not None
+                linear = functools.partial(_straight, rule.tangent, args, output)
+                return jax.linear_transpose(linear, *moving)(slot)
+
+            if rule.pullbacks is None:
+                return transposed(moving, arrays, output, slot), None
+            pull = jax.custom_batching.custom_vmap(transposed)
+
+            @pull.def_vmap
+            def many(count, batched, moving, arrays, output, slots):
+                if any(jax.tree.leaves(batched[:-1])):
+                    axes = jax.tree.map(lambda mapped: 0 if mapped else None, batched)
+                    out = jax.vmap(transposed, axes)(moving, arrays, output, slots)
+                else:
+                    assert rule.pullbacks is not None
+                    out = rule.pullbacks(together(moving, arrays), output, slots)
+                return out, (True,) * len(moving)
+
+            del many
+            return pull(moving, arrays, output, slot), None
+
+        apply.defvjp(forward, backward)
+        return apply(moving, arrays)
+
+    return call
+
+
+def _straight(tangent: Callable, args: tuple, output: Array, *tangents: Array) -> Array:
+    return tangent(args, output, tangents).astype(output.dtype)
+
+
+def _push(rule: Rule, flows: tuple[int, ...], beside: bool) -> Callable[..., Any]:
+    """The primitive with its rule for forward mode."""
     assert rule.tangent is not None
     tangent = rule.tangent
 
     def call(*args):
-        moving = tuple(args[i] for i in flows)
-        # All arrays are passed, none closed over; what is left is static.
-        fixed = {
-            i: arg
-            for i, arg in enumerate(args)
-            if i not in flows and isinstance(arg, jax.Array)
-        }
-
-        def together(moving: tuple, fixed: dict[int, Array]) -> tuple:
-            known = dict(zip(flows, moving, strict=True)) | fixed
-            return tuple(known.get(i, arg) for i, arg in enumerate(args))
+        moving, arrays, together = _parts(args, flows)
 
         @jax.custom_jvp
-        def apply(moving, fixed):
-            return rule.function(*together(moving, fixed))
+        def apply(moving, arrays):
+            return rule.function(*together(moving, arrays))
 
         @apply.defjvp
         def jvp(primals, tangents):
             args = together(*primals)
             output = rule.function(*args)
-            # Attention gives its probabilities beside; they pass nothing on.
-            whole = output[0] if isinstance(output, tuple) else output
-            moved = tangent(args, whole, tangents[0]).astype(whole.dtype)
-            if isinstance(output, tuple):
-                return output, (moved, jnp.zeros_like(output[1]))
-            return output, moved
+            whole = output[0] if beside else output
+            moved = _straight(tangent, args, whole, *tangents[0])
+            return output, (moved, jnp.zeros_like(output[1])) if beside else moved
 
         del jvp
-        return apply(moving, fixed)
+        return apply(moving, arrays)
 
     return call

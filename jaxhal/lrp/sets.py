@@ -25,30 +25,40 @@ def _gain(output: Array, eps: float) -> Array:
     return size / (size + eps)
 
 
-@functools.cache
+def _matmul(x: Array, kernel: Array, dtype: Any) -> Array:
+    return primitives.linear(x, kernel, None, dtype)
+
+
 def epsilon_linear(eps: float) -> Rule:
     r"""Epsilon rule: :math:`R_i = \sum_o x_i W_{io} R_o / (z_o + \epsilon\,sign z_o)`.
 
     The bias takes its share of relevance and keeps it.
     """
+    return _epsilon_linear(eps)
 
+
+@functools.cache
+def _epsilon_linear(eps: float) -> Rule:
     def tangent(args, output, tangents):
-        moved = primitives.linear(tangents[0], args[1], None, output.dtype)
-        return _gain(output, eps) * moved
+        return _gain(output, eps) * _matmul(tangents[0], args[1], output.dtype)
 
     return Rule(primitives.linear, tangent)
 
 
 def _scores_tangent(args, output, tangents):
+    del output
     query, key = args
     d_query, d_key = tangents
     return primitives.scores(d_query, key) + primitives.scores(query, d_key)
 
 
 def _attend_tangent(args, output, tangents):
-    """Of the values mixed by softmax: ordinary, as the deep Taylor rule has it."""
-    # The softmax's own term is taken after the values are mixed, so that going back it
-    # is a product of rows with the output, not one more pass over all probabilities.
+    """Of the values mixed by softmax: ordinary, as the deep Taylor rule has it.
+
+    The softmax's own term, probs * sum(probs * d_scores), is taken after the values are
+    mixed, so that going back it is a product of rows with the output and not one more
+    pass over all probabilities.
+    """
     (scores, bias, value), (d_scores, d_value) = args, tangents
     probs = jax.nn.softmax(scores + bias, axis=-1)
     moved = probs * d_scores
@@ -57,18 +67,58 @@ def _attend_tangent(args, output, tangents):
 
 
 def _mixed(probs, value):
-    return primitives.mix(probs, value).astype(value.dtype)
+    return jnp.einsum(
+        "bngqk,bnkd->bngqd",
+        probs.astype(value.dtype),
+        value,
+        precision=primitives.EXACT,
+        preferred_element_type=primitives.wide(value.dtype),
+    ).astype(value.dtype)
 
 
-SCORES = Rule(primitives.scores, _scores_tangent)
-ATTEND = Rule(primitives.attend, _attend_tangent)
+# Pulled back together, slots stand side by side before the last axis: each product is
+# then one for all of them, and the largest array, of scores, is used as it lies.
+
+
+def _scores_pullbacks(args, output, slots):
+    del output
+    (query, key), slots = args, jnp.moveaxis(slots, 0, 4)
+    queries = _dot(slots, key, (5,), (2,), query.dtype)  # [b n g q slot d]
+    keys = _dot(query, slots, (2, 3), (2, 3), key.dtype)  # [b n d slot k]
+    return jnp.moveaxis(queries, 4, 0), keys.transpose(3, 0, 1, 4, 2)
+
+
+def _attend_pullbacks(args, output, slots):
+    (scores, bias, value), slots = args, jnp.moveaxis(slots, 0, 4)
+    probs = jax.nn.softmax(scores + bias, axis=-1)
+    output = output.astype(scores.dtype)
+    common = jnp.sum(slots * output[..., None, :], axis=-1, keepdims=True)
+    moved = _dot(slots, value, (5,), (3,), scores.dtype) - common
+    moved = probs[..., None, :] * moved  # [b n g q slot k]
+    values = _dot(probs.astype(value.dtype), slots, (2, 3), (2, 3), value.dtype)
+    return jnp.moveaxis(moved, 4, 0), values.transpose(3, 0, 1, 2, 4)
+
+
+def _dot(left, right, over_left, over_right, dtype):
+    """A product per row and key head, its operands in the order given."""
+    both = jnp.result_type(left, right)
+    left, right = left.astype(both), right.astype(both)
+    dims = ((over_left, over_right), ((0, 1), (0, 1)))
+    wide = primitives.wide(left.dtype)
+    return jax.lax.dot_general(left, right, dims, primitives.EXACT, wide).astype(dtype)
+
+
+SCORES = Rule(primitives.scores, _scores_tangent, pullbacks=_scores_pullbacks)
+ATTEND = Rule(primitives.attend, _attend_tangent, pullbacks=_attend_pullbacks)
 
 
 def _product(args, output, tangents):
+    del output
     return tangents[0] * args[1] + args[0] * tangents[1]
 
 
 def _sum(args, output, tangents):
+    del args, output
     return tangents[0] + tangents[1]
 
 
@@ -94,28 +144,36 @@ def _identity_activation(args, output, tangents):
 
 
 def _only_values(args, output, tangents):
+    del output
     scores, bias, _ = args
     return _mixed(jax.nn.softmax(scores + bias, axis=-1), tangents[1])
 
 
 def _only_second(args, output, tangents):
+    del output
     return args[0] * tangents[1]
 
 
 def _nothing(args, output, tangents):
+    del args, tangents
     return jnp.zeros_like(output)
 
 
 def _weighed(rule: Rule, weight: Callable[[Array], Array | float]) -> Rule:
     """A rule that passes on a share of relevance, by what its sums came out as."""
-    assert rule.tangent is not None
-    tangent = rule.tangent
+    tangent, pullbacks = rule.tangent, rule.pullbacks
+    assert tangent is not None
 
     def weighed(args, output, tangents):
         moved = tangent(args, output, tangents)
         return (weight(output) * moved).astype(moved.dtype)
 
-    return Rule(rule.function, weighed)
+    def together(args, output, slots):
+        assert pullbacks is not None
+        slots = (weight(output) * slots).astype(slots.dtype)
+        return pullbacks(args, output, slots)
+
+    return Rule(rule.function, weighed, pullbacks=pullbacks and together)
 
 
 def _half(rule: Rule) -> Rule:
@@ -202,12 +260,15 @@ def _jacobian(function: Callable) -> Callable:
 def lrp4rag() -> RuleSet:
     """Equations 1 to 4 of the LRP4RAG paper, relevance normalised with its 1e-6.
 
-    Both operands of a product take all of it (eq. 1), linear layers pass ``R_O W^T *
-    I`` (eq. 2), softmax, norms and activations their Jacobian (eq. 3, 4).  As printed
-    they lack the division by the output, without which hardly any relevance stays
-    finite through 30 layers; section 4.2 normalises with an epsilon of 1e-6, so ``R``
-    on their right-hand sides is read as ``R / (output + 1e-6)``.  That is gradient x
-    input up to the stabiliser; nothing is conserved, since every product counts twice.
+    ``R_A = R_C B^T * A`` for both operands of a product, each of which takes all of it
+    (eq. 1), ``R_I = R_O W^T * I`` for linear layers (eq. 2), and the Jacobian in place
+    of ``W`` for softmax, norms and activations (eq. 3, 4).  As printed they lack the
+    division by the output that makes relevance of a product: taken literally, every
+    step multiplies relevance by activations, and through 30 layers hardly any of it
+    stays a finite number.  Section 4.2 speaks of an epsilon of 1e-6 when relevance is
+    normalised, so ``R`` on their right-hand sides is read as ``R / (output + 1e-6)``.
+    What that gives is gradient x input up to the stabiliser; nothing is conserved,
+    since every product counts twice.
     """
     eps = 1e-6
     rules = {
@@ -237,6 +298,10 @@ def resolve(rules: Any) -> RuleSet:
     Raises:
       ValueError: on an unknown name.
       TypeError: on anything else.
+
+    Example:
+      >>> resolve("cp_lrp").name
+      'cp_lrp'
     """
     if isinstance(rules, RuleSet):
         return rules

@@ -1,7 +1,7 @@
 """The primitives a decoder is made of, as an argument of its one forward.
 
-Swapping an entry swaps how relevance flows back through it; inference passes
-:data:`STANDARD`.
+Swapping an entry swaps how relevance flows back through it, and nothing is patched:
+inference passes :data:`STANDARD`.
 """
 
 from collections.abc import Callable
@@ -34,9 +34,11 @@ def linear(
     bias: Float[Array, " width_out"] | None,
     dtype: Any = None,
 ) -> Float[Array, "*batch width_out"]:
-    """``x W + b``, summed in float32 or wider, in ``dtype`` or that of ``x``."""
-    # Asked for in float32 and rounded after, which is what accelerators do; on CPU a
-    # product asked for in bfloat16 takes a path four times slower.
+    """``x W + b``, summed in float32 or wider, in ``dtype`` (by default that of ``x``).
+
+    The product is asked for in float32 and rounded after, which is what accelerators
+    do; on CPU a product asked for in bfloat16 takes a path four times slower.
+    """
     y = jnp.matmul(x, kernel, precision=EXACT, preferred_element_type=wide(x.dtype))
     y = y.astype(x.dtype if dtype is None else dtype)
     return y if bias is None else y + bias.astype(y.dtype)
@@ -67,19 +69,22 @@ def attend(
     """Softmax over keys and the values it mixes, and the probabilities themselves.
 
     ``bias`` is 0 on allowed keys and hugely negative elsewhere; a row that allows none
-    comes out uniform, not NaN.
+    comes out uniform, not NaN.  The values are mixed before the division: on CPU the
+    compiler otherwise recomputes the softmax inside the product, at three times the
+    cost, and a select in place of the addition costs as much again.
     """
-    scores = scores + bias
-    weight = jnp.exp(scores - scores.max(axis=-1, keepdims=True))
-    total = weight.sum(axis=-1, keepdims=True)
-    # Mixed before the division: on CPU the compiler otherwise recomputes the softmax
-    # inside the product, at three times the cost.
-    mixed = mix(weight, value)
+    weight, total = _softmax(scores + bias)
+    mixed = _mixed(weight, value)
     return (mixed / total).astype(value.dtype), weight / total
 
 
-def mix(weight: Array, value: Array) -> Array:
-    """Values mixed by their weights, float32 or wider."""
+def _softmax(scores: Array) -> tuple[Array, Array]:
+    """Exponentials and their sums."""
+    weight = jnp.exp(scores - scores.max(axis=-1, keepdims=True))
+    return weight, weight.sum(axis=-1, keepdims=True)
+
+
+def _mixed(weight: Array, value: Array) -> Array:
     return jnp.einsum(
         "bngqk,bnkd->bngqd",
         weight.astype(value.dtype),
@@ -102,7 +107,8 @@ def attend_after(
 
     A row of ``prefix``, keys ``[prompts kv_heads head prompt]`` and values ``[prompts
     kv_heads prompt head]``, stands before those of as many consecutive rows of ``own``
-    as there are for one, and is read once for all of them.
+    as there are for one.  It is read once for all of them, as more queries of one
+    group.  On CPU keys of the other order would be transposed again for each token.
     """
     (keys, values), rows = prefix, query.shape[0]
     prompts, kv_heads, columns, _ = values.shape
@@ -129,8 +135,8 @@ def attend_after(
     top = jnp.maximum(shared.max(-1, keepdims=True), lone.max(-1, keepdims=True))
     shared, lone = jnp.exp(shared - top), jnp.exp(lone - top)
     total = shared.sum(-1, keepdims=True) + lone.sum(-1, keepdims=True)
-    mixed = apart(mix(grouped(shared), values))
-    mixed = spread((mixed + gather(mix(spread(lone), own[1]))) / total)
+    mixed = apart(_mixed(grouped(shared), values))
+    mixed = spread((mixed + gather(_mixed(spread(lone), own[1]))) / total)
     weight = spread(jnp.concatenate([shared, lone], axis=-1) / total)
     return mixed.astype(values.dtype), weight
 
