@@ -207,6 +207,9 @@ def _public(package: str) -> dict[str, Any]:
             names += [a.name for a in node.names if a.asname == a.name]
         elif isinstance(node, ast.FunctionDef | ast.ClassDef):
             names.append(node.name)
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            names += [one.id for one in targets if isinstance(one, ast.Name)]
     listed = {n: getattr(module, n) for n in names if not n.startswith("_")}
     return {n: one for n, one in listed.items() if not inspect.ismodule(one)}
 

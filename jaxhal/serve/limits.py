@@ -4,6 +4,7 @@
 itself waits for ever for the rest of a request, and for a client to read.
 """
 
+import asyncio
 import dataclasses
 import ipaddress
 from typing import Any
@@ -67,13 +68,16 @@ class Limited:
             await self.app(scope, receive, send)
             return
         named = dict(scope["headers"]).get(b"host", b"").decode("latin-1")
+
+        async def refuse(status: int, why: str, kind: str) -> None:
+            error = {"message": why, "type": kind, "param": None, "code": None}
+            await JSONResponse({"error": error}, status)(scope, receive, send)
+
         if self.host is not None and not is_own(named, self.host):
             why = f"{named[:80]!r} is not this server's name; use localhost, or a token"
-            error = {"message": why, "type": "invalid_request_error"}
-            error |= {"param": None, "code": None}
-            await JSONResponse({"error": error}, 421)(scope, receive, send)
+            await refuse(421, why, "invalid_request_error")
             return
-        size = 0
+        size, begun = 0, False
 
         async def counted() -> Any:
             nonlocal size
@@ -83,7 +87,16 @@ class Limited:
                 raise HTTPException(413, f"the request is over {self.largest} bytes")
             return message
 
-        await self.app(scope, counted, send)
+        async def noted(message: Any) -> None:
+            nonlocal begun
+            begun = True
+            await send(message)
+
+        try:
+            await self.app(scope, counted, noted)
+        except asyncio.CancelledError:  # the server ends, and has waited long enough
+            if not begun:
+                await refuse(503, "the server is stopping", "unavailable_error")
 
 
 def is_own(named: str, host: str) -> bool:

@@ -23,7 +23,7 @@ from test_watchdog import KNOWN, client, proxy, running, send, user, watchdog
 from chat_server import serving
 from jaxhal.llm.endpoint import Endpoint
 from jaxhal.reading.store import Store
-from jaxhal.serve.limits import Limits, is_own
+from jaxhal.serve.limits import Limited, Limits, is_own
 from jaxhal.watchdog import EndpointAgent, ExactStore, Guard, Passages, Reply
 from jaxhal.watchdog.agents import Gate
 from jaxhal.watchdog.conversation import Conversation, looked_at
@@ -261,6 +261,23 @@ def test_who_leaves_is_no_failure(served, caplog):
 )
 def test_names_of_a_server(named, host, own):
     assert is_own(named, host) is own
+
+
+def test_what_a_stop_ends_is_told_so():
+    async def slow(scope, receive, send):
+        await asyncio.sleep(20)
+
+    async def ended():
+        sent = asyncio.Queue()
+        served = Limited(slow, largest=1, host=None)
+        scope = {"type": "http", "headers": []}
+        task = asyncio.create_task(served(scope, sent.get, sent.put))
+        await asyncio.sleep(0)
+        task.cancel("timeout graceful shutdown exceeded")
+        await task
+        return sent.get_nowait()["status"]
+
+    assert asyncio.run(ended()) == 503
 
 
 def test_a_page_that_points_its_name_here_is_told_nothing(encoder, served):
