@@ -18,7 +18,11 @@ if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
     atexit.register(shutil.rmtree, _compiled, ignore_errors=True)
     os.environ["JAX_COMPILATION_CACHE_DIR"] = _compiled
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.1"
-    os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
+    os.environ.setdefault(
+        "XLA_FLAGS",
+        "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false "
+        "--xla_cpu_parallel_codegen_split_count=1",
+    )
 
 # A shell ignores Ctrl-C for what it runs in the background; tests send it themselves.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
