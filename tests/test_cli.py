@@ -519,6 +519,18 @@ def test_help_is_light_and_fast():
         assert command in done.stdout
 
 
+@pytest.mark.parametrize("own", [None, "/elsewhere"])
+def test_what_was_compiled_is_kept(own, tmp_path, monkeypatch):
+    """Below the cache folder, unless jax was told of another one."""
+    monkeypatch.setenv("JAXHAL_CACHE", str(tmp_path))
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", own or "")
+    if own is None:
+        monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR")
+    assert CliRunner().invoke(cli.app, ["list", "models"]).exit_code == 0
+    found = os.environ["JAX_COMPILATION_CACHE_DIR"]
+    assert found == (own or str(tmp_path / "compiled"))
+
+
 def test_run_and_sweep(smollm2_gguf, tmp_path):
     """Both commands on a few bundled sources; a list is one value, commas and all."""
     settings = ["data.0.sources=14", "test_share=0.5", f"out={tmp_path}"]

@@ -10,6 +10,7 @@ from jaxhal.cli.console import usage
 from jaxhal.cli.stopping import orderly
 from jaxhal.cli.watchdog import app as watchdog
 from jaxhal.llm import hosts
+from jaxhal.models import registry
 
 app = typer.Typer(
     add_completion=False,
@@ -68,6 +69,9 @@ def _jaxhal(
     ] = False,
 ) -> None:
     """Finds hallucinations in what language models write."""
+    # What one command compiled, the next one finds; jax reads this when it is imported.
+    compiled = str(registry.cache_dir() / "compiled")
+    os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", compiled)
     with usage():
         for name in allowed or ():
             hosts.place_of(name)
