@@ -131,7 +131,7 @@ def test_padding_changes_nothing(case, tmp_path):
     for filler in (0, 7):
         padded = outputs(model, np.where(VALID, tokens, filler))
         wrong = padded["logits"][1] - alone["logits"][0]
-        assert np.abs(wrong).max() < 1e-5 * np.abs(alone["logits"]).max()
+        assert np.abs(wrong).max() < 2e-5 * np.abs(alone["logits"]).max()
 
 
 def test_blocks_of_rows_change_nothing(tmp_path, monkeypatch):

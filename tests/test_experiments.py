@@ -568,7 +568,7 @@ def test_a_sweep_over_nothing(here, tmp_path, monkeypatch):
         ("dtype=float99", "dtype is 'float99'; use one of float32, bfloat16"),
         ("calibration=none", "calibration is 'none'; use one of platt"),
         ("data.0.sources=0", "sources is 0; give at least 1"),
-        ("data.0.label=a/b", "label is 'a/b'; it names files"),
+        ("data.0.label=a/b", "label is 'a/b'; it names one folder"),
         ("data.1.sources=3", "unknown key 'data.1'; 'data' has 1"),
         ("folds.x=3", "unknown key 'folds.x'; 'folds' is one value, 5"),
         ("detectors=[mtop_div", r"'detectors=\[mtop_div' is not YAML"),
@@ -751,15 +751,15 @@ def test_tokens_are_judged_by_their_window(lm, data):
 
 
 def test_token_probe_against_scikit_learn(data):
-    inputs = data.inputs["token_probe"]
+    states, valid, spans = inputs = data.inputs["token_probe"]
     detector = build({"token_probe": {"layer": 1}})
     rows = np.arange(40)
     params = detector.fit(inputs, targets_of(data, rows))
-    hidden = np.concatenate([inputs.hidden[n][inputs.valid[n]] for n in rows])
+    hidden = np.concatenate([states[n][valid[n]] for n in rows])
     marked = np.concatenate([data.marked[n] for n in rows])
     known = np.concatenate(
         [
-            np.full(inputs.valid[n].sum(), data.marked[n].any() or not data.labels[n])
+            np.full(valid[n].sum(), data.marked[n].any() or not data.labels[n])
             for n in rows
         ]
     )
@@ -768,28 +768,28 @@ def test_token_probe_against_scikit_learn(data):
     model.fit(scaler.transform(hidden[known]), marked[known])
     score = np.asarray(detector.decide(params, inputs))
     for number in (0, 1, 55):
-        tokens = inputs.hidden[number][inputs.valid[number]]
+        tokens = states[number][valid[number]]
         logits = model.decision_function(scaler.transform(tokens))
         assert score[number] == pytest.approx(np.sort(logits)[-5:].mean(), abs=2e-3)
-    blind = inputs._replace(marked=inputs.marked & False)
+    blind = (states, valid, spans & False)
     with pytest.raises(ValueError, match="no token of the training part is marked"):
         detector.fit(blind, targets_of(data))
 
 
 def test_token_probe_learns_an_answer_without_spans_whole(data):
     """As if it were marked from its first token to its last; marks keep their say."""
-    inputs, targets = data.inputs["token_probe"], targets_of(data)
+    (states, valid, marked), targets = data.inputs["token_probe"], targets_of(data)
     made_up = np.flatnonzero(np.asarray(targets.labels))
-    some = np.array(inputs.marked)
+    some = np.array(marked)
     some[made_up[::2]] = False
     spelled = some.copy()
-    spelled[made_up[::2]] = inputs.valid[made_up[::2]]
-    assert (spelled != inputs.marked).any()
+    spelled[made_up[::2]] = valid[made_up[::2]]
+    assert (spelled != marked).any()
     whole = build({"token_probe": {"layer": 1, "whole": True}})
     alone = build({"token_probe": {"layer": 1}})
-    found = whole.fit(inputs._replace(marked=some), targets)
-    same = alone.fit(inputs._replace(marked=spelled), targets)
-    other = alone.fit(inputs._replace(marked=some), targets)
+    found = whole.fit((states, valid, some), targets)
+    same = alone.fit((states, valid, spelled), targets)
+    other = alone.fit((states, valid, some), targets)
     np.testing.assert_array_equal(found.w, same.w)
     assert not np.allclose(found.w, other.w)
     assert "whole answers" in whole.info.summary and "whole" not in alone.info.summary

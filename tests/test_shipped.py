@@ -1,6 +1,5 @@
 """The detectors that come with the package, on the model they were fitted for."""
 
-import dataclasses
 import json
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from jaxhal.experiments import load_config
 from jaxhal.experiments.running import specs_of
 from jaxhal.scoring.detection import resolve
 from jaxhal.scoring.shipped import MODELS, shipped
-from tiny_lm import tiny_lm
+from tiny_lm import write_lm
 
 ROOT = Path(__file__).parent.parent
 MODEL = "smollm2-135m"
@@ -74,13 +73,8 @@ def test_other_models_must_be_fitted_first():
 
 
 def test_a_folder_called_like_a_model_is_another_model(tmp_path, monkeypatch):
-    (tmp_path / MODEL).mkdir()
+    write_lm(tmp_path / MODEL)
     monkeypatch.chdir(tmp_path)
-    tiny = tiny_lm()
-    monkeypatch.setattr(
-        "jaxhal.models.lm._load_folder",
-        lambda path, name, dtype: dataclasses.replace(tiny, name=name),
-    )
     names = {jaxhal.load(source).name for source in (MODEL, Path(MODEL), f"./{MODEL}")}
     assert names == {f"./{MODEL}"}
     with pytest.raises(ValueError, match=f"labelled answers of './{MODEL}' first"):

@@ -282,7 +282,7 @@ def test_bos_by_metadata_survives_saving(tmp_path, metadata, adds):
     again = Tokenizer.from_folder(tmp_path / "saved")
     for one in (tokenizer, again):
         assert one.adds_bos is adds
-        assert one.vocab_size == len(metadata["tokenizer.ggml.tokens"])
+        assert len(one.hf) == len(metadata["tokenizer.ggml.tokens"])
         assert one.bos_id == metadata["tokenizer.ggml.bos_token_id"]
         assert one.render(" a ").suffix == "<|end|>\n<|assistant|>\n"
     for text in [*TEXTS, "a<s>b</s> c"]:
@@ -747,4 +747,4 @@ def test_smollm2_chat(smollm2):
     assert decoded == case["question"]
     assert smollm2.decode(encoded.response_ids) == "Brazil.<|im_end|>"
     assert (smollm2.bos_id, smollm2.eos_id, smollm2.pad_id) == (1, 2, 2)
-    assert smollm2.vocab_size == 49152 and not smollm2.adds_bos
+    assert len(smollm2.hf) == 49152 and not smollm2.adds_bos

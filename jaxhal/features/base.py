@@ -45,7 +45,7 @@ class Reducer(Feature):
     One that overrides ``finish`` needs all response rows at once; any other is
     *row-wise* and rides along while decoding.
 
-    Class attributes:
+    Attributes:
       reads: ``"probs"``, the attention ``[query key]`` of one head; ``"hidden"``, the
         residual stream ``[query width]`` in the model's dtype; ``"logits"`` of the next
         token ``[query vocab]``; ``"relevance"`` for those of :mod:`jaxhal.lrp`.
