@@ -53,6 +53,11 @@ class Example:
       samples: other answers to the same prompt by whoever wrote this one.
       templated: the prompt went through a chat template, gets none, and has control
         tokens.
+
+    Raises:
+      ValueError: on an empty response or prompt, on neither ``prompt`` nor ``context``,
+        on a context or question that is not in the prompt, on ``templated`` without a
+        prompt, on label spans outside the response.
     """
 
     response: str

@@ -107,6 +107,9 @@ def test_samples_are_kept_and_a_run_goes_on(lm, drawn, tmp_path, monkeypatch):
     path.write_text("[1\n")
     with pytest.raises(ValueError, match="line 1: not JSON .* delete it"):
         draw(lm, answers(6), HOW, tmp_path)
+    path.write_text('["key", 3]\n')
+    with pytest.raises(ValueError, match="holds no samples .* delete it to draw"):
+        draw(lm, answers(6), HOW, tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,9 @@ class HiddenStates(Reducer):
       tokens: ``"response"`` keeps every response token, ``"last"`` the last one,
         ``"before_last"`` the one before it (the last word, where the end of the
         sequence comes last), ``"mean"`` averages them.
+
+    Raises:
+      ValueError: on no layers at all, or another ``tokens``.
     """
 
     reads = "hidden"

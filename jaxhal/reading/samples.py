@@ -119,6 +119,10 @@ def draw(
       examples: whose prompts are answered; their own responses are not looked at.
       root: folder where samples are kept as they are drawn; a run that was killed goes
         on where it stopped.  ``None`` keeps nothing.
+
+    Raises:
+      ValueError: as :func:`jaxhal.generate`; on a damaged file; when an example comes
+        with fewer samples than are asked for.
     """
     if how.given:
         return [_given(example, how.n) for example in examples]
@@ -131,7 +135,12 @@ def draw(
     clip = None if how.clip is None else _bounds(lm, examples, how.clip)
     path = None if root is None else root / "samples" / f"{_name(lm, how, clip)}.jsonl"
     kept = [] if path is None else lines_of(path)
-    known = {key: [Sample(*one) for one in some] for key, some in kept}
+    try:
+        known = {key: [Sample(*one) for one in some] for key, some in kept}
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"{path} holds no samples ({error}); delete it to draw them again"
+        ) from error
     lacking = [key for key in prompts if key not in known]
     step = max(_PART, batch_size // how.n)
     with progress_bar(len(lacking), "sampling", "prompt", progress) as bar:

@@ -73,6 +73,14 @@ def guide(
       chunk: tokens of each; 8 in the paper.
       sampling: how candidates are drawn; not greedily, which would make them equal.
       key: what chance comes from, one key or one for each prompt.
+
+    Raises:
+      ValueError: as :func:`jaxhal.generate`; on fewer than two candidates, a chunk
+        below 1, greedy sampling, or a detector that is unknown, must be fitted first or
+        reads more than rows of tokens.
+
+    References:
+      Chuang et al., Lookback Lens, EMNLP 2024, section 4.
     """
     (guiding,) = resolve(lm.name, [detector])
     at_least(2, candidates=candidates)

@@ -48,6 +48,10 @@ def stream_scores(
       prompt: as :func:`jaxhal.stream` takes it, and so are those not named here.
       detectors: as :func:`jaxhal.score` takes them, of those that need a row of each
         token and nothing else.
+
+    Raises:
+      ValueError: as :func:`jaxhal.stream`; on no detector, two of one name, an unknown
+        one, or one that must be fitted first or reads more than rows of tokens.
     """
     chosen = resolve(lm.name, detectors)
     named = [one.detector for one in chosen]
