@@ -3,7 +3,6 @@
 import ast
 import importlib
 import inspect
-import re
 import runpy
 from pathlib import Path
 from typing import Any, get_origin
@@ -253,9 +252,7 @@ def _result(path: Path, folder: Path) -> str:
         picture = f"{path.stem}_{number}.svg"
         _drawn(figure, folder / picture)
         lines += [f"![{what}]({picture})", ""]
-    text = "\n".join(lines)
-    text = re.sub(r"\]\((\w+\.png)\)", r"](../../../configs/results/\1)", text)
-    return unbroken(text)
+    return unbroken("\n".join(lines))
 
 
 def _drawn(figure: Any, path: Path) -> None:
