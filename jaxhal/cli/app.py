@@ -72,6 +72,8 @@ def _jaxhal(
     # What one command compiled, the next one finds; jax reads this when it is imported.
     compiled = str(registry.cache_dir() / "compiled")
     os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", compiled)
+    # Without torch transformers begins with what it cannot do, none of which is needed.
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     with usage():
         for name in allowed or ():
             hosts.place_of(name)
