@@ -1,8 +1,10 @@
 """Fine-tuning the reader: gradients, accumulation, resumption and what is learned."""
 
+import _thread
 import dataclasses
 import functools
 import json
+import time
 
 import jax
 import jax.numpy as jnp
@@ -499,6 +501,25 @@ def test_half_a_checkpoint_is_left_by_no_stop(tmp_path):
     half.mkdir()  # as a kill leaves it
     with checkpoints.opened(tmp_path, {}):
         assert not half.exists()
+
+
+def test_ctrl_c_waits_for_what_is_being_written(tmp_path, monkeypatch):
+    """Orbax's threads wrote on in a folder that was being deleted."""
+    ended = []
+
+    def save(step, args):
+        half = tmp_path / "steps" / f"{step}.orbax-checkpoint-tmp"
+        half.mkdir()
+        _thread.interrupt_main()
+        time.sleep(0.2)
+        (half / "array").write_text("1")
+        ended.append(step)
+
+    with pytest.raises(KeyboardInterrupt), checkpoints.opened(tmp_path, {}) as opened:
+        monkeypatch.setattr(opened._manager, "save", save)
+        opened.save(3, {})
+    assert ended == [3]
+    assert list((tmp_path / "steps").iterdir()) == []
 
 
 def test_a_saved_tuning_scores_the_same(lm, undisturbed, tmp_path):

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -53,10 +54,16 @@ class Checkpoints:
         return jax.tree.unflatten(jax.tree.structure(state), leaves)
 
     def save(self, step: int, state: Any) -> None:
-        """Replaces what was saved before; a kill leaves the one or the other."""
+        """Replaces what was saved before; a kill leaves the one or the other.
+
+        Orbax writes with threads of its own, which go on when the caller is
+        interrupted: Ctrl-C waits here until they have ended.
+        """
         import orbax.checkpoint as ocp
 
-        self._manager.save(step, args=ocp.args.StandardSave(_leaves(state)))
+        leaves = ocp.args.StandardSave(_leaves(state))
+        with ThreadPoolExecutor(1) as writer:
+            writer.submit(self._manager.save, step, args=leaves).result()
 
 
 _DIGEST = "sha256"
