@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,6 +15,7 @@ import numpy as np
 
 from jaxhal.io import sealing
 from jaxhal.io.showing import shown
+from jaxhal.io.stops import uninterrupted
 
 Tree = TypeVar("Tree")
 
@@ -56,14 +56,14 @@ class Checkpoints:
     def save(self, step: int, state: Any) -> None:
         """Replaces what was saved before; a kill leaves the one or the other.
 
-        Orbax writes with threads of its own, which go on when the caller is
-        interrupted: Ctrl-C waits here until they have ended.
+        Orbax writes with threads of its own, which would go on in a folder that is
+        being swept: Ctrl-C waits until they have ended.
         """
         import orbax.checkpoint as ocp
 
         leaves = ocp.args.StandardSave(_leaves(state))
-        with ThreadPoolExecutor(1) as writer:
-            writer.submit(self._manager.save, step, args=leaves).result()
+        with uninterrupted():
+            self._manager.save(step, args=leaves)
 
 
 _DIGEST = "sha256"
