@@ -118,7 +118,7 @@ def _detectors() -> dict[str, str]:
     lines = {kind: [*head] for kind in ("at_once", "when_asked", "fitted")}
     for name in detector_names():
         detector = _made(name)
-        kind, info = _kind(detector), detector.info
+        kind, info = _kind(detector), detector
         tick = " ✓" if kind == "fitted" and _ships(name) else ""
         said = f"{info.summary}; *a control*" if info.control else info.summary
         link = f"[`{name}`](generated/detectors/{name}.md){tick}"
@@ -128,7 +128,7 @@ def _detectors() -> dict[str, str]:
 
 def _detector(name: str) -> str:
     detector = _made(name)
-    info = detector.info
+    info = detector
     kind = {
         "at_once": "scores at once, and by default",
         "when_asked": "not trained; computed when asked for",

@@ -33,7 +33,6 @@ PLAN = Plan(
     width=4,
     samples=3,
     steps=4,
-    training=Training(epochs=3),
 )
 
 
@@ -81,6 +80,7 @@ def explorer(
         ExactStore(WIDTH, folder) if store is None else store,
         folder,
         plan=plan,
+        training=Training(epochs=3),
         encoder=str(encoder),
         entailment=Same(),
     )

@@ -7,8 +7,7 @@ import children
 
 import jaxhal
 from jaxhal.reading import store as store_module
-from jaxhal.reading.store import Store
-from tiny_lm import answers, tiny_lm
+from tiny_lm import answers, read_into, tiny_lm
 
 PART_ROWS = 4
 REDUCERS = {
@@ -32,7 +31,7 @@ def _read(folder, count, line):
     lm = tiny_lm()
     line.send("ready")
     line.recv()
-    Store(folder).read(lm, answers(count), REDUCERS, batch_size=2)
+    read_into(folder, lm, answers(count), REDUCERS, batch_size=2)
     line.send("done")
 
 

@@ -58,7 +58,8 @@ def test_extracting_is_also_measured_in_answers_per_second(monkeypatch):
     lm = types.SimpleNamespace(config=config)
     monkeypatch.setattr(extract.jaxhal, "load", lambda name: lm)
     monkeypatch.setattr(peers, "torch_llama", without_torch)
-    times = {"shared": [2.0, 4.0, 8.0], "alone": [4.0, 8.0, 16.0]}
+    seconds = {"shared": [2.0, 4.0, 8.0], "alone": [4.0, 8.0, 16.0]}
+    times = bench.Timed("extract", "case", seconds)
     monkeypatch.setattr(extract, "interleave", lambda *_: times)
     rows = {row["metric"]: row for row in extract.rows()}
     row = rows["answers per second, all reducers, prompts shared"]

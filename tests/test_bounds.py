@@ -130,6 +130,21 @@ def test_removal(opened):
     assert store.search(block[[5]], 1)[0][0].point == some[5]
 
 
+def test_removal_does_not_walk_all_points():
+    """The last one takes the place of one that goes; no other moves."""
+    store = ExactStore(WIDTH)
+    some, block = points(400), vectors(400)
+    store.add(some, block)
+    store.remove(["p3"])
+    assert [*store] == [*some[:3], some[399], *some[4:399]]
+    other = dataclasses.replace(some[7], response="Other.")
+    store.add([some[3], other], block[[3, 8]])
+    assert [*store] == [*some[:3], some[399], *some[4:7], other, *some[8:399], some[3]]
+    for at in (0, 3, 399):
+        assert store.search(block[[at]], 1)[0][0].point == some[at]
+    assert {hit.point.id for hit in store.search(block[[8]], 2)[0]} == {"p7", "p8"}
+
+
 @pytest.mark.parametrize("opened", ["file", "milvus", "server"], indirect=True)
 def test_points_outlive_the_store(opened):
     store = opened()
@@ -209,9 +224,10 @@ def test_no_server():
     ("change", "message"),
     [
         ({"query": " "}, "query of a point is ' '"),
-        ({"id": ""}, "id of a point is ''"),
+        ({"id": ""}, "id of a point is ''; give 1 to"),
+        ({"id": "  "}, "id of a point is '  '; give 1 to .*, not all of them blank"),
         ({"id": "o'brien"}, "id of a point is .*without quotes"),
-        ({"id": "\N{EURO SIGN}" * 90}, "give at most 256 bytes"),
+        ({"id": "\N{EURO SIGN}" * 90}, "give 1 to 256 bytes"),
         ({"entropy": float("nan")}, "entropy of point 'p0' is nan"),
     ],
 )
@@ -233,7 +249,8 @@ def test_a_torn_line_is_dropped(tmp_path):
 
 def test_an_index_grows():
     rng = np.random.default_rng(0)
-    index, rows = Index(4), np.zeros((0, 4), np.float32)
+    rows = np.zeros((0, 4), np.float32)
+    index = Index(rows)
     for count in (1, 15, 17, 300, 70, 1, 2000):
         more = rng.normal(size=(count, 4)).astype(np.float32)
         index.add(more)
@@ -244,8 +261,8 @@ def test_an_index_grows():
     cosines, found = index.search(rows[[5, 2000]], 2)
     assert found[:, 0].tolist() == [5, 2000]
     np.testing.assert_allclose(cosines[:, 0], 1, atol=1e-5)
-    with pytest.raises(ValueError, match="width is 0"):
-        Index(0)
+    with pytest.raises(ValueError, match="width is 0; give at least 1"):
+        ExactStore(0)
 
 
 @pytest.mark.parametrize("kind", ["file", "milvus"])

@@ -33,6 +33,7 @@ SPECS = {
     for name in CATALOGUE
 }
 SPECS["ensemble"] = {"ensemble": {"members": ["lookback_probe", "novel_words"]}}
+SPECS["lrp4rag_lstm"] = {"lrp4rag_lstm": {"response_bins": 6, "prompt_bins": 3}}
 NAMES = sorted(SPECS)
 # Of the differences between answers, how much bfloat16 may change a score.
 ROUNDING = 0.35

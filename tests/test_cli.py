@@ -533,7 +533,7 @@ def test_what_was_compiled_is_kept(own, tmp_path, monkeypatch):
 
 def test_run_and_sweep(smollm2_gguf, tmp_path):
     """Both commands on a few bundled sources; a list is one value, commas and all."""
-    settings = ["data.0.sources=14", "test_share=0.5", f"out={tmp_path}"]
+    settings = ["data.0.sources=10", "test_share=0.5", f"out={tmp_path}"]
     settings += [f"store={tmp_path / 'store'}", "detectors=[mtop_div,novel_words]"]
     config = str(Path(__file__).parent.parent / "configs" / "smoke.yaml")
     runner = CliRunner()

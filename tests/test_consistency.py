@@ -40,10 +40,10 @@ HUMAN = {"accurate": 0.0, "minor_inaccurate": 0.5, "major_inaccurate": 1.0}
 
 def test_golden_unigrams():
     got = selfcheck_ngram(SENTENCES, SAMPLES)
-    np.testing.assert_allclose(got.mean, [3.184312, 3.279775], atol=1e-5)
-    np.testing.assert_allclose(got.max, [3.476099, 4.574711], atol=1e-5)
-    assert got.document_mean == pytest.approx(3.218679, abs=1e-5)
-    assert got.document_max == pytest.approx(4.025404, abs=1e-5)
+    mean, worst = [one.mean() for one in got], [one.max() for one in got]
+    np.testing.assert_allclose(mean, [3.184312, 3.279775], atol=1e-5)
+    np.testing.assert_allclose(worst, [3.476099, 4.574711], atol=1e-5)
+    assert np.concatenate(got).mean() == pytest.approx(3.218679, abs=1e-5)
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +72,10 @@ def figures(passages, scores):
 def test_golden_wikibio(wikibio):
     assert len(wikibio) == 119 and sum(len(x["sentences"]) for x in wikibio) == 959
     unigram = [
-        selfcheck_ngram(each["sentences"], each["gpt3_text_samples"]).max
+        [
+            one.max()
+            for one in selfcheck_ngram(each["sentences"], each["gpt3_text_samples"])
+        ]
         for each in wikibio
     ]
     np.testing.assert_allclose(figures(wikibio, unigram), [86.02, 55.04, 64.99], 1e-4)
@@ -85,34 +88,26 @@ texts = st.lists(text.filter(str.strip), min_size=1, max_size=4)
 
 
 @quick
-@given(texts, texts, st.integers(1, 3), st.sampled_from([0.0, 0.5]))
-def test_ngrams_equal_slices(sentences, samples, n, k):
+@given(texts, texts, st.integers(1, 3))
+def test_ngrams_equal_slices(sentences, samples, n):
     def grams(text):
         tokens = ["<s>"] * (n - 1) + tokenize(text)
         return [" ".join(tokens[i : i + n]) for i in range(len(tokens) - n + 1)]
 
     seen = [gram for text in [*sentences, *samples] for gram in grams(text)]
-    total = len(seen) + k * (len(set(seen)) + 1)
-    want = [
-        [-math.log((seen.count(gram) + k) / total) for gram in grams(text)]
-        for text in sentences
-    ]
-    got = selfcheck_ngram(sentences, samples, n, k)
-    np.testing.assert_allclose(got.mean, [np.mean(x) for x in want], atol=1e-12)
-    np.testing.assert_allclose(got.max, [np.max(x) for x in want], atol=1e-12)
-    assert got.document_mean == pytest.approx(np.mean(sum(want, [])))
-    assert got.document_max == pytest.approx(np.mean([np.max(x) for x in want]))
-    assert (got.mean <= got.max + 1e-12).all() and np.isfinite(got.max).all()
-    if k == 0:
-        assert got.max.max() <= np.log(len(seen)) + 1e-12
+    got = selfcheck_ngram(sentences, samples, n)
+    for found, text in zip(got, sentences, strict=True):
+        want = [-math.log(seen.count(gram) / len(seen)) for gram in grams(text)]
+        np.testing.assert_allclose(found, want, atol=1e-12)
+        assert found.max() <= np.log(len(seen)) + 1e-12
 
 
 def test_a_word_of_no_sample_is_the_most_surprising():
     scores = selfcheck_ngram(["Zürich.", "Bern."], ["Bern.", "bern !"])
-    np.testing.assert_allclose(scores.max, np.log([8, 8 / 3]))
+    np.testing.assert_allclose([one.max() for one in scores], np.log([8, 8 / 3]))
     # Bigrams: the first word has no word before it, so it differs from a later one.
-    pairs = selfcheck_ngram(["a b"], ["b a b", ""], n=2)
-    np.testing.assert_allclose(pairs.mean, np.log([5, 2.5]).mean())
+    (pair,) = selfcheck_ngram(["a b"], ["b a b", ""], n=2)
+    np.testing.assert_allclose(pair, np.log([5, 2.5]))
 
 
 def test_nli():
@@ -171,17 +166,6 @@ def test_bertscore_of_a_sentence_and_itself():
     np.testing.assert_allclose(bertscore(candidate, candidate[::-1]), 1.0, atol=1e-6)
 
 
-def test_bertscore_rescaled():
-    candidate, reference = sentences(2)
-    plain = np.array(bertscore(candidate, reference))
-    baseline = (0.2, 0.5, 0.25)
-    got = bertscore(candidate, reference, baseline=baseline)
-    want = (plain - baseline) / (1 - np.array(baseline))
-    np.testing.assert_allclose(got, want, rtol=1e-5)
-    itself = bertscore(candidate, candidate, baseline=baseline)
-    np.testing.assert_allclose(itself, 1.0, atol=1e-6)
-
-
 def test_bertscore_masks_and_batches():
     pairs = [sentences(seed) for seed in range(3)]
     one = np.array([bertscore(*pair) for pair in pairs])
@@ -204,12 +188,12 @@ def test_bertscore_numerics():
     candidate, reference = sentences(4)
     want = np.array(bertscore(candidate, reference))
     half = bertscore(candidate.astype(jnp.bfloat16), jnp.asarray(reference))
-    assert half.f1.dtype == "float32"
+    assert half[2].dtype == "float32"
     np.testing.assert_allclose(half, want, atol=0.01)
     candidate[1] = 0.0  # a vector without a direction is like nothing
 
     def f1(x):
-        return bertscore(x, jnp.asarray(reference)).f1
+        return bertscore(x, jnp.asarray(reference))[2]
 
     for x in (candidate, -candidate, 0 * candidate):
         assert np.isfinite(f1(x)) and np.isfinite(jax.grad(f1)(jnp.asarray(x))).all()
@@ -274,8 +258,6 @@ def test_errors():
         bertscore(candidate, reference, None, np.zeros(8, bool))
     with pytest.raises(ValueError, match=r"candidate has shape \(5, 6\) and its mask"):
         bertscore(candidate, reference, np.ones(4, bool))
-    with pytest.raises(ValueError, match="each number must be below 1"):
-        bertscore(candidate, reference, baseline=(0.5, 0.5, 1.0))
     with pytest.raises(ValueError, match="f1 holds 0 that are valid"):
         selfcheck_bertscore(np.ones((3, 2)), np.zeros((3, 2), bool))
     with pytest.raises(ValueError, match="f1 .* must cover the first 2 axes"):
@@ -283,7 +265,7 @@ def test_errors():
     with pytest.raises(ValueError, match=r"f1\[1, 0\] is inf"):
         selfcheck_bertscore([[0.5], [np.inf]])
 
-    with pytest.raises(ValueError, match="how is 'min'; use 'mean' or 'max'"):
+    with pytest.raises(ValueError, match="how is 'min'; use one of mean, max"):
         passage_score([0.5], how="min")
     with pytest.raises(ValueError, match="scores holds 0 that are valid"):
         passage_score([])
@@ -299,8 +281,6 @@ def test_errors():
         (("a", ["a"]), "got one text; pass lists"),
         ((["a", " "], ["a"]), "sentence 1 has no token; leave it out"),
         ((["a"], ["a"], 0), "n is 0"),
-        ((["a"], ["a"], 1, -0.5), "smoothing -0.5"),
-        ((["a"], ["a"], 1, math.inf), "smoothing inf"),
     ],
 )
 def test_ngram_errors(arguments, message):

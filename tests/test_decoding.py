@@ -329,7 +329,7 @@ def test_no_draw_has_probability_zero():
     [
         (dict(temperature=-0.1), "temperature is -0.1; give a number at least 0"),
         (dict(temperature=float("nan")), "temperature is nan"),
-        (dict(top_k=0), "top_k is 0; keep at least 1"),
+        (dict(top_k=0), "top_k is 0; give at least 1"),
         (dict(top_p=0.0), "top_p is 0.0; give a number above 0 and at most 1"),
         (dict(top_p=1.2), "top_p is 1.2"),
         (dict(min_p=0.0), "min_p is 0.0"),

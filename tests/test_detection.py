@@ -201,11 +201,7 @@ def of_last_sentence(report):
 
 def test_names_are_given_once():
     assert len(resolve("tiny", None)) == len(detectors.AT_ONCE)
-    mine = untrained(
-        detectors.mtop_div()._replace(
-            info=jaxhal.detectors.Info("mtop_div", "mine", "none", "none")
-        )
-    )
+    mine = untrained(detectors.mtop_div()._replace(summary="mine"))
     for chosen in (["mtop_div", "mtop_div"], ["novel_words", mine, "mtop_div"]):
         with pytest.raises(ValueError, match="'mtop_div' is given 2 times"):
             resolve("tiny", chosen)
@@ -216,7 +212,7 @@ def test_names_are_given_once():
 def test_conflicting_readers_are_refused():
     one = detectors.mtop_div()
     other = one._replace(
-        info=one.info._replace(name="mine"),
+        name="mine",
         features=(("mtop_div", jaxhal.MTopDiv(normalize=False)),),
     )
     with pytest.raises(ValueError, match="'mine' looks at 'mtop_div'"):

@@ -9,11 +9,9 @@ import pytest
 import sampling_oracles as oracles
 from jaxhal.features.eigenscore import (
     PRESETS,
-    add_features,
     clip_features,
     clip_thresholds,
     eigenscore,
-    feature_bank,
     form_of,
 )
 
@@ -159,45 +157,21 @@ def test_gradient(preset):
     assert float((gradient * direction).sum()) == pytest.approx(want, rel=1e-3)
 
 
-def test_bank_holds_the_last_tokens():
-    rng = np.random.default_rng(0)
-    bank, added, add = feature_bank(3, capacity=7), [], jax.jit(add_features)
-    for tokens in (2, 4, 0, 5, 7, 20, 1):
-        hidden, valid = rng.normal(size=(tokens, 3)), rng.random(tokens) < 0.8
-        bank = add(bank, np.where(valid[:, None], hidden, np.nan), valid)
-        added.extend(hidden[valid].astype(np.float32).tolist())
-        assert int(bank.seen) == len(added)
-        held = np.asarray(bank.values)[: len(added)].tolist()
-        assert sorted(held) == sorted(added[-7:])
-    eager = add_features(bank, [[1.0, 2.0, 3.0]])
-    together = add(bank, np.array([[1.0, 2.0, 3.0]]), np.array([True]))
-    np.testing.assert_array_equal(eager.values, together.values)
-
-
 def test_thresholds_equal_quantiles():
     rng = np.random.default_rng(1)
-    for tokens, share in ((1, 0.1), (4, 0.1), (9, 0.25), (12, 0.002), (40, 0.0)):
+    for tokens, share in ((1, 0.1), (4, 0.1), (9, 0.25), (3500, 0.002), (40, 0.0)):
         hidden = rng.normal(size=(tokens, 5)).astype(np.float32)
-        bank = add_features(feature_bank(5, capacity=10), hidden)
-        low, high = jax.jit(clip_thresholds, static_argnames="share")(bank, share=share)
-        want = np.quantile(hidden[-10:], [share, 1 - share], axis=0)
-        np.testing.assert_allclose([low, high], want, atol=1e-5)
+        want = np.quantile(hidden[-3000:], [share, 1 - share], axis=0)
+        np.testing.assert_allclose(clip_thresholds(hidden, share), want, atol=1e-4)
 
 
-def test_default_bank_cuts_six_tokens_either_side():
+def test_the_published_share_cuts_six_tokens_either_side():
     hidden = np.random.default_rng(2).permutation(3000).astype(np.float32)[:, None]
-    bank = add_features(feature_bank(1), hidden)
-    low, high = clip_thresholds(bank)
+    low, high = clip_thresholds(hidden, 0.002)
     assert (hidden < low).sum() == (hidden > high).sum() == 6
     clipped = clip_features(hidden, low, high)
     np.testing.assert_allclose([clipped.min(), clipped.max()], [low[0], high[0]])
     assert (clipped != hidden).sum() == 12
-
-
-def test_empty_bank_clips_nothing():
-    hidden = answers(0, 4, 3)
-    low, high = clip_thresholds(feature_bank(3))
-    np.testing.assert_array_equal(clip_features(hidden, low, high), hidden)
 
 
 def test_clipping_keeps_type_and_shape():
@@ -231,16 +205,11 @@ def test_errors():
     with pytest.raises(ValueError, match=r"embeddings\[2, 5\] is nan"):
         eigenscore(embeddings)
 
-    with pytest.raises(ValueError, match="width is 3 and capacity 0"):
-        feature_bank(3, capacity=0)
-    bank = feature_bank(3)
-    with pytest.raises(ValueError, match=r"hidden has shape \(2, 4\); this bank holds"):
-        add_features(bank, np.ones((2, 4)))
-    with pytest.raises(ValueError, match=r"hidden\[1, 0\] is inf"):
-        add_features(bank, [[1.0, 1, 1], [np.inf, 1, 1]])
     for share in (-0.1, 0.5, np.nan):
-        with pytest.raises(ValueError, match=f"share is {share}; it must lie"):
-            clip_thresholds(bank, share)
+        with pytest.raises(ValueError, match=f"share is {share}; give one in"):
+            clip_thresholds(np.ones((2, 3)), share)
+    with pytest.raises(ValueError, match=r"shape \(0, 3\); give at least one token"):
+        clip_thresholds(np.ones((0, 3)), 0.1)
     with pytest.raises(ValueError, match="pass .* twice"):
         clip_features(np.ones((2, 3)), np.zeros(3), np.ones(2))
     with pytest.raises(ValueError, match="feature 1 has low 2.0 and high 1.0"):

@@ -35,8 +35,12 @@ def load(folder, config, shapes, dtype=jnp.float32):
 def _outputs(graphdef, params, tokens, types, valid):
     model = nnx.merge(graphdef, params)
     embedded = encoder.embed(model, tokens, types, valid)
-    hidden, layers = encoder.run(model, embedded, valid, keep=True)
-    out = {"embeddings": embedded, "layers": layers, "hidden": hidden}
+    hidden = encoder.run(model, embedded, valid)
+    # The norm at the end belongs to the last layer: one more shows the sum before it.
+    count = model.config.num_hidden_layers
+    some = (*range(1, count), count + 1)
+    layers = [encoder.run(model, embedded, valid, layer) for layer in some]
+    out = {"embeddings": embedded, "layers": jnp.stack(layers), "hidden": hidden}
     if model.head is not None:
         pooled = encoder.pool(hidden, valid, model.config.head_pooling)
         out["pooled"] = model.head.features(pooled)
@@ -312,16 +316,18 @@ def test_keys_and_shapes_of_real_models(name):
     [
         ({"model_type": "brt"}, "unknown architecture 'brt'; did you mean 'bert'"),
         ({"hidden_act": "mish"}, "hidden_act is mish; known: silu"),
-        ({"position_embedding_type": "relative_key"}, "position_embedding_type='rel"),
-        ({"is_decoder": True}, "is_decoder=True is not computed"),
+        ({"position_embedding_type": "relative_key"}, "position_embedding_type is rel"),
+        ({"is_decoder": True}, "is_decoder is True; only is_decoder=False is"),
         ({"hidden_size": None}, "lacks hidden_size"),
-        ({"hidden_size": 30}, "hidden_size 30 is no multiple of num_attention_heads 4"),
-        ({"problem_type": "regression"}, "problem_type='regression'"),
+        ({"intermediate_size": None}, "lacks intermediate_size"),
+        ({"hidden_size": 30}, "heads is 4; give a divisor of 30, the width"),
+        ({"problem_type": "regression"}, "problem_type is regression"),
         ({"id2label": {"0": "score"}}, "num_labels=1 gives no probabilities"),
+        ({"model_type": "deberta-v2", "num_attention_heads": 64}, "heads is 64"),
         ({"model_type": "deberta-v2", "pos_att_type": "p2p"}, "pos_att_type="),
         ({"model_type": "deberta-v2", "conv_kernel_size": 4}, "conv_kernel_size=4"),
         ({"model_type": "deberta-v2", "position_buckets": 80}, "position_buckets=80"),
-        ({"model_type": "deberta-v2", "embedding_size": 8}, "embedding_size=8"),
+        ({"model_type": "deberta-v2", "embedding_size": 8}, "embedding_size is 8"),
         (
             {"model_type": "deberta-v2", "pooler_hidden_act": "mish"},
             "pooler_hidden_act",
@@ -335,6 +341,15 @@ def test_settings_that_are_not_computed(change, message):
     raw = tiny_encoders.golden("bert")["config"] | change
     with pytest.raises(ValueError, match=message):
         encoder_from_huggingface(raw)
+
+
+@pytest.mark.parametrize("case", ["bert", "roberta", "deberta-conv", "modernbert"])
+def test_settings_of_other_families_say_nothing(case):
+    raw = tiny_encoders.golden(case)["config"]
+    stray = {"head_dim": 6, "num_key_value_heads": 3, "rms_norm_eps": 0.5}
+    if case == "modernbert":
+        stray["hidden_act"] = "relu6"
+    assert encoder_from_huggingface(raw | stray) == encoder_from_huggingface(raw)
 
 
 def test_labels_and_lengths(tmp_path):

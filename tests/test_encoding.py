@@ -63,7 +63,8 @@ def write(folder: Path, case: str = "bert", **changes) -> Path:
 @pytest.fixture(scope="module")
 def nli(tmp_path_factory):
     folder = write(tmp_path_factory.mktemp("nli"), id2label=LABELS)
-    return load_encoder(folder, pooling="mean")
+    write_pooling(folder, mean=True)
+    return load_encoder(folder)
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +88,7 @@ def hidden_states(encoder, row, types):
         nnx.merge(encoder.graphdef, encoder.params),
         jnp.ones(row.shape, bool),
     )
-    return encoder_lib.run(model, encoder_lib.embed(model, row, types, valid), valid)[0]
+    return encoder_lib.run(model, encoder_lib.embed(model, row, types, valid), valid)
 
 
 def alone(encoder, ids, types=None):
@@ -108,7 +109,7 @@ def test_tokens_are_those_of_transformers(case, tmp_path):
     hf = tokenizer.hf
     hf.backend_tokenizer.no_truncation()
     hf.backend_tokenizer.no_padding()
-    (pair,) = tokenizer.pair_windows(first, second, 40)
+    (pair,) = tokenizer.pair_windows(first, second, 40, True)
     for ours, theirs in (
         (tokenizer.windows(first, 40), hf(first, return_token_type_ids=True)),
         (pair, hf(first, second, return_token_type_ids=True)),
@@ -120,7 +121,7 @@ def test_tokens_are_those_of_transformers(case, tmp_path):
 
 def test_embeddings_are_means_over_tokens(nli):
     texts = [words(at, count) for at, count in enumerate((17, 1, 30, 17, 1))]
-    found = embed(nli, texts, batch_size=2)
+    found = embed(nli, texts)
     assert found.shape == (5, 32) and found.dtype == np.float32
     for text, row in zip(texts, found, strict=True):
         hidden = alone(nli, [2, *ids(text), 3])
@@ -154,7 +155,7 @@ def test_long_texts_are_read_in_windows(nli):
 def test_probabilities(nli):
     assert nli.labels == ("CONTRADICTION", "NEUTRAL", "ENTAILMENT")
     pairs = [(words(at, 4), words(at + 1, 3 + 17 * (at % 2))) for at in range(4)]
-    found = classify(nli, pairs, batch_size=3)
+    found = classify(nli, pairs)
     model = nnx.merge(nli.graphdef, nli.params)
     np.testing.assert_allclose(found.sum(axis=1), 1, atol=1e-6)
     for (first, second), row in zip(pairs, found, strict=True):
@@ -217,10 +218,10 @@ def test_equal_texts_are_read_once_and_order_is_kept(nli, monkeypatch):
         return collate(encoder, windows, batch_size)
 
     monkeypatch.setattr(encoding, "collate", counted)
-    found = embed(nli, texts, batch_size=2)
+    found = embed(nli, texts)
     assert len(read) == 4
     assert [len(row) for row in read] == sorted(len(row) for row in read)
-    states = token_states(nli, texts, batch_size=2)
+    states = token_states(nli, texts)
     assert len(read) == 8
     assert all(row is states[at % 4] for at, row in enumerate(states))
     singles = np.concatenate([embed(nli, [text]) for text in texts])
@@ -252,27 +253,10 @@ def test_token_states_are_those_of_transformers(case, tmp_path):
         np.testing.assert_allclose(last[at], want, atol=1e-5 * np.abs(want).max())
 
 
-@pytest.mark.parametrize("case", ["deberta-conv", "modernbert"])
-def test_fewer_layers_are_the_first_of_all(case, tmp_path):
-    encoder = load_encoder(write(tmp_path, case))
-    text = words(3, 12)
-    row = jnp.asarray([[2, *ids(text), 3]])
-    valid, model = (
-        jnp.ones(row.shape, bool),
-        nnx.merge(encoder.graphdef, encoder.params),
-    )
-    embedded = encoder_lib.embed(model, row, jnp.zeros_like(row), valid)
-    last, every = encoder_lib.run(model, embedded, valid, keep=True)
-    want = [embedded, *every[:-1], last]
-    for layer, states in enumerate(want):
-        (got,) = token_states(encoder, [text], layer=layer)
-        np.testing.assert_allclose(got, states[0, 1:-1], rtol=1e-4, atol=1e-5)
-
-
 def test_token_states_of_long_texts_are_those_of_windows(nli):
     parts = [words(0, 100).split()[at : at + 34] for at in (0, 34, 68)]
     want = token_states(nli, [" ".join(part) for part in parts])
-    short, long = token_states(nli, [words(5, 2), words(0, 100)], batch_size=2)
+    short, long = token_states(nli, [words(5, 2), words(0, 100)])
     assert short.shape == (2, 32) and long.shape == (100, 32)
     np.testing.assert_allclose(long, np.concatenate(want), atol=2e-6)
 
@@ -283,7 +267,7 @@ def test_bertscores_equal_loops(nli, layer, at_once, monkeypatch):
     texts = [words(at, count) for at, count in enumerate((17, 1, 5, 60, 9, 30))]
     pairs = [(a, b) for a in texts for b in texts[::-1]]
     pairs = [*pairs, list(pairs[4]), *pairs[:3]]
-    found = bertscores(nli, pairs, layer=layer, batch_size=4)
+    found = bertscores(nli, pairs, layer=layer)
     assert found.shape == (40, 3) and found.dtype == np.float32
     states = {text: token_states(nli, [text], layer=layer)[0] for text in texts}
     for pair, row in zip(pairs, found, strict=True):
@@ -324,14 +308,14 @@ def test_the_first_word_is_compared_like_any_other(tmp_path):
 
 
 def test_few_programs_are_compiled(nli):
-    encoding._pooled.clear_cache()
+    encoding._read.clear_cache()
     texts = [words(at, 1 + at % 38) for at in range(45)]
-    embed(nli, texts, batch_size=8)
+    embed(nli, texts)
     # 45 distinct texts in batches of 8, the last of 5 rows in the bucket of 6; columns
     # of 16, 24, 32 and 40.
-    assert encoding._pooled._cache_size() <= 5
-    embed(nli, texts[::-1], batch_size=8)
-    assert encoding._pooled._cache_size() <= 5
+    assert encoding._read._cache_size() <= 5
+    embed(nli, texts[::-1])
+    assert encoding._read._cache_size() <= 5
 
 
 def test_bfloat16(tmp_path):
@@ -403,8 +387,6 @@ def test_encoders_that_cannot(tmp_path, nli):
         embed(plain, ["w1"])
     with pytest.raises(ValueError, match="has no classifier"):
         classify(plain, [("w1", "w2")])
-    with pytest.raises(ValueError, match="batch_size is 0"):
-        embed(nli, ["w1"], batch_size=0)
 
 
 def test_an_encoder_is_loaded_once(tmp_path):

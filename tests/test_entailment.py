@@ -124,10 +124,8 @@ def test_inference_wants_a_classifier_of_inference(tmp_path):
 
 def test_a_reader_says_yes_by_its_odds():
     lm = tiny_lm()
-    with pytest.raises(ValueError, match="batch_size is 1; give at least 2"):
-        Reader(lm, batch_size=1)
     pairs = [("All is red.", "It is red."), ("No", "A longer one"), ("No", "B")]
-    found = Reader(lm, batch_size=2)([*pairs, pairs[0]])
+    found = Reader(lm)(pairs)
 
     def said(pair, reply):
         prompt = entailment.ASK.format(premise=pair[0], hypothesis=pair[1])
@@ -137,10 +135,9 @@ def test_a_reader_says_yes_by_its_odds():
         at = np.arange(len(row.prompt_ids) - 1, len(tokens) - 2)
         return float(logp[at, tokens[at + 1]].sum())
 
-    for pair, row in zip(pairs, found, strict=False):
+    for pair, row in zip(pairs, found, strict=True):
         yes, no = said(pair, "Yes"), said(pair, "No")
         assert row[2] == pytest.approx(1 / (1 + np.exp(no - yes)), abs=1e-4)
-    np.testing.assert_array_equal(found[0], found[3])
     lines = Reader(lm)([("All is\n red.\n", "It is red.")])  # on one line
     np.testing.assert_allclose(lines[0], found[0], atol=1e-6)
     np.testing.assert_allclose(found.sum(1), 1, atol=1e-6)

@@ -12,17 +12,14 @@ from sklearn.metrics import accuracy_score, f1_score
 from jaxhal.evaluation import (
     Isotonic,
     Platt,
-    accuracy,
     best_accuracy_threshold,
     best_f1_threshold,
     brier,
+    decided,
     ece,
-    f1,
     isotonic,
     platt,
-    precision,
     precision_threshold,
-    recall,
 )
 
 rows = st.lists(
@@ -99,8 +96,8 @@ def test_calibrations_survive_json(fit):
 @pytest.mark.parametrize(
     ("find", "metric", "reference"),
     [
-        (best_f1_threshold, f1, f1_score),
-        (best_accuracy_threshold, accuracy, accuracy_score),
+        (best_f1_threshold, "f1", f1_score),
+        (best_accuracy_threshold, "accuracy", accuracy_score),
     ],
 )
 @settings(deadline=None, max_examples=50)
@@ -110,7 +107,7 @@ def test_the_best_threshold_is_best_of_all(find, metric, reference, rows):
     threshold = find(scores, labels)
     every = {value: reference(labels, scores >= value) for value in set(scores)}
     best = max(every.values())
-    assert metric(scores, labels, threshold) == pytest.approx(best)
+    assert decided(scores, labels, threshold)[metric] == pytest.approx(best)
     # The highest among equals flags as few as any, and lies between two scores.
     equal = [value for value in every if every[value] == pytest.approx(best)]
     assert (scores >= threshold).sum() == min((scores >= v).sum() for v in equal)
@@ -121,18 +118,18 @@ def test_the_best_threshold_is_best_of_all(find, metric, reference, rows):
 @given(rows, st.floats(0.01, 1.0))
 def test_precision_threshold_has_most_recall(rows, target):
     scores, labels = map(np.array, zip(*rows, strict=True))
-    every = sorted(set(scores))
-    good = [value for value in every if precision(scores, labels, value) >= target]
+    found = {value: decided(scores, labels, value) for value in sorted(set(scores))}
+    good = {v: each for v, each in found.items() if each["precision"] >= target}
     if not good:
-        best = max(precision(scores, labels, value) for value in every)
+        best = max(each["precision"] for each in found.values())
         with pytest.raises(ValueError, match=f"best is {best:.3f}, so give a target"):
             precision_threshold(scores, labels, target)
         return
     threshold = precision_threshold(scores, labels, target)
-    most = max(recall(scores, labels, value) for value in good)
-    assert precision(scores, labels, threshold) >= target
-    assert recall(scores, labels, threshold) == most
-    fewest = min((scores >= v).sum() for v in good if recall(scores, labels, v) == most)
+    most = max(each["recall"] for each in good.values())
+    chosen = decided(scores, labels, threshold)
+    assert chosen["precision"] >= target and chosen["recall"] == most
+    fewest = min((scores >= v).sum() for v in good if good[v]["recall"] == most)
     assert (scores >= threshold).sum() == fewest
     between(threshold, scores)
 

@@ -7,7 +7,11 @@ import numpy as np
 import pytest
 from sklearn.metrics import f1_score, roc_auc_score
 
-from jaxhal.evaluation import auprc, auroc, bootstrap, f1, interval, paired
+from jaxhal.evaluation import auprc, auroc, bootstrap, decided, interval, paired
+
+
+def f1(scores, labels):
+    return decided(scores, labels, 0.5)["f1"]
 
 
 def resamples(labels, groups, repeats, seed=0):
@@ -52,7 +56,7 @@ def test_bootstrap_interval():
     [
         (auroc, lambda s, y: roc_auc_score(y, s)),
         (auprc, lambda s, y: auprc(list(s), list(y))),
-        (partial(f1, threshold=0.5), lambda s, y: f1_score(y, s >= 0.5)),
+        (f1, lambda s, y: f1_score(y, s >= 0.5)),
     ],
 )
 @pytest.mark.parametrize("by_source", [True, False])
@@ -86,7 +90,7 @@ def test_one_class_resamples_are_redrawn():
     ("metric", "oracle"),
     [
         (auroc, lambda s, y: roc_auc_score(y, s)),
-        (partial(f1, threshold=0.5), lambda s, y: f1_score(y, s >= 0.5)),
+        (f1, lambda s, y: f1_score(y, s >= 0.5)),
     ],
 )
 def test_paired_equals_slow_resampling(metric, oracle):

@@ -29,7 +29,7 @@ from jaxhal.watchdog import (
     Judgement,
     Plan,
 )
-from jaxhal.watchdog.inquiry import Review
+from jaxhal.watchdog.journal import Review
 from jaxhal.watchdog.policy import TRANSFORMATIONS, probabilities, reward
 from jaxhal.watchdog.queries import plain, usable
 
@@ -202,7 +202,7 @@ def test_it_stops_where_nothing_is_left_to_ask(encoder, tmp_path):
 
 
 def test_random_ways(encoder, tmp_path):
-    plan = dataclasses.replace(PLAN, how="random", ways=("deduction", "analogy"))
+    plan = dataclasses.replace(PLAN, how="random", ways=["deduction", "analogy"])
     found = explorer(tmp_path, encoder, plan=plan).run(progress=False)
     assert found.policy is None
     ways = {node.way for node in found.nodes}
@@ -461,7 +461,7 @@ def test_ways_that_give_the_same_query_count_once(encoder, tmp_path):
 
 
 def test_only_the_ways_of_a_plan_are_taken(encoder, tmp_path):
-    plan = dataclasses.replace(PLAN, ways=("induction", "deduction"))
+    plan = dataclasses.replace(PLAN, ways=["induction", "deduction"])
     one = explorer(tmp_path, encoder, plan=plan)
     found = one.run(progress=False)
     assert {node.way for node in found.nodes} == {"seed", "deduction", "induction"}
@@ -519,7 +519,7 @@ def test_one_process_explores_in_a_folder(encoder, tmp_path):
         ({"budget": 0}, "budget is 0; give at least 1"),
         ({"samples": 0}, "samples is 0"),
         ({"how": "greedy"}, "how is 'greedy'; use one of reinforced"),
-        ({"ways": ("magic",)}, "ways are magic; use some of deduction"),
+        ({"ways": ["magic"]}, "ways are magic; use some of deduction"),
         ({"branch": 4}, "branch is 4, and there are 3 ways"),
         ({"shares": "odd"}, "shares is 'odd'; use one of softmax"),
         ({"steps": 0}, "steps is 0; give at least 1"),

@@ -14,11 +14,10 @@ from sklearn.preprocessing import StandardScaler
 import jaxhal
 from jaxhal.classifiers import selection
 from jaxhal.classifiers.linear import Linear
-from jaxhal.classifiers.selection import choose_held_out, published, unseen_scores
+from jaxhal.classifiers.selection import choose_linear, published, unseen_scores
 from jaxhal.detectors import (
     CATALOGUE,
     Detector,
-    Info,
     Targets,
     build,
     ensemble,
@@ -52,8 +51,9 @@ def draw(seed, rows=200):
 
 def plain(name, column, **options) -> Detector:
     """A detector without parameters, the score of which is a column."""
-    info = Info(name, "", "", "")
-    return Detector(info, (), inputs=lambda f: f[name][:, column], **options)
+    return Detector(
+        name, "", "", "", (), inputs=lambda f: f[name][:, column], **options
+    )
 
 
 # Unseen scores -----------------------------------------------------------------------
@@ -63,7 +63,7 @@ def test_unseen_scores_know_nothing_of_the_source():
     """A memory of the sources it was fitted to recognises none of the unseen ones."""
     groups = np.arange(40) // 2
     memory = Detector(
-        Info("memory", "", "", ""), (),
+        "memory", "", "", "", (),
         inputs=lambda f: f,
         decide=lambda params, x: jnp.isin(x, params).astype(float),
         fit=lambda x, targets: jnp.asarray(targets.groups)[targets.rows],
@@ -98,7 +98,7 @@ def test_unseen_scores_of_a_grid_are_its_own_folds():
     x, labels = draw(1)
     weight = np.float32(np.arange(200) < 180)
     groups = np.arange(200) // 2
-    chosen, found = choose_held_out(x[:, None], labels, groups, weight)
+    chosen, found = choose_linear(x[:, None], labels, groups, weight)
 
     def logits(rows):
         scale = StandardScaler().fit(x[rows])
@@ -445,20 +445,42 @@ def spans_of(x):
     return scored("lookback_lens", np.float32(x))[1]
 
 
+def agrees(path):
+    """A released classifier, once it is that of scikit-learn."""
+    theirs, fitted = theirs_of(path), released_lookback(path)
+    x = np.random.default_rng(0).random((40, theirs.coef_.shape[1]), np.float32)
+    made_up = theirs.predict_proba(x)[:, 0]  # class 1 is faithful
+    score = fitted.score(spans_of(x))
+    np.testing.assert_allclose(fitted.probabilities(score), made_up, atol=1e-5)
+    clear = np.abs(made_up - 0.5) > 1e-4
+    flagged = fitted.flags(score)[clear]
+    np.testing.assert_array_equal(flagged, (theirs.predict(x) == 0)[clear])
+    return fitted
+
+
 def test_released_classifiers_are_those_of_scikit_learn(tmp_path):
+    own = agrees(release(tmp_path / "own.json")).params.linear
+    about = json.loads((tmp_path / "own.json").read_text("utf-8"))
+    # scikit-learn's coef_ is a row, and an intercept may be exported as a number.
+    for changes in ({"coef": [about["coef"]]}, {"intercept": about["intercept"][0]}):
+        other = released_lookback(release(tmp_path / "same.json", **changes))
+        np.testing.assert_array_equal(other.params.linear.w, own.w)
+        assert other.params.linear.b == own.b
+
+
+def released():
     root = os.environ.get("JAXHAL_DATA")
     default = Path(__file__).parent.parent.parent / "shared" / "data"
     folder = (Path(root) if root else default) / "lookback_lens"
-    paths = [release(tmp_path / "own.json"), *folder.glob("classifier_*.json")]
-    for path in paths:
-        theirs, fitted = theirs_of(path), released_lookback(path)
-        x = np.random.default_rng(0).random((40, theirs.coef_.shape[1]))
-        made_up = theirs.predict_proba(x)[:, 0]  # class 1 is faithful
-        score = fitted.score(spans_of(x))
-        np.testing.assert_allclose(fitted.probabilities(score), made_up, atol=1e-4)
-        clear = np.abs(made_up - 0.5) > 1e-4
-        flagged = fitted.flags(score)[clear]
-        np.testing.assert_array_equal(flagged, (theirs.predict(x) == 0)[clear])
+    return sorted(folder.glob("classifier_*.json"))
+
+
+def test_released_lookback_lens_classifiers():
+    if not released():
+        pytest.skip("set JAXHAL_DATA to a folder with lookback_lens/classifier_*.json")
+    for path in released():
+        strongest = int(np.argmin(agrees(path).params.linear.w))  # most faithful
+        assert divmod(strongest, 32) == (15, 26)
 
 
 @pytest.fixture(scope="module")
@@ -503,7 +525,8 @@ def test_a_released_classifier_of_another_geometry_is_refused(lm, tmp_path):
         ({"n_heads": 5}, "8 coefficients for 2 layers of 5 heads"),
         ({"classes": [1, 0]}, r"classes \[1, 0\]"),
         ({"coef": [float("nan")] * 8}, "no released classifier .* not finite"),
-        ({"intercept": [0.1, 0.2]}, "no released classifier .*intercept"),
+        ({"intercept": [0.1, 0.2]}, r"no released classifier .*intercept \(2,\); give"),
+        ({"coef": [[1.0] * 8] * 2}, r"no released classifier .*shape \(2, 8\)"),
     ],
 )
 def test_bad_releases_are_named(tmp_path, changes, problem):

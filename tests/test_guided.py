@@ -27,7 +27,7 @@ def by(name: str, reducer, score) -> Fitted:
     """A detector that scores a chunk by a mean over its tokens."""
     return untrained(
         detectors.Detector(
-            detectors.Info(name, "for tests", "none", "none"),
+            *(name, "for tests", "none", "none"),
             features=((name, reducer),),
             inputs=lambda f: score(f[name], f["valid"]),
         )

@@ -1,7 +1,6 @@
 """Judges: rules on references by hand, and a model behind a local endpoint."""
 
 import json
-from types import SimpleNamespace
 
 import pytest
 
@@ -9,7 +8,6 @@ from chat_server import STALL, serving
 from jaxhal.datasets import Question
 from jaxhal.llm.endpoint import Endpoint
 from jaxhal.llm.judges import (
-    Answerable,
     EndpointJudge,
     OverlapRule,
     ReferenceRule,
@@ -19,9 +17,7 @@ from jaxhal.llm.judges import (
 from jaxhal.types import Example, Label
 
 RIVER = Question("Where does the Rhine end?", "In the North Sea", context="It ends so.")
-SEVERAL = SimpleNamespace(
-    text="Which?", answer=("North Sea", "Rotterdam"), context=None
-)
+SEVERAL = Question("Which?", ("North Sea", "Rotterdam"))
 
 
 def reply(word, *parts):
@@ -30,12 +26,7 @@ def reply(word, *parts):
 
 def test_references():
     assert references(RIVER) == ("In the North Sea",)
-    assert isinstance(RIVER, Answerable) and isinstance(SEVERAL, Answerable)
     assert references(SEVERAL) == ("North Sea", "Rotterdam")
-    nothing = SimpleNamespace(text="Which?", answer=[], context=None)
-    for judge in (ReferenceRule(), OverlapRule()):
-        with pytest.raises(ValueError, match="question 'Which.' has no reference answ"):
-            judge(nothing, "North Sea")
 
 
 # Reference rules ----------------------------------------------------------------------
@@ -98,23 +89,19 @@ def test_wrong_nearness():
 
 
 def test_a_refusal_is_right_where_a_reference_declines():
-    question = SimpleNamespace(text="?", answer="Unable to answer", context="")
+    question = Question("?", "Unable to answer")
     judge = ReferenceRule(refusals=True)
     assert judge(question, "The text does not provide this.").label == 0
     assert judge(question, "It was in 1990, as everyone there says.").label == 1
-    asked = SimpleNamespace(
-        text="?", answer=("The text does not say", "1990"), context=""
-    )
+    asked = Question("?", ("The text does not say", "1990"))
     assert judge(asked, "1990 is not mentioned.").label == 0
-    asked = SimpleNamespace(text="?", answer="1990 is not mentioned", context="")
+    asked = Question("?", "1990 is not mentioned")
     assert judge(asked, "1990 is not mentioned.").why == "the answer is a reference"
     assert ReferenceRule()(question, "The text does not provide this.").label == 1
 
 
 def test_little_in_common_includes_three_tenths():
-    question = SimpleNamespace(
-        text="?", answer="a1 a2 a3 a4 a5 a6 a7 a8 a9 a10", context=""
-    )
+    question = Question("?", "a1 a2 a3 a4 a5 a6 a7 a8 a9 a10")
     # 10 + 10 words, 3 in common; then 4.
     some = "a1 a2 a3 b b b b b b b"
     assert ReferenceRule()(question, some).label == 1

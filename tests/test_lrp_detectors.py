@@ -128,7 +128,7 @@ def test_profiles_of_the_prompt_have_names_of_their_own():
         assert build({usual: {"of": "prompt"}}).name == f"{usual}_prompt"
         assert build({usual: {"of": "prompt", "name": "mine"}}).name == "mine"
         assert build({usual: {"of": "response"}}) is build(usual)
-        with pytest.raises(ValueError, match="of is 'answer'; use 'response' or"):
+        with pytest.raises(ValueError, match="of is 'answer'; use one of response"):
             build({usual: {"of": "answer"}})
 
 

@@ -8,8 +8,7 @@ import jaxhal
 from jaxhal import lrp
 from jaxhal.features.relevance import resample
 from jaxhal.lrp import programs
-from jaxhal.reading.store import Store
-from tiny_lm import answers, tiny_lm
+from tiny_lm import answers, read_into, tiny_lm
 
 READS = {
     "response": lrp.ResponseRelevance(),
@@ -64,7 +63,7 @@ def test_rows_that_do_not_fit_together_come_one_by_one(lm, batch, monkeypatch):
 
 def test_stored(lm, tmp_path):
     examples = answers(6)
-    stored = Store(tmp_path).read(lm, examples, READS, batch_size=4, progress=False)
+    stored = read_into(tmp_path, lm, examples, READS, batch_size=4, progress=False)
     for number in (0, 5):
         one = lm.encode(examples[number : number + 1])
         read = jaxhal.read(lm, one, READS)
@@ -88,8 +87,8 @@ def test_shared_prompts_have_their_own_relevance(lm):
 def test_bad_input(lm, batch):
     with pytest.raises(ValueError, match="unknown rules 'lrp'"):
         lrp.ResponseRelevance(rules="lrp")
-    with pytest.raises(ValueError, match="seed is 'logit_over_t2'"):
-        lrp.ResponseRelevance(seed="logit_over_t2")
+    with pytest.raises(ValueError, match="seed is 'prob'"):
+        lrp.ResponseRelevance(seed="prob")
     with pytest.raises(ValueError, match="bins is 0"):
         jaxhal.read(lm, batch, {"prompt": lrp.PromptRelevance(bins=0)})
     with pytest.raises(ValueError, match="response"):

@@ -12,9 +12,7 @@ from jaxhal.classifiers.lstm import Cell, _batches, fit_lstm, lstm_logits
 
 ROWS, TIME, WIDTH, HIDDEN = 120, 11, 3, 8
 KEY = jax.random.key(0)
-quick = functools.partial(
-    fit_lstm, hidden=HIDDEN, learning_rate=2e-2, batch=16, patience=10
-)
+quick = functools.partial(fit_lstm, hidden=HIDDEN, learning_rate=2e-2, batch=16)
 
 
 def pulses(seed=0, rows=ROWS):
@@ -185,8 +183,11 @@ def test_bad_input_is_named():
     broken = series.copy()
     broken[2, 0, 1] = np.nan
     for rows, message in (
-        ((series[0], valid, y, train, stop), r"series has shape \(11, 3\)"),
-        ((series, valid[:, :2], y, train, stop), r"valid \(120, 2\); pass \[samples"),
+        ((series[0], valid, y, train, stop), r"have shape \(11, 3\)"),
+        (
+            (series, valid[:, :2], y, train, stop),
+            r"valid \(120, 2\); pass \[rows",
+        ),
         ((series, valid, y[:5], train, stop), "do not pair up"),
         ((broken, valid, y, train, stop), r"features\[2, 0, 1\] is not finite"),
         ((series, valid, y, train, stop[:5]), r"stop has shape \(5,\) for 120 rows"),
@@ -197,11 +198,9 @@ def test_bad_input_is_named():
     ):
         with pytest.raises(ValueError, match=message):
             quick(KEY, *rows)
-    for name in ("hidden", "layers", "epochs", "batch", "patience"):
+    for name in ("hidden", "batch"):
         with pytest.raises(ValueError, match=f"{name} is 0; give at least 1"):
             fit_lstm(KEY, *pulses(), train, stop, **{name: 0})
-    with pytest.raises(ValueError, match="layers is 10; give at most 9"):
-        fit_lstm(KEY, *pulses(), train, stop, layers=10)
 
 
 def test_cells_hold_what_flax_initialises():

@@ -11,7 +11,7 @@ from agentscope.message import TextBlock, UserMsg
 from agentscope.model import ChatModelBase, ChatResponse
 from test_watchdog import FAR, KNOWN, encoder, watchdog  # noqa: F401  (a fixture)
 
-from jaxhal.watchdog import Guard, ask
+from jaxhal.watchdog import Guard
 from jaxhal.watchdog.guarding import BLOCKED
 from jaxhal.watchdog.middleware import middleware, scoped
 
@@ -107,7 +107,8 @@ def test_a_watchdog_asks_an_agent_of_agentscope(encoder):  # noqa: F811
         return agent(Model(temperature))
 
     known = scoped(make, "echo")
-    ((warm, _), (failing, _)) = ask(known, ["w1", "w44"], 2, 0.7)
+    found = asyncio.run(known.respond(["w1", "w44"], 2, 0.7))
+    ((warm, _), (failing, _)) = found
     assert (known.name, warm.text) == ("echo", "w1 at 0.7") and made == [0.7] * 4
     assert failing.error is not None and not failing.text
     dog = watchdog(encoder, say=lambda query, temperature: "")

@@ -136,10 +136,10 @@ def test_weighted_rows_are_standardised_by_themselves():
 
 
 def test_bad_rows_are_named():
-    def call(x=None, labels=LABELS, groups=GROUPS, weight=ONES, grid=(0,), folds=3):
+    def call(x=None, labels=LABELS, groups=GROUPS, weight=ONES, grid=(0,)):
         x = columns() if x is None else x
         grid = {"which": grid}
-        return choose(column, read, grid, x, labels, groups, weight, folds)
+        return choose(column, read, grid, x, labels, groups, weight)
 
     nan = columns()
     nan[3, 1] = np.nan
@@ -151,7 +151,6 @@ def test_bad_rows_are_named():
         ({"weight": -ONES}, r"weight\[0\] is -1.0"),
         ({"groups": GROUPS[:5]}, "got 5 groups for 90 rows"),
         ({"grid": ()}, r"grid is {'which': \(\)}; give every setting a value"),
-        ({"folds": 1}, "folds is 1; give at least 2"),
     ):
         with pytest.raises(ValueError, match=message):
             call(**wrong)

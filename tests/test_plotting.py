@@ -10,7 +10,8 @@ from sklearn import calibration, metrics
 
 import oracles
 from jaxhal import plotting
-from jaxhal.features.forest import forest
+from jaxhal.features.arrays import reduce
+from jaxhal.features.forest import Forest
 from jaxhal.plotting.style import line_styles
 
 rng = np.random.default_rng(0)
@@ -141,7 +142,7 @@ def test_sweep_curves_draw_methods_in_order_of_the_setting():
 
 def test_bad_layer_curves_are_named():
     for values in ([], [[0.5]], [0.5, np.nan]):
-        with pytest.raises(ValueError, match="one row of finite numbers"):
+        with pytest.raises(ValueError, match=r"must be \[layers\] of finite numbers"):
             plotting.layer_curve(values)
     with pytest.raises(ValueError, match="give both or none"):
         plotting.layer_curve([0.5], low=[0.4])
@@ -278,7 +279,7 @@ def test_intervals_put_controls_below_and_draw_the_best_of_them():
         "toha": (0.8, 0.75, 0.85),
         "words": (0.72, 0.7, 0.74),
     }
-    figure = plotting.auroc_intervals(known, {"length", "words"}, "RAGTruth")
+    figure = plotting.auroc_intervals(known, {"length", "words"})
     ax = figure.axes[0]
     names = [text.get_text() for text in ax.get_yticklabels()]
     assert names == ["toha", "mtop_div", "words", "length"]
@@ -367,7 +368,7 @@ def test_forest_drawing_shows_every_edge_and_counts_the_rest():
 def test_forest_drawing_at_any_size(seq, prompt):
     attention = oracles.causal_attention(0, seq, kind="peaked")
     tokens = [f"token{i}" for i in range(seq - 1)] + ["中文 🙂\ufeff"]
-    edges = forest(attention, prompt)
+    edges = reduce(Forest(), attention, prompt)
     figure = plotting.forest_drawing(*edges, tokens, prompt)
     assert len(figure.axes[0].patches) == seq - prompt
     unnamed = sum(

@@ -38,6 +38,7 @@ from jaxhal.features.base import OfRewrite
 from jaxhal.features.uncertainty import TextLogprob, TokenLogprob
 from jaxhal.llm.endpoint import Endpoint, NoReply, Unanswered, Useless, json_object
 from jaxhal.models.batching import lengths
+from jaxhal.reading import store as store_module
 from jaxhal.reading.bulk import Bulk
 from jaxhal.reading.extract import kinds
 from jaxhal.reading.store import Store
@@ -142,7 +143,14 @@ def test_scores_are_shares_of_yes(lm):
     assert capture.read_jit._cache_size() - before <= len({lengths([a]) for a in asked})
 
 
-def test_experiments_see_the_same(lm, data, tmp_path):
+def test_experiments_see_the_same(lm, data, tmp_path, monkeypatch):
+    planned, real = [], store_module.make_plan
+
+    def make_plan(*arguments):
+        planned.append(real(*arguments))
+        return planned[-1]
+
+    monkeypatch.setattr(store_module, "make_plan", make_plan)
     some = [NAME, "context_gain_count"]
     reports = jaxhal.score(lm, EXAMPLES[:4], some, batch_size=4)
     for name in some:
@@ -153,11 +161,9 @@ def test_experiments_see_the_same(lm, data, tmp_path):
     for one, other in zip(alone.rows, data.rows, strict=True):
         np.testing.assert_array_equal(one.response_ids, other.response_ids)
     # Both replies to a question share the reading of it.
-    (plan,) = tmp_path.glob("*/plans/*.json")
-    parts = json.loads(plan.read_text("utf-8"))["parts"]
-    groups = [group for part in parts for group in part["groups"]]
-    assert {group["copies"] for group in groups} == {2}
-    assert sum(len(group["keys"]) for group in groups) == 24
+    groups = [group for part in planned[0] for group in part.groups]
+    assert {group.copies for group in groups} == {2}
+    assert sum(len(group.keys) for group in groups) == 24
 
 
 def test_a_question_over_the_context_is_an_error_of_its_row(lm, data, store):
@@ -265,9 +271,7 @@ def test_rewrites_are_read_once():
 )
 def test_one_name_is_one_feature(name, feature):
     mine = context_gain()
-    mine = mine._replace(
-        info=mine.info._replace(name="mine"), features=((name, feature),)
-    )
+    mine = mine._replace(name="mine", features=((name, feature),))
     with pytest.raises(ValueError, match=f"'mine' looks at '{name}' as .*, another as"):
         detectors.features_of([context_gain(), mine])
 
@@ -598,7 +602,7 @@ def test_other_words(lm, server):
     scores = [report.scores["own"] for report in found]
     np.testing.assert_allclose(scores, shares_of_yes(lm, asked), rtol=1e-4)
     assert all(report.scores[NAME] != report.scores["own"] for report in found)
-    assert "in words given" in own.info.summary
+    assert "in words given" in own.summary
     server.replies = [listing("B")]
     options = dict(spec(server)[NAME]) | {"ask": "List: {material}", "name": "there"}
     jaxhal.score(lm, examples[:1], [untrained(build({NAME: options}))])

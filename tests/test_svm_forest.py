@@ -239,7 +239,7 @@ def test_bad_settings_are_named():
         (lambda: svm.fit_svm(*rows, C=1.0, gamma=np.nan), "gamma is nan"),
         (lambda: trees.fit_forest(*rows, max_depth=11), "max_depth is 11; use 1 to 10"),
         (lambda: trees.fit_forest(*rows, min_samples_leaf=0), "min_samples_leaf is 0"),
-        (lambda: trees.fit_forest(*rows, trees=0), "trees is 0; use at least 1"),
+        (lambda: trees.fit_forest(*rows, trees=0), "trees is 0; give at least 1"),
         (lambda: fit_perceptron(*rows, alpha=-1.0), "alpha is -1.0"),
     ):
         with pytest.raises(ValueError, match=message):

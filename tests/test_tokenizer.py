@@ -1,5 +1,6 @@
 """Tokens, character spans, chat templates and the seam layout."""
 
+import collections
 import json
 from pathlib import Path
 
@@ -14,7 +15,16 @@ from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, tra
 from tokenizers import Tokenizer as Backend
 
 from jaxhal.models import gguf_tokenizer
-from jaxhal.models.batching import Encoded, bucket, check_length, collate, lengths, plan
+from jaxhal.models.batching import (
+    Encoded,
+    bucket,
+    check_length,
+    collate,
+    lengths,
+    plan,
+    plan_shared,
+)
+from jaxhal.models.gguf import GGUFSource
 from jaxhal.models.tokenizer import Tokenizer
 from jaxhal.types import Example
 
@@ -64,7 +74,7 @@ def vocab_and_merges(backend):
     return model["vocab"], merges
 
 
-def wrap(template=None, chat=True, bos="<s>", eos="</s>", add_bos_token=False):
+def wrap(template=None, bos="<s>", eos="</s>", add_bos_token=False):
     hf = transformers.PreTrainedTokenizerFast(
         tokenizer_object=byte_level(),
         bos_token=bos,
@@ -72,7 +82,7 @@ def wrap(template=None, chat=True, bos="<s>", eos="</s>", add_bos_token=False):
         add_bos_token=add_bos_token,
         chat_template=template,
     )
-    return Tokenizer(hf, chat)
+    return Tokenizer(hf)
 
 
 @pytest.fixture(scope="module")
@@ -149,7 +159,7 @@ def write_gguf(path, metadata):
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.close()
-    return path
+    return GGUFSource(path)
 
 
 def spm_oracle(text, metadata):
@@ -284,7 +294,7 @@ def test_bos_by_metadata_survives_saving(tmp_path, metadata, adds):
         assert one.adds_bos is adds
         assert len(one.hf) == len(metadata["tokenizer.ggml.tokens"])
         assert one.bos_id == metadata["tokenizer.ggml.bos_token_id"]
-        assert one.render(" a ").suffix == "<|end|>\n<|assistant|>\n"
+        assert one.render(" a ")[2] == "<|end|>\n<|assistant|>\n"
     for text in [*TEXTS, "a<s>b</s> c"]:
         assert tokenizer.encode(text) == again.encode(text)
 
@@ -344,7 +354,7 @@ def test_a_vocabulary_of_word_pieces(tmp_path):
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "b", "##c"]
     (tmp_path / "vocab.txt").write_text("\n".join(words))
     transformers.BertConfig(vocab_size=len(words)).save_pretrained(tmp_path)
-    assert Tokenizer.from_folder(tmp_path, chat=False).encode("a bc") == [5, 6, 7]
+    assert Tokenizer.from_folder(tmp_path).encode("a bc") == [5, 6, 7]
 
 
 def test_broken_files_are_named(tmp_path):
@@ -472,7 +482,6 @@ def test_lone_surrogate(plain):
 
 def test_no_template_is_the_text_alone(plain):
     assert plain.render(" a ") == ("", " a ", "")
-    assert wrap(CHATML, chat=False).render(" a ") == ("", " a ", "")
 
 
 def test_template_frames_the_text(chat):
@@ -515,7 +524,7 @@ def test_dates_in_templates_stand_still():
         "strftime_now('%d %b %Y') %}{% endif %}"
         "{{ date_string }} {{ messages[0].content }}"
     )
-    assert wrap(template).render("hi").prefix == "26 Jul 2024 "
+    assert wrap(template).render("hi")[0] == "26 Jul 2024 "
 
 
 @pytest.mark.parametrize(
@@ -607,10 +616,10 @@ def test_encoding_errors_name_the_example():
 # --- batches ------------------------------------------------------------------------
 
 
-def encoded(prompt, response):
+def encoded(prompt, response, first=10):
     context = np.arange(prompt) < prompt - 1
     return Encoded(
-        prompt_ids=np.arange(10, 10 + prompt),
+        prompt_ids=np.arange(first, first + prompt),
         response_ids=np.arange(500, 500 + response),
         offsets=np.stack([np.arange(response), np.arange(response) + 1], axis=1),
         context=context,
@@ -679,14 +688,14 @@ def test_plan_fills_batches_before_it_adds_shapes():
     batches = plan(rows, batch_size=2)
     # Buckets (64, 16), (64, 24) and (96, 16): five, one and two rows.  The fifth row
     # joins the sixth; nothing may move from (64, 24) to the shorter (96, 16).
-    assert batches == [
+    assert [batch[:3] for batch in batches] == [
         ([0, 2], 64, 16),
         ([5, 6], 64, 16),
         ([3, 7], 64, 24),
         ([1, 4], 96, 16),
     ]
     shapes = {
-        collate([rows[i] for i in batch.rows], 0, *batch[1:], batch_size=2).tokens.shape
+        collate([rows[i] for i in batch.rows], 0, *batch[1:4]).tokens.shape
         for batch in batches
     }
     assert shapes == {(2, 80), (2, 88), (2, 112)}
@@ -708,6 +717,42 @@ def test_plan_keeps_every_row_once():
     assert len(shapes) < len({lengths([row]) for row in rows}) / 2
 
 
+@pytest.mark.parametrize(
+    ("answers", "want"),
+    [
+        ([2, 2], [(2, 4, 4)]),  # fewer than a batch, but all there is
+        ([5], [(1, 5, 6)]),  # two programs would cost more than they save
+        ([6], [(2, 6, 6)]),
+        ([8], [(8, 8, 8)]),
+        ([6, 6], [(4, 8, 8), (2, 4, 4)]),
+        ([2] * 9 + [1] * 3, [(2, 18, 6), (1, 3, 3)]),
+    ],
+)
+def test_prompts_are_shared_where_that_fills_batches(answers, want):
+    """By number of answers to a prompt: copies, rows and size of batches."""
+    prompts = [number for number, count in enumerate(answers) for _ in range(count)]
+    np.random.default_rng(0).shuffle(prompts)
+    rows = [encoded(10, 5, prompt) for prompt in prompts]
+    found = collections.defaultdict(int)
+    for batch in plan_shared(rows, 8):
+        assert len(batch.rows) <= batch.size <= 8
+        for run in np.reshape(batch.rows, (-1, batch.copies)):
+            assert len({prompts[row] for row in run}) == 1
+        found[batch.copies, batch.size] += len(batch.rows)
+    assert [(copies, n, size) for (copies, size), n in found.items()] == want
+
+
+@given(st.lists(st.integers(0, 4), max_size=40), st.integers(1, 9))
+def test_shared_plans_hold_every_row_once(prompts, batch_size):
+    rows = [encoded(70 * (p + 1), 7 * (at % 5 + 1), p) for at, p in enumerate(prompts)]
+    batches = plan_shared(rows, batch_size)
+    assert sorted(row for batch in batches for row in batch.rows) == [*range(len(rows))]
+    for rows_of, *columns, size, copies in batches:
+        batch = collate([rows[row] for row in rows_of], 0, *columns, size)
+        heads = np.asarray(batch.tokens)[:, : columns[0]]
+        np.testing.assert_array_equal(heads, np.repeat(heads[::copies], copies, 0))
+
+
 def test_check_length():
     check_length(encoded(5, 4), 9)
     with pytest.raises(
@@ -723,7 +768,7 @@ def test_check_length():
 
 @pytest.fixture(scope="module")
 def smollm2(smollm2_gguf):
-    return Tokenizer.from_gguf(gguf.GGUFReader(smollm2_gguf))
+    return Tokenizer.from_gguf(GGUFSource(smollm2_gguf))
 
 
 def test_smollm2_texts(smollm2):

@@ -5,12 +5,12 @@ import dataclasses
 import jax
 import numpy as np
 import pytest
-from sklearn.linear_model import Ridge
 from sklearn.metrics import roc_auc_score
 
 from jaxhal import experiments
 from jaxhal.detectors import Targets, build
 from jaxhal.experiments import running
+from jaxhal.experiments.crossing import predicted_heads
 from jaxhal.reading.store import Store
 from jaxhal.scoring.fitting import fit
 from jaxhal.scoring.inputs import collect
@@ -142,6 +142,32 @@ def two_models(config, lm, monkeypatch):
     return config | {"data": [{"name": "a"}]}
 
 
+def least_squares(source, target, rows, ridge=1e-4):
+    """A ridge regression with an intercept, as least squares of more rows."""
+    source, target = (np.asarray(one, float) for one in (source, target))
+    middle, offset = source.mean(0), target.mean(0)
+    heads = source.shape[1]
+    tall = np.concatenate([source - middle, np.sqrt(ridge) * np.eye(heads)])
+    below = np.zeros((heads, target.shape[1]))
+    weights = np.linalg.lstsq(tall, np.concatenate([target - offset, below]))[0]
+    return (np.asarray(rows, float) - middle) @ weights + offset
+
+
+@pytest.mark.parametrize("shape", ["tall", "wide", "collinear"])
+def test_heads_are_predicted_by_least_squares(shape):
+    rng = np.random.default_rng(0)
+    rows, heads = {"tall": (60, 8), "wide": (20, 30), "collinear": (60, 8)}[shape]
+    source = rng.random((rows + 10, heads), np.float32)
+    if shape == "collinear":
+        source[:, 1], source[:, 2], source[:, 3] = source[:, 0], 2 * source[:, 0], 0.5
+    target = (source @ rng.normal(size=(heads, 5))).astype(np.float32)
+    target += rng.normal(size=target.shape).astype(np.float32) / 10
+    found = predicted_heads(source[:rows], target[:rows], source)
+    want = least_squares(source[:rows], target[:rows], source)
+    assert found.dtype == np.float32 and np.isfinite(found).all()
+    np.testing.assert_allclose(found, want, rtol=1e-6, atol=1e-6)
+
+
 @pytest.mark.parametrize("name", ["lookback_probe", "lookback_lens"])
 def test_a_classifier_judges_what_another_model_reads(two_models, lm, store, name):
     changes = [f"detectors=[{name}]"]
@@ -160,10 +186,10 @@ def test_a_classifier_judges_what_another_model_reads(two_models, lm, store, nam
     targets = Targets(ours.labels, ours.groups, weight, jax.random.key(0)).only(train)
     fitted = fit(detector, z, targets)
     if name == "lookback_lens":
-        mapping = Ridge(alpha=1e-4).fit(x.whole[train], z.whole[train])
-        mapped = z._replace(whole=mapping.predict(x.whole).astype(np.float32))
+        whole = least_squares(x.whole[train], z.whole[train], x.whole)
+        mapped = z._replace(whole=whole.astype(np.float32))
     else:
-        mapped = Ridge(alpha=1e-4).fit(x[train], z[train]).predict(x)
+        mapped = least_squares(x[train], z[train], x).astype(np.float32)
     y = ours.labels[test]
     first, other, transferred = (
         roc_auc_score(y, one.score(inputs)[test])
@@ -173,7 +199,7 @@ def test_a_classifier_judges_what_another_model_reads(two_models, lm, store, nam
             (fitted, mapped),
         )
     )
-    assert area["transferred"] == pytest.approx(transferred, abs=0.03)
+    assert area["transferred"] == pytest.approx(transferred, abs=1e-6)
     assert area["first"] == pytest.approx(first)
     assert area["other"] == pytest.approx(other)
 
@@ -205,6 +231,16 @@ def test_what_two_models_read_must_pair_up(two_models, lm, store, monkeypatch):
     ):
         both = iter([{"a": first}, {"a": second}])
         monkeypatch.setattr(running, "read_data", lambda *_, both=both: next(both))
+        with pytest.raises(ValueError, match=problem):
+            experiments.across_models(two_models, "other", changes)
+    broken = one.inputs["lookback_probe"].copy()
+    broken[2, 1] = np.nan
+    broken = dataclasses.replace(one, inputs={"lookback_probe": broken})
+    name = one.examples[2].id
+    for both, which in (((broken, one), "first"), ((one, broken), "other")):
+        pairs = iter([{"a": each} for each in both])
+        monkeypatch.setattr(running, "read_data", lambda *_, pairs=pairs: next(pairs))
+        problem = f"head 1 of the {which} model is nan at row 2, answer {name!r}; leave"
         with pytest.raises(ValueError, match=problem):
             experiments.across_models(two_models, "other", changes)
     both = iter([{"a": failed}, {"a": too}])  # both models stumble, each over its own

@@ -28,7 +28,7 @@ from jaxhal.models.ops import STANDARD
 from jaxhal.models.weights import paths
 from jaxhal.tuning import Tuning, adapters, checkpoints, classifier, training
 from jaxhal.tuning.adapters import Pair
-from jaxhal.tuning.classifier import Head, Learned, Rows
+from jaxhal.tuning.classifier import Head, Learned, TokenRows
 from jaxhal.tuning.training import Task, prepare
 from jaxhal.types import Example
 from tiny_lm import tiny_lm
@@ -81,7 +81,7 @@ def moved(learned: Learned) -> Learned:
     )
 
 
-def rows_of(lm: LM, examples: list[Example]) -> Rows:
+def rows_of(lm: LM, examples: list[Example]) -> TokenRows:
     sequences = classifier.encode(lm, examples)
     everyone = range(len(sequences))
     [(_, rows)] = classifier.batches(sequences, everyone, len(sequences), 0)
@@ -236,11 +236,11 @@ def test_padding_changes_nothing(task, learned):
     assert_close(score(6), score(1), 1e-4)
     odds = functools.partial(jax.jit(classifier.log_odds), learned, task.lm, scale=2.0)
     _, rows = next(classifier.batches(sequences, range(6), 6, 0))
-    other = Rows(jnp.where(rows.valid, rows.tokens, 9), rows.valid)
+    other = TokenRows(jnp.where(rows.valid, rows.tokens, 9), rows.valid)
     assert (other.tokens != rows.tokens).any()
     assert_same(odds(other), odds(rows))
     # The score is that of the last real token, whatever the token is.
-    changed = Rows(rows.tokens.at[:, -1].set(9), rows.valid)
+    changed = TokenRows(rows.tokens.at[:, -1].set(9), rows.valid)
     assert (np.abs(odds(changed) - odds(rows)) > 1e-4).all()
 
 
@@ -675,7 +675,7 @@ def test_the_loss_curve():
     assert validation.get_xydata().tolist() == [[2, 0.8], [4, 0.7]]
     assert len(plotting.loss_curve([0.5]).axes[0].lines) == 1
     for losses, epochs, message in [
-        ([], [], "0 steps"),
+        ([], [], r"losses of shape \[0\]"),
         ([0.1, 0.2, 0.3], [0.1, 0.2], "3 steps do not make 2 equal epochs"),
         ([[0.1]], [], "losses of shape"),
         ([0.1, np.nan], [], "losses of shape"),

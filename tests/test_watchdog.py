@@ -1,13 +1,17 @@
 """The watchdog on a bound that is known, and the proxy in front of it."""
 
 import asyncio
+import collections
 import concurrent.futures
 import contextlib
+import copy
 import http.client
 import itertools
 import json
 import math
+import pickle
 import random
+import re
 import threading
 import time
 from typing import Any
@@ -21,7 +25,7 @@ from chat_server import serving
 from explore_world import Same
 from jaxhal.llm.endpoint import Endpoint, Useless
 from jaxhal.models.encoders.encoding import embed, kept_encoder
-from jaxhal.serve.limits import Limits, options
+from jaxhal.serve.limits import OPTIONS
 from jaxhal.watchdog import (
     CallableAgent,
     Conversation,
@@ -164,25 +168,6 @@ def test_an_empty_bound(encoder):
     assert not check.flagged and check.score == 0.5 and check.hits == []
 
 
-def test_flag_and_block(encoder):
-    said = []
-
-    def say(query, temperature):
-        said.append(query)
-        return answer(query, temperature)
-
-    dog = watchdog(encoder, Guard(similarity=0.2), say=say)
-    flagged = asyncio.run(dog.guard(KNOWN[0]))
-    assert flagged.check.flagged and not flagged.blocked
-    assert flagged.reply.text == f"The answer to {KNOWN[0]}."
-    said.clear()
-    blocked = asyncio.run(dog.guard(KNOWN[0], block=True))
-    assert blocked.blocked and not blocked.reply.text and not said
-    sure = watchdog(encoder, say=say)
-    fine = asyncio.run(sure.guard(KNOWN[0], block=True))
-    assert not fine.blocked and fine.reply.text.startswith("The answer")
-
-
 def test_it_learns(encoder):
     dog = watchdog(encoder)
     assert asyncio.run(dog.learn("w7 w7", "Bad.", True, "C")) == 1
@@ -209,8 +194,7 @@ def test_bad_settings(encoder):
 @contextlib.contextmanager
 def running(service):
     """Its server and address."""
-    kept = options(service.limits)
-    config = uvicorn.Config(service.app(), port=0, log_level="critical", **kept)
+    config = uvicorn.Config(service.app(), port=0, log_level="critical", **OPTIONS)
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run)
     thread.start()
@@ -469,7 +453,7 @@ def test_wishes_are_not_remembered(encoder, tmp_path, monkeypatch):
         with proxy(service) as port, client(port) as one:
             create: Any = one.chat.completions.create
             create(model="any", messages=user(KNOWN[2]), stop=["x" * 1000])
-    ((query, *_),) = service.remembered._given.values()
+    ((query, *_),) = service._given.values()
     assert query.wishes == {}
     assert ["x" * 1000] in [body.get("stop") for _, body in server.asked]
 
@@ -492,7 +476,7 @@ def test_errors_as_the_client_knows_them(served):
 
 
 def test_block(encoder):
-    service = Service(watchdog(encoder, Guard(similarity=0.2)), mode="block")
+    service = Service(watchdog(encoder, Guard(similarity=0.2)), block=True)
     with proxy(service) as port, client(port) as one:
         found: Any = one.chat.completions.create(model="any", messages=user(KNOWN[2]))
         assert found.choices[0].message.content == BLOCKED
@@ -535,6 +519,20 @@ def test_feedback(encoder):
     assert 'watchdog_checks_total{verdict="clean"} 1.0' in text
 
 
+def test_an_agent_is_not_asked_for_what_is_blocked(encoder):
+    said = []
+
+    def say(query, temperature):
+        said.append(query)
+        return answer(query, temperature)
+
+    for guard, heard in ((Guard(similarity=0.2), []), (None, [KNOWN[0]])):
+        service = Service(watchdog(encoder, guard, say=say), block=True)
+        with proxy(service) as port, client(port) as one:
+            one.chat.completions.create(model="any", messages=user(KNOWN[0]))
+        assert [*dict.fromkeys(said)] == heard
+
+
 def test_health(served):
     status, raw = send(served, "GET", "/health")
     known = json.loads(raw)
@@ -554,8 +552,6 @@ def test_a_token(encoder):
         assert send(port, "POST", "/v1/feedback", b"{}")[0] == 401
     with pytest.raises(ValueError, match="token is empty"):
         Service(watchdog(encoder), token=" ")
-    with pytest.raises(ValueError, match="mode is 'warn'"):
-        Service(watchdog(encoder), mode="warn")
 
 
 def test_who_may_teach(encoder):
@@ -588,7 +584,7 @@ def test_what_a_web_page_could_send(served):
 def test_a_query_that_is_blocked_can_be_taught(encoder):
     dog = watchdog(encoder, Guard(similarity=0.2, entropy=None))
     query = KNOWN[4]
-    with proxy(Service(dog, mode="block")) as port, client(port) as one:
+    with proxy(Service(dog, block=True)) as port, client(port) as one:
         found: Any = one.chat.completions.create(model="any", messages=user(query))
         assert found.choices[0].message.content == BLOCKED
         body = json.dumps({"id": found.id, "hallucinated": False})
@@ -624,7 +620,8 @@ def test_what_is_learnt_of_a_conversation(encoder):
 
 def test_only_so_much_is_remembered(encoder, monkeypatch):
     monkeypatch.setattr("jaxhal.watchdog.serve._CHARACTERS", 90)
-    with proxy(Service(watchdog(encoder))) as port, client(port) as one:
+    service = Service(watchdog(encoder))
+    with proxy(service) as port, client(port) as one:
         names = []
         for query in ("w1", "w2", "w3 " * 10):
             found: Any = one.chat.completions.create(model="any", messages=user(query))
@@ -632,6 +629,9 @@ def test_only_so_much_is_remembered(encoder, monkeypatch):
         bodies = [json.dumps({"id": n, "hallucinated": True}) for n in names]
         status = [send(port, "POST", "/v1/feedback", body)[0] for body in bodies]
     assert status[0] == 404 and status[-1] == 200
+    kept = [given.text for given in service._given.values()]
+    assert "The answer to w1." not in kept
+    assert service._said == collections.Counter([BLOCKED, *kept])
 
 
 def test_feedback_beside_queries(encoder):
@@ -659,7 +659,7 @@ def test_feedback_beside_queries(encoder):
 
 
 def test_large_requests(encoder):
-    with proxy(Service(watchdog(encoder), limits=Limits(largest=2000))) as port:
+    with proxy(Service(watchdog(encoder), largest=2000)) as port:
         body = json.dumps({"messages": user("w1 " * 1000)})
         status, raw = send(port, "POST", "/v1/chat/completions", body)
         assert status == 413 and "over 2000 bytes" in raw.decode()
@@ -706,6 +706,22 @@ def test_bad_requests(served, body):
     error = json.loads(raw)["error"]
     assert status == 400 and error["type"] == "invalid_request_error"
     assert error["message"]
+
+
+@pytest.mark.parametrize(
+    ("body", "where"),
+    [
+        (b'{"messages": ', "the body is not JSON: EOF .* at line 1 column 13"),
+        (b'{"a": "\\ud800"}', "the body is not JSON: .* escape at line 1 column 14"),
+        (
+            b'{"messages": [{"role": "user", "content": "a"}], "top_p": 1e999}',
+            "a setting cannot be passed on: Out of range",
+        ),
+    ],
+)
+def test_what_is_no_json_is_told_where(served, body, where):
+    _, raw = send(served, "POST", "/v1/chat/completions", body)
+    assert re.match(where, json.loads(raw)["error"]["message"])
 
 
 def test_fuzzed_requests_crash_nothing(served):
@@ -772,6 +788,14 @@ def test_what_is_asked():
     want = asked({"messages": user("a"), "temperature": 0, "stream": None})
     assert want == ("a", False, 0.0, ()) and want.prompt.query == "a"
     assert want.prompt.turns == (("user", "a"),) and want.prompt.wishes == {}
+
+
+@pytest.mark.parametrize("turns", [[("user", "a")], [("system", "b"), ("user", "a")]])
+def test_a_conversation_can_be_copied(turns):
+    one = Conversation(turns, {"stop": ["x"]})
+    for other in (copy.copy(one), copy.deepcopy(one), pickle.loads(pickle.dumps(one))):
+        assert isinstance(other, Conversation) and other == one
+        assert (other.turns, other.wishes) == (one.turns, one.wishes)
 
 
 def test_only_known_wishes_are_passed_on():

@@ -40,10 +40,10 @@ from jaxhal.watchdog import (
     building,
     domain,
 )
-from jaxhal.watchdog import ablations as ablating
 from jaxhal.watchdog import config as configs
 from jaxhal.watchdog import evaluate as evaluating
-from jaxhal.watchdog.agents import FROM_PASSAGES
+from jaxhal.watchdog import page as pages
+from jaxhal.watchdog.agents.rag import FROM_PASSAGES
 from jaxhal.watchdog.journal import Journal, Recorded
 from jaxhal.watchdog.serve import Service
 from tiny_lm import tiny_lm
@@ -224,7 +224,7 @@ def test_who_is_who(written, tmp_path, monkeypatch):
         ("preset=odd", "preset is 'odd'; use one of paper"),
         ("explored=0", "explored is 0; give at least 1"),
         ("similarity=2", "similarity is 2.0; give a cosine"),
-        ("plan={speed: 3}", "plan or training: .*'speed'"),
+        ("plan={speed: 3}", "'speed' not in 'Plan'"),
         ("plan={gamma: 0.0}", "gamma is 0.0; give a share"),
         ("training={epochs: 0}", "epochs is 0; give one above 0"),
         ("agent.dtype=int8", "dtype is 'int8'; use one of"),
@@ -303,7 +303,7 @@ def test_serve(written, monkeypatch):
     found = run("watchdog", "serve", written, "similarity=0.7", "--block", "--port", 9)
     assert found.exit_code == 0, found.output
     service = seen["service"]
-    assert (seen["host"], seen["port"], service.mode) == ("127.0.0.1", 9, "block")
+    assert (seen["host"], seen["port"], service.block) == ("127.0.0.1", 9, True)
     assert service.watchdog.settings.similarity == 0.7 and service.token is None
     assert "give --token" not in found.output and "is empty" not in found.output
     monkeypatch.setenv("JAXHAL_TOKEN", "secret")
@@ -499,9 +499,9 @@ def test_the_bound_at_a_share(encoder):
         {"label": label, "query": f"w{n}", "answer": "a", "entropy": 0.5, "round": n}
         for n, label in enumerate([0, 1, None, 1, 1, 1])
     ]
-    reached = ablating._reached
+    reached = evaluating._reached
     assert [reached(rows, 0.5, 1), reached(rows, 0.5, 4)] == [2, 4]
-    bound = ablating._beginning(encoder, rows[:4])
+    bound = evaluating._beginning(encoder, rows[:4])
     assert [one.query for one in bound] == ["w1", "w3"]
     assert reached(rows, 0.9, 1) is None
     # An exploration looks at its share when a round is over.
@@ -522,8 +522,8 @@ def test_figures_without_anything():
 def test_what_is_said_of_shares():
     """Below their table, or in place of it where none was reached."""
     epsilon, row = "similarity (epsilon)", {"value": 0.5, "AUROC": 0.6}
-    reached = ablating.markdown({ablating._GAMMA: [row], epsilon: [row]}, 10)
+    reached = pages._ablations({pages.GAMMA: [row], epsilon: [row]}, 10)
     (at,) = (n for n, line in enumerate(reached) if line.startswith("Of the shares"))
     assert at < reached.index(f"## Over {epsilon}")
-    said = "\n".join(ablating.markdown({epsilon: [row]}, 10))
+    said = "\n".join(pages._ablations({epsilon: [row]}, 10))
     assert "was reached" in said and "those in the table" not in said

@@ -165,7 +165,7 @@ def test_unknown_names(folder):
     "extra, message",
     [
         ({"rope_scaling": {"rope_type": "longrope", "factor": 2}}, "longrope"),
-        ({"rope_scaling": {"rope_type": "linear"}}, "needs a 'factor'"),
+        ({"rope_scaling": {"rope_type": "linear"}}, "lacks factor; rope sc"),
         ({"hidden_act": "relu6"}, "hidden_act is relu6; known: silu"),
     ],
 )
@@ -193,6 +193,31 @@ def test_old_and_new_config_spellings_agree(case):
             ("type" if k == "rope_type" else k): v for k, v in rope.items()
         }
     assert from_huggingface(old) == from_huggingface(new)
+
+
+@pytest.mark.parametrize(
+    "case, stray",
+    [
+        ("mistral-gqa", {"attention_bias": True, "mlp_bias": True}),
+        ("qwen2-gqa", {"attention_bias": True, "head_dim": 8}),
+        ("gemma3-gqa", {"final_logit_softcapping": 0.0, "mlp_bias": True}),
+        ("falcon-7b", {"intermediate_size": 99, "hidden_act": "relu6"}),
+        ("falcon-7b", {"attention_bias": True, "rms_norm_eps": 0.5}),
+        ("falcon-7b", {"num_key_value_heads": 4, "num_kv_heads": 3}),
+        ("falcon-40b", {"num_key_value_heads": 4}),
+        ("gpt2-mha", {"intermediate_size": 99, "hidden_act": "relu6"}),
+        ("gpt2-mha", {"hidden_size": 8, "max_position_embeddings": 8}),
+    ],
+)
+def test_settings_of_other_families_say_nothing(case, stray):
+    config = tiny.golden(case)["config"]
+    assert from_huggingface(config | stray) == from_huggingface(config)
+
+
+def test_capped_logits_are_not_computed():
+    config = tiny.golden("gemma3-gqa")["config"] | {"final_logit_softcapping": 30.0}
+    with pytest.raises(ValueError, match="final_logit_softcapping is 30.0; logits are"):
+        from_huggingface(config)
 
 
 # -- GGUF ---------------------------------------------------------------------------
@@ -339,6 +364,140 @@ def test_gguf_gemma3(tmp_path):
     theirs = from_huggingface(tiny.golden("gemma3-gqa")["config"])
     graphdef, _ = weights.abstract(theirs, jnp.float32)
     _close(LM(params, graphdef, theirs), "gemma3-gqa")
+
+
+def _header(path, arch: str, changes: dict, tensors=()) -> GGUFSource:
+    """A GGUF file whose tensors have but a name; a value of None is left out."""
+    layer_norm = arch in ("falcon", "gpt2")
+    eps = "layer_norm_epsilon" if layer_norm else "layer_norm_rms_epsilon"
+    metadata = {
+        "embedding_length": 32,
+        "feed_forward_length": 48,
+        "block_count": 7,
+        "attention.head_count": 4,
+        "context_length": 64,
+        f"attention.{eps}": 0.5,
+    } | changes
+    writer = gguf.GGUFWriter(path, arch)
+    add = {int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
+    for key, value in metadata.items():
+        if value is not None:
+            add[type(value)](f"{arch}.{key}", value)
+    writer.add_tensor("token_embd.weight", np.zeros((61, 32), np.float32))
+    for name in tensors:
+        writer.add_tensor(name, np.zeros(32, np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return GGUFSource(path)
+
+
+_BIASES = ("qkv_bias", "o_bias", "mlp_bias")
+
+
+@pytest.mark.parametrize(
+    "arch, metadata, tensors, want",
+    [
+        ("llama", {}, [], dict.fromkeys(_BIASES, False) | {"windows": (0,) * 7}),
+        ("llama", {}, ["blk.0.attn_q.bias"], {"qkv_bias": True, "o_bias": False}),
+        ("llama", {}, ["blk.0.attn_output.bias"], {"qkv_bias": False, "o_bias": True}),
+        (
+            "llama",
+            {"attention.sliding_window": 0},
+            ["blk.0.attn_q.bias"],
+            {"family": "llama", "windows": (0,) * 7, "qkv_bias": True},
+        ),
+        (
+            "llama",
+            {"attention.sliding_window": 8, "hidden_act": "relu6"},
+            ["blk.0.ffn_down.bias"],
+            {"windows": (8,) * 7, "mlp_bias": True, "activation": "silu"},
+        ),
+        ("qwen2", {}, [], {"qkv_bias": False}),
+        ("qwen3", {}, [], {"head_dim": 8, "qk_norm": False}),
+        ("qwen3", {}, ["blk.0.attn_q_norm.weight"], {"qk_norm": True}),
+        (
+            "falcon",
+            {"attention.sliding_window": 8},
+            ["blk.0.attn_norm_2.weight"],
+            {"windows": (8,) * 7, "block": "parallel_two_norms", "norm_eps": 0.5},
+        ),
+        ("gpt2", {}, ["blk.0.attn_qkv.bias"], {"qkv_bias": True, "o_bias": False}),
+        (
+            "gemma3",
+            {},
+            [],
+            {
+                "windows": (0,) * 7,
+                "rope_of_layer": (1, 1, 1, 1, 1, 0, 1),
+                "ropes": (rope.Rope(original_length=64),) * 2,
+                "head_dim": 8,
+                "attention_scale": 8**-0.5,
+            },
+        ),
+        ("gemma3", {"attention.sliding_window": 0}, [], {"windows": (0,) * 7}),
+        (
+            "gemma3",
+            {"attention.sliding_window": 8},
+            [],
+            {"windows": (8, 8, 8, 8, 8, 0, 8)},
+        ),
+        (
+            "gemma3",
+            {
+                "rope.freq_base": 1e6,
+                "rope.scaling.type": "linear",
+                "rope.scaling.factor": 8.0,
+            },
+            [],
+            {
+                "context_length": 512,
+                "ropes": (
+                    rope.Rope(1e6, "linear", 8.0, original_length=64),
+                    rope.Rope(original_length=64),
+                ),
+            },
+        ),
+    ],
+)
+def test_gguf_headers(arch, metadata, tensors, want, tmp_path):
+    """What a file leaves out, and which parts its tensors say there are."""
+    config = config_from_gguf(_header(tmp_path / "h.gguf", arch, metadata, tensors))
+    assert {name: getattr(config, name) for name in want} == want
+
+
+@pytest.mark.parametrize(
+    "arch, metadata, message",
+    [
+        ("gpt2", {"embedding_length": None}, "lacks embedding_length"),
+        ("falcon", {"feed_forward_length": None}, "lacks feed_forward_length"),
+        (
+            "falcon",
+            {"attention.head_count_kv": 3},
+            "head_count_kv is 3; give a div",
+        ),
+        (
+            "llama",
+            {"attention.layer_norm_rms_epsilon": None},
+            "lacks attention.layer_norm_rms_epsilon",
+        ),
+        (
+            "gpt2",
+            {"attention.layer_norm_epsilon": None},
+            "lacks attention.layer_norm_epsilon",
+        ),
+        ("llama", {"rope.scaling.type": "linear"}, "lacks rope.scaling.factor"),
+        (
+            "llama",
+            {"rope.scaling.type": "longrope", "rope.scaling.factor": 2.0},
+            "rope.scaling.type is longrope; known: default",
+        ),
+    ],
+)
+def test_gguf_errors_name_keys_of_the_file(arch, metadata, message, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        config_from_gguf(_header(tmp_path / "h.gguf", arch, metadata))
 
 
 def test_gguf_llama3_frequencies(tmp_path):

@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -14,6 +14,8 @@ from tokenizers import decoders, models, pre_tokenizers
 from jaxhal.models.config import from_huggingface
 from jaxhal.models.lm import LM, random
 from jaxhal.models.tokenizer import Tokenizer
+from jaxhal.reading.extract import extract
+from jaxhal.reading.store import Store
 from jaxhal.types import Example
 
 
@@ -24,18 +26,22 @@ def tiny_lm(seed: int = 0, context: int = 512, **changes) -> LM:
     return LM(lm.params, lm.graphdef, config, Tokenizer(_bytes()), f"tiny {seed}")
 
 
-def write_lm(folder: Path, seed: int = 0, context: int = 512) -> Path:
+def write_lm(
+    folder: Path, seed: int = 0, context: int = 512, tokenizer: Any = None, **changes
+) -> Path:
     """Such a model as a folder of Hugging Face, with weights of its own."""
-    config = _config(context)
+    config = _config(context) | changes
     wide, tall = config["hidden_size"], config["intermediate_size"]
-    narrow = wide // config["num_attention_heads"] * config["num_key_value_heads"]
+    heads = config["num_attention_heads"]
+    head = config.get("head_dim", wide // heads)
+    narrow = head * config["num_key_value_heads"]
     layer = {
         "input_layernorm": (wide,),
         "post_attention_layernorm": (wide,),
-        "self_attn.q_proj": (wide, wide),
+        "self_attn.q_proj": (heads * head, wide),
         "self_attn.k_proj": (narrow, wide),
         "self_attn.v_proj": (narrow, wide),
-        "self_attn.o_proj": (wide, wide),
+        "self_attn.o_proj": (wide, heads * head),
         "mlp.gate_proj": (tall, wide),
         "mlp.up_proj": (tall, wide),
         "mlp.down_proj": (wide, tall),
@@ -55,7 +61,7 @@ def write_lm(folder: Path, seed: int = 0, context: int = 512) -> Path:
         + draw.normal(0, 0.3, shape).astype(np.float32)
         for name, shape in shapes.items()
     }
-    _bytes().save_pretrained(folder)
+    (tokenizer or _bytes()).save_pretrained(folder)
     save_file(weights, folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps(config))
     return folder
@@ -103,3 +109,20 @@ def answers(count: int, per_prompt: int = 2) -> list[Example]:
         for number in range(count)
         for group in [number // per_prompt]
     ]
+
+
+class Stored(NamedTuple):
+    """Answers read into a store: which, why not others, their tokens and features."""
+
+    kept: list[int]
+    errors: dict[int, str]
+    rows: list[Any]
+    features: dict[str, Any]
+
+
+def read_into(store, lm, examples, reducers, **options) -> Stored:
+    """Features of answers, by way of a store or the folder of one."""
+    store = store if isinstance(store, Store) else Store(store)
+    found = extract(lm, examples, reducers, cache=store)
+    features = store.columns(lm, found.rows, reducers, **options)
+    return Stored(found.kept, found.errors, found.rows, features)

@@ -1,17 +1,17 @@
 """Performance as ratios, measured side by side in one run; never in timed tests."""
 
-import difflib
 import importlib
 import json
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
+from jaxhal.io.checks import one_of
 from jaxhal.io.files import replacing
 from jaxhal.models.devices import device_name
 
@@ -25,15 +25,10 @@ def run(names: Sequence[str] = (), json_path: str | Path | None = None) -> list[
     They go to ``json_path`` as one array; ``"-"`` is standard output.
 
     Raises:
-      ValueError: on an unknown name, with the nearest known one.
+      ValueError: on an unknown name.
     """
     for name in names:
-        if name not in BENCHES:
-            near = difflib.get_close_matches(name, BENCHES, n=1, cutoff=0.3)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise ValueError(
-                f"unknown bench {name!r}{hint} (known: {', '.join(BENCHES)})"
-            )
+        one_of(BENCHES, bench=name)
     rows, standard = [], str(json_path) == "-"
     for name in names or BENCHES:
         for row in importlib.import_module(f"jaxhal.bench.{name}").rows():
@@ -69,29 +64,32 @@ def row(
     }
 
 
-def ratio(
-    bench: str,
-    case: str,
-    metric: str,
-    times: dict[str, list[float]],
-    over: str,
-    under: str,
-    target: float | None = None,
-    better: str = "lower",
-    scale: float = 1.0,
-) -> dict[str, Any]:
-    """The median of the ratios ``over / under`` of all rounds, times ``scale``."""
-    rounds = scale * np.array(times[over]) / np.array(times[under])
-    low, middle, high = np.percentile(rounds, [25, 50, 75])
-    return row(bench, case, metric, middle, target, better, (low, high))
+class Timed(NamedTuple):
+    """Seconds of functions that took turns, by name, in one case of a bench."""
 
+    bench: str
+    case: str
+    seconds: dict[str, list[float]]
 
-def pace(
-    bench: str, case: str, metric: str, seconds: Sequence[float], count: int
-) -> dict[str, Any]:
-    """How many of ``count`` things a round are done in a second, in the median."""
-    high, middle, low = count / np.percentile(seconds, [25, 50, 75])
-    return row(bench, case, metric, middle, None, "higher", (low, high))
+    def ratio(
+        self,
+        metric: str,
+        over: str,
+        under: str,
+        target: float | None = None,
+        better: str = "lower",
+        scale: float = 1.0,
+    ) -> dict[str, Any]:
+        """The median of the ratios ``over / under`` of all rounds, times ``scale``."""
+        rounds = np.divide(self.seconds[over], self.seconds[under]) * scale
+        low, middle, high = np.percentile(rounds, [25, 50, 75])
+        return row(self.bench, self.case, metric, middle, target, better, (low, high))
+
+    def pace(self, metric: str, name: str, count: int) -> dict[str, Any]:
+        """How many of ``count`` things a round are done in a second, in the median."""
+        high, middle, low = count / np.percentile(self.seconds[name], [25, 50, 75])
+        about = self.bench, self.case, metric
+        return row(*about, middle, None, "higher", (low, high))
 
 
 def peer(make: Callable[..., Any], *arguments: Any) -> Any:
@@ -104,21 +102,25 @@ def peer(make: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def interleave(
-    functions: dict[str, Any], repeats: int, warm_up: bool = True
-) -> dict[str, list[float]]:
-    """Seconds of each function, called in turn ``repeats`` times after one warm-up.
+    bench: str,
+    case: str,
+    functions: Mapping[str, Callable[[], Any]],
+    repeats: int,
+    warm_up: bool = True,
+) -> Timed:
+    """Calls functions in turn ``repeats`` times, after one warm-up of each.
 
     Taking turns shows every function the same machine, so a round's ratios are fair.
     """
-    times: dict[str, list[float]] = {name: [] for name in functions}
+    found = Timed(bench, case, {name: [] for name in functions})
     for function in functions.values() if warm_up else ():
         jax.block_until_ready(function())
     for _ in range(repeats):
         for name, function in functions.items():
             begin = time.perf_counter()
             jax.block_until_ready(function())
-            times[name].append(time.perf_counter() - begin)
-    return times
+            found.seconds[name].append(time.perf_counter() - begin)
+    return found
 
 
 def _line(row: dict[str, Any]) -> str:

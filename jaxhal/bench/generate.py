@@ -13,7 +13,7 @@ import numpy as np
 
 import jaxhal
 from jaxhal import datasets, detectors
-from jaxhal.bench import interleave, pace, peer, peers, ratio
+from jaxhal.bench import interleave, peer, peers
 from jaxhal.bench.read import random_batch
 from jaxhal.features.base import Reducer
 from jaxhal.generation import Sampling, decoding, stream
@@ -62,15 +62,12 @@ def _beside_peers(lm: LM, batch: Batch) -> Iterator[dict]:
             functions["theirs"] = lambda n=n: peers.sampled(
                 model, np.asarray(batch.tokens)[:, :PROMPT], n, NEW
             )
-        times = interleave(functions, repeats)
-        case = f"P={PROMPT} n={n}"
+        times = interleave("generate", f"P={PROMPT} n={n}", functions, repeats)
         metric = f"tokens per second, {NEW} new ones, prefill included"
-        yield pace("generate", case, metric, times["ours"], n * NEW)
+        yield times.pace(metric, "ours", n * NEW)
         if model is not None:
             metric = "Hugging Face generate / generate here"
-            yield ratio(
-                "generate", case, metric, times, "theirs", "ours", target, "higher"
-            )
+            yield times.ratio(metric, "theirs", "ours", target, "higher")
 
 
 def _features(lm: LM) -> Iterator[dict]:
@@ -86,11 +83,11 @@ def _features(lm: LM) -> Iterator[dict]:
             raise RuntimeError(f"the stream ended after {count} of {NEW} tokens")
         return count
 
-    functions = {"plain": lambda: streamed(None), "rich": lambda: streamed(_FEATURES)}
+    runs = {"plain": lambda: streamed(None), "rich": lambda: streamed(_FEATURES)}
     row = lm.require_tokenizer().encode_prompt(Example("-", prompt=prompt))
-    case, times = f"P={len(row.prompt_ids)} n=1", interleave(functions, 9)
+    times = interleave("generate", f"P={len(row.prompt_ids)} n=1", runs, 9)
     metric = "streaming with lookback and entropy / without"
-    yield ratio("generate", case, metric, times, "rich", "plain", 1.05)
+    yield times.ratio(metric, "rich", "plain", 1.05)
 
 
 def _guided(lm: LM, batch: Batch) -> Iterator[dict]:
@@ -101,7 +98,7 @@ def _guided(lm: LM, batch: Batch) -> Iterator[dict]:
         begun = _start(lm, batch, rich, CANDIDATES)
         return written(*begun, rich, guide, CANDIDATES, CHUNK)[0].response.tokens
 
-    functions = {"plain": lambda: _write(lm, batch, plain, 1), "guided": guided}
-    case, times = f"P={PROMPT} n=1", interleave(functions, 5)
+    runs = {"plain": lambda: _write(lm, batch, plain, 1), "guided": guided}
+    times = interleave("generate", f"P={PROMPT} n=1", runs, 5)
     metric = f"guided, {CANDIDATES} candidates of {CHUNK} tokens / plain sampling"
-    yield ratio("generate", case, metric, times, "guided", "plain", 2.5)
+    yield times.ratio(metric, "guided", "plain", 2.5)

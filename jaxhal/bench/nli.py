@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Float
 
 from jaxhal import texts
-from jaxhal.bench import interleave, pace, peer, peers, ratio, row
+from jaxhal.bench import interleave, peer, peers, row
 from jaxhal.datasets import bundled
 from jaxhal.models.encoders.encoding import TextEncoder, classify, load_encoder
 
@@ -106,19 +106,17 @@ def _speed(
 ) -> Iterator[dict]:
     encoder, theirs = both
     pairs, found = pairs_of(distinct, longest), {}
-    functions = {
-        "ours": lambda: found.update(ours=classify(encoder, pairs, progress=False)),
-        "peer": lambda: found.update(peer=theirs(pairs)),
-    }
-    times = interleave(functions, _ROUNDS)
     length = "1 sentence" if longest == 1 else f"1-{longest} sentences"
     case = f"{length}, {distinct} of {SAMPLES} differ"
-    worst = float(
-        np.abs(found["ours"] - found["peer"]).max() / found["peer"].std(0).max()
-    )
+    functions = {
+        "ours": lambda: found.update(ours=classify(encoder, pairs)),
+        "peer": lambda: found.update(peer=theirs(pairs)),
+    }
+    times = interleave("nli", case, functions, _ROUNDS)
+    worst = np.abs(found["ours"] - found["peer"]).max() / found["peer"].std(0).max()
     metric = "largest difference of a probability / spread of pairs"
-    yield row("nli", case, metric, worst, 1e-2)
+    yield row("nli", case, metric, float(worst), 1e-2)
     metric = f"pairs per second, {len(set(pairs))} of {len(pairs)} different"
-    yield pace("nli", case, metric, times["ours"], len(pairs))
+    yield times.pace(metric, "ours", len(pairs))
     metric = "Hugging Face one by one / classify"
-    yield ratio("nli", case, metric, times, "peer", "ours", 5.0, "higher")
+    yield times.ratio(metric, "peer", "ours", 5.0, "higher")

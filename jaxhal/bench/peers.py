@@ -26,14 +26,9 @@ def torch_device() -> str:
 
 
 def torch_llama(lm: LM, attention: str) -> Any:
-    """A Hugging Face Llama with the weights of ``lm`` on the device that JAX runs on.
+    """A Hugging Face Llama with the weights of ``lm``, on the device that JAX runs on.
 
-    Args:
-      lm: where the weights are from.
-      attention: ``"sdpa"`` or ``"eager"``.
-
-    Raises:
-      ImportError: without torch, or one that cannot use JAX's device.
+    ``attention`` is ``"sdpa"`` or ``"eager"``.
     """
     import torch
     import transformers
@@ -103,8 +98,7 @@ def toha_and_lookback(
 ) -> tuple[np.ndarray, np.ndarray]:
     """The common recipe: all attention maps, then SciPy's MST head by head.
 
-    Returns:
-      MTop-Div ``[layer, heads]`` and lookback ratios ``[layer, heads, response]``.
+    MTop-Div ``[layer, heads]`` and lookback ratios ``[layer, heads, response]``.
     """
     import torch
     from scipy.sparse.csgraph import minimum_spanning_tree
@@ -134,8 +128,7 @@ def toha_and_lookback(
 def relevance_by_token(model: Any, tokens: np.ndarray, prompt: int) -> np.ndarray:
     """A forward and a backward for each response token: input times gradient.
 
-    Returns:
-      ``[response, seq]`` of the first row, as the published code builds it.
+    ``[response, seq]`` of the first row, as the published code builds it.
     """
     read = _on_device(model, tokens)
     table = model.get_input_embeddings()

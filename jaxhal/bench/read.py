@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import jaxhal
-from jaxhal.bench import interleave, peer, peers, ratio, row
+from jaxhal.bench import interleave, peer, peers, row
 from jaxhal.capture import forward as capture
 from jaxhal.features.base import Reducer
 from jaxhal.models import lm as lm_lib
@@ -26,16 +26,20 @@ REDUCERS: dict[str, Reducer] = {
     "logprob": jaxhal.TokenLogprob(),
     "entropy": jaxhal.TokenEntropy(),
 }
-_SUFFIX = 5  # prompt tokens after the context
+SUFFIX = 5  # prompt tokens after the context
 
 
-def random_batch(vocab: int, seq: int, response: int) -> Batch:
-    """One row of random tokens in the seam layout, without padding."""
-    prompt = seq - response
-    tokens = np.random.default_rng(0).integers(5, vocab, (1, seq), np.int32)
-    valid = np.ones((1, seq), bool)
-    context = valid & (np.arange(seq) < prompt - _SUFFIX)
-    offsets = np.zeros((1, response, 2), np.int32)
+def random_batch(
+    vocab: int, seq: int, response: int, answers: int = 1, copies: int = 1
+) -> Batch:
+    """Rows of random tokens in the seam layout, without padding; prompts repeat."""
+    rng, prompt = np.random.default_rng(0), seq - response
+    prompts = rng.integers(5, vocab, (answers // copies, prompt), np.int32)
+    responses = rng.integers(5, vocab, (answers, response), np.int32)
+    tokens = np.concatenate([np.repeat(prompts, copies, 0), responses], 1)
+    valid = np.ones(tokens.shape, bool)
+    context = valid & (np.arange(seq) < prompt - SUFFIX)
+    offsets = np.zeros((answers, response, 2), np.int32)
     return Batch(tokens, valid, context, context, ~valid, offsets, prompt)
 
 
@@ -69,45 +73,43 @@ def _speed(
     for name, reducer in REDUCERS.items():
         functions[name] = lambda n=name, r=reducer: jaxhal.read(lm, batch, {n: r})
     attention = {name: REDUCERS[name] for name in ("mtop_div", "lookback")}
+    context = prompt - SUFFIX
+
+    def ours():
+        return jaxhal.read(lm, batch, attention)
 
     def recipe():
-        context = prompt - _SUFFIX
         return peers.toha_and_lookback(models["eager"], batch.tokens, context, prompt)
 
     if models:
         functions["sdpa"] = lambda: peers.forward(models["sdpa"], batch.tokens)
-        functions["ours"] = lambda: jaxhal.read(lm, batch, attention)
-    times = interleave(functions, repeats)
+        functions["ours"] = ours
+    times = interleave("read", case, functions, repeats)
     metric = "all reducers / plain forward with logits"
-    yield ratio("read", case, metric, times, "all", "forward", 1.10)
-    metric = "all reducers / forward without logits"
-    yield ratio("read", case, metric, times, "all", "no logits")
+    yield times.ratio(metric, "all", "forward", 1.10)
+    yield times.ratio("all reducers / forward without logits", "all", "no logits")
     for name in REDUCERS:
-        metric = f"{name} alone / forward without logits"
-        yield ratio("read", case, metric, times, name, "no logits")
+        yield times.ratio(f"{name} alone / forward without logits", name, "no logits")
     if models:
         metric = "plain forward / Hugging Face SDPA forward"
-        yield ratio("read", case, metric, times, "forward", "sdpa", 1.0)
-        yield from _recipe(case, recipe, functions["ours"], response, slow_repeats)
+        yield times.ratio(metric, "forward", "sdpa", 1.0)
+        yield from _recipe(case, recipe, ours, response, slow_repeats)
 
 
 def _recipe(case: str, recipe, ours, response: int, repeats: int) -> Iterator[dict]:
     """Speed against the common recipe, after making sure that both give one result."""
     theirs, features = [], []
-    slow = interleave(
-        {
-            "recipe": lambda: theirs.append(recipe()),
-            "ours": lambda: features.append(ours()) or features[-1],
-        },
-        repeats,
-        warm_up=repeats > 1,
-    )
+    both = {
+        "recipe": lambda: theirs.append(recipe()),
+        "ours": lambda: features.append(ours()) or features[-1],
+    }
+    slow = interleave("read", case, both, repeats, warm_up=repeats > 1)
     mtop = np.asarray(features[0]["mtop_div"])[:, 0] * response
     worst = np.abs(mtop - theirs[0][0]).max() / np.abs(theirs[0][0]).max()
     worst = max(worst, np.abs(features[0]["lookback"][:, 0] - theirs[0][1]).max())
     yield row("read", case, "largest difference from the recipe", worst, 1e-3)
     metric = "Hugging Face eager + SciPy MST / TOHA + lookback here"
-    yield ratio("read", case, metric, slow, "recipe", "ours", 8.0, "higher")
+    yield slow.ratio(metric, "recipe", "ours", 8.0, "higher")
 
 
 def _memory(lm) -> Iterator[dict]:

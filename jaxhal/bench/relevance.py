@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 import jaxhal
-from jaxhal.bench import interleave, peer, peers, ratio, row
+from jaxhal.bench import interleave, peer, peers, row
 from jaxhal.bench.read import random_batch, temporary_mib
 from jaxhal.lrp import programs, resolve
 from jaxhal.types import Batch
@@ -28,9 +28,9 @@ def rows() -> Iterator[dict]:
         "forward": lambda: lm.forward(batch.tokens),
         "means": lambda: jaxhal.relevance_means(lm, batch),
     }
-    times = interleave(functions, 7)
+    times = interleave("relevance", _CASE, functions, 7)
     metric = "R_prompt and R_response together / forward with logits"
-    yield ratio("relevance", _CASE, metric, times, "means", "forward", 4.0)
+    yield times.ratio(metric, "means", "forward", 4.0)
     yield from _memory(lm, batch)
     yield from _whole(lm, random_batch(lm.config.vocab_size, SEQ, FEW))
 
@@ -41,8 +41,9 @@ def _whole(lm: Any, batch: Batch) -> Iterator[dict]:
         "forward": lambda: lm.forward(batch.tokens),
         "matrix": lambda: jaxhal.relevance(lm, batch),
     }
-    times, metric = interleave(functions, 3), "all of R*, forwards per response token"
-    yield ratio("relevance", _WHOLE, metric, times, "matrix", "forward", scale=1 / FEW)
+    times = interleave("relevance", _WHOLE, functions, 3)
+    metric = "all of R*, forwards per response token"
+    yield times.ratio(metric, "matrix", "forward", scale=1 / FEW)
     model = peer(peers.torch_llama, lm, "eager")
     if model is None:
         return
@@ -57,25 +58,21 @@ def _whole(lm: Any, batch: Batch) -> Iterator[dict]:
         seen["ours"] = np.asarray(whole.matrix[0])
 
     runs = {"frozen": lambda: torch(True), "ours": ours, "loaded": lambda: torch(False)}
-    times = interleave(runs, 3)
+    times = interleave("relevance", _WHOLE, runs, 3)
     worst = np.abs(seen["ours"] - seen["theirs"]).max() / np.abs(seen["theirs"]).max()
     yield row("relevance", _WHOLE, "largest difference from torch", worst, 1e-3)
     for name, how in (("frozen", "weights frozen"), ("loaded", "as loaded")):
         metric = f"torch eager token by token, {how} / all of R* here"
         # The published code runs with gradients of the weights.
         target = 3.0 if name == "loaded" else None
-        yield ratio("relevance", _WHOLE, metric, times, name, "ours", target, "higher")
+        yield times.ratio(metric, name, "ours", target, "higher")
 
 
 def _memory(lm: Any, batch: Batch) -> Iterator[dict]:
-    rules, over = resolve("attnlrp"), np.ones(1, np.float32)
     block = programs.block_size(lm, batch)
-    lowered = {
-        "both means": programs.means.lower(lm, batch, over, rules, "logit"),
-        f"all of R*, {block} tokens together": programs.matrix.lower(
-            lm, batch, over, rules, "logit", block
-        ),
-    }
-    for name, program in lowered.items():
-        value = temporary_mib(program)
+    for name, program in (
+        ("both means", programs.means),
+        (f"all of R*, {block} tokens together", programs.matrix),
+    ):
+        value = temporary_mib(program.lower(lm, batch, resolve("attnlrp"), "logit"))
         yield row("relevance", _CASE, f"temporary MiB, {name}", value)

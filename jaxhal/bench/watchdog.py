@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import jaxhal
-from jaxhal.bench import interleave, pace, ratio, row
+from jaxhal.bench import interleave, row
 from jaxhal.datasets import bundled
 from jaxhal.models.encoders.encoding import embed, kept_encoder
 from jaxhal.watchdog import ExactStore, Guard, LocalAgent, MilvusStore, Point, Watchdog
@@ -44,14 +44,10 @@ def _vectors(size: int, seed: int = 0) -> np.ndarray:
 
 
 def _filled(size: int) -> Index:
-    index, rest = Index(WIDTH), size
-    for seed in itertools.count():
-        count = min(rest, _BLOCK)
-        index.add(_vectors(count, seed))
-        rest -= count
-        if not rest:
-            return index
-    raise AssertionError("counting ended")
+    index = Index(np.zeros((0, WIDTH), np.float32))
+    for seed, begin in enumerate(range(0, size, _BLOCK)):
+        index.add(_vectors(min(_BLOCK, size - begin), seed))
+    return index
 
 
 @jax.jit
@@ -72,33 +68,37 @@ def _lookups(size: int) -> Iterator[dict]:
         "lookup": lambda: index.search(queries[:1], 3),
         "read": lambda: _read(matrix),
     }
-    times = interleave(functions, 3 * _ROUNDS)
+    times = interleave("watchdog", case, functions, 3 * _ROUNDS)
     target = 1.5 if size == max(SIZES) else None
-    metric = "lookup / one read of the matrix"
-    yield ratio("watchdog", case, metric, times, "lookup", "read", target)
+    yield times.ratio("lookup / one read of the matrix", "lookup", "read", target)
 
 
 def _throughput() -> Iterator[dict]:
     """Queries a second at the largest size, many at a time."""
     index, queries = _filled(LARGEST), _vectors(_BATCH, 1)
-    times = interleave({"exact": lambda: index.search(queries, 3)}, 3)["exact"]
-    metric, case = f"queries per second, {_BATCH} at a time", f"{LARGEST} points"
-    yield pace("watchdog", case, f"exact: {metric}", times, _BATCH)
+    yield _paced("exact", index, queries)
     try:
         with tempfile.TemporaryDirectory() as folder:
-            yield from _milvus(Path(folder) / "bound.db", queries, metric, case)
+            yield _milvus(Path(folder) / "bound.db", queries)
     except ModuleNotFoundError as error:
         print(f"Milvus is not measured: {error}", file=sys.stderr)
 
 
-def _milvus(path: Path, queries: np.ndarray, metric: str, case: str) -> Iterator[dict]:
+def _paced(name: str, store: Index | MilvusStore, queries: np.ndarray) -> dict:
+    functions = {"search": lambda: store.search(queries, 3)}
+    times = interleave("watchdog", f"{LARGEST} points", functions, 3)
+    metric = f"{name}: queries per second, {_BATCH} at a time"
+    return times.pace(metric, "search", _BATCH)
+
+
+def _milvus(path: Path, queries: np.ndarray) -> dict:
     store, numbers = MilvusStore(WIDTH, path), itertools.count()
     for seed in range(LARGEST // _BLOCK):
         some = [Point(f"p{next(numbers)}", "query", "") for _ in range(_BLOCK)]
         store.add(some, _vectors(_BLOCK, seed))
-    times = interleave({"milvus": lambda: store.search(queries, 3)}, 3)["milvus"]
+    found = _paced("Milvus Lite", store, queries)
     store.close()
-    yield pace("watchdog", case, f"Milvus Lite: {metric}", times, _BATCH)
+    return found
 
 
 def _checks() -> Iterator[dict]:
@@ -125,9 +125,9 @@ def _beside_answers(dog: Watchdog, queries: list[str], case: str) -> Iterator[di
     def answer() -> Any:
         return asyncio.run(dog.agent.respond([next(asked)], 1, 0.0))
 
-    times = interleave({"check": check, "answer": answer}, _ROUNDS)
+    times = interleave("watchdog", case, {"check": check, "answer": answer}, _ROUNDS)
     metric = f"check / the agent's answer of up to {_TOKENS} tokens"
-    yield ratio("watchdog", case, metric, times, "check", "answer")
+    yield times.ratio(metric, "check", "answer")
     yield from _percentiles(case, "check, ms, embedding included", check)
 
 

@@ -19,11 +19,19 @@ from jaxhal import lrp
 from jaxhal.capture.taps import Named, Rows, layer_indices
 from jaxhal.features.base import Reducer
 from jaxhal.models import decoder
-from jaxhal.models.batching import Encoded, check_rows, collate, plan
+from jaxhal.models.batching import (
+    Encoded,
+    Planned,
+    check_rows,
+    collate,
+    plan,
+    plan_shared,
+    rows_together,
+)
 from jaxhal.models.cache import positions
 from jaxhal.models.config import Config
 from jaxhal.models.lm import LM
-from jaxhal.models.ops import STANDARD, Ops
+from jaxhal.models.ops import STANDARD
 from jaxhal.types import Batch
 
 
@@ -37,7 +45,6 @@ def read(
     row-wise ones have a ``response`` axis, zero on padding.
 
     Args:
-      lm: the model.
       batch: from ``lm.encode``.
       reducers: name -> reducer; frozen dataclasses, so that equal ones compile once.
       copies: how many consecutive rows share a prompt, which is then read once for all.
@@ -56,39 +63,34 @@ def read(
 
 
 def read_rows(
-    lm: LM,
-    rows: Sequence[Encoded],
-    reducer: Reducer,
-    *,
-    batch_size: int = 8,
-    copies: int = 1,
+    lm: LM, rows: Sequence[Encoded], reducer: Reducer, *, batch_size: int = 8
 ) -> list[Any]:
     """One feature of each of many answers, in order, read in batches of like length.
 
-    Args:
-      lm: the model.
-      rows: the answers as tokens.
-      reducer: what makes the feature; padding of the response is not cut off.
-      batch_size: rows read together, at least ``copies``.
-      copies: how many consecutive rows have the same prompt, which is read once for all
-        of them where the model allows it.
+    Padding of the response is not cut off.
     """
-    together = batch_size // copies
-    longest = [
-        max(rows[at : at + copies], key=lambda row: len(row.response_ids))
-        for at in range(0, len(rows), copies)
-    ]
     pad_id, found = lm.require_tokenizer().pad_id, {}
-    shared = copies if shares_prompts(lm.config) else 1
-    for group in plan(longest, together):
-        places = [at * copies + copy for at in group.rows for copy in range(copies)]
+    for group in plan_reading(lm.config, rows, batch_size):
+        some = [rows[place] for place in group.rows]
         batch = collate(
-            [rows[place] for place in places], pad_id, *group[1:], together * copies
+            some, pad_id, group.prompt_length, group.response_length, group.size
         )
-        values = jax.device_get(read(lm, batch, {"it": reducer}, copies=shared)["it"])
-        values = np.moveaxis(values, reducer.batch_axis, 0)
-        found |= dict(zip(places, values, strict=False))
+        values = read(lm, batch, {"it": reducer}, copies=group.copies)["it"]
+        values = np.moveaxis(jax.device_get(values), reducer.batch_axis, 0)
+        found |= dict(zip(group.rows, values, strict=False))
     return [found[place] for place in range(len(rows))]
+
+
+def plan_reading(
+    config: Config, rows: Sequence[Encoded], batch_size: int
+) -> list[Planned]:
+    """Batches of answers, whose prompts are read once each where the model allows it.
+
+    ValueError when the batch size is below 1.
+    """
+    if shares_prompts(config):
+        return plan_shared(rows, batch_size)
+    return plan(rows, rows_together(max(1, len(rows)), batch_size))
 
 
 def shares_prompts(config: Config) -> bool:
@@ -142,46 +144,34 @@ def check(config: Config, reducers: Mapping[str, Any]) -> Named:
     return tuple(reducers.items())
 
 
-@jax.jit(static_argnames=("named", "ops", "copies"))
-def read_jit(
-    lm: LM, batch: Batch, named: Named, ops: Ops = STANDARD, copies: int = 1
-) -> dict[str, Any]:
+@jax.jit(static_argnames=("named", "copies"))
+def read_jit(lm: LM, batch: Batch, named: Named, copies: int = 1) -> dict[str, Any]:
     backwards = {n: r for n, r in named if r.reads == "relevance"}
     forwards = tuple((n, r) for n, r in named if n not in backwards)
     out = lrp.features(lm, batch, backwards) if backwards else {}
-    return out | _forwards(lm, batch, forwards, ops, copies) if forwards else out
+    return out | _forwards(lm, batch, forwards, copies) if forwards else out
 
 
-def _forwards(
-    lm: LM, batch: Batch, named: Named, ops: Ops, copies: int
-) -> dict[str, Any]:
+def _forwards(lm: LM, batch: Batch, named: Named, copies: int) -> dict[str, Any]:
     model = nnx.merge(lm.graphdef, lm.params)
     tokens, valid = jnp.asarray(batch.tokens), jnp.asarray(batch.valid)
-    rows = Rows.of_batch(batch)
-    prefix = None
+    rows, prefix = Rows.of_batch(batch), None
     if copies == 1:
         x, geo = decoder.begin(model, tokens, valid)
-    else:
-        rows, x, geo, prefix = _after_prompts(model, batch, rows, ops, copies)
+    else:  # rows of their own, after the keys and values of their prompts
+        # But for their last token, which is the first explicit row.
+        shared = batch.prompt_length - 1
+        prompts = tokens[::copies, :shared], valid[::copies, :shared]
+        x, geo = decoder.begin(model, *prompts)
+        keys, values = decoder.run(model, x, geo, ops=STANDARD, keep=True)[-1]
+        prefix = keys.swapaxes(-1, -2), values
+        position, length = positions(valid), jnp.sum(valid, axis=1, dtype=jnp.int32)
+        own = position[:, shared:]
+        geo = decoder.geometry(model.config, own, position, valid, length)
+        x = decoder.embed(model, tokens[:, shared:], own)
+        rows = dataclasses.replace(rows, first=0)
     tap = rows.tap(named, model)
     hidden, attended, state, _ = decoder.run(
-        model, x, geo, ops=ops, tap=tap, prefix=prefix
+        model, x, geo, ops=STANDARD, tap=tap, prefix=prefix
     )
-    return rows.features(named, model, hidden, attended, state, ops)
-
-
-def _after_prompts(
-    model: decoder.Decoder, batch: Batch, rows: Rows, ops: Ops, copies: int
-):
-    """Rows of their own, to be run after the keys and values of their prompts."""
-    # The prompts but for their last token, which is the first explicit row.
-    tokens, valid = jnp.asarray(batch.tokens), jnp.asarray(batch.valid)
-    shared = batch.prompt_length - 1
-    x, geo = decoder.begin(model, tokens[::copies, :shared], valid[::copies, :shared])
-    keys, values = decoder.run(model, x, geo, ops=ops, keep=True)[-1]
-    position, length = positions(valid), jnp.sum(valid, axis=1, dtype=jnp.int32)
-    own = position[:, shared:]
-    geo = decoder.geometry(model.config, own, position, valid, length)
-    x = decoder.embed(model, tokens[:, shared:], own)
-    prefix = keys.swapaxes(-1, -2), values
-    return dataclasses.replace(rows, first=0), x, geo, prefix
+    return rows.features(named, model, hidden, attended, state)

@@ -1,6 +1,7 @@
 """How the rows of a pass reach reducers: which rows, which masks, mapped over what."""
 
 import dataclasses
+import functools
 import math
 from typing import Any
 
@@ -13,7 +14,7 @@ from jaxhal.features.base import Reducer
 from jaxhal.models import decoder
 from jaxhal.models.config import Config
 from jaxhal.models.layers import RowTap, in_blocks
-from jaxhal.models.ops import Ops
+from jaxhal.models.ops import STANDARD
 from jaxhal.types import Batch, View
 
 # Row features that wait for their `finish` together; more layers than fit are finished
@@ -113,19 +114,18 @@ class Rows:
 
         def reduce(probs: Array, rows: Array) -> dict[str, Any]:
             column = rows - self.first + self.column
-            return {n: self._over_heads(r, probs, column) for n, r in attention}
+            return {n: self._mapped(r.rows, probs, column, True) for n, r in attention}
 
         def finish(stacked: dict[str, Any]) -> dict[str, Any]:
-            over_heads = {}
-            for name, reducer in attention:
-                lifted = jax.vmap(  # layers
-                    lambda rows, r=reducer: self._finish(r, rows, heads=True)
+            return {  # of all layers
+                name: jax.vmap(functools.partial(self._finish, r, heads=True))(
+                    stacked[name]
                 )
-                over_heads[name] = lifted(stacked[name])
-            return over_heads
+                for name, r in attention
+            }
 
         rows = RowTap(self.first, reduce) if attention else None
-        waiting = [(n, r) for n, r in attention if not r.rowwise]
+        waiting = [r for _, r in attention if not r.rowwise]
         groups = self._groups(waiting, config) if waiting else 1
         return decoder.Tap(rows, keep, state, finish, groups)
 
@@ -136,7 +136,6 @@ class Rows:
         hidden: Array,
         attended: Any,
         state: Any,
-        ops: Ops,
     ) -> dict[str, Any]:
         """Collects what the scan kept, adds the last hidden state and the logits."""
         last = model.config.num_hidden_layers
@@ -149,32 +148,26 @@ class Rows:
                 if last in wanted:
                     final = self._finish(reducer, self._rows(reducer, explicit))
                     out[name] = _put(state[name], final, wanted.index(last))
-        logits = tuple((n, r) for n, r in named if r.reads == "logits")
-        if logits:
-            out |= self._logit_features(logits, model, explicit, ops)
+        if logits := tuple((n, r) for n, r in named if r.reads == "logits"):
+            out |= self._logit_features(logits, model, explicit)
         return {name: out[name] for name, _ in named}
 
-    def _view(self, column: Array, masks: tuple) -> View:
-        target, *rest = masks
-        return View(column, target[column], *rest, prompt_length=self.prompt_length)
+    def _mapped(self, function: Any, x: Any, column: Array, heads: bool = False) -> Any:
+        """``function(x, view)`` of every sample, and of every head where there are."""
 
-    def _over_heads(self, reducer: Reducer, probs: Array, column: Array) -> Any:
-        """``rows`` of every sample and head: ``[batch heads query key]`` in."""
-
-        def sample(probs, *masks):
-            view = self._view(column, masks)
-            return jax.vmap(lambda head: reducer.rows(head, view))(probs)
-
-        return jax.vmap(sample)(probs, *self.masks)
-
-    def _rows(self, reducer: Reducer, x: Array, column: Array | None = None) -> Any:
-        """``rows`` of every sample, for what has no heads: ``[batch query ...]``."""
-        at = self.column + jnp.arange(x.shape[1]) if column is None else column
-
-        def sample(x, *masks):
-            return reducer.rows(x, self._view(at, masks))
+        def sample(x, target, *rest):
+            length = self.prompt_length
+            view = View(column, target[column], *rest, prompt_length=length)
+            if heads:
+                return jax.vmap(lambda head: function(head, view))(x)
+            return function(x, view)
 
         return jax.vmap(sample)(x, *self.masks)
+
+    def _rows(self, reducer: Reducer, x: Array) -> Any:
+        """``rows`` of every sample, for what has no heads: ``[batch query ...]``."""
+        column = self.column + jnp.arange(x.shape[1])
+        return self._mapped(reducer.rows, x, column)
 
     def _finish(self, reducer: Reducer, rows: Any, heads: bool = False) -> Any:
         """Cuts rows to the response's, clears padding, and applies ``finish``."""
@@ -195,21 +188,14 @@ class Rows:
         if reducer.rowwise:
             return rows
         column = self.prompt_length - int(not own) + jnp.arange(real.shape[1])
-
-        def sample(rows, *masks):
-            view = self._view(column, masks)
-            if heads:
-                return jax.vmap(lambda head: reducer.finish(head, view))(rows)
-            return reducer.finish(rows, view)
-
-        return jax.vmap(sample)(rows, *self.masks)
+        return self._mapped(reducer.finish, rows, column, heads)
 
     def _groups(self, waiting: list, config: Config) -> int:
         """The fewest equal groups of layers whose waiting rows fit ``GROUP_BYTES``."""
         batch, keys = self.valid.shape
         column = jnp.arange(self.explicit)
         shapes = jax.eval_shape(
-            lambda probs: [self._over_heads(r, probs, column) for _, r in waiting],
+            lambda probs: [self._mapped(r.rows, probs, column, True) for r in waiting],
             jax.ShapeDtypeStruct(
                 (batch, config.num_attention_heads, self.explicit, keys), jnp.float32
             ),
@@ -225,15 +211,15 @@ class Rows:
         )
 
     def _logit_features(
-        self, named: Named, model: decoder.Decoder, hidden: Array, ops: Ops
+        self, named: Named, model: decoder.Decoder, hidden: Array
     ) -> dict[str, Any]:
         """Logit reducers, a block of rows at a time so that few logits live at once."""
         batch, rows, _ = hidden.shape
         size = max(1, LOGIT_BYTES // (4 * batch * model.config.vocab_size))
 
         def block(hidden: Array, column: Array) -> tuple[dict[str, Any]]:
-            logits = decoder.unembed(model, hidden, ops)
-            return ({name: self._rows(r, logits, column) for name, r in named},)
+            logits = decoder.unembed(model, hidden, STANDARD)
+            return ({n: self._mapped(r.rows, logits, column) for n, r in named},)
 
         arrays = hidden, self.column + jnp.arange(rows)
         (seen,) = in_blocks(block, arrays, (1, 0), (1,), size)

@@ -45,6 +45,28 @@ def check(
     return x, y.astype(jnp.float32), checked
 
 
+def check_series(
+    x: Any, valid: Any, y: Any, train: Any, stop: Any
+) -> tuple[Float[Array, "rows steps width"], Bool[Array, "rows steps"], Any, Any, Any]:
+    """Checked features of a series a row, with its mask, labels and two weights.
+
+    Padding, which may hold anything, becomes 0.  ValueError as :func:`check`, and when
+    no row to train on has a step.
+    """
+    x, valid = jnp.asarray(x, jnp.float32), jnp.asarray(valid, bool)
+    if x.ndim != 3 or x.shape[:2] != valid.shape:
+        raise ValueError(
+            f"features have shape {x.shape} and valid {valid.shape}; pass "
+            "[rows, steps, width] and [rows, steps]"
+        )
+    x = jnp.where(valid[..., None], x, 0.0)
+    x, y, (train, stop) = check(x, y, train=train, stop=stop)
+    steps = (train > 0) @ valid.astype(jnp.float32)
+    if not isinstance(steps, Tracer) and not steps.any():
+        raise ValueError("valid marks no step of a training row; mark its tokens")
+    return x, valid, y, train, stop
+
+
 def _check_weight(name: str, weight: Any, y: Array) -> Float[Array, "..."]:
     weight = jnp.asarray(weight, jnp.float32)
     if weight.ndim < 1 or weight.shape[-1] != len(y):
@@ -119,7 +141,7 @@ def auroc(
     return wins / (2.0 * positive.sum() * negative.sum())
 
 
-class Rows(NamedTuple):
+class WeightedRows(NamedTuple):
     """What scikit-learn is shown: the rows that have weight.
 
     ``mean`` and ``std`` are what ``x`` was standardised by, with ``std = inf`` for a
@@ -142,7 +164,9 @@ class Rows(NamedTuple):
         return model.fit(self.x, self.y, *weight)
 
 
-def weighted_rows(x: Any, labels: Any, weight: Any, standardize: bool = False) -> Rows:
+def weighted_rows(
+    x: Any, labels: Any, weight: Any, standardize: bool = False
+) -> WeightedRows:
     """The rows of weight above 0, standardised by their own moments if asked.
 
     Example:
@@ -158,6 +182,6 @@ def weighted_rows(x: Any, labels: Any, weight: Any, standardize: bool = False) -
         mean, std = moments(jnp.where(weight[:, None] > 0, x, 0.0), weight)
     number = np.flatnonzero(weight)
     scaled, y, weight = (np.asarray(a)[number] for a in ((x - mean) / std, y, weight))
-    return Rows(
+    return WeightedRows(
         scaled, y.astype(int), weight, number, np.asarray(mean), np.asarray(std)
     )

@@ -1,36 +1,26 @@
-"""Which attention heads tell hallucinated answers apart, and in another model?
+"""Which attention heads tell hallucinated answers apart?
 
-Bazarova et al., `TOHA <https://arxiv.org/abs/2504.10063>`_, 2025, section 4.2; Chuang
-et al., `Lookback Lens <https://arxiv.org/abs/2407.07071>`_, 2024, for the transfer.
+Bazarova et al., `TOHA <https://arxiv.org/abs/2504.10063>`_, 2025, section 4.2.
 """
 
-import dataclasses
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.core import Tracer
 from jaxtyping import Array, Float, Int
 
-from jaxhal.classifiers.data import Values, auroc, check
+from jaxhal.classifiers.data import auroc, check
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class HeadChoice:
-    """Heads in order of separation, and how many of them to average; a pytree."""
+class HeadChoice(NamedTuple):
+    """Heads in order of separation, and how many of them to average."""
 
     heads: Int[Array, "*lead max_heads"]
-    count: Int[Array, "*lead"]
+    number: Int[Array, "*lead"]
     separation: Float[Array, "*lead heads"]
     # Of the mean over the first 1, 2, ... heads.
     aurocs: Float[Array, "*lead max_heads"]
-
-    @property
-    def chosen(self) -> Int[Array, " chosen"]:
-        """The first ``count`` heads; not under ``jit``, where ``count`` is unknown."""
-        return self.heads[: int(self.count)]
 
 
 def separation(scores: Any, labels: Any) -> Float[Array, " heads"]:
@@ -65,8 +55,8 @@ def choose_heads(
       >>> labels = [0, 0, 1, 1]
       >>> scores = [[0.2, 0.9], [0.1, 0.1], [0.6, 0.3], [0.5, 0.8]]
       >>> choice = choose_heads(scores, labels, scores, labels, max_heads=2)
-      >>> print(choice.chosen, choice.aurocs)
-      [0] [1.   0.75]
+      >>> print(choice.heads, choice.number, choice.aurocs)
+      [0 1] 1 [1.   0.75]
     """
     delta = separation(probe_scores, probe_labels)
     scores, labels = _check(validation_scores, validation_labels)
@@ -82,65 +72,6 @@ def choose_heads(
     sums = jnp.cumsum(scores[:, heads], 1)
     aurocs = jax.vmap(auroc, (1, None, None))(sums, labels == 1, labels == 0)
     return HeadChoice(heads, jnp.argmax(aurocs) + 1, delta, aurocs)
-
-
-class Transfer(NamedTuple):
-    """Linear maps from the heads of one model to each head of another; a pytree."""
-
-    weights: Float[Array, "target source"]
-    intercepts: Float[Array, " target"]
-
-    def apply(
-        self, scores: Float[Values, "*rows source"]
-    ) -> Float[Array, "*rows target"]:
-        """Scores the target model's heads would have given, of the source's."""
-        with jax.default_matmul_precision("highest"):
-            return jnp.asarray(scores) @ self.weights.T + self.intercepts
-
-
-def per_head_transfer(source: Any, target: Any, ridge: float = 1e-4) -> Transfer:
-    """A ridge regression for every target head from all source heads, by QR.
-
-    With it a classifier fitted on the target model's heads judges the source model, of
-    whose heads there are ``[rows, heads]`` on the same responses.  The fitting code of
-    the paper is not published; a small ``ridge`` (scikit-learn's ``alpha``) only keeps
-    the solution finite where heads are collinear or outnumber responses.
-    """
-    source, target = (jnp.asarray(a, jnp.float32) for a in (source, target))
-    if source.ndim != 2 or target.ndim != 2 or len(source) != len(target):
-        raise ValueError(
-            f"source has shape {source.shape} and target {target.shape}; pass "
-            "[rows, heads] of the same responses"
-        )
-    if len(source) < 2:
-        raise ValueError(f"got {len(source)} responses; a regression needs more")
-    if not 0 < ridge < np.inf:
-        raise ValueError(f"ridge is {ridge}; give a small number above 0")
-    for name, scores in (("source", source), ("target", target)):
-        if not isinstance(scores, Tracer) and not jnp.isfinite(scores).all():
-            row, head = np.argwhere(~np.isfinite(scores))[0].tolist()
-            raise ValueError(
-                f"{name}[{row}, {head}] is {scores[row, head]}; drop that response"
-            )
-    return _transfer(source, target, jnp.float32(ridge))
-
-
-@jax.jit
-def _transfer(
-    source: Float[Array, "rows source"],
-    target: Float[Array, "rows target"],
-    ridge: Float[Array, ""],
-) -> Transfer:
-    with jax.default_matmul_precision("highest"):
-        middle, offset = source.mean(0), target.mean(0)
-        heads = source.shape[1]
-        # QR of the rows with the ridge below them: the normal equations would square
-        # the condition number, which float32 cannot afford.
-        tall = jnp.concatenate([source - middle, jnp.sqrt(ridge) * jnp.eye(heads)])
-        q, r = jnp.linalg.qr(tall)
-        right = q[: len(source)].T @ (target - offset)
-        weights = jax.scipy.linalg.solve_triangular(r, right).T
-        return Transfer(weights, offset - weights @ middle)
 
 
 def _check(

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, Float
 
@@ -39,8 +38,7 @@ def fit_linear(
       \log\left(1 + e^{-\tilde y_i (w^\top x_i + b)}\right), \quad \tilde y_i = \pm 1
 
     Args:
-      x: ``[rows, width]`` features.
-      y: ``[rows]``, 1 for hallucinated and 0 for grounded.
+      x, y: ``[rows, width]`` features, and ``[rows]`` labels.
       weight: ``[rows]``, :math:`s_i`; 0 leaves a row out, also of the standardisation.
         All one when left out; see :func:`~jaxhal.classifiers.data.balanced`.
       C: strength of the data against the penalty, as in scikit-learn.
@@ -73,11 +71,9 @@ def fit_grid(x: Any, y: Any, train: Any, C: Any, *, standardize: bool = True) ->
     Each fit is that of :func:`fit_linear`, with its own standardisation.
 
     Args:
-      x: ``[layers, rows, width]`` features.
-      y: ``[rows]``, 1 for hallucinated and 0 for grounded.
+      x, y: ``[layers, rows, width]`` features, and ``[rows]`` labels.
       train: ``[folds, rows]``, weights; 0 leaves a row out of that fold's training.
       C: ``[strengths]``, best in rising or falling order.
-      standardize: scale features to unit variance.
     """
     x, y, (train,) = check(x, y, rows_axis=1, train=train)
     if x.ndim != 3 or train.ndim != 2:
@@ -149,25 +145,3 @@ def grid_logits(
         shift = ((centre[:, None, None] - params.mean) * w).sum(-1) + params.b
         logits = jnp.einsum("lnd,lfsd->lfsn", x - centre[:, None], w)
         return logits + shift[..., None]
-
-
-def from_sklearn(coef: Any, intercept: Any, positive: str) -> Linear:
-    """A probe from what scikit-learn's ``LogisticRegression`` has fitted.
-
-    The released Lookback Lens classifiers are trained to find *grounded* text (their
-    class 1 is faithful): with ``positive="grounded"`` the sign turns, so that the
-    probability here is ``1 - predict_proba(x)[:, 1]``.
-    """
-    if positive not in ("grounded", "hallucinated"):
-        raise ValueError(f"positive is {positive!r}; use 'grounded' or 'hallucinated'")
-    w, b = np.atleast_2d(np.asarray(coef)), np.atleast_1d(np.asarray(intercept))
-    if w.shape[0] != 1 or w.ndim != 2 or b.shape != (1,):
-        raise ValueError(
-            f"coef has shape {w.shape} and intercept {b.shape}; pass those of one "
-            "binary classifier, [1, width] and [1]"
-        )
-    if not (np.isfinite(w).all() and np.isfinite(b).all()):
-        raise ValueError("coef or intercept is not finite; export the classifier again")
-    sign = 1.0 if positive == "hallucinated" else -1.0
-    w, b = jnp.asarray(sign * w[0], jnp.float32), jnp.asarray(sign * b[0], jnp.float32)
-    return Linear(w, b, jnp.zeros_like(w), jnp.ones_like(w))

@@ -7,11 +7,13 @@ import jax
 import jax.numpy as jnp
 import optax
 from flax import nnx
-from jax.core import Tracer
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
-from jaxhal.classifiers.data import Values, balanced, check, moments
+from jaxhal.classifiers.data import Values, balanced, check_series, moments
 from jaxhal.classifiers.train import fit
+from jaxhal.io.checks import at_least
+
+_EPOCHS, _PATIENCE = 20, 5
 
 
 class Cell(NamedTuple):
@@ -45,17 +47,14 @@ def fit_lstm(
     stop: Any,
     *,
     hidden: int = 256,
-    layers: int = 2,
     learning_rate: float = 5e-4,
-    epochs: int = 20,
     batch: int = 64,
-    patience: int = 5,
 ) -> LSTM:
-    """An LSTM by Adam on minibatches, with the classes balanced and early stopping.
+    """An LSTM of two layers by Adam on minibatches, with the classes balanced.
 
-    Of all epochs, and the start, the parameters of the least loss on the rows of
-    ``stop`` are kept.  One compiled program; under ``vmap`` over ``train`` and
-    ``stop`` all folds are fitted at once, and every one stops by itself.
+    Of 20 epochs, and the start, the parameters of the least loss on the rows of
+    ``stop`` are kept; five epochs without a lower one end it.  One compiled program;
+    under ``vmap`` over ``train`` and ``stop`` every fold stops by itself.
 
     Three things of the released code (Hu et al., `LRP4RAG
     <https://arxiv.org/abs/2408.15533>`_, 2024, sections 3.4 and 4.2) are mistakes and
@@ -70,35 +69,15 @@ def fit_lstm(
       labels: ``[samples]``, 1 for hallucinated and 0 for grounded.
       train, stop: ``[samples]``, 0 off the rows to train on and to stop by, which
         should share no source.
-      hidden: size of the state of a layer, of which there are 1 to 9.
       learning_rate: of Adam; the released code has 1e-4, the paper the default.
     """
-    sizes = {"hidden": hidden, "layers": layers, "epochs": epochs}
-    sizes |= {"batch": batch, "patience": patience}
-    for name, value in sizes.items():
-        if value < 1:
-            raise ValueError(f"{name} is {value}; give at least 1")
-    if layers > 9:
-        raise ValueError(f"layers is {layers}; give at most 9")
-    series, valid = jnp.asarray(series, jnp.float32), jnp.asarray(valid, bool)
-    if series.ndim != 3 or series.shape[:2] != valid.shape:
-        raise ValueError(
-            f"series has shape {series.shape} and valid {valid.shape}; pass "
-            "[samples, time, features] and [samples, time]"
-        )
-    series = jnp.where(valid[..., None], series, 0.0)
-    series, y, (train, stop) = check(series, labels, train=train, stop=stop)
-    steps = (train > 0) @ valid.astype(jnp.float32)
-    if not isinstance(steps, Tracer) and not steps.any():
-        raise ValueError("valid marks no step of a training row; mark its tokens")
-    sizes["batch"] = min(batch, len(y))
-    return _fit(key, (series, valid, y, train, stop), learning_rate, **sizes)
+    at_least(1, hidden=hidden, batch=batch)
+    rows = check_series(series, valid, labels, train, stop)
+    return _fit(key, rows, learning_rate, hidden, min(batch, len(rows[2])))
 
 
-@functools.partial(
-    jax.jit, static_argnames=("hidden", "layers", "epochs", "batch", "patience")
-)
-def _fit(key, rows, learning_rate, *, hidden, layers, epochs, batch, patience) -> LSTM:
+@functools.partial(jax.jit, static_argnames=("hidden", "batch"))
+def _fit(key, rows, learning_rate, hidden, batch) -> LSTM:
     series, valid, y, train, stop = rows
     mean, std = moments(series, train[:, None] * valid)
     train, stop = balanced(y, train), balanced(y, stop)
@@ -139,11 +118,11 @@ def _fit(key, rows, learning_rate, *, hidden, layers, epochs, batch, patience) -
     with jax.default_matmul_precision("highest"):
         best: _Weights = fit(
             lambda params: jnp.zeros(()),
-            _start(key_start, series.shape[-1], hidden, layers),
+            _start(key_start, series.shape[-1], hidden),
             optax.GradientTransformation(init, epoch),
-            epochs,
+            _EPOCHS,
             validation_loss,
-            patience,
+            _PATIENCE,
         )
     return LSTM(*best, mean, std)
 
@@ -162,26 +141,14 @@ def _batches(
     return jnp.pad(rows, fill).reshape(-1, size), weights, count
 
 
-def _start(key: PRNGKeyArray, features: int, hidden: int, layers: int) -> _Weights:
+def _start(key: PRNGKeyArray, features: int, hidden: int) -> _Weights:
     cells, rngs = {}, nnx.Rngs(key)
-    for layer in range(layers):
+    for layer in range(2):
         cell = nnx.OptimizedLSTMCell(features, hidden, rngs=rngs)
         kernels = cell.dense_i.kernel[...], cell.dense_h.kernel[...]
         cells[f"layer{layer}"] = Cell(*kernels, jnp.zeros(4 * hidden))
         features = hidden
     return cells, jnp.zeros(hidden), jnp.zeros(())
-
-
-def _module(cell: Cell) -> nnx.OptimizedLSTMCell:
-    """The Flax cell that holds these arrays."""
-    features, hidden = len(cell.w_in), len(cell.w_hidden)
-    module = nnx.eval_shape(
-        lambda: nnx.OptimizedLSTMCell(features, hidden, rngs=nnx.Rngs(0))
-    )
-    module.dense_i.kernel = nnx.Param(cell.w_in)
-    module.dense_h.kernel = nnx.Param(cell.w_hidden)
-    module.dense_h.bias = nnx.Param(cell.b)
-    return module
 
 
 def _logits(
@@ -191,20 +158,24 @@ def _logits(
 ) -> Float[Array, "*rows"]:
     series = jnp.where(valid[..., None], series, params.mean)
     series = (series - params.mean) / params.std
-    modules = [_module(params.cells[name]) for name in sorted(params.cells)]
+    cells = [params.cells[name] for name in sorted(params.cells)]
     zeros = jnp.zeros((*valid.shape[:-1], len(params.w)))
 
     def step(carries, now):
         x, there = now
         kept = []
-        for module, old in zip(modules, carries, strict=True):
-            new, x = module(old, x)
-            pairs = zip(new, old, strict=True)
+        for cell, old in zip(cells, carries, strict=True):
+            c, h = old
+            gates = x @ cell.w_in + (h @ cell.w_hidden + cell.b)
+            i, f, g, o = jnp.split(gates, 4, -1)
+            c = jax.nn.sigmoid(f) * c + jax.nn.sigmoid(i) * jnp.tanh(g)
+            x = jax.nn.sigmoid(o) * jnp.tanh(c)
+            pairs = zip((c, x), old, strict=True)
             kept.append(tuple(jnp.where(there[..., None], *pair) for pair in pairs))
         return kept, None
 
     steps = (jnp.moveaxis(series, -2, 0), jnp.moveaxis(jnp.asarray(valid), -1, 0))
-    ends, _ = jax.lax.scan(step, [(zeros, zeros)] * len(modules), steps)
+    ends, _ = jax.lax.scan(step, [(zeros, zeros)] * len(cells), steps)
     return ends[-1][1] @ params.w + params.b
 
 

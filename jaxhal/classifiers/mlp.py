@@ -1,6 +1,5 @@
 """Probes with one hidden layer, for signals that no hyperplane separates."""
 
-import functools
 import warnings
 from typing import Any, NamedTuple
 
@@ -10,9 +9,9 @@ import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from jaxhal.classifiers.data import Values, check, moments, weighted_rows
-from jaxhal.classifiers.train import Schedule, fit_probe
+from jaxhal.classifiers.train import fit_probe
 
-SCHEDULE = Schedule()
+_HIDDEN = 128
 
 # Penalties to choose from, strongest first, for scikit-learn's network.
 GRID = {"alpha": (1.0, 1e-2, 1e-4)}
@@ -31,58 +30,45 @@ class MLP(NamedTuple):
 
 
 def fit_mlp(
-    key: PRNGKeyArray,
-    x: Any,
-    y: Any,
-    weight: Any,
-    validation_weight: Any = None,
-    *,
-    hidden: int = 128,
-    schedule: Schedule = SCHEDULE,
+    key: PRNGKeyArray, x: Any, y: Any, weight: Any, validation_weight: Any
 ) -> MLP:
-    """A multilayer perceptron with ReLU, by AdamW with early stopping.
+    """128 rectified units, by AdamW with early stopping.
 
     Args:
       key: draws the starting weights.
       x: ``[rows, width]`` features, standardised by the training rows.
       y: ``[rows]``, 1 for hallucinated and 0 for grounded.
-      weight: ``[rows]``, 0 off the training rows.
-      validation_weight: ``[rows]``, 0 off the validation rows, which should share no
-        source with the training rows; without it all steps are run.
-      hidden: units of the hidden layer.
-      schedule: of AdamW.
+      weight, validation_weight: ``[rows]``, 0 off the rows to train on and to stop by,
+        which should share no source.
     """
-    if hidden < 1:
-        raise ValueError(f"hidden is {hidden}; give at least 1 unit")
     parts = {"weight": weight, "validation_weight": validation_weight}
     x, y, (weight, validation_weight) = check(x, y, **parts)
     if x.ndim != 2:
         raise ValueError(f"features have shape {x.shape}; pass [rows, width]")
-    return _fit(key, x, y, weight, validation_weight, hidden, schedule)
+    return _fit(key, x, y, weight, validation_weight)
 
 
-@functools.partial(jax.jit, static_argnames=("hidden", "schedule"))
-def _fit(key, x, y, weight, validation_weight, hidden, schedule) -> MLP:
+@jax.jit
+def _fit(key, x, y, weight, validation_weight) -> MLP:
     mean, std = moments(x, weight)
     x = (x - mean) / std
     key_in, key_out = jax.random.split(key)
     start = (
-        jax.random.normal(key_in, (x.shape[1], hidden)) * jnp.sqrt(2 / x.shape[1]),
-        jnp.zeros(hidden),
-        jax.random.normal(key_out, (hidden,)) / jnp.sqrt(hidden),
+        jax.random.normal(key_in, (x.shape[1], _HIDDEN)) * jnp.sqrt(2 / x.shape[1]),
+        jnp.zeros(_HIDDEN),
+        jax.random.normal(key_out, (_HIDDEN,)) / jnp.sqrt(_HIDDEN),
         jnp.zeros(()),
     )
-    rows = (y, weight, validation_weight)
+
+    def logits(layers):
+        return _logits(layers, x)
+
     with jax.default_matmul_precision("highest"):
-        w_in, b_in, w_out, b_out = fit_probe(
-            lambda layers: _logits(layers, x), start, *rows, schedule
-        )
-    return MLP(w_in, b_in, w_out, b_out, mean, std)
+        layers = fit_probe(logits, start, y, weight, validation_weight)
+    return MLP(*layers, mean=mean, std=std)
 
 
-def _logits(
-    layers: tuple[Array, Array, Array, Array], x: Float[Array, "*rows width"]
-) -> Float[Array, "*rows"]:
+def _logits(layers: tuple[Array, ...], x: Array) -> Float[Array, "*rows"]:
     w_in, b_in, w_out, b_out = layers
     return jax.nn.relu(x @ w_in + b_in) @ w_out + b_out
 

@@ -1,19 +1,15 @@
 """Attention-pooling probe: which response tokens give a hallucination away?"""
 
-import functools
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.core import Tracer
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
-from jaxhal.classifiers.data import Values, check, moments
-from jaxhal.classifiers.train import Schedule, fit_probe
+from jaxhal.classifiers.data import Values, check_series, moments
+from jaxhal.classifiers.train import fit_probe
 
 _LOWEST = -1e30  # a finite minus infinity, whose differences are not NaN
-
-SCHEDULE = Schedule(learning_rate=1e-2)
 
 
 class Pooling(NamedTuple):
@@ -32,9 +28,7 @@ def fit_pooling(
     valid: Any,
     y: Any,
     weight: Any,
-    validation_weight: Any = None,
-    *,
-    schedule: Schedule = SCHEDULE,
+    validation_weight: Any,
 ) -> Pooling:
     r"""A query and a probe trained together, by AdamW with early stopping.
 
@@ -50,25 +44,13 @@ def fit_pooling(
       hidden: ``[rows, response, width]``; padding may hold anything.
       valid: ``[rows, response]``, False on padding.
       y, weight, validation_weight: as :func:`~jaxhal.classifiers.mlp.fit_mlp` has them.
-      schedule: of AdamW.
     """
-    hidden, valid = jnp.asarray(hidden, jnp.float32), jnp.asarray(valid, bool)
-    if hidden.ndim != 3 or hidden.shape[:2] != valid.shape:
-        raise ValueError(
-            f"hidden has shape {hidden.shape} and valid {valid.shape}; pass "
-            "[rows, response, width] and [rows, response]"
-        )
-    hidden = jnp.where(valid[..., None], hidden, 0.0)
-    parts = {"weight": weight, "validation_weight": validation_weight}
-    hidden, y, (weight, validation_weight) = check(hidden, y, **parts)
-    tokens = (weight > 0) @ valid.astype(jnp.float32)
-    if not isinstance(tokens, Tracer) and not tokens.any():
-        raise ValueError("valid marks no token of a training row; mark the response")
-    return _fit(key, hidden, valid, y, weight, validation_weight, schedule)
+    rows = check_series(hidden, valid, y, weight, validation_weight)
+    return _fit(key, *rows)
 
 
-@functools.partial(jax.jit, static_argnames="schedule")
-def _fit(key, hidden, valid, y, weight, validation_weight, schedule) -> Pooling:
+@jax.jit
+def _fit(key, hidden, valid, y, weight, validation_weight) -> Pooling:
     mean, std = moments(hidden, weight[:, None] * valid)
     hidden = jnp.where(valid[..., None], (hidden - mean) / std, 0.0)
     width = hidden.shape[-1]
@@ -77,28 +59,22 @@ def _fit(key, hidden, valid, y, weight, validation_weight, schedule) -> Pooling:
 
     def logits(params):
         query, w, b = params
-        return _pool(_attention(query, hidden, valid), hidden) @ w + b
+        return _pooled(query, hidden, valid) @ w + b
 
     with jax.default_matmul_precision("highest"):
-        query, w, b = fit_probe(logits, start, y, weight, validation_weight, schedule)
-    return Pooling(query, w, b, mean, std)
+        found = fit_probe(logits, start, y, weight, validation_weight, 1e-2)
+    return Pooling(*found, mean=mean, std=std)
 
 
-def _attention(
+def _pooled(
     query: Float[Array, " width"],
     hidden: Float[Array, "*rows response width"],
     valid: Bool[Values, "*rows response"],
-) -> Float[Array, "*rows response"]:
+) -> Float[Array, "*rows width"]:
     score = jnp.where(valid, hidden @ query, _LOWEST)
     share = jnp.where(valid, jnp.exp(score - score.max(-1, keepdims=True)), 0.0)
     # With a valid token the sum is at least 1; without one all weights are 0.
-    return share / jnp.maximum(share.sum(-1, keepdims=True), 1.0)
-
-
-def _pool(
-    attention: Float[Array, "*rows response"],
-    hidden: Float[Array, "*rows response width"],
-) -> Float[Array, "*rows width"]:
+    attention = share / jnp.maximum(share.sum(-1, keepdims=True), 1.0)
     return jnp.einsum("...r,...rd->...d", attention, hidden)
 
 
@@ -110,5 +86,4 @@ def pooling_logits(
     """Logits; higher = more likely hallucinated, ``b`` when all is padding."""
     with jax.default_matmul_precision("highest"):
         hidden = jnp.where(valid[..., None], (hidden - params.mean) / params.std, 0.0)
-        pooled = _pool(_attention(params.query, hidden, valid), hidden)
-        return pooled @ params.w + params.b
+        return _pooled(params.query, hidden, valid) @ params.w + params.b

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int, Num
 
 from jaxhal.classifiers.data import auroc, check
 from jaxhal.classifiers.linear import (
@@ -41,23 +41,12 @@ def choose_linear(
     weight: Float[Any, " samples"],
     strengths: Sequence[float] = STRENGTHS,
     standardize: bool = True,
-) -> Chosen:
-    """The probe of :func:`choose_held_out`, without its scores."""
-    return choose_held_out(x, labels, groups, weight, strengths, standardize)[0]
-
-
-def choose_held_out(
-    x: Float[Any, "samples layers size"],
-    labels: Int[Any, " samples"],
-    groups: Int[Any, " samples"],
-    weight: Float[Any, " samples"],
-    strengths: Sequence[float] = STRENGTHS,
-    standardize: bool = True,
 ) -> tuple[Chosen, Float[np.ndarray, " samples"]]:
     """Fits layers x folds x strengths at once, then the best pair to everything.
 
     The best has the highest mean AUROC over grouped folds; among equals the lower layer
-    and the stronger penalty.
+    and the stronger penalty.  With the probe come the :func:`unseen_scores` of the
+    folds at its layer and strength.
 
     Args:
       x: one vector a layer and answer.
@@ -66,17 +55,13 @@ def choose_held_out(
       weight: 1 for the answers to learn from, 0 for those to leave out.
       strengths: inverse penalties C, as in scikit-learn.
       standardize: scale features by their training deviation.
-
-    Returns:
-      The probe, and the :func:`unseen_scores` of the folds at its layer and strength.
     """
     train = folds_of(labels, groups, weight)
-    x, y = jnp.asarray(x), jnp.asarray(labels)
-    layers = jnp.swapaxes(x, 0, 1)
+    y, layers = jnp.asarray(labels), jnp.swapaxes(jnp.asarray(x), 0, 1)
     c = jnp.asarray(sorted(strengths), jnp.float32)
     grid = fit_grid(layers, y, jnp.asarray(train), c, standardize=standardize)
-    logits, test = grid_logits(grid, layers), train < train.max(0)
-    found = _held_out_auroc(logits, y == 1, jnp.asarray(test)).mean(1)
+    logits = grid_logits(grid, layers)
+    found = _held_out_auroc(logits, y, train[:, None]).mean(1)
     layer, strength = np.unravel_index(int(jnp.argmax(found)), found.shape)
     linear = fit_linear(
         layers[layer], y, weight, float(c[strength]), standardize=standardize
@@ -88,7 +73,7 @@ def choose_held_out(
     return chosen, unseen_scores(logits[layer, :, strength], train, final)
 
 
-class Tuned(NamedTuple):
+class Selected(NamedTuple):
     """A classifier, fitted to the whole training part, and its setting."""
 
     params: Any
@@ -104,47 +89,39 @@ def choose(
     labels: Any,
     groups: Any,
     weight: Any,
-    folds: int = 3,
-) -> tuple[Tuned, Float[np.ndarray, " samples"]]:
-    """Fits every setting to every fold, then the best setting to everything.
+) -> tuple[Selected, Float[np.ndarray, " samples"]]:
+    """Fits every setting to every one of three folds, then the best to everything.
 
-    The best has the highest mean AUROC over grouped folds; among equals the first.
+    The best has the highest mean AUROC over the folds; among equals the first.
 
     Args:
       fit: ``(x, labels, weight, **setting) -> params``.
       decide: ``(params, x) -> Float[samples]``, higher = more likely hallucinated.
       grid: the values of each setting, simplest first; all combinations are tried.
-      x, labels, groups, weight: as :func:`choose_held_out` takes them, of one layer.
-      folds: number of parts, of which each is left out once.
+      x, labels, groups, weight: as :func:`choose_linear` takes them, of one layer.
     """
     group = group_codes(np.asarray(groups).tolist(), len(labels))
     x, y, (weight,) = check(x, labels, weight=weight)
-    train = folds_of(np.asarray(y).astype(int), group, np.asarray(weight), folds)
+    train = folds_of(y, group, weight, 3)
     settings = [
         dict(zip(grid, values, strict=True))
         for values in itertools.product(*grid.values())
     ]
     if not settings:
         raise ValueError(f"grid is {dict(grid)}; give every setting a value")
-    scores = np.stack(
-        [
-            [decide(fit(x, y, fold, **setting), x) for fold in train]
-            for setting in settings
-        ]
+    scores = np.array(
+        [[decide(fit(x, y, fold, **one), x) for fold in train] for one in settings]
     )
-    high, test = np.asarray(y) == 1, train < train.max(0)
-    over_folds = jax.vmap(auroc)
-    over_settings = jax.vmap(over_folds, in_axes=(0, None, None))
-    found = over_settings(jnp.asarray(scores), test & high, test & ~high).mean(1)
+    found = _held_out_auroc(scores, y, train).mean(1)
     best = int(jnp.argmax(found))
     params = fit(x, y, weight, **settings[best])
     setting = {name: jnp.asarray(value) for name, value in settings[best].items()}
     unseen = unseen_scores(scores[best], train, decide(params, x))
-    return Tuned(params, setting, found[best]), unseen
+    return Selected(params, setting, found[best]), unseen
 
 
 def folds_of(
-    labels: Int[Any, " samples"],
+    labels: Any,
     groups: Int[Any, " samples"],
     weight: Float[Any, " samples"],
     folds: int = FOLDS,
@@ -197,13 +174,11 @@ def chosen_logits(
 
 @jax.jit
 def _held_out_auroc(
-    logits: Float[Array, "layers folds strengths samples"],
-    positive: Bool[Array, " samples"],
-    test: Bool[Any, "folds samples"],
-) -> Float[Array, "layers folds strengths"]:
-    """AUROC of every fit on the rows it did not see."""
-    over_strengths = jax.vmap(auroc, in_axes=(0, None, None))
-    over_folds = jax.vmap(over_strengths)
-    return jax.vmap(over_folds, in_axes=(0, None, None))(
-        logits, test & positive, test & ~positive
-    )
+    scores: Float[Any, "*fits samples"],
+    y: Num[Any, " samples"],
+    train: Float[Any, "*folds samples"],
+) -> Float[Array, "*fits"]:
+    """AUROC of every fit on the rows its fold leaves out; axes broadcast."""
+    test = train < train.max(tuple(range(train.ndim - 1)))
+    each = jnp.vectorize(auroc, signature="(n),(n),(n)->()")
+    return each(scores, test & (y == 1), test & (y == 0))

@@ -8,6 +8,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from jaxhal.classifiers.data import Values, weighted_rows
+from jaxhal.io.checks import at_least
 
 # To choose from: the shallowest trees, then the largest leaves, first.
 GRID = {"max_depth": (2, 3, 5), "min_samples_leaf": (5, 1)}
@@ -52,9 +53,7 @@ def fit_forest(
 
     if not 1 <= max_depth <= _DEEPEST:
         raise ValueError(f"max_depth is {max_depth}; use 1 to {_DEEPEST}")
-    for name, value in (("min_samples_leaf", min_samples_leaf), ("trees", trees)):
-        if value < 1:
-            raise ValueError(f"{name} is {value}; use at least 1")
+    at_least(1, min_samples_leaf=min_samples_leaf, trees=trees)
     rows = weighted_rows(x, labels, weight)
     forest = RandomForestClassifier(
         trees,

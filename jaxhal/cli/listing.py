@@ -75,7 +75,7 @@ def _models() -> list[dict[str, Any]]:
             "licence": one.licence,
             "what": one.note,
         }
-        for one in map(registry.entry, registry.names())
+        for one in (registry.ENTRIES[name] for name in registry.names())
     ]
 
 
@@ -86,12 +86,12 @@ def _detectors() -> list[dict[str, Any]]:
     return [
         {
             "name": each.name,
-            "what": each.info.summary,
-            "unit": each.info.unit,
+            "what": each.summary,
+            "unit": each.unit,
             "trained": each.fit is not None,
             "fitted for": ", ".join(m for m in MODELS if each.name in shipped(m)),
-            "control": each.info.control,
-            "reference": each.info.reference,
+            "control": each.control,
+            "reference": each.reference,
         }
         for each in get(list(CATALOGUE))
     ]

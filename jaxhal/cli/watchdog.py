@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from jaxhal.cli.console import Configuration, Setting, tell, terminal, usage
+from jaxhal.serve import LARGEST
 
 app = typer.Typer(no_args_is_help=True, help="Guards an agent by its bound.")
 
@@ -21,11 +22,11 @@ def explore(config: Configuration, settings: Setting = None) -> None:
     again.  An exploration that was stopped goes on where it was.
     """
     from jaxhal.watchdog.building import explorer_of
-    from jaxhal.watchdog.config import load_watch, plan_of
+    from jaxhal.watchdog.config import load_watch
 
     with usage():
         loaded = load_watch(config, settings or ())
-        plan = plan_of(loaded)
+        plan = loaded.plan
         found = explorer_of(loaded).run()
     said = []
     if plan.how == "reinforced" and found.policy is None:
@@ -63,8 +64,8 @@ def evaluate(
         others = [explored_beside(loaded, name) for name in beside or ()]
         found = judge(loaded, others)
     keys = ("method", "AUROC", "low", "high", "F1", "accuracy", "control")
-    rows = [{key: row[key] for key in keys} for row in found.rows]
-    tell(rows, f"written to {found.folder}")
+    rows = [{key: row[key] for key in keys} for row in found]
+    tell(rows, f"written to {loaded.folder}")
 
 
 @app.command()
@@ -104,7 +105,7 @@ def check(
             )
         checks = asyncio.run(dog.checks(queries))
     for one in checks:
-        said: dict[str, Any] = {"query": one.query, **verdict(one, "flag", False)}
+        said: dict[str, Any] = {"query": one.query, **verdict(one, False)}
         del said["mode"], said["blocked"]
         typer.echo(json.dumps(said, ensure_ascii=False))
     if any(one.error is not None for one in checks):
@@ -131,10 +132,9 @@ def serve(
             help="What one who gives feedback has to show; by default the token.",
         ),
     ] = None,
-    largest: Annotated[int, typer.Option(min=1, help="Bytes of a request.")] = 1 << 20,
+    largest: Annotated[int, typer.Option(min=1, help="Bytes of a request.")] = LARGEST,
 ) -> None:
     """Stands in front of the agent and speaks as OpenAI's chat completions do."""
-    from jaxhal.serve.limits import Limits
     from jaxhal.watchdog.building import watchdog_of
     from jaxhal.watchdog.config import load_watch
     from jaxhal.watchdog.serve import Service
@@ -146,9 +146,9 @@ def serve(
                 f"the bound holds no point, so nothing would be blocked; run jaxhal "
                 f"watchdog explore {config} first"
             )
-        mode = "block" if block else "flag"
-        limits = Limits(largest=largest)
-        service = Service(dog, mode=mode, token=token, teacher=teacher, limits=limits)
+        service = Service(
+            dog, block=block, largest=largest, token=token, teacher=teacher
+        )
     console = terminal(stderr=True)
     if host not in ("127.0.0.1", "::1", "localhost") and token is None:
         console.print(f"anyone who reaches {host} can ask: give --token", style="bold")

@@ -1,4 +1,7 @@
-"""Detectors, a file a paper: what each method reads, computes, learns and cites."""
+"""Detectors, a file a paper: what each method reads, computes, learns and cites.
+
+All of them take a ``name``: what to call one beside another choice of its settings.
+"""
 
 import difflib
 import functools
@@ -10,8 +13,8 @@ from typing import Any
 from jaxhal.detectors.base import Detector as Detector
 from jaxhal.detectors.base import Features as Features
 from jaxhal.detectors.base import HeldOut as HeldOut
-from jaxhal.detectors.base import Info as Info
 from jaxhal.detectors.base import Targets as Targets
+from jaxhal.detectors.base import factory as factory
 from jaxhal.detectors.base import features_of as features_of
 from jaxhal.detectors.base import held_out as held_out
 from jaxhal.detectors.base import response_mean as response_mean
@@ -73,6 +76,7 @@ from jaxhal.detectors.uncertainty import token_entropy_mean as token_entropy_mea
 from jaxhal.features.base import OfText, Reducer
 from jaxhal.llm import hosts
 
+# What makes each of those named, in this order.
 CATALOGUE: dict[str, Callable[[], Detector]] = {
     "mtop_div": mtop_div,
     "sink_share": sink_share,

@@ -1,5 +1,7 @@
 """What a detector is: a tuple of pure functions over features."""
 
+import functools
+import inspect
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -12,6 +14,7 @@ from jaxhal.classifiers import selection
 from jaxhal.classifiers.data import balanced
 from jaxhal.evaluation.splits import holdout
 from jaxhal.features.base import Feature, Reducer
+from jaxhal.llm.entailment import resolve
 from jaxhal.reading.bulk import Measure
 
 LOG_ODDS = "log odds of a hallucination"
@@ -21,16 +24,6 @@ LOG_ODDS = "log odds of a hallucination"
 # which the end of the sequence has not; and "marked", those annotated as hallucinated
 # (none where no spans are known).
 Features = Mapping[str, Any]
-
-
-class Info(NamedTuple):
-    """What people should know of a method."""
-
-    name: str
-    summary: str  # what it measures, in one line
-    unit: str  # of the score, with its range
-    reference: str
-    control: bool = False  # a method has to beat it to be worth its cost
 
 
 class HeldOut(NamedTuple):
@@ -81,7 +74,8 @@ class Detector(NamedTuple):
     the parameters into scores, **higher = more likely hallucinated**.
 
     Attributes:
-      info: its name, and what people should know.
+      summary: what it measures, in one line.
+      unit: of the score, with its range.
       features: what it looks at, by name; equal names mean equal features everywhere.
       inputs: ``features -> inputs``, a pytree whose leaves lead with ``batch``.
       decide: ``(params, inputs) -> Float[batch]``; the inputs themselves by default.
@@ -90,19 +84,20 @@ class Detector(NamedTuple):
       tokens: ``(params, features) -> Float[batch response]`` in [0, 1] and 0 on
         padding, or ``None`` for a method that only judges whole responses.
       members: the detectors whose scores an ensemble weighs.
+      control: a method has to beat it to be worth its cost.
     """
 
-    info: Info
+    name: str
+    summary: str
+    unit: str
+    reference: str
     features: tuple[tuple[str, Feature], ...]
     inputs: Callable[[Features], Any]
     decide: Callable[[Any, Any], Array] = _as_it_is
     fit: Callable[[Any, Targets], Any] | None = None
     tokens: Callable[[Any, Features], Array] | None = None
     members: tuple["Detector", ...] = ()
-
-    @property
-    def name(self) -> str:
-        return self.info.name
+    control: bool = False
 
     @property
     def reducers(self) -> dict[str, Reducer]:
@@ -143,6 +138,47 @@ def features_of(detectors: Iterable[Detector]) -> dict[str, Feature]:
                     f"another as {merged[name]}; name the feature otherwise"
                 )
     return merged
+
+
+def factory(make: Callable[..., Detector]) -> Callable[..., Detector]:
+    """Gives the same detector for the same settings, so that it compiles once.
+
+    ``name`` is a setting of everyone.  An endpoint is made anew each time, for not
+    everyone may name one.
+    """
+    known, signature = functools.cache(make), inspect.signature(make)
+    named = inspect.Parameter("name", inspect.Parameter.KEYWORD_ONLY, default=None)
+
+    @functools.wraps(make)
+    def call(*args: Any, name: str | None = None, **options: Any) -> Detector:
+        given = signature.bind(*args, **options)
+        given.apply_defaults()
+        made = known(**{key: _frozen(it) for key, it in given.arguments.items()})
+        return made if name in (None, made.name) else _renamed(made, name)
+
+    every = [*signature.parameters.values(), named]
+    vars(call)["__signature__"] = signature.replace(parameters=every)
+    return call
+
+
+@functools.cache
+def _renamed(detector: Detector, name: str) -> Detector:
+    return detector._replace(name=name)
+
+
+def _frozen(value: Any) -> Any:
+    """A setting that can be told from others by its hash."""
+    if isinstance(value, Mapping):
+        return tuple(sorted(value.items()))
+    if isinstance(value, str) and value.startswith("endpoint:"):
+        return resolve(value)
+    try:
+        hash(value)
+    except TypeError:
+        raise TypeError(
+            f"{value!r} has no hash; give a frozen dataclass or a plain object"
+        ) from None
+    return value
 
 
 def held_out(detector: Detector, inputs: Any, targets: Targets) -> HeldOut:
@@ -207,10 +243,11 @@ def _linear(inputs: Float[Array, "samples *layers size"]) -> Float[Array, "..."]
 
 def fit_logistic(inputs: Any, targets: Targets) -> HeldOut:
     """Layer and penalty by grouped folds inside the training part, then all of it."""
-    params, unseen = selection.choose_held_out(
-        _linear(jnp.asarray(inputs)), targets.labels, targets.groups, targets.weight
+    return HeldOut(
+        *selection.choose_linear(
+            _linear(jnp.asarray(inputs)), targets.labels, targets.groups, targets.weight
+        )
     )
-    return HeldOut(params, unseen)
 
 
 def logistic_scores(params: selection.Chosen, inputs: Array) -> Array:
@@ -232,13 +269,8 @@ def logistic(
     *features: tuple[str, Feature],
 ) -> Detector:
     """A detector that is a logistic regression on ``inputs``."""
-    return Detector(
-        Info(name, summary, LOG_ODDS, reference),
-        features=features,
-        inputs=inputs,
-        decide=logistic_scores,
-        fit=fit_logistic,
-    )
+    about = (name, summary, LOG_ODDS, reference)
+    return Detector(*about, features, inputs, logistic_scores, fit_logistic)
 
 
 def split_rows(targets: Targets, share: float) -> tuple[np.ndarray, np.ndarray]:

@@ -1,6 +1,5 @@
 """What every method has to beat."""
 
-import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -8,81 +7,74 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from jaxhal.classifiers.selection import Chosen, choose_held_out, chosen_logits
-from jaxhal.detectors.base import (
-    LOG_ODDS,
-    Detector,
-    HeldOut,
-    Info,
-    Targets,
-    flat_heads,
-    logistic,
-    on_tokens,
-    response_mean,
-)
+from jaxhal.classifiers.selection import Chosen, choose_linear, chosen_logits
+from jaxhal.detectors import base
 from jaxhal.features import controls
 from jaxhal.features.base import OfText
 from jaxhal.features.topology import MaxPromptAttention
 from jaxhal.types import Example
 
 
-@functools.cache
-def max_prompt_attention() -> Detector:
+@base.factory
+def max_prompt_attention() -> base.Detector:
     """One minus the largest attention to a prompt token: TOHA without the topology."""
-    return Detector(
-        Info(
-            "max_prompt_attention",
-            "1 - largest attention to one prompt token, mean of all heads",
-            "0 to 1",
-            "control for MTop-Div: the forest with every token on the prompt",
-            control=True,
-        ),
+    return base.Detector(
+        "max_prompt_attention",
+        "1 - largest attention to one prompt token, mean of all heads",
+        "0 to 1",
+        "control for MTop-Div: the forest with every token on the prompt",
         features=(("max_prompt", MaxPromptAttention()),),
-        inputs=lambda f: response_mean(1 - f["max_prompt"], f).mean((0, 2)),
-        tokens=lambda params, f: on_tokens(1 - f["max_prompt"].mean((0, 2)), f),
+        inputs=lambda f: base.response_mean(1 - f["max_prompt"], f).mean((0, 2)),
+        tokens=lambda params, f: base.on_tokens(1 - f["max_prompt"].mean((0, 2)), f),
+        control=True,
     )
 
 
-@functools.cache
-def max_prompt_probe() -> Detector:
+@base.factory
+def max_prompt_probe() -> base.Detector:
     """Logistic regression on the largest prompt attention of all heads."""
-    return logistic(
+    return base.logistic(
         "max_prompt_probe",
         "logistic regression on the largest prompt attention of all heads",
         "comparison for toha_supervised: the same without topology",
-        lambda f: flat_heads(response_mean(f["max_prompt"], f)),
+        lambda f: base.flat_heads(base.response_mean(f["max_prompt"], f)),
         ("max_prompt", MaxPromptAttention()),
     )
 
 
-@functools.cache
 def _text_control(
     function: Callable[[Example], float], summary: str, unit: str
-) -> Detector:
+) -> base.Detector:
     """A number that the texts alone give; nothing is trained."""
     name = function.__name__
-    return Detector(
-        Info(name, summary, unit, "text-only control", control=True),
+    return base.Detector(
+        *(name, summary, unit, "text-only control"),
         features=((name, OfText(function)),),
         inputs=lambda f: f[name],
+        control=True,
     )
 
 
-response_length = functools.partial(
-    _text_control, controls.response_length, "number of words of the response", "words"
-)
-novel_words = functools.partial(
-    _text_control,
-    controls.novel_words,
-    "response words absent from the prompt",
-    "words",
-)
-novel_word_share = functools.partial(
-    _text_control,
-    controls.novel_word_share,
-    "share of response words absent from the prompt",
-    "0 to 1",
-)
+_ABSENT = "response words absent from the prompt"
+
+
+@base.factory
+def response_length() -> base.Detector:
+    """Number of words of the response."""
+    summary = "number of words of the response"
+    return _text_control(controls.response_length, summary, "words")
+
+
+@base.factory
+def novel_words() -> base.Detector:
+    """Number of response words that the prompt does not have."""
+    return _text_control(controls.novel_words, _ABSENT, "words")
+
+
+@base.factory
+def novel_word_share() -> base.Detector:
+    """Share of response words that the prompt does not have."""
+    return _text_control(controls.novel_word_share, f"share of {_ABSENT}", "0 to 1")
 
 
 BUCKETS = 4096
@@ -111,12 +103,12 @@ def _weighted(counts: Array, idf: Array) -> Float[Array, "samples 1 buckets"]:
     return (weighted / jnp.where(norm > 0, norm, 1.0))[:, None]
 
 
-def _fit_tfidf(counts: Any, targets: Targets) -> HeldOut:
+def _fit_tfidf(counts: Any, targets: base.Targets) -> base.HeldOut:
     counts, weight = jnp.asarray(counts), jnp.asarray(targets.weight)
     holding = weight @ (counts > 0)
     idf = jnp.log((1 + weight.sum()) / (1 + holding)) + 1
     # Unit vectors are not standardised: a rare word would weigh as much as a common.
-    probe, unseen = choose_held_out(
+    probe, unseen = choose_linear(
         _weighted(counts, idf),
         targets.labels,
         targets.groups,
@@ -124,24 +116,22 @@ def _fit_tfidf(counts: Any, targets: Targets) -> HeldOut:
         strengths=(0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0),
         standardize=False,
     )
-    return HeldOut(TfIdf(idf, probe), unseen)
+    return base.HeldOut(TfIdf(idf, probe), unseen)
 
 
-@functools.cache
-def tfidf() -> Detector:
+@base.factory
+def tfidf() -> base.Detector:
     """TF-IDF of the response's words and a logistic regression: text alone, trained."""
-    return Detector(
-        Info(
-            "tfidf",
-            "logistic regression on the response's words (TF-IDF)",
-            LOG_ODDS,
-            "trained text-only control",
-            control=True,
-        ),
+    return base.Detector(
+        "tfidf",
+        "logistic regression on the response's words (TF-IDF)",
+        base.LOG_ODDS,
+        "trained text-only control",
         features=(("word_counts", OfText(word_counts, ("buckets",))),),
         inputs=lambda f: f["word_counts"],
         decide=lambda params, counts: chosen_logits(
             params.probe, _weighted(counts, params.idf)
         ),
         fit=_fit_tfidf,
+        control=True,
     )

@@ -7,8 +7,8 @@ from typing import Any, Literal
 import jax
 import numpy as np
 
-from jaxhal.detectors.base import Detector, Features, Info, measured
-from jaxhal.detectors.settings import Settings, cached, draw_of
+from jaxhal.detectors.base import Detector, Features, factory, measured
+from jaxhal.detectors.settings import Settings, draw_of
 from jaxhal.features import eigenscore as spread
 from jaxhal.features.hidden import HiddenStates
 from jaxhal.generation import Sampling
@@ -48,7 +48,7 @@ class Embedded(Measure):
         return {"values": values[:, :, 0], "valid": valid}
 
 
-@cached
+@factory
 def eigenscore(
     preset: str = "official",
     alpha: float | None = None,
@@ -56,7 +56,6 @@ def eigenscore(
     per_feature: bool | None = None,
     tokens: Literal["last", "before_last", "mean"] | None = None,
     draw: Settings = None,
-    name: str = "eigenscore",
 ) -> Detector:
     """INSIDE: how far apart the samples lie in the reader's middle layer.
 
@@ -66,10 +65,9 @@ def eigenscore(
     Args:
       preset: of :data:`jaxhal.features.eigenscore.PRESETS`; ``"official"`` reads the
         last word of a sample, the others the end of the sequence.
-      alpha, base, per_feature: instead of the preset's.
-      tokens: which token stands for a sample, see :class:`jaxhal.HiddenStates`.
+      alpha, base, per_feature, tokens: instead of the preset's; which token stands for
+        a sample is that of :class:`jaxhal.HiddenStates`.
       draw: how to sample, see :func:`jaxhal.detectors.settings.draw_of`.
-      name: what to call it beside another choice.
     """
     form = spread.form_of(preset, alpha=alpha, base=base, per_feature=per_feature)
     how = draw_of(draw, _PUBLISHED[preset])
@@ -85,10 +83,11 @@ def eigenscore(
         score = functools.partial(spread.eigenscore, preset=form)
         return jax.vmap(score)(found["values"], found["valid"])
 
-    info = Info(
-        name,
+    return Detector(
+        "eigenscore",
         f"spread of {how} in the middle layer, {preset} preset",
         "mean log eigenvalue",
         "Chen et al., INSIDE, ICLR 2024",
+        measured(states),
+        inputs,
     )
-    return Detector(info, measured(states), inputs)

@@ -10,19 +10,10 @@ from jaxtyping import Float, Int
 
 from jaxhal.classifiers.selection import (
     Chosen,
-    choose_held_out,
     choose_linear,
     chosen_logits,
 )
-from jaxhal.detectors.base import (
-    LOG_ODDS,
-    Detector,
-    Features,
-    HeldOut,
-    Info,
-    Targets,
-    held_out,
-)
+from jaxhal.detectors import base
 
 # What a member has to add to the AUROC to be chosen.
 GAIN = 0.001
@@ -36,8 +27,8 @@ class Stack(NamedTuple):
 
 
 def ensemble(
-    members: Sequence[Detector], name: str = "ensemble", choose: bool = False
-) -> Detector:
+    members: Sequence[base.Detector], name: str = "ensemble", choose: bool = False
+) -> base.Detector:
     """A logistic regression over the standardised scores of other detectors.
 
     It is fitted to scores of answers that a trained member had not seen, by grouped
@@ -56,7 +47,7 @@ def ensemble(
             f"members are {names}; give at least two detectors of different names"
         )
 
-    def inputs(features: Features) -> dict[str, Any]:
+    def inputs(features: base.Features) -> dict[str, Any]:
         return {member.name: member.inputs(features) for member in members}
 
     def decide(params: Stack, inputs: dict[str, Any]) -> Any:
@@ -69,14 +60,12 @@ def ensemble(
 
     kept = "those chosen of " if choose else ""
     features = (one for member in members for one in member.features)
-    return Detector(
-        Info(
-            name,
-            f"logistic regression over the scores of {kept}{', '.join(names)}",
-            LOG_ODDS,
-            "Wolpert 1992, stacked generalization"
-            + ("; Caruana et al. 2004, forward selection" if choose else ""),
-        ),
+    return base.Detector(
+        name,
+        f"logistic regression over the scores of {kept}{', '.join(names)}",
+        base.LOG_ODDS,
+        "Wolpert 1992, stacked generalization"
+        + ("; Caruana et al. 2004, forward selection" if choose else ""),
         features=tuple(dict.fromkeys(features)),
         inputs=inputs,
         decide=decide,
@@ -86,12 +75,15 @@ def ensemble(
 
 
 def _stack(
-    members: Sequence[Detector], choose: bool, inputs: dict[str, Any], targets: Targets
-) -> HeldOut:
+    members: Sequence[base.Detector],
+    choose: bool,
+    inputs: dict[str, Any],
+    targets: base.Targets,
+) -> base.HeldOut:
     """Members that count with their weights, and unseen scores of the whole."""
     known = targets.known or {}
     fitted = {
-        m.name: known.get(m.name) or held_out(m, inputs[m.name], targets)
+        m.name: known.get(m.name) or base.held_out(m, inputs[m.name], targets)
         for m in members
     }
     names = list(fitted)
@@ -99,15 +91,15 @@ def _stack(
     if choose:
         kept = _forward(scores, targets)
         names, scores = [names[at] for at in kept], scores[:, kept]
-    weights, unseen = choose_held_out(
+    weights, unseen = choose_linear(
         scores[:, None], targets.labels, targets.groups, targets.weight
     )
     params = Stack({name: fitted[name].params for name in names}, weights)
-    return HeldOut(params, unseen)
+    return base.HeldOut(params, unseen)
 
 
 def _forward(
-    scores: Float[np.ndarray, "samples members"], targets: Targets
+    scores: Float[np.ndarray, "samples members"], targets: base.Targets
 ) -> Int[np.ndarray, " kept"]:
     """Members that the ensemble gains by, found one by one."""
     kept, best = np.zeros(scores.shape[1], bool), 0.0
@@ -115,7 +107,7 @@ def _forward(
         # The members so far and each of the others, one set a layer to choose from.
         # Scores of 0 weigh nothing, and with them every step has one shape.
         sets = kept | np.eye(len(kept), dtype=bool)
-        found = choose_linear(
+        found, _ = choose_linear(
             scores[:, None] * sets, targets.labels, targets.groups, targets.weight
         )
         if float(found.auroc) < best + GAIN:

@@ -8,45 +8,32 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from jaxhal.classifiers import linear, selection
-from jaxhal.detectors.base import (
-    LOG_ODDS,
-    Detector,
-    Features,
-    Info,
-    Targets,
-    flat_heads,
-    logistic,
-    logistic_scores,
-    on_tokens,
-    response_mean,
-)
+from jaxhal.detectors import base
 from jaxhal.features.lookback import WINDOW, LookbackRatio
 
 
-@functools.cache
-def lookback_ratio() -> Detector:
+@base.factory
+def lookback_ratio() -> base.Detector:
     """One minus the lookback ratio, averaged over heads and tokens, nothing trained."""
-    return Detector(
-        Info(
-            "lookback_ratio",
-            "attention on new tokens rather than the context, mean of all heads",
-            "1 - mean lookback ratio, 0 to 1",
-            "Chuang et al. 2024 (Lookback Lens), section 2.1",
-        ),
+    return base.Detector(
+        "lookback_ratio",
+        "attention on new tokens rather than the context, mean of all heads",
+        "1 - mean lookback ratio, 0 to 1",
+        "Chuang et al. 2024 (Lookback Lens), section 2.1",
         features=(("lookback", LookbackRatio()),),
-        inputs=lambda f: 1 - response_mean(f["lookback"], f).mean((0, 2)),
-        tokens=lambda params, f: on_tokens(1 - f["lookback"].mean((0, 2)), f),
+        inputs=lambda f: 1 - base.response_mean(f["lookback"], f).mean((0, 2)),
+        tokens=lambda params, f: base.on_tokens(1 - f["lookback"].mean((0, 2)), f),
     )
 
 
-@functools.cache
-def lookback_probe() -> Detector:
+@base.factory
+def lookback_probe() -> base.Detector:
     """Logistic regression on the mean lookback ratio of all heads over a response."""
-    return logistic(
+    return base.logistic(
         "lookback_probe",
         "logistic regression on the mean lookback ratios of all heads",
         "Chuang et al. 2024 (Lookback Lens), one span per response",
-        lambda f: flat_heads(response_mean(f["lookback"], f)),
+        lambda f: base.flat_heads(base.response_mean(f["lookback"], f)),
         ("lookback", LookbackRatio()),
     )._replace(tokens=_lookback_tokens)
 
@@ -63,7 +50,7 @@ class Spans(NamedTuple):
     there: Bool[Array, "batch 3"]  # whether a part has any token
 
 
-def lookback_spans(features: Features) -> Spans:
+def lookback_spans(features: base.Features) -> Spans:
     """The predefined spans of Lookback Lens; what lies between two marks is unused."""
     # The end of the sequence is never marked: in a part it would give the label away.
     ratio, text = features["lookback"], features["text"]
@@ -72,14 +59,16 @@ def lookback_spans(features: Features) -> Spans:
     left = jnp.cumsum(marked[:, ::-1], -1)[:, ::-1]
     after = text & (left == 0) & marked.any(-1, keepdims=True)
     whole, *parts = (
-        flat_heads(response_mean(ratio, {"valid": part}))
+        base.flat_heads(base.response_mean(ratio, {"valid": part}))
         for part in (text, marked, before, after)
     )
     there = jnp.stack([part.any(-1) for part in (marked, before, after)], 1)
     return Spans(whole, jnp.stack(parts, 1), there)
 
 
-def _fit_spans(inputs: Spans, targets: Targets, heads: int | None) -> selection.Chosen:
+def _fit_spans(
+    inputs: Spans, targets: base.Targets, heads: int | None
+) -> selection.Chosen:
     """Logistic regression on spans, unscaled and with C = 1 as published."""
     labels = jnp.asarray(targets.labels)
     spanned = jnp.asarray(inputs.there).any(1)
@@ -105,7 +94,7 @@ def _fit_spans(inputs: Spans, targets: Targets, heads: int | None) -> selection.
     return selection.published(fitted)
 
 
-def _lookback_tokens(params: Any, features: Features) -> Array:
+def _lookback_tokens(params: Any, features: base.Features) -> Array:
     """Probability of each token's window: itself and the seven before it."""
     ratio = jnp.moveaxis(features["lookback"], 1, 0)  # batch layer heads response
     batch, _, _, response = ratio.shape
@@ -113,12 +102,12 @@ def _lookback_tokens(params: Any, features: Features) -> Array:
     total = jnp.cumsum(jnp.pad(ratio, ((0, 0), (0, 0), (WINDOW, 0))), -1)
     count = jnp.minimum(jnp.arange(response) + 1, WINDOW)
     means = (total[..., WINDOW:] - total[..., :-WINDOW]) / count
-    logits = jax.vmap(lambda one: logistic_scores(params, one.T))(means)
-    return on_tokens(jax.nn.sigmoid(logits), features)
+    logits = jax.vmap(lambda one: base.logistic_scores(params, one.T))(means)
+    return base.on_tokens(jax.nn.sigmoid(logits), features)
 
 
-@functools.cache
-def lookback_lens(heads: int | None = None, name: str = "lookback_lens") -> Detector:
+@base.factory
+def lookback_lens(heads: int | None = None) -> base.Detector:
     """Lookback Lens: logistic regression on the lookback ratios of annotated spans.
 
     A hallucinated answer without marks is learnt whole, as hallucinated; the published
@@ -127,18 +116,15 @@ def lookback_lens(heads: int | None = None, name: str = "lookback_lens") -> Dete
     Args:
       heads: use only so many, those of the largest coefficients in a first fit to all,
         as in the paper's study of heads; all by default.
-      name: what to call it beside another choice.
     """
-    return Detector(
-        Info(
-            name,
-            "logistic regression on lookback ratios, fitted to annotated spans",
-            LOG_ODDS,
-            "Chuang et al. 2024 (Lookback Lens), predefined spans",
-        ),
+    return base.Detector(
+        "lookback_lens",
+        "logistic regression on lookback ratios, fitted to annotated spans",
+        base.LOG_ODDS,
+        "Chuang et al. 2024 (Lookback Lens), predefined spans",
         features=(("lookback", LookbackRatio()),),
         inputs=lookback_spans,
-        decide=lambda params, inputs: logistic_scores(params, inputs.whole),
+        decide=lambda params, inputs: base.logistic_scores(params, inputs.whole),
         fit=functools.partial(_fit_spans, heads=heads),
         tokens=_lookback_tokens,
     )

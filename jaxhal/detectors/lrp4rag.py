@@ -7,8 +7,8 @@ what the released code did.
 """
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -16,17 +16,10 @@ from jaxtyping import Array, Float
 
 from jaxhal.classifiers import lstm, mlp, svm, trees
 from jaxhal.classifiers.selection import choose
-from jaxhal.detectors.base import (
-    LOG_ODDS,
-    Detector,
-    Features,
-    HeldOut,
-    Info,
-    Targets,
-    early_stopping,
-)
+from jaxhal.detectors import base
 from jaxhal.features.base import Reducer
 from jaxhal.features.relevance import profile_level, resample
+from jaxhal.io.checks import one_of
 from jaxhal.lrp import PromptRelevance, RelevanceMap, ResponseRelevance
 
 _REFERENCE = "Hu et al. 2024 (LRP4RAG)"
@@ -39,30 +32,24 @@ _READS: dict[str, tuple[str, Reducer]] = {
 }
 
 
-class _Classifier(NamedTuple):
-    kind: str
-    published: Callable[..., Any]
-    chosen: Callable[..., Any]  # fits with a setting of the grid
-    decide: Callable[[Any, Array], Array]
-    grid: Mapping[str, Sequence[Any]]
-
-
-_CLASSIFIERS = {
-    "svm": _Classifier(
+# Of a classifier: in words, how it is fitted as published, and with a setting of the
+# grid, how it decides, and the grid.
+_CLASSIFIERS: dict[str, tuple[str, Any, Any, Any, Mapping[str, Sequence[Any]]]] = {
+    "svm": (
         "support vector machine",
         svm.fit_svm,
         functools.partial(svm.fit_svm, standardize=True),
         svm.svm_logits,
         svm.GRID,
     ),
-    "forest": _Classifier(
+    "forest": (
         "random forest",
         trees.fit_forest,
         trees.fit_forest,
         trees.forest_logits,
         trees.GRID,
     ),
-    "mlp": _Classifier(
+    "mlp": (
         "one hidden layer",
         mlp.fit_perceptron,
         functools.partial(mlp.fit_perceptron, standardize=True),
@@ -73,16 +60,15 @@ _CLASSIFIERS = {
 
 
 def _read(of: str) -> tuple[str, Reducer]:
-    if of not in _READS:
-        raise ValueError(f"of is {of!r}; use 'response' or 'prompt'")
+    one_of(_READS, of=of)
     return _READS[of]
 
 
-def _named(name: str | None, usual: str, of: str) -> str:
-    return name or (usual if of == "response" else f"{usual}_{of}")
+def _named(usual: str, of: str) -> str:
+    return usual if of == "response" else f"{usual}_{of}"
 
 
-def _profiles(features: Features, of: str) -> tuple[Array, Array]:
+def _profiles(features: base.Features, of: str) -> tuple[Array, Array]:
     """The profile of each answer, and where it has values."""
     profile = jnp.asarray(features[_read(of)[0]])
     if of == "prompt":  # in bins, of which none is empty
@@ -90,25 +76,21 @@ def _profiles(features: Features, of: str) -> tuple[Array, Array]:
     return profile, jnp.asarray(features["valid"])
 
 
-@functools.cache
+@base.factory
 def _on_profile(
     classifier: Literal["svm", "forest", "mlp"],
     length: int | None = None,
     published: bool = False,
     of: str = "response",
-    name: str | None = None,
-) -> Detector:
+) -> base.Detector:
     """A classifier of scikit-learn on ``R_response`` or ``R_prompt``.
 
     Args:
-      classifier: a support vector machine with a radial kernel, a random forest, or a
-        network with one hidden layer.
       length: bins the profile is resampled to; 220, or 235 as released.
       published: the released settings (C = 30 and gamma = 1; 200 trees of depth 3) on
         unscaled profiles with zeros in empty bins.
-      of: which profile; that of the ``"prompt"`` comes in 500 bins, none of them empty.
-      name: what to call it beside another choice; its own ends in ``_prompt`` for that
-        profile.
+      of: which profile; that of the ``"prompt"`` comes in 500 bins, none of them empty,
+        and its detector's name ends in ``_prompt``.
     """
     kind, fit_published, fit_chosen, decide, grid = _CLASSIFIERS[classifier]
     read = _read(of)
@@ -116,26 +98,23 @@ def _on_profile(
         length = PUBLISHED_LENGTH if published else LENGTH
     padding = "zeros" if published else "last"
 
-    def inputs(features: Features) -> Float[Array, "batch length"]:
+    def inputs(features: base.Features) -> Float[Array, "batch length"]:
         binned = jax.vmap(lambda x, valid: resample(x, length, valid, padding))
         return binned(*_profiles(features, of))
 
-    def fit(inputs: Any, targets: Targets) -> Any:
+    def fit(inputs: Any, targets: base.Targets) -> Any:
         labels, groups, weight = targets.labels, targets.groups, targets.weight
         if published:
             return fit_published(inputs, labels, weight)
-        return HeldOut(
-            *choose(fit_chosen, decide, grid, inputs, labels, groups, weight)
-        )
+        how = (fit_chosen, decide, grid)
+        return base.HeldOut(*choose(*how, inputs, labels, groups, weight))
 
     how = "as released" if published else "setting chosen in training"
-    return Detector(
-        Info(
-            _named(name, f"lrp4rag_{classifier}", of),
-            f"{kind} on the relevance of {length} parts of the {of}, {how}",
-            LOG_ODDS,
-            f"{_REFERENCE}, table 2",
-        ),
+    return base.Detector(
+        _named(f"lrp4rag_{classifier}", of),
+        f"{kind} on the relevance of {length} parts of the {of}, {how}",
+        base.LOG_ODDS,
+        f"{_REFERENCE}, table 2",
         features=(read,),
         inputs=inputs,
         decide=decide if published else lambda tuned, x: decide(tuned.params, x),
@@ -148,8 +127,8 @@ lrp4rag_forest = functools.partial(_on_profile, "forest")
 lrp4rag_mlp = functools.partial(_on_profile, "mlp")
 
 
-@functools.cache
-def lrp4rag_comb() -> Detector:
+@base.factory
+def lrp4rag_comb() -> base.Detector:
     """The published machine on empty bins alone: what zeros tell of the length.
 
     Relevance is replaced by 1, so a response of fewer tokens than bins leaves a comb,
@@ -157,13 +136,11 @@ def lrp4rag_comb() -> Detector:
     rank by length without relevance.
     """
     comb = jax.vmap(lambda v: resample(jnp.ones(v.shape), PUBLISHED_LENGTH, v, "zeros"))
-    return Detector(
-        Info(
-            "lrp4rag_comb",
-            f"the published machine on which of {PUBLISHED_LENGTH} bins are empty",
-            LOG_ODDS,
-            f"length leak of {_REFERENCE}",
-        ),
+    return base.Detector(
+        "lrp4rag_comb",
+        f"the published machine on which of {PUBLISHED_LENGTH} bins are empty",
+        base.LOG_ODDS,
+        f"length leak of {_REFERENCE}",
         features=(),
         inputs=lambda features: comb(jnp.asarray(features["valid"])),
         decide=svm.svm_logits,
@@ -171,55 +148,46 @@ def lrp4rag_comb() -> Detector:
     )
 
 
-@functools.cache
-def lrp4rag_lstm(
-    response_bins: int = 64, prompt_bins: int = 16, name: str = "lrp4rag_lstm"
-) -> Detector:
+@base.factory
+def lrp4rag_lstm(response_bins: int = 64, prompt_bins: int = 16) -> base.Detector:
     """A recurrent network that reads ``R*`` along the response.
 
-    Args:
-      response_bins: steps in time; the released code has 300.
-      prompt_bins: features of a step; the released code has 800.  The fewer of the two
-        is what ``R*`` costs in passes.
-      name: what to call it beside another choice.
+    ``response_bins`` are steps in time, ``prompt_bins`` features of a step, in the
+    released code 300 and 800.  The fewer of the two is what ``R*`` costs in passes.
     """
 
-    def inputs(features: Features) -> tuple[Array, Array]:
+    def inputs(features: base.Features) -> tuple[Array, Array]:
         relevance = jnp.asarray(features[feature])
         there = jnp.asarray(features["valid"]).any(-1, keepdims=True)
         return relevance, jnp.broadcast_to(there, relevance.shape[:2])
 
     feature = f"relevance_{response_bins}x{prompt_bins}"
     whole = RelevanceMap(response_bins=response_bins, prompt_bins=prompt_bins)
-    return Detector(
-        Info(
-            name,
-            f"LSTM on {response_bins} x {prompt_bins} bins of relevance",
-            LOG_ODDS,
-            f"{_REFERENCE}, section 3.4",
-        ),
+    return base.Detector(
+        "lrp4rag_lstm",
+        f"LSTM on {response_bins} x {prompt_bins} bins of relevance",
+        base.LOG_ODDS,
+        f"{_REFERENCE}, section 3.4",
         features=((feature, whole),),
         inputs=inputs,
         decide=lambda params, x: lstm.lstm_logits(params, *x),
-        fit=lambda x, targets: lstm.fit_lstm(*early_stopping(targets, *x)),
+        fit=lambda x, targets: lstm.fit_lstm(*base.early_stopping(targets, *x)),
     )
 
 
-@functools.cache
-def lrp4rag_threshold(of: str = "response", name: str | None = None) -> Detector:
+@base.factory
+def lrp4rag_threshold(of: str = "response") -> base.Detector:
     """The naive rule: a relevance profile that is low between its own extremes.
 
     It looks at the shape of the profile alone:
-    :func:`jaxhal.features.relevance.profile_level`.  ``of`` and ``name`` are those of
+    :func:`jaxhal.features.relevance.profile_level`.  ``of`` is that of
     :func:`lrp4rag_svm`.
     """
-    return Detector(
-        Info(
-            _named(name, "lrp4rag_threshold", of),
-            f"1 - mean of the {of}'s relevance between its extremes",
-            "1 - mean relative relevance, 0 to 1",
-            f"{_REFERENCE}, table 1",
-        ),
+    return base.Detector(
+        _named("lrp4rag_threshold", of),
+        f"1 - mean of the {of}'s relevance between its extremes",
+        "1 - mean relative relevance, 0 to 1",
+        f"{_REFERENCE}, table 1",
         features=(_read(of),),
         inputs=lambda features: 1 - jax.vmap(profile_level)(*_profiles(features, of)),
     )

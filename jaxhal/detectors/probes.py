@@ -1,6 +1,8 @@
-"""Probes of hidden states."""
+"""Probes of hidden states.
 
-import functools
+``layer`` says which hidden state: 0 the embeddings, the last after the final norm.
+"""
+
 from typing import Any, Literal
 
 import jax
@@ -10,126 +12,91 @@ from jaxtyping import Array, Bool, Float
 
 from jaxhal.classifiers import mlp, pooling
 from jaxhal.classifiers.linear import Linear, fit_linear, linear_logits
-from jaxhal.detectors.base import (
-    LOG_ODDS,
-    Detector,
-    Features,
-    Info,
-    Targets,
-    early_stopping,
-    fit_logistic,
-    logistic,
-    logistic_scores,
-    on_tokens,
-    response_mean,
-)
+from jaxhal.detectors import base
 from jaxhal.features.hidden import HiddenStates
 
+LAYER = 20  # two thirds up a model of 30 layers
 
-@functools.cache
-def hidden_probe(layer: int = 20, name: str = "hidden_probe") -> Detector:
+
+@base.factory
+def hidden_probe(layer: int = LAYER) -> base.Detector:
     """Logistic regression on the mean hidden state of one layer's tokens.
 
     Unlike :func:`linear_probe` it can judge a part of a response.
-
-    Args:
-      layer: which hidden state; 20 is two thirds up a model of 30 layers.
-      name: what to call it beside another choice.
     """
     state = f"hidden_{layer}"
-    return logistic(
-        name,
+    return base.logistic(
+        "hidden_probe",
         "logistic regression on one layer's hidden states, mean of the tokens",
         "Chuang et al. 2024 (Lookback Lens), hidden-state baseline",
-        lambda f: response_mean(jnp.swapaxes(f[state][0], 1, 2), f),
+        lambda f: base.response_mean(jnp.swapaxes(f[state][0], 1, 2), f),
         (state, HiddenStates(layers=(layer,))),
     )
 
 
-@functools.cache
-def linear_probe(
-    tokens: Literal["mean", "last"] = "mean", name: str | None = None
-) -> Detector:
+@base.factory
+def linear_probe(tokens: Literal["mean", "last"] = "mean") -> base.Detector:
     """Logistic regression on the hidden state of the layer that suits it best.
 
-    Args:
-      tokens: of the response's mean, or of its last token (the end of sequence).
-      name: what to call it; by default as in the catalogue.
+    ``tokens`` is of the response's mean, or of its last token (the end of sequence).
     """
     state = f"hidden_{tokens}"
-    return Detector(
-        Info(
-            name or ("linear_probe" if tokens == "mean" else "linear_probe_last"),
-            f"logistic regression on a hidden state, {tokens} of the response",
-            LOG_ODDS,
-            "Bazarova et al. 2025 (TOHA), linear probe; layer chosen in training",
-        ),
+    return base.Detector(
+        "linear_probe" if tokens == "mean" else "linear_probe_last",
+        f"logistic regression on a hidden state, {tokens} of the response",
+        base.LOG_ODDS,
+        "Bazarova et al. 2025 (TOHA), linear probe; layer chosen in training",
         features=((state, HiddenStates(tokens=tokens)),),
         inputs=lambda f: jnp.moveaxis(f[state], 1, 0),
-        decide=logistic_scores,
-        fit=fit_logistic,
+        decide=base.logistic_scores,
+        fit=base.fit_logistic,
     )
 
 
-@functools.cache
-def linear_probe_last() -> Detector:
+@base.factory
+def linear_probe_last() -> base.Detector:
     """:func:`linear_probe` on the last response token, the end of sequence."""
-    return linear_probe(tokens="last")
+    return linear_probe("last")
 
 
-@functools.cache
-def mlp_probe(layer: int = 20, name: str = "mlp_probe") -> Detector:
-    """A network of one hidden layer on the mean hidden state of one layer.
+@base.factory
+def mlp_probe(layer: int = LAYER) -> base.Detector:
+    """A network of one hidden layer on the mean hidden state of one layer."""
 
-    Args:
-      layer: which hidden state; 20 is two thirds up a model of 30 layers.
-      name: what to call it beside another choice.
-    """
-
-    def inputs(features: Features) -> Array:
+    def inputs(features: base.Features) -> Array:
         hidden = features["hidden_mean"]
         if not 0 <= layer < len(hidden):
             raise ValueError(
-                f"{name} looks at hidden state {layer} of {len(hidden)}; choose "
+                f"the probe looks at hidden state {layer} of {len(hidden)}; choose "
                 f"layer in 0..{len(hidden) - 1}"
             )
         return hidden[layer]
 
-    return Detector(
-        Info(
-            name,
-            f"a small network on hidden state {layer}, mean of the response",
-            LOG_ODDS,
-            "Azaria and Mitchell 2023 (SAPLMA), one hidden layer",
-        ),
+    return base.Detector(
+        "mlp_probe",
+        f"a small network on hidden state {layer}, mean of the response",
+        base.LOG_ODDS,
+        "Azaria and Mitchell 2023 (SAPLMA), one hidden layer",
         features=(("hidden_mean", HiddenStates(tokens="mean")),),
         inputs=inputs,
         decide=mlp.mlp_logits,
-        fit=lambda x, targets: mlp.fit_mlp(*early_stopping(targets, x)),
+        fit=lambda x, targets: mlp.fit_mlp(*base.early_stopping(targets, x)),
     )
 
 
-@functools.cache
-def attention_pooling(layer: int = 20, name: str = "attention_pooling") -> Detector:
-    """A learned query pools the response's hidden states, a linear probe judges them.
-
-    Args:
-      layer: which hidden state; 20 is two thirds up a model of 30 layers.
-      name: what to call it beside another choice.
-    """
-
+@base.factory
+def attention_pooling(layer: int = LAYER) -> base.Detector:
+    """A learned query pools the response's hidden states for a linear probe."""
     state = f"hidden_{layer}"
-    return Detector(
-        Info(
-            name,
-            "a learned query pools hidden states of the response",
-            LOG_ODDS,
-            "CH-Wang et al. 2023, attention-pooling probe",
-        ),
+    return base.Detector(
+        "attention_pooling",
+        "a learned query pools hidden states of the response",
+        base.LOG_ODDS,
+        "CH-Wang et al. 2023, attention-pooling probe",
         features=((state, HiddenStates(layers=(layer,))),),
         inputs=lambda f: (f[state][0], f["valid"]),
         decide=lambda params, x: pooling.pooling_logits(params, *x),
-        fit=lambda x, targets: pooling.fit_pooling(*early_stopping(targets, *x)),
+        fit=lambda x, targets: pooling.fit_pooling(*base.early_stopping(targets, *x)),
     )
 
 
@@ -153,23 +120,19 @@ def highest_mean(
     return jnp.where(chosen, ordered, 0.0).sum(-1) / jnp.maximum(there, 1)
 
 
-@functools.cache
-def token_probe(
-    layer: int = 20, whole: bool = False, name: str = "token_probe"
-) -> Detector:
+@base.factory
+def token_probe(layer: int = LAYER, whole: bool = False) -> base.Detector:
     """Logistic regression on the hidden state of every token; the worst few count.
 
     It learns from annotated spans, which say more than one label an answer does.  The
     token scores are probabilities of being annotated.
 
     Args:
-      layer: which hidden state; 20 is two thirds up a model of 30 layers.
       whole: learn a hallucinated answer without a span as one span, as
         :func:`~jaxhal.detectors.lookback_lens` does; else nothing is learnt from it.
-      name: what to call it beside another choice.
     """
 
-    def fit(inputs: tuple[Any, Any, Any], targets: Targets) -> Linear:
+    def fit(inputs: tuple[Any, Any, Any], targets: base.Targets) -> Linear:
         hidden, valid, spans = map(np.asarray, inputs)
         unmarked = (np.asarray(targets.labels) == 1) & ~spans.any(1)
         marked = (spans | (whole & unmarked)[:, None])[valid]
@@ -177,27 +140,25 @@ def token_probe(
         weight = np.asarray(targets.weight) * (whole | ~unmarked)
         if not marked[weight[row] > 0].any():
             raise ValueError(
-                f"{name} learns from annotated spans, and no token of the training "
-                "part is marked; give 'labels', set whole=True to learn hallucinated "
-                "answers as one span each, or use linear_probe"
+                "a probe of tokens learns from annotated spans, and no token of the "
+                "training part is marked; give 'labels', set whole=True to learn "
+                "hallucinated answers as one span each, or use linear_probe"
             )
         weight = weight[row]
         strength = _STRENGTH / float(weight.sum())
         return fit_linear(hidden[valid], marked.astype(int), weight, strength)
 
-    def tokens(params: Linear, features: Features) -> Array:
+    def tokens(params: Linear, features: base.Features) -> Array:
         logits = linear_logits(params, features[state][0])
-        return on_tokens(jax.nn.sigmoid(logits), features)
+        return base.on_tokens(jax.nn.sigmoid(logits), features)
 
     state = f"hidden_{layer}"
-    return Detector(
-        Info(
-            name,
-            "logistic regression on every token's hidden state, fitted to spans"
-            + (", or to whole answers that have none" if whole else ""),
-            f"{LOG_ODDS} of a token, mean of the {HIGHEST} highest",
-            "Obeso et al. 2025, linear probes of tokens",
-        ),
+    return base.Detector(
+        "token_probe",
+        "logistic regression on every token's hidden state, fitted to spans"
+        + (", or to whole answers that have none" if whole else ""),
+        f"{base.LOG_ODDS} of a token, mean of the {HIGHEST} highest",
+        "Obeso et al. 2025, linear probes of tokens",
         features=((state, HiddenStates(layers=(layer,))),),
         inputs=lambda f: (f[state][0], f["valid"], f["marked"] & f["valid"]),
         decide=lambda params, x: highest_mean(

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 from jaxtyping import Float
 
-from jaxhal.detectors.base import Detector, Info, measured
+from jaxhal.detectors.base import Detector, factory, measured
 from jaxhal.features.base import OfRewrite
 from jaxhal.features.uncertainty import TextLogprob
 from jaxhal.llm.endpoint import Endpoint, endpoint_of, json_object
@@ -150,10 +150,7 @@ def _listed(reply: str) -> list[str]:
 
 
 def listed_share(response: str, parts: list[str]) -> float:
-    """Share of a response's characters in the parts, at most 1.
-
-    Each is taken where it first stands; one that is not there counts by its length.
-    """
+    """Share of a response's characters in the parts, as :class:`ListedShare` counts."""
     inside, missing = np.zeros(len(response), bool), 0
     for part in parts:
         start = response.find(part)
@@ -188,7 +185,6 @@ def detection_prompt(
       model: the model's name there.
       ask: the question in other words, with ``{material}`` in it, which stands for
         source, question and answer; the reply has to be of the same form.
-      name: what to call it beside another choice.
     """
     if ask is not None and "{material}" not in ask:
         raise ValueError(f"ask is {ask!r}; it must hold {{material}}")
@@ -205,26 +201,23 @@ def _detection_prompt(there: Endpoint | None, ask: str | None, name: str) -> Det
         return _asked(name, f"{summary}, in words given", _REFERENCE, own, f"{name}_")
     share = ListedShare(there, ask or LIST)
     return Detector(
-        Info(
-            name,
-            f"share of the answer that {there.name} lists as hallucinated",
-            "share of characters, 0 to 1",
-            _REFERENCE,
-        ),
+        name,
+        f"share of the answer that {there.name} lists as hallucinated",
+        "share of characters, 0 to 1",
+        _REFERENCE,
         features=measured(share),
         inputs=lambda f: f[share.feature],
     )
 
 
-@functools.cache
+@factory
 def icl_prompt() -> Detector:
     """The reader is shown four labelled answers, then asked about this one.
 
-    It says Yes or No, and nothing is generated; the score is as in
-    :func:`detection_prompt`.  The shots, two right answers and two hallucinated ones,
-    are ours, for the paper (Liu et al., Towards Mitigation of Hallucination for
-    LLM-empowered Agents, 2025) does not print its own; like its questions they have no
-    context, and that of an answer which has one is shown before its question.
+    It says Yes or No; the score is as in :func:`detection_prompt`.  The shots are ours,
+    for the paper (Liu et al., Towards Mitigation of Hallucination for LLM-empowered
+    Agents, 2025) does not print its own; like its questions they have no context, and
+    that of an answer which has one is shown before its question.
     """
     summary = "the reader is shown labelled answers, then asked about this one"
     reference = "baseline of Liu et al. 2025 (HalMit)"
@@ -239,12 +232,12 @@ def _asked(
     prefix: str = "",
 ) -> Detector:
     """By the reader's odds of Yes and No, which are read under names with a prefix."""
-    yes, no = (f"{prefix}{reply}_logprob" for reply in ("yes", "no"))
-    reads = {yes: Replied("Yes", ask), no: Replied("No", ask)}
+    yes, no = f"{prefix}yes_logprob", f"{prefix}no_logprob"
     return Detector(
-        Info(name, summary, "p(Yes) / (p(Yes) + p(No)), 0 to 1", reference),
-        features=tuple(
-            (feature, OfRewrite(of, TextLogprob())) for feature, of in reads.items()
+        *(name, summary, "p(Yes) / (p(Yes) + p(No)), 0 to 1", reference),
+        features=(
+            (yes, OfRewrite(Replied("Yes", ask), TextLogprob())),
+            (no, OfRewrite(Replied("No", ask), TextLogprob())),
         ),
         inputs=lambda f: jax.nn.sigmoid(f[yes] - f[no]),
     )

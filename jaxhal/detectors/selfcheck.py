@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxhal.detectors.base import Detector, Features, Info, measured, on_tokens
-from jaxhal.detectors.settings import Settings, cached, draw_of
+from jaxhal.detectors.base import Detector, Features, factory, measured, on_tokens
+from jaxhal.detectors.settings import Settings, draw_of
 from jaxhal.features import consistency
 from jaxhal.llm import entailment as nli
 from jaxhal.llm.endpoint import Endpoint, endpoint_of
@@ -83,12 +83,11 @@ class SentenceSupport(OfSentences):
                 for some in bulk.samples(self.draw)
             ]
         said = [sentences_of(example.response) for example in bulk.examples]
+        step = 1 if self.order == "published" else -1
         pairs = [
-            [(one, support) for one in some for support in against]
+            [(one, support)[::step] for one in some for support in against]
             for some, against in zip(said, supports, strict=True)
         ]
-        if self.order == "ordinary":
-            pairs = [[(support, one) for one, support in some] for some in pairs]
         found = bulk.judged(functools.partial(nli.of_each, backend), pairs)
         most = max(map(len, supports))
         rows = np.repeat(list(map(len, supports)), list(map(len, said)))
@@ -122,17 +121,18 @@ class Ngrams(OfSentences):
     over: Literal["mean", "max"]
 
     def __call__(self, bulk: Bulk) -> dict[str, np.ndarray]:
-        scores, sizes = [], []
+        surprise = []
         for example, some in zip(bulk.examples, bulk.samples(self.draw), strict=True):
             said = sentences_of(example.response)
             heard = [sample.text for sample in some]
             if self.n > 1:
                 heard = [s for text in heard for s in sentences_of(text)]
-            found = consistency.selfcheck_ngram(said, heard or [""], self.n)
-            scores.append(found.max if self.over == "max" else found.mean)
-            sizes.append(np.array([len(consistency.tokenize(text)) for text in said]))
-        weight = {} if self.over == "max" else {"weight": _padded(sizes)["values"]}
-        return _padded(scores) | weight
+            surprise.append(consistency.selfcheck_ngram(said, heard or [""], self.n))
+        if self.over == "max":
+            return _padded([[one.max() for one in some] for some in surprise])
+        sizes = _padded([[len(one) for one in some] for some in surprise])
+        means = _padded([[one.mean() for one in some] for some in surprise])
+        return means | {"weight": sizes["values"]}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -225,7 +225,7 @@ def _of_answers(
     return _padded(np.split(each, np.cumsum([len(some) for some in said])[:-1]))
 
 
-def _padded(scores: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
+def _padded(scores: Sequence[Any]) -> dict[str, np.ndarray]:
     """Scores of the sentences of each example, with a mask."""
     longest = max(map(len, scores))
     values = np.zeros((len(scores), longest), np.float32)
@@ -238,12 +238,11 @@ def _padded(scores: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
 _PLACES = Places()
 
 
-@cached
+@factory
 def selfcheck_nli(
     entailment: str | Entailment = "similarity",
     draw: Settings = None,
     how: Literal["mean", "max"] = "mean",
-    name: str = "selfcheck_nli",
 ) -> Detector:
     """SelfCheckGPT: how much the samples contradict the answer (section 5.4).
 
@@ -252,12 +251,11 @@ def selfcheck_nli(
         ``"nli:potsawee/deberta-v3-large-mnli"``.
       draw: how to sample, see :func:`jaxhal.detectors.settings.draw_of`.
       how: of its sentences, what an answer scores: the ``"mean"`` or the ``"max"``.
-      name: what to call it beside another choice.
     """
     drawn = draw_of(draw, _PUBLISHED)
     support = SentenceSupport(entailment, drawn, "published")
     summary = f"contradiction by {drawn}; {named(entailment)}"
-    return _over_sentences(name, summary, "0 to 1", _SELFCHECK, support, how)
+    return _over_sentences("selfcheck_nli", summary, "0 to 1", _SELFCHECK, support, how)
 
 
 def selfcheck_prompt(
@@ -265,7 +263,7 @@ def selfcheck_prompt(
     model: str | None = None,
     draw: Settings = None,
     how: Literal["mean", "max"] = "mean",
-    name: str = "selfcheck_prompt",
+    name: str | None = None,
 ) -> Detector:
     """SelfCheckGPT: a model is asked whether each sample supports each sentence (5.5).
 
@@ -274,29 +272,30 @@ def selfcheck_prompt(
 
     Args:
       endpoint, model: as :func:`jaxhal.detectors.detection_prompt` takes them.
-      draw, how, name: as :func:`selfcheck_nli` takes them.
+      draw, how: as :func:`selfcheck_nli` takes them.
     """
-    return _selfcheck_prompt(endpoint_of(endpoint, model), draw, how, name)
+    return _selfcheck_prompt(endpoint_of(endpoint, model), draw, how, name=name)
 
 
-@cached
+@factory
 def _selfcheck_prompt(
-    there: Endpoint | None, draw: Settings, how: Literal["mean", "max"], name: str
+    there: Endpoint | None, draw: Settings, how: Literal["mean", "max"]
 ) -> Detector:
     drawn = draw_of(draw, _PUBLISHED)
     judge = "reader" if there is None else YesNo(there, SUPPORT)
     support = SentenceSupport(judge, drawn, "ordinary")
     who = "the reader" if there is None else there.name
     summary = f"{who} asked whether each of {drawn} supports a sentence"
-    return _over_sentences(name, summary, "0 to 1", _SELFCHECK, support, how)
+    return _over_sentences(
+        "selfcheck_prompt", summary, "0 to 1", _SELFCHECK, support, how
+    )
 
 
-@cached
+@factory
 def selfcheck_ngram(
     n: int = 1,
     over: Literal["mean", "max"] = "max",
     draw: Settings = None,
-    name: str = "selfcheck_ngram",
 ) -> Detector:
     """SelfCheckGPT: surprise of the answer's words under the samples (section 5.3).
 
@@ -304,25 +303,24 @@ def selfcheck_ngram(
       n: words in an n-gram.
       over: the mean of all the answer's n-grams, or, averaged over its sentences, the
         least likely one of each.
-      draw, name: as :func:`selfcheck_nli` takes them.
+      draw: as :func:`selfcheck_nli` takes it.
     """
     drawn = draw_of(draw, _PUBLISHED)
     surprise = Ngrams(drawn, n, over)
     summary = f"surprise of words under {drawn}"
     return _over_sentences(
-        *(name, summary, "nats", _SELFCHECK, surprise, "mean"),
+        *("selfcheck_ngram", summary, "nats", _SELFCHECK, surprise, "mean"),
         to_share=lambda nats: -jnp.expm1(-nats),
     )
 
 
-@cached
+@factory
 def selfcheck_bertscore(
     encoder: str = "all-minilm-l6-v2",
     layer: int | None = None,
     baseline: float = 0.0,
     draw: Settings = None,
     how: Literal["mean", "max"] = "mean",
-    name: str = "selfcheck_bertscore",
 ) -> Detector:
     """SelfCheckGPT: how far the answer's sentences are from those of the samples (5.1).
 
@@ -334,7 +332,7 @@ def selfcheck_bertscore(
         :func:`jaxhal.models.encoders.load_encoder`.
       layer: of the encoder, the last for ``None``.
       baseline: F1 of unrelated sentences, which becomes 0; no ranking changes.
-      draw, how, name: as :func:`selfcheck_nli` takes them.
+      draw, how: as :func:`selfcheck_nli` takes them.
     """
     if not baseline < 1:
         raise ValueError(f"baseline is {baseline}; give a number below 1")
@@ -342,14 +340,14 @@ def selfcheck_bertscore(
     measure = Unmatched(encoder, layer, baseline, drawn)
     where = "its last layer" if layer is None else f"layer {layer}"
     summary = f"BERTScore's distance from {drawn}; {where} of {encoder}"
+    name = "selfcheck_bertscore"
     return _over_sentences(name, summary, "1 - F1", _SELFCHECK, measure, how)
 
 
-@cached
+@factory
 def nli_context(
     entailment: str | Entailment = "similarity",
     how: Literal["mean", "max"] = "mean",
-    name: str = "nli_context",
 ) -> Detector:
     """How little the source text supports the answer, sentence by sentence.
 
@@ -359,7 +357,7 @@ def nli_context(
     support = SentenceSupport(entailment, None, "ordinary")
     summary = f"sentences that the source does not support; {named(entailment)}"
     reference = "baseline of Chuang et al., Lookback Lens, EMNLP 2024"
-    return _over_sentences(name, summary, "0 to 1", reference, support, how)
+    return _over_sentences("nli_context", summary, "0 to 1", reference, support, how)
 
 
 def _over_sentences(
@@ -394,5 +392,5 @@ def _over_sentences(
         return on_tokens(jnp.where(place >= 0, scores, 0.0), features)
 
     summary = f"{summary}, the worst sentence" if how == "max" else summary
-    info = Info(name, summary, unit, reference)
-    return Detector(info, measured(measure, _PLACES), inputs, tokens=tokens)
+    about = (name, summary, unit, reference)
+    return Detector(*about, measured(measure, _PLACES), inputs, tokens=tokens)

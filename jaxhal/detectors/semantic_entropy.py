@@ -5,12 +5,14 @@ import functools
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
-from jaxhal.detectors.base import Detector, Features, Info, measured
-from jaxhal.detectors.settings import Settings, cached, draw_of
+from jaxhal.detectors.base import Detector, Features, factory, measured
+from jaxhal.detectors.settings import Settings, draw_of
 from jaxhal.features import semantic
 from jaxhal.generation import Sampling
+from jaxhal.io.checks import one_of
 from jaxhal.llm import entailment
 from jaxhal.llm.entailment import Entailment, named
 from jaxhal.reading.bulk import Bulk, Measure
@@ -112,12 +114,11 @@ _PUBLISHED = {
 }
 
 
-@cached
+@factory
 def semantic_entropy(
     preset: str = "nature",
     entailment: str | Entailment = "similarity",
     draw: Settings = None,
-    name: str = "semantic_entropy",
 ) -> Detector:
     """Entropy over the meanings of sampled answers.
 
@@ -132,12 +133,8 @@ def semantic_entropy(
         ``"nli:SOURCE"``, ``"reader"``, ``"endpoint:MODEL@URL"``, or any
         :class:`jaxhal.llm.entailment.Entailment`.
       draw: how to sample, see :func:`jaxhal.detectors.settings.draw_of`.
-      name: what to call it beside another choice.
     """
-    if preset not in semantic.PRESETS:
-        raise ValueError(
-            f"preset is {preset!r}; use one of {', '.join(semantic.PRESETS)}"
-        )
+    one_of(semantic.PRESETS, preset=preset)
     how = draw_of(draw, _PUBLISHED[preset])
     rule = semantic.PRESETS[preset].rule
     asked, nature = preset != "toha", preset in ("nature", "discrete")
@@ -150,13 +147,14 @@ def semantic_entropy(
     def inputs(features: Features) -> Any:
         return jax.vmap(score)(*(features[one.feature] for one in measures))
 
-    info = Info(
-        name,
+    return Detector(
+        "semantic_entropy",
         f"entropy over meanings of {how}; {named(entailment)}",
         "nats, 0 to log n" if preset != "iclr" else "nats, shifted",
         "Farquhar et al., Nature 2024; Kuhn et al., ICLR 2023",
+        measured(*measures),
+        inputs,
     )
-    return Detector(info, measured(*measures), inputs)
 
 
 semantic_entropy_discrete = functools.partial(
@@ -164,24 +162,23 @@ semantic_entropy_discrete = functools.partial(
 )
 
 
-@cached
-def predictive_entropy(
-    normalized: bool = False, draw: Settings = None, name: str = "predictive_entropy"
-) -> Detector:
-    """Mean negative log probability of sampled answers, ``normalized`` by length."""
+@factory
+def predictive_entropy(normalized: bool = False, draw: Settings = None) -> Detector:
+    r"""Monte Carlo entropy, :math:`-\frac{1}{n} \sum_i \sum_t \log p(y_{it})`.
+
+    Mean negative log probability of sampled answers, in nats; it grows with their
+    length, by which ``normalized`` divides (Malinin and Gales, `Uncertainty Estimation
+    in Autoregressive Structured Prediction <https://arxiv.org/abs/2002.07650>`_, 2021).
+    """
     how = draw_of(draw, _PUBLISHED["nature"])
     likely = Likelihood(how, per_token=normalized)
-    info = Info(
-        name,
+    return Detector(
+        "predictive_entropy",
         f"entropy of {how}" + (", per token" if normalized else ""),
         "nats a token" if normalized else "nats",
         "Malinin and Gales, ICLR 2021",
-    )
-    return Detector(
-        info,
         measured(likely),
-        # A sample's whole log probability, or its mean over tokens, stands for them.
-        lambda f: jax.vmap(semantic.predictive_entropy)(f[likely.feature][..., None]),
+        lambda f: -jnp.asarray(f[likely.feature]).mean(-1),
     )
 
 

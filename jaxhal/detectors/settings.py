@@ -1,48 +1,14 @@
-"""How detectors that sample are told to, and made once for equal settings."""
+"""How detectors that sample are told to."""
 
 import dataclasses
-import functools
-import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from jaxhal.generation import Sampling
-from jaxhal.llm.entailment import resolve
 from jaxhal.reading.samples import Draw
 
 # Fields of Draw and of its sampling with their values, as configurations write them.
 Settings = Draw | Mapping[str, Any] | tuple[tuple[str, Any], ...] | None
-
-
-def cached(make: Callable[..., Any]) -> Callable[..., Any]:
-    """Gives the same detector for the same settings, so that it compiles once.
-
-    An endpoint in them is made anew each time, for not everyone may name one.
-    """
-    known, signature = functools.cache(make), inspect.signature(make)
-
-    @functools.wraps(make)
-    def call(*args: Any, **options: Any) -> Any:
-        given = signature.bind(*args, **options)
-        given.apply_defaults()
-        return known(**{name: _frozen(it) for name, it in given.arguments.items()})
-
-    return call
-
-
-def _frozen(value: Any) -> Any:
-    """A setting that can be told from others by its hash."""
-    if isinstance(value, Mapping):
-        return tuple(sorted(value.items()))
-    if isinstance(value, str) and value.startswith("endpoint:"):
-        return resolve(value)
-    try:
-        hash(value)
-    except TypeError:
-        raise TypeError(
-            f"{value!r} has no hash; give a frozen dataclass or a plain object"
-        ) from None
-    return value
 
 
 def draw_of(settings: Settings, published: Draw) -> Draw:

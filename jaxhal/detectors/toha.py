@@ -12,34 +12,26 @@ import numpy as np
 from jaxtyping import Float
 
 from jaxhal.classifiers import heads
-from jaxhal.detectors.base import (
-    Detector,
-    Info,
-    Targets,
-    flat_heads,
-    logistic,
-    split_rows,
-)
+from jaxhal.detectors import base
 from jaxhal.features.base import Reducer
 from jaxhal.features.forest import SinkShare
 from jaxhal.features.graphs import Barcode, VertexDegree
 from jaxhal.features.topology import MTopDiv
+from jaxhal.io.checks import at_least, one_of
 
 
-@functools.cache
+@base.factory
 def _head_mean(
-    name: str, reducer: Reducer, summary: str, unit: str, section: str
-) -> Detector:
+    of: str, reducer: Reducer, summary: str, unit: str, section: int
+) -> base.Detector:
     """A number a head, mean of all of them; nothing is trained."""
-    return Detector(
-        Info(
-            name,
-            f"{summary}, mean of all heads",
-            unit,
-            f"Bazarova et al. 2025 (TOHA), section {section}",
-        ),
-        features=((name, reducer),),
-        inputs=lambda f: f[name].mean((0, 2)),
+    return base.Detector(
+        of,
+        f"{summary}, mean of all heads",
+        unit,
+        f"Bazarova et al. 2025 (TOHA), section {section}",
+        features=((of, reducer),),
+        inputs=lambda f: f[of].mean((0, 2)),
     )
 
 
@@ -49,7 +41,7 @@ mtop_div = functools.partial(
     MTopDiv(),
     "topological divergence of response and prompt",
     "mean edge weight, 0 to 1",
-    "4",
+    4,
 )
 sink_share = functools.partial(
     _head_mean,
@@ -57,7 +49,7 @@ sink_share = functools.partial(
     SinkShare(),
     "forest edges that end in the prompt's first token",
     "share of edges, 0 to 1",
-    "5",
+    5,
 )
 
 
@@ -68,72 +60,65 @@ class Heads(NamedTuple):
     separation: Float[Any, " heads"]  # mean score of hallucinated minus grounded
 
 
-@functools.cache
+@base.factory
 def toha(
-    max_heads: int = 6, probe: Literal["split", "shared"] = "split", name: str = "toha"
-) -> Detector:
+    max_heads: int = 6, probe: Literal["split", "shared"] = "split"
+) -> base.Detector:
     """MTop-Div averaged over the few heads that tell hallucinations apart best.
 
-    Args:
-      max_heads: the most heads to average.
-      probe: ``"split"`` ranks heads on one half of the training part (by source) and
-        counts them on the other, as in the paper; ``"shared"`` uses all of it for
-        both, as in the published code.
-      name: what to call it beside another choice.
+    ``probe`` ``"split"`` ranks heads on one half of the training part (by source) and
+    counts them on the other, up to ``max_heads``, as in the paper; ``"shared"`` uses
+    all of it for both, as in the published code.
     """
-    if probe not in ("split", "shared"):
-        raise ValueError(f"probe is {probe!r}; use 'split' or 'shared'")
-    if max_heads < 1:
-        raise ValueError(f"max_heads is {max_heads}; use at least 1")
+    one_of(("split", "shared"), probe=probe)
+    at_least(1, max_heads=max_heads)
 
-    def fit(inputs: Any, targets: Targets) -> Heads:
+    def fit(inputs: Any, targets: base.Targets) -> Heads:
         scores, labels = np.asarray(inputs), np.asarray(targets.labels)
         first = second = targets.rows
         if probe == "split":
-            first, second = split_rows(targets, 0.5)
+            first, second = base.split_rows(targets, 0.5)
         choice = heads.choose_heads(
             scores[first], labels[first], scores[second], labels[second], max_heads
         )
-        weights = np.zeros(scores.shape[1], np.float32)
-        weights[np.asarray(choice.chosen)] = 1 / int(choice.count)
+        weights, count = np.zeros(scores.shape[1], np.float32), int(choice.number)
+        weights[np.asarray(choice.heads)[:count]] = 1 / count
         return Heads(jnp.asarray(weights), jnp.asarray(choice.separation))
 
-    return Detector(
-        Info(
-            name,
-            "topological divergence, mean of the heads chosen on the training part",
-            "mean edge weight, 0 to 1",
-            "Bazarova et al. 2025 (TOHA), algorithm 1",
-        ),
+    return base.Detector(
+        "toha",
+        "topological divergence, mean of the heads chosen on the training part",
+        "mean edge weight, 0 to 1",
+        "Bazarova et al. 2025 (TOHA), algorithm 1",
         features=(("mtop_div", MTopDiv()),),
-        inputs=lambda f: flat_heads(f["mtop_div"]),
+        inputs=lambda f: base.flat_heads(f["mtop_div"]),
         # No matrix product: on an accelerator that would round to a few digits.
         decide=lambda params, inputs: (inputs * params.weights).sum(-1),
         fit=fit,
     )
 
 
-@functools.cache
-def toha_supervised() -> Detector:
+@base.factory
+def toha_supervised() -> base.Detector:
     """Logistic regression on the MTop-Div of all heads."""
-    return logistic(
+    return base.logistic(
         "toha_supervised",
         "logistic regression on the topological divergence of all heads",
         "Bazarova et al. 2025 (TOHA), supervised variant",
-        lambda f: flat_heads(f["mtop_div"]),
+        lambda f: base.flat_heads(f["mtop_div"]),
         ("mtop_div", MTopDiv()),
     )
 
 
-@functools.cache
-def topology_probe() -> Detector:
+@base.factory
+def topology_probe() -> base.Detector:
     """Logistic regression on barcodes and vertex degrees of all heads' graphs."""
-    return logistic(
+    return base.logistic(
         "topology_probe",
         "logistic regression on barcodes and vertex degrees of all heads",
         "Bazarova et al. 2025 (TOHA), appendix D.3; Kushnareva et al. 2021",
         lambda f: jnp.concatenate(
-            [flat_heads(f["barcode"]), flat_heads(f["degree"])], 1
+            [base.flat_heads(f["barcode"]), base.flat_heads(f["degree"])], 1
         ),
         ("barcode", Barcode()),
         ("degree", VertexDegree()),

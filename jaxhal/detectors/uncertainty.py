@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from jaxhal.detectors.base import Detector, Features, Info, on_tokens
+from jaxhal.detectors.base import Detector, Features, factory, on_tokens
 from jaxhal.features.base import OfRewrite
 from jaxhal.features.uncertainty import TokenEntropy, TokenLogprob, over_tokens
 from jaxhal.types import Example
@@ -25,36 +25,34 @@ _NATS = {
         "Fadeeva et al. 2024; maximum as in TOHA's baseline",
     ),
 }
-# What they become for a response.
-_SCORES: dict[str, tuple[str, Literal["mean", "max"], str]] = {
-    "predictive_probability": ("logprob", "mean", "mean -log p of the response tokens"),
-    "predictive_probability_max": (
-        "logprob",
-        "max",
-        "-log p of the least likely token",
-    ),
-    "token_entropy": ("entropy", "max", "largest next-token entropy"),
-    "token_entropy_mean": ("entropy", "mean", "mean next-token entropy"),
-}
 
 
-@functools.cache
-def _nats(name: str) -> Detector:
+@factory
+def _nats(of: str, read: str, how: Literal["mean", "max"], summary: str) -> Detector:
     """Mean or maximum over the response's tokens; nothing is trained."""
-    feature, how, summary = _SCORES[name]
-    reducer, sign, reference = _NATS[feature]
+    reducer, sign, reference = _NATS[read]
     return Detector(
-        Info(name, summary, "nats, 0 and up", reference),
-        features=((feature, reducer),),
-        inputs=lambda f: over_tokens(sign * f[feature], f["valid"], how),
-        tokens=lambda params, f: on_tokens(-jnp.expm1(-sign * f[feature]), f),
+        *(of, summary, "nats, 0 and up", reference),
+        features=((read, reducer),),
+        inputs=lambda f: over_tokens(sign * f[read], f["valid"], how),
+        tokens=lambda params, f: on_tokens(-jnp.expm1(-sign * f[read]), f),
     )
 
 
-predictive_probability = functools.partial(_nats, "predictive_probability")
-predictive_probability_max = functools.partial(_nats, "predictive_probability_max")
-token_entropy = functools.partial(_nats, "token_entropy")
-token_entropy_mean = functools.partial(_nats, "token_entropy_mean")
+predictive_probability = functools.partial(
+    *(_nats, "predictive_probability", "logprob", "mean"),
+    "mean -log p of the response tokens",
+)
+predictive_probability_max = functools.partial(
+    *(_nats, "predictive_probability_max", "logprob", "max"),
+    "-log p of the least likely token",
+)
+token_entropy = functools.partial(
+    _nats, "token_entropy", "entropy", "max", "largest next-token entropy"
+)
+token_entropy_mean = functools.partial(
+    _nats, "token_entropy_mean", "entropy", "mean", "mean next-token entropy"
+)
 
 
 def closed_book(example: Example) -> Example:
@@ -84,15 +82,12 @@ def _gain(features: Features) -> Array:
     return features["logprob"] - features["closed_logprob"]
 
 
-def _context_gain(name: str, summary: str, unit: str, inputs: Any) -> Detector:
+def _context_gain(of: str, summary: str, unit: str, inputs: Any) -> Detector:
+    """Of what the context adds to the log probability of each token."""
     return Detector(
-        Info(
-            name,
-            summary,
-            unit,
-            "pointwise mutual information of token and context; van der Poel et "
-            "al. 2022 decode by it",
-        ),
+        *(of, summary, unit),
+        "pointwise mutual information of token and context; van der Poel et al. 2022 "
+        "decode by it",
         features=(
             ("logprob", TokenLogprob()),
             ("closed_logprob", OfRewrite(closed_book, TokenLogprob())),
@@ -102,7 +97,7 @@ def _context_gain(name: str, summary: str, unit: str, inputs: Any) -> Detector:
     )
 
 
-@functools.cache
+@factory
 def context_gain() -> Detector:
     """Minus the mean gain in log probability that a token owes to the context."""
     return _context_gain(
@@ -113,7 +108,7 @@ def context_gain() -> Detector:
     )
 
 
-@functools.cache
+@factory
 def context_gain_count() -> Detector:
     """Number of response tokens that the context makes less likely."""
     return _context_gain(

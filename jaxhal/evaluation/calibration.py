@@ -47,7 +47,7 @@ class Isotonic:
 
 
 def platt(scores: Rows, labels: Rows) -> Platt:
-    """Fits the sigmoid of most likelihood among those that do not decrease.
+    """The sigmoid of most likelihood among those that do not decrease (Platt, 1999).
 
     Targets are smoothed to :math:`(N_+ + 1) / (N_+ + 2)` and :math:`1 / (N_- + 2)`, so
     that separated classes get a finite slope.  Scores that rank no better than chance
@@ -55,9 +55,6 @@ def platt(scores: Rows, labels: Rows) -> Platt:
 
     >>> platt([0.0, 1.0, 2.0, 3.0], [0, 0, 1, 1])([0.0, 1.5, 3.0]).round(2)
     array([0.2, 0.5, 0.8])
-
-    References:
-      Platt, 1999, section 2.2.
     """
     from sklearn.linear_model import LogisticRegression
 
@@ -81,11 +78,7 @@ def platt(scores: Rows, labels: Rows) -> Platt:
 
 
 def isotonic(scores: Rows, labels: Rows) -> Isotonic:
-    """Fits the non-decreasing probabilities of least squared error.
-
-    References:
-      Zadrozny and Elkan, 2002.
-    """
+    """Rising probabilities of least squared error (Zadrozny and Elkan, 2002)."""
     from sklearn.isotonic import IsotonicRegression
 
     score, positive = two_classes(scores, labels)

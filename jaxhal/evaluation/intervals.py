@@ -2,10 +2,8 @@
 
 Answers to one context rise and fall together, so resampling them singly makes an
 interval too narrow: give their source as ``groups`` and whole sources are drawn with
-replacement.  A resample with one class has no AUROC and is drawn again.
-
-References:
-  Efron and Tibshirani, "An Introduction to the Bootstrap", 1993, chapter 13.
+replacement (Efron and Tibshirani, "An Introduction to the Bootstrap", 1993, chapter
+13).  A resample with one class has no AUROC and is drawn again.
 """
 
 import math
@@ -43,17 +41,6 @@ class Difference(NamedTuple):
     p_value: float
 
 
-def bootstrap(
-    scores: Rows,
-    labels: Rows,
-    groups: Groups = None,
-    repeats: int = 1000,
-    seed: int = 0,
-) -> tuple[float, float]:
-    """Percentile 95 % interval of the AUROC."""
-    return interval(auroc, scores, labels, groups, repeats, seed)
-
-
 def interval(
     metric: Metric,
     scores: Rows,
@@ -68,6 +55,17 @@ def interval(
     found = [measure(drawn) for drawn in _draws(positive, groups, repeats, seed)]
     low, high = np.percentile(found, [2.5, 97.5])
     return float(low), float(high)
+
+
+def bootstrap(
+    scores: Rows,
+    labels: Rows,
+    groups: Groups = None,
+    repeats: int = 1000,
+    seed: int = 0,
+) -> tuple[float, float]:
+    """Percentile 95 % interval of the AUROC."""
+    return interval(auroc, scores, labels, groups, repeats, seed)
 
 
 def mean_interval(

@@ -6,7 +6,7 @@ nothing is flagged, the recall when nothing is hallucinated.
 """
 
 from collections.abc import Collection, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -15,52 +15,27 @@ from jaxhal.evaluation.ranking import auprc, auprc_trapezoid, auroc
 from jaxhal.io.checks import at_least
 
 
-class Confusion(NamedTuple):
-    """Numbers of answers by what they are and whether they are flagged."""
+def decided(scores: Rows, labels: Rows, threshold: float) -> dict[str, float]:
+    """Accuracy, precision, recall and F1 of flagging from the threshold on.
 
-    true_positive: int
-    false_positive: int
-    false_negative: int
-    true_negative: int
-
-
-def confusion(scores: Rows, labels: Rows, threshold: float) -> Confusion:
-    """Counts of answers, of which ``score >= threshold`` is flagged."""
+    >>> decided([0.1, 0.4, 0.4, 0.9], [0, 0, 1, 1], threshold=0.4)
+    {'accuracy': 0.75, 'precision': 0.66..., 'recall': 1.0, 'f1': 0.8}
+    """
     score, positive = rows(scores, labels)
     flagged = score >= threshold
-    hits, found, true = (flagged & positive).sum(), flagged.sum(), positive.sum()
-    counts = hits, found - hits, true - hits, len(score) - found - true + hits
-    return Confusion(*map(int, counts))
+    counts = (flagged & positive).sum(), flagged.sum(), positive.sum()
+    return {"accuracy": float((flagged == positive).mean()), **_f1(*map(int, counts))}
 
 
-def accuracy(scores: Rows, labels: Rows, threshold: float) -> float:
-    """Share of answers on the right side of the threshold, in [0, 1]."""
-    counts = confusion(scores, labels, threshold)
-    return (counts.true_positive + counts.true_negative) / sum(counts)
+def _f1(both: int, marked: int, true: int) -> dict[str, float]:
+    def ratio(part: int, whole: int) -> float:
+        return part / whole if whole else 0.0
 
-
-def precision(scores: Rows, labels: Rows, threshold: float) -> float:
-    """Share of the flagged answers that are hallucinated, in [0, 1]."""
-    counts = confusion(scores, labels, threshold)
-    return ratio(counts.true_positive, counts.true_positive + counts.false_positive)
-
-
-def recall(scores: Rows, labels: Rows, threshold: float) -> float:
-    """Share of the hallucinated answers that are flagged, in [0, 1]."""
-    counts = confusion(scores, labels, threshold)
-    return ratio(counts.true_positive, counts.true_positive + counts.false_negative)
-
-
-def f1(scores: Rows, labels: Rows, threshold: float) -> float:
-    """Harmonic mean of :func:`precision` and :func:`recall`, in [0, 1]."""
-    counts = confusion(scores, labels, threshold)
-    hits = 2 * counts.true_positive
-    return ratio(hits, hits + counts.false_positive + counts.false_negative)
-
-
-def ratio(part: int, whole: int) -> float:
-    """``part / whole``, and 0 of nothing."""
-    return part / whole if whole else 0.0
+    return {
+        "precision": ratio(both, marked),
+        "recall": ratio(both, true),
+        "f1": ratio(2 * both, marked + true),
+    }
 
 
 def brier(probabilities: Rows, labels: Rows) -> float:
@@ -70,15 +45,11 @@ def brier(probabilities: Rows, labels: Rows) -> float:
 
 
 def ece(probabilities: Rows, labels: Rows, bins: int = 10) -> float:
-    r"""Expected calibration error, in [0, 1]: how far probabilities are from shares.
+    r"""Expected calibration error (Naeini et al., 2015), in [0, 1].
 
     :math:`\sum_b \frac{n_b}{n} \left| \bar y_b - \bar p_b \right|` over bins of equal
     width, each closed on the left.  Small bins make it larger than it is, so compare
     numbers from equally many answers only.
-
-    References:
-      Naeini et al., "Obtaining Well Calibrated Probabilities Using Bayesian Binning",
-      2015.
     """
     at_least(1, bins=bins)
     probability, positive = _probabilities(probabilities, labels)
@@ -94,9 +65,8 @@ def evaluate(
 ) -> dict[str, float]:
     """Every metric of a set of answers by name, each in [0, 1].
 
-    Args:
-      threshold: adds accuracy, precision, recall and F1; choose it on other answers.
-      probabilities: adds the calibration of these; fit them on other answers.
+    A ``threshold`` adds those of :func:`decided`, ``probabilities`` their calibration;
+    choose and fit them on other answers.
 
     >>> evaluate([0.1, 0.4, 0.4, 0.9], [0, 0, 1, 1], threshold=0.4)
     {'auroc': 0.875, 'auprc': 0.83..., 'auprc_trapezoid': 0.91...,
@@ -105,11 +75,9 @@ def evaluate(
     ranking = auroc, auprc, auprc_trapezoid
     found = {each.__name__: each(scores, labels) for each in ranking}
     if threshold is not None:
-        for each in (accuracy, precision, recall, f1):
-            found[each.__name__] = each(scores, labels, threshold)
+        found |= decided(scores, labels, threshold)
     if probabilities is not None:
-        for each in (ece, brier):
-            found[each.__name__] = each(probabilities, labels)
+        found |= {each.__name__: each(probabilities, labels) for each in (ece, brier)}
     return found
 
 
@@ -139,8 +107,9 @@ def token_metrics(
             )
     scores = np.concatenate([np.asarray(each, float) for each in token_scores])
     labels = np.concatenate([np.asarray(each) for each in token_labels])
-    found = {m.__name__: m(scores, labels, threshold) for m in (precision, recall, f1)}
-    return found | {"auroc": auroc(scores, labels)}
+    found = decided(scores, labels, threshold) | {"auroc": auroc(scores, labels)}
+    del found["accuracy"]  # of tokens most are grounded
+    return found
 
 
 def span_f1(
@@ -149,8 +118,8 @@ def span_f1(
 ) -> dict[str, float]:
     """Precision, recall and F1 of the marked characters of all responses, in [0, 1].
 
-    Characters are counted over all responses together (micro average); one in several
-    spans counts once.
+    Counted over all responses together (micro average), as RAGTruth's span-level
+    evaluation is (Niu et al., 2024); a character in several spans counts once.
 
     Args:
       predicted: per response, spans that begin with ``start, end``, end exclusive.
@@ -158,9 +127,6 @@ def span_f1(
 
     >>> span_f1([[(0, 10)], []], [[(5, 10), (5, 9)], [(0, 5)]])
     {'precision': 0.5, 'recall': 0.5, 'f1': 0.5}
-
-    References:
-      Niu et al., RAGTruth, 2024, span-level evaluation.
     """
     _check_pairs(predicted, annotated, "predicted", "annotated")
     both = marked = true = 0
@@ -170,11 +136,7 @@ def span_f1(
         both += len(found & known)
         marked += len(found)
         true += len(known)
-    return {
-        "precision": ratio(both, marked),
-        "recall": ratio(both, true),
-        "f1": ratio(2 * both, marked + true),
-    }
+    return _f1(both, marked, true)
 
 
 def _check_pairs(some: Sequence[Any], others: Sequence[Any], name: str, other: str):

@@ -1,7 +1,7 @@
 """How well scores rank hallucinated answers above grounded ones, at no threshold."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from jaxtyping import Int
@@ -65,36 +65,18 @@ def auprc_trapezoid(scores: Rows, labels: Rows) -> float:
     return float(auc(recalls, precisions))
 
 
-class UTest(NamedTuple):
-    """Of the hypothesis that hallucinated and grounded answers share a distribution.
+def mann_whitney(values: Rows, labels: Rows) -> float:
+    """Two-sided p-value of the U test of all answers (Mann and Whitney, 1947).
 
-    ``u`` counts the pairs in which the hallucinated answer has the higher value, a tie
-    one half; ``auroc``, its share of all pairs, is the size of the effect.  ``p_value``
-    is two-sided; exact for a few values without ties, else by the normal distribution.
-    """
-
-    u: float
-    p_value: float
-    auroc: float
-
-
-def mann_whitney(values: Rows, labels: Rows) -> UTest:
-    """Mann-Whitney U test of all answers.
-
-    It takes answers for independent, which those to one source are not, and its p-value
-    falls with their number however small the effect is.
-
-    References:
-      Mann and Whitney, "On a Test of Whether one of Two Random Variables is
-      Stochastically Larger than the Other", 1947.
+    Of the hypothesis that hallucinated and grounded answers share a distribution; exact
+    for a few values without ties, else by the normal distribution.  It takes answers
+    for independent, which those to one source are not, and falls with their number
+    however small the effect is; :func:`auroc` is the size of the effect.
     """
     from scipy.stats import mannwhitneyu
 
     value, positive = two_classes(values, labels, "values")
-    found: Any = mannwhitneyu(value[positive], value[~positive])
-    pairs = positive.sum() * (~positive).sum()
-    u = float(found.statistic)
-    return UTest(u, float(found.pvalue), float(u / pairs))
+    return float(mannwhitneyu(value[positive], value[~positive]).pvalue)
 
 
 def sampled_mann_whitney(
@@ -103,10 +85,8 @@ def sampled_mann_whitney(
     """Median p-value of U tests of equally many answers of each class.
 
     Each draw takes ``size`` answers of each class without replacement, or as many as
-    the smaller class has.
-
-    References:
-      Hu et al., `LRP4RAG <https://arxiv.org/abs/2408.15533>`_, 2024, section 4.4.1.
+    the smaller class has (Hu et al., `LRP4RAG <https://arxiv.org/abs/2408.15533>`_,
+    2024, section 4.4.1).
     """
     from scipy.stats import mannwhitneyu
 

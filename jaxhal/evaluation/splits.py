@@ -9,6 +9,7 @@ import numpy as np
 from jaxtyping import Int
 
 from jaxhal.evaluation.checks import Groups, Mask, Rows, group_codes, mask
+from jaxhal.io.checks import at_least
 
 TrainTest = tuple[Int[np.ndarray, " train"], Int[np.ndarray, " test"]]
 TrainValidationTest = tuple[
@@ -23,13 +24,13 @@ class SplitError(ValueError):
         return "; ".join(self.args)
 
 
-def kfold(n: int, folds: int = 5, seed: int = 42) -> list[TrainTest]:
+def kfold(n: int, folds: int = 5) -> list[TrainTest]:
     """Shuffled folds without regard to classes or groups, the protocol of LRP4RAG."""
     from sklearn.model_selection import KFold
 
     if not 2 <= folds <= n:
         raise ValueError(f"folds is {folds} for {n} answers; give 2 to {n}")
-    return list(KFold(folds, shuffle=True, random_state=seed).split(np.arange(n)))
+    return list(KFold(folds, shuffle=True, random_state=42).split(np.arange(n)))
 
 
 def stratified_kfold(labels: Rows, folds: int = 5, seed: int = 0) -> list[TrainTest]:
@@ -62,8 +63,7 @@ def grouped_kfold(
 
     positive = mask(labels)
     group = group_codes(groups, len(positive))
-    if folds < 2:
-        raise ValueError(f"folds is {folds}; give at least 2")
+    at_least(2, folds=folds)
     for name, rows in (("hallucinated", positive), ("grounded", ~positive)):
         found = len(set(group[rows]))
         if found < folds:
@@ -116,40 +116,36 @@ def toha_splits(n: int) -> list[TrainValidationTest]:
     """The five random splits in which TOHA's published code averages its scores.
 
     Seeds 42 to 46; a quarter is tested, rounded up, and 15 % of the remainder, rounded
-    down, is for the threshold.  Neither classes nor groups are regarded.
-
-    References:
-      Bazarova et al., 2025.
+    down, is for the threshold.  Neither classes nor groups are regarded (Bazarova et
+    al., 2025).
     """
-    from sklearn.model_selection import train_test_split
-
     if n < 10:
         raise ValueError(f"n is {n}; give at least 10 answers for three parts")
     parts = []
     for seed in range(42, 47):
-        rest, test = train_test_split(np.arange(n), test_size=0.25, random_state=seed)
+        rest, test = _random_split(n, 0.25, seed)
         cut = len(rest) - int(0.15 * len(rest))
         parts.append((rest[:cut], rest[cut:], test))
     return parts
 
 
-def leaky_halves(n: int, seed: int = 42) -> list[TrainTest]:
+def leaky_halves(n: int) -> list[TrainTest]:
     """Two random halves and the same swapped, the protocol of Lookback Lens.
 
     Rows there are spans or windows, so one response has rows on both sides and the
     scores come out too high: ``grouped_kfold(labels, responses, folds=2)`` has no such
-    leak.
-
-    References:
-      Chuang et al., Lookback Lens, 2024.
+    leak (Chuang et al., Lookback Lens, 2024).
     """
+    at_least(2, n=n)
+    train, test = _random_split(n, 0.5, 42)
+    return [(train, test), (test, train)]
+
+
+def _random_split(n: int, share: float, seed: int) -> TrainTest:
     from sklearn.model_selection import train_test_split
 
-    if n < 2:
-        raise ValueError(f"n is {n}; give at least 2 rows")
-    halves = train_test_split(np.arange(n), test_size=0.5, random_state=seed)
-    train, test = map(np.asarray, halves)
-    return [(train, test), (test, train)]
+    parts = train_test_split(np.arange(n), test_size=share, random_state=seed)
+    return np.asarray(parts[0]), np.asarray(parts[1])
 
 
 def _check_classes(positive: Mask, where: str) -> None:

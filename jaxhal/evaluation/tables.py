@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from jaxhal.evaluation.checks import Groups, Rows
-from jaxhal.evaluation.intervals import Difference, bootstrap, paired
+from jaxhal.evaluation.intervals import bootstrap, paired
 from jaxhal.evaluation.ranking import auprc, auroc
 
 # Whether a method beats the controls.
@@ -44,36 +44,23 @@ def compare(
     missing = sorted(set(controls) - set(scores))
     if missing:
         raise ValueError(f"no scores for the controls {missing}; got {[*scores]}")
-    rows = [_row(name, scores[name], labels, groups, controls) for name in scores]
+    rows = []
+    for name, some in scores.items():
+        try:
+            low, high = bootstrap(some, labels, groups)
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from error
+        row = {"method": name, "control": name in controls}
+        row |= {"AUROC": auroc(some, labels), "low": low, "high": high}
+        rows.append(row | {"AUPRC": auprc(some, labels)})
     rows.sort(key=lambda row: (row["control"], -row["AUROC"]))
     best = next((row["method"] for row in rows if row["control"]), None)
     for row in rows:
-        found = None
+        found = verdict = None
         if best is not None and not row["control"]:
             found = paired(scores[row["method"]], scores[best], labels, groups)
+            verdict = "yes" if found.low > 0 else "within noise"
+            verdict = verdict if found.value > 0 else "no"
         row |= dict(zip(_DIFFERENCE, found or [None] * 4, strict=True))
-        row["beats controls"] = found and _beats(found)
+        row["beats controls"] = verdict
     return rows
-
-
-def _row(
-    name: str, scores: Rows, labels: Rows, groups: Groups, controls: Collection[str]
-) -> dict[str, Any]:
-    try:
-        low, high = bootstrap(scores, labels, groups)
-    except ValueError as error:
-        raise ValueError(f"{name}: {error}") from error
-    return {
-        "method": name,
-        "control": name in controls,
-        "AUROC": auroc(scores, labels),
-        "low": low,
-        "high": high,
-        "AUPRC": auprc(scores, labels),
-    }
-
-
-def _beats(found: Difference) -> str:
-    if found.value <= 0:
-        return "no"
-    return "yes" if found.low > 0 else "within noise"

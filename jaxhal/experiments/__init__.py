@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jaxhal.experiments import folder, running
-from jaxhal.experiments.config import Config as Config
 from jaxhal.experiments.config import Data as Data
+from jaxhal.experiments.config import Experiment as Experiment
 from jaxhal.experiments.config import load_config as load_config
 from jaxhal.experiments.crossing import across_models as across_models
 from jaxhal.experiments.running import Result as Result
@@ -36,7 +36,7 @@ def run(
     fails or is stopped leaves what was there.
 
     Args:
-      config: a path, a mapping or a :class:`Config`.
+      config: a path, a mapping or an :class:`Experiment`.
       overrides: dotted ``key=value`` pairs.
       force: replace what another configuration or seed made under the same name.
       progress: show progress bars; ``None`` shows them on a terminal.
@@ -51,7 +51,7 @@ def run(
     return _run(load_config(config, overrides), force, progress)
 
 
-def _run(config: Config, force: bool, progress: bool | None) -> Result:
+def _run(config: Experiment, force: bool, progress: bool | None) -> Result:
     detectors = running.detectors_of(config)
     target = Path(config.out) / config.name
     with folder.building(target, config, force) as place:  # before hours go by

@@ -1,6 +1,5 @@
 """What a run says of single answers, of their tokens and of their sentences."""
 
-import functools
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,7 +8,7 @@ import numpy as np
 
 from jaxhal.evaluation.calibration import best_f1_threshold
 from jaxhal.evaluation.intervals import correlation, interval
-from jaxhal.evaluation.metrics import f1, span_f1, token_metrics
+from jaxhal.evaluation.metrics import decided, span_f1, token_metrics
 from jaxhal.evaluation.ranking import auprc, auroc
 from jaxhal.experiments.running import Result
 from jaxhal.reading.units import has_text
@@ -79,7 +78,10 @@ def token_table(
             data.rows[row].offsets[_with_text(data, row)][each >= threshold].tolist()
             for row, each in zip(judged, some, strict=True)
         ]
-        metrics = {"auroc": auroc, "f1": functools.partial(f1, threshold=threshold)}
+        metrics = {
+            "auroc": auroc,
+            "f1": lambda some, true, at=threshold: decided(some, true, at)["f1"],
+        }
         found = {"method": name, "threshold": threshold}
         for key, metric in metrics.items():
             low, high = interval(

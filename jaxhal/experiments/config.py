@@ -40,7 +40,7 @@ class Data:
 
 
 @dataclasses.dataclass
-class Config:
+class Experiment:
     """One experiment.
 
     Attributes:
@@ -100,9 +100,9 @@ class Config:
 
 
 def load_config(
-    source: str | os.PathLike | Mapping[str, Any] | Config,
+    source: str | os.PathLike | Mapping[str, Any] | Experiment,
     overrides: Iterable[str] = (),
-) -> Config:
+) -> Experiment:
     """A checked configuration, with dotted ``key=value`` pairs in the place of its own.
 
     Raises:
@@ -114,7 +114,7 @@ def load_config(
     >>> load_config(config, ["folds=3", "data.0.sources=20"]).folds
     3
     """
-    config = structured(Config, source, overrides)
+    config = structured(Experiment, source, overrides)
     for data in config.data:
         data.label = data.label or Path(data.name).stem
     check_name(config.name)
@@ -156,7 +156,7 @@ def load_config(
     return config
 
 
-def _check_data(config: Config) -> None:
+def _check_data(config: Experiment) -> None:
     labels = [data.label for data in config.data]
     if len(set(labels)) < len(labels):
         raise ValueError(f"data sets {labels} share a label; give each its own 'label'")

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
+from jaxtyping import Float
 
-from jaxhal.classifiers.heads import per_head_transfer
 from jaxhal.detectors import Detector, Targets
 from jaxhal.detectors.lookback_lens import Spans
 from jaxhal.evaluation.tables import compare
 from jaxhal.experiments import running
-from jaxhal.experiments.config import UNITS, Config, load_config
+from jaxhal.experiments.config import UNITS, Experiment, load_config
 from jaxhal.scoring.fitting import fit
 from jaxhal.scoring.inputs import Inputs
 
@@ -57,9 +57,7 @@ def across_models(
     config = load_config(config, overrides)
     if len(config.data) != 1:
         raise ValueError(f"config has {len(config.data)} data sets; give one")
-    detectors = [
-        d for d in running.detectors_of(config) if not d.info.control and d.fit
-    ]
+    detectors = [d for d in running.detectors_of(config) if not d.control and d.fit]
     both = (config, dataclasses.replace(config, model=reader))
     first, other = (
         next(iter(running.read_data(c, detectors, progress).values())) for c in both
@@ -85,15 +83,17 @@ def across_models(
     return pd.DataFrame(rows)
 
 
-def _scores(config: Config, detector: Detector, first: Inputs, other: Inputs) -> tuple:
+def _scores(
+    config: Experiment, detector: Detector, first: Inputs, other: Inputs
+) -> tuple:
     ours, theirs = first.inputs[detector.name], other.inputs[detector.name]
-    own, read = _vectors(detector, ours), _vectors(detector, theirs)
+    own, read = _vectors(detector, first, "first"), _vectors(detector, other, "other")
     train, test = running.splits(config, first)[0]
     key = jax.random.key(config.seed)
     weight = np.ones(len(first.labels))
     targets = Targets(first.labels, first.groups, weight, key).only(train)
     fitted = fit(detector, ours, targets)
-    mapped = np.asarray(per_head_transfer(read[train], own[train]).apply(read))
+    mapped = predicted_heads(read[train], own[train], read)
     predicted = ours._replace(whole=mapped) if isinstance(ours, Spans) else mapped
     scores = {
         "first": fitted.score(ours)[test],
@@ -103,12 +103,33 @@ def _scores(config: Config, detector: Detector, first: Inputs, other: Inputs) ->
     return scores, first.labels[test], first.groups[test].tolist()
 
 
-def _vectors(detector: Detector, inputs: Any) -> np.ndarray:
+def predicted_heads(
+    source: Float[np.ndarray, "train source"],
+    target: Float[np.ndarray, "train target"],
+    read: Float[np.ndarray, "rows source"],
+) -> Float[np.ndarray, "rows target"]:
+    """What the target's heads would say of rows, by least squares from the source's."""
+    from sklearn.linear_model import Ridge
+
+    # So small a penalty only keeps the solution finite where heads are collinear or
+    # outnumber answers; in float64, for the squares of float32 lose its digits.
+    ridge = Ridge(1e-4, solver="svd").fit(source.astype(float), target)
+    return np.asarray(ridge.predict(read), np.float32)
+
+
+def _vectors(detector: Detector, data: Inputs, which: str) -> np.ndarray:
     """One vector an answer: all that a linear classifier decides on."""
+    inputs = data.inputs[detector.name]
     vectors = inputs.whole if isinstance(inputs, Spans) else inputs
     if not isinstance(vectors, np.ndarray) or vectors.ndim != 2:
         raise ValueError(
             f"detector {detector.name!r} does not decide on one vector an answer; use "
             "lookback_probe, lookback_lens, max_prompt_probe, toha_supervised or toha"
+        )
+    if len(bad := np.argwhere(~np.isfinite(vectors))):
+        row, head = bad[0].tolist()
+        raise ValueError(
+            f"head {head} of the {which} model is {vectors[row, head]} at row {row}, "
+            f"answer {data.examples[row].id!r}; leave that answer out"
         )
     return vectors

@@ -9,8 +9,8 @@ import numpy as np
 
 from jaxhal import plotting, tuning
 from jaxhal.detectors import Detector, Targets
-from jaxhal.detectors.base import LOG_ODDS, HeldOut, Info
-from jaxhal.experiments.config import Config
+from jaxhal.detectors.base import LOG_ODDS, HeldOut
+from jaxhal.experiments.config import Experiment
 from jaxhal.models.lm import LM
 from jaxhal.scoring.fitting import Fitted, fit
 from jaxhal.scoring.inputs import Inputs
@@ -23,12 +23,10 @@ CHECKPOINTS = "checkpoints"
 
 # Its inputs are the scores themselves, which a tuned reader makes of text.
 FINE_TUNED = Detector(
-    Info(
-        "fine_tuned",
-        "the reader itself, fine-tuned to classify answers",
-        LOG_ODDS,
-        "Hu et al., LRP4RAG, 2024, section 4.3, baseline LLM fine-tuning",
-    ),
+    "fine_tuned",
+    "the reader itself, fine-tuned to classify answers",
+    LOG_ODDS,
+    "Hu et al., LRP4RAG, 2024, section 4.3, baseline LLM fine-tuning",
     features=(),
     inputs=lambda features: features["fine_tuned"],
     fit=lambda scores, targets: HeldOut((), scores),
@@ -44,7 +42,7 @@ class Judge(NamedTuple):
 
 
 def tune(
-    config: Config,
+    config: Experiment,
     lm: LM,
     data: Inputs,
     train: np.ndarray,

@@ -16,7 +16,7 @@ import numpy as np
 from jaxhal import plotting
 from jaxhal.experiments import finetuning, page, running
 from jaxhal.experiments.answers import PAGE, reports
-from jaxhal.experiments.config import Config
+from jaxhal.experiments.config import Experiment
 from jaxhal.experiments.figures import figures
 from jaxhal.experiments.running import Result
 from jaxhal.io.configuration import structured, write_config
@@ -45,7 +45,7 @@ _BESIDE = (finetuning.CHECKPOINTS, "sweep.csv", "sweep.png")
 
 
 @contextlib.contextmanager
-def building(target: Path, config: Config, force: bool) -> Iterator[Path]:
+def building(target: Path, config: Experiment, force: bool) -> Iterator[Path]:
     """The folder of a run, which takes its name ``target`` when the run is done.
 
     A run that fails leaves what is there as it is.  What a finished run of the same
@@ -73,7 +73,7 @@ def building(target: Path, config: Config, force: bool) -> Iterator[Path]:
         ) from error
 
 
-def _check_free(target: Path, config: Config, force: bool) -> None:
+def _check_free(target: Path, config: Experiment, force: bool) -> None:
     if not target.exists():
         return
     if not target.is_dir():
@@ -91,7 +91,7 @@ def _check_free(target: Path, config: Config, force: bool) -> None:
                 "another 'name' or 'out'"
             )
         return
-    kept = structured(Config, target / "config.yaml")
+    kept = structured(Experiment, target / "config.yaml")
     other = [
         field.name
         for field in dataclasses.fields(config)

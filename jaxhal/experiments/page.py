@@ -7,7 +7,7 @@ from typing import Any
 
 from jaxhal.experiments import finetuning, relevance
 from jaxhal.experiments.answers import sentence_markdown, sentence_table, token_table
-from jaxhal.experiments.config import UNITS, Config
+from jaxhal.experiments.config import UNITS, Experiment
 from jaxhal.experiments.running import PUBLISHED_SEEDS, Result
 from jaxhal.models.devices import device_name
 from jaxhal.reporting import results
@@ -109,7 +109,7 @@ def _head(found: Result) -> list[str]:
     return text
 
 
-def _split_seed(config: Config) -> str:
+def _split_seed(config: Experiment) -> str:
     if config.protocol == "official":
         return "the split is the data's own"
     if config.protocol in PUBLISHED_SEEDS:

@@ -121,7 +121,7 @@ def table(data: Mapping[str, Inputs]) -> list[dict[str, Any]]:
                 {
                     "data": label,
                     "feature": name,
-                    "p": mann_whitney(values, labels).p_value,
+                    "p": mann_whitney(values, labels),
                     "p of samples": sampled_mann_whitney(values, labels, _SIZE),
                     "sample": int(min(_SIZE, *np.bincount(labels))),
                     "AUROC": auroc(values, labels),

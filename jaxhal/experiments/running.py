@@ -23,7 +23,7 @@ from jaxhal.evaluation.splits import (
     toha_splits,
 )
 from jaxhal.experiments import finetuning
-from jaxhal.experiments.config import Config, Data
+from jaxhal.experiments.config import Data, Experiment
 from jaxhal.io.progress import progress_bar
 from jaxhal.models.lm import LM
 from jaxhal.models.lm import kept_lm as model
@@ -67,7 +67,7 @@ class Result:
         every pair of ``train`` and ``test``.
     """
 
-    config: Config
+    config: Experiment
     folder: Path
     detectors: list[Detector]
     data: dict[str, Inputs]
@@ -106,7 +106,7 @@ def examples_of(data: Data, seed: int) -> list[Example]:
 
 
 def read_data(
-    config: Config, detectors: Sequence[Detector], progress: bool | None = None
+    config: Experiment, detectors: Sequence[Detector], progress: bool | None = None
 ) -> dict[str, Inputs]:
     """Every data set of a configuration, read through its store."""
     lm = model(config.model, config.dtype)
@@ -125,7 +125,7 @@ def read_data(
     }
 
 
-def splits(config: Config, data: Inputs) -> list[Split]:
+def splits(config: Experiment, data: Inputs) -> list[Split]:
     """The splits of a configuration's protocol.
 
     Raises:
@@ -162,7 +162,7 @@ def splits(config: Config, data: Inputs) -> list[Split]:
 
 
 def judge(
-    config: Config,
+    config: Experiment,
     detectors: list[Detector],
     data: dict[str, Inputs],
     progress: bool | None = None,
@@ -264,7 +264,7 @@ def _elsewhere(
     return rows
 
 
-def specs_of(config: Config) -> dict[str, Any]:
+def specs_of(config: Experiment) -> dict[str, Any]:
     """How every detector of a run is built: those configured, then all controls.
 
     Raises:
@@ -278,17 +278,17 @@ def specs_of(config: Config) -> dict[str, Any]:
                 f"two detectors are named {name!r}; give one another 'name'"
             )
         chosen[name] = spec
-    controls = [name for name, make in CATALOGUE.items() if make().info.control]
+    controls = [name for name, make in CATALOGUE.items() if make().control]
     return chosen | {name: name for name in controls if name not in chosen}
 
 
-def detectors_of(config: Config) -> list[Detector]:
+def detectors_of(config: Experiment) -> list[Detector]:
     """The configured detectors, and every control beside them."""
     return [build(spec) for spec in specs_of(config).values()]
 
 
 def costs(
-    config: Config,
+    config: Experiment,
     data: Mapping[str, Inputs],
     detectors: Sequence[Detector],
     progress: bool | None = None,

@@ -21,10 +21,9 @@ _CAUSAL_TOLERANCE = 1e-6
 def reduce(
     reducer: Reducer, attention: Any, prompt_length: Any, context_length: Any = 1
 ) -> Any:
-    """What a reducer of attention makes of every head, as it does of a model's own.
+    """What a reducer makes of every head's attention, as of a model's own.
 
-    The arguments are those of :func:`jaxhal.mtop_div` and
-    :func:`jaxhal.lookback_ratio`, and so are the errors.
+    Arguments and errors are those of :func:`jaxhal.lookback_ratio`.
     """
     attention = causal_attention(attention, prompt_length)
     prompt_length = static_int("prompt_length", prompt_length)

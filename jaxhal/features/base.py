@@ -4,10 +4,16 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Literal
 
+from jaxtyping import Array, Float
+
 from jaxhal.types import Example, View
 
 # Names of the axes of an array, or of each array of a mapping.
 Axes = tuple[str, ...] | Mapping[str, tuple[str, ...]]
+
+# Attention of one head, and one number for each of its rows.
+Attention = Float[Array, "query key"]
+OfRows = Float[Array, " query"]
 
 # From an answer to another example that is read in its place.
 Rewrite = Callable[[Example], Example]

@@ -7,11 +7,10 @@ Manakul et al., `SelfCheckGPT: Zero-Resource Black-Box Hallucination Detection f
 Generative Large Language Models <https://arxiv.org/abs/2303.08896>`_, 2023.
 """
 
-import math
 import re
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -19,6 +18,7 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from jaxhal.features.samples import present
+from jaxhal.io.checks import at_least, one_of
 
 
 def selfcheck_nli(probabilities: Any, valid: Any = None) -> Float[Array, ""]:
@@ -57,21 +57,11 @@ def selfcheck_prompt(answers: Sequence[str]) -> float:
     if isinstance(answers, str) or not len(answers):
         raise ValueError(f"answers are {answers!r}; pass one text for each sample")
     values = {"yes": 0.0, "no": 1.0}
-    heads = [answer.strip().lower() for answer in answers]
     scores = [
-        next((score for word, score in values.items() if head.startswith(word)), 0.5)
-        for head in heads
+        next((values[word] for word in values if head.startswith(word)), 0.5)
+        for head in (answer.strip().lower() for answer in answers)
     ]
     return sum(scores) / len(scores)
-
-
-class NgramScores(NamedTuple):
-    """Surprise of an answer's n-grams in nats, higher = more likely hallucinated."""
-
-    mean: Float[np.ndarray, " sentences"]
-    max: Float[np.ndarray, " sentences"]
-    document_mean: float  # over all n-grams of the answer
-    document_max: float  # mean over sentences of `max`
 
 
 def tokenize(text: str) -> list[str]:
@@ -80,22 +70,20 @@ def tokenize(text: str) -> list[str]:
 
 
 def selfcheck_ngram(
-    sentences: Sequence[str], samples: Sequence[str], n: int = 1, smoothing: float = 0.0
-) -> NgramScores:
-    r"""Surprise of an answer under an n-gram model of it and the samples (section 5.3).
+    sentences: Sequence[str], samples: Sequence[str], n: int = 1
+) -> list[Float[np.ndarray, " ngrams"]]:
+    r"""Surprise of every n-gram of each sentence, in nats (section 5.3).
 
-    .. math:: -\log p(g) = -\log \frac{c(g) + k}{N + k V}
+    .. math:: -\log p(g) = -\log \frac{c(g)}{N}
 
-    where :math:`c` counts n-grams in the answer **and** the samples, :math:`N` is their
-    sum and :math:`V` the number of different ones and one for the unknown.  As the
-    answer is counted too, every score is finite, at least 0 and, unsmoothed, at most
-    :math:`\log N` nats.  An n-gram does not cross the start of a text, which is padded:
-    for ``n > 1``, give the samples sentence by sentence.
+    where :math:`c` counts n-grams in the answer **and** the samples, and :math:`N` is
+    their sum, so that every score lies between 0 and :math:`\log N`.  An n-gram does
+    not cross the start of a text, which is padded: for ``n > 1``, give the samples
+    sentence by sentence.
 
     Example:
-      >>> scores = selfcheck_ngram(["Paris.", "Rome."], ["Paris.", "Paris."])
-      >>> scores.max.round(3), round(scores.document_max, 3)
-      (array([0.981, 2.079]), 1.53)
+      >>> [one.round(3) for one in selfcheck_ngram(["Paris", "Rome"], ["Paris"])]
+      [array([0.405]), array([1.099])]
     """
     if isinstance(sentences, str) or isinstance(samples, str):
         raise ValueError("got one text; pass lists of sentences and of samples")
@@ -104,28 +92,14 @@ def selfcheck_ngram(
             f"got {len(sentences)} sentences and {len(samples)} samples; at least one "
             "of each is needed"
         )
-    if n < 1 or not 0 <= smoothing < math.inf:
-        raise ValueError(
-            f"n is {n} and smoothing {smoothing}; n must be at least 1, smoothing at "
-            "least 0 and finite"
-        )
+    at_least(1, n=n)
     answer = [_ngrams(text, n) for text in sentences]
     if not all(answer):
         raise ValueError(f"sentence {answer.index([])} has no token; leave it out")
     counts = Counter(gram for text in answer for gram in text)
     counts.update(gram for text in samples for gram in _ngrams(text, n))
-    total = counts.total() + smoothing * (len(counts) + 1)
-    surprise = [
-        np.log(total) - np.log([counts[gram] + smoothing for gram in text])
-        for text in answer
-    ]
-    worst = np.array([values.max() for values in surprise])
-    return NgramScores(
-        mean=np.array([values.mean() for values in surprise]),
-        max=worst,
-        document_mean=float(np.concatenate(surprise).mean()),
-        document_max=float(worst.mean()),
-    )
+    total = np.log(counts.total())
+    return [total - np.log([counts[gram] for gram in text]) for text in answer]
 
 
 def _ngrams(text: str, n: int) -> list[tuple[str, ...]]:
@@ -134,22 +108,13 @@ def _ngrams(text: str, n: int) -> list[tuple[str, ...]]:
     return list(zip(*(tokens[i:] for i in range(n)), strict=False))
 
 
-class BERTScore(NamedTuple):
-    """How much of a candidate the reference holds, the other way round, and both."""
-
-    precision: Float[Array, ""]
-    recall: Float[Array, ""]
-    f1: Float[Array, ""]
-
-
 def bertscore(
     candidate: Any,
     reference: Any,
     candidate_valid: Any = None,
     reference_valid: Any = None,
-    baseline: tuple[float, float, float] | None = None,
-) -> BERTScore:
-    r"""Likeness of two sentences by their tokens' embeddings, in [-1, 1].
+) -> tuple[Float[Array, ""], Float[Array, ""], Float[Array, ""]]:
+    r"""Precision, recall and F1 of two sentences by tokens' embeddings, in [-1, 1].
 
     .. math:: P = \frac{1}{|c|} \sum_i \max_j \cos(c_i, r_j), \quad
       R = \frac{1}{|r|} \sum_j \max_i \cos(c_i, r_j), \quad F_1 = \frac{2 P R}{P + R}
@@ -161,8 +126,6 @@ def bertscore(
     Args:
       candidate, reference: ``Float[tokens width]``; computed in float32 or wider.
       candidate_valid, reference_valid: False on padding and special tokens.
-      baseline: three numbers ``b`` below 1, the precision, recall and F1 of unrelated
-        sentences; each score ``x`` becomes ``(x - b) / (1 - b)``, and may be negative.
     """
     candidate, candidate_valid = present("candidate", candidate, candidate_valid)
     reference, reference_valid = present("reference", reference, reference_valid)
@@ -171,8 +134,6 @@ def bertscore(
             f"candidate has shape {candidate.shape}, reference {reference.shape}; pass "
             "[tokens, width] of one width"
         )
-    if baseline is not None and not all(b < 1 for b in baseline):
-        raise ValueError(f"baseline is {baseline}; each number must be below 1")
     cosine = jnp.matmul(
         _unit(candidate), _unit(reference).T, precision=lax.Precision.HIGHEST
     )
@@ -181,11 +142,7 @@ def bertscore(
     recall = _mean(_finite(cosine.max(0)), reference_valid)
     positive = (precision > 0) & (recall > 0)
     total = jnp.where(positive, precision + recall, 1.0)
-    f1 = jnp.where(positive, 2 * precision * recall / total, 0.0)
-    score = BERTScore(precision, recall, f1)
-    if baseline is None:
-        return score
-    return BERTScore(*((x - b) / (1 - b) for x, b in zip(score, baseline, strict=True)))
+    return precision, recall, jnp.where(positive, 2 * precision * recall / total, 0.0)
 
 
 def selfcheck_bertscore(f1: Any, valid: Any = None) -> Float[Array, ""]:
@@ -211,8 +168,7 @@ def passage_score(
     The ``"mean"``, to which sentences count alike or by ``weight``, or the ``"max"``,
     the worst sentence; 0.0 of none, inside a trace.
     """
-    if how not in ("mean", "max"):
-        raise ValueError(f"how is {how!r}; use 'mean' or 'max'")
+    one_of(("mean", "max"), how=how)
     values, valid = present("scores", scores, valid)
     if how == "mean":
         if weight is None:

@@ -8,10 +8,12 @@ import math
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
+import numpy as np
 from jax.core import Tracer
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
 from jaxhal.features.samples import present
+from jaxhal.io.checks import one_of
 
 
 class Preset(NamedTuple):
@@ -36,8 +38,7 @@ PRESETS = {
 def form_of(preset: str | Preset, **changes: float | bool | None) -> Preset:
     """A preset by its name, with what is not ``None`` of the changes."""
     if isinstance(preset, str):
-        if preset not in PRESETS:
-            raise ValueError(f"preset is {preset!r}; use one of {', '.join(PRESETS)}")
+        one_of(PRESETS, preset=preset)
         preset = PRESETS[preset]
     form = preset._replace(**{k: v for k, v in changes.items() if v is not None})
     if not 0 < form.alpha < math.inf:
@@ -87,65 +88,34 @@ def eigenscore(
     return log.sum() / jnp.maximum(count, 1)
 
 
-class FeatureBank(NamedTuple):
-    """The last token activations seen, a ring of fixed size; a pytree."""
-
-    values: Float[Array, "capacity width"]  # in no order that matters
-    seen: Int[Array, ""]  # how many tokens were ever added
-
-
-def feature_bank(width: int, capacity: int = 3000) -> FeatureBank:
-    """An empty bank for ``capacity`` tokens of ``width`` features."""
-    if width < 1 or capacity < 1:
-        raise ValueError(
-            f"width is {width} and capacity {capacity}; both must be at least 1"
-        )
-    return FeatureBank(jnp.zeros((capacity, width)), jnp.zeros((), jnp.int32))
-
-
-def add_features(bank: FeatureBank, hidden: Any, valid: Any = None) -> FeatureBank:
-    """The bank with activations ``Float[tokens width]`` in the place of the oldest.
-
-    Tokens come oldest first; those that are not ``valid`` are not added.
-    """
-    hidden, valid = present("hidden", hidden, valid, least=0)
-    capacity, width = bank.values.shape
-    if hidden.shape[1:] != (width,):
-        raise ValueError(
-            f"hidden has shape {hidden.shape}; this bank holds [tokens, {width}]"
-        )
-    rank, total = jnp.cumsum(valid) - 1, valid.sum()
-    # Of more tokens than fit only the last are written: a slot written twice in one
-    # scatter holds either.
-    kept = valid & (rank >= total - capacity)
-    slot = jnp.where(kept, (bank.seen + rank) % capacity, capacity)
-    values = bank.values.at[slot].set(hidden.astype(bank.values.dtype), mode="drop")
-    return FeatureBank(values, bank.seen + total.astype(bank.seen.dtype))
+# How many tokens, the last ones, say what is extreme.
+BANK = 3000
 
 
 def clip_thresholds(
-    bank: FeatureBank, share: float = 0.002
+    hidden: Any, share: float
 ) -> tuple[Float[Array, " width"], Float[Array, " width"]]:
-    """Low and high quantiles of what the bank holds; -inf and inf when it is empty.
+    """Low and high quantiles of the last tokens' activations ``Float[tokens width]``.
 
     The ``share`` of a feature's activations lies below the first threshold, and above
     the second; 0.2 % in the paper.
     """
     if not 0 <= share < 0.5:
-        raise ValueError(f"share is {share}; it must lie in [0, 0.5)")
-    slot = jnp.arange(len(bank.values))[:, None]
-    held = jnp.minimum(bank.seen, len(bank.values))
-    ordered = jnp.sort(jnp.where(slot < held, bank.values, jnp.inf), axis=0)
-    ordered = jnp.where(slot < held, ordered, 0.0)
-    last = jnp.maximum(held - 1, 0)
+        raise ValueError(f"share is {share}; give one in [0, 0.5)")
+    ordered = jnp.sort(jnp.asarray(hidden)[-BANK:], axis=0)
+    last = len(ordered) - 1
+    if last < 0:
+        raise ValueError(
+            f"hidden has shape {ordered.shape}; give at least one token's activations"
+        )
 
-    def quantile(position):
-        below = jnp.floor(position).astype(int)
-        low, high = ordered[below], ordered[jnp.minimum(below + 1, last)]
+    def quantile(share: float) -> Float[Array, " width"]:
+        position = np.float32(share) * np.float32(last)
+        below = int(position)
+        low, high = ordered[below], ordered[min(below + 1, last)]
         return low + (position - below) * (high - low)
 
-    low, high = quantile(share * last), quantile((1 - share) * last)
-    return jnp.where(held > 0, low, -jnp.inf), jnp.where(held > 0, high, jnp.inf)
+    return quantile(share), quantile(1 - share)
 
 
 def clip_features(hidden: Any, low: Any, high: Any) -> Float[Array, "*lead width"]:

@@ -1,14 +1,13 @@
 """The edges of the forest that MTop-Div weighs: where every answer token hangs from."""
 
 import dataclasses
-from typing import Any, NamedTuple, SupportsIndex
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from jaxhal.features.arrays import reduce
-from jaxhal.features.base import Reducer
-from jaxhal.features.topology import MTopDiv, spanning_forest
+from jaxhal.features.base import Attention
+from jaxhal.features.topology import ToPrompt, spanning_forest
 from jaxhal.types import View
 
 
@@ -20,7 +19,7 @@ class Edges(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Forest(Reducer):
+class Forest(ToPrompt):
     """The edge by which each response token joins the prompt's forest, per head.
 
     The weights add up to :func:`~jaxhal.features.topology.mtop_div`.  Tokens join one
@@ -34,21 +33,20 @@ class Forest(Reducer):
     are those of the batch, so padding to the left of the prompt counts.
     """
 
-    def rows(
-        self, rows: Float[Array, "query key"], view: View
-    ) -> tuple[Float[Array, "query parents"], Int[Array, " query"]]:
+    def rows(self, rows: Attention, view: View) -> Any:
+        """Those of :class:`ToPrompt`, and which token of the prompt that is."""
         prompt = slice(view.prompt_length)
         # Negative attention counts as none, as in the weights, but padding as less: a
         # row that sees nothing still ends in a real token.
         seen = jnp.maximum(rows[:, prompt], 0.0)
         best = jnp.argmax(jnp.where(view.valid[prompt], seen, -1.0), -1)
-        return MTopDiv().rows(rows, view), best
+        return super().rows(rows, view), best
 
     def finish(
         self,
         rows: tuple[Float[Array, "response parents"], Int[Array, " response"]],
         view: View,
-    ) -> Edges:
+    ) -> Any:
         valid = view.valid[view.prompt_length :]
         similarity, best = rows
         parent, weights = spanning_forest(similarity, valid)
@@ -56,16 +54,8 @@ class Forest(Reducer):
         return Edges(jnp.where(valid, columns, -1), weights)
 
 
-def forest(attention: Any, prompt_length: SupportsIndex) -> Edges:
-    """:class:`Forest` of attention from any framework.
-
-    Arguments and errors are those of :func:`~jaxhal.features.topology.mtop_div`.
-    """
-    return reduce(Forest(), attention, prompt_length)
-
-
 @dataclasses.dataclass(frozen=True)
-class SinkShare(Reducer):
+class SinkShare(Forest):
     """Share of forest edges that end in the prompt's first token, per head, in [0, 1].
 
     The first token, often a beginning-of-sequence token, draws the attention of heads
@@ -74,16 +64,7 @@ class SinkShare(Reducer):
     about the answer (Bazarova et al. 2025, section 5).  0.0 for an empty response.
     """
 
-    def rows(
-        self, rows: Float[Array, "query key"], view: View
-    ) -> tuple[Float[Array, "query parents"], Int[Array, " query"]]:
-        return Forest().rows(rows, view)
-
-    def finish(
-        self,
-        rows: tuple[Float[Array, "response parents"], Int[Array, " response"]],
-        view: View,
-    ) -> Float[Array, ""]:
-        parents = Forest().finish(rows, view).parents
+    def finish(self, rows: Any, view: View) -> Float[Array, ""]:
+        parents = super().finish(rows, view).parents
         count = view.valid[view.prompt_length :].sum()
         return (parents == jnp.argmax(view.valid)).sum() / jnp.maximum(count, 1)

@@ -6,13 +6,14 @@ who look at the rows of the prompt too; these say nothing about the answer.
 """
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from jaxhal.features.base import Reducer
-from jaxhal.features.topology import MTopDiv, spanning_forest
+from jaxhal.features.base import Attention, Reducer
+from jaxhal.features.topology import ToPrompt, spanning_forest
 from jaxhal.types import View
 
 
@@ -27,15 +28,15 @@ def _check_thresholds(thresholds: tuple[float, ...]) -> None:
 
 
 @dataclasses.dataclass(frozen=True)
-class Barcode(Reducer):
-    """Statistics of the :math:`H_0` bars of each head, ``[features]`` as in ``names``.
+class Barcode(ToPrompt):
+    """Statistics of the :math:`H_0` bars of each head, ``[features]`` in this order.
 
     The bars are the edge weights of the forest behind
     :func:`~jaxhal.features.topology.mtop_div`, one for each response token, in [0, 1]:
-    ``sum``, ``mean``, ``variance`` and ``longest`` of their lengths, the ``entropy`` of
-    the lengths as shares of their sum, in nats, and ``above_t``, how many are at least
-    ``t`` long.  Sum, entropy and counts grow with the response, so compare a classifier
-    on them with the response's length.  All are 0.0 for an empty response.
+    sum, mean, variance and longest of their lengths, the entropy of the lengths as
+    shares of their sum, in nats, and for each threshold how many are at least so long.
+    Sum, entropy and counts grow with the response, so compare a classifier on them with
+    the response's length.  All are 0.0 for an empty response.
     """
 
     values = ("features",)
@@ -43,17 +44,6 @@ class Barcode(Reducer):
 
     def __post_init__(self):
         _check_thresholds(self.thresholds)
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """What stands where in the feature."""
-        counts = (f"above_{t:g}" for t in self.thresholds)
-        return ("sum", "mean", "variance", "longest", "entropy", *counts)
-
-    def rows(
-        self, rows: Float[Array, "query key"], view: View
-    ) -> Float[Array, "query parents"]:
-        return MTopDiv().rows(rows, view)
 
     def finish(
         self, rows: Float[Array, "response parents"], view: View
@@ -73,13 +63,13 @@ class Barcode(Reducer):
 
 @dataclasses.dataclass(frozen=True)
 class VertexDegree(Reducer):
-    """Edges and vertex degrees of each head's graph, ``[features]`` as in ``names``.
+    """Edges and vertex degrees of each head's graph, ``[features]`` in this order.
 
     Two tokens are joined when the later one is of the response and pays the earlier one
     attention of at least the threshold ``t``; attention to itself joins nothing.
-    ``edges_t`` is how many pairs are joined, ``mean_degree_t`` and ``max_degree_t`` to
-    how many tokens, earlier or later ones, a response token is.  All are 0.0 for an
-    empty response.
+    One threshold after the other, how many pairs are joined, and to how many tokens,
+    earlier or later ones, a response token is in the mean, and at most: three numbers
+    each.  All are 0.0 for an empty response.
     """
 
     values = ("features",)
@@ -88,18 +78,7 @@ class VertexDegree(Reducer):
     def __post_init__(self):
         _check_thresholds(self.thresholds)
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        """What stands where in the feature."""
-        return tuple(
-            f"{kind}_{t:g}"
-            for t in self.thresholds
-            for kind in ("edges", "mean_degree", "max_degree")
-        )
-
-    def rows(
-        self, rows: Float[Array, "query key"], view: View
-    ) -> Float[Array, "query counts_and_response"]:
+    def rows(self, rows: Attention, view: View) -> Any:
         """Per threshold the edges to the prompt, then the attention to the response."""
         prompt = slice(view.prompt_length)
         seen = jnp.where(view.valid[prompt], rows[:, prompt], 0.0)

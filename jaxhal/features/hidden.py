@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from jaxhal.features.base import Reducer
+from jaxhal.io.checks import one_of
 from jaxhal.types import View
 
 
@@ -25,8 +26,7 @@ class HiddenStates(Reducer):
         ``"before_last"`` the one before it (the last word, where the end of the
         sequence comes last), ``"mean"`` averages them.
 
-    Raises:
-      ValueError: on no layers at all, or another ``tokens``.
+    Raises ValueError on no layers at all, or another ``tokens``.
     """
 
     reads = "hidden"
@@ -38,11 +38,7 @@ class HiddenStates(Reducer):
     def __post_init__(self):
         if self.layers is not None and not self.layers:
             raise ValueError(f"layers is {self.layers!r}; name some, or None for all")
-        known = ("response", "last", "before_last", "mean")
-        if self.tokens not in known:
-            raise ValueError(
-                f"tokens is {self.tokens!r}; use one of {', '.join(known)}"
-            )
+        one_of(("response", "last", "before_last", "mean"), tokens=self.tokens)
 
     @property
     def rowwise(self) -> bool:
@@ -60,10 +56,11 @@ class HiddenStates(Reducer):
         valid = view.valid[view.prompt_length :]
         # Rows of padding are zero: they add nothing, and so does an empty response.
         last = jnp.where(valid, jnp.arange(len(valid)), 0).max()
-        if self.tokens == "last":
-            return rows[last]
-        if self.tokens == "before_last":
-            return rows[jnp.maximum(last - 1, 0)]
-        if self.tokens == "mean":
-            return rows.sum(0) / jnp.maximum(valid.sum(), 1)
+        match self.tokens:
+            case "last":
+                return rows[last]
+            case "before_last":
+                return rows[jnp.maximum(last - 1, 0)]
+            case "mean":
+                return rows.sum(0) / jnp.maximum(valid.sum(), 1)
         return rows

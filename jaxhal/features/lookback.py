@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from jaxhal.features.arrays import reduce
-from jaxhal.features.base import Reducer
+from jaxhal.features.base import Attention, OfRows, Reducer
 from jaxhal.types import View
 
 # Rows of a softmax sum to one, so a sum of two means this small is a row of padding.
@@ -22,10 +22,8 @@ WINDOW = 8
 
 
 def _lookback(
-    probs: Float[Array, "query key"],
-    context: Bool[Array, " key"],
-    new: Bool[Array, "query key"],
-) -> Float[Array, " query"]:
+    probs: Attention, context: Bool[Array, " key"], new: Bool[Array, "query key"]
+) -> OfRows:
     """Means over the two masks, compared; 0 without context, else 1 without new."""
 
     def mean(mask):
@@ -52,11 +50,9 @@ class LookbackRatio(Reducer):
 
     row = "predictor"
 
-    def rows(
-        self, rows: Float[Array, "query key"], view: View
-    ) -> Float[Array, " query"]:
-        seen = jnp.arange(len(view.valid)) <= view.position[:, None]
-        new = view.valid & ~view.context & seen
+    def rows(self, rows: Attention, view: View) -> OfRows:
+        before = jnp.arange(len(view.valid)) <= view.position[:, None]
+        new = view.valid & ~view.context & before
         return _lookback(rows, view.context & view.valid, new)
 
 
@@ -71,8 +67,7 @@ def lookback_ratio(
         Leave out the end of the prompt (the turn marker, "Answer:"), which is new.
       prompt_length: tokens before the response, in ``1..seq-1``.  Both are static.
 
-    Raises:
-      TypeError, ValueError: as :func:`~jaxhal.features.arrays.causal_attention` does.
+    Raises as :func:`~jaxhal.features.arrays.causal_attention` does.
 
     Example:
       Row 1 predicts the response: 0.75 on the context, 0.25 on itself.

@@ -9,6 +9,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
+from jaxhal.io.checks import at_least, one_of
+
 
 def bin_weights(
     valid: Bool[Any, " tokens"], bins: int, padding: str = "last"
@@ -25,10 +27,8 @@ def bin_weights(
       Array([[1. , 0. , 0. , 0. ],
              [0. , 0.5, 0.5, 0. ]], dtype=float32)
     """
-    if bins < 1:
-        raise ValueError(f"bins is {bins}; resample to at least 1")
-    if padding not in ("last", "zeros"):
-        raise ValueError(f"padding is {padding!r}; use 'last' or 'zeros'")
+    at_least(1, bins=bins)
+    one_of(("last", "zeros"), padding=padding)
     valid = jnp.asarray(valid)
     index, count = jnp.cumsum(valid) - 1, jnp.sum(valid)
     edge = jnp.arange(bins + 1)[:, None] * count // bins
@@ -54,24 +54,21 @@ def resample(
 
 
 def normalized(
-    relevance: Float[Any, "*rows tokens"], by: str, eps: float = 1e-6
+    relevance: Float[Any, "*rows tokens"], by: str = "sum", eps: float = 1e-6
 ) -> Float[Array, "*rows tokens"]:
     """Relevance of each row over the ``"sum"`` or ``"max"`` of its absolute values.
 
     A row of zeros stays so, by ``eps`` (section 4.2).
     """
-    relevance = jnp.asarray(relevance)
     sizes = {"sum": jnp.sum, "max": jnp.max}
-    if by not in sizes:
-        raise ValueError(f"by is {by!r}; use 'sum' or 'max'")
+    one_of(sizes, by=by)
+    relevance = jnp.asarray(relevance)
     return relevance / (sizes[by](jnp.abs(relevance), axis=-1, keepdims=True) + eps)
 
 
 def profile_level(
     profile: Float[Any, " tokens"],
     valid: Bool[Any, " tokens"] | None = None,
-    length: int = 110,
-    trim: int = 5,
 ) -> Float[Array, ""]:
     """Mean of a profile scaled to [0, 1] by its own extremes; low means hallucinated.
 
@@ -79,9 +76,7 @@ def profile_level(
     both ends, subtract the least value and divide by the range.  It looks at the shape
     of the profile, not at its strength; a constant profile gives 1/2.
     """
-    if trim < 0 or length <= 2 * trim:
-        raise ValueError(f"trim is {trim} of {length} bins; leave at least 1 of them")
-    bins = resample(profile, length, valid, "zeros")[trim : length - trim]
+    bins = resample(profile, 110, valid, "zeros")[5:-5]
     low, high = bins.min(), bins.max()
     level = (bins - low).mean() / jnp.where(high > low, high - low, 1.0)
     return jnp.where(high > low, level, 0.5)

@@ -16,6 +16,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxhal.features.samples import present
+from jaxhal.io.checks import one_of
 
 
 class Preset(NamedTuple):
@@ -59,17 +60,13 @@ def equivalence(probabilities: Any, rule: str) -> Bool[Array, "samples samples"]
     there = jnp.argmax(values, -1)
     back = there.T
     contradicts = (there == _CONTRADICTION) | (back == _CONTRADICTION)
-    if rule == "strict":
-        same = (there == _ENTAILMENT) & (back == _ENTAILMENT)
-    elif rule == "non_strict":
-        same = ~contradicts & ~((there == _NEUTRAL) & (back == _NEUTRAL))
-    elif rule == "no_contradiction":
-        same = ~contradicts
-    else:
-        raise ValueError(
-            f"rule is {rule!r}; use 'strict', 'non_strict' or 'no_contradiction'"
-        )
-    return same | jnp.eye(samples, dtype=bool)
+    rules = {
+        "strict": (there == _ENTAILMENT) & (back == _ENTAILMENT),
+        "non_strict": ~contradicts & ~((there == _NEUTRAL) & (back == _NEUTRAL)),
+        "no_contradiction": ~contradicts,
+    }
+    one_of(rules, rule=rule)
+    return rules[rule] | jnp.eye(samples, dtype=bool)
 
 
 def cluster(
@@ -133,8 +130,7 @@ def semantic_entropy(
         among them; ``"discrete"`` needs none.
       preset: a key of :data:`PRESETS`.
     """
-    if preset not in PRESETS:
-        raise ValueError(f"preset is {preset!r}; use one of {', '.join(PRESETS)}")
+    one_of(PRESETS, preset=preset)
     weighing = PRESETS[preset].weighing
     if weighing == "number":
         loglik = jnp.zeros(clusters.shape)
@@ -151,18 +147,3 @@ def semantic_entropy(
     share = mass - jax.nn.logsumexp(values, where=valid)
     entropy = -jnp.sum(jnp.where(used, jnp.exp(share) * share, 0.0))
     return jnp.maximum(entropy, 0.0)
-
-
-def predictive_entropy(logprob: Any, valid: Any = None) -> Float[Array, ""]:
-    r"""Monte Carlo entropy of the whole answer, in nats; higher = less sure.
-
-    .. math:: -\frac{1}{n} \sum_{i=1}^n \sum_t \log p(y_{it})
-
-    of ``Float[samples tokens]``, the log probability of each sampled token.  It grows
-    with the answers' length; one without tokens is missing (Malinin and Gales,
-    `Uncertainty Estimation in Autoregressive Structured Prediction
-    <https://arxiv.org/abs/2002.07650>`_, 2021).
-    """
-    values, valid = present("logprob", logprob, valid, axes=2)
-    # Those of the answers that hold no token are zero.
-    return -values.sum() / jnp.maximum(valid.any(1).sum(), 1)

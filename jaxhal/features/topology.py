@@ -15,7 +15,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxhal.features.arrays import reduce
-from jaxhal.features.base import Reducer
+from jaxhal.features.base import Attention, OfRows, Reducer
 from jaxhal.types import View
 
 
@@ -57,15 +57,22 @@ class MaxPromptAttention(Reducer):
     forest in which every token hangs from the prompt.
     """
 
-    def rows(
-        self, rows: Float[Array, "query key"], view: View
-    ) -> Float[Array, " query"]:
+    def rows(self, rows: Attention, view: View) -> OfRows:
         prompt = slice(view.prompt_length)
         return jnp.where(view.valid[prompt], rows[:, prompt], 0.0).max(-1)
 
 
 @dataclasses.dataclass(frozen=True)
-class MTopDiv(Reducer):
+class ToPrompt(Reducer):
+    """Per response token the largest attention to the prompt, then to the response."""
+
+    def rows(self, rows: Attention, view: View) -> Any:
+        root = MaxPromptAttention().rows(rows, view)
+        return jnp.concatenate([root[:, None], rows[:, view.prompt_length :]], -1)
+
+
+@dataclasses.dataclass(frozen=True)
+class MTopDiv(ToPrompt):
     r"""MTop-Div per head: mean weight of the edges that attach the response, in [0, 1].
 
     The sum of the finite :math:`H_0` deaths of the attention graph, by default over the
@@ -79,12 +86,6 @@ class MTopDiv(Reducer):
     """
 
     normalize: bool = True
-
-    def rows(
-        self, rows: Float[Array, "query key"], view: View
-    ) -> Float[Array, "query parents"]:
-        root = MaxPromptAttention().rows(rows, view)
-        return jnp.concatenate([root[:, None], rows[:, view.prompt_length :]], -1)
 
     def finish(
         self, rows: Float[Array, "response parents"], view: View
@@ -104,8 +105,7 @@ def mtop_div(attention: Any, prompt_length: SupportsIndex) -> Float[Array, "..."
       attention: ``[..., seq, seq]``, causal; a tuple, one per layer, is stacked.
       prompt_length: tokens before the response, a static integer in ``1..seq-1``.
 
-    Raises:
-      TypeError, ValueError: as :func:`~jaxhal.features.arrays.causal_attention` does.
+    Raises as :func:`~jaxhal.features.arrays.causal_attention` does.
 
     Example:
       The last token looks at the one before it (0.7) rather than the prompt (0.2), so

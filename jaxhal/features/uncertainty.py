@@ -12,13 +12,13 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxhal.features.base import Reducer
+from jaxhal.features.base import OfRows, Reducer
 from jaxhal.types import View
 
+Logits = Float[Array, "query vocab"]
 
-def token_logprob(
-    logits: Float[Array, "query vocab"], target: Int[Array, " query"]
-) -> Float[Array, " query"]:
+
+def token_logprob(logits: Logits, target: Int[Array, " query"]) -> OfRows:
     """Log probability of the token that each row predicts, in nats, at most 0.
 
     Example:
@@ -30,7 +30,7 @@ def token_logprob(
     return chosen - jax.nn.logsumexp(logits, axis=-1)
 
 
-def token_entropy(logits: Float[Array, "query vocab"]) -> Float[Array, " query"]:
+def token_entropy(logits: Logits) -> OfRows:
     r"""Entropy of each next-token distribution, in nats, in ``[0, log vocab]``.
 
     .. math:: H_t = -\sum_v p_{t, v} \log p_{t, v}
@@ -66,9 +66,7 @@ class TokenLogprob(Reducer):
     row = "predictor"
     reads_target = True
 
-    def rows(
-        self, rows: Float[Array, "query vocab"], view: View
-    ) -> Float[Array, " query"]:
+    def rows(self, rows: Logits, view: View) -> OfRows:
         return token_logprob(rows, view.target)
 
 
@@ -92,7 +90,5 @@ class TokenEntropy(Reducer):
     reads = "logits"
     row = "predictor"
 
-    def rows(
-        self, rows: Float[Array, "query vocab"], view: View
-    ) -> Float[Array, " query"]:
+    def rows(self, rows: Logits, view: View) -> OfRows:
         return token_entropy(rows)

@@ -41,7 +41,7 @@ class Generated:
     features: dict[str, Any]
 
 
-class Token(NamedTuple):
+class StreamedToken(NamedTuple):
     """One token of a response that is being written.
 
     ``text`` is what it adds, empty while a character or a possible stop string is
@@ -162,7 +162,7 @@ def stream(
     key: PRNGKeyArray | None = None,
     stop: Sequence[str] = (),
     reducers: Mapping[str, Reducer] | None = None,
-) -> Iterator[Token]:
+) -> Iterator[StreamedToken]:
     """A response token by token, the first of :func:`generate` for the same key.
 
     With reducers of a token's own row a token comes when it has been read, one step
@@ -179,7 +179,7 @@ def stream(
     ends = stops.checked(tokenizer, stop)
     behind = int(any(reducer.row == "token" for _, reducer in how.named))
 
-    def tokens() -> Iterator[Token]:
+    def tokens() -> Iterator[StreamedToken]:
         (group,) = plan(rows, 1)
         ready, state = begun(lm, rows, group, 1, limits, keys, how, 1)
         said, ids, count = "", [], 1
@@ -198,7 +198,7 @@ def stream(
                 elif not (done and at == count - 1):
                     text = text[: stops.settled(text, ends)]
                 added, alone = text[len(said) :], _of_row(how, features, 0, 0)
-                yield Token(ids[-1], added, float(logprob[0]), alone)
+                yield StreamedToken(ids[-1], added, float(logprob[0]), alone)
                 said = max(said, text, key=len)
                 if cut is not None:
                     return

@@ -7,23 +7,17 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
+from jaxhal.io.checks import at_least
+
 # Width of the blocks in which a token is looked up by its cumulative probability.
 _BLOCK = 256
-
-
-def _within(
-    name: str, value: float, low: float, high: float, open: bool = False
-) -> None:
-    fine = low < value <= high if open else low <= value <= high
-    if not fine or math.isinf(value):
-        above = "above" if open else "at least"
-        most = "" if math.isinf(high) else f" and at most {high:g}"
-        raise ValueError(f"{name} is {value}; give a number {above} {low:g}{most}")
 
 
 @dataclasses.dataclass(frozen=True)
 class Sampling:
     """How the next token is chosen; applied in the order of the arguments.
+
+    Raises ValueError on a value outside its range.
 
     Args:
       repetition_penalty: divides positive logits of tokens that the row holds already
@@ -32,9 +26,6 @@ class Sampling:
       top_k: keep the ``k`` likeliest tokens, and those as likely as the last of them.
       top_p: keep the likeliest tokens until their probabilities add up to it.
       min_p: keep tokens at least this share as likely as the likeliest.
-
-    Raises:
-      ValueError: on a value outside its range.
     """
 
     repetition_penalty: float = 1.0
@@ -44,13 +35,19 @@ class Sampling:
     min_p: float | None = None
 
     def __post_init__(self):
-        _within("repetition_penalty", self.repetition_penalty, 0.0, math.inf, open=True)
-        _within("temperature", self.temperature, 0.0, math.inf)
-        if self.top_k is not None and self.top_k < 1:
-            raise ValueError(f"top_k is {self.top_k}; keep at least 1 token")
-        for name in ("top_p", "min_p"):
-            if (share := getattr(self, name)) is not None:
-                _within(name, share, 0.0, 1.0, open=True)
+        at_least(1, top_k=self.top_k)
+        if not 0 <= self.temperature < math.inf:
+            raise ValueError(
+                f"temperature is {self.temperature}; give a number at least 0"
+            )
+        most = {"repetition_penalty": math.inf, "top_p": 1.0, "min_p": 1.0}
+        for name, end in most.items():
+            value = getattr(self, name)
+            if value is not None and not 0 < value <= end or value == math.inf:
+                raise ValueError(
+                    f"{name} is {value}; give a number above 0"
+                    + (f" and at most {end:g}" if end < math.inf else "")
+                )
 
 
 GREEDY = Sampling(temperature=0.0)

@@ -181,7 +181,7 @@ def begin(
     if callable(following):
         known = following(logits)
         rows = rows.followed(rows.masks[0].at[:, -1].set(known))
-    features = rows.features(named, model, hidden, attended, state, STANDARD)
+    features = rows.features(named, model, hidden, attended, state)
     return logits, cache, features, known
 
 
@@ -216,7 +216,7 @@ def advance(
     if callable(following):
         known = following(logits[:, -1])
         rows = rows.followed(_entered(cache, column, tokens, known))
-    features = rows.features(named, model, hidden, attended, state, STANDARD)
+    features = rows.features(named, model, hidden, attended, state)
     return logits, dataclasses.replace(cache, key=key, value=value), features, known
 
 

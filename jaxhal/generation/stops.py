@@ -31,7 +31,8 @@ def cut(
     text = tokenizer.decode(ids, skip_special=True)
     at = first(text, stop)
     if at is None:
-        return text, ids, "eos" if ids[-1] in tokenizer.stop_ids else "length"
+        ended = np.isin(ids[-1:], tokenizer.stop_ids).any()
+        return text, ids, "eos" if ended else "length"
     return text[:at], ids[: _covering(tokenizer, ids, text[:at])], "stop"
 
 

@@ -48,7 +48,9 @@ def structured(
             if key.startswith("tuning.") and "tuning" in merged:
                 if merged.tuning is None:
                     OmegaConf.update(merged, "tuning", {})
-                block: Any = merged.tuning
+            outer = key.partition(".")[0]
+            block: Any = OmegaConf.select(merged, outer, throw_on_missing=False)
+            if OmegaConf.is_config(block):
                 OmegaConf.set_readonly(block, False)  # what is frozen comes of it
             if OmegaConf.select(merged, key, throw_on_missing=False) is None:
                 _check_key(merged, key)

@@ -93,12 +93,8 @@ class Endpoint:
     def ask(self, question: str, accept: Callable[[str], object] = str) -> str:
         """The reply at temperature 0; asked once, then found in the cache.
 
-        Only a reply that is accepted is kept.  Another is asked for again, up to twice,
-        with what was wrong added to the question.
-
-        Args:
-          question: the whole text of the one message.
-          accept: raises ValueError, saying what is wrong, on a reply that is of no use.
+        Only a reply on which ``accept`` raises no ValueError is kept.  Another is asked
+        for again, up to twice, with what was wrong added to the question.
 
         Raises:
           NoReply: where this question is left without a reply of use.
@@ -172,14 +168,13 @@ class Endpoint:
             )
         try:
             reply, _ = content_of(answer)
+            if isinstance(reply, str):
+                return storable(reply)
+            raise ValueError(f"it answered without text from {self.model!r}")
         except ValueError as error:
-            raise Unanswered(f"{self.url}: {error}; run the same again") from error
-        if not isinstance(reply, str):
             raise Unanswered(
-                f"{self.url} answered without text from {self.model!r}; run the same "
-                "again, or choose another model"
-            )
-        return storable(reply)
+                f"{self.url}: {error}; run the same again, or choose another model"
+            ) from error
 
     def client(self, retries: int = 2, turn: Any = None) -> Any:
         """A client whose requests and responses are looked at.

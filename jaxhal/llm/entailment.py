@@ -6,7 +6,7 @@ contradiction, neutral and entailment, ``Float[pairs 3]``, with a ``name``.
 
 import dataclasses
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import jax
@@ -27,6 +27,8 @@ Pair = tuple[str, str]
 _CLASSES = ("contradiction", "neutral", "entailment")
 # Classes of published encoders whose configuration does not name them.
 _UNNAMED = {"potsawee/deberta-v3-large-mnli": ("entailment", "contradiction")}
+# Rows that a reader reads together, two for each question.
+_BATCH = 16
 ASK = """\
 First text: {premise}
 
@@ -84,9 +86,7 @@ class Similarity:
         )
         high = 0.5 + 0.5 * (alike - self.threshold) / (1 - self.threshold)
         low = 0.5 * np.maximum(alike, 0.0) / self.threshold
-        entailed = np.clip(np.where(alike >= self.threshold, high, low), 0.0, 1.0)
-        zero = np.zeros_like(entailed)
-        return np.stack([1 - entailed, zero, entailed], 1).astype(np.float32)
+        return _or_not(np.clip(np.where(alike >= self.threshold, high, low), 0.0, 1.0))
 
 
 def _likeness(first: np.ndarray, second: np.ndarray) -> float:
@@ -127,7 +127,7 @@ class Inference:
                 "language inference, and name its classes by labels=(...) or in its "
                 "config.json where they are LABEL_0 and so on"
             )
-        found = classify(encoder, pairs, labels=labels, progress=False)
+        found = classify(encoder, pairs, labels=labels)
         # Some are trained without a neutral class.
         columns = [
             found[:, labels.index(name)] if name in labels else np.zeros(len(found))
@@ -140,45 +140,27 @@ class Inference:
 class Reader:
     """A language model asked whether a text follows, by its odds of Yes and No.
 
-    Nothing is generated.  What is not entailed counts as a contradiction.
-
-    Args:
-      ask: the question, with ``{premise}``, put on one line, and ``{hypothesis}`` in
-        it.
-      batch_size: rows read together, two for each question.
+    Nothing is generated.  What is not entailed counts as a contradiction.  ``ask`` is
+    the question, with ``{premise}``, put on one line, and ``{hypothesis}`` in it.
     """
 
     lm: LM
     ask: str = ASK
-    batch_size: int = 16
-
-    def __post_init__(self):
-        if self.batch_size < 2:
-            raise ValueError(
-                f"batch_size is {self.batch_size}; give at least 2, as a question is "
-                "read with both replies"
-            )
 
     @property
     def name(self) -> str:
         return f"{self.lm.name} asked yes or no"
 
     def __call__(self, pairs: Sequence[Pair], /) -> Float[np.ndarray, "pairs 3"]:
-        distinct = list(dict.fromkeys(pairs))
         tokenizer = self.lm.require_tokenizer()
         rows = [
             tokenizer.encode_example(Example(reply, prompt=_filled(self.ask, pair)))
-            for pair in distinct
+            for pair in pairs
             for reply in ("Yes", "No")
         ]
-        said = read_rows(
-            self.lm, rows, TextLogprob(), batch_size=self.batch_size, copies=2
-        )
+        said = read_rows(self.lm, rows, TextLogprob(), batch_size=_BATCH)
         odds = np.reshape(said, (-1, 2))
-        entailed = np.asarray(jax.nn.sigmoid(odds[:, 0] - odds[:, 1]))
-        known = dict(zip(distinct, entailed, strict=True))
-        yes = np.array([known[pair] for pair in pairs], np.float32)
-        return np.stack([1 - yes, np.zeros_like(yes), yes], 1)
+        return _or_not(np.asarray(jax.nn.sigmoid(odds[:, 0] - odds[:, 1])))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -192,12 +174,9 @@ class EndpointInference:
         return self.endpoint.name
 
     def __call__(self, pairs: Sequence[Pair], /) -> Float[np.ndarray, "pairs 3"]:
-        found = []
-        for premise, hypothesis in pairs:
-            question = CLASSIFY.format(premise=premise, hypothesis=hypothesis)
-            reply = self.endpoint.ask(question, accept=_relation)
-            found.append(_CLASSES.index(_relation(reply)))
-        return np.eye(3, dtype=np.float32)[found]
+        asked = (CLASSIFY.format(premise=a, hypothesis=b) for a, b in pairs)
+        said = [_relation(self.endpoint.ask(one, accept=_relation)) for one in asked]
+        return np.eye(3, dtype=np.float32)[[*map(_CLASSES.index, said)]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -217,8 +196,13 @@ class YesNo:
 
     def __call__(self, pairs: Sequence[Pair], /) -> Float[np.ndarray, "pairs 3"]:
         replies = [self.endpoint.ask(_filled(self.ask, pair)) for pair in pairs]
-        no = np.array([selfcheck_prompt([reply]) for reply in replies], np.float32)
-        return np.stack([no, np.zeros_like(no), 1 - no], 1)
+        return _or_not(1 - np.array([selfcheck_prompt([reply]) for reply in replies]))
+
+
+def _or_not(entailed: np.ndarray) -> Float[np.ndarray, "pairs 3"]:
+    """What is not entailed counts as a contradiction."""
+    zero = np.zeros_like(entailed)
+    return np.stack([1 - entailed, zero, entailed], 1).astype(np.float32)
 
 
 def _filled(ask: str, pair: Pair) -> str:
@@ -249,19 +233,14 @@ class Entailment(Protocol):
 class Remembered:
     """A backend that is asked about each pair once, as long as this lives."""
 
-    def __init__(self, backend: Entailment):
-        self._backend = backend
-        self._known: dict[Pair, np.ndarray] = {}
-
-    @property
-    def name(self) -> str:
-        return self._backend.name
+    def __init__(self, backend: Entailment, known: Mapping[Pair, Any] | None = None):
+        self._backend, self.name, self._known = backend, backend.name, {**(known or {})}
 
     def __call__(self, pairs: Sequence[Pair], /) -> Float[np.ndarray, "pairs 3"]:
-        fresh = [pair for pair in dict.fromkeys(pairs) if pair not in self._known]
-        if fresh:
+        if fresh := [one for one in dict.fromkeys(pairs) if one not in self._known]:
             self._known |= zip(fresh, np.asarray(self._backend(fresh)), strict=True)
-        return np.array([self._known[pair] for pair in pairs], np.float32)
+        found = [self._known[pair] for pair in pairs]
+        return np.reshape(np.array(found, np.float32), (-1, 3))
 
 
 def resolve(backend: Any, lm: LM | None = None) -> Entailment:
@@ -311,9 +290,8 @@ def answering(backend: Entailment, question: str | None, text: str) -> str:
 def of_each(
     backend: Entailment, lists: Sequence[Sequence[Pair]]
 ) -> list[Float[np.ndarray, "pairs 3"]]:
-    """What a backend says of each list of pairs, in one call of it."""
-    pairs = [pair for some in lists for pair in some]
-    found = np.asarray(backend(pairs)) if pairs else np.zeros((0, 3))
+    """What a backend says of each list of pairs, asked once about each, in one call."""
+    found = Remembered(backend)([pair for some in lists for pair in some])
     return np.split(found, np.cumsum([len(some) for some in lists])[:-1])
 
 
@@ -324,14 +302,9 @@ def both_ways(
 
     ``[i, j]`` has sample ``i`` as the premise.  Equal texts are not asked about.
     """
-    pairs = {(a, b): None for some in samples for a in some for b in some if a != b}
-    known: dict[Pair, np.ndarray] = {}
-    if pairs:
-        known = dict(zip(pairs, np.asarray(backend(list(pairs))), strict=True))
-    same = np.array([0.0, 0.0, 1.0], np.float32)
+    known = Remembered(backend, {(a, a): (0, 0, 1) for some in samples for a in some})
+    found = of_each(known, [[(a, b) for a in some for b in some] for some in samples])
     return [
-        np.array(
-            [known.get((a, b), same) for a in some for b in some], np.float32
-        ).reshape(len(some), len(some), 3)
-        for some in samples
+        one.reshape(len(some), len(some), 3)
+        for one, some in zip(found, samples, strict=True)
     ]

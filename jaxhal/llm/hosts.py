@@ -44,12 +44,8 @@ class Server(NamedTuple):
 
     @property
     def is_local(self) -> bool:
-        if self.host == "localhost":
-            return True
-        try:
-            return ipaddress.ip_address(self.host.strip("[]")).is_loopback
-        except ValueError:
-            return False
+        ip = address(self.host)
+        return self.host == "localhost" or bool(ip and ip.is_loopback)
 
     @property
     def is_openai(self) -> bool:
@@ -59,6 +55,13 @@ class Server(NamedTuple):
     def is_safe(self) -> bool:
         """Whether nobody on the way reads what it is sent."""
         return self.scheme == "https" or self.is_local
+
+
+def address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """The address that a host is in numbers, if it is one."""
+    with contextlib.suppress(ValueError):
+        return ipaddress.ip_address(host.strip("[]"))
+    return None
 
 
 def server_of(url: str) -> Server:
@@ -111,12 +114,9 @@ def brought(
 ) -> Iterator[None]:
     """Servers that :func:`keyed` judges in this block are named by data, not in code.
 
-    Inside of another such block it changes nothing.
-
-    Args:
-      what: names them, in words.
-      names: hosts that the caller allows.
-      trusted: the user runs it, so it may name servers on this machine and OpenAI.
+    ``what`` names them, in words; the caller allows hosts of some ``names``; where the
+    user runs it, it is ``trusted`` to name servers on this machine and OpenAI.  Inside
+    of another such block it changes nothing.
     """
     if _BRINGER.get() is not None:
         yield

@@ -2,9 +2,10 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol, runtime_checkable
+from collections.abc import Callable
+from typing import NamedTuple
 
+from jaxhal.datasets.questions import Question
 from jaxhal.io.checks import one_of
 from jaxhal.io.showing import quoted
 from jaxhal.llm.endpoint import Endpoint, json_object
@@ -45,18 +46,6 @@ _LITTLE = 0.3
 _ENOUGH = 0.5
 
 
-@runtime_checkable
-class Answerable(Protocol):
-    """A question with its reference answers, as :class:`~jaxhal.datasets.Question`."""
-
-    @property
-    def text(self) -> str: ...
-    @property
-    def answer(self) -> str | Sequence[str]: ...
-    @property
-    def context(self) -> str | None: ...
-
-
 class Verdict(NamedTuple):
     """What a judge says of an answer.
 
@@ -69,36 +58,31 @@ class Verdict(NamedTuple):
     spans: tuple[Label, ...] | None
 
 
-Judge = Callable[[Answerable, str], Verdict]
+Judge = Callable[[Question, str], Verdict]
 
 
-def references(question: Answerable) -> tuple[str, ...]:
+def references(question: Question) -> tuple[str, ...]:
     """The reference answers to a question, at least one."""
     answer = question.answer
-    found = (answer,) if isinstance(answer, str) else tuple(answer)
-    if not found:
-        raise ValueError(
-            f"question {question.text[:_SHOWN]!r} has no reference answer; give one"
-        )
-    return found
+    return (answer,) if isinstance(answer, str) else tuple(answer)
 
 
 @dataclasses.dataclass(frozen=True)
 class ReferenceRule:
     """Compares an answer with references, and passes on what differs from all of them.
 
-    * ROUGE-L is 1: the answer is a reference, grounded.
-    * ROUGE-L, or the ``nearness`` taken, is at most 0.3, and no reference stands in the
-      answer: it may be hallucinated; ``confirm`` decides.
-    * Otherwise the label is ``None``.
+    Where ROUGE-L is 1 the answer is a reference, grounded.  Where it, or the
+    ``nearness`` taken, is at most 0.3, and no reference stands in the answer, it may be
+    hallucinated: ``confirm`` decides.  Otherwise the label is ``None``.
 
-    The paper leaves open which ROUGE-L it takes, how words are compared, and what
-    becomes of answers in between: here the F measure with the nearest reference,
-    normalised words, and left out.
+    Bazarova et al., Hallucination Detection in LLMs with Topological Divergence on
+    Attention Graphs, 2025, appendix C.1, which leaves open which ROUGE-L is taken, how
+    words are compared, and what becomes of answers in between: here the F measure with
+    the nearest reference, normalised words, and left out.
 
     Args:
-      confirm: judges answers that may be hallucinated, in the paper a language model
-        such as :class:`EndpointJudge`; without one they all count as hallucinated.
+      confirm: in the paper a language model such as :class:`EndpointJudge`; without one
+        all that may be hallucinated count so.
       contained: the label of an answer that a reference stands in by whole words, and
         that says more.
       refusals: an answer that declines is grounded if a reference declines too, and has
@@ -106,16 +90,9 @@ class ReferenceRule:
       nearness: ``"rouge_l"``, or ``"unigram_f1"``, which suspects fewer answers.
 
     Example:
-      >>> from jaxhal.datasets import Question
       >>> judge, question = ReferenceRule(), Question("Capital of France?", "Paris")
       >>> judge(question, "Paris.").label, judge(question, "It is Lyon.").label
       (0, 1)
-      >>> judge(question, "It is not Paris.").why
-      'a reference stands in the answer, which says more'
-
-    References:
-      Bazarova et al., Hallucination Detection in LLMs with Topological Divergence on
-      Attention Graphs, 2025, appendix C.1.
     """
 
     confirm: Judge | None = None
@@ -126,7 +103,7 @@ class ReferenceRule:
     def __post_init__(self):
         one_of(NEARNESS, nearness=self.nearness)
 
-    def __call__(self, question: Answerable, answer: str) -> Verdict:
+    def __call__(self, question: Question, answer: str) -> Verdict:
         known = references(question)
         if any(rouge_l(answer, each) == 1.0 for each in known):
             return Verdict(0, "the answer is a reference", ())
@@ -155,16 +132,11 @@ class OverlapRule:
     That is :func:`jaxhal.texts.overlap` (Liu et al., HalMit, 2025, section 4.1).  With
     ``contained``, not if a reference stands in it by whole words and it does not
     decline.
-
-    Example:
-      >>> from jaxhal.datasets import Question
-      >>> OverlapRule()(Question("Capital of France?", "Paris"), "It is Paris")
-      Verdict(label=0, why='overlap with the nearest reference is 0.50', spans=())
     """
 
     contained: bool = False
 
-    def __call__(self, question: Answerable, answer: str) -> Verdict:
+    def __call__(self, question: Question, answer: str) -> Verdict:
         known = references(question)
         share = overlap(answer, known)
         why = f"overlap with the nearest reference is {share:.2f}"
@@ -180,15 +152,12 @@ class EndpointJudge:
 
     It is shown the context, or else the reference answers.  A reply that cannot be
     read, or that lists what does not stand in the answer, is asked for again, up to
-    twice.
-
-    References:
-      Bazarova et al., 2025, table 6: Yes, No or N/A of GPT-4o, without the parts.
+    twice.  Bazarova et al., 2025, table 6, ask GPT-4o for Yes, No or N/A.
     """
 
     endpoint: Endpoint
 
-    def __call__(self, question: Answerable, answer: str) -> Verdict:
+    def __call__(self, question: Question, answer: str) -> Verdict:
         where = f"question {question.text[:_SHOWN]!r}"
         if not answer.strip():
             raise ValueError(f"{where}: answer is {quoted(answer)}; it must hold text")
@@ -204,7 +173,7 @@ class EndpointJudge:
         return Verdict(_LABELS[word], why, None if word == "unsure" else tuple(spans))
 
 
-def _material(question: Answerable, answer: str) -> str:
+def _material(question: Question, answer: str) -> str:
     source = question.context or "\n".join(
         f"A right answer is: {each}" for each in references(question)
     )

@@ -1,7 +1,6 @@
 """Layer-wise relevance propagation: rules, and the passes that follow them."""
 
 from jaxhal.lrp import rules as rules
-from jaxhal.lrp.passes import SEEDS as SEEDS
 from jaxhal.lrp.passes import Relevance as Relevance
 from jaxhal.lrp.passes import relevance as relevance
 from jaxhal.lrp.passes import relevance_means as relevance_means

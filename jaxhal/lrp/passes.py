@@ -16,6 +16,7 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, Bool, Float
 
+from jaxhal.io.checks import one_of
 from jaxhal.lrp import programs
 from jaxhal.lrp.programs import share
 from jaxhal.lrp.rules import RuleSet
@@ -25,7 +26,7 @@ from jaxhal.models.lm import LM
 from jaxhal.models.ops import EXACT
 from jaxhal.types import Batch
 
-SEEDS = ("logit", "max_logit", "logit_over_t2", "logprob")
+SEEDS = ("logit", "max_logit", "logprob")
 
 
 @jax.tree_util.register_dataclass
@@ -33,15 +34,12 @@ SEEDS = ("logit", "max_logit", "logit_over_t2", "logprob")
 class Relevance:
     """What the tokens of a response rest on, signed and not normalised; a pytree.
 
-    Attributes:
-      matrix: ``R*``; row ``t`` holds what the prompt and the earlier response tokens
-        add to the seed of response token ``t``, and zeros on padding and later tokens.
-      valid: ``Bool[batch seq]``, False on padding.
-      prompt_length: the static column where responses start.
+    Row ``t`` of ``matrix``, ``R*``, holds what the prompt and the earlier response
+    tokens add to the seed of response token ``t``, and zeros on padding and later ones.
     """
 
     matrix: Float[Array, "batch response seq"]
-    valid: Bool[Array, "batch seq"]
+    valid: Bool[Array, "batch seq"]  # False on padding
     prompt_length: int = dataclasses.field(metadata={"static": True})
 
     @property
@@ -69,53 +67,46 @@ def relevance(
     *,
     seed: str = "logit",
     temperature: Any = 1.0,
-    block: int | None = None,
 ) -> Relevance:
     """``R*``: what every response token rests on, token by token.
 
     Args:
-      lm: the model; its parameters should be float32.
+      lm: its parameters should be float32.
       batch: from ``lm.encode``.
       rules: how relevance flows, a name of :data:`jaxhal.lrp.RULE_SETS` or a set of
         one's own.
-      seed: what is explained: ``"logit"`` of the response token, ``"max_logit"`` of
-        whatever token the model would have chosen (the paper), ``"logit_over_t2"`` (the
-        published code, which divides by the temperature twice), or ``"logprob"``.
+      seed: what is explained: ``"logit"`` of the response token, its ``"logprob"``,
+        ``"max_logit"`` of whatever token the model would have chosen (the paper), or,
+        here alone, ``"logit_over_t2"`` (the published code, which divides the logit by
+        the temperature twice).
       temperature: the answer's sampling temperature, one or one per row; used by
         ``"logit_over_t2"`` alone.
-      block: response tokens pulled back together; what fits 384 MiB by default.
 
     Raises:
       TypeError, ValueError: on what is none of these, on a row without a prompt or
         response token, on rows longer than the model's context.
     """
-    flow, over = _check(lm, batch, rules, seed, temperature)
-    if block is None:
-        block = programs.block_size(lm, batch)
-    elif block < 1:
-        raise ValueError(f"block is {block}; pull back at least 1 token at a time")
-    matrix = programs.matrix(lm, batch, over, flow, seed, block)
-    return Relevance(matrix, jnp.asarray(batch.valid), batch.prompt_length)
+    over: Any = 1.0
+    if seed == "logit_over_t2":  # relevance of what is divided is divided itself
+        seed, over = "logit", np.asarray(temperature, np.float32).reshape(-1, 1, 1)
+        if not (np.isfinite(over) & (over > 0)).all():
+            raise ValueError(f"temperature is {temperature}; give positive numbers")
+    flow = _check(lm, batch, rules, seed)
+    matrix = programs.matrix(lm, batch, flow, seed)
+    return Relevance(matrix / over**2, jnp.asarray(batch.valid), batch.prompt_length)
 
 
 def relevance_means(
-    lm: LM,
-    batch: Batch,
-    rules: str | RuleSet = "attnlrp",
-    *,
-    seed: str = "logit",
-    temperature: Any = 1.0,
+    lm: LM, batch: Batch, rules: str | RuleSet = "attnlrp", *, seed: str = "logit"
 ) -> programs.Means:
     """Both means of ``R*`` without ``R*``: a push and a pull-back that share a forward.
 
-    Args and Raises as :func:`relevance`, and:
-
-    Raises:
-      ValueError: on a rule set that is not linear in the seed.
+    Arguments and errors as :func:`relevance`; a rule set that is not linear in the seed
+    is one as well.
     """
-    flow, over = _check(lm, batch, rules, seed, temperature)
+    flow = _check(lm, batch, rules, seed)
     flow.ops(forward=True)  # raises where there is none
-    return programs.means(lm, batch, over, flow, seed)
+    return programs.means(lm, batch, flow, seed)
 
 
 def relevance_resampled(
@@ -125,7 +116,6 @@ def relevance_resampled(
     rules: str | RuleSet = "attnlrp",
     *,
     seed: str = "logit",
-    temperature: Any = 1.0,
     padding: str = "last",
 ) -> Float[Array, "batch rows columns"]:
     """``R*`` of the prompt, mean-resampled along both axes, without ``R*``.
@@ -133,31 +123,20 @@ def relevance_resampled(
     Means of pull-backs are pull-backs of means: it takes as many passes as there are
     bins or tokens along the response, or along the prompt, whichever are fewest.
 
-    Args:
-      shape: bins along the response and along the prompt.
-      padding: of bins without a token, as
-        :func:`jaxhal.features.relevance.resample`.
-
-    Other arguments and errors as :func:`relevance`; a shape below 1 is one as well.
+    ``shape`` are the bins along the response and along the prompt, ``padding`` is of
+    bins without a token, as :func:`jaxhal.features.relevance.resample` has it.  Other
+    arguments and errors as :func:`relevance`; a shape below 1 is one as well.
     """
-    flow, over = _check(lm, batch, rules, seed, temperature)
+    flow = _check(lm, batch, rules, seed)
     if min(shape) < 1:
         raise ValueError(f"shape is {tuple(shape)}; ask for at least 1 bin each way")
-    block = programs.block_size(lm, batch)
     bins = programs.bins_of(batch, shape, padding)
-    return programs.resampled(lm, batch, over, bins, flow, seed, block)
+    return programs.resampled(lm, batch, bins, flow, seed)
 
 
-def _check(
-    lm: LM, batch: Batch, rules: str | RuleSet, seed: str, temperature: Any
-) -> tuple[RuleSet, np.ndarray]:
-    """The rule set and, per row, the temperature; errors before tracing."""
-    flow = resolve(rules)
-    if seed not in SEEDS:
-        raise ValueError(f"unknown seed {seed!r}; use one of {', '.join(SEEDS)}")
-    over = np.broadcast_to(np.asarray(temperature, np.float32), len(batch.tokens))
-    if not (np.isfinite(over) & (over > 0)).all():
-        raise ValueError(f"temperature is {temperature}; it must be positive")
+def _check(lm: LM, batch: Batch, rules: str | RuleSet, seed: str) -> RuleSet:
+    """The rule set; errors before tracing."""
+    one_of(SEEDS, seed=seed)
     check_rows(batch.valid, lm.config.context_length)
     if not isinstance(batch.valid, Tracer):
         prompt, response = np.split(np.asarray(batch.valid), [batch.prompt_length], 1)
@@ -168,4 +147,4 @@ def _check(
                     f"row {empty[0]} of the batch has no {name} token, only padding; "
                     "relevance is between a prompt and its response"
                 )
-    return flow, over
+    return resolve(rules)

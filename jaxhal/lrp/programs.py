@@ -28,17 +28,11 @@ KEPT_BYTES = 4 << 30
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Means:
-    """The two means of ``R*`` over prompt columns, and the seeds; a pytree.
+    """The two means of ``R*`` over prompt columns, and the seeds; a pytree."""
 
-    Attributes:
-      prompt: mean over response tokens, of each prompt token (eq. 5).
-      response: mean over prompt tokens, of each response token (eq. 6).
-      seed: the number of each response token that was explained.
-    """
-
-    prompt: Float[Array, "batch prompt"]
-    response: Float[Array, "batch response"]
-    seed: Float[Array, "batch response"]
+    prompt: Float[Array, "batch prompt"]  # mean over response tokens (eq. 5)
+    response: Float[Array, "batch response"]  # mean over prompt tokens (eq. 6)
+    seed: Float[Array, "batch response"]  # the numbers that were explained
 
 
 def share(mask: Bool[Array, "batch tokens"]) -> Float[Array, "batch tokens"]:
@@ -57,29 +51,23 @@ def bins_of(batch: Batch, shape: tuple[int, int], padding: str) -> tuple[Array, 
     return rows, columns
 
 
-def _seeds(lm: LM, batch: Batch, over: Array, ops: Ops, seed: str, remat: bool):
+def _seeds(lm: LM, batch: Batch, ops: Ops, seed: str):
     """Embeddings, and the function from them to the seed of each response token."""
     model = nnx.merge(lm.graphdef, lm.params)
     tokens, valid = jnp.asarray(batch.tokens), jnp.asarray(batch.valid)
-    start = batch.prompt_length
+    start, remat = batch.prompt_length, _kept(lm, batch) > KEPT_BYTES
     x, geo = decoder.begin(model, tokens, valid)
     target, real = tokens[:, start:], valid[:, start:]
 
     def function(x: Array) -> Float[Array, "batch response"]:
-        hidden = decoder.run(model, x, geo, ops=ops, remat=remat)[0]
-        hidden = hidden[:, start - 1 : -1]
-        if seed in ("logit", "logit_over_t2"):
+        hidden = decoder.run(model, x, geo, ops=ops, remat=remat)[0][:, start - 1 : -1]
+        if seed == "logit":
             out = _chosen(model, hidden, target, ops)
+        elif seed == "max_logit":
+            out = decoder.unembed(model, hidden, ops).max(-1)
         else:
-            logits = decoder.unembed(model, hidden, ops)
-            if seed == "max_logit":
-                out = logits.max(-1)
-            else:
-                out = jnp.take_along_axis(
-                    jax.nn.log_softmax(logits), target[..., None], -1
-                )[..., 0]
-        if seed == "logit_over_t2":
-            out = out / jnp.square(over)[:, None]
+            logprob = jax.nn.log_softmax(decoder.unembed(model, hidden, ops))
+            out = jnp.take_along_axis(logprob, target[..., None], -1)[..., 0]
         return jnp.where(real, out, 0.0)
 
     return x, function
@@ -104,20 +92,22 @@ def _over_width(x: Array, slot: Array) -> Array:
 
 def block_size(lm: LM, batch: Batch) -> int:
     """Pull-backs that fit :data:`BLOCK_BYTES` together, in rounds of equal size."""
-    config, (rows, seq) = lm.config, batch.tokens.shape
-    attention = 3 * config.num_attention_heads * seq
-    width = 4 * config.hidden_size + 3 * config.intermediate_size
-    fits = max(1, BLOCK_BYTES // (4 * rows * seq * (attention + width)))
-    response = seq - batch.prompt_length
+    fits = max(1, BLOCK_BYTES // _bytes(lm, batch, 4, 3))
+    response = batch.tokens.shape[1] - batch.prompt_length
     return math.ceil(response / math.ceil(response / fits))
 
 
 def _kept(lm: LM, batch: Batch) -> int:
     """Bytes one pass keeps for its way back when no layer is computed again."""
+    return lm.config.num_hidden_layers * _bytes(lm, batch, 8, 4)
+
+
+def _bytes(lm: LM, batch: Batch, hidden: int, inner: int) -> int:
+    """What arrays of attention, of the width and of the inner width take in a layer."""
     config, (rows, seq) = lm.config, batch.tokens.shape
     attention = 3 * config.num_attention_heads * seq
-    width = 8 * config.hidden_size + 4 * config.intermediate_size
-    return 4 * config.num_hidden_layers * rows * seq * (attention + width)
+    width = hidden * config.hidden_size + inner * config.intermediate_size
+    return 4 * rows * seq * (attention + width)
 
 
 def _pulled(
@@ -132,14 +122,13 @@ def _pulled(
     return out.reshape(-1, *out.shape[2:])[:count]
 
 
-@functools.partial(jax.jit, static_argnames=("rules", "seed", "block"))
-def matrix(lm, batch, over, rules: RuleSet, seed: str, block: int):
-    remat = _kept(lm, batch) > KEPT_BYTES
-    x, function = _seeds(lm, batch, over, rules.ops(), seed, remat)
+@functools.partial(jax.jit, static_argnames=("rules", "seed"))
+def matrix(lm, batch, rules: RuleSet, seed: str):
+    x, function = _seeds(lm, batch, rules.ops(), seed)
     out, pull = jax.vjp(function, x)
     each = jnp.eye(out.shape[1], dtype=out.dtype)
-    rows = _pulled(pull, x, jnp.repeat(each[:, None], len(x), 1), block)
-    return jnp.moveaxis(rows, 0, 1)
+    cotangents = jnp.repeat(each[:, None], len(x), 1)
+    return jnp.moveaxis(_pulled(pull, x, cotangents, block_size(lm, batch)), 0, 1)
 
 
 def _in_memory(lm: LM, function: Callable[..., Any], batch: Batch, *rest: Any) -> Any:
@@ -155,56 +144,50 @@ def _in_memory(lm: LM, function: Callable[..., Any], batch: Batch, *rest: Any) -
 
 
 @functools.partial(jax.jit, static_argnames=("rules", "seed"))
-def means(lm, batch, over, rules: RuleSet, seed: str) -> Means:
-    def some(batch: Batch, over: Array) -> tuple[Array, ...]:
-        return _means(lm, batch, over, rules, seed)
-
-    return Means(*_in_memory(lm, some, batch, over))
-
-
-def _means(lm, batch, over, rules: RuleSet, seed: str) -> tuple[Array, ...]:
+def means(lm, batch, rules: RuleSet, seed: str) -> Means:
     """One forward pass, and through what it kept one push and one pull back."""
-    valid, start = jnp.asarray(batch.valid), batch.prompt_length
-    remat = _kept(lm, batch) > KEPT_BYTES
-    x, function = _seeds(lm, batch, over, rules.ops(forward=True), seed, remat)
-    out, push = jax.linearize(function, x)
-    columns = jnp.pad(share(valid[:, :start]), [(0, 0), (0, x.shape[1] - start)])
-    response = push((x * columns[..., None]).astype(x.dtype))
-    (slot,) = jax.linear_transpose(push, x)(share(valid[:, start:]).astype(out.dtype))
-    return _over_width(x, slot)[:, :start], response, out
+
+    def some(batch: Batch) -> tuple[Array, ...]:
+        valid, start = jnp.asarray(batch.valid), batch.prompt_length
+        x, function = _seeds(lm, batch, rules.ops(forward=True), seed)
+        out, push = jax.linearize(function, x)
+        columns = jnp.pad(share(valid[:, :start]), [(0, 0), (0, x.shape[1] - start)])
+        response = push((x * columns[..., None]).astype(x.dtype))
+        rows = share(valid[:, start:]).astype(out.dtype)
+        (slot,) = jax.linear_transpose(push, x)(rows)
+        return _over_width(x, slot)[:, :start], response, out
+
+    return Means(*_in_memory(lm, some, batch))
 
 
-@functools.partial(jax.jit, static_argnames=("rules", "seed", "block"))
+@functools.partial(jax.jit, static_argnames=("rules", "seed"))
 def resampled(
-    lm, batch, over, bins, rules: RuleSet, seed: str, block: int
+    lm, batch, bins, rules: RuleSet, seed: str
 ) -> Float[Array, "batch rows columns"]:
-    def some(batch: Batch, over: Array, bins: tuple[Array, Array]) -> Array:
-        return _resampled(lm, batch, over, bins, rules, seed, block)
-
-    return _in_memory(lm, some, batch, over, bins)
-
-
-def _resampled(lm, batch, over, bins, rules: RuleSet, seed: str, block: int) -> Array:
     """Pulls back along the response, or pushes forward along the prompt, if fewer."""
-    start, (rows, columns) = batch.prompt_length, bins
-    remat = _kept(lm, batch) > KEPT_BYTES
-    if rules.linear and min(columns.shape[1:]) < min(rows.shape[1:]):
-        x, function = _seeds(lm, batch, over, rules.ops(forward=True), seed, remat)
-        _, push = jax.linearize(function, x)
-        probes, mix = _probes(columns)
-        later = x.shape[1] - start
-        weights = jnp.pad(probes, [(0, 0), (0, 0), (0, later)])
+    block = block_size(lm, batch)
 
-        def one(weight: Array) -> Array:
-            return push((x * weight[..., None]).astype(x.dtype))
+    def some(batch: Batch, bins: tuple[Array, Array]) -> Array:
+        start, (rows, columns) = batch.prompt_length, bins
+        if rules.linear and min(columns.shape[1:]) < min(rows.shape[1:]):
+            x, function = _seeds(lm, batch, rules.ops(forward=True), seed)
+            _, push = jax.linearize(function, x)
+            probes, mix = _probes(columns)
+            later = x.shape[1] - start
+            weights = jnp.pad(probes, [(0, 0), (0, 0), (0, later)])
 
-        pushed = jax.lax.map(one, weights, batch_size=min(block, len(weights)))
-        return _product("kbr,bir,bjk->bij", pushed, rows, mix)
-    x, function = _seeds(lm, batch, over, rules.ops(), seed, remat)
-    out, pull = jax.vjp(function, x)
-    probes, mix = _probes(rows)
-    pulled = _pulled(pull, x, probes.astype(out.dtype), min(block, len(probes)))
-    return _product("kbp,bjp,bik->bij", pulled[..., :start], columns, mix)
+            def one(weight: Array) -> Array:
+                return push((x * weight[..., None]).astype(x.dtype))
+
+            pushed = jax.lax.map(one, weights, batch_size=min(block, len(weights)))
+            return _product("kbr,bir,bjk->bij", pushed, rows, mix)
+        x, function = _seeds(lm, batch, rules.ops(), seed)
+        out, pull = jax.vjp(function, x)
+        probes, mix = _probes(rows)
+        pulled = _pulled(pull, x, probes.astype(out.dtype), min(block, len(probes)))
+        return _product("kbp,bjp,bik->bij", pulled[..., :start], columns, mix)
+
+    return _in_memory(lm, some, batch, bins)
 
 
 def _probes(

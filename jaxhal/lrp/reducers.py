@@ -1,6 +1,7 @@
 """Relevance as features, to be read beside those of attention and logits."""
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
@@ -10,7 +11,9 @@ from jaxtyping import Array
 
 from jaxhal.features.base import Reducer
 from jaxhal.features.relevance import resample
+from jaxhal.io.checks import one_of
 from jaxhal.lrp import programs
+from jaxhal.lrp.passes import SEEDS
 from jaxhal.lrp.sets import resolve
 from jaxhal.models.lm import LM
 from jaxhal.types import Batch
@@ -18,24 +21,15 @@ from jaxhal.types import Batch
 
 @dataclasses.dataclass(frozen=True)
 class _Relevance(Reducer):
-    """Features that share rules and seed share their passes.
-
-    Attributes:
-      rules: a name of :data:`jaxhal.lrp.RULE_SETS`.
-      seed: as :func:`jaxhal.relevance` takes it, but for ``"logit_over_t2"``, which
-        would need the answer's temperature.
-    """
+    """Features that share rules and seed share their passes."""
 
     reads: ClassVar[Literal["probs", "hidden", "logits", "relevance"]] = "relevance"
-    rules: str = "attnlrp"
-    seed: str = "logit"
+    rules: str = "attnlrp"  # a name of :data:`jaxhal.lrp.RULE_SETS`
+    seed: str = "logit"  # as :func:`jaxhal.relevance` takes it
 
     def __post_init__(self):
         resolve(self.rules)
-        if self.seed not in ("logit", "max_logit", "logprob"):
-            raise ValueError(
-                f"seed is {self.seed!r}; use 'logit', 'max_logit' or 'logprob'"
-            )
+        one_of(SEEDS, seed=self.seed)
 
     @property
     def rowwise(self) -> bool:
@@ -62,9 +56,6 @@ class PromptRelevance(_Relevance):
 
     ``[batch, bins]``: prompts differ in length, so the profile comes mean-resampled.
 
-    Attributes:
-      bins: how many.
-
     References:
       Hu et al., 2024, equations 5 and 7-9.
     """
@@ -79,11 +70,6 @@ class RelevanceMap(_Relevance):
 
     ``[batch, response_bins, prompt_bins]``; as many passes as the fewer of the two.
 
-    Attributes:
-      response_bins: along the response.
-      prompt_bins: along the prompt.
-      padding: of bins without a token, as :func:`jaxhal.features.relevance.resample`.
-
     References:
       Hu et al., 2024, section 3.3; the published LSTM reads 300 x 800 with zeros.
     """
@@ -91,30 +77,26 @@ class RelevanceMap(_Relevance):
     values = ("response_bins", "prompt_bins")
     response_bins: int = 64
     prompt_bins: int = 16
-    padding: str = "last"
+    padding: str = "last"  # of bins without a token, as `resample` has it
 
 
 def features(lm: LM, batch: Batch, reducers: Mapping[str, Any]) -> dict[str, Array]:
     """Every relevance feature of a batch, by name; ``reducers`` are those above."""
     out: dict[str, Array] = {}
-    over = jnp.ones(batch.tokens.shape[0], jnp.float32)
     means: dict[tuple[str, str], programs.Means] = {}
     valid = jnp.asarray(batch.valid)[:, : batch.prompt_length]
     for name, reducer in reducers.items():
+        key = (reducer.rules, reducer.seed)
         flow = (resolve(reducer.rules), reducer.seed)
         if isinstance(reducer, RelevanceMap):
             shape = (reducer.response_bins, reducer.prompt_bins)
             bins = programs.bins_of(batch, shape, reducer.padding)
-            block = programs.block_size(lm, batch)
-            out[name] = programs.resampled(lm, batch, over, bins, *flow, block)
+            out[name] = programs.resampled(lm, batch, bins, *flow)
             continue
-        key = (reducer.rules, reducer.seed)
         if key not in means:
-            means[key] = programs.means(lm, batch, over, *flow)
+            means[key] = programs.means(lm, batch, *flow)
+        out[name] = means[key].response
         if isinstance(reducer, PromptRelevance):
-            out[name] = jax.vmap(lambda x, v, n=reducer.bins: resample(x, n, v))(
-                means[key].prompt, valid
-            )
-        else:
-            out[name] = means[key].response
+            each = jax.vmap(functools.partial(resample, length=reducer.bins))
+            out[name] = each(means[key].prompt, valid=valid)
     return out

@@ -41,9 +41,8 @@ class Rule(NamedTuple):
       tangent: ``(arguments, output, tangents) -> tangent of the output``, linear in
         ``tangents``, which hold one of each argument in :data:`FLOWS`; for ``attend``
         the output and its tangent are those of the mixed values.  ``None`` takes the
-        derivative as it is.
-      pullback: ``(arguments, output, slot) -> slots of the arguments``, for a rule that
-        is not linear and so has no means by one pass; excludes ``tangent``.
+        derivative as it is, or that of the function's own ``custom_vjp``: a rule that
+        need not be linear, and so has no means by one pass.
       pullbacks: ``(arguments, output, slots) -> slots of the arguments``, the transpose
         of ``tangent`` for many slots at once (a leading axis, of the results too),
         where it can be computed faster than ``vmap`` of the transpose does.
@@ -51,29 +50,20 @@ class Rule(NamedTuple):
 
     function: Callable[..., Any]
     tangent: Callable[[tuple, Any, tuple], Array] | None = None
-    pullback: Callable[[tuple, Any, Array], tuple] | None = None
     pullbacks: Callable[[tuple, Any, Array], tuple] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
 class RuleSet:
-    """A rule for every primitive; make one with :func:`rule_set`.
-
-    Attributes:
-      name: what to call it.
-      rules: in the order of :class:`jaxhal.models.ops.Ops`.
-    """
+    """A rule for every primitive; make one with :func:`rule_set`."""
 
     name: str
-    rules: tuple[Rule, ...]
+    rules: tuple[Rule, ...]  # in the order of :class:`jaxhal.models.ops.Ops`
 
     @property
     def linear(self) -> bool:
         """Whether relevance is linear in the seed, so that means cost one pass."""
-        return not any(
-            rule.pullback or isinstance(rule.function, jax.custom_vjp)
-            for rule in self.rules
-        )
+        return not any(isinstance(rule.function, jax.custom_vjp) for rule in self.rules)
 
     def ops(self, forward: bool = False) -> Ops:
         """Primitives to give to the decoder: for pulling back, or for pushing forward.
@@ -83,19 +73,15 @@ class RuleSet:
         """
         if forward and not self.linear:
             raise ValueError(
-                f"rule set {self.name!r} has a rule given by its pullback alone, which "
-                "cannot be pushed forward; give it a tangent, or take the means of "
+                f"rule set {self.name!r} has a custom_vjp, which cannot be pushed "
+                "forward; give a Rule with a tangent, or take the means of "
                 "jaxhal.relevance, which pulls back token by token"
             )
         return _ops(self, forward)
 
 
 def rule_set(name: str, rules: Mapping[str, Rule]) -> RuleSet:
-    """A rule set of one's own.
-
-    Args:
-      name: what to call it.
-      rules: primitive -> rule, for every primitive.
+    """A rule set of one's own, with a rule for every primitive.
 
     Raises:
       ValueError: on a primitive that is missing or unknown.
@@ -121,11 +107,6 @@ def rule_set(name: str, rules: Mapping[str, Rule]) -> RuleSet:
             raise TypeError(
                 f"rule set {name!r} gives {primitive!r} as {rule!r}; give a Rule"
             )
-        if rule.tangent is not None and rule.pullback is not None:
-            raise ValueError(
-                f"the rule of {primitive!r} has a tangent and a pullback; give one, "
-                "the transpose of a tangent is its pullback"
-            )
         if rule.pullbacks is not None and rule.tangent is None:
             raise ValueError(
                 f"the rule of {primitive!r} has pullbacks and no tangent; they are the "
@@ -144,7 +125,7 @@ def _ops(rules: RuleSet, forward: bool) -> Ops:
     bind = _push if forward else _pull
     bound = {
         name: rule.function
-        if rule.tangent is None and rule.pullback is None
+        if rule.tangent is None
         else bind(rule, FLOWS[name], name == "attend")
         for name, rule in rules_of(rules).items()
     }
@@ -183,9 +164,7 @@ def _pull(rule: Rule, flows: tuple[int, ...], beside: bool) -> Callable[..., Any
 
         def backward(saved, slot):
             moving, arrays, output = saved
-            args, slot = together(moving, arrays), slot[0] if beside else slot
-            if rule.pullback is not None:
-                return tuple(rule.pullback(args, output, slot)), None
+            slot = slot[0] if beside else slot
 
             def transposed(moving, arrays, output, slot):
                 args = together(moving, arrays)

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from jaxhal.lrp.rules import Rule, RuleSet, rule_set, rules_of
+from jaxhal.lrp.rules import FLOWS, Rule, RuleSet, rule_set, rules_of
 from jaxhal.models import ops as primitives
 from jaxhal.models.ops import Ops
 
@@ -25,8 +25,18 @@ def _gain(output: Array, eps: float) -> Array:
     return size / (size + eps)
 
 
-def _matmul(x: Array, kernel: Array, dtype: Any) -> Array:
-    return primitives.linear(x, kernel, None, dtype)
+def _ordinary(primitive: str) -> Rule:
+    """The rule that is a primitive's own derivative."""
+    function, flows = getattr(primitives.STANDARD, primitive), FLOWS[primitive]
+
+    def tangent(args, output, tangents):
+        def moving(*some):
+            known = dict(zip(flows, some, strict=True))
+            return function(*(known.get(i, arg) for i, arg in enumerate(args)))
+
+        return jax.jvp(moving, tuple(args[i] for i in flows), tangents)[1]
+
+    return Rule(function, tangent)
 
 
 def epsilon_linear(eps: float) -> Rule:
@@ -37,19 +47,9 @@ def epsilon_linear(eps: float) -> Rule:
     return _epsilon_linear(eps)
 
 
-@functools.cache
+@functools.cache  # so that equal rules are the same, and compile once
 def _epsilon_linear(eps: float) -> Rule:
-    def tangent(args, output, tangents):
-        return _gain(output, eps) * _matmul(tangents[0], args[1], output.dtype)
-
-    return Rule(primitives.linear, tangent)
-
-
-def _scores_tangent(args, output, tangents):
-    del output
-    query, key = args
-    d_query, d_key = tangents
-    return primitives.scores(d_query, key) + primitives.scores(query, d_key)
+    return _stabilised(_ordinary("linear"), eps)
 
 
 def _attend_tangent(args, output, tangents):
@@ -67,13 +67,7 @@ def _attend_tangent(args, output, tangents):
 
 
 def _mixed(probs, value):
-    return jnp.einsum(
-        "bngqk,bnkd->bngqd",
-        probs.astype(value.dtype),
-        value,
-        precision=primitives.EXACT,
-        preferred_element_type=primitives.wide(value.dtype),
-    ).astype(value.dtype)
+    return primitives.mixed(probs, value).astype(value.dtype)
 
 
 # Pulled back together, slots stand side by side before the last axis: each product is
@@ -108,22 +102,8 @@ def _dot(left, right, over_left, over_right, dtype):
     return jax.lax.dot_general(left, right, dims, primitives.EXACT, wide).astype(dtype)
 
 
-SCORES = Rule(primitives.scores, _scores_tangent, pullbacks=_scores_pullbacks)
+SCORES = _ordinary("scores")._replace(pullbacks=_scores_pullbacks)
 ATTEND = Rule(primitives.attend, _attend_tangent, pullbacks=_attend_pullbacks)
-
-
-def _product(args, output, tangents):
-    del output
-    return tangents[0] * args[1] + args[0] * tangents[1]
-
-
-def _sum(args, output, tangents):
-    del args, output
-    return tangents[0] + tangents[1]
-
-
-MULTIPLY = Rule(jnp.multiply, _product)
-ADD = Rule(jnp.add, _sum)
 
 
 def _identity_norm(args, output, tangents):
@@ -147,16 +127,6 @@ def _only_values(args, output, tangents):
     del output
     scores, bias, _ = args
     return _mixed(jax.nn.softmax(scores + bias, axis=-1), tangents[1])
-
-
-def _only_second(args, output, tangents):
-    del output
-    return args[0] * tangents[1]
-
-
-def _nothing(args, output, tangents):
-    del args, tangents
-    return jnp.zeros_like(output)
 
 
 def _weighed(rule: Rule, weight: Callable[[Array], Array | float]) -> Rule:
@@ -205,7 +175,7 @@ def attnlrp() -> RuleSet:
         "attend": _half(ATTEND),
         "normalize": Rule(primitives.normalize, _identity_norm),
         "activate": Rule(primitives.activate, _identity_activation),
-        "multiply": _half(MULTIPLY),
+        "multiply": _half(_ordinary("multiply")),
     }
     return rule_set("attnlrp", rules)
 
@@ -219,9 +189,9 @@ def cp_lrp() -> RuleSet:
     """
     rules = rules_of(attnlrp())
     rules |= {
-        "scores": Rule(primitives.scores, _nothing),
+        "scores": Rule(primitives.scores, lambda args, z, moved: jnp.zeros_like(z)),
         "attend": Rule(primitives.attend, _only_values),
-        "multiply": Rule(jnp.multiply, _only_second),
+        "multiply": Rule(jnp.multiply, lambda args, z, moved: args[0] * moved[1]),
     }
     return rule_set("cp_lrp", rules)
 
@@ -240,20 +210,9 @@ def epsilon(eps: float = 1e-6) -> RuleSet:
         "linear": epsilon_linear(eps),
         "scores": _stabilised(rules["scores"], eps),
         "attend": _stabilised(rules["attend"], eps),
-        "add": _stabilised(ADD, eps),
+        "add": _stabilised(_ordinary("add"), eps),
     }
     return rule_set("epsilon", rules)
-
-
-@functools.cache
-def _jacobian(function: Callable) -> Callable:
-    """The derivative as it is, by forward mode, of a function of one stream."""
-
-    def tangent(args, output, tangents):
-        del output
-        return jax.jvp(lambda x: function(x, *args[1:]), args[:1], tangents)[1]
-
-    return tangent
 
 
 @functools.cache
@@ -270,17 +229,10 @@ def lrp4rag() -> RuleSet:
     What that gives is gradient x input up to the stabiliser; nothing is conserved,
     since every product counts twice.
     """
-    eps = 1e-6
-    rules = {
-        "normalize": Rule(primitives.normalize, _jacobian(primitives.normalize)),
-        "activate": Rule(primitives.activate, _jacobian(primitives.activate)),
-        "scores": SCORES,
-        "attend": ATTEND,
-        "multiply": MULTIPLY,
-        "add": ADD,
-    }
-    rules = {name: _stabilised(rule, eps) for name, rule in rules.items()}
-    return rule_set("lrp4rag", rules | {"linear": epsilon_linear(eps)})
+    rules = {name: _ordinary(name) for name in Ops._fields}
+    rules |= {"scores": SCORES, "attend": ATTEND}
+    rules = {name: _stabilised(rule, 1e-6) for name, rule in rules.items()}
+    return rule_set("lrp4rag", rules)
 
 
 RULE_SETS: dict[str, Callable[[], RuleSet]] = {

@@ -11,6 +11,7 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Bool, Int
 
+from jaxhal.io.checks import at_least
 from jaxhal.types import Batch
 
 _SMALLEST_PROMPT, _SMALLEST_RESPONSE = 64, 16
@@ -53,11 +54,16 @@ def lengths(encoded: Sequence[Encoded]) -> tuple[int, int]:
 
 
 class Planned(NamedTuple):
-    """Rows to be read together and the ``P`` and ``R`` they share."""
+    """Rows to be read together, the ``P`` and ``R`` they share, and the batch's size.
+
+    As many consecutive rows as ``copies`` have the same prompt.
+    """
 
     rows: list[int]
     prompt_length: int
     response_length: int
+    size: int
+    copies: int = 1
 
 
 def rows_together(count: int, most: int) -> int:
@@ -66,8 +72,7 @@ def rows_together(count: int, most: int) -> int:
     >>> [rows_together(count, 32) for count in (1, 5, 40, 1000)]
     [1, 6, 24, 32]
     """
-    if most < 1:
-        raise ValueError(f"batch_size is {most}; give at least 1")
+    at_least(1, batch_size=most)
     batches = -(-count // most)
     return min(most, bucket(-(-count // batches), 1))
 
@@ -78,8 +83,7 @@ def plan(encoded: Sequence[Encoded], batch_size: int) -> list[Planned]:
     Rows that do not fill a batch of their bucket move on to the next larger one that
     has rows.  Smaller buckets come first; order is kept inside a bucket.
     """
-    if batch_size < 1:
-        raise ValueError(f"batch_size is {batch_size}; give at least 1")
+    at_least(1, batch_size=batch_size)
     groups = collections.defaultdict(list)
     for index, one in enumerate(encoded):
         groups[lengths([one])].append(index)
@@ -93,9 +97,42 @@ def plan(encoded: Sequence[Encoded], batch_size: int) -> list[Planned]:
             groups[larger] += rows[whole:]
             rows = rows[:whole]
         batches += [
-            Planned(rows[start : start + batch_size], prompt, response)
+            Planned(rows[start : start + batch_size], prompt, response, batch_size)
             for start in range(0, len(rows), batch_size)
         ]
+    return batches
+
+
+def plan_shared(encoded: Sequence[Encoded], batch_size: int) -> list[Planned]:
+    """Batches in which a prompt stands once for several answers to it.
+
+    How many is a power of two.  As each number of copies compiles programs of its own,
+    it has to fill a batch, or to take all rows that are left.
+    """
+    at_least(1, batch_size=batch_size)
+    by_prompt = collections.defaultdict(list)
+    for index, one in enumerate(encoded):
+        by_prompt[one.prompt_ids.tobytes()].append(index)
+    left = [*by_prompt.values()]
+    for rows in left:
+        rows.sort(key=lambda row: len(encoded[row].response_ids))
+    batches, copies = [], 1 << (batch_size.bit_length() - 1)
+    while copies:
+        split = [len(rows) - len(rows) % copies for rows in left]
+        runs = [
+            rows[start : start + copies]
+            for rows, end in zip(left, split, strict=True)
+            for start in range(0, end, copies)
+        ]
+        together = batch_size // copies
+        if len(runs) >= together or len(runs) * copies == sum(map(len, left)) > 0:
+            left = [rows[end:] for rows, end in zip(left, split, strict=True)]
+            longest = [encoded[run[-1]] for run in runs]
+            for prompt in plan(longest, rows_together(len(runs), together)):
+                rows = [row for at in prompt.rows for row in runs[at]]
+                size = prompt.size * copies
+                batches.append(prompt._replace(rows=rows, size=size, copies=copies))
+        copies //= 2
     return batches
 
 

@@ -46,38 +46,31 @@ class Cache:
 _OWN = ("position", "valid", "context", "document", "question", "length", "rope_length")
 
 
-def widen(mask: Array, capacity: int) -> Array:
-    """Pads the last axis with zeros (False) up to ``capacity`` columns."""
-    pad = [(0, 0)] * (mask.ndim - 1) + [(0, capacity - mask.shape[-1])]
-    return jnp.pad(mask, pad)
-
-
 def start(
     batch: Batch, key: Array, value: Array, new_tokens: int, reach: int | Array
 ) -> Cache:
     """The cache after a prefill; a row will go on by ``reach`` new columns at most."""
-    prompt = batch.prompt_length
-    capacity = prompt + new_tokens
-    valid = jnp.asarray(batch.valid)[:, :prompt]
+    valid = jnp.asarray(batch.valid)[:, : batch.prompt_length]
     length = jnp.sum(valid, axis=1, dtype=jnp.int32)
     free = jnp.zeros((*key.shape[:3], new_tokens, key.shape[4]), key.dtype)
 
-    def mask(name: str) -> Array:
-        return widen(jnp.asarray(getattr(batch, name))[:, :prompt], capacity)
+    def widened(prompts: Any) -> Array:
+        prompts = jnp.asarray(prompts)[:, : batch.prompt_length]
+        return jnp.pad(prompts, [(0, 0), (0, new_tokens)])
 
     return Cache(
         prefix=(key.swapaxes(-1, -2), value),
         key=free,
         value=free,
-        position=widen(positions(valid), capacity),
-        valid=widen(valid, capacity),
-        context=mask("context"),
-        document=mask("document"),
-        question=mask("question"),
+        position=widened(positions(valid)),
+        valid=widened(valid),
+        context=widened(batch.context),
+        document=widened(batch.document),
+        question=widened(batch.question),
         length=length,
         rope_length=length + reach,
-        column=jnp.asarray(prompt, jnp.int32),
-        prompt_length=prompt,
+        column=jnp.asarray(batch.prompt_length, jnp.int32),
+        prompt_length=batch.prompt_length,
     )
 
 

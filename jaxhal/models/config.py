@@ -2,9 +2,9 @@
 
 import dataclasses
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
 
 from jaxhal.io.showing import shown
 from jaxhal.models.settings import LAYERS, LENGTH, VOCABULARY, Settings, read_json
@@ -33,6 +33,7 @@ class Rope:
 class Config:
     """Everything static about a decoder; one class for every family."""
 
+    causal: ClassVar[bool] = True
     family: str
     vocab_size: int
     hidden_size: int
@@ -88,8 +89,17 @@ def from_huggingface(raw: Mapping[str, Any], where: str = "config.json") -> Conf
     settings = Settings(raw, where)
     if settings.get("model_type") == "gemma3" and "text_config" in settings:
         settings = settings.inside("text_config").over({"model_type": "gemma3_text"})
-    family = check_family(settings.get("model_type", ""), _FAMILIES, where)
-    return checked(_FAMILIES[family](settings), where)
+    return of_family(Config, FAMILIES, settings)
+
+
+class Family(NamedTuple):
+    """What the settings of a family mean, beside what they mean for Llama."""
+
+    switches: Mapping[str, Any] = {}  # fields that no setting changes
+    rule: Callable[[Settings], Mapping[str, Any]] = lambda raw: {}  # those some change
+    names: Mapping[str, str] = {}  # of settings, the family's -> Llama's
+    defaults: Mapping[str, Any] = {}  # of settings by Llama's names
+    only: Mapping[str, Any] = {}  # what settings have to be, if they are there
 
 
 def check_family(family: Any, known: Mapping[str, Any], where: str) -> str:
@@ -104,27 +114,75 @@ def check_family(family: Any, known: Mapping[str, Any], where: str) -> str:
     return family
 
 
-Checked = TypeVar("Checked", bound=Config)
+Made = TypeVar("Made", bound=Config)
 
 
-def checked(config: Checked, where: str) -> Checked:
-    """The configuration, if its sizes go together, else a ValueError."""
-    heads, shared = config.num_attention_heads, config.num_key_value_heads
-    if heads % shared:
+def of_family(kind: type[Made], families: Mapping[str, Family], raw: Settings) -> Made:
+    """A configuration of what a config.json of one of the families says."""
+    name = check_family(raw.get("model_type", ""), families, raw.where)
+    family = families[name]
+    raw = raw.named(family.names)
+    raw.only(family.only)
+    raw = raw.over({**family.defaults, **raw})
+    return build(kind, name, raw, {**family.switches, **family.rule(raw)})
+
+
+def build(
+    kind: type[Made], family: str, raw: Settings, switches: Mapping[str, Any]
+) -> Made:
+    """A configuration of settings, if their sizes go together, else a ValueError.
+
+    ``switches`` hold fields that have another value than Llama's settings give them.
+    """
+    layers, hidden = layer_count(raw), raw.whole("hidden_size")
+    heads = raw.whole("num_attention_heads")
+    length = raw.whole("max_position_embeddings", 2048, most=LENGTH)
+    if "head_dim" not in raw and hidden % heads:
+        raw.refuse("num_attention_heads", f"give a divisor of {hidden}, the width")
+    ropes = switches.get("ropes")
+    if ropes is None:
+        key = "rope_parameters" if raw.get("rope_parameters") else "rope_scaling"
+        theta = raw.number("rope_theta", 10000.0, above=1.0)
+        ropes = (rope_from(raw.inside(key), theta, length),)
+    rope = ropes[0]
+    longest = length
+    if rope.kind in ("linear", "dynamic", "yarn"):
+        longest = max(length, int(min(rope.factor * rope.original_length, LENGTH)))
+    # Those of some families follow from other settings.
+    inner, shared = (
+        switches.get(name) for name in ("intermediate_size", "num_key_value_heads")
+    )
+    settings: dict[str, Any] = {
+        "vocab_size": raw.whole("vocab_size", most=VOCABULARY),
+        "intermediate_size": inner or raw.whole("intermediate_size", most=VOCABULARY),
+        "num_key_value_heads": shared or raw.whole("num_key_value_heads", heads),
+        "head_dim": raw.whole("head_dim", hidden // heads),
+        "context_length": longest,
+        "norm_eps": raw.number("rms_norm_eps", 1e-6),
+        "activation": activation(raw, "hidden_act", "silu"),
+        "ropes": ropes,
+        "rope_of_layer": (0,) * layers,
+        "windows": (0,) * layers,
+        "tie_word_embeddings": raw.flag("tie_word_embeddings"),
+    } | dict(switches)
+    config = kind(
+        family=family,
+        hidden_size=hidden,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        **settings,
+    )
+    if heads % config.num_key_value_heads:
+        raw.refuse("num_key_value_heads", f"give a divisor of the {heads} heads")
+    if config.positions == "rope" and (config.head_dim % 2 or config.head_dim < 4):
         raise ValueError(
-            f"{where}: num_attention_heads {heads} is no multiple of "
-            f"num_key_value_heads {shared}; give one that is"
-        )
-    odd = config.head_dim % 2 or config.head_dim < 4
-    if config.positions == "rope" and odd:
-        raise ValueError(
-            f"{where}: head_dim is {config.head_dim}; rotary positions turn channels "
-            "in pairs, give an even number above 2"
+            f"{raw.where}: head_dim is {config.head_dim}; rotary positions turn "
+            "channels in pairs, give an even number above 2"
         )
     return config
 
 
-ACTIVATIONS = {
+_ACTIVATIONS = {
     "silu": "silu",
     "swish": "silu",
     "gelu": "gelu",
@@ -134,8 +192,9 @@ ACTIVATIONS = {
 }
 
 
-def _activation(raw: Settings, key: str, default: str) -> Any:
-    return ACTIVATIONS[raw.one_of(key, default, ACTIVATIONS)]
+def activation(raw: Settings, key: str, default: str) -> str:
+    """The name that a decoder knows an activation by."""
+    return _ACTIVATIONS[raw.one_of(key, default, _ACTIVATIONS)]
 
 
 _ROPES = ("default", "linear", "dynamic", "yarn", "llama3")
@@ -146,9 +205,7 @@ def rope_from(raw: Settings, theta: float, length: int) -> Rope:
     key = "rope_type" if "rope_type" in raw else "type"
     kind: Any = raw.one_of(key, "default", _ROPES)
     if kind != "default" and "factor" not in raw:
-        raise ValueError(
-            f"{raw.where}: rope scaling {kind!r} needs a 'factor'; got {shown(raw)}"
-        )
+        raw.refuse("factor", f"rope scaling {kind!r} needs one")
     original = length
     if kind in ("yarn", "llama3"):
         key = "original_max_position_embeddings"
@@ -170,13 +227,6 @@ def rope_from(raw: Settings, theta: float, length: int) -> Rope:
     return rope
 
 
-def _ropes(raw: Settings, length: int) -> Rope:
-    """The rope of a family with one kind of layer, old or new config spelling."""
-    key = "rope_parameters" if raw.get("rope_parameters") else "rope_scaling"
-    theta = raw.number("rope_theta", 10000.0, above=1.0)
-    return rope_from(raw.inside(key), theta, length)
-
-
 def layer_count(raw: Settings) -> int:
     return raw.whole("num_hidden_layers", most=LAYERS)
 
@@ -189,81 +239,39 @@ def sliding(raw: Settings, default: Sequence[int | bool]) -> tuple[int, ...]:
     return tuple(map(kinds.index, raw.each("layer_types", kinds, len(default))))
 
 
-def llama_like(raw: Settings, **switches: Any) -> Config:
-    """The settings Llama, Mistral, Qwen and Gemma share; ``switches`` override."""
-    layers, hidden = layer_count(raw), raw.whole("hidden_size")
-    heads = raw.whole("num_attention_heads")
-    length = raw.whole("max_position_embeddings", 2048, most=LENGTH)
-    if "head_dim" not in raw and hidden % heads:
-        raw.refuse("num_attention_heads", f"give a divisor of hidden_size {hidden}")
-    if "ropes" not in switches:
-        rope = _ropes(raw, length)
-        switches |= {"ropes": (rope,), "rope_of_layer": (0,) * layers}
-    rope = switches["ropes"][0]
-    longest = length
-    if rope.kind in ("linear", "dynamic", "yarn"):
-        longest = max(length, int(min(rope.factor * rope.original_length, LENGTH)))
-    settings: dict[str, Any] = {
-        "family": raw["model_type"],
-        "vocab_size": raw.whole("vocab_size", most=VOCABULARY),
-        "hidden_size": hidden,
-        "intermediate_size": raw.whole("intermediate_size", most=VOCABULARY),
-        "num_hidden_layers": layers,
-        "num_attention_heads": heads,
-        "num_key_value_heads": raw.whole("num_key_value_heads", heads),
-        "head_dim": raw.whole("head_dim", hidden // heads),
-        "context_length": longest,
-        "norm_eps": raw.number("rms_norm_eps", 1e-6),
-        "activation": _activation(raw, "hidden_act", "silu"),
-        "windows": (0,) * layers,
-        "tie_word_embeddings": raw.flag("tie_word_embeddings"),
-    }
-    return Config(**(settings | switches))
+def _attention_bias(raw: Settings) -> dict[str, Any]:
+    return dict.fromkeys(("qkv_bias", "o_bias"), raw.flag("attention_bias"))
 
 
-def _biases(bias: bool) -> dict[str, Any]:
-    return {"qkv_bias": bias, "o_bias": bias, "mlp_bias": bias}
+def _llama(raw: Settings) -> dict[str, Any]:
+    return _attention_bias(raw) | {"mlp_bias": raw.flag("mlp_bias")}
 
 
-def _llama(raw: Settings) -> Config:
-    biases = _biases(raw.flag("attention_bias"))
-    return llama_like(raw, **biases | {"mlp_bias": raw.flag("mlp_bias")})
-
-
-def _mistral(raw: Settings) -> Config:
+def _mistral(raw: Settings) -> dict[str, Any]:
+    """All layers see a window, or none does."""
     window = raw.whole("sliding_window", 0, least=0, most=LENGTH)
-    return llama_like(raw, windows=(window,) * layer_count(raw))
+    return {"windows": (window,) * layer_count(raw)}
 
 
-def _qwen_windows(raw: Settings) -> tuple[int, ...]:
+def _qwen(raw: Settings) -> dict[str, Any]:
+    """The layers above the first few may see a window."""
     layers = layer_count(raw)
     window = raw.whole("sliding_window", 0, least=0, most=LENGTH)
     if not raw.flag("use_sliding_window"):
-        return (0,) * layers
+        return {}
     first = raw.whole("max_window_layers", layers, least=0)
     default = [layer >= first for layer in range(layers)]
-    return tuple(window * slides for slides in sliding(raw, default))
+    return {"windows": tuple(window * slides for slides in sliding(raw, default))}
 
 
-def _qwen2(raw: Settings) -> Config:
-    return llama_like(raw, qkv_bias=True, windows=_qwen_windows(raw))
+def _qwen3(raw: Settings) -> dict[str, Any]:
+    return _attention_bias(raw) | _qwen(raw)
 
 
-def _qwen3(raw: Settings) -> Config:
-    return llama_like(
-        raw.below({"head_dim": 128}),
-        **_biases(raw.flag("attention_bias")) | {"mlp_bias": False},
-        qk_norm=True,
-        windows=_qwen_windows(raw),
-    )
-
-
-def _gemma3(raw: Settings) -> Config:
-    if raw.flag("use_bidirectional_attention"):
-        raise ValueError("use_bidirectional_attention is an encoder, not a decoder")
-    if raw.get("final_logit_softcapping") or raw.get("attn_logit_softcapping"):
-        raise ValueError("logit soft-capping is not computed; Gemma 3 has it off")
-    raw = raw.below({"max_position_embeddings": 131072, "head_dim": 256})
+def _gemma3(raw: Settings) -> dict[str, Any]:
+    for key in ("final_logit_softcapping", "attn_logit_softcapping"):
+        if raw.get(key):  # 0 is off, as none is
+            raw.refuse(key, "logits are not capped here; give null")
     layers = layer_count(raw)
     length = raw.whole("max_position_embeddings", most=LENGTH)
     pattern = raw.whole("sliding_window_pattern", 6)
@@ -276,85 +284,87 @@ def _gemma3(raw: Settings) -> Config:
     full_rope = rope_from(whole.inside(key), theta, length)
     local_rope = rope_from(nested.inside("sliding_attention"), local_theta, length)
     window = raw.whole("sliding_window", 4096, most=LENGTH)
-    return llama_like(
-        raw,
-        ropes=(full_rope, local_rope),
-        rope_of_layer=local,
-        windows=tuple(window * slides for slides in local),
+    return _attention_bias(raw) | {
+        "ropes": (full_rope, local_rope),
+        "rope_of_layer": local,
+        "windows": tuple(window * slides for slides in local),
         # The published length already counts the scaling of the global layers.
-        context_length=length,
-        norm_offset=1.0,
-        activation=_activation(raw, "hidden_activation", "gelu_pytorch_tanh"),
-        qk_norm=True,
-        **_biases(raw.flag("attention_bias")) | {"mlp_bias": False},
-        block="sandwich",
-        embedding_scale=raw.whole("hidden_size") ** 0.5,
-        attention_scale=raw.number("query_pre_attn_scalar", 256.0) ** -0.5,
-        tie_word_embeddings=raw.flag("tie_word_embeddings", True),
-    )
+        "context_length": length,
+        "activation": activation(raw, "hidden_activation", "gelu_pytorch_tanh"),
+        "embedding_scale": raw.whole("hidden_size") ** 0.5,
+        "attention_scale": raw.number("query_pre_attn_scalar", 256.0) ** -0.5,
+    }
 
 
-def _falcon(raw: Settings) -> Config:
-    if raw.flag("alibi"):
-        raise ValueError("Falcon with alibi is not supported; rotary Falcon models are")
-    heads, hidden = raw.whole("num_attention_heads"), raw.whole("hidden_size")
-    new = raw.flag("new_decoder_architecture")
-    if new:
-        kv_heads = raw.whole("num_kv_heads", heads)
+def _falcon(raw: Settings) -> dict[str, Any]:
+    heads = raw.whole("num_attention_heads")
+    if raw.flag("new_decoder_architecture"):
+        kv_heads = raw.whole("num_key_value_heads", heads)
         norms = raw.whole("num_ln_in_parallel_attn", 2, most=2)
         block = "parallel_two_norms" if norms == 2 else "parallel"
     else:
         kv_heads = 1 if raw.flag("multi_query", True) else heads
         block = "parallel" if raw.flag("parallel_attn", True) else "pre"
-    inner = raw.whole("ffn_hidden_size", 4 * hidden, most=VOCABULARY)
-    renamed = {
-        "intermediate_size": inner,
-        "num_key_value_heads": kv_heads,
-        "hidden_act": raw.one_of("activation", "gelu", ACTIVATIONS),
-    }
-    return llama_like(
-        raw.over(renamed),
-        norm="layer",
-        norm_eps=raw.number("layer_norm_epsilon", 1e-5),
-        gated=False,
-        **_biases(raw.flag("bias")),
-        block=block,
-        tie_word_embeddings=raw.flag("tie_word_embeddings", True),
+    biases = _attention_bias(raw) | {"mlp_bias": raw.flag("attention_bias")}
+    return biases | _inner(raw) | {"num_key_value_heads": kv_heads, "block": block}
+
+
+def _inner(raw: Settings) -> dict[str, Any]:
+    """The width of a perceptron that is four times the model's unless it says."""
+    inner = raw.whole(
+        "intermediate_size", 4 * raw.whole("hidden_size"), most=VOCABULARY
     )
+    return {"intermediate_size": inner}
 
 
-def _gpt2(raw: Settings) -> Config:
-    for switch in ("scale_attn_by_inverse_layer_idx", "reorder_and_upcast_attn"):
-        if raw.flag(switch):
-            raise ValueError(f"GPT-2 with {switch}=true is not supported")
-    if not raw.flag("scale_attn_weights", True):
-        raise ValueError("GPT-2 with scale_attn_weights=false is not supported")
-    hidden = raw.whole("n_embd")
-    renamed = {
-        "num_hidden_layers": raw.whole("n_layer", most=LAYERS),
-        "num_attention_heads": raw.whole("n_head"),
-        "hidden_size": hidden,
-        "intermediate_size": raw.whole("n_inner", 4 * hidden, most=VOCABULARY),
-        "max_position_embeddings": raw.whole("n_positions", 1024, most=LENGTH),
-        "hidden_act": raw.one_of("activation_function", "gelu_new", ACTIVATIONS),
-    }
-    return llama_like(
-        raw.over(renamed),
-        norm="layer",
-        norm_eps=raw.number("layer_norm_epsilon", 1e-5),
-        gated=False,
-        **_biases(True),
-        positions="learned",
-        tie_word_embeddings=raw.flag("tie_word_embeddings", True),
-    )
-
-
-_FAMILIES = {
-    "llama": _llama,
-    "mistral": _mistral,
-    "qwen2": _qwen2,
-    "qwen3": _qwen3,
-    "falcon": _falcon,
-    "gpt2": _gpt2,
-    "gemma3_text": _gemma3,
+_PLAIN = {"norm": "layer", "gated": False}
+_TIED = {"rms_norm_eps": 1e-5, "tie_word_embeddings": True}
+FAMILIES = {
+    "llama": Family(rule=_llama),
+    "mistral": Family(rule=_mistral),
+    "qwen2": Family({"qkv_bias": True}, _qwen),
+    "qwen3": Family({"qk_norm": True}, _qwen3, defaults={"head_dim": 128}),
+    "falcon": Family(
+        _PLAIN,
+        _falcon,
+        names={
+            "ffn_hidden_size": "intermediate_size",
+            "num_kv_heads": "num_key_value_heads",
+            "activation": "hidden_act",
+            "layer_norm_epsilon": "rms_norm_eps",
+            "bias": "attention_bias",
+        },
+        defaults=_TIED | {"hidden_act": "gelu"},
+        only={"alibi": False},
+    ),
+    "gpt2": Family(
+        _PLAIN
+        | {"positions": "learned", "qkv_bias": True, "o_bias": True, "mlp_bias": True},
+        _inner,
+        names={
+            "n_embd": "hidden_size",
+            "n_inner": "intermediate_size",
+            "n_layer": "num_hidden_layers",
+            "n_head": "num_attention_heads",
+            "n_positions": "max_position_embeddings",
+            "activation_function": "hidden_act",
+            "layer_norm_epsilon": "rms_norm_eps",
+        },
+        defaults=_TIED | {"hidden_act": "gelu_new", "max_position_embeddings": 1024},
+        only={
+            "scale_attn_by_inverse_layer_idx": False,
+            "reorder_and_upcast_attn": False,
+            "scale_attn_weights": True,
+        },
+    ),
+    "gemma3_text": Family(
+        {"qk_norm": True, "norm_offset": 1.0, "block": "sandwich"},
+        _gemma3,
+        defaults={
+            "max_position_embeddings": 131072,
+            "head_dim": 256,
+            "tie_word_embeddings": True,
+        },
+        only={"use_bidirectional_attention": False},
+    ),
 }

@@ -26,13 +26,9 @@ def disarmed(
 ) -> "tuple[tokenizers.Tokenizer, dict[str, str]]":
     """A tokenizer like another, but no text spells a control token; and their names.
 
-    Control tokens are the special ones, and those that the chat template can write,
-    such as ``<think>``; blank ones, such as a run of newlines, are text.
-
-    Args:
-      spec: the other tokenizer as JSON has it; it is changed.
-      template: its chat template, or nothing.
-      named: tokens with a role, such as the BOS.
+    Control tokens are the special ones, those ``named``, and those that the chat
+    template can write, such as ``<think>``; blank ones are text.  ``spec``, the other
+    tokenizer as JSON has it, is changed.
 
     Raises:
       ValueError: when a control token would get another id.

@@ -59,10 +59,7 @@ class Decoder(nnx.Module):
 
 
 def apart(model: Decoder) -> Decoder:
-    """The same decoder, each layer's weights in arrays of their own.
-
-    With a cache, it wants one that is :func:`jaxhal.models.cache.apart` too.
-    """
+    """The same, each layer's weights in arrays of their own; so must a cache be."""
     # A scan over stacked layers copies a layer's weights out before it multiplies by
     # them.  Where a pass reads few tokens that is most of its time on CPU; a program
     # with every layer written out takes seconds longer to compile.
@@ -250,11 +247,12 @@ def _append(layer, stored, new, column):
 
 def _append_apart(number: int, stored, new, column):
     """The same where each layer has buffers of its own."""
-    kept, own = [], []
-    for buffers, part in zip(stored, new, strict=True):
-        zero = jnp.zeros_like(column)
+    zero = jnp.zeros_like(column)
+
+    def put(buffers, part):
         start = (zero, zero, column, zero)
         buffer = jax.lax.dynamic_update_slice(buffers[number], part, start)
-        kept.append((*buffers[:number], buffer, *buffers[number + 1 :]))
-        own.append(buffer)
-    return tuple(kept), tuple(own)
+        return (*buffers[:number], buffer, *buffers[number + 1 :]), buffer
+
+    (key, k), (value, v) = put(stored[0], new[0]), put(stored[1], new[1])
+    return (key, value), (k, v)

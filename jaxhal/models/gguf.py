@@ -1,16 +1,23 @@
 """Decoders from GGUF files: metadata to :class:`Config`, quantised blocks to arrays."""
 
 import dataclasses
-import math
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from jaxhal.io.showing import shown
-from jaxhal.models.config import Config, check_family, checked, llama_like, rope_from
-from jaxhal.models.settings import LAYERS, LENGTH, VOCABULARY, Settings
-from jaxhal.models.tables import QKV, Origin, Turn, origins, same, transpose
+from jaxhal.models.config import (
+    FAMILIES,
+    Config,
+    Rope,
+    build,
+    check_family,
+    layer_count,
+    rope_from,
+)
+from jaxhal.models.settings import LENGTH, Settings
+from jaxhal.models.tables import QKV, Origin, Turn, fused, origins, split
 
 
 class GGUFSource:
@@ -19,9 +26,16 @@ class GGUFSource:
     def __init__(self, path: Path):
         import gguf
 
+        class Reader(gguf.GGUFReader):
+            # It takes a slice for each token; of a memmap those are slow.
+            data = property(
+                lambda self: self._plain,
+                lambda self, found: setattr(self, "_plain", np.asarray(found)),
+            )
+
         self.where = str(path)
         try:
-            self.reader = gguf.GGUFReader(path)
+            self.reader = Reader(path)
         except (ValueError, IndexError, OSError, UnicodeDecodeError) as error:
             raise ValueError(
                 f"{path} is not a whole GGUF file ({error}); download it again"
@@ -52,27 +66,18 @@ class GGUFSource:
                 "the gguf package cannot dequantise; use another quantisation"
             ) from error
 
-    def value(self, key: str, default: Any = None) -> Any:
-        """A metadata value, ``default`` when the file does not have it."""
-        field = self.reader.get_field(key)
-        return default if field is None else self._contents(field)
-
-    def _contents(self, field: Any) -> Any:
-        try:
-            return field.contents()
-        except (ValueError, IndexError) as error:
-            raise ValueError(
-                f"{self.where}: {shown(field.name)} cannot be read ({error}); download "
-                "it again"
-            ) from error
-
     def settings(self, prefix: str) -> Settings:
         """The metadata whose keys begin so, without that beginning."""
-        found = {
-            key.removeprefix(prefix): self._contents(field)
-            for key, field in self.reader.fields.items()
-            if key.startswith(prefix)
-        }
+        found = {}
+        for key, field in self.reader.fields.items():
+            if key.startswith(prefix):
+                try:
+                    found[key.removeprefix(prefix)] = field.contents()
+                except (ValueError, IndexError) as error:
+                    raise ValueError(
+                        f"{self.where}: {shown(key)} cannot be read ({error}); "
+                        "download it again"
+                    ) from error
         return Settings(found, f"{self.where}: {prefix}*")
 
     def rows(self, name: str) -> int:
@@ -85,6 +90,7 @@ class GGUFSource:
         return int(shape[1])
 
 
+# The architectures, and the metadata of one, by the names of a config.json.
 _FAMILIES = {
     "llama": "llama",
     "qwen2": "qwen2",
@@ -93,111 +99,118 @@ _FAMILIES = {
     "gpt2": "gpt2",
     "gemma3": "gemma3_text",
 }
+_KEYS = {
+    "embedding_length": "hidden_size",
+    "feed_forward_length": "intermediate_size",
+    "block_count": "num_hidden_layers",
+    "attention.head_count": "num_attention_heads",
+    "attention.head_count_kv": "num_key_value_heads",
+    "attention.key_length": "head_dim",
+    "attention.sliding_window": "sliding_window",
+    "context_length": "max_position_embeddings",
+    "rope.freq_base": "rope_theta",
+    "rope.freq_base_swa": "rope_local_base_freq",
+}
+_SCALING = {
+    "rope.scaling.type": "rope_type",
+    "rope.scaling.factor": "factor",
+    "rope.scaling.original_context_length": "original_max_position_embeddings",
+}
 
 
 def config_from_gguf(source: GGUFSource) -> Config:
     """A :class:`Config` from GGUF metadata; a ValueError on what is not computed."""
-    found = source.value("general.architecture", "")
+    found = source.settings("general.").get("architecture", "")
     arch = check_family(found, _FAMILIES, source.where)
-    stored = source.settings(f"{arch}.")
-    layers = stored.whole("block_count", most=LAYERS)
-    heads = stored.whole("attention.head_count")
-    hidden = stored.whole("embedding_length")
-    length = stored.whole("context_length", most=LENGTH)
-    if "attention.key_length" not in stored and hidden % heads:
-        stored.refuse("attention.head_count", f"it must divide {hidden}, the width")
-    head_dim = stored.whole("attention.key_length", hidden // heads)
-    names = source.names()
-    theta = stored.number("rope.freq_base", 10000.0, above=1.0)
-    rope = rope_from(_scaling(stored), theta, length)
-    if "rope_freqs.weight" in names:
-        divisors = source.get("rope_freqs.weight").ravel()
-        if len(divisors) != head_dim // 2 or not (divisors > 0).all():
-            raise ValueError(
-                f"{source.where}: rope_freqs.weight is not {head_dim // 2} numbers "
-                "above 0; convert the checkpoint again"
-            )
-        rope = dataclasses.replace(rope, divisors=tuple(map(float, divisors)))
-    layer_norm = arch in ("gpt2", "falcon")
+    family = FAMILIES[_FAMILIES[arch]]
+    stored, names = source.settings(f"{arch}."), source.names()
+    layer_norm = family.switches.get("norm") == "layer"
     eps = "layer_norm_epsilon" if layer_norm else "layer_norm_rms_epsilon"
-    raw = Settings(
+    raw = _named(stored, _KEYS | {f"attention.{eps}": "rms_norm_eps"})
+    scaled = stored.get("rope.scaling.type", "none") != "none"
+    scaling = _named(stored, _SCALING if scaled else {})
+    theta = raw.number("rope_theta", 10000.0, above=1.0)
+    length = raw.whole("max_position_embeddings", most=LENGTH)
+    raw = raw.over(
         {
-            "model_type": _FAMILIES[arch],
             "vocab_size": source.rows("token_embd.weight"),
-            "hidden_size": hidden,
-            "intermediate_size": stored.whole("feed_forward_length", most=VOCABULARY),
-            "num_hidden_layers": layers,
-            "num_attention_heads": heads,
-            "num_key_value_heads": stored.whole("attention.head_count_kv", heads),
-            "head_dim": head_dim,
-            "max_position_embeddings": length,
             "tie_word_embeddings": "output.weight" not in names,
-        },
-        source.where,
+            "hidden_act": family.defaults.get("hidden_act", "silu"),
+        }
     )
-    window = stored.whole("attention.sliding_window", 0, least=0, most=LENGTH)
-    switches: dict[str, Any] = {
-        "norm_eps": stored.number(f"attention.{eps}"),
-        "qkv_bias": "blk.0.attn_q.bias" in names or "blk.0.attn_qkv.bias" in names,
+    # The file says by its tensors which parts a model has, whatever its family.
+    switches = {
+        **family.switches,
+        "norm_eps": raw.number("rms_norm_eps"),
+        "ropes": (rope_from(scaling, theta, length),),
+        "windows": (_window(raw),) * layer_count(raw),
+        "qkv_bias": not names.isdisjoint(("blk.0.attn_q.bias", "blk.0.attn_qkv.bias")),
         "o_bias": "blk.0.attn_output.bias" in names,
         "mlp_bias": "blk.0.ffn_down.bias" in names,
         "qk_norm": "blk.0.attn_q_norm.weight" in names,
-        "ropes": (rope,),
-        "rope_of_layer": (0,) * layers,
-        "windows": (window,) * layers,
     }
-    if layer_norm:
-        switches |= {"norm": "layer", "gated": False}
-        switches["activation"] = "gelu_tanh" if arch == "gpt2" else "gelu"
-    if arch == "gpt2":
-        switches["positions"] = "learned"
-    if arch == "falcon":
+    if arch == "falcon":  # whose older forms are cases of the new one
         two = "blk.0.attn_norm_2.weight" in names
         switches["block"] = "parallel_two_norms" if two else "parallel"
-    if arch == "gemma3":
-        switches |= _gemma3(stored, hidden, heads, head_dim, layers, window, rope)
-    return checked(llama_like(raw, **switches), source.where)
+    config = build(Config, _FAMILIES[arch], raw, switches)
+    if "rope_freqs.weight" in names:
+        config = _divided(config, source)
+    return _gemma3(config, raw) if arch == "gemma3" else config
 
 
-def _scaling(stored: Settings) -> Settings:
-    found = {}
-    if stored.get("rope.scaling.type", "none") != "none":
-        found = {
-            "rope_type": stored["rope.scaling.type"],
-            "factor": stored.get("rope.scaling.factor"),
-            "original_max_position_embeddings": stored.get(
-                "rope.scaling.original_context_length"
-            ),
-        }
-    return Settings(found, stored.where)
+def _named(stored: Settings, names: Mapping[str, str]) -> Settings:
+    """These keys alone, under the names of a config.json."""
+    found = {key: stored[key] for key in names if key in stored}
+    return Settings(found, stored.where).named(names)
 
 
-def _gemma3(stored, hidden, heads, head_dim, layers, window, rope) -> dict[str, Any]:
-    # Facts the file leaves out: every sixth layer is global, local layers turn with
-    # base 10,000 unscaled, and the 27B model (62 layers) scales by width over heads.
+def _window(raw: Settings) -> int:
+    return raw.whole("sliding_window", 0, least=0, most=LENGTH)
+
+
+def _divided(config: Config, source: GGUFSource) -> Config:
+    """With the rotary scaling that is stored as a tensor."""
+    divisors = source.get("rope_freqs.weight").ravel()
+    if len(divisors) != config.head_dim // 2 or not (divisors > 0).all():
+        raise ValueError(
+            f"{source.where}: rope_freqs.weight is not {config.head_dim // 2} numbers "
+            "above 0; convert the checkpoint again"
+        )
+    divided = tuple(map(float, divisors))
+    rope = dataclasses.replace(config.ropes[0], divisors=divided)
+    return dataclasses.replace(config, ropes=(rope,))
+
+
+def _gemma3(config: Config, raw: Settings) -> Config:
+    """With what the file leaves out.
+
+    Every sixth layer is global, local layers turn with base 10,000 unscaled, and the
+    27B model (62 layers) scales by width over heads.
+    """
+    hidden, layers = config.hidden_size, config.num_hidden_layers
     local = tuple(int((layer + 1) % 6 != 0) for layer in range(layers))
-    base = stored.number("rope.freq_base_swa", 10000.0, above=1.0)
-    per_head = hidden // heads if layers == 62 else head_dim
-    plain = Settings({}, stored.where)
-    return {
-        "ropes": (rope, rope_from(plain, base, rope.original_length)),
-        "rope_of_layer": local,
-        "windows": tuple(window * flag for flag in local),
-        "norm_offset": 1.0,
-        "activation": "gelu_tanh",
-        "block": "sandwich",
-        "embedding_scale": float(math.sqrt(hidden)),
-        "attention_scale": per_head**-0.5,
-    }
+    theta = raw.number("rope_local_base_freq", 10000.0, above=1.0)
+    original = config.ropes[0].original_length
+    large = layers == 62
+    width = hidden // config.num_attention_heads if large else config.head_dim
+    return dataclasses.replace(
+        config,
+        ropes=(*config.ropes, Rope(theta=theta, original_length=original)),
+        rope_of_layer=local,
+        windows=tuple(_window(raw) * slides for slides in local),
+        activation="gelu_tanh",
+        embedding_scale=hidden**0.5,
+        attention_scale=width**-0.5,
+    )
 
 
-def _unpermuted(heads: str, turn: Turn) -> Turn:
+def _unpermuted(heads: str) -> Turn:
     """llama.cpp interleaves the two halves of each rotary head; this undoes it."""
 
     def restore(x: np.ndarray, config: Config) -> np.ndarray:
         count = getattr(config, heads)
         halves = x.reshape(count, config.head_dim // 2, 2, *x.shape[1:])
-        return turn(halves.swapaxes(1, 2).reshape(x.shape), config)
+        return halves.swapaxes(1, 2).reshape(x.shape).T
 
     return restore
 
@@ -205,17 +218,6 @@ def _unpermuted(heads: str, turn: Turn) -> Turn:
 def _less_one(x: np.ndarray, config: Config) -> np.ndarray:
     """Gemma norms are stored with their 1 already added."""
     return x - 1.0
-
-
-def _in_order(which: int, turn: Turn) -> Turn:
-    """Fused rows are stored all queries, then all keys, then all values."""
-
-    def part(x: np.ndarray, config: Config) -> np.ndarray:
-        q = config.num_attention_heads * config.head_dim
-        kv = config.num_key_value_heads * config.head_dim
-        return turn(np.split(x, [q, q + kv])[which], config)
-
-    return part
 
 
 _TABLE = {
@@ -248,15 +250,11 @@ def gguf_table(config: Config) -> dict[str, Origin]:
     two = config.block == "parallel_two_norms"
     table = origins(_TABLE | (_TWO_NORMS if two else {}))
     if config.family in ("falcon", "gpt2"):
-        for which, name in enumerate(QKV):
-            turns = _in_order(which, transpose), _in_order(which, same)
-            table |= origins({name: "blk.{}.attn_qkv"}, *turns)
+        table |= fused("blk.{}.attn_qkv", split)
     if config.family == "llama":
-        for name, heads in zip(
-            QKV[:2], ("num_attention_heads", "num_key_value_heads"), strict=True
-        ):
-            turns = _unpermuted(heads, transpose), _unpermuted(heads, same)
-            table |= origins({name: _TABLE[name]}, *turns)
+        heads = ("num_attention_heads", "num_key_value_heads")
+        for name, count in zip(QKV[:2], heads, strict=True):
+            table |= origins({name: _TABLE[name]}, _unpermuted(count))
     if config.norm_offset:
         for path, origin in table.items():
             if path.endswith("norm.scale"):

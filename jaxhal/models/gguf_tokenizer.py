@@ -4,12 +4,10 @@ The conversion in transformers ignores ``tokenizer.ggml.pre``, which names how t
 cut into words; with it one text in fourteen comes out different for SmolLM2.
 """
 
-import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    import gguf
     import tokenizers
     import transformers
 
@@ -25,30 +23,16 @@ class _Pre(NamedTuple):
     splits: tuple[str, ...]
     nfc: bool = False
     ignore_merges: bool = False
-    adds_bos: bool = False
 
 
 _PRE = {
     "falcon": _Pre(("punctuation", "gpt-2", "numbers", "[0-9][0-9][0-9]")),
     "gpt-2": _Pre(("gpt-2",)),
-    "llama-bpe": _Pre((_WORDS % r"\p{N}{1,3}",), ignore_merges=True, adds_bos=True),
+    "llama-bpe": _Pre((_WORDS % r"\p{N}{1,3}",), ignore_merges=True),
     "qwen2": _Pre((_WORDS % r"\p{N}",), nfc=True),
     "smollm": _Pre(("digits", "gpt-2")),
 }
 _PRE |= {"gpt2": _PRE["gpt-2"], "llama3": _PRE["llama-bpe"]}
-
-
-def read_metadata(source: "gguf.GGUFReader | str | os.PathLike") -> dict[str, Any]:
-    """Every ``tokenizer.*`` field of a GGUF file, as plain Python values."""
-    if isinstance(source, str | os.PathLike):
-        import gguf
-
-        source = gguf.GGUFReader(source)
-    return {
-        key: field.contents()
-        for key, field in source.fields.items()
-        if key.startswith("tokenizer.")
-    }
 
 
 def build(metadata: Mapping[str, Any]) -> "tokenizers.Tokenizer":
@@ -83,9 +67,7 @@ def build(metadata: Mapping[str, Any]) -> "tokenizers.Tokenizer":
     return tokenizer
 
 
-def load(
-    source: "gguf.GGUFReader | str | os.PathLike",
-) -> "transformers.PreTrainedTokenizerFast":
+def load(metadata: Mapping[str, Any]) -> "transformers.PreTrainedTokenizerFast":
     """The tokenizer of a GGUF file with its special tokens and chat template.
 
     A BOS or EOS is added as ``add_bos_token`` and ``add_eos_token`` say; where they say
@@ -96,24 +78,22 @@ def load(
     """
     from transformers import PreTrainedTokenizerFast
 
-    metadata = read_metadata(source)
     tokenizer = build(metadata)
     tokens = metadata["tokenizer.ggml.tokens"]
     special = {}
-    for role, key in (
-        ("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding")
-    ):  # fmt: skip
+    names = {"bos": "bos", "eos": "eos", "unknown": "unk", "padding": "pad"}
+    for key, role in names.items():
         index = metadata.get(f"tokenizer.ggml.{key}_token_id")
-        if index is None:
-            continue
-        if not 0 <= index < len(tokens):
+        if index is not None and not 0 <= index < len(tokens):
             raise ValueError(
                 f"tokenizer.ggml.{key}_token_id is {index} but the vocabulary has "
                 f"{len(tokens)} tokens; convert the checkpoint again"
             )
-        special[f"{role}_token"] = tokens[index]
-    by_default = metadata["tokenizer.ggml.model"] == "llama" or (
-        _pre(metadata["tokenizer.ggml.pre"]).adds_bos
+        if index is not None:
+            special[f"{role}_token"] = tokens[index]
+    words = metadata.get("tokenizer.ggml.pre", "")
+    by_default = metadata["tokenizer.ggml.model"] == "llama" or words.startswith(
+        "llama"
     )
     adds_bos = metadata.get("tokenizer.ggml.add_bos_token", by_default)
     adds_eos = metadata.get("tokenizer.ggml.add_eos_token", False)
@@ -140,23 +120,20 @@ def _need(metadata: Mapping[str, Any], key: str) -> Any:
     return value
 
 
-def _pre(name: str) -> _Pre:
-    if name not in _PRE:
-        raise ValueError(
-            f"tokenizer.ggml.pre is {name!r}, the way text is cut into words, which is "
-            f"not known here; known: {', '.join(sorted(_PRE))}. Give a folder with "
-            "tokenizer.json instead of the GGUF file"
-        )
-    return _PRE[name]
-
-
 def _byte_level(
     metadata: Mapping[str, Any], tokens: Sequence[str]
 ) -> "tokenizers.Tokenizer":
     from tokenizers import Regex, Tokenizer, decoders, models, normalizers
     from tokenizers import pre_tokenizers as pre
 
-    rule = _pre(_need(metadata, "tokenizer.ggml.pre"))
+    name = _need(metadata, "tokenizer.ggml.pre")
+    if name not in _PRE:
+        raise ValueError(
+            f"tokenizer.ggml.pre is {name!r}, the way text is cut into words, which is "
+            f"not known here; known: {', '.join(sorted(_PRE))}. Give a folder with "
+            "tokenizer.json instead of the GGUF file"
+        )
+    rule = _PRE[name]
     named = {
         "digits": pre.Digits(individual_digits=True),
         "gpt-2": pre.ByteLevel(add_prefix_space=False, use_regex=True),

@@ -47,9 +47,8 @@ class LayerIndex(NamedTuple):
     def of(cls, config: Config) -> "LayerIndex":
         """Those of all layers, stacked."""
         layers = jnp.arange(config.num_hidden_layers)
-        return cls(
-            layers, jnp.asarray(config.windows), jnp.asarray(config.rope_of_layer)
-        )
+        parts = (config.windows, config.rope_of_layer)
+        return cls(layers, *map(jnp.asarray, parts))
 
 
 class RowTap(NamedTuple):
@@ -149,7 +148,7 @@ class Attention(nnx.Module):
         index = jnp.arange(rows)
 
         def block(q, position, index, keys: int, reduce=None):
-            bias = _bias(position, geo, keys, at.window)
+            bias = _bias(position, geo, keys, at.window, self.config.causal)
             if prefix is None:
                 scores = ops.scores(q, k[:, :, :keys])
                 out, probs = ops.attend(scores, bias, v[:, :, :keys])
@@ -163,7 +162,8 @@ class Attention(nnx.Module):
         outputs, seen = [], None
         # Keys beyond a segment's last row are masked anyway; a cached call (fewer rows
         # than columns) cannot know its columns and looks at all of them.
-        segments = _segments(first, _SEGMENTS) if rows == columns else [(0, first)]
+        cut = rows == columns and self.config.causal
+        segments = _segments(first, _SEGMENTS) if cut else [(0, first)]
         # Split at once: the way back joins parts, where it pads and adds up slices.
         parts = jnp.split(q, [stop for _, stop in segments], axis=3)
         for (start, stop), part in zip([*segments, (first, rows)], parts, strict=True):
@@ -187,13 +187,20 @@ class Attention(nnx.Module):
 
 
 def _bias(
-    position: Int[Array, "batch query"], geo: Geometry, keys: int, window: Array
+    position: Int[Array, "batch query"],
+    geo: Geometry,
+    keys: int,
+    window: Array,
+    causal: bool,
 ) -> Float[Array, "batch 1 1 query key"]:
-    """0 on valid keys up to the query and inside the window, -1e30 elsewhere."""
+    """0 on valid keys up to the query, or all, inside the window; -1e30 elsewhere."""
     distance = position[:, :, None] - geo.key_position[:, None, :keys]
-    near = (window == 0) | (distance < window)
-    allowed = geo.key_valid[:, None, :keys] & (distance >= 0) & near
-    return jnp.where(allowed, 0.0, -1e30)[:, None, None]
+    allowed = geo.key_valid[:, None, :keys]
+    if causal:
+        allowed, near = allowed & (distance >= 0), distance < window
+    else:  # the window counts keys on either side
+        near = jnp.abs(distance) <= window
+    return jnp.where(allowed & ((window == 0) | near), 0.0, -1e30)[:, None, None]
 
 
 def _segments(rows: int, most: int) -> list[tuple[int, int]]:

@@ -75,18 +75,10 @@ class LM:
         check_rows(valid, self.config.context_length)
         return forward(self, jnp.asarray(tokens), jnp.asarray(valid))
 
-    def encode(
-        self,
-        examples: Sequence[Example],
-        *,
-        eos: bool = True,
-        prompt_length: int | None = None,
-        response_length: int | None = None,
-    ) -> Batch:
+    def encode(self, examples: Sequence[Example], *, eos: bool = True) -> Batch:
         """Tokens of the examples in one seam-layout batch, padded to buckets.
 
-        With ``eos`` each response ends with that token, as in the TOHA code.  The
-        lengths ``P`` and ``R`` are the buckets that fit when left out.
+        With ``eos`` each response ends with that token, as in the TOHA code.
 
         Raises:
           ValueError: on no examples, and naming both lengths when one is over the
@@ -98,7 +90,7 @@ class LM:
         encoded = [tokenizer.encode_example(example, eos=eos) for example in examples]
         for row in encoded:
             check_length(row, self.config.context_length)
-        return collate(encoded, tokenizer.pad_id, prompt_length, response_length)
+        return collate(encoded, tokenizer.pad_id)
 
     @functools.cached_property
     def apart(self) -> "LM":
@@ -131,10 +123,9 @@ def hidden_states(lm: LM, tokens: Array, valid: Array) -> tuple[decoder.Decoder,
     return model, decoder.run(model, x, geo, ops=STANDARD)[0]
 
 
-def random(config: Config, key: Array, dtype: Any = jnp.float32) -> LM:
-    """A model of the given shape with random weights, for tests and benches."""
-    model = decoder.Decoder(config, dtype, nnx.Rngs(key))
-    graphdef, params = nnx.split(model)
+def random(config: Config, key: Array) -> LM:
+    """A model of the given shape with random float32 weights, for tests and benches."""
+    graphdef, params = nnx.split(decoder.Decoder(config, jnp.float32, nnx.Rngs(key)))
     return LM(params, graphdef, config, name=f"random {config.family}")
 
 
@@ -165,7 +156,7 @@ def load(source: str | os.PathLike, *, dtype: Any = jnp.float32) -> LM:
         table = tables.huggingface_table(config)
     else:
         stored = GGUFSource(path)
-        config, tokenizer = config_from_gguf(stored), Tokenizer.from_gguf(stored.reader)
+        config, tokenizer = config_from_gguf(stored), Tokenizer.from_gguf(stored)
         table = gguf_table(config)
     tokenizer.check_ids(config.vocab_size, str(path))
     graphdef, params = weights.fill(config, stored, table, dtype)

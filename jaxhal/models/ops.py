@@ -73,18 +73,14 @@ def attend(
     compiler otherwise recomputes the softmax inside the product, at three times the
     cost, and a select in place of the addition costs as much again.
     """
-    weight, total = _softmax(scores + bias)
-    mixed = _mixed(weight, value)
-    return (mixed / total).astype(value.dtype), weight / total
-
-
-def _softmax(scores: Array) -> tuple[Array, Array]:
-    """Exponentials and their sums."""
+    scores = scores + bias
     weight = jnp.exp(scores - scores.max(axis=-1, keepdims=True))
-    return weight, weight.sum(axis=-1, keepdims=True)
+    total = weight.sum(axis=-1, keepdims=True)
+    return (mixed(weight, value) / total).astype(value.dtype), weight / total
 
 
-def _mixed(weight: Array, value: Array) -> Array:
+def mixed(weight: Array, value: Array) -> Array:
+    """Values ``[batch kv_heads key head]`` summed by weights, float32 or wider."""
     return jnp.einsum(
         "bngqk,bnkd->bngqd",
         weight.astype(value.dtype),
@@ -135,10 +131,10 @@ def attend_after(
     top = jnp.maximum(shared.max(-1, keepdims=True), lone.max(-1, keepdims=True))
     shared, lone = jnp.exp(shared - top), jnp.exp(lone - top)
     total = shared.sum(-1, keepdims=True) + lone.sum(-1, keepdims=True)
-    mixed = apart(_mixed(grouped(shared), values))
-    mixed = spread((mixed + gather(_mixed(spread(lone), own[1]))) / total)
+    out = apart(mixed(grouped(shared), values))
+    out = spread((out + gather(mixed(spread(lone), own[1]))) / total)
     weight = spread(jnp.concatenate([shared, lone], axis=-1) / total)
-    return mixed.astype(values.dtype), weight
+    return out.astype(values.dtype), weight
 
 
 def normalize(

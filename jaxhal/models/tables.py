@@ -4,7 +4,7 @@ There is an entry for every parameter of :class:`jaxhal.models.decoder.Decoder`.
 in a name is the layer number.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -29,20 +29,31 @@ def same(x: np.ndarray, config: Config) -> np.ndarray:
 
 
 def transpose(x: np.ndarray, config: Config) -> np.ndarray:
-    """Stored linear layers are ``[out, in]``; ours are ``[in, out]``."""
+    """Stored linear layers are ``[out, in]``, ours ``[in, out]``; biases stay."""
     return x.T
 
 
-def third(which: int) -> Turn:
-    """One of three equal parts of a fused query-key-value tensor's last axis."""
+def split(which: int) -> Turn:
+    """Query, key or value of a fused tensor that has them in this order."""
 
     def part(x: np.ndarray, config: Config) -> np.ndarray:
-        return np.split(x, 3, axis=-1)[which]
+        q = config.num_attention_heads * config.head_dim
+        kv = config.num_key_value_heads * config.head_dim
+        return np.split(x, [q, q + kv])[which].T
 
     return part
 
 
-def grouped(which: int, turn: Turn) -> Turn:
+def _split_columns(which: int) -> Turn:
+    """The same of a tensor that is stored as ``[in, out]``."""
+
+    def part(x: np.ndarray, config: Config) -> np.ndarray:
+        return split(which)(x.T, config)
+
+    return part
+
+
+def grouped(which: int) -> Turn:
     """Query, key or value of Falcon's fused tensor, ``[kv, group + 2, head, ...]``.
 
     Plain multi-head Falcon stores ``[heads, 3, head, ...]`` and multi-query Falcon
@@ -53,21 +64,32 @@ def grouped(which: int, turn: Turn) -> Turn:
         kv, rest = config.num_key_value_heads, x.shape[1:]
         fused = x.reshape(kv, -1, config.head_dim, *rest)
         chosen = (fused[:, :-2], fused[:, -2:-1], fused[:, -1:])[which]
-        return turn(chosen.reshape(-1, *rest), config)
+        return chosen.reshape(-1, *rest).T
 
     return part
 
 
-def origins(
-    modules: Mapping[str, str], kernel: Turn = transpose, bias: Turn = same
-) -> dict[str, Origin]:
+def origins(modules: Mapping[str, str], turn: Turn = transpose) -> dict[str, Origin]:
     """Where all parameters come from that a module may have, ours -> stored."""
     table = {}
     for ours, stored in modules.items():
-        table[f"{ours}.kernel"] = Origin(f"{stored}.weight", kernel)
+        table[f"{ours}.kernel"] = Origin(f"{stored}.weight", turn)
         table[f"{ours}.scale"] = Origin(f"{stored}.weight", same)
         table[f"{ours}.embedding"] = Origin(f"{stored}.weight", same)
-        table[f"{ours}.bias"] = Origin(f"{stored}.bias", bias)
+        table[f"{ours}.bias"] = Origin(f"{stored}.bias", turn)
+    return table
+
+
+QKV = tuple(f"blocks.self_attn.{name}_proj" for name in "qkv")
+
+
+def fused(
+    stored: str, part: Callable[[int], Turn], modules: Sequence[str] = QKV
+) -> dict[str, Origin]:
+    """Where modules come from that are stored as one tensor."""
+    table = {}
+    for which, name in enumerate(modules):
+        table |= origins({name: stored}, part(which))
     return table
 
 
@@ -76,16 +98,14 @@ _LLAMA = {
     "lm_head": "lm_head",
     "norm": "model.norm",
     "blocks.input_norm": "model.layers.{}.input_layernorm",
-    "blocks.self_attn.q_proj": "model.layers.{}.self_attn.q_proj",
-    "blocks.self_attn.k_proj": "model.layers.{}.self_attn.k_proj",
-    "blocks.self_attn.v_proj": "model.layers.{}.self_attn.v_proj",
-    "blocks.self_attn.q_norm": "model.layers.{}.self_attn.q_norm",
-    "blocks.self_attn.k_norm": "model.layers.{}.self_attn.k_norm",
-    "blocks.self_attn.o_proj": "model.layers.{}.self_attn.o_proj",
     "blocks.mlp_norm": "model.layers.{}.post_attention_layernorm",
-    "blocks.mlp.gate_proj": "model.layers.{}.mlp.gate_proj",
-    "blocks.mlp.up_proj": "model.layers.{}.mlp.up_proj",
-    "blocks.mlp.down_proj": "model.layers.{}.mlp.down_proj",
+} | {
+    f"blocks.{name}": f"model.layers.{{}}.{name}"
+    for name in (
+        *(f"self_attn.{part}_proj" for part in "qkvo"),
+        *(f"self_attn.{part}_norm" for part in "qk"),
+        *(f"mlp.{part}_proj" for part in ("gate", "up", "down")),
+    )
 }
 _GEMMA3 = _LLAMA | {
     "blocks.post_attention_norm": "model.layers.{}.post_attention_layernorm",
@@ -95,12 +115,9 @@ _GEMMA3 = _LLAMA | {
 _GPT2 = {
     "embed_tokens": "transformer.wte",
     "embed_positions": "transformer.wpe",
-    "lm_head": "lm_head",
     "norm": "transformer.ln_f",
     "blocks.input_norm": "transformer.h.{}.ln_1",
     "blocks.mlp_norm": "transformer.h.{}.ln_2",
-}
-_GPT2_LINEAR = {
     "blocks.self_attn.o_proj": "transformer.h.{}.attn.c_proj",
     "blocks.mlp.up_proj": "transformer.h.{}.mlp.c_fc",
     "blocks.mlp.down_proj": "transformer.h.{}.mlp.c_proj",
@@ -119,23 +136,16 @@ _FALCON_TWO_NORMS = {
     "blocks.input_norm": "transformer.h.{}.ln_attn",
     "blocks.mlp_norm": "transformer.h.{}.ln_mlp",
 }
-QKV = tuple(f"blocks.self_attn.{name}_proj" for name in "qkv")
 
 
 def huggingface_table(config: Config) -> dict[str, Origin]:
     """The key table of a Hugging Face checkpoint."""
     if config.family == "gpt2":
         # It stores its layers as [in, out] already.
-        table = origins(_GPT2) | origins(_GPT2_LINEAR, same)
-        for which, name in enumerate(QKV):
-            part, fused = third(which), "transformer.h.{}.attn.c_attn"
-            table |= origins({name: fused}, part, part)
-        return table
+        parts = fused("transformer.h.{}.attn.c_attn", _split_columns)
+        return origins({"lm_head": "lm_head"}) | origins(_GPT2, same) | parts
     if config.family == "falcon":
-        two = config.block == "parallel_two_norms"
-        table = origins(_FALCON | (_FALCON_TWO_NORMS if two else {}))
-        for which, name in enumerate(QKV):
-            fused = {name: "transformer.h.{}.self_attention.query_key_value"}
-            table |= origins(fused, grouped(which, transpose), grouped(which, same))
-        return table
+        two = _FALCON_TWO_NORMS if config.block == "parallel_two_norms" else {}
+        stored = "transformer.h.{}.self_attention.query_key_value"
+        return origins(_FALCON | two) | fused(stored, grouped)
     return origins(_GEMMA3 if config.family == "gemma3_text" else _LLAMA)

@@ -20,7 +20,10 @@ _AROUND = " \n\t"
 # What running a template may take.
 _SECONDS = 10.0
 _BYTES = 1 << 30
-_REMEDY = "use chat=False and write the template into the prompt"
+_REMEDY = (
+    "write it into the prompt yourself and set templated=True "
+    '(or "templated": true in the row)'
+)
 
 
 class Frame(NamedTuple):

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -15,24 +15,16 @@ from jaxhal.io.showing import cut, shown
 from jaxhal.models import characters, gguf_tokenizer, templates
 from jaxhal.models.batching import Encoded
 from jaxhal.models.control import Places, disarmed, mark
+from jaxhal.models.gguf import GGUFSource
 from jaxhal.models.settings import Settings, read_json
 from jaxhal.types import Example
 
 if TYPE_CHECKING:
-    import gguf
     import tokenizers
 
 
 # The tokens that a model is shown beside those of a text.
 _ROLES = ("bos", "eos", "pad", "unk", "sep", "cls")
-
-
-class Rendered(NamedTuple):
-    """A user's text inside the chat template; joined, the pieces are the prompt."""
-
-    prefix: str
-    text: str
-    suffix: str
 
 
 class Prompt(NamedTuple):
@@ -45,36 +37,6 @@ class Prompt(NamedTuple):
     # Where control tokens are recognised: what the template wrote, or all of a finished
     # prompt but the context and the question.
     control: Places
-
-
-def _prompt_of(example: Example, render: Callable[[str], Rendered]) -> Prompt:
-    """The whole prompt of an example, and where its parts are."""
-    text = example.source_text
-    if example.templated:
-        prefix, middle, suffix = "", text, ""
-    else:
-        prefix, middle, suffix = render(text)
-    start, end = len(prefix), len(prefix) + len(middle)
-    shift = start - text.index(middle)  # below start where the template strips
-
-    def span(first: int, last: int) -> tuple[int, int]:
-        return max(first + shift, start), min(last + shift, end)
-
-    document, question = (start, end), (end, end)
-    quoted = []
-    if example.context is not None:
-        first = text.index(example.context)
-        document = span(first, first + len(example.context))
-        quoted.append(document)
-    if example.question:
-        first = _find_question(text, example.question, example.context or "")
-        question = span(first, first + len(example.question))
-        quoted.append(question)
-    whole = prefix + middle + suffix
-    if not example.templated:
-        quoted = [(start, end)]
-    places = _around(quoted, len(whole))
-    return Prompt(whole, (start, end), document, question, places)
 
 
 def _around(spans: Places, length: int) -> Places:
@@ -103,24 +65,21 @@ def _find_question(text: str, question: str, context: str) -> int:
 class Tokenizer:
     """A fast Hugging Face tokenizer, ``hf``, that keeps track of characters.
 
-    Whatever a text spells, it is text: control tokens come from the chat template
-    (unless ``chat`` is False), or from a prompt that is said to be finished.  A
-    response ends with one of ``stop_ids``, by default the EOS token.
+    Whatever a text spells, it is text: control tokens come from the chat template, or
+    from a prompt that is said to be finished.  A response ends with one of
+    ``stop_ids``, by default the EOS token.
 
     Raises:
       ValueError: when ``hf`` is a slow tokenizer, which knows no offsets.
     """
 
-    def __init__(
-        self, hf: Any, chat: bool = True, stop_ids: Sequence[int] | None = None
-    ):
+    def __init__(self, hf: Any, stop_ids: Sequence[int] | None = None):
         if not getattr(hf, "is_fast", False):
             raise ValueError(
                 f"{type(hf).__name__} is a slow tokenizer, which gives no character "
                 "offsets; save the checkpoint with a tokenizer.json"
             )
         self.hf = hf
-        self.chat = chat
         self._size: int | None = None
         ends = (hf.eos_token_id,) if hf.eos_token_id is not None else ()
         self.stop_ids = ends if stop_ids is None else tuple(stop_ids)
@@ -134,7 +93,7 @@ class Tokenizer:
         )
 
     @classmethod
-    def from_folder(cls, path: str | os.PathLike, chat: bool = True) -> "Tokenizer":
+    def from_folder(cls, path: str | os.PathLike) -> "Tokenizer":
         """The tokenizer saved in a checkpoint's folder; never reaches for the network.
 
         Raises:
@@ -166,14 +125,13 @@ class Tokenizer:
                 f"{folder / found[0]} makes no fast tokenizer ({error!r}); save the "
                 "checkpoint with a sound tokenizer.json"
             ) from error
-        return cls(hf, chat, _stop_ids(folder))
+        return cls(hf, _stop_ids(folder))
 
     @classmethod
-    def from_gguf(
-        cls, source: "gguf.GGUFReader | str | os.PathLike", chat: bool = True
-    ) -> "Tokenizer":
-        """The tokenizer inside a GGUF file, given as a path or as an open reader."""
-        return cls(gguf_tokenizer.load(source), chat)
+    def from_gguf(cls, source: GGUFSource) -> "Tokenizer":
+        """The tokenizer inside a GGUF file."""
+        fields = source.settings("tokenizer.")
+        return cls(gguf_tokenizer.load({f"tokenizer.{k}": fields[k] for k in fields}))
 
     def check_ids(self, size: int, where: str) -> None:
         """Raises ValueError on a token that a model of ``size`` tokens does not know.
@@ -200,12 +158,12 @@ class Tokenizer:
 
     @property
     def bos_id(self) -> int | None:
-        """The beginning-of-sequence token, if there is one."""
+        """The token that begins a text, if there is one."""
         return self.hf.bos_token_id
 
     @property
     def eos_id(self) -> int | None:
-        """The end-of-sequence token, if there is one."""
+        """The token that ends a text, if there is one."""
         return self.hf.eos_token_id
 
     @property
@@ -253,45 +211,68 @@ class Tokenizer:
         """The text of some tokens, spaces as they are."""
         return self.hf.backend_tokenizer.decode(np.asarray(ids).tolist(), skip_special)
 
-    def render(self, user_text: str) -> Rendered:
-        """One user turn in the chat template, up to where the answer begins.
+    def render(self, user_text: str) -> tuple[str, str, str]:
+        """What the chat template writes before a user's turn, the turn, what follows.
+
+        Joined they are the prompt, up to where the answer begins.
 
         Raises:
           ValueError: when the template fails, or does more to a text than trim it.
         """
-        return Rendered(
-            self._frame.prefix, self._frame.trim(user_text), self._frame.suffix
-        )
+        frame = self._frame
+        return frame.prefix, frame.trim(user_text), frame.suffix
 
     def prompt(self, example: Example) -> Prompt:
         """The whole prompt text of an example and where its parts are."""
-        return _prompt_of(example, self.render)
+        text = example.source_text
+        before, middle, after = "", text, ""
+        if not example.templated:
+            before, middle, after = self.render(text)
+        start, end = len(before), len(before) + len(middle)
+        shift = start - text.index(middle)  # below start where the template strips
+
+        def span(first: int, part: str) -> tuple[int, int]:
+            last = first + len(part)
+            return max(first + shift, start), min(last + shift, end)
+
+        document, question, quoted = (start, end), (end, end), []
+        if example.context is not None:
+            document = span(text.index(example.context), example.context)
+            quoted.append(document)
+        if example.question:
+            first = _find_question(text, example.question, example.context or "")
+            question = span(first, example.question)
+            quoted.append(question)
+        whole = before + middle + after
+        places = _around(quoted if example.templated else [(start, end)], len(whole))
+        return Prompt(whole, (start, end), document, question, places)
 
     def encode_example(self, example: Example, *, eos: bool = True) -> Encoded:
         """Prompt and response as tokens, each tokenised on its own.
 
         The prompt has one BOS: its own where the text begins with one, else one is
         added if the checkpoint adds it (a doubled BOS splits the attention sink).  With
-        ``eos`` the response ends with the EOS token, which counts as one of its tokens.
+        ``eos`` the response ends with the EOS token, which counts as one of its tokens,
+        as in the TOHA code.
 
         Raises:
           ValueError: on text without tokens, lone surrogates, a template that changes
             the text, or a tokenizer without EOS when one is asked for.
         """
         try:
-            return self._encode_example(example, eos)
+            row = self.encode_prompt(example)
+            response, offsets = self.encode_with_offsets(example.response)
+            if not response:
+                raise ValueError("the tokenizer makes no token of the response")
+            if eos and self.eos_id is None:
+                raise ValueError(
+                    "the tokenizer has no EOS token; use eos=False, or name an "
+                    "eos_token in its tokenizer_config.json"
+                )
         except ValueError as error:
             if not example.id:
                 raise
             raise ValueError(f"example {cut(repr(example.id))}: {error}") from error
-
-    def _encode_example(self, example: Example, eos: bool) -> Encoded:
-        row = self.encode_prompt(example)
-        response, offsets = self.encode_with_offsets(example.response)
-        if not response:
-            raise ValueError("the tokenizer makes no token of the response")
-        if eos and self.eos_id is None:
-            raise ValueError("the tokenizer has no EOS token; use eos=False")
         if eos and response[-1] != self.eos_id:
             response = [*response, self.eos_id]
             offsets = np.vstack([offsets, np.full((1, 2), len(example.response))])
@@ -316,8 +297,8 @@ class Tokenizer:
             response_ids=np.zeros(0, np.int32),
             offsets=np.zeros((0, 2), np.int32),
             context=context,
-            document=_overlap(spans, prompt.document),
-            question=_overlap(spans, prompt.question),
+            document=_overlap(spans, *prompt.document),
+            question=_overlap(spans, *prompt.question),
         )
 
     def _encode(self, text: str) -> "tokenizers.Encoding":
@@ -339,9 +320,7 @@ class Tokenizer:
 
     @functools.cached_property
     def _frame(self) -> templates.Frame:
-        if not (self.chat and self.hf.chat_template):
-            return templates.Frame()
-        return templates.frame(self.hf)
+        return templates.frame(self.hf) if self.hf.chat_template else templates.Frame()
 
 
 def _stop_ids(folder: Path) -> tuple[int, ...] | None:
@@ -360,7 +339,6 @@ def _stop_ids(folder: Path) -> tuple[int, ...] | None:
 
 
 def _overlap(
-    spans: Int[np.ndarray, "tokens 2"], span: tuple[int, int]
+    spans: Int[np.ndarray, "tokens 2"], start: int, end: int
 ) -> Bool[np.ndarray, " tokens"]:
-    start, end = span
     return (spans[:, 0] < end) & (spans[:, 1] > start) & (start < end)

@@ -14,18 +14,12 @@ if TYPE_CHECKING:
 
 @style.styled
 def auroc_intervals(
-    intervals: Mapping[str, Any],
-    controls: Collection[str] = (),
-    title: str = "",
+    intervals: Mapping[str, Any], controls: Collection[str] = ()
 ) -> "Figure":
     """AUROC of every detector with its interval, ``(AUROC, low, high)``, by name.
 
     Methods come first and controls, hollow and grey, below them, best first in both.
     The dashed line is the best control, the dotted one chance.
-
-    >>> figure = auroc_intervals({"mtop_div": (0.7, 0.6, 0.8)})
-    >>> [text.get_text() for text in figure.axes[0].get_yticklabels()]
-    ['mtop_div']
     """
     known = style.check_intervals(intervals)
     if not known:
@@ -55,18 +49,12 @@ def auroc_intervals(
     ax.spines["left"].set_visible(False)
     ax.grid(axis="x", color=style.PALE, linewidth=0.5)
     ax.set_xlabel("AUROC, 95 % interval")
-    ax.set_title(title, pad=16)
     return figure
 
 
 @style.styled
 def timing_bars(seconds: Mapping[str, int | float]) -> "Figure":
-    """Seconds by stage, in the order given, with each stage's share of the total.
-
-    >>> figure = timing_bars({"read": 3.0, "score": 1.0})
-    >>> [text.get_text() for text in figure.axes[0].texts]
-    ['3 s  (75 %)', '1 s  (25 %)']
-    """
+    """Seconds by stage, in the order given, with each stage's share of the total."""
     if not seconds:
         raise ValueError("seconds are empty; give at least one stage")
     for name, value in seconds.items():
@@ -104,10 +92,6 @@ def score_histograms(
     The outermost bins also hold what lies beyond the 1st and 99th percentile, so that
     a few far answers do not squeeze all others into one bin.  ``unit`` is what rows
     are.
-
-    >>> figure = score_histograms({"mtop_div": [0.1, 0.4, 0.8]}, [0, 0, 1])
-    >>> [text.get_text() for text in figure.legends[0].get_texts()]
-    ['grounded (2)', 'hallucinated (1)']
     """
     checked, positive = style.check_scores(scores, labels)
     at_least(1, bins=bins)
@@ -178,10 +162,6 @@ def roc_curves(
 
     Args:
       intervals: by detector, ``(AUROC, low, high)`` to be printed beside its name.
-
-    >>> figure = roc_curves({"mtop_div": [0.1, 0.4, 0.8]}, [0, 0, 1])
-    >>> figure.legends[0].get_texts()[0].get_text()
-    'mtop_div  1.000'
     """
     from sklearn.metrics import auc, roc_curve
 
@@ -206,12 +186,7 @@ def roc_curves(
 def precision_recall_curves(
     scores: Mapping[str, Any], labels: Any, controls: Collection[str] = ()
 ) -> "Figure":
-    """Precision-recall curves; the dotted line is what guessing reaches.
-
-    >>> figure = precision_recall_curves({"mtop_div": [0.1, 0.4, 0.8]}, [0, 0, 1])
-    >>> [text.get_text() for text in figure.legends[0].get_texts()]
-    ['mtop_div  1.000', 'guessing  0.333']
-    """
+    """Precision-recall curves; the dotted line is what guessing reaches."""
     from sklearn.metrics import average_precision_score, precision_recall_curve
 
     checked, positive = style.check_scores(scores, labels)
@@ -267,10 +242,6 @@ def calibration_curve(
 
     The dotted diagonal is perfect calibration; bars below count the answers of each
     bin, of equal width over [0, 1].  Bins without answers have no point.
-
-    >>> figure = calibration_curve([0.1, 0.2, 0.9, 0.7], [0, 0, 1, 1], bins=2)
-    >>> figure.axes[0].lines[-1].get_ydata().tolist()
-    [0.0, 1.0]
     """
     checked, positive = style.check_scores({"probabilities": probabilities}, labels)
     values = checked["probabilities"]

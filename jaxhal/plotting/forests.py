@@ -42,10 +42,6 @@ def forest_drawing(
       prompt_length: how many of them are prompt.
       hallucinated: ``[response]``, True for tokens marked as hallucinated.
 
-    >>> figure = forest_drawing([0, 2], [0.5, 0.2], ["<s>", "Hi", "a", "b"], 2)
-    >>> [text.get_text() for text in figure.axes[0].texts]
-    ['prompt', 'response', '<s>', '… 1 token', 'a', 'b']
-
     References:
       Bazarova et al., 2025, Figure 5.
     """

@@ -30,10 +30,6 @@ def head_map(
       unit: beside the colour bar.
       ax: where to draw; a new figure by default.
       framed: ``(layer, head)`` to be framed, such as the heads a detector chose.
-
-    >>> figure = head_map([[0.1, -0.2], [0.0, 0.3]], framed=[(1, 1)])
-    >>> figure.axes[0].images[0].get_clim()
-    (-0.3, 0.3)
     """
     from matplotlib.ticker import MaxNLocator
 
@@ -72,10 +68,6 @@ def transfer_map(matrix: Any, rows: Sequence[str], columns: Sequence[str]) -> "F
     Colours run from 0.5 to 1 in every figure, so that figures compare; where a row and
     a column have one name, the cell is framed.  NaN, where nothing was run, stays
     white.
-
-    >>> figure = transfer_map([[0.9, 0.6]], ["CoQA"], ["CoQA", "SQuAD"])
-    >>> [text.get_text() for text in figure.axes[0].texts]
-    ['0.90', '0.60']
     """
     matrix = np.asarray(matrix, float)
     if matrix.shape != (len(rows), len(columns)) or not matrix.size:
@@ -115,12 +107,6 @@ def relevance_boxes(values: Mapping[str, Any], labels: Any) -> "Figure":
 
     Args:
       values: by quantity, named with its unit, ``[answers]``.
-
-    >>> figure = relevance_boxes({"logit": [1, 2, 3, 1, 9]}, [0, 0, 0, 1, 1])
-    >>> print(figure.axes[0].get_xticklabels()[1].get_text())
-    hallucinated
-    2 answers
-    0 not drawn
 
     References:
       Hu et al., `LRP4RAG <https://arxiv.org/abs/2408.15533>`_, 2024, figure 2.
@@ -165,10 +151,6 @@ def relevance_lines(
       profiles: by name, ``[answers, bins]``, relevance resampled to one length.
       groups: the source of each answer, to be drawn whole by the bootstrap.
 
-    >>> figure = relevance_lines({"R": [[1.0, 3.0], [2.0, 2.0]]}, [0, 1])
-    >>> [line.get_ydata().tolist() for line in figure.axes[0].lines[:2]]
-    [[1.0, 3.0], [2.0, 2.0]]
-
     References:
       Hu et al., 2024, figure 3.
     """
@@ -178,7 +160,7 @@ def relevance_lines(
     if not profiles:
         raise ValueError("profiles are empty; give at least one by its name")
     group = group_codes(groups, len(positive))
-    checked = {n: _check(n, given, positive, 2) for n, given in profiles.items()}
+    checked = {n: _check(n, given, positive, "bins") for n, given in profiles.items()}
     width = max(4.8, 0.6 + 3.2 * len(checked))
     figure, [axes] = style.canvas(width, 2.9, columns=len(checked))
     for ax, (name, values) in zip(axes, checked.items(), strict=True):
@@ -239,15 +221,11 @@ def relevance_maps(maps: Any, labels: Any, unit: str = "") -> "Figure":
     Args:
       maps: ``[answers, response, prompt]``, relevance in bins.
 
-    >>> figure = relevance_maps([[[1.0, -2.0]], [[4.0, 0.0]]], [0, 1])
-    >>> [ax.images[0].get_array().tolist() for ax in figure.axes[:2]]
-    [[[1.0, -2.0]], [[4.0, 0.0]]]
-
     References:
       Hu et al., 2024, figure 4.
     """
     positive = two_kinds(labels)
-    values = _check("maps", maps, positive, 3)
+    values = _check("maps", maps, positive, "response", "prompt")
     means = np.stack([values[positive == kind].mean(0) for kind in (0, 1)])
     sizes = np.abs(means)
     limit = min(sizes.max(), 2 * np.percentile(sizes, 90)) or sizes.max()
@@ -268,14 +246,9 @@ def _of(unit: str) -> str:
 
 
 def _check(
-    name: str, given: Any, positive: Bool[np.ndarray, " rows"], rank: int
+    name: str, given: Any, positive: Bool[np.ndarray, " rows"], *axes: str
 ) -> Float[np.ndarray, "rows *axes"]:
-    values = np.asarray(given, float)
-    axes = "[answers, bins]" if rank == 2 else "[answers, response, prompt]"
-    if values.ndim != rank or not values.size or not np.isfinite(values).all():
-        raise ValueError(
-            f"{name} of shape {list(values.shape)} must be {axes} of finite numbers"
-        )
+    values = style.check_array(name, given, "answers", *axes)
     if len(values) != len(positive):
         raise ValueError(
             f"{name} holds {len(values)} answers for {len(positive)} labels; give one "

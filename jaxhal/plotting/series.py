@@ -12,30 +12,24 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 
+# Queries that are drawn singly.
+_LAST = 30
+
+
 @style.styled
 def layer_curve(
-    values: Any,
-    low: Any = None,
-    high: Any = None,
-    title: str = "",
-    ylabel: str = "AUROC",
+    values: Any, low: Any = None, high: Any = None, title: str = ""
 ) -> "Figure":
-    """A number by layer, such as the AUROC of a probe, with its interval shaded.
+    """AUROC by layer, such as that of a probe, with its interval shaded.
 
     The best layer is marked, and 0.5 is dotted where it is in sight.
 
     Args:
       values: ``[layers]``; ``low`` and ``high`` likewise, both or none.
-      ylabel: what the numbers are.
-
-    >>> layer_curve([0.5, 0.7, 0.6]).axes[0].texts[0].get_text()
-    'layer 1: 0.700'
     """
     from matplotlib.ticker import MaxNLocator
 
-    values = style.check_row("values", values)
-    if not values.size:
-        raise ValueError("values are empty; give one row of finite numbers, [layers]")
+    values = style.check_array("values", values, "layers")
     if (low is None) != (high is None):
         raise ValueError("only one of 'low' and 'high' is given; give both or none")
     layers = np.arange(len(values))
@@ -65,7 +59,7 @@ def layer_curve(
     if bottom < 0.5 < top:
         ax.axhline(0.5, **style.REFERENCE)
     ax.xaxis.set_major_locator(MaxNLocator(10, integer=True, min_n_ticks=1))
-    ax.set(xlabel="layer", ylabel=ylabel, title=title)
+    ax.set(xlabel="layer", ylabel="AUROC", title=title)
     return figure
 
 
@@ -74,13 +68,11 @@ def loss_curve(losses: Any, validation: Any = ()) -> "Figure":
     """Training loss of every step, and validation loss after every epoch.
 
     Epochs are equally long and the last ends with the last step; nats an answer.
-
-    >>> loss_curve([0.9, 0.7, 0.6, 0.4], [0.8, 0.7]).axes[0].lines[1].get_xdata()
-    array([2, 4])
     """
-    losses = style.check_row("losses", losses)
-    validation = style.check_row("validation", validation)
-    if not len(losses) or (len(validation) and len(losses) % len(validation)):
+    losses = style.check_array("losses", losses, "steps")
+    if len(validation):
+        validation = style.check_array("validation", validation, "epochs")
+    if len(validation) and len(losses) % len(validation):
         raise ValueError(
             f"{len(losses)} steps do not make {len(validation)} equal epochs; give the "
             "loss of every step"
@@ -135,10 +127,10 @@ def sweep_curves(table: "DataFrame", setting: str) -> "Figure":
 
 
 @style.styled
-def entropy_trend(entropies: Mapping[str, Sequence[float]], last: int = 30) -> "Figure":
+def entropy_trend(entropies: Mapping[str, Sequence[float]]) -> "Figure":
     """Semantic entropy of the queries of explorations, in nats and in the order asked.
 
-    All of them as a moving mean on the left, the ``last`` ones singly on the right.
+    All of them as a moving mean on the left, the last 30 singly on the right.
     What is not known is left out.
 
     References:
@@ -156,13 +148,13 @@ def entropy_trend(entropies: Mapping[str, Sequence[float]], last: int = 30) -> "
         width = max(1, min(20, len(known) // 3))
         mean = np.convolve(known, np.ones(width) / width, "valid")
         whole.plot(np.arange(width, len(known) + 1), mean, label=name, **look)
-        tail = known[-last:]
+        tail = known[-_LAST:]
         at = np.arange(1 - len(tail), 1)
         end.plot(at, tail, marker="o", markersize=2.5, **look)
     whole.set(xlabel="queries", ylabel="entropy, nats (moving mean)")
     whole.set_title("all queries")
     end.set(xlabel="queries before the last", ylabel="entropy, nats")
-    end.set_title(f"the last {last}")
+    end.set_title(f"the last {_LAST}")
     style.legend(figure, whole.lines)
     return figure
 

@@ -145,12 +145,13 @@ def check_scores(
     return checked, positive
 
 
-def check_row(name: str, given: Any) -> Float[np.ndarray, " row"]:
-    """Numbers as an array; ValueError unless they are one row and finite."""
+def check_array(name: str, given: Any, *axes: str) -> Float[np.ndarray, "..."]:
+    """Numbers as an array; ValueError unless they are finite and have these axes."""
     values = np.asarray(given, float)
-    if values.ndim != 1 or not np.isfinite(values).all():
+    if values.ndim != len(axes) or not values.size or not np.isfinite(values).all():
         raise ValueError(
-            f"{name} of shape {list(values.shape)} must be one row of finite numbers"
+            f"{name} of shape {list(values.shape)} must be [{', '.join(axes)}] of "
+            "finite numbers"
         )
     return values
 

@@ -1,12 +1,8 @@
-"""What detectors compute of many answers at once, beside reading them.
+"""What detectors compute of many answers at once, beside reading them."""
 
-Samples of the reader's own answers, entailment between texts: numbers that need other
-models or other answers, and pay off when everything is asked for together.
-"""
-
+import contextlib
 import dataclasses
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
 from typing import Any, ClassVar
 
 import jax
@@ -16,9 +12,10 @@ from jaxtyping import Bool, Float
 from jaxhal.capture.forward import read_rows
 from jaxhal.features.base import Feature, Reducer
 from jaxhal.llm.endpoint import NoReply
+from jaxhal.models.batching import check_length
 from jaxhal.models.lm import LM
 from jaxhal.reading.samples import Draw, Sample, draw, lacking
-from jaxhal.reading.store import Store, encode
+from jaxhal.reading.store import Store
 from jaxhal.reading.units import Part
 from jaxhal.types import Example
 
@@ -48,15 +45,11 @@ class Bulk:
         judge: Callable[[Sequence[Any]], Sequence[Any]],
         asked: Sequence[Any],
     ) -> list[Any]:
-        """What a judge says of each answer, ``None`` where it can say nothing.
+        """What a judge says of one item an answer, ``None`` where it can say nothing.
 
         All at once, for that is cheaper; where an endpoint has no reply of use, or a
         text is too long, answer by answer, so that the error is that of one answer.
         Replies are kept, so only what failed is asked again.
-
-        Args:
-          judge: ``what is asked of some answers -> what it says of each``.
-          asked: one item an answer.
         """
         try:
             return list(judge(asked))
@@ -88,41 +81,37 @@ class Bulk:
         an answer that comes with too few; the answer is in error.
         """
         if how not in self._drawn:
-            root: Path | None = None if self.store is None else self.store.root
-            fits = self._fits(how)
+            unfit = [self._unfit(example, how) for example in self.examples]
+            for number, why in enumerate(unfit):
+                if why:
+                    self._fail(number, why)
             drawn = draw(
                 self.lm,
-                [one for one, fit in zip(self.examples, fits, strict=True) if fit],
+                [e for e, why in zip(self.examples, unfit, strict=True) if not why],
                 how,
-                root,
+                self.store and self.store.root,
                 # Reading weights costs as much for a few rows as for one.
                 batch_size=max(self.batch_size, _PROMPTS * how.n),
                 progress=self.progress,
             )
             none, rest = [Sample("", 0.0, 0)] * how.n, iter(drawn)
-            self._drawn[how] = [next(rest) if fit else none for fit in fits]
+            self._drawn[how] = [none if why else next(rest) for why in unfit]
         return self._drawn[how]
 
-    def _fits(self, how: Draw) -> list[bool]:
-        """Whether there are, or the context has room for, samples of each answer."""
+    def _unfit(self, example: Example, how: Draw) -> str:
+        """Why an answer has no samples; empty where it has, or there is room for."""
         if how.given:
-            reasons = [lacking(example, how.n) for example in self.examples]
-            for number, why in enumerate(reasons):
-                if why:
-                    self._fail(number, f"it {why}")
-            return [not why for why in reasons]
-        room = self.lm.config.context_length - how.max_new_tokens
-        tokenizer = self.lm.require_tokenizer()
-        lengths = [len(tokenizer.encode_prompt(e).prompt_ids) for e in self.examples]
-        for number, length in enumerate(lengths):
-            if length > room:
-                self._fail(
-                    number,
-                    f"its prompt has {length} tokens, and samples of up to "
-                    f"{how.max_new_tokens} are over the reader's context of "
-                    f"{self.lm.config.context_length}; lower max_new_tokens",
-                )
-        return [length <= room for length in lengths]
+            why = lacking(example, how.n)
+            return f"it {why}" if why else ""
+        most = self.lm.config.context_length
+        row = self.lm.require_tokenizer().encode_prompt(example)
+        if len(row.prompt_ids) + how.max_new_tokens <= most:
+            return ""
+        return (
+            f"its prompt has {len(row.prompt_ids)} tokens, and samples of up to "
+            f"{how.max_new_tokens} are over the reader's context of {most}; lower "
+            "max_new_tokens"
+        )
 
     def read_samples(
         self, how: Draw, reducer: Reducer, shape: tuple[int, ...]
@@ -132,41 +121,30 @@ class Bulk:
         A sample without a visible character is missing, and so is one that cannot be
         read; their features are zero, of the ``shape`` given.
         """
-        asked = [
-            (number, at, dataclasses.replace(_bare(example), response=sample.text))
-            for number, example in enumerate(self.examples)
-            for at, sample in enumerate(self.samples(how)[number])
-            if sample.text.strip()
-        ]
-        found = self._read([one for _, _, one in asked], reducer)
+        tokenizer, rows, places = self.lm.require_tokenizer(), [], []
+        unknown: Any = {"labels": None, "label": None, "id": ""}
+        for number, some in enumerate(self.samples(how)):
+            for at, sample in enumerate(some):
+                if not sample.text.strip():
+                    continue
+                one = self.examples[number]
+                one = dataclasses.replace(one, response=sample.text, **unknown)
+                # A text may make more tokens than were drawn, too many then.
+                with contextlib.suppress(ValueError):
+                    row = tokenizer.encode_example(one)
+                    check_length(row, self.lm.config.context_length)
+                    rows.append(row)
+                    places.append((number, at))
+        options: Any = {"batch_size": self.batch_size, "progress": self.progress}
+        if self.store is None:
+            found = read_rows(self.lm, rows, reducer, batch_size=self.batch_size)
+        else:
+            found = self.store.columns(self.lm, rows, {"it": reducer}, **options)["it"]
         values = np.zeros((len(self.examples), how.n, *shape), np.float32)
         valid = np.zeros(values.shape[:2], bool)
-        for (number, at, _), value in zip(asked, found, strict=True):
-            if value is not None:
-                values[number, at], valid[number, at] = value, True
+        for place, value in zip(places, found, strict=True):
+            values[place], valid[place] = value, True
         return values, valid
-
-    def _read(
-        self, examples: Sequence[Example], reducer: Reducer
-    ) -> list[np.ndarray | None]:
-        found: list[np.ndarray | None] = [None] * len(examples)
-        if self.store is not None:
-            how: Any = {"batch_size": self.batch_size, "progress": self.progress}
-            stored = self.store.read(self.lm, examples, {"feature": reducer}, **how)
-            for place, number in enumerate(stored.kept):
-                found[number] = stored.features["feature"][place]
-            return found
-        # A text may make more tokens than were drawn, too many then.
-        kept, _, rows = encode(self.lm, examples)
-        values = read_rows(self.lm, rows, reducer, batch_size=self.batch_size)
-        for number, value in zip(kept, values, strict=True):
-            found[number] = value
-        return found
-
-
-def _bare(example: Example) -> Example:
-    """Without what is known of its response, which another one takes the place of."""
-    return dataclasses.replace(example, labels=None, label=None, id="")
 
 
 @dataclasses.dataclass(frozen=True)

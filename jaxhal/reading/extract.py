@@ -9,9 +9,10 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jaxhal.capture.forward import read
+from jaxhal.capture.forward import plan_reading, read
 from jaxhal.datasets.spans import token_labels
 from jaxhal.features.base import Feature, OfRewrite, OfText, Reducer, Rewrite
+from jaxhal.io.checks import at_least
 from jaxhal.io.progress import progress_bar
 from jaxhal.io.showing import quoted
 from jaxhal.models.batching import (
@@ -20,8 +21,6 @@ from jaxhal.models.batching import (
     bucket,
     check_length,
     collate,
-    plan,
-    rows_together,
 )
 from jaxhal.models.lm import LM
 from jaxhal.reading.bulk import Bulk, Measure
@@ -82,8 +81,7 @@ def extract(
     Args:
       cache: where features are kept, and found again; ``None`` keeps none.
     """
-    if batch_size < 1:
-        raise ValueError(f"batch_size is {batch_size}; it must be at least 1")
+    at_least(1, batch_size=batch_size)
     sorted_, tokenizer = kinds(features), lm.require_tokenizer()
     found = Extraction(lm, sorted_, cache, batch_size, progress)
     for number, example in enumerate(examples):
@@ -166,22 +164,20 @@ class Extraction:
         be a measure of sentences.
         """
         values, failed = self.measured
-        parts, marked = self.parts, self.marked
+        pairs = [*zip(self.parts, self.marked, strict=True)]
         if unit != "response":
-            pairs = list(zip(self.parts, self.marked, strict=True))
-            parts = [
-                part
+            # A part has its own label; what is marked inside it says nothing more.
+            pairs = [
+                (part, np.zeros_like(part.tokens))
                 for whole, known in pairs
                 for part in parts_of(unit, whole, self.rows[whole.row].offsets, known)
             ]
-            # A part has its own label; what is marked inside it says nothing more.
-            marked = [np.zeros_like(part.tokens) for part in parts]
-        good = [at for at, part in enumerate(parts) if part.row not in failed]
+        good = [pair for pair in pairs if pair[0].row not in failed]
         made = dataclasses.replace(
             self,
             errors=self.errors | {self.kept[at]: why for at, why in failed.items()},
-            parts=[parts[at] for at in good],
-            marked=[marked[at] for at in good],
+            parts=[part for part, _ in good],
+            marked=[marked for _, marked in good],
         )
         measures = self.kinds.measures.items()
         made.measured = {n: m.cut(values[n], made.parts) for n, m in measures}, {}
@@ -204,15 +200,13 @@ class Extraction:
         wanted = range(len(self.parts)) if wanted is None else wanted
         groups = self._read(wanted) if self.cache is None else self._kept(wanted)
         for numbers, response, size, features in groups:
+            masks = np.zeros((3, size, response), bool)
+            features |= zip(("valid", "text", "marked"), masks, strict=True)
             parts = [self.parts[number] for number in numbers]
-            for name in ("valid", "text", "marked"):
-                features[name] = np.zeros((size, response), bool)
             for at, (number, part) in enumerate(zip(numbers, parts, strict=True)):
-                count = int(part.tokens.sum())
-                text = np.asarray(has_text(self.rows[part.row].offsets))
-                features["valid"][at, :count] = True
-                features["text"][at, :count] = text[part.tokens]
-                features["marked"][at, :count] = self.marked[number][part.tokens]
+                text = has_text(self.rows[part.row].offsets)
+                own = np.stack([part.tokens, text, self.marked[number]])
+                masks[:, at, : part.tokens.sum()] = own[:, part.tokens]
             for name in self.kinds.texts:
                 values = np.stack([self._number(name, part) for part in parts])
                 features[name] = _filled(values, size)
@@ -232,35 +226,50 @@ class Extraction:
     def _read(
         self, wanted: Container[int]
     ) -> Iterator[tuple[list[int], int, int, Any]]:
-        size = rows_together(max(1, len(self.rows)), self.batch_size)
-        planned = plan(self.rows, size)
+        planned = plan_reading(self.lm.config, self.rows, self.batch_size)
         todo = [group for group in planned if any(at in wanted for at in group.rows)]
         if todo:
             self.measured  # noqa: B018  (before the bar of what is read)
         total = sum(len(group.rows) for group in todo)
         with progress_bar(total, "scoring", "answer", self.progress) as bar:
             for group in todo:
-                features = self._read_group(group, size)
-                yield list(group.rows), group.response_length, size, features
+                features = self._read_group(group)
+                yield group.rows, group.response_length, group.size, features
                 bar.update(len(group.rows))
 
-    def _read_group(self, group: Planned, size: int) -> dict[str, Any]:
-        pad_id, response = self.lm.require_tokenizer().pad_id, group.response_length
+    def _read_group(self, group: Planned) -> dict[str, Any]:
         features: dict[str, Any] = {}
         if self.kinds.own:
-            some = [self.rows[at] for at in group.rows]
-            batch = collate(some, pad_id, group.prompt_length, response, size)
-            features |= read(self.lm, batch, self.kinds.own)
+            features |= self._read_rows(
+                [self.rows[at] for at in group.rows],
+                self.kinds.own,
+                group,
+                (group.prompt_length, group.response_length),
+            )
         for of, named in self.kinds.rewrites.items():
             some = [self.rewritten[at][of] for at in group.rows]
             along = any("response" in reducer.axes for reducer in named.values())
-            columns = response if along else None
-            batch = collate(some, pad_id, response_length=columns, batch_size=size)
             # Under names of their own, so that rewrites which differ in these alone
             # compile once.
-            seen = read(self.lm, batch, {column_name(r): r for r in named.values()})
+            own_names = {column_name(r): r for r in named.values()}
+            columns = None, group.response_length if along else None
+            seen = self._read_rows(some, own_names, group, columns)
             features |= {name: seen[column_name(r)] for name, r in named.items()}
         return features
+
+    def _read_rows(
+        self,
+        rows: list[Encoded],
+        reducers: dict[str, Reducer],
+        group: Planned,
+        columns: tuple[int | None, int | None],
+    ) -> dict[str, Any]:
+        pad_id, copies = self.lm.require_tokenizer().pad_id, group.copies
+        prompts = [row.prompt_ids.tobytes() for row in rows]
+        if prompts != [one for one in prompts[::copies] for _ in range(copies)]:
+            copies = 1
+        batch = collate(rows, pad_id, *columns, group.size)
+        return read(self.lm, batch, reducers, copies=copies)
 
     # --- from a cache ---------------------------------------------------------------
 
@@ -270,22 +279,24 @@ class Extraction:
         assert self.cache is not None
         options: Any = {"batch_size": self.batch_size, "progress": self.progress}
         found: dict[str, tuple[Reducer, Column]] = {}
-        if self.kinds.own and self.rows:
+        if not self.rows:
+            return found
+        if self.kinds.own:
             own = self.cache.columns(self.lm, self.rows, self.kinds.own, **options)
             found |= {name: (r, own[name]) for name, r in self.kinds.own.items()}
         # Rewrites of which the same is read are read together: they may share prompts.
         alike: dict[tuple[str, ...], list[Rewrite]] = defaultdict(list)
         for of, named in self.kinds.rewrites.items():
             alike[tuple(sorted({column_name(r) for r in named.values()}))].append(of)
-        for together in alike.values() if self.rows else ():
+        for together in alike.values():
             rows = [others[of] for of in together for others in self.rewritten]
             first = self.kinds.rewrites[together[0]].values()
             reducers = {column_name(r): r for r in first}
             seen = self.cache.columns(self.lm, rows, reducers, **options)
-            for number, of in enumerate(together):
-                own_rows = range(number * len(self.rows), (number + 1) * len(self.rows))
+            for at, of in enumerate(together):
+                own_rows = slice(at * len(self.rows), (at + 1) * len(self.rows))
                 for name, reducer in self.kinds.rewrites[of].items():
-                    column = seen[column_name(reducer)].only(own_rows)
+                    column = seen[column_name(reducer)][own_rows]
                     found[name] = reducer, column
         return found
 

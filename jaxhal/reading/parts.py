@@ -1,11 +1,10 @@
 """Features of some answers as a Parquet file: written whole, read column by column."""
 
 import contextlib
-import dataclasses
 import functools
 import hashlib
 import json
-from collections import OrderedDict, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, overload
@@ -27,8 +26,30 @@ if TYPE_CHECKING:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-# Decoded parts that one request holds at a time.
-_CACHE_BYTES = 1 << 30
+
+class Group(NamedTuple):
+    """Answers read by one call: their keys, and as :class:`Planned` has them."""
+
+    keys: tuple[str, ...]
+    prompt_length: int
+    response_length: int
+    size: int
+    copies: int
+
+
+class StorePart(NamedTuple):
+    """Groups whose features make one file."""
+
+    columns: tuple[str, ...]
+    groups: tuple[Group, ...]
+
+    @property
+    def keys(self) -> list[str]:
+        return [key for group in self.groups for key in group.keys]
+
+    @property
+    def name(self) -> str:
+        return digest(json.dumps(self))
 
 
 class Place(NamedTuple):
@@ -36,6 +57,21 @@ class Place(NamedTuple):
 
     path: Path
     row: int
+
+
+def places(
+    paths: Iterable[Path], columns: Iterable[str]
+) -> dict[str, dict[str, Place]]:
+    """Where the features of answers are, by column and key; the first one counts."""
+    found: dict[str, dict[str, Place]] = {column: {} for column in columns}
+    for path in paths:
+        with readable(path) as file:
+            names = found.keys() & set(file.schema_arrow.names)
+            keys = file.read(columns=["key"])["key"].to_pylist() if names else []
+        for name in names:
+            for row, key in enumerate(keys):
+                found[name].setdefault(key, Place(path, row))
+    return found
 
 
 @contextlib.contextmanager
@@ -53,7 +89,7 @@ def readable(path: Path) -> Iterator["pq.ParquetFile"]:
     except (pa.ArrowException, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise
-        raise _damaged(path, str(error)) from error
+        raise damaged(f"part {path}", error) from error
 
 
 @functools.lru_cache(1 << 16)
@@ -67,38 +103,43 @@ def _prove(path: Path, size: int, changed: int) -> None:
             "which reads its answers anew"
         )
     if (found := sha256(path)) != known:
-        raise _damaged(path, f"its sha256 is {found}")
+        raise damaged(f"part {path}", f"its sha256 is {found}")
 
 
-def _damaged(path: Path, why: str) -> ValueError:
+def damaged(what: str, why: object) -> ValueError:
     return ValueError(
-        f"part {path} of the feature store is damaged; delete it and run the same "
-        f"again, which reads its answers anew ({why})"
+        f"{what} of the feature store is damaged; delete it and run the same again, "
+        f"which makes it anew ({why})"
     )
 
 
-class Cache:
-    """The columns of parts that were used last."""
+class Values(NamedTuple):
+    """A column of a part: all values in a row, where each ends, and their tokens."""
 
-    def __init__(self, budget: int = _CACHE_BYTES):
+    flat: np.ndarray
+    ends: np.ndarray
+    tokens: np.ndarray
+
+
+class ColumnCache(dict[tuple[Path, str], Values]):
+    """Columns of parts, read when asked for; the oldest make room for others."""
+
+    def __init__(self, budget: int = 1 << 30):
+        super().__init__()
         self._budget = budget
-        self._held: OrderedDict[tuple[Path, str], tuple[np.ndarray, np.ndarray]] = (
-            OrderedDict()
-        )
 
-    def get(self, path: Path, name: str) -> tuple[np.ndarray, np.ndarray]:
-        """All values of a part's column in a row, and where each begins and ends."""
-        key = (path, name)
-        if key not in self._held:
-            with readable(path) as file:
-                chunk = file.read(columns=[name])[name].combine_chunks()
-            flat, ends = chunk.values.to_numpy(), chunk.offsets.to_numpy()
-            self._held[key] = flat, ends
-            used = sum(flat.nbytes for flat, _ in self._held.values())
-            while used > self._budget and len(self._held) > 1:
-                used -= self._held.popitem(last=False)[1][0].nbytes
-        self._held.move_to_end(key)
-        return self._held[key]
+    def __missing__(self, key: tuple[Path, str]) -> Values:
+        path, name = key
+        with readable(path) as file:
+            table = file.read(columns=["tokens", name]).combine_chunks()
+        chunk = table[name].chunk(0)
+        arrays = chunk.values, chunk.offsets, table["tokens"].chunk(0)
+        found = Values(*(array.to_numpy() for array in arrays))
+        used = sum(one.flat.nbytes for one in (*self.values(), found))
+        while self and used > self._budget:
+            used -= self.pop(next(iter(self))).flat.nbytes
+        self[key] = found
+        return found
 
 
 class Column(Sequence[np.ndarray]):
@@ -108,10 +149,13 @@ class Column(Sequence[np.ndarray]):
     value run along the response's tokens.
     """
 
-    def __init__(self, name: str, places: Sequence[Place], cache: Cache):
-        self.places = list(places)
-        self.name, self._cache = name, cache
-        self._shape = _shape(self.places[0].path, name) if self.places else []
+    def __init__(self, name: str, places: Sequence[Place], cache: ColumnCache):
+        self.name, self.places, self._cache = name, list(places), cache
+        self._shape: list[int] = []
+        if places:
+            with readable(places[0].path) as file:
+                about = file.schema_arrow.field(name).metadata
+            self._shape = json.loads(about[b"shape"])
         self.axes = [axis for axis, n in enumerate(self._shape) if n == -1]
 
     def __len__(self) -> int:
@@ -123,57 +167,17 @@ class Column(Sequence[np.ndarray]):
     def __getitem__(self, index: slice) -> "Column": ...
     def __getitem__(self, index: int | slice) -> "np.ndarray | Column":
         if isinstance(index, slice):
-            return self.only(range(len(self.places))[index])
-        place = self.places[index]
-        flat, ends = self._cache.get(place.path, self.name)
-        value = flat[ends[place.row] : ends[place.row + 1]]
-        if len(self.axes) < 2:
-            return value.reshape(self._shape)
-        size = value.size // int(np.prod([n for n in self._shape if n != -1]))
-        length = round(size ** (1 / len(self.axes)))
-        return value.reshape([length if n == -1 else n for n in self._shape])
-
-    def only(self, numbers: Sequence[int]) -> "Column":
-        """The values of these answers."""
-        return Column(self.name, [self.places[n] for n in numbers], self._cache)
-
-
-def _shape(path: Path, name: str) -> list[int]:
-    with readable(path) as file:
-        return json.loads(file.schema_arrow.field(name).metadata[b"shape"])
+            return Column(self.name, self.places[index], self._cache)
+        path, row = self.places[index]
+        flat, ends, tokens = self._cache[path, self.name]
+        shape = [tokens[row] if n == -1 else n for n in self._shape]
+        return flat[ends[row] : ends[row + 1]].reshape(shape)
 
 
 # What a part can hold and NumPy reads back without a copy.
 _DTYPES = ("float32", "float16", "int32")
 # Padded tokens of a prompt and a response, of a batch that is never computed.
 _PROMPT, _RESPONSE = 1009, 503
-
-
-@dataclasses.dataclass(frozen=True)
-class Group:
-    """Answers read by one call: their keys, padding and how many share a prompt."""
-
-    keys: tuple[str, ...]
-    prompt: int
-    response: int
-    copies: int
-
-
-@dataclasses.dataclass(frozen=True)
-class Part:
-    """Groups whose features make one file."""
-
-    columns: tuple[str, ...]
-    groups: tuple[Group, ...]
-
-    @property
-    def count(self) -> int:
-        """How many answers it holds."""
-        return sum(len(group.keys) for group in self.groups)
-
-    @property
-    def name(self) -> str:
-        return digest(json.dumps(dataclasses.asdict(self)))
 
 
 def check_axes(lm: LM, reducers: Mapping[str, Reducer]) -> None:
@@ -189,64 +193,66 @@ def check_axes(lm: LM, reducers: Mapping[str, Reducer]) -> None:
     batch = Batch(ids, mask, mask, mask, mask, offsets, _PROMPT)
     shapes = jax.eval_shape(lambda lm, b: read_jit(lm, b, named), lm, batch)
     for name, reducer in reducers.items():
-        value = shapes[name]
-        if not isinstance(value, jax.ShapeDtypeStruct):
-            raise TypeError(
-                f"reducer {name} gives a {type(value).__name__}; a store keeps single "
-                "arrays: split it into one reducer per array"
-            )
-        if str(value.dtype) not in _DTYPES:
-            raise TypeError(
-                f"reducer {name} gives {value.dtype}; a store keeps "
-                f"{', '.join(_DTYPES)}: end it with .astype(jnp.float32)"
-            )
-        shape = list(value.shape)
-        del shape[reducer.batch_axis]
-        along = [at for at, axis in enumerate(reducer.axes) if axis == "response"]
-        if len(shape) != len(reducer.axes) or any(
-            shape[at] != _RESPONSE for at in along
-        ):
-            raise TypeError(
-                f"reducer {name} declares the axes {', '.join(reducer.axes)} and gives "
-                f"{shape} for a response of {_RESPONSE} tokens; declare its 'values'"
-            )
-        other = {size for at, size in enumerate(shape) if at not in along}
-        if other & {length, _PROMPT, _PROMPT + 1}:
-            raise TypeError(
-                f"reducer {name} gives {shape} for a prompt of {_PROMPT} tokens and a "
-                f"response of {_RESPONSE}; a store keeps axes of fixed length or as "
-                "long as the response: sum over this one, or cut it to the response"
-            )
+        if why := _unfit(reducer, shapes[name]):
+            raise TypeError(f"reducer {name} {why}")
+
+
+def _unfit(reducer: Reducer, value: Any) -> str:
+    if not isinstance(value, jax.ShapeDtypeStruct):
+        return (
+            f"gives a {type(value).__name__}; a store keeps single arrays: split it "
+            "into one reducer per array"
+        )
+    if str(value.dtype) not in _DTYPES:
+        return (
+            f"gives {value.dtype}; a store keeps {', '.join(_DTYPES)}: end it with "
+            ".astype(jnp.float32)"
+        )
+    shape = list(value.shape)
+    del shape[reducer.batch_axis]
+    sizes = [*zip(shape, reducer.axes, strict=False)]
+    if len(shape) != len(reducer.axes) or any(
+        axis == "response" and size != _RESPONSE for size, axis in sizes
+    ):
+        return (
+            f"declares the axes {', '.join(reducer.axes)} and gives {shape} for a "
+            f"response of {_RESPONSE} tokens; declare its 'values'"
+        )
+    if {_PROMPT + _RESPONSE, _PROMPT, _PROMPT + 1} & set(shape):
+        return (
+            f"gives {shape} for a prompt of {_PROMPT} tokens and a response of "
+            f"{_RESPONSE}; a store keeps axes of fixed length or as long as the "
+            "response: sum over this one, or cut it to the response"
+        )
+    return ""
 
 
 def make_table(
     lm: LM,
-    part: Part,
+    part: StorePart,
     encoded: Mapping[str, Encoded],
     reducers: Mapping[str, Reducer],
-    batch_size: int,
 ) -> "pa.Table":
     """Reads a part's answers and lays their features out as a table."""
     import pyarrow as pa
 
     pad_id = lm.require_tokenizer().pad_id
+    asked = {column: reducers[column] for column in part.columns}
     values: dict[str, list[np.ndarray]] = defaultdict(list)
-    keys, tokens = [], []
-    for group in part.groups:
-        rows = [encoded[key] for key in group.keys]
-        size = max(1, batch_size // group.copies) * group.copies
-        batch = collate(rows, pad_id, group.prompt, group.response, size)
-        features = jax.device_get(read(lm, batch, reducers, copies=group.copies))
-        for at, (key, row) in enumerate(zip(group.keys, rows, strict=True)):
-            keys.append(key)
-            tokens.append(len(row.response_ids))
-            for column, reducer in reducers.items():
+    tokens = [len(encoded[key].response_ids) for key in part.keys]
+    for keys, prompt, response, size, copies in part.groups:
+        rows = [encoded[key] for key in keys]
+        batch = collate(rows, pad_id, prompt, response, size)
+        features = jax.device_get(read(lm, batch, asked, copies=copies))
+        for at, row in enumerate(rows):
+            count = len(row.response_ids)
+            for column, reducer in asked.items():
                 value = np.take(features[column], at, axis=reducer.batch_axis)
-                ends = [tokens[-1] if a == "response" else None for a in reducer.axes]
+                ends = [count if a == "response" else None for a in reducer.axes]
                 values[column].append(value[tuple(map(slice, ends))])
-    table = {"key": pa.array(keys), "tokens": pa.array(tokens, pa.int32())}
+    table: dict[str, Any] = {"key": part.keys, "tokens": pa.array(tokens, pa.int32())}
     fields = [pa.field("key", pa.string()), pa.field("tokens", pa.int32())]
-    for column, reducer in reducers.items():
+    for column, reducer in asked.items():
         flat = np.concatenate([value.ravel() for value in values[column]])
         ends = np.cumsum([0, *(value.size for value in values[column])])
         table[column] = pa.LargeListArray.from_arrays(pa.array(ends), pa.array(flat))
@@ -258,56 +264,13 @@ def make_table(
 
 
 def write_part(table: "pa.Table", folder: Path, name: str) -> None:
-    """Writes a part under its name in the plan and the checksum of its bytes."""
+    """Writes a part under its name and the checksum of its bytes."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     sink = pa.BufferOutputStream()
     pq.write_table(table, sink, compression="zstd", write_page_checksum=True)
     data = memoryview(sink.getvalue())
-    path = folder / "parts" / f"{name}-{hashlib.sha256(data).hexdigest()}.parquet"
+    path = folder / f"{name}-{hashlib.sha256(data).hexdigest()}.parquet"
     with replacing(path, binary=True) as file:
         file.write(data)
-
-
-def _parts(folder: Path) -> list[Path]:
-    return sorted((folder / "parts").glob("[!.]*.parquet"))
-
-
-def _contents(path: Path) -> tuple[set[str], list[str]]:
-    """Feature columns of a part, and the keys of its rows."""
-    with readable(path) as file:
-        names = set(file.schema_arrow.names) - {"key", "tokens"}
-        return names, file.read(columns=["key"])["key"].to_pylist()
-
-
-def locate(
-    folder: Path, keys: Sequence[str], columns: Iterable[str]
-) -> dict[str, Column]:
-    """The features of some answers, by column; all of them must have been computed."""
-    wanted = set(keys)
-    found: dict[str, dict[str, Place]] = {column: {} for column in columns}
-    for path in _parts(folder):
-        names, inside = _contents(path)
-        for name in names & set(found):
-            for at, key in enumerate(inside):
-                if key in wanted:
-                    found[name].setdefault(key, Place(path, at))
-    cache = Cache()
-    return {
-        name: Column(name, [places[key] for key in keys], cache)
-        for name, places in found.items()
-    }
-
-
-def missing(
-    folder: Path, encoded: Mapping[str, Encoded], columns: Mapping[str, Any]
-) -> dict[str, list[str]]:
-    """The columns that each row still lacks, for the rows that lack any."""
-    have: dict[str, set[str]] = defaultdict(set)
-    for path in _parts(folder):
-        names, keys = _contents(path)
-        for column in names & set(columns):
-            have[column].update(keys)
-    lack = {key: [c for c in sorted(columns) if key not in have[c]] for key in encoded}
-    return {key: names for key, names in lack.items() if names}

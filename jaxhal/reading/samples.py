@@ -10,10 +10,11 @@ import jax
 import numpy as np
 
 from jaxhal.capture.forward import read_rows
-from jaxhal.features.eigenscore import add_features, clip_thresholds, feature_bank
+from jaxhal.features.eigenscore import BANK, clip_thresholds
 from jaxhal.features.hidden import HiddenStates
 from jaxhal.generation import Generated, Sampling, generate
 from jaxhal.generation.steps import Clip
+from jaxhal.io.checks import at_least
 from jaxhal.io.files import append, lines_of
 from jaxhal.io.progress import progress_bar
 from jaxhal.io.showing import quoted
@@ -53,9 +54,7 @@ class Draw:
     given: bool = False
 
     def __post_init__(self):
-        for name in ("n", "max_new_tokens"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; draw at least 1")
+        at_least(1, n=self.n, max_new_tokens=self.max_new_tokens)
         if self.sampling.temperature == 0.0:
             raise ValueError(
                 "temperature is 0, so that all samples would be equal; give one above 0"
@@ -176,9 +175,8 @@ def _given(example: Example, n: int) -> list[Sample]:
 def _bounds(lm: LM, examples: Sequence[Example], share: float) -> Clip:
     """What lies between the extremes of the responses' last tokens."""
     tokenizer, rows, tokens = lm.require_tokenizer(), [], 0
-    bank = feature_bank(lm.config.hidden_size)
     for example in reversed(examples):
-        if tokens >= len(bank.values):
+        if tokens >= BANK:
             break
         rows.insert(0, tokenizer.encode_example(example))
         tokens += len(rows[0].response_ids)
@@ -189,7 +187,7 @@ def _bounds(lm: LM, examples: Sequence[Example], share: float) -> Clip:
         )
     states = read_rows(lm, rows, HiddenStates(layers=(-1,)))
     seen = [s[0, : len(row.response_ids)] for s, row in zip(states, rows, strict=True)]
-    return clip_thresholds(add_features(bank, np.concatenate(seen)), share)
+    return clip_thresholds(np.concatenate(seen), share)
 
 
 def _drawn(

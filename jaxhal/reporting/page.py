@@ -2,7 +2,6 @@
 
 import base64
 import hashlib
-import importlib.resources
 import json
 import os
 import re
@@ -12,9 +11,15 @@ from typing import Any
 import numpy as np
 
 from jaxhal.io.files import replacing
-from jaxhal.io.showing import printable, shown
+from jaxhal.io.showing import shown
 from jaxhal.reporting.attribution import page_data
-from jaxhal.reporting.report import Report, finite, rounded, token_detectors
+from jaxhal.reporting.report import (
+    Report,
+    finite,
+    rounded,
+    templates,
+    token_detectors,
+)
 
 
 def write_html(
@@ -40,14 +45,11 @@ def write_html(
       FileNotFoundError: when the folder of ``path`` does not exist.
       ValueError: on a number that is not finite.
     """
-    import jinja2
-
-    folder = importlib.resources.files("jaxhal.reporting") / "templates"
-    template, style, script = (
-        (folder / f"report.{kind}").read_text("utf-8") for kind in ("html", "css", "js")
+    pages = templates()
+    style, script = (
+        pages.loader.get_source(pages, name)[0] for name in ("report.css", "report.js")
     )
-    page = jinja2.Environment(autoescape=True, finalize=_legible).from_string(template)
-    text = page.render(
+    text = pages.get_template("report.html").render(
         title=title,
         models=", ".join(sorted({report.model for report in reports})),
         total=len(reports),
@@ -137,11 +139,6 @@ def cell(value: Any) -> tuple[str, bool]:
     if isinstance(value, float):
         return f"{value:.3f}", True
     return str(value), isinstance(value, int)
-
-
-def _legible(value: Any) -> Any:
-    """What stands in the page itself, where it is text and no markup."""
-    return printable(value) if type(value) is str else value
 
 
 def _digest(text: str) -> str:

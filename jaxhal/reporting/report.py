@@ -2,7 +2,7 @@
 
 import bisect
 import collections
-import html
+import functools
 import itertools
 import math
 from collections.abc import Iterable
@@ -211,39 +211,8 @@ class Report:
 
     def _repr_html_(self) -> str:
         """The answer and its scores for a notebook, on a light or a dark page."""
-        if self.error is not None:
-            return f"<p><b>{html.escape(self.id)}</b>: {html.escape(self.error)}</p>"
-        pieces = []
-        for segment, score in self._coloured():
-            style, hints = "", []
-            if score is not None:
-                style += f"background:rgba(217,95,2,{0.8 * score:.3f});"
-                hints.append(f"{self.detector} {score:.3f}")
-            if segment.label is not None:
-                style += "text-decoration:underline 3px #3b82d0;"
-                hints.append(f"annotated: {segment.label}")
-            if segment.confidence is not None:
-                style += "border:solid currentColor;border-width:1px 0;"
-                hints.append(f"predicted, confidence {segment.confidence:.2f}")
-            pieces.append(
-                f'<span style="{style}" title="{html.escape("; ".join(hints))}">'
-                f"{html.escape(segment.text)}</span>"
-            )
-        rows = "".join(
-            f'<tr><th style="text-align:left">{html.escape(name)}</th>'
-            f"<td>{score:.4g}</td></tr>"
-            for name, score in self.scores.items()
-        )
-        legend = f"tokens: {html.escape(self.detector)}, 0 clear to 1 orange"
-        if self.labels:
-            legend += "; underlined: annotated"
-        if self.spans:
-            legend += "; ruled above and below: predicted"
-        return (
-            f'<div style="max-width:48em"><p style="line-height:1.9;'
-            f'white-space:pre-wrap">{"".join(pieces)}</p><p><small>{legend}</small></p>'
-            f"<table>{rows}</table></div>"
-        )
+        page = templates().get_template("verdict.html")
+        return page.render(report=self, pieces=self._coloured())
 
     def _coloured(self) -> list[tuple[Segment, float | None]]:
         """Segments with the score that colours them, the highest of their tokens'."""
@@ -253,6 +222,22 @@ class Report:
             known = [s for number in piece.tokens if (s := scores[number]) is not None]
             found.append((piece, max(known, default=None)))
         return found
+
+
+# Joiners too, which emoji and Persian are written with.
+_KEPT = "\n\t\r\u200c\u200d"
+
+
+@functools.cache
+def templates() -> Any:
+    """Those of pages: what is filled in is text, shown as it is, and no markup."""
+    import jinja2
+
+    def legible(value: Any) -> Any:
+        return printable(value, keep=_KEPT) if type(value) is str else value
+
+    loader = jinja2.PackageLoader("jaxhal.reporting")
+    return jinja2.Environment(autoescape=True, finalize=legible, loader=loader)
 
 
 def token_detectors(reports: Iterable[Report]) -> list[str]:

@@ -1,7 +1,6 @@
 """What a run found: scores, and tables in three forms."""
 
 import dataclasses
-import functools
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -10,7 +9,7 @@ from jaxtyping import Float, Int
 
 from jaxhal.detectors import Detector
 from jaxhal.evaluation.intervals import Metric, interval
-from jaxhal.evaluation.metrics import accuracy, evaluate, f1
+from jaxhal.evaluation.metrics import decided, evaluate
 from jaxhal.evaluation.ranking import auprc, auroc
 from jaxhal.evaluation.tables import compare
 from jaxhal.reporting.markdown import Markdown, escaped, measured
@@ -29,8 +28,8 @@ _METRICS = {
 }
 #: Of flags, 1 or 0.
 DECIDED: dict[str, Metric] = {
-    "F1": functools.partial(f1, threshold=0.5),
-    "accuracy": functools.partial(accuracy, threshold=0.5),
+    "F1": lambda flags, labels: decided(flags, labels, 0.5)["f1"],
+    "accuracy": lambda flags, labels: decided(flags, labels, 0.5)["accuracy"],
 }
 # Of an answer, by a method alone.
 COST = "ms an answer"
@@ -107,7 +106,7 @@ def table(
     of the parts' own.
     """
     scores, _, _, labels, sources, _ = pooled(judged, detectors)
-    controls = [detector.name for detector in detectors if detector.info.control]
+    controls = [detector.name for detector in detectors if detector.control]
     rows = compare(scores, labels, sources, controls)
     for row in rows:
         folds = [_metrics(part.frame, row["method"]) for part in judged]
@@ -146,7 +145,7 @@ def in_short(
     return [
         {
             "method": one.name,
-            "control": one.info.control,
+            "control": one.control,
             **estimates(ranking, scores[one.name], labels, sources),
             **estimates(DECIDED, flagged[one.name], labels, sources),
         }
@@ -204,7 +203,7 @@ def _difference(row: Mapping[str, Any]) -> Markdown:
 def methods_markdown(methods: Sequence[Detector]) -> list[str]:
     """What each method computes, and by what: the model that compares texts, say."""
     said = [
-        f"- {escaped(f'{one.name}: {one.info.summary} ({one.info.reference})')}"
+        f"- {escaped(f'{one.name}: {one.summary} ({one.reference})')}"
         for one in methods
     ]
     return ["## Methods", "", *said, ""]

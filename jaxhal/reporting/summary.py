@@ -28,7 +28,7 @@ def summarize(reports: Sequence["Report"]) -> list[dict[str, Any]]:
     if len(set(labels)) < 2:
         return []
     scores = {name: [r.scores[name] for r in known] for name in known[0].scores}
-    controls = {n for n in scores if n in CATALOGUE and CATALOGUE[n]().info.control}
+    controls = {n for n in scores if n in CATALOGUE and CATALOGUE[n]().control}
     groups = [source(report) for report in known]
     return [
         {

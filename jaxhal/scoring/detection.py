@@ -72,14 +72,12 @@ def score(
     or unknown rules.
 
     Args:
-      lm: the reader.
-      examples: the answers.
       detectors: catalogue names, detectors that need no training with settings of
         one's own, such as ``eigenscore(draw={"n": 5})``, or detectors that were fitted;
         by default all that need no second pass and no training, or that the package
         ships fitted for the reader: :data:`jaxhal.scoring.shipped.MODELS`.
       batch_size: answers read together.
-      progress: show a progress bar; ``None`` shows it on a terminal.
+      progress: ``None`` shows a progress bar on a terminal.
       threshold: token score from which on a token belongs to a span; by default that
         of :data:`jaxhal.scoring.detection.PREFERRED`.
       relevance: also trace what each response token rests on, by a name of
@@ -113,8 +111,9 @@ def score_batches(
     flow = None if relevance is None else lrp.resolve(relevance)
     chosen = resolve(lm.name, detectors)
     named = [one.detector for one in chosen]
+    features = catalogue.features_of(named)
     options: Any = {"batch_size": batch_size, "progress": progress}
-    found = extract(lm, examples, catalogue.features_of(named), **options)
+    found = extract(lm, examples, features, **options)
     if bad := [pair for pair in found.errors.items() if pair[0] not in known]:
         yield [(n, empty(lm.name, examples[n], named, why)) for n, why in bad]
     wanted = {at for at, number in enumerate(found.kept) if number not in known}
@@ -124,26 +123,19 @@ def score_batches(
             if place not in wanted:
                 continue
             number, row = found.kept[place], found.rows[place]
+            example = examples[number]
             if (why := found.measured[1].get(place)) is not None:
-                one = empty(lm.name, examples[number], named, why)
+                one = empty(lm.name, example, named, why)
             else:
-                how = chosen, lm.name, examples[number], row, judged, at, threshold
-                one = report(*how)
+                one = report(chosen, lm.name, example, row, judged, at, threshold)
                 if flow is not None:
-                    one = _traced(lm, one, examples[number], row, flow)
+                    try:
+                        rests = trace(lm, example, row, flow)
+                        one = dataclasses.replace(one, relevance=rests)
+                    except ValueError as error:
+                        one = empty(lm.name, example, [], str(error))
             done.append((number, one))
         yield done
-
-
-def _traced(
-    lm: LM, found: Report, example: Example, row: Encoded, rules: lrp.RuleSet
-) -> Report:
-    """The report with what its tokens rest on, or with the error of the pass back."""
-    try:
-        sources = trace(lm, example, row, rules)
-    except ValueError as error:
-        return empty(lm.name, example, [], str(error))
-    return dataclasses.replace(found, relevance=sources)
 
 
 def resolve(
@@ -166,14 +158,7 @@ def resolve(
             chosen.append(ready[one])
         else:
             (detector,) = catalogue.get([one]) if isinstance(one, str) else (one,)
-            if detector.fit is not None:
-                raise ValueError(
-                    f"detector {detector.name!r} must be fitted to labelled answers of "
-                    f"{model!r} first; pass what jaxhal.scoring.fit, "
-                    "jaxhal.scoring.load or jaxhal.experiments.run returned "
-                    "instead of its name"
-                )
-            chosen.append(untrained(detector))
+            chosen.append(untrained(detector, model=model))
     names = [one.detector.name for one in chosen]
     if not names:
         raise ValueError("detectors is empty; name at least one, or leave it out")
@@ -220,16 +205,15 @@ def head_maps(
     """Feature -> ``Float[layer batch heads]``, for what is one number a head."""
     maps = {}
     for name, feature in catalogue.features_of(detectors).items():
-        if not isinstance(feature, Reducer):
-            continue
-        if feature.axes == ("layer", "heads", "response"):
-            maps[name] = catalogue.response_mean(features[name], features)
-        elif feature.axes == ("layer", "heads"):
-            maps[name] = features[name]
+        if isinstance(feature, Reducer) and feature.axes[:2] == ("layer", "heads"):
+            if feature.axes[2:] == ("response",):
+                maps[name] = catalogue.response_mean(features[name], features)
+            elif not feature.axes[2:]:
+                maps[name] = features[name]
     return maps
 
 
-class Judged(NamedTuple):
+class BatchScores(NamedTuple):
     """What detectors say of a batch, as NumPy arrays."""
 
     scores: dict[str, np.ndarray]
@@ -241,20 +225,14 @@ def judge(
     chosen: Sequence[Fitted],
     features: dict[str, Any],
     scores: dict[str, np.ndarray] | None = None,
-) -> Judged:
-    """Lets every detector judge a batch.
-
-    Args:
-      features: what they read, as :func:`jaxhal.read` gives it, with ``"valid"``,
-        ``"text"``, ``"marked"`` and numbers computed from the example.
-      scores: of the responses, where they are known.
-    """
+) -> BatchScores:
+    """Lets every detector judge a batch, whose ``scores`` may be known."""
     params = tuple(one.params for one in chosen)
     detectors = tuple(one.detector for one in chosen)
     known = response_scores(detectors, params, features) if scores is None else scores
     tokens = token_scores(detectors, params, features)
     maps = head_maps(detectors, features)
-    return Judged(*jax.device_get((known, tokens, maps)))
+    return BatchScores(*jax.device_get((known, tokens, maps)))
 
 
 def report(
@@ -262,7 +240,7 @@ def report(
     model: str,
     example: Example,
     row: Encoded,
-    judged: Judged,
+    judged: BatchScores,
     at: int,
     threshold: float | None = None,
 ) -> Report:

@@ -9,23 +9,17 @@ from pathlib import Path
 from typing import Any, Literal
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Float
 
-from jaxhal.classifiers.linear import from_sklearn
+from jaxhal import evaluation
+from jaxhal.classifiers.linear import Linear
 from jaxhal.classifiers.selection import published
 from jaxhal.detectors import Detector, HeldOut, Targets, held_out, lookback_lens
-from jaxhal.evaluation.calibration import (
-    Isotonic,
-    Platt,
-    best_accuracy_threshold,
-    best_f1_threshold,
-    isotonic,
-    platt,
-    precision_threshold,
-)
 from jaxhal.evaluation.splits import SplitError
 from jaxhal.evaluation.tables import VERDICTS
+from jaxhal.io.checks import one_of
 from jaxhal.io.showing import shown
 
 
@@ -37,8 +31,6 @@ class Fitted:
     scores and probabilities are reported all the same.
 
     Attributes:
-      detector: the method.
-      params: its parameters, a pytree.
       calibration: score -> probability of a hallucination, as in the training part;
         ``None`` for a method that was shown no labelled answers.
       threshold: the score from which on an answer is flagged, ``None`` likewise.  The
@@ -53,9 +45,11 @@ class Fitted:
 
     detector: Detector
     params: Any
-    calibration: Platt | Isotonic | None
+    calibration: evaluation.Platt | evaluation.Isotonic | None
     threshold: float | None
-    unseen: Float[np.ndarray, " samples"]
+    unseen: Float[np.ndarray, " samples"] = dataclasses.field(
+        default_factory=lambda: np.zeros(0, np.float32)
+    )
     beats: str | None = None
 
     def __post_init__(self):
@@ -71,7 +65,7 @@ class Fitted:
     @property
     def silent(self) -> str | None:
         """Why it flags nothing, ``None`` when it may."""
-        if self.detector.info.control:
+        if self.detector.control:
             return "it is a control"
         if self.threshold is None:
             return "it was shown no labelled answers"
@@ -111,13 +105,18 @@ def _uncalibrated(detector: Detector) -> str:
     )
 
 
-def untrained(detector: Detector) -> Fitted:
-    """A method without parameters as it is: scores, but no probability."""
+def untrained(detector: Detector, *, model: str | None = None) -> Fitted:
+    """A method without parameters as it is: scores, but no probability.
+
+    ValueError on another one, which names the ``model`` whose answers to fit it to.
+    """
     if detector.fit is not None:
         raise ValueError(
-            f"detector {detector.name!r} must be fitted to labelled answers first"
+            f"detector {detector.name!r} must be fitted to labelled answers of "
+            f"{model or 'the reader'!r} first; pass what jaxhal.scoring.fit, "
+            "jaxhal.scoring.load or jaxhal.experiments.run returned instead of it"
         )
-    return Fitted(detector, (), None, None, np.zeros(0, np.float32))
+    return Fitted(detector, (), None, None)
 
 
 def released_lookback(path: str | os.PathLike) -> Fitted:
@@ -129,32 +128,38 @@ def released_lookback(path: str | os.PathLike) -> Fitted:
     was what they fitted to, Llama-2-7b-chat with 32 layers of 32 heads.
 
     Args:
-      path: a released classifier exported to JSON: ``n_layers``, ``n_heads``,
-        ``classes`` [0, 1], ``coef`` (layer-major) and ``intercept``.
-
-    References:
-      Chuang et al., `Lookback Lens <https://arxiv.org/abs/2407.07071>`_, 2024, and the
-      classifiers beside its code.
+      path: a classifier from beside the code of `Lookback Lens
+        <https://arxiv.org/abs/2407.07071>`_ exported to JSON: ``n_layers``,
+        ``n_heads``, ``classes`` [0, 1], ``coef`` (layer-major) and ``intercept``.
     """
     try:
         about = json.loads(Path(path).read_text("utf-8"))
-        layers, heads, classes = (
-            about[key] for key in ("n_layers", "n_heads", "classes")
-        )
-        linear = from_sklearn(about["coef"], about["intercept"], positive="grounded")
+        names = ("n_layers", "n_heads", "classes", "coef", "intercept")
+        layers, heads, classes, coef, intercept = (about[name] for name in names)
+        # As scikit-learn has them, a row of coefficients, or without the row.
+        w = -np.atleast_2d(np.array(coef, np.float32))
+        b = -np.atleast_1d(np.array(intercept, np.float32))
+        if w.ndim != 2 or len(w) != 1 or b.shape != (1,):
+            raise ValueError(
+                f"coef has shape {w.shape} and intercept {b.shape}; give those of one "
+                "binary classifier, [1, width] and [1]"
+            )
+        w, b = w[0], b[0]
+        if not np.isfinite([*w, b]).all():
+            raise ValueError("coef or intercept is not finite")
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(
             f"{path} is no released classifier ({type(error).__name__}: {error}); "
             "export n_layers, n_heads, classes, coef and intercept"
         ) from error
-    if linear.w.shape != (layers * heads,) or classes != [0, 1]:
+    if w.shape != (layers * heads,) or classes != [0, 1]:
         raise ValueError(
-            f"{path} has {len(linear.w)} coefficients for {layers} layers of {heads} "
+            f"{path} has {len(w)} coefficients for {layers} layers of {heads} "
             f"heads, and classes {classes}; a released classifier has one a head, and "
             "classes [0, 1]"
         )
-    nothing = np.zeros(0, np.float32)
-    return Fitted(lookback_lens(), published(linear), Platt(1.0, 0.0), 0.0, nothing)
+    fitted = published(Linear(*map(jnp.asarray, (w, b, 0 * w, 0 * w + 1))))
+    return Fitted(lookback_lens(), fitted, evaluation.Platt(1.0, 0.0), 0.0)
 
 
 def fit(
@@ -182,8 +187,7 @@ def fit(
         which take more answers to find.
       known: members of an ensemble that were fitted to the same rows before.
     """
-    if calibration not in ("platt", "isotonic"):
-        raise ValueError(f"calibration is {calibration!r}; use 'platt' or 'isotonic'")
+    one_of(("platt", "isotonic"), calibration=calibration)
     before = {n: HeldOut(one.params, one.unseen) for n, one in (known or {}).items()}
     try:
         params, unseen = held_out(detector, inputs, targets._replace(known=before))
@@ -194,12 +198,13 @@ def fit(
         ) from error
     seen, labels = unseen[targets.rows], np.asarray(targets.labels)[targets.rows]
     if precision is not None:
-        threshold = precision_threshold(seen, labels, precision)
+        threshold = evaluation.precision_threshold(seen, labels, precision)
     elif objective == "accuracy":
-        threshold = best_accuracy_threshold(seen, labels)
+        threshold = evaluation.best_accuracy_threshold(seen, labels)
     else:
-        threshold = best_f1_threshold(seen, labels)
-    found = platt(seen, labels) if calibration == "platt" else isotonic(seen, labels)
+        threshold = evaluation.best_f1_threshold(seen, labels)
+    calibrate = evaluation.platt if calibration == "platt" else evaluation.isotonic
+    found = calibrate(seen, labels)
     if found.flat:
         warnings.warn(
             f"detector {detector.name!r} ranks answers that it was not fitted to no "

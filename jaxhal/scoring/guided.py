@@ -1,8 +1,6 @@
 """Decoding steered by a detector: of several ways to go on, the least suspicious.
 
-References:
-  Chuang et al., `Lookback Lens <https://arxiv.org/abs/2407.07071>`_, EMNLP 2024,
-  section 4.
+Chuang et al., `Lookback Lens <https://arxiv.org/abs/2407.07071>`_, 2024, section 4.
 """
 
 import dataclasses
@@ -69,8 +67,7 @@ def guide(
       prompts: as :func:`jaxhal.generate` takes them.
       detector: as :func:`jaxhal.score` takes it, one that needs a row of each token,
         and nothing else.
-      candidates: how many to choose from; 8 in the paper.
-      chunk: tokens of each; 8 in the paper.
+      candidates, chunk: how many to choose from, and tokens of each; 8 in the paper.
       sampling: how candidates are drawn; not greedily, which would make them equal.
       key: what chance comes from, one key or one for each prompt.
 
@@ -78,9 +75,6 @@ def guide(
       ValueError: as :func:`jaxhal.generate`; on fewer than two candidates, a chunk
         below 1, greedy sampling, or a detector that is unknown, must be fitted first or
         reads more than rows of tokens.
-
-    References:
-      Chuang et al., Lookback Lens, EMNLP 2024, section 4.
     """
     (guiding,) = resolve(lm.name, [detector])
     at_least(2, candidates=candidates)

@@ -90,7 +90,6 @@ def collect(
     that is no series of tokens, or when no answer can be read, cut, or judged.
 
     Args:
-      examples: labelled answers.
       store: where features are kept.
       unit: ``"response"``, or the parts of :func:`jaxhal.reading.units.parts_of`.
     """
@@ -141,9 +140,9 @@ def _check_cuts(detectors: Sequence[Detector], unit: Unit) -> None:
 
 def _inputs(detectors: Sequence[Detector], source: Extraction) -> dict[str, Any]:
     """Detector -> inputs; members of an ensemble share theirs with everyone."""
-    alone = {d.name: d for d in _flat(detectors)}
+    alone: dict[str, Detector] = {}
     for one in _flat(detectors):
-        if alone[one.name] != one:
+        if alone.setdefault(one.name, one) != one:
             raise ValueError(
                 f"two detectors are named {one.name!r}; give one another 'name'"
             )
@@ -164,11 +163,8 @@ def _inputs(detectors: Sequence[Detector], source: Extraction) -> dict[str, Any]
 
 def _flat(detectors: Iterable[Detector]) -> Iterator[Detector]:
     """Detectors and members of ensembles, without the ensembles."""
-    for detector in detectors:
-        if detector.members:
-            yield from _flat(detector.members)
-        else:
-            yield detector
+    for one in detectors:
+        yield from _flat(one.members) if one.members else [one]
 
 
 @functools.partial(jax.jit, static_argnums=0)

@@ -68,15 +68,6 @@ class Partial:
                         "to start over"
                     ) from None
 
-    def _settings(self, first: bytes) -> dict[str, Any]:
-        try:
-            return dict(json.loads(first)[_KEY])
-        except (TypeError, ValueError, RecursionError) as error:
-            raise ValueError(
-                f"{self.path}, line 1: no settings ({error}); give --force to start "
-                "over"
-            ) from None
-
     def _begin(self, settings: Mapping[str, Any], force: bool) -> int:
         """Leaves the settings and whole records; returns where these begin."""
         self._file.seek(0)
@@ -89,7 +80,14 @@ class Partial:
         if force or not first.endswith(b"\n"):  # a kill may have cut the first line
             self._file.truncate(0)
         else:
-            _check(self._settings(first), settings, self.path)
+            try:
+                made = dict(json.loads(first)[_KEY])
+            except (TypeError, ValueError, RecursionError) as error:
+                raise ValueError(
+                    f"{self.path}, line 1: no settings ({error}); give --force to "
+                    "start over"
+                ) from None
+            _check(made, settings, self.path)
             self._file.truncate(whole_lines(self._file))
             return len(first)
         write_through(self._file, _MARK + json.dumps(settings).encode() + b"}\n")
@@ -167,7 +165,7 @@ def _check(made: Mapping[str, Any], wanted: Mapping[str, Any], path: Path) -> No
 _PART, _PART_WAITED_FOR, _PART_MEASURED = 1024, 256, 64
 
 
-class Result(NamedTuple):
+class OutputRow(NamedTuple):
     """The output row of an answer, and its report where that is wanted as well."""
 
     row: Mapping[str, Any]
@@ -185,7 +183,7 @@ def settings_of(
     chosen = detection.resolve(lm.name, detectors)
     tokens = lm.require_tokenizer()
     backend = tokens.hf.backend_tokenizer.to_str()
-    text = f"{backend}{tokens.hf.chat_template}{tokens.chat}{tokens.stop_ids}"
+    text = f"{backend}{tokens.hf.chat_template}{tokens.stop_ids}"
     learnt = [
         (one.params, one.threshold, repr(one.calibration), one.silent) for one in chosen
     ]
@@ -215,7 +213,7 @@ def results(
     relevance: str | None = None,
     reports: bool = False,
     partial: Partial | None = None,
-) -> Iterator[Result]:
+) -> Iterator[OutputRow]:
     """The result of each row, in order, bad rows among them.
 
     Raises OSError when a result cannot be kept (those before it are), and ValueError as
@@ -296,13 +294,13 @@ def _bad(lm: LM, row: Row) -> Report:
     return Report(row.id, lm.name, "", {}, [], [], {}, "", error=row.error)
 
 
-def _result(row: Row, report: Report, reports: bool) -> Result:
+def _result(row: Row, report: Report, reports: bool) -> OutputRow:
     if row.example is not None:
         report = checked(report)
         if report.error is not None:
             error = f"line {row.line}: {report.error}"
             report = dataclasses.replace(report, error=error)
-    return Result(report.to_dict(), report if reports else None)
+    return OutputRow(report.to_dict(), report if reports else None)
 
 
 def _other(partial: Partial | None, what: str) -> str:
@@ -313,7 +311,7 @@ def _other(partial: Partial | None, what: str) -> str:
     )
 
 
-def _packed(part: str, at: int, result: Result) -> dict[str, Any]:
+def _packed(part: str, at: int, result: OutputRow) -> dict[str, Any]:
     """A result as JSON."""
     record = {"part": part, "at": at, "row": result.row}
     if result.report is None:
@@ -331,9 +329,9 @@ def _packed(part: str, at: int, result: Result) -> dict[str, Any]:
     return record | {"report": report}
 
 
-def _unpacked(lm: LM, row: Row, record: Mapping[str, Any]) -> Result:
+def _unpacked(lm: LM, row: Row, record: Mapping[str, Any]) -> OutputRow:
     if "report" not in record:
-        return Result(record["row"], None)
+        return OutputRow(record["row"], None)
     kept = dict(record["report"])
     kept["tokens"] = [Token(*token) for token in kept["tokens"]]
     kept["spans"] = [Span(*span) for span in kept["spans"]]
@@ -343,7 +341,7 @@ def _unpacked(lm: LM, row: Row, record: Mapping[str, Any]) -> Result:
         prompt, matrix, rules = sources
         kept["relevance"] = Sources(prompt, _array_unpacked(matrix), rules)
     blank = _bad(lm, row) if row.example is None else empty(lm.name, row.example, [])
-    return Result(record["row"], dataclasses.replace(blank, **kept))
+    return OutputRow(record["row"], dataclasses.replace(blank, **kept))
 
 
 def _array_packed(values: np.ndarray) -> list[Any]:

@@ -11,13 +11,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from jaxhal.classifiers.linear import Linear
-from jaxhal.classifiers.lstm import LSTM, Cell
-from jaxhal.classifiers.mlp import MLP
-from jaxhal.classifiers.pooling import Pooling
-from jaxhal.classifiers.selection import Chosen, Tuned
-from jaxhal.classifiers.svm import SVM
-from jaxhal.classifiers.trees import Forest
+from jaxhal.classifiers import linear, lstm, mlp, pooling, selection, svm, trees
 from jaxhal.detectors import Detector, build
 from jaxhal.detectors.controls import TfIdf
 from jaxhal.detectors.ensemble import Stack
@@ -34,8 +28,8 @@ _CARD, _PARAMS = "card.json", "params.safetensors"
 _KINDS = {
     kind.__name__: kind
     for kind in (
-        *(Linear, Chosen, MLP, Pooling, Heads, TfIdf, Stack),
-        *(SVM, Forest, LSTM, Cell, Tuned),
+        *(linear.Linear, lstm.LSTM, lstm.Cell, mlp.MLP, pooling.Pooling, svm.SVM),
+        *(trees.Forest, selection.Chosen, selection.Selected, Heads, TfIdf, Stack),
     )
 }
 
@@ -125,8 +119,7 @@ def _load(folder: Path) -> Fitted:
         _rebuild(card["params"], deserialized(params)),
         _calibration(**card["calibration"]),
         card["threshold"],
-        np.zeros(0, np.float32),
-        _beats(card),
+        beats=_beats(card),
     )
 
 
@@ -152,11 +145,8 @@ def _check_same(spec: Any, made: Detector, kept: Detector) -> None:
     """
     if made.name != kept.name:
         raise ValueError(f"spec {spec!r} makes {made.name!r}, not {kept.name!r}")
-    pairs = {
-        "summary": (made.info.summary, kept.info.summary),
-        "features": (made.features, kept.features),
-    }
-    for field, (ours, theirs) in pairs.items():
+    for field in ("summary", "features"):
+        ours, theirs = getattr(made, field), getattr(kept, field)
         if ours != theirs:
             raise ValueError(
                 f"spec {spec!r} makes another {made.name!r} than the one that was "

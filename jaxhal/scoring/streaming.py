@@ -1,6 +1,6 @@
 """Scores of a response while it is written."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -10,7 +10,7 @@ from jaxtyping import PRNGKeyArray
 from jaxhal import detectors as catalogue
 from jaxhal.detectors import Detector
 from jaxhal.features.base import Reducer
-from jaxhal.generation import Sampling, Token, stream
+from jaxhal.generation import Sampling, StreamedToken, stream
 from jaxhal.generation.decoding import QUERY, with_text
 from jaxhal.models.lm import LM
 from jaxhal.scoring.detection import judge, resolve
@@ -23,7 +23,7 @@ class Scored(NamedTuple):
     detector.
     """
 
-    token: Token
+    token: StreamedToken
     tokens: dict[str, float]
     scores: dict[str, float]
 
@@ -71,50 +71,39 @@ def stream_scores(
         stop=stop,
         reducers=reducers,
     )
-    return _scored(lm, chosen, reducers, written, max_new_tokens)
+    stop_ids, shape = lm.require_tokenizer().stop_ids, (1, max_new_tokens)
 
-
-def _scored(
-    lm: LM,
-    chosen: Sequence[Fitted],
-    reducers: dict[str, Reducer],
-    written: Iterator[Token],
-    limit: int,
-) -> Iterator[Scored]:
-    stop_ids = lm.require_tokenizer().stop_ids
-    tokens, valid = np.zeros((1, limit), np.int32), np.zeros((1, limit), bool)
-    rows: dict[str, Any] = {}
-    for at, token in enumerate(written):
-        tokens[0, at], valid[0, at] = token.id, True
-        for name, reducer in reducers.items():
-            new = token.features[name]
+    def scored() -> Iterator[Scored]:
+        tokens, valid = np.zeros(shape, np.int32), np.zeros(shape, bool)
+        rows: dict[str, Any] = {}
+        for at, token in enumerate(written):
+            tokens[0, at], valid[0, at] = token.id, True
             if not at:
-                rows[name] = jax.tree.map(lambda x, r=reducer: _room(r, x, limit), new)
+                rows = jax.tree.map(
+                    lambda x: np.zeros((*shape, *x.shape), x.dtype), token.features
+                )
             jax.tree.map(
-                lambda kept, x, r=reducer, at=at: _put(r, kept, x, at), rows[name], new
+                lambda kept, x, at=at: np.copyto(kept[0, at, ...], x),
+                *(rows, token.features),
             )
-        features = {
-            "valid": valid,
-            "text": np.asarray(with_text(tokens, valid, stop_ids)),
-            "marked": np.zeros_like(valid),
-        }
-        judged = judge(chosen, features | rows)
-        yield Scored(
-            token,
-            {name: float(some[0, at]) for name, some in judged.tokens.items()},
-            {name: float(some[0]) for name, some in judged.scores.items()},
-        )
+            features = {
+                "valid": valid,
+                "text": np.asarray(with_text(tokens, valid, stop_ids)),
+                "marked": np.zeros_like(valid),
+            }
+            for name, reducer in reducers.items():
+                features[name] = jax.tree.map(_axes_of(reducer), rows[name])
+            judged = judge(chosen, features)
+            yield Scored(
+                token,
+                {name: float(some[0, at]) for name, some in judged.tokens.items()},
+                {name: float(some[0]) for name, some in judged.scores.items()},
+            )
+
+    return scored()
 
 
-def _room(reducer: Reducer, value: np.ndarray, limit: int) -> np.ndarray:
-    """A feature of one response and so many tokens, where one token's has a shape."""
-    shape = list(value.shape)
-    shape.insert(reducer.batch_axis, 1)
-    shape.insert(QUERY[reducer.reads], limit)
-    return np.zeros(shape, value.dtype)
-
-
-def _put(reducer: Reducer, kept: np.ndarray, value: np.ndarray, at: int) -> None:
-    where: list[Any] = [slice(None)] * kept.ndim
-    where[reducer.batch_axis], where[QUERY[reducer.reads]] = 0, at
-    kept[tuple(where)] = value
+def _axes_of(reducer: Reducer) -> Callable[[np.ndarray], np.ndarray]:
+    """Brings the axes of answers and tokens, which lead, to where a batch has them."""
+    there = reducer.batch_axis, QUERY[reducer.reads]
+    return lambda kept: np.moveaxis(kept, (0, 1), there)

@@ -1,77 +1,51 @@
 """What clients may take of a server: bytes, seconds, connections, and names of it.
 
-:class:`Limited` wraps any ASGI application, :func:`options` are for uvicorn, which by
+:class:`Limited` wraps any ASGI application, :data:`OPTIONS` are for uvicorn, which by
 itself waits for ever for the rest of a request, and for a client to read.
 """
 
 import asyncio
-import dataclasses
-import ipaddress
 from typing import Any
 
-from jaxhal.llm.hosts import Server, place_of
+import h11
+from starlette.exceptions import HTTPException
+from starlette.responses import JSONResponse
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from jaxhal.llm.hosts import Server, address, place_of
+
+# Seconds from a connection, or the last response on it, to the end of the next one's
+# head (uvicorn closes one that is silent for 5 seconds after a response); from there to
+# the end of its body; that a client has to take what is sent to it, 48 KiB at a time.
+_HEAD, _BODY, _UNREAD = 10.0, 30.0, 30.0
+# Connections from one address, and from all; half of what the process may open, where
+# that is less.
+_PER_CLIENT, _CONNECTIONS = 256, 1024
 # Of one read, so many pieces of bodies; each takes as long as a larger one.
 _PIECES = 2000
-
-
-@dataclasses.dataclass(frozen=True)
-class Limits:
-    """How much one server gives.
-
-    Args:
-      largest: bytes of a request's body.
-      head: seconds from a connection, or the last response on it, to the end of the
-        next request's head; uvicorn closes one that is silent for 5 seconds after a
-        response.
-      body: seconds from there to the end of its body.
-      unread: seconds that a client has to take what is sent to it, 48 KiB at a time.
-      per_client: connections from one address.
-      connections: from all; half of what the process may open, where that is less.
-    """
-
-    largest: int = 1 << 20
-    head: float = 10.0
-    body: float = 30.0
-    unread: float = 30.0
-    per_client: int = 256
-    connections: int = 1024
-
-    def __post_init__(self):
-        for name, value in dataclasses.asdict(self).items():
-            if not value > 0:
-                raise ValueError(f"{name} is {value}; give more than 0")
 
 
 class Limited:
     """An ASGI application that is told only what is small enough, and meant for it.
 
-    A body that is too large raises starlette's ``HTTPException`` 413 where it is read.
-    A request by a name that is not the server's is answered 421, as a web page may make
-    its own name point here.
-
-    Args:
-      largest: bytes of a body.
-      host: where it listens: that name, ``localhost`` and loopback addresses are its
-        own, and all addresses in numbers where it listens at all of them.  ``None``
-        lets any name through, as is safe where a token is asked for.
+    A body over ``largest`` bytes raises starlette's ``HTTPException`` 413 where it is
+    read.  A request by a name that is not the server's is answered 421, as a web page
+    may make its own name point here.  A server that listens at ``host`` owns that name,
+    ``localhost`` and loopback addresses, and all addresses in numbers where it listens
+    at all of them; ``None`` lets any name through, as is safe where a token is asked.
     """
 
     def __init__(self, app: Any, *, largest: int, host: str | None):
         self.app, self.largest, self.host = app, largest, host
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        from starlette.exceptions import HTTPException
-        from starlette.responses import JSONResponse
-
         if scope["type"] == "lifespan":
             await self.app(scope, receive, send)
             return
         named = dict(scope["headers"]).get(b"host", b"").decode("latin-1")
 
         async def refuse(status: int, why: str, kind: str) -> None:
-            error = {"message": why, "type": kind, "param": None, "code": None}
-            await JSONResponse({"error": error}, status)(scope, receive, send)
+            await JSONResponse(problem(why, kind), status)(scope, receive, send)
 
         if self.host is not None and not is_own(named, self.host):
             why = f"{named[:80]!r} is not this server's name; use localhost, or a token"
@@ -99,159 +73,151 @@ class Limited:
                 await refuse(503, "the server is stopping", "unavailable_error")
 
 
+def problem(message: str, kind: str) -> dict[str, Any]:
+    """What is wrong, in OpenAI's form."""
+    return {"error": {"message": message, "type": kind, "param": None, "code": None}}
+
+
 def is_own(named: str, host: str) -> bool:
     """Whether a request's Host names a server that listens at ``host``."""
     try:
         found = place_of(named)[0].strip("[]")
     except ValueError:
         return False
-    everywhere = (ip := _address(host)) is not None and ip.is_unspecified
+    everywhere = (ip := address(host)) is not None and ip.is_unspecified
     return (
         found == host.lower().strip("[]")
         or Server("http", found, 80).is_local
-        or (everywhere and _address(found) is not None)
+        or (everywhere and address(found) is not None)
     )
 
 
-def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    try:
-        return ipaddress.ip_address(text.strip("[]"))
-    except ValueError:
-        return None
-
-
-def _connections(most: int) -> int:
+def _connections() -> int:
     """How many connections may be open; what answers them opens files too."""
     try:
         import resource
     except ModuleNotFoundError:  # Windows
-        return most
+        return _CONNECTIONS
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return most if soft == resource.RLIM_INFINITY else min(most, max(1, soft // 2))
+    endless = soft == resource.RLIM_INFINITY
+    return _CONNECTIONS if endless else min(_CONNECTIONS, max(1, soft // 2))
 
 
-def options(limits: Limits) -> dict[str, Any]:
-    """What ``uvicorn.run`` or ``uvicorn.Config`` is given to keep limits.
+class Connection(h11.Connection):
+    pieces = 0
 
-    A request that is late is answered 408; who does not read is hung up on.  Where
-    there are too many connections, the one that has waited longest for the rest of a
-    request makes way, or else the new one is answered 503.
+    def next_event(self) -> Any:
+        event = super().next_event()
+        self.pieces += isinstance(event, h11.Data)
+        if self.pieces > _PIECES:
+            raise h11.RemoteProtocolError("too many pieces at once")
+        return event
+
+
+class Protocol(H11Protocol):
+    """A request that is late is answered 408; who does not read is hung up on.
+
+    Where there are too many connections, the one that has waited longest for the rest
+    of a request makes way, or else the new one is answered 503.
     """
-    import h11
-    from uvicorn.protocols.http.h11_impl import H11Protocol
 
-    most = _connections(limits.connections)
+    waits: str | None = None
+    since = 0.0
+    _late: Any = None
+    _unread: Any = None
 
-    class Connection(h11.Connection):
-        pieces = 0
+    def connection_made(self, transport: Any) -> None:
+        size = self.config.h11_max_incomplete_event_size
+        whole = {} if size is None else {"max_incomplete_event_size": size}
+        self.conn = Connection(h11.SERVER, **whole)
+        super().connection_made(transport)
+        self._watch()
+        self._make_room()
 
-        def next_event(self) -> Any:
-            event = super().next_event()
-            self.pieces += isinstance(event, h11.Data)
-            if self.pieces > _PIECES:
-                raise h11.RemoteProtocolError("too many pieces at once")
-            return event
+    def connection_lost(self, exc: Exception | None) -> None:
+        for timer in filter(None, (self._late, self._unread)):
+            timer.cancel()
+        super().connection_lost(exc)
 
-    class Protocol(H11Protocol):
-        waits: str | None = None
-        since = 0.0
-        _late: Any = None
-        _unread: Any = None
+    def data_received(self, data: bytes) -> None:
+        self.conn.pieces = 0  # pyright: ignore[reportAttributeAccessIssue]
+        super().data_received(data)
 
-        def connection_made(self, transport: Any) -> None:
-            size = self.config.h11_max_incomplete_event_size
-            whole = {} if size is None else {"max_incomplete_event_size": size}
-            self.conn = Connection(h11.SERVER, **whole)
-            super().connection_made(transport)
-            self._watch()
-            self._make_room()
+    def handle_events(self) -> None:
+        super().handle_events()
+        self._watch()
 
-        def connection_lost(self, exc: Exception | None) -> None:
-            for timer in filter(None, (self._late, self._unread)):
-                timer.cancel()
-            super().connection_lost(exc)
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._watch()
 
-        def data_received(self, data: bytes) -> None:
-            self.conn.pieces = 0  # pyright: ignore[reportAttributeAccessIssue]
-            super().data_received(data)
-
-        def handle_events(self) -> None:
-            super().handle_events()
-            self._watch()
-
-        def on_response_complete(self) -> None:
-            super().on_response_complete()
-            self._watch()
-
-        def send_400_response(self, msg: str) -> None:
-            if self._is_answering():  # nothing else can be said any more
-                self.transport.abort()
-            elif self.conn.our_state is h11.SEND_RESPONSE or self.cycle is None:
-                super().send_400_response(msg)
-            else:
-                self.transport.close()
-            self._leave()
-
-        def pause_writing(self) -> None:
-            super().pause_writing()
-            self._unread = self.loop.call_later(limits.unread, self.transport.abort)
-
-        def resume_writing(self) -> None:
-            super().resume_writing()
-            if self._unread is not None:
-                self._unread.cancel()
-
-        def _leave(self) -> None:
-            """Has the application hear at once that nobody listens any more."""
-            if self.cycle and not self.cycle.response_complete:
-                self.cycle.disconnected = True
-                self.cycle.message_event.set()
-
-        def _is_answering(self) -> bool:
-            cycle = self.cycle
-            return bool(
-                cycle and cycle.response_started and not cycle.response_complete
-            )
-
-        def _watch(self) -> None:
-            """Sets the clock for what the client owes, if it owes something else."""
-            cycle = self.cycle
-            waits = "body" if cycle and cycle.more_body else None
-            if cycle is None or cycle.response_complete:
-                waits = "head"
-            if waits == self.waits:
-                return
-            self.waits, self.since = waits, self.loop.time()
-            if self._late is not None:
-                self._late.cancel()
-            if waits is not None:
-                seconds = limits.head if waits == "head" else limits.body
-                late = "408 Request Timeout"
-                self._late = self.loop.call_later(seconds, self.hang_up, late)
-
-        def _make_room(self) -> None:
-            everyone: list[Any] = [*self.connections]
-            mine = [o for o in everyone if o.client and o.client[:1] == self._address()]
-            crowd = mine if len(mine) > limits.per_client else everyone
-            if crowd is everyone and len(everyone) <= most:
-                return
-            waiting = [one for one in crowd if one.waits and one is not self]
-            oldest = min(waiting, key=lambda one: one.since, default=self)
-            oldest.hang_up("503 Service Unavailable")
-            self.connections.discard(oldest)
-
-        def _address(self) -> tuple:
-            return self.client[:1] if self.client else ()
-
-        def hang_up(self, status: str) -> None:
-            """Ends the connection, and says why where that can still be heard."""
-            unheard = self.transport.get_write_buffer_size()
-            if self.transport.is_closing() or unheard or self._is_answering():
-                self.transport.abort()
-                return
-            self._leave()
-            about = "Connection: close\r\nContent-Length: 0\r\n\r\n"
-            self.transport.write(f"HTTP/1.1 {status}\r\n{about}".encode())
+    def send_400_response(self, msg: str) -> None:
+        if self._is_answering():  # nothing else can be said any more
+            self.transport.abort()
+        elif self.conn.our_state is h11.SEND_RESPONSE or self.cycle is None:
+            super().send_400_response(msg)
+        else:
             self.transport.close()
+        self._leave()
 
-    return {"http": Protocol, "ws": "none"}
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._unread = self.loop.call_later(_UNREAD, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._unread is not None:
+            self._unread.cancel()
+
+    def _leave(self) -> None:
+        """Has the application hear at once that nobody listens any more."""
+        if self.cycle and not self.cycle.response_complete:
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+
+    def _is_answering(self) -> bool:
+        cycle = self.cycle
+        return bool(cycle and cycle.response_started and not cycle.response_complete)
+
+    def _watch(self) -> None:
+        """Sets the clock for what the client owes, if it owes something else."""
+        cycle = self.cycle
+        waits = "body" if cycle and cycle.more_body else None
+        if cycle is None or cycle.response_complete:
+            waits = "head"
+        if waits == self.waits:
+            return
+        self.waits, self.since = waits, self.loop.time()
+        if self._late is not None:
+            self._late.cancel()
+        if waits is not None:
+            seconds = _HEAD if waits == "head" else _BODY
+            late = "408 Request Timeout"
+            self._late = self.loop.call_later(seconds, self.hang_up, late)
+
+    def _make_room(self) -> None:
+        everyone: list[Any] = [*self.connections]
+        host = (self.client or [None])[0]
+        mine = [o for o in everyone if o.client and o.client[0] == host]
+        crowd = mine if len(mine) > _PER_CLIENT else everyone
+        if crowd is everyone and len(everyone) <= _connections():
+            return
+        waiting = [one for one in crowd if one.waits and one is not self]
+        oldest = min(waiting, key=lambda one: one.since, default=self)
+        oldest.hang_up("503 Service Unavailable")
+        self.connections.discard(oldest)
+
+    def hang_up(self, status: str) -> None:
+        """Ends the connection, and says why where that can still be heard."""
+        unheard = self.transport.get_write_buffer_size()
+        if self.transport.is_closing() or unheard or self._is_answering():
+            self.transport.abort()
+            return
+        self._leave()
+        about = "Connection: close\r\nContent-Length: 0\r\n\r\n"
+        self.transport.write(f"HTTP/1.1 {status}\r\n{about}".encode())
+        self.transport.close()
+
+
+#: What ``uvicorn.run`` or ``uvicorn.Config`` is given to keep limits.
+OPTIONS: dict[str, Any] = {"http": Protocol, "ws": "none"}

@@ -38,7 +38,7 @@ class Learned(NamedTuple):
     weights: dict[str, Any]
 
 
-class Rows(NamedTuple):
+class TokenRows(NamedTuple):
     """Whole sequences, prompt and response, that end in the last column."""
 
     tokens: Int[Array, "batch seq"]
@@ -67,7 +67,7 @@ def start(lm: LM, tuning: Tuning, key: Array) -> Learned:
 
 
 def log_odds(
-    learned: Learned, lm: LM, rows: Rows, scale: Any, remat: bool = False
+    learned: Learned, lm: LM, rows: TokenRows, scale: Any, remat: bool = False
 ) -> Float[Array, " batch"]:
     """Log odds of a hallucination, from the last token's state after the final norm.
 
@@ -85,7 +85,7 @@ def log_odds(
 def log_loss(
     learned: Learned,
     lm: LM,
-    rows: Rows,
+    rows: TokenRows,
     labels: Float[Array, " batch"],
     weight: Float[Array, " batch"],
     scale: Any,
@@ -119,7 +119,7 @@ def encode(lm: LM, examples: Sequence[Example]) -> list[Int[np.ndarray, " seq"]]
 
 def batches(
     sequences: Sequence[np.ndarray], numbers: Iterable[int], size: int, pad_id: int
-) -> Iterator[tuple[list[int], Rows]]:
+) -> Iterator[tuple[list[int], TokenRows]]:
     """Numbers of sequences and their rows, the shortest first, ``size`` rows each.
 
     Rows are padded on the left to a bucket.  Those beyond the sequences are dummies of
@@ -135,4 +135,4 @@ def batches(
         for row, number in enumerate(some):
             count = len(sequences[number])
             tokens[row, -count:], valid[row, -count:] = sequences[number], True
-        yield some, Rows(jnp.asarray(tokens), jnp.asarray(valid))
+        yield some, TokenRows(jnp.asarray(tokens), jnp.asarray(valid))

@@ -99,7 +99,7 @@ def prepare(lm: LM, examples: Sequence[Example], tuning: Tuning) -> Task:
     return Task(lm, tuning, sequences, labels, train, validation)
 
 
-class State(NamedTuple):
+class TrainingState(NamedTuple):
     """Where a fine-tuning stands; all of it is in a checkpoint.
 
     Attributes:
@@ -159,10 +159,10 @@ def fit(
     )
 
 
-def _begin(task: Task) -> State:
+def _begin(task: Task) -> TrainingState:
     learned = start(task.lm, task.tuning, jax.random.key(task.tuning.seed))
     unknown: Any = learned
-    return State(
+    return TrainingState(
         np.int32(0),
         learned,
         optax.adamw(0.0).init(unknown),
@@ -188,8 +188,11 @@ def learning_rate(tuning: Tuning, steps: int) -> optax.Schedule:
 
 
 def _train(
-    task: Task, state: State, checkpoints: Checkpoints | None, progress: bool | None
-) -> State:
+    task: Task,
+    state: TrainingState,
+    checkpoints: Checkpoints | None,
+    progress: bool | None,
+) -> TrainingState:
     tuning, rate = task.tuning, learning_rate(task.tuning, task.steps)
     step = int(state.step)
     full, part = divmod(step, task.steps_per_epoch)
@@ -264,7 +267,7 @@ def _with(losses: Any, at: int, loss: float) -> Float[np.ndarray, " losses"]:
     return losses
 
 
-def _validated(task: Task, state: State, epoch: int) -> State:
+def _validated(task: Task, state: TrainingState, epoch: int) -> TrainingState:
     """The state after an epoch, which is kept when its validation loss is the least."""
     chosen = [task.sequences[number] for number in task.validation]
     found = scores(task.lm, task.tuning, state.learned, chosen, progress=False)

@@ -7,12 +7,11 @@ References:
 
 from jaxhal.watchdog.agents import Agent as Agent
 from jaxhal.watchdog.agents import CallableAgent as CallableAgent
-from jaxhal.watchdog.agents import EndpointAgent as EndpointAgent
-from jaxhal.watchdog.agents import LocalAgent as LocalAgent
-from jaxhal.watchdog.agents import Passages as Passages
-from jaxhal.watchdog.agents import RagAgent as RagAgent
 from jaxhal.watchdog.agents import Reply as Reply
-from jaxhal.watchdog.agents import ask as ask
+from jaxhal.watchdog.agents.endpoint import EndpointAgent as EndpointAgent
+from jaxhal.watchdog.agents.local import LocalAgent as LocalAgent
+from jaxhal.watchdog.agents.rag import Passages as Passages
+from jaxhal.watchdog.agents.rag import RagAgent as RagAgent
 from jaxhal.watchdog.bounds import BoundaryStore as BoundaryStore
 from jaxhal.watchdog.bounds import ExactStore as ExactStore
 from jaxhal.watchdog.bounds import Hit as Hit
@@ -26,7 +25,6 @@ from jaxhal.watchdog.evaluators import ReferenceEvaluator as ReferenceEvaluator
 from jaxhal.watchdog.explore import Explored as Explored
 from jaxhal.watchdog.explore import Explorer as Explorer
 from jaxhal.watchdog.guarding import Check as Check
-from jaxhal.watchdog.guarding import Guarded as Guarded
 from jaxhal.watchdog.guarding import Watchdog as Watchdog
 from jaxhal.watchdog.milvus import MilvusStore as MilvusStore
 from jaxhal.watchdog.monitor import PRESETS as PRESETS
@@ -38,4 +36,3 @@ from jaxhal.watchdog.plan import Node as Node
 from jaxhal.watchdog.plan import Plan as Plan
 from jaxhal.watchdog.plan import Training as Training
 from jaxhal.watchdog.queries import Generator as Generator
-from jaxhal.watchdog.serve import Service as Service

@@ -5,7 +5,7 @@ import dataclasses
 import datetime
 import numbers
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -44,16 +44,14 @@ class Point:
         for name, value in vars(self).items():
             kind = numbers.Real if name == "entropy" else str
             if not isinstance(value, kind) or isinstance(value, bool):
-                raise TypeError(
-                    f"{name} of a point is {shown(value)}; give a "
-                    f"{'number' if name == 'entropy' else 'text'}"
-                )
-            if name in ("id", "query") and not str(value).strip():
-                raise ValueError(f"{name} of a point is {value!r}; give some text")
+                wanted = "number" if name == "entropy" else "text"
+                raise TypeError(f"{name} of a point is {shown(value)}; give a {wanted}")
+        if not self.query.strip():
+            raise ValueError(f"query of a point is {self.query!r}; give some text")
         if not is_name(self.id):
             raise ValueError(
-                f"id of a point is {self.id[:80]!r}; give at most 256 bytes without "
-                "quotes and backslashes, such as a hash"
+                f"id of a point is {self.id[:80]!r}; give 1 to 256 bytes, not all of "
+                "them blank, without quotes and backslashes, such as a hash"
             )
         if not np.isfinite(self.entropy):
             raise ValueError(
@@ -73,35 +71,21 @@ class Hit(NamedTuple):
 class BoundaryStore(Protocol):
     """Points of an agent's bound, found by their vectors of ``width`` numbers.
 
-    Each method raises ValueError on vectors of another width, not one for each point,
-    or on a ``k`` below 1; RuntimeError where a server does not do what it is asked.
+    What is added, with a vector each, is kept once ``add`` returns.  ``remove`` says
+    how many there were; ``search`` finds up to ``k`` for each vector, the most similar
+    first.  ValueError on vectors of another width, not one for each point, or on a
+    ``k`` below 1; RuntimeError where a server does not do what it is asked.
     """
 
     width: int
 
-    def add(self, points: Sequence[Point], vectors: Any, /) -> None:
-        """Adds points with a vector each, which are kept once this returns."""
-        ...
-
-    def remove(self, ids: Sequence[str], /) -> int:
-        """Takes points out by their names; how many there were."""
-        ...
-
-    def search(self, vectors: Any, k: int, /) -> list[list[Hit]]:
-        """For each vector up to ``k`` points, the most similar first."""
-        ...
-
-    def highest_entropy(self) -> float | None:
-        """Of all points, ``None`` where there is none."""
-        ...
-
+    def add(self, points: Sequence[Point], vectors: Any, /) -> None: ...
+    def remove(self, ids: Sequence[str], /) -> int: ...
+    def search(self, vectors: Any, k: int, /) -> list[list[Hit]]: ...
+    def highest_entropy(self) -> float | None: ...
     def __contains__(self, id: object, /) -> bool: ...
-
     def __len__(self) -> int: ...
-
-    def close(self) -> None:
-        """Gives everything back that is open; the points stay."""
-        ...
+    def close(self) -> None: ...
 
 
 class ExactStore:
@@ -115,8 +99,8 @@ class ExactStore:
     def __init__(self, width: int, folder: str | Path | None = None):
         self.width = width
         self._lock = threading.RLock()
-        self._index = Index(width)
-        self._points: list[Point] = []
+        self._index = Index(np.zeros((0, width), np.float32))
+        self._points: list[Point] = []  # in the order of the index
         self._rows: dict[str, int] = {}
         self._path = None if folder is None else Path(folder) / "points.jsonl"
         if self._path is not None:
@@ -133,16 +117,15 @@ class ExactStore:
         return iter(self._points)
 
     def add(self, points: Sequence[Point], vectors: Any) -> None:
-        block = paired(points, checked(vectors, self.width))
+        block = paired(points, vectors, self.width)
         lines = [
-            {**dataclasses.asdict(one), "vector": _packed(vector)}
+            {**vars(one), "vector": base64.b64encode(vector.astype("<f4")).decode()}
             for one, vector in zip(points, block, strict=True)
         ]
         with self._lock:
             if self._path is not None:
                 append(self._path, lines)
-            pairs = zip(points, block, strict=True)
-            self._take({point.id: (point, vector) for point, vector in pairs})
+            self._take(points, block)
 
     def remove(self, ids: Sequence[str]) -> int:
         with self._lock:
@@ -172,7 +155,7 @@ class ExactStore:
 
     def highest_entropy(self) -> float | None:
         with self._lock:
-            return max((one.entropy for one in self._points), default=None)
+            return max((one.entropy for one in self), default=None)
 
     def close(self) -> None:
         """Nothing is open."""
@@ -198,31 +181,33 @@ class ExactStore:
                     "are asked for; use the encoder that made them, or another folder"
                 )
             found[point.id] = point, vector
-        self._take(found)
+        if found:
+            points, vectors = zip(*found.values(), strict=True)
+            self._take(points, np.stack(vectors))
 
-    def _take(self, found: Mapping[str, tuple[Point, np.ndarray]]) -> None:
-        fresh = {name: one for name, one in found.items() if name not in self._rows}
-        if fresh:
-            self._index.add(np.stack([vector for _, vector in fresh.values()]))
-        for name, (point, vector) in found.items():
-            if name in fresh:
-                self._rows[name] = len(self._points)
-                self._points.append(point)
-            else:
-                row = self._rows[name]
+    def _take(self, points: Sequence[Point], vectors: np.ndarray) -> None:
+        fresh = [at for at, one in enumerate(points) if one.id not in self._rows]
+        for point, vector in zip(points, vectors, strict=True):
+            if point.id in self._rows:
+                row = self._rows[point.id]
                 self._index.put(row, vector)
                 self._points[row] = point
+        self._index.add(vectors[fresh])
+        for at in fresh:
+            self._rows[points[at].id] = len(self._points)
+            self._points.append(points[at])
 
 
 def paired(
-    points: Sequence[Point], vectors: Float[np.ndarray, "rows width"]
-) -> Float[np.ndarray, "rows width"]:
+    points: Sequence[Point], vectors: Any, width: int
+) -> Float[np.ndarray, "rows {width}"]:
     """Vectors that go with points."""
-    if len(points) != len(vectors):
-        raise ValueError(f"{len(points)} points come with {len(vectors)} vectors")
+    block = checked(vectors, width)
+    if len(points) != len(block):
+        raise ValueError(f"{len(points)} points come with {len(block)} vectors")
     if len({one.id for one in points}) < len(points):
         raise ValueError(f"two of the {len(points)} points share a name")
-    return vectors
+    return block
 
 
 def point_id(agent: str, query: str) -> str:
@@ -237,8 +222,5 @@ def now() -> str:
 
 def is_name(id: str) -> bool:
     """Whether a point may go by it in every store."""
-    return 0 < len(id.encode("utf-8", "replace")) <= 256 and not set(id) & set("'\"\\")
-
-
-def _packed(vector: np.ndarray) -> str:
-    return base64.b64encode(vector.astype("<f4").tobytes()).decode()
+    few = len(id.encode("utf-8", "replace")) <= 256
+    return bool(id.strip()) and few and not set(id) & set("'\"\\")

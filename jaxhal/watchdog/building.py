@@ -9,20 +9,15 @@ from jaxhal.datasets import Question
 from jaxhal.io.configuration import claim
 from jaxhal.llm import entailment, hosts
 from jaxhal.llm.endpoint import endpoint_of
-from jaxhal.llm.judges import OverlapRule
 from jaxhal.models.encoders.encoding import kept_encoder
 from jaxhal.models.lm import kept_lm as model
 from jaxhal.reading.keys import digest
-from jaxhal.watchdog.agents import (
-    FROM_PASSAGES,
-    Agent,
-    EndpointAgent,
-    LocalAgent,
-    Passages,
-    RagAgent,
-)
+from jaxhal.watchdog.agents import Agent
+from jaxhal.watchdog.agents.endpoint import EndpointAgent
+from jaxhal.watchdog.agents.local import LocalAgent
+from jaxhal.watchdog.agents.rag import FROM_PASSAGES, Passages, RagAgent
 from jaxhal.watchdog.bounds import BoundaryStore, ExactStore
-from jaxhal.watchdog.config import Talker, Watch, explored, guard_of, plan_of
+from jaxhal.watchdog.config import Talker, Watch, explored, guard_of
 from jaxhal.watchdog.domain import check_unchanged, passages_of, questions_of
 from jaxhal.watchdog.evaluators import EndpointEvaluator, Evaluator, ReferenceEvaluator
 from jaxhal.watchdog.explore import Explorer
@@ -91,7 +86,7 @@ def evaluator_of(config: Watch, known: Sequence[Question]) -> Evaluator:
         return EndpointEvaluator(endpoint)
     return ReferenceEvaluator(
         known,
-        OverlapRule(config.contained),
+        contained=config.contained,
         similarity=config.judge_similarity,
         encoder=config.encoder,
     )
@@ -119,7 +114,8 @@ def explorer_of(config: Watch, progress: bool | None = None) -> Explorer:
         [one.text for one in known],
         store_of(config),
         config.folder,
-        plan=plan_of(config),
+        plan=config.plan,
+        training=config.training,
         encoder=config.encoder,
         entailment=same,
     )
@@ -130,7 +126,7 @@ def watchdog_of(config: Watch, progress: bool | None = None) -> Watchdog:
     """The watchdog of an exploration."""
     if (config.folder / "config.yaml").is_file():
         claim(config.folder, config, explored)
-    plan, same = plan_of(config), entailment.resolve(config.entailment)
+    plan, same = config.plan, entailment.resolve(config.entailment)
     return Watchdog(
         agent_of(config, config.agent, progress),
         store_of(config),

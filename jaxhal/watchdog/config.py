@@ -62,8 +62,7 @@ class Watch:
       judge: ``reference``, of the nearest question explored from, or ``endpoint``.
       judge_similarity: from which cosine on a question is like a query.
       contained: an answer is right too if a reference stands in it by whole words.
-      plan: fields of :class:`jaxhal.watchdog.Plan`.
-      training: fields of :class:`jaxhal.watchdog.Training`.
+      plan: of the exploration; ``training`` is that of its policy.
       store: ``exact``; ``milvus`` for bound.db in the folder, another file that ends in
         ``.db``, or the address of a Milvus server, whose token is in $MILVUS_TOKEN.
       preset: of :data:`jaxhal.watchdog.PRESETS`.
@@ -85,8 +84,8 @@ class Watch:
     contained: bool = False
     judge_endpoint: str = ""
     judge_model: str = ""
-    plan: dict[str, Any] = dataclasses.field(default_factory=dict)
-    training: dict[str, Any] = dataclasses.field(default_factory=dict)
+    plan: Plan = dataclasses.field(default_factory=Plan)
+    training: Training = dataclasses.field(default_factory=Training)
     store: str = "exact"
     preset: str = "paper"
     similarity: float | None = None
@@ -124,20 +123,8 @@ def load_watch(
             f"judge is {config.judge!r}, judge_endpoint {config.judge_endpoint!r} and "
             f"judge_model {config.judge_model!r}; an endpoint judges by all three"
         )
-    plan_of(config)
     guard_of(config)
     return config
-
-
-def plan_of(config: Watch) -> Plan:
-    """How to explore."""
-    fields = {**config.plan}
-    try:
-        if "ways" in fields:
-            fields["ways"] = tuple(fields["ways"])
-        return Plan(**fields, training=Training(**config.training))
-    except TypeError as error:
-        raise ValueError(f"plan or training: {error}") from error
 
 
 def guard_of(config: Watch) -> Guard:
@@ -150,7 +137,7 @@ def guard_of(config: Watch) -> Guard:
 
 def explored(config: Watch) -> Watch:
     """What an exploration depends on, which is not where things are."""
-    plan = {k: v for k, v in config.plan.items() if k not in _OPEN}
+    plan = dataclasses.replace(config.plan, **{k: getattr(Plan, k) for k in _OPEN})
     return dataclasses.replace(
         config,
         plan=plan,

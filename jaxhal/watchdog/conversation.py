@@ -18,15 +18,8 @@ class Conversation(str):
     """A query with the turns before it, and what else is wished of its answer.
 
     As text it is its turns, one below the other, so that any agent takes it;
-    :class:`jaxhal.watchdog.EndpointAgent` passes turns and wishes on.
-
-    Args:
-      turns: the role and the text of each, the last one the user's.
-      wishes: fields of a chat completion's request, such as ``max_tokens`` or ``stop``.
-
-    Example:
-      >>> Conversation([("system", "Be brief."), ("user", "Why?")]).query
-      'Why?'
+    :class:`jaxhal.watchdog.EndpointAgent` passes turns (roles and texts, the last one
+    the user's) and wishes (fields of a request, such as ``stop``) on.
     """
 
     turns: tuple[tuple[str, str], ...]
@@ -42,29 +35,32 @@ class Conversation(str):
         self.turns, self.wishes = tuple(turns), dict(wishes or {})
         return self
 
+    def __getnewargs__(self) -> tuple[Any, ...]:
+        """What it is made of, for pickle and copy: its text alone holds no turns."""
+        return self.turns, self.wishes
+
+    @classmethod
+    def of(cls, query: str) -> "Conversation":
+        """A query as a conversation, if it is none, of one turn."""
+        return query if isinstance(query, cls) else cls([("user", query)])
+
     @property
     def query(self) -> str:
         return self.turns[-1][1]
 
-    def asking(self, query: str) -> "Conversation":
-        """The same with another last turn."""
-        return Conversation([*self.turns[:-1], (self.turns[-1][0], query)], self.wishes)
-
 
 def last_turn(query: str) -> str:
     """A query without the turns before it, if it has any."""
-    return query.query if isinstance(query, Conversation) else query
+    return Conversation.of(query).query
 
 
-def turns_of(query: str, known: Container[str] = ()) -> list[str]:
-    """The turns of a query that are looked at, the last one first.
+def turns_of(query: Conversation, known: Container[str] = ()) -> list[str]:
+    """The turns that are looked at, the last one first.
 
-    Of a conversation all are, as the client wrote them all, except what the assistant
-    said that is one of the ``known`` answers.  What the answer's form is said to be
-    comes last: a schema may ask something, too.
+    All are, as the client wrote them all, except what the assistant said that is one of
+    the ``known`` answers.  What the answer's form is said to be comes last: a schema
+    may ask something, too.
     """
-    if not isinstance(query, Conversation):
-        return [query]
     said = [
         text
         for role, text in query.turns[:-1]
@@ -93,14 +89,10 @@ def looked_at(query: str, known: Container[str] = ()) -> list[str]:
     Of a conversation these are its turns, each sentence of 8 characters, and of a long
     one all 16 words in a row, from every eighth word on: a question is found wherever
     it stands.
-
-    Example:
-      >>> looked_at(Conversation([("user", "Why is it? I ask."), ("user", "Go on.")]))
-      ['Go on.', 'Why is it? I ask.', 'Why is it?']
     """
-    turns = turns_of(query, known)
     if not isinstance(query, Conversation):
-        return turns
+        return [query]
+    turns = turns_of(query, known)
     parts = (part for turn in turns for part in _parts(turn))
     return [*dict.fromkeys([*turns, *parts])]
 

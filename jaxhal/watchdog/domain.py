@@ -150,10 +150,5 @@ def known_of(config: Watch, dog: Watchdog) -> Known:
             f"of {len(questions)} held-out questions {len(kept)} were answered, "
             f"{int(labels.sum())} of them wrongly; that leaves nothing to tell apart"
         )
-    return Known(
-        [one for one, *_ in kept],
-        [reply for _, reply, *_ in kept],
-        [some for _, _, some, _ in kept],
-        labels,
-        len(questions) - len(kept),
-    )
+    asked, replies, others, _ = map(list, zip(*kept, strict=True))
+    return Known(asked, replies, others, labels, len(questions) - len(kept))

@@ -1,23 +1,21 @@
 """Evaluation agents: is an answer hallucinated, and how sure is that?"""
 
 import asyncio
-import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
 from jaxhal.datasets import Question
-from jaxhal.io.checks import at_least
 from jaxhal.llm.endpoint import Endpoint, Unanswered, Useless, json_object
-from jaxhal.llm.judges import Judge, OverlapRule
+from jaxhal.llm.judges import OverlapRule
 from jaxhal.models.encoders.encoding import embed, kept_encoder
 from jaxhal.texts import storable
 from jaxhal.watchdog.agents import Gate, Reply, failed, named
 from jaxhal.watchdog.index import Index
 
-#: From this confidence on a verdict counts; below it a person decides.
-SURE = 0.6
+# From this confidence on a verdict counts; judgements asked for at a time.
+_SURE, _AT_ONCE = 0.6, 8
 #: What a judging model is asked.
 ASK = """\
 You check the answers of an assistant. An answer is hallucinated when it says anything \
@@ -53,99 +51,67 @@ class Evaluator(Protocol):
     @property
     def name(self) -> str: ...
 
-    async def judge(
-        self, queries: Sequence[str], replies: Sequence[Reply]
-    ) -> list[Judgement]:
-        """A judgement of each answer, in order."""
+    async def judge(self, query: str, replies: Sequence[Reply]) -> list[Judgement]:
+        """A judgement of each answer to a query, in order."""
         ...
 
 
 class ReferenceEvaluator:
     """Compares answers with the references of the most similar known question.
 
-    A query that no known question is like has no reference, so a person has to decide.
-
-    Args:
-      questions: with their references.
-      rule: compares; by default the paper's (Liu et al., 2025, section 4.1).
-      similarity: from which cosine on a known question is like a query; high where
-        questions follow one pattern.
-      encoder: as :func:`jaxhal.models.encoders.load_encoder` takes it.
+    By the paper's rule (Liu et al., 2025, section 4.1).  A query whose cosine with that
+    question is under ``similarity``, high where questions follow one pattern, has no
+    reference: a person has to decide.  With ``contained`` an answer is right too if a
+    reference stands in it by whole words.
     """
 
     def __init__(
         self,
         questions: Sequence[Question],
-        rule: Judge = OverlapRule(),  # noqa: B008  (an immutable default)
         *,
+        contained: bool = False,
         similarity: float = 0.9,
         encoder: str = "all-minilm-l6-v2",
     ):
         if not questions:
             raise ValueError("there are no questions with references; give some")
-        self.questions, self.rule = list(questions), rule
+        self.questions, self.rule = list(questions), OverlapRule(contained)
         self.similarity, self.encoder = similarity, encoder
+        self.name = f"references of {len(questions)} questions"
         texts = [one.text for one in questions]
-        vectors = embed(kept_encoder(encoder), texts, progress=False)
-        self._index = Index(vectors.shape[1])
-        self._index.add(vectors)
+        self._index = Index(embed(kept_encoder(encoder), texts, progress=False))
 
-    @property
-    def name(self) -> str:
-        return f"references of {len(self.questions)} questions"
+    async def judge(self, query: str, replies: Sequence[Reply]) -> list[Judgement]:
+        return await asyncio.to_thread(self._judge, query, replies)
 
-    async def judge(
-        self, queries: Sequence[str], replies: Sequence[Reply]
-    ) -> list[Judgement]:
-        return await asyncio.to_thread(self._judge, [*queries], [*replies])
-
-    def _judge(self, queries: list[str], replies: list[Reply]) -> list[Judgement]:
-        vectors = embed(kept_encoder(self.encoder), queries, progress=False)
-        cosines, rows = self._index.search(vectors, 1)
-        return [
-            self._of(float(cosine), self.questions[row], reply)
-            for (cosine,), (row,), reply in zip(cosines, rows, replies, strict=True)
-        ]
-
-    def _of(self, cosine: float, question: Question, reply: Reply) -> Judgement:
-        near = f"the nearest known question, {question.text[:60]!r}, is {cosine:.2f}"
-        if cosine < self.similarity:
-            return Judgement(None, f"{near} similar, under {self.similarity}", 0.0)
-        found = self.rule(question, reply.text)
-        sure = 0.0 if found.label is None else 1.0
-        return Judgement(found.label, f"{found.why}; {near} similar", sure)
+    def _judge(self, query: str, replies: Sequence[Reply]) -> list[Judgement]:
+        vectors = embed(kept_encoder(self.encoder), [query], progress=False)
+        ((cosine,),), ((row,),) = self._index.search(vectors, 1)
+        known, least = self.questions[row], self.similarity
+        near = f"the nearest known question, {known.text[:60]!r}, is {cosine:.2f}"
+        if cosine < least:
+            why = f"{near} similar, under {least}"
+            return [Judgement(None, why, 0.0)] * len(replies)
+        found = [self.rule(known, one.text) for one in replies]
+        return [Judgement(one.label, f"{one.why}; {near} similar") for one in found]
 
 
-@dataclasses.dataclass(frozen=True)
 class EndpointEvaluator:
-    """A language model judges, and says how sure it is; under ``sure`` a person has to.
+    """A language model judges, and says how sure it is; under 0.6 a person has to.
 
     Replies are kept; where the endpoint does not answer the judgement has failed.  The
     paper asks GPT-4 (Liu et al., 2025, section 4.2); its prompt is not published.
     """
 
-    endpoint: Endpoint
-    sure: float = SURE
-    concurrency: int = 8
-    _gate: Gate = dataclasses.field(init=False, repr=False, compare=False)
+    def __init__(self, endpoint: Endpoint):
+        self.endpoint, self.name, self._gate = endpoint, endpoint.name, Gate(_AT_ONCE)
 
-    def __post_init__(self):
-        at_least(1, concurrency=self.concurrency)
-        object.__setattr__(self, "_gate", Gate(self.concurrency))
-
-    @property
-    def name(self) -> str:
-        return self.endpoint.name
-
-    async def judge(
-        self, queries: Sequence[str], replies: Sequence[Reply]
-    ) -> list[Judgement]:
-        async def one(query: str, reply: Reply) -> Judgement:
+    async def judge(self, query: str, replies: Sequence[Reply]) -> list[Judgement]:
+        async def one(reply: Reply) -> Judgement:
             async with self._gate():
                 return await asyncio.to_thread(self._judge, query, reply)
 
-        pairs = zip(queries, replies, strict=True)
-        return await asyncio.gather(*(one(*pair) for pair in pairs))
+        return await asyncio.gather(*map(one, replies))
 
     def _judge(self, query: str, reply: Reply) -> Judgement:
         parts = {"Material": reply.context, "Question": query, "Answer": reply.text}
@@ -157,42 +123,34 @@ class EndpointEvaluator:
         except Unanswered as error:
             return Judgement(None, str(error), 0.0, failed=True)
         hallucinated, confidence, why = _read(said)
-        label = int(hallucinated) if confidence >= self.sure else None
-        return Judgement(label, why, confidence)
+        return Judgement(hallucinated if confidence >= _SURE else None, why, confidence)
 
 
-def _read(reply: str) -> tuple[bool, float, str]:
+def _read(reply: str) -> tuple[int, float, str]:
     match json_object(reply):
         case {
             "hallucinated": bool() as verdict,
             "confidence": int() | float() as sure,
             "why": str() as why,
         } if 0 <= sure <= 100 and not isinstance(sure, bool):
-            return verdict, sure / 100, storable(why)
+            return int(verdict), sure / 100, storable(why)
     raise ValueError(
         "it does not hold 'hallucinated', true or false, 'confidence', a number from "
         "0 to 100, and 'why', a text"
     )
 
 
-@dataclasses.dataclass(frozen=True)
 class CallableEvaluator:
     """Any function from a query and an answer to a label, or to a :class:`Judgement`.
 
     What it raises is why there is no verdict.
     """
 
-    function: Callable[[str, str], Any]
-    name: str = ""
+    def __init__(self, function: Callable[[str, str], Any], name: str = ""):
+        self.function, self.name = function, name or named(function)
 
-    def __post_init__(self):
-        object.__setattr__(self, "name", self.name or named(self.function))
-
-    async def judge(
-        self, queries: Sequence[str], replies: Sequence[Reply]
-    ) -> list[Judgement]:
-        pairs = zip(queries, replies, strict=True)
-        return [await asyncio.to_thread(self._judge, q, r.text) for q, r in pairs]
+    async def judge(self, query: str, replies: Sequence[Reply]) -> list[Judgement]:
+        return [await asyncio.to_thread(self._judge, query, r.text) for r in replies]
 
     def _judge(self, query: str, text: str) -> Judgement:
         try:

@@ -7,7 +7,8 @@ import itertools
 import json
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,12 +20,12 @@ from jaxhal.io.progress import Bar, progress_bar
 from jaxhal.llm.entailment import Entailment, Similarity
 from jaxhal.models.encoders.encoding import embed, kept_encoder
 from jaxhal.reading.keys import digest
-from jaxhal.watchdog.agents import Agent
-from jaxhal.watchdog.bounds import BoundaryStore, Point, point_id
-from jaxhal.watchdog.evaluators import Evaluator
-from jaxhal.watchdog.inquiry import Inquiry, Review
-from jaxhal.watchdog.journal import Journal
-from jaxhal.watchdog.plan import Node, Plan
+from jaxhal.watchdog.agents import Agent, Reply
+from jaxhal.watchdog.bounds import BoundaryStore, Point, now, point_id
+from jaxhal.watchdog.evaluators import Evaluator, Judgement
+from jaxhal.watchdog.journal import Journal, Review, answered
+from jaxhal.watchdog.monitor import known_entropies
+from jaxhal.watchdog.plan import Node, Plan, Training
 from jaxhal.watchdog.policy import Chooser, Trained, reward
 from jaxhal.watchdog.queries import Generator, plain
 
@@ -33,6 +34,8 @@ _RECENT = 30
 # The reward of a way that gave no new query: as of one that brings no entropy.  Without
 # it a writer that often fails would never be learnt from.
 _USELESS = 0.0
+# What of a plan decides what is drawn.
+_DRAWN = ("how", "samples", "temperature", "answer_temperature")
 # Queries without an answer, one after the other, that are an outage.
 _OUTAGE = 10
 
@@ -54,18 +57,16 @@ class Explored(NamedTuple):
 class Explorer:
     """The core agent: sends queries out, has answers judged, keeps the bound.
 
-    Everything that agents say is in ``journal.jsonl`` before it is used.  An
-    exploration that was killed begins again, finds what is known there, and so comes to
-    where it was without asking anything twice.
+    Everything that agents say is in ``journal.jsonl`` of the folder before it is used.
+    An exploration that was killed begins again, finds what is known there, and so comes
+    to where it was without asking anything twice.
 
     Answers that the evaluator is not sure of go to ``review.jsonl``: give a row a
     ``"label"`` of 0 or 1 there, explore again, and the label counts.
 
     Args:
-      agent: whose bound is explored.
       generator: makes queries of others.
       seeds: queries of the domain to begin with, and to go on from.
-      folder: of the journal.
       encoder: of queries, as :func:`jaxhal.models.encoders.load_encoder` takes it.
       entailment: what decides whether two answers mean the same.
     """
@@ -79,7 +80,8 @@ class Explorer:
         store: BoundaryStore,
         folder: str | os.PathLike,
         *,
-        plan: Plan = Plan(),  # noqa: B008  (an immutable default)
+        plan: Plan | None = None,
+        training: Training | None = None,
         encoder: str = "all-minilm-l6-v2",
         entailment: Entailment | None = None,
     ):
@@ -89,7 +91,8 @@ class Explorer:
                 "there are no seeds with a word in them; give queries of the domain"
             )
         self.agent, self.evaluator, self.generator = agent, evaluator, generator
-        self.store, self.plan, self.encoder = store, plan, encoder
+        self.plan = plan = plan or Plan()
+        self.store, self.encoder = store, encoder
         self.entailment = entailment or Similarity()
         self.folder = Path(folder)
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -100,8 +103,8 @@ class Explorer:
         self._queue: collections.deque[Node] = collections.deque()
         self._nodes: dict[str, Node] = {}
         self._vectors: dict[str, np.ndarray] = {}
-        self._chooser = Chooser(plan, self._vectors)
-        self._changes = self._useless = 0
+        self._chooser = Chooser(plan, training or Training(), self._vectors)
+        self._useless = 0
         self._failures: list[str | None] = []  # of each change
 
     def run(self, progress: bool | None = None) -> Explored:
@@ -116,13 +119,25 @@ class Explorer:
 
     async def explore(self, progress: bool | None = None) -> Explored:
         """See :meth:`run`."""
+        plan, stopped, rounds = self.plan, "", itertools.count(1)
         with alone(self.folder):
             self.journal = Journal(self.folder / "journal.jsonl")
             await self._check_journal()
-            review = Review(self.folder / "review.jsonl")
-            asked = self.agent, self.evaluator, self.entailment, self.plan
-            ask = Inquiry(*asked, self.journal, review.labels)
-            return await self._explore(ask, review, progress)
+            self._review = Review(self.folder / "review.jsonl")
+            for _ in range(plan.starts):
+                self._sow()
+            with progress_bar(plan.budget, "exploring", "query", progress) as bar:
+                while not stopped:
+                    room = min(plan.width, plan.budget - len(self._nodes))
+                    count = min(room, len(self._queue))
+                    some = [self._queue.popleft() for _ in range(count)]
+                    await self._round(some, next(rounds))
+                    bar.update(len(some))
+                    self._show(bar)
+                    stopped = self._ended()
+            self._write(stopped)
+        nodes, policy = [*self._nodes.values()], self._chooser.policy
+        return Explored(nodes, self.counts(), stopped, policy)
 
     async def _check_journal(self) -> None:
         """What others said, or was drawn otherwise, is not this exploration's."""
@@ -132,10 +147,7 @@ class Explorer:
             "writer": self.generator.agent.name,
             "evaluator": self.evaluator.name,
             "entailment": self.entailment.name,
-            "how": plan.how,
-            "samples": plan.samples,
-            "temperature": plan.temperature,
-            "answer_temperature": plan.answer_temperature,
+            **{name: getattr(plan, name) for name in _DRAWN},
         }
         known = await self.journal.once("about", lambda: _now(about))
         for name, value in about.items():
@@ -145,36 +157,81 @@ class Explorer:
                     f"{known.get(name)!r}, and not {value!r}; give another folder"
                 )
 
-    async def _explore(
-        self, ask: Inquiry, review: Review, progress: bool | None
-    ) -> Explored:
-        plan, stopped, rounds = self.plan, "", itertools.count(1)
-        for _ in range(plan.starts):
-            self._sow()
-        with progress_bar(plan.budget, "exploring", "query", progress) as bar:
-            while not stopped:
-                room = min(plan.width, plan.budget - len(self._nodes))
-                some = [
-                    self._queue.popleft() for _ in range(min(room, len(self._queue)))
-                ]
-                number = next(rounds)
-                for node in some:
-                    node.round = number
-                await asyncio.gather(*map(ask, some))
-                self._embed([node.query for node in some])
-                for node in some:
-                    self._take(node)
-                self._chooser.learn()
-                made = await asyncio.gather(*map(self._follow, some))
-                for node, children in zip(some, made, strict=True):
-                    self._branch(node, children)
-                review.write(self._nodes.values())
-                bar.update(len(some))
-                self._show(bar)
-                stopped = self._ended()
-        self._write(stopped)
-        nodes, policy = [*self._nodes.values()], self._chooser.policy
-        return Explored(nodes, self.counts(), stopped, policy)
+    async def _round(self, some: Sequence[Node], number: int) -> None:
+        """Asks queries, keeps what was found out, and makes others of them."""
+        for node in some:
+            node.round = number
+        await asyncio.gather(*map(self._ask, some))
+        if fresh := [one.query for one in some if one.query not in self._vectors]:
+            vectors = embed(kept_encoder(self.encoder), fresh, progress=False)
+            self._vectors.update(zip(fresh, vectors, strict=True))
+        for node in some:
+            self._take(node)
+        self._chooser.learn()
+        made = await asyncio.gather(*map(self._follow, some))
+        for node, children in zip(some, made, strict=True):
+            new = [self._enqueue(child) for child in children]
+            for child, is_new in zip(children, new, strict=True):
+                if not is_new:
+                    self._useless += 1
+                    self._chooser.tried(node, child.way, _USELESS)
+            if not any(new):
+                self._sow()
+        self._review.write(self._nodes.values())
+
+    async def _ask(self, node: Node) -> None:
+        """Fills in a query's answer, label and entropy, or why there is none."""
+        key, plan, once = digest(node.query), self.plan, self.journal.once
+        said = partial(self._said, node.query)
+        own, drawn = await asyncio.gather(
+            once(f"answer {key}", partial(said, 1, plan.answer_temperature), _came),
+            once(
+                f"samples {key}", partial(said, plan.samples, plan.temperature), _came
+            ),
+        )
+        answer = Reply(**own["replies"][0])
+        samples = [Reply(**one) for one in drawn["replies"] if not one["error"]]
+        node.time = own["time"]
+        if answer.error is not None or not _came(drawn):
+            errors = (one["error"] for one in drawn["replies"] if one["error"])
+            node.why = answer.error or next(errors)
+            return
+        # The reward of equation (2) asks whether any answer is hallucinated.
+        judged = [answer, *samples] if plan.how == "reinforced" else [answer]
+
+        async def judge() -> list[list[Any]]:
+            return [*map(list, await self.evaluator.judge(node.query, judged))]
+
+        async def entropy_of() -> list[Any]:
+            texts = [[one.text for one in samples]]
+            known = asyncio.to_thread(
+                known_entropies, [node.query], texts, self.entailment
+            )
+            return [*(await known)[0]]
+
+        verdicts = await once(
+            f"verdict {key}",
+            judge,
+            lambda found: not any(Judgement(*one).failed for one in found),
+        )
+        entropy, error = await once(
+            f"entropy {key}", entropy_of, lambda found: found[1] is None
+        )
+        first, *others = judgements = [Judgement(*one) for one in verdicts]
+        error = next((one.why for one in judgements if one.failed), error)
+        if error is not None:
+            node.why = error
+            return
+        node.answer, node.context, node.entropy = answer.text, answer.context, entropy
+        node.label, node.why, node.confidence, _ = first
+        if node.label is None and node.query in self._review.labels:
+            node.label, node.confidence = self._review.labels[node.query], 1.0
+            node.why = f"a person decided ({node.why})"
+        node.clean = 1 not in [node.label, *(one.label for one in others)]
+
+    async def _said(self, query: str, n: int, temperature: float) -> dict[str, Any]:
+        (replies,) = await self.agent.respond([query], n, temperature)
+        return {"time": now(), "replies": [*map(dataclasses.asdict, replies)]}
 
     def counts(self) -> dict[str, Any]:
         """How far it has come, and what it cost."""
@@ -193,22 +250,12 @@ class Explorer:
             "failed": failed,
             "points": len(self.store),
             "answers": (1 + self.plan.samples) * len(nodes),
-            "changes": self._changes,
+            "changes": len(self._failures),
             "useless changes": self._useless,
             "failed changes": sum(error is not None for error in self._failures),
             "steps": len(self._chooser.steps),
             "by the policy": 0 if self._chooser.policy is None else sum(chosen),
         }
-
-    def _branch(self, node: Node, children: Sequence[Node]) -> None:
-        """Has what is new among a query's children asked, else another seed."""
-        new = [self._enqueue(child) for child in children]
-        for child, is_new in zip(children, new, strict=True):
-            if not is_new:
-                self._useless += 1
-                self._chooser.tried(node, child.way, _USELESS)
-        if not any(new):
-            self._sow()
 
     def _sow(self) -> None:
         """Begins a path with the next seed, if one is left."""
@@ -226,12 +273,6 @@ class Explorer:
         self._queue.append(node)
         return True
 
-    def _embed(self, queries: Sequence[str]) -> None:
-        fresh = [query for query in queries if query not in self._vectors]
-        if fresh:
-            vectors = embed(kept_encoder(self.encoder), fresh, progress=False)
-            self._vectors.update(zip(fresh, vectors, strict=True))
-
     def _take(self, node: Node) -> None:
         """Keeps what was found out about a query."""
         self._nodes[node.query] = node
@@ -246,44 +287,27 @@ class Explorer:
             self._chooser.tried(parent, node.way, node.reward)
         name = point_id(self.agent.name, node.query)
         if node.label == 1 and name not in self.store:
-            point = Point(
-                name,
-                node.query,
-                node.answer,
-                node.context,
-                node.entropy,
-                node.why,
-                self.generator.domain,
-                self.agent.name,
-                node.time,
-            )
-            self.store.add([point], self._vectors[node.query][None])
+            said = node.query, node.answer, node.context, node.entropy, node.why
+            about = self.generator.domain, self.agent.name, node.time
+            vector = self._vectors[node.query]
+            self.store.add([Point(name, *said, *about)], vector[None])
 
     async def _follow(self, node: Node) -> list[Node]:
         """What was made of a query, if the agent hallucinated at it."""
         if node.label != 1:
             return []
-        key = digest(node.query)
-
+        key, once = digest(node.query), self.journal.once
         choose = self._chooser.chosen
-        ways, node.chances = await self.journal.once(
-            f"ways {key}", lambda: _now(choose(node))
-        )
+        ways, node.chances = await once(f"ways {key}", lambda: _now(choose(node)))
 
         async def change(way: str) -> dict[str, Any]:
-            (made,) = await self.generator.change([node.query], [way])
-            return dataclasses.asdict(made)
+            return dataclasses.asdict(await self.generator.change(node.query, way))
 
-        def kept(made: Mapping[str, Any]) -> bool:
+        def kept(made: dict[str, Any]) -> bool:
             return made["error"] is None
 
-        found = await asyncio.gather(
-            *(
-                self.journal.once(f"{way} {key}", lambda w=way: change(w), kept)
-                for way in ways
-            )
-        )
-        self._changes += len(ways)
+        asked = (once(f"{way} {key}", partial(change, way), kept) for way in ways)
+        found = await asyncio.gather(*asked)
         self._failures += [made["error"] for made in found]
         return [
             Node(made["text"], way, node.depth + 1, node.query, node.first)
@@ -341,6 +365,10 @@ def _row(node: Node) -> dict[str, Any]:
     row = dataclasses.asdict(node)
     numbers = ("entropy", "reward")
     return row | {n: row[n] if math.isfinite(row[n]) else None for n in numbers}
+
+
+def _came(said: dict[str, Any]) -> bool:
+    return answered(said["replies"])
 
 
 async def _now(value: Any) -> Any:

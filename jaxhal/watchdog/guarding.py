@@ -26,17 +26,12 @@ from jaxhal.watchdog.monitor import NEAREST, Decision, Guard, decide, known_entr
 
 
 class Check(NamedTuple):
-    """What a watchdog says of a query.
+    """What a watchdog says of a query, beside its :class:`jaxhal.watchdog.Decision`.
 
-    Attributes:
-      score: higher = more likely hallucinated, as :class:`jaxhal.watchdog.Decision` has
-        it.
-      cosine: with the centroid of the three nearest points; -1 where they do not count.
-      entropy: of the agent's answers, in nats; ``None`` where it was not asked for.
-      hits: the points nearest to the query, or to the part of a conversation that has
-        the highest score.
-      seconds: that the bound was looked through.
-      error: why the entropy is not known, where it should be.
+    ``entropy`` is that of the agent's answers, in nats, ``None`` where it was not asked
+    for; ``error`` is why it is not known, where it should be.  ``hits`` are the points
+    nearest to the query, or to the part of a conversation that has the highest score,
+    and ``seconds`` those that the bound was looked through.
     """
 
     query: str
@@ -50,14 +45,6 @@ class Check(NamedTuple):
     error: str | None = None
 
 
-class Guarded(NamedTuple):
-    """An answer, empty if blocked, and what the watchdog says of its query."""
-
-    reply: Reply
-    check: Check
-    blocked: bool
-
-
 class Watchdog:
     """Guards an agent by its bound.
 
@@ -65,10 +52,9 @@ class Watchdog:
     some answers, and how much they differ decides, unless the guard asks for none.
 
     Args:
-      guard: how queries are judged.
       encoder: of queries, the one that made the bound.
       samples: answers that an entropy is of.
-      answer_temperature: of the answer that :meth:`guard` gives.
+      answer_temperature: of an answer that is given.
       entailment: what decides whether two answers mean the same.
       domain: of the points that it learns, in words.
     """
@@ -117,47 +103,32 @@ class Watchdog:
         Of a :class:`~jaxhal.watchdog.Conversation` the part with the highest score
         counts; nothing is looked for in the agent's ``known`` answers.
         """
-        seen, seconds = await asyncio.to_thread(self._look, [*queries], known)
-        vectors, hits, decisions = map(list, zip(*seen, strict=True))
+        looked = await asyncio.to_thread(self._look, [*queries], known)
+        vectors, hits, decisions, seconds = looked
         open_ = [
             at
             for at, decision in enumerate(decisions)
             if self.settings.entropy is not None and not decision.near and hits[at]
         ]
-        entropies: list[float | None] = [None] * len(queries)
-        errors: list[str | None] = [None] * len(queries)
+        found: dict[int, tuple[float | None, str | None]] = {}
         if open_:
-            found = await self._entropies([queries[at] for at in open_])
-            for at, (entropy, error) in zip(open_, found, strict=True):
-                entropies[at] = entropy if error is None else None
-                errors[at] = error
-            again = await asyncio.to_thread(self._all_decided, vectors, hits, entropies)
-            for at in open_:
-                decisions[at] = again[at]
+            asked = await self._entropies([queries[at] for at in open_])
+            found = dict(zip(open_, asked, strict=True))
+        entropies = [found.get(at, (None, None)) for at in range(len(queries))]
+        if open_:
+            of = [entropy for entropy, _ in entropies]
+            decisions = await asyncio.to_thread(self._all_decided, vectors, hits, of)
         return [
             Check(
-                last_turn(query),
-                bool(decision.flagged),
-                float(decision.score),
-                bool(decision.near),
-                float(decision.cosine),
-                entropies[at],
-                hits[at],
-                seconds / len(decisions),
-                errors[at],
+                query=last_turn(query),
+                **{name: v.item() for name, v in decisions[at]._asdict().items()},
+                entropy=entropies[at][0],
+                hits=hits[at],
+                seconds=seconds / len(decisions),
+                error=entropies[at][1],
             )
-            for at, (query, decision) in enumerate(zip(queries, decisions, strict=True))
+            for at, query in enumerate(queries)
         ]
-
-    async def guard(self, query: str, *, block: bool = False) -> Guarded:
-        """Has the agent answer, unless a flagged query is blocked."""
-        if block:
-            check = await self.check(query)
-            if check.flagged:
-                return Guarded(Reply(""), check, True)
-            return Guarded(await self._answer(query), check, False)
-        check, reply = await asyncio.gather(self.check(query), self._answer(query))
-        return Guarded(reply, check, False)
 
     async def learn(
         self,
@@ -174,67 +145,56 @@ class Watchdog:
         the point that the query itself became, and those ``named``, as :meth:`close`
         has them; by default those near it now.
         """
+        last, act = last_turn(query), asyncio.to_thread
+        own = point_id(self.agent.name, last)
         if not hallucinated:
             if named is None:
-                _, (hits,), _ = await asyncio.to_thread(self._near, [query])
+                _, (hits,), _ = await act(self._near, [last])
                 named = self.close(hits)
-            own = point_id(self.agent.name, last_turn(query))
-            return -await asyncio.to_thread(self.store.remove, [own, *named])
-        (vector,), _, _ = await asyncio.to_thread(self._near, [query])
+            return -await act(self.store.remove, [own, *named])
+        vectors, _, _ = await act(self._near, [last])
         ((entropy, error),) = await self._entropies([query])
-        if error is not None:
+        if entropy is None:
             raise RuntimeError(
                 f"{self.agent.name} answers nothing to {quoted(query)}: {error}"
             )
-        point = Point(
-            point_id(self.agent.name, last_turn(query)),
-            last_turn(query),
-            response,
-            context,
-            entropy,
-            "someone found it hallucinated",
-            self.domain,
-            self.agent.name,
-            now(),
-        )
-        return await asyncio.to_thread(self._add, point, vector)
+        why = "someone found it hallucinated"
+        about = why, self.domain, self.agent.name, now()
+        point = Point(own, last, response, context, entropy, *about)
+        known = await act(self.store.__contains__, own)
+        await act(self.store.add, [point], vectors)
+        return int(not known)
 
     def close(self, hits: Sequence[Hit]) -> list[str]:
         """Names of the points that are as near as the guard's similarity."""
         least = self.settings.similarity
         return [hit.point.id for hit in hits if hit.similarity >= least]
 
-    def _add(self, point: Point, vector: np.ndarray) -> int:
-        fresh = point.id not in self.store
-        self.store.add([point], vector[None])
-        return int(fresh)
-
     def _look(
         self, queries: list[str], known: Container[str]
-    ) -> tuple[list[tuple[np.ndarray, list[Hit], Decision]], float]:
+    ) -> tuple[np.ndarray, list[list[Hit]], list[Decision], float]:
         """Of each query what has the highest score, the whole one if all are equal."""
         texts = [looked_at(query, known) for query in queries]
         vectors, hits, seconds = self._near([one for some in texts for one in some])
         decisions = self._all_decided(vectors, hits, [None] * len(hits))
-        found, end = [], 0
+        best, end = [], 0
         for some in texts:
             rows = range(end, end := end + len(some))
-            best = max(rows, key=lambda row: decisions[row].score)
-            found.append((vectors[best], hits[best], decisions[best]))
-        return found, seconds
+            best.append(max(rows, key=lambda row: decisions[row].score))
+        found = [hits[row] for row in best], [decisions[row] for row in best]
+        return vectors[best], *found, seconds
 
     def _near(
-        self, queries: list[str]
-    ) -> tuple[Float[np.ndarray, "queries width"], list[list[Hit]], float]:
-        last = [*map(last_turn, queries)]
-        vectors = embed(kept_encoder(self.encoder), last, progress=False)
+        self, texts: list[str]
+    ) -> tuple[Float[np.ndarray, "texts width"], list[list[Hit]], float]:
+        vectors = embed(kept_encoder(self.encoder), texts, progress=False)
         began = time.perf_counter()
         hits = self.store.search(vectors, NEAREST)
         return vectors, hits, time.perf_counter() - began
 
     def _all_decided(
         self,
-        vectors: Sequence[np.ndarray] | np.ndarray,
+        vectors: np.ndarray,
         hits: Sequence[Sequence[Hit]],
         entropies: Sequence[float | None],
     ) -> list[Decision]:
@@ -249,38 +209,32 @@ class Watchdog:
             for place, hit in enumerate(some):
                 near[row, place], cosines[row, place] = hit.vector, hit.similarity
                 of_points[row, place] = hit.point.entropy
-        asked = any(entropy is not None for entropy in entropies)
-        highest = np.full(rows, -np.inf, np.float32)
-        if asked and self.settings.entropy == "highest":
-            highest[:] = self.store.highest_entropy() or 0.0
-        own = np.zeros(rows, np.float32)
-        for row, entropy in enumerate(entropies):
-            own[row] = of_points[row, 0] if entropy is None else entropy
-            highest[row] = own[row] if entropy is None else highest[row]
-        arrays = unit(query), own, near, cosines, of_points, highest
+        own = np.full(rows, np.nan, np.float32)
+        own[: len(entropies)] = entropies
+        known, highest = ~np.isnan(own), 0.0
+        if known.any() and self.settings.entropy == "highest":
+            highest = self.store.highest_entropy() or 0.0
+        own = np.where(known, own, of_points[:, 0])
+        bound = np.where(known, np.float32(highest), own)
+        arrays = unit(query), own, near, cosines, of_points, bound
         found = jax.device_get(_decide(*arrays, guard=self.settings))
         return [Decision(*one) for one in zip(*found, strict=True)][: len(vectors)]
 
     async def _entropies(
         self, queries: Sequence[str]
-    ) -> list[tuple[float, str | None]]:
+    ) -> list[tuple[float | None, str | None]]:
         """Semantic entropy of each query, or why it is not known."""
-        asked = [
-            Conversation(one.turns) if isinstance(one, Conversation) else one
-            for one in queries
-        ]
+        talks = [*map(Conversation.of, queries)]
+        asked = [Conversation(one.turns) for one in talks]  # wishes are the answer's
         replies = await self.agent.respond(asked, self.samples, self.temperature)
         said = [[one.text for one in some if one.error is None] for some in replies]
-        last = [*map(last_turn, queries)]
+        last = [one.query for one in talks]
         found = await asyncio.to_thread(known_entropies, last, said, self.entailment)
+        errors = [_lacking(some) for some in replies]
         return [
-            (entropy, _lacking(some) or error)
-            for (entropy, error), some in zip(found, replies, strict=True)
+            (None if lacking or error else entropy, lacking or error)
+            for (entropy, error), lacking in zip(found, errors, strict=True)
         ]
-
-    async def _answer(self, query: str) -> Reply:
-        ((reply,),) = await self.agent.respond([query], 1, self.answer_temperature)
-        return reply
 
 
 @functools.partial(jax.jit, static_argnames="guard")
@@ -303,28 +257,16 @@ BLOCKED = (
 )
 
 
-def verdict(check: Check, mode: str, blocked: bool) -> dict[str, Any]:
+def verdict(check: Check, block: bool) -> dict[str, Any]:
     """What the watchdog says, as the response has it."""
+    names = ("score", "near", "cosine", "entropy", "error")
     return {
         "flagged": check.flagged,
-        "blocked": blocked,
-        "score": check.score,
-        "near": check.near,
-        "cosine": check.cosine,
-        "entropy": check.entropy,
-        "mode": mode,
-        "error": check.error,
+        "blocked": block and check.flagged,
+        **{name: getattr(check, name) for name in names},
+        "mode": "block" if block else "flag",
         "nearest": [
             {"query": hit.point.query, "similarity": hit.similarity}
             for hit in check.hits
         ],
-    }
-
-
-def headers(check: Check, blocked: bool) -> dict[str, str]:
-    """The same in short, as headers."""
-    return {
-        "X-Watchdog-Flagged": str(check.flagged).lower(),
-        "X-Watchdog-Blocked": str(blocked).lower(),
-        "X-Watchdog-Score": f"{check.score:.4f}",
     }

@@ -58,11 +58,12 @@ def checked(vectors: Any, width: int) -> Float[np.ndarray, "rows {width}"]:
 class Index:
     """Unit vectors in the order they were added, copied to the device when searched."""
 
-    def __init__(self, width: int):
-        at_least(1, width=width)
-        self.width, self._count = width, 0
-        self._rows = np.zeros((_ROOM, width), np.float32)
+    def __init__(self, vectors: Float[np.ndarray, "rows width"]):
+        at_least(1, width=vectors.shape[1])
+        self.width, self._count = vectors.shape[1], 0
+        self._rows = np.zeros((_ROOM, self.width), np.float32)
         self._on_device: Array | None = None
+        self.add(vectors)
 
     def __len__(self) -> int:
         return self._count
@@ -73,12 +74,12 @@ class Index:
     def add(self, vectors: Any) -> None:
         """Adds vectors of any length."""
         block = checked(vectors, self.width)
-        if missing := max(0, self._count + len(block) - len(self._rows)):
+        begin, self._count = self._count, self._count + len(block)
+        if (missing := self._count - len(self._rows)) > 0:
             # By an eighth, so that little of what is read is empty.
             more = -(-max(missing, len(self._rows) // 8) // _ROOM) * _ROOM
             self._rows = np.pad(self._rows, [(0, more), (0, 0)])
-        self._count += len(block)
-        self._write(slice(self._count - len(block), self._count), block)
+        self._write(slice(begin, self._count), block)
 
     def put(self, row: int, vector: Any) -> None:
         """Another vector in place of one."""

@@ -3,13 +3,15 @@
 import asyncio
 import dataclasses
 import os
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from jaxhal.datasets.jsonl import numbered_lines, parse, write_rows
 from jaxhal.io.files import append, lines_of
 from jaxhal.reading.keys import digest
-from jaxhal.watchdog.agents.base import Agent, Reply
+from jaxhal.watchdog.agents import Agent, Reply
+from jaxhal.watchdog.plan import Node
 
 # Of an agent's answers to one query, how many may be missing.
 _MISSING = 2
@@ -33,9 +35,6 @@ class Journal:
 
     def __len__(self) -> int:
         return len(self._known)
-
-    def __contains__(self, key: str) -> bool:
-        return key in self._known
 
     async def once(
         self,
@@ -70,11 +69,7 @@ class Recorded:
     """An agent whose every reply is kept, so that nothing is asked twice."""
 
     def __init__(self, agent: Agent, journal: Journal):
-        self.agent, self.journal = agent, journal
-
-    @property
-    def name(self) -> str:
-        return self.agent.name
+        self.agent, self.name, self.journal = agent, agent.name, journal
 
     async def respond(
         self, queries: Sequence[str], n: int = 1, temperature: float = 1.0
@@ -82,10 +77,50 @@ class Recorded:
         async def one(query: str) -> list[Reply]:
             async def ask() -> list[dict[str, Any]]:
                 (replies,) = await self.agent.respond([query], n, temperature)
-                return [dataclasses.asdict(reply) for reply in replies]
+                return [*map(dataclasses.asdict, replies)]
 
             key = f"{n} at {temperature} {digest(query)}"
             replies = await self.journal.once(key, ask, answered)
             return [Reply(**reply) for reply in replies]
 
         return await asyncio.gather(*map(one, queries))
+
+
+class Review:
+    """Of an exploration the answers that the evaluator is not sure of."""
+
+    def __init__(self, path: str | os.PathLike):
+        self.path = Path(path)
+        self.labels = {query: row["label"] for query, row in self._decided().items()}
+        self._open: set[str] = set()
+
+    def write(self, nodes: Iterable[Node]) -> None:
+        """What waits, beside what a person decided in the meantime, as it stands."""
+        decided = self._decided()
+        shown = ("query", "answer", "context", "why", "label")
+        waiting = {
+            node.query: {name: getattr(node, name) for name in shown}
+            for node in nodes
+            if node.label is None and node.answer and node.query not in decided
+        }
+        if {*waiting} - self._open:
+            write_rows(self.path, [*decided.values(), *waiting.values()])
+            self._open = {*waiting}
+
+    def _decided(self) -> dict[str, dict[str, Any]]:
+        """The rows that have a label, by their query."""
+        found = {}
+        # What people write need not end in a new line, and is not ours to change.
+        for number, line in numbered_lines(self.path) if self.path.is_file() else ():
+            try:
+                row = parse(line)
+                query, label = row.get("query"), row.get("label")
+                if not isinstance(query, str):
+                    raise ValueError("'query' is missing; keep the rows")
+                if label not in (0, 1, None) or isinstance(label, bool):
+                    raise ValueError(f"'label' is {label!r}; use 0, 1 or null")
+            except ValueError as error:
+                raise ValueError(f"{self.path}, line {number}: {error}") from error
+            if label is not None:
+                found[query] = row
+        return found

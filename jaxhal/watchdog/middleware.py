@@ -4,13 +4,21 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable
 from typing import TYPE_CHECKING, Any
 
+try:
+    from agentscope import event as events
+    from agentscope.message import AssistantMsg, Msg, UserMsg
+    from agentscope.middleware import MiddlewareBase
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        "AgentScope is not installed; pip install 'jaxhal[agentscope]'"
+    ) from error
+
 from jaxhal.watchdog.agents import CallableAgent
 from jaxhal.watchdog.conversation import Conversation
 from jaxhal.watchdog.guarding import BLOCKED, Watchdog, verdict
 
 if TYPE_CHECKING:
     from agentscope.agent import Agent
-    from agentscope.middleware import MiddlewareBase
 
 
 def scoped(make: Callable[[float], "Agent"], name: str = "agent") -> CallableAgent:
@@ -19,8 +27,6 @@ def scoped(make: Callable[[float], "Agent"], name: str = "agent") -> CallableAge
     ``make`` makes one for answers at a temperature, anew for every query, so that none
     remembers another, and without :func:`middleware`, which would ask without end.
     """
-    _library()
-    from agentscope.message import UserMsg
 
     async def asked(query: str, temperature: float) -> Any:
         message = await make(temperature).reply(UserMsg("user", query))
@@ -31,19 +37,12 @@ def scoped(make: Callable[[float], "Agent"], name: str = "agent") -> CallableAge
     return CallableAgent(asked, name)
 
 
-def middleware(
-    watchdog: Watchdog, *, block: bool = False, blocked: str = BLOCKED
-) -> "MiddlewareBase":
+def middleware(watchdog: Watchdog, *, block: bool = False) -> MiddlewareBase:
     """A middleware that has a watchdog check every query of an AgentScope agent.
 
     What it says is ``metadata["watchdog"]`` of the reply and of the event that ends it.
-    With ``block`` flagged queries are answered with ``blocked``; the agent sees
-    neither.
+    With ``block`` flagged queries are answered for the agent, which does not see them.
     """
-    _library()
-    from agentscope.event import ReplyEndEvent
-    from agentscope.message import Msg
-    from agentscope.middleware import MiddlewareBase
 
     class Guarding(MiddlewareBase):
         async def on_reply(
@@ -57,15 +56,12 @@ def middleware(
             looking = asyncio.create_task(watchdog.check(query))
             try:
                 if block and (await looking).flagged:
-                    events = _held_back(agent, blocked)
+                    said = _held_back(agent)
                 else:
-                    events = next_handler(**input_kwargs)
-                async for event in events:
-                    if isinstance(event, ReplyEndEvent | Msg):
-                        check = await looking
-                        held = block and check.flagged
-                        mode = "block" if block else "flag"
-                        event.metadata["watchdog"] = verdict(check, mode, held)
+                    said = next_handler(**input_kwargs)
+                async for event in said:
+                    if isinstance(event, events.ReplyEndEvent | Msg):
+                        event.metadata["watchdog"] = verdict(await looking, block)
                     yield event
             finally:
                 looking.cancel()
@@ -73,19 +69,8 @@ def middleware(
     return Guarding()
 
 
-def _library() -> None:
-    try:
-        import agentscope  # noqa: F401
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            "AgentScope is not installed; pip install 'jaxhal[agentscope]'"
-        ) from error
-
-
 def _query(inputs: Any) -> str | None:
     """The texts of the user as turns; ``None`` where nothing new is asked."""
-    from agentscope.message import Msg
-
     messages = inputs if isinstance(inputs, list) else [inputs]
     texts = [
         one.get_text_content()
@@ -96,16 +81,14 @@ def _query(inputs: Any) -> str | None:
     return Conversation(turns) if turns else None
 
 
-async def _held_back(agent: Any, text: str) -> AsyncGenerator[Any, None]:
+async def _held_back(agent: Any) -> AsyncGenerator[Any, None]:
     """The events of a reply that the agent was not asked for."""
-    from agentscope import event, message
-
-    said = message.AssistantMsg(agent.name, text)
-    session, reply = agent.state.session_id, said.id
-    block = said.content[0].id
-    yield event.ReplyStartEvent(session_id=session, reply_id=reply, name=agent.name)
-    yield event.TextBlockStartEvent(reply_id=reply, block_id=block)
-    yield event.TextBlockDeltaEvent(reply_id=reply, block_id=block, delta=text)
-    yield event.TextBlockEndEvent(reply_id=reply, block_id=block)
-    yield event.ReplyEndEvent(session_id=session, reply_id=reply)
+    said = AssistantMsg(agent.name, BLOCKED)
+    reply: Any = {"session_id": agent.state.session_id, "reply_id": said.id}
+    block: Any = {"reply_id": said.id, "block_id": said.content[0].id}
+    yield events.ReplyStartEvent(**reply, name=agent.name)
+    yield events.TextBlockStartEvent(**block)
+    yield events.TextBlockDeltaEvent(**block, delta=BLOCKED)
+    yield events.TextBlockEndEvent(**block)
+    yield events.ReplyEndEvent(**reply)
     yield said

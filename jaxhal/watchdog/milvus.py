@@ -30,14 +30,10 @@ _QUIET = {
 class MilvusStore:
     """Points in a collection of Milvus, as :class:`~jaxhal.watchdog.BoundaryStore`.
 
-    Searched whole by cosine, with strong consistency: what was added is found.
-
-    Args:
-      width: of the vectors.
-      uri: a file that ends in ``.db``, which embedded Milvus Lite keeps, or the address
-        of a server, such as ``"http://localhost:19530"``.
-      collection: its name, made if it is not there.
-      token: what the server asks for, such as ``"user:password"``.
+    Searched whole by cosine, with strong consistency: what was added is found.  ``uri``
+    is a file that ends in ``.db``, which embedded Milvus Lite keeps, or the address of
+    a server, which may ask for a ``token`` such as ``"user:password"``.  The collection
+    is made if it is not there.
     """
 
     def __init__(
@@ -93,31 +89,27 @@ class MilvusStore:
         return int(found["count(*)"])
 
     def __contains__(self, id: object) -> bool:
-        known = isinstance(id, str) and is_name(id)
-        return known and bool(self._asked("get", ids=[id], output_fields=["id"]))
+        return isinstance(id, str) and bool(self._known([id]))
 
     def add(self, points: Sequence[Point], vectors: Any) -> None:
         """Of a context or response that is too long the beginning is stored."""
-        block = paired(points, checked(vectors, self.width))
+        block = paired(points, vectors, self.width)
         rows = [
-            {
-                "id": point.id,
-                "vector": vector,
-                "entropy": point.entropy,
-                "payload": _payload(point),
-            }
-            for point, vector in zip(points, block, strict=True)
+            {"id": o.id, "vector": v, "entropy": o.entropy, "payload": _payload(o)}
+            for o, v in zip(points, block, strict=True)
         ]
         for start in range(0, len(rows), _BLOCK):
             self._asked("upsert", data=rows[start : start + _BLOCK])
 
     def remove(self, ids: Sequence[str]) -> int:
-        ids = [*filter(is_name, ids)]
-        found = self._asked("get", ids=ids, output_fields=["id"]) if ids else []
-        known = {row["id"] for row in found}
-        if known:
+        if known := self._known(ids):
             self._asked("delete", ids=sorted(known))
         return len(known)
+
+    def _known(self, ids: Sequence[str]) -> set[str]:
+        ids = [*filter(is_name, ids)]
+        found = self._asked("get", ids=ids, output_fields=["id"]) if ids else []
+        return {row["id"] for row in found}
 
     def search(self, vectors: Any, k: int) -> list[list[Hit]]:
         block = checked(vectors, self.width)
@@ -164,8 +156,14 @@ def _payload(point: Point) -> dict[str, Any]:
     fields = dataclasses.asdict(point)
     del fields["id"], fields["entropy"]
     for name in ("context", "response"):
+        text = fields[name]
         if over := max(0, _size(fields) - _BYTES):
-            fields[name] = _shortened(fields[name], over)
+            room = max(0, _size(text) - 2 - over - _MARK)
+            # Characters take from 1 to 12 bytes.
+            lengths = range(len(text) + 1)
+            fit = bisect.bisect(lengths, room, key=lambda n: _size(text[:n]) - 2) - 1
+            missing = len(text) - fit
+            fields[name] = f"{text[:fit]} [{missing} characters are not stored]"
     if (size := _size(fields)) > _BYTES:
         raise ValueError(
             f"point {quoted(point.id)} has {size} bytes of text beside its context and "
@@ -174,17 +172,8 @@ def _payload(point: Point) -> dict[str, Any]:
     return fields
 
 
-def _size(fields: dict[str, Any]) -> int:
-    return len(json.dumps(fields).encode())
-
-
-def _shortened(text: str, over: int) -> str:
-    """A text of so many bytes less in JSON, which says how much was cut."""
-    room = max(0, len(json.dumps(text)) - 2 - over - _MARK)
-    # Characters take from 1 to 12 bytes.
-    lengths = range(len(text) + 1)
-    fit = bisect.bisect(lengths, room, key=lambda n: len(json.dumps(text[:n])) - 2) - 1
-    return f"{text[:fit]} [{len(text) - fit} characters are not stored]"
+def _size(value: Any) -> int:
+    return len(json.dumps(value))
 
 
 def _hit(found: Any) -> Hit:

@@ -91,19 +91,14 @@ def decide(
     .. math:: C = \sum_i S_i v_i \Big/ \sum_i S_i, \qquad S_C = \cos(q, C)
 
     flagged where :math:`S_3 \ge \epsilon` and :math:`S_C \ge \epsilon`, or else where
-    the entropy of the query exceeds that of the bound.  The published code flags where
-    :math:`S_C > \epsilon`.  The score, ours, is :math:`1 + S_C` near the bound,
-    :math:`\sigma(H_q - H)` elsewhere.  With no point nothing is flagged.
+    the entropy of the query exceeds that of the bound (Liu et al., 2025, equation 7 and
+    Algorithm 1); the published code flags where :math:`S_C > \epsilon`.  The score,
+    ours, is :math:`1 + S_C` near the bound, :math:`\sigma(H_q - H)` elsewhere.  With no
+    point nothing is flagged.
 
-    Args:
-      entropy: semantic entropy of the agent's answers to the query, in nats.
-      vectors: of the three nearest points, nearest first, at length 1 or 0, as the
-        query.
-      cosines: of query and points, ``-inf`` where there is none.
-      highest: of all points' entropies, ``-inf`` where there is none.
-
-    References:
-      Liu et al., 2025, equation (7) and Algorithm 1.
+    Vectors are those of the three nearest points, nearest first, at length 1 or 0, as
+    the query; cosines and ``highest``, of all points' entropies, are ``-inf`` where
+    there is none; entropies are in nats.
     """
     there = cosines > -jnp.inf
     safe = jnp.where(there, cosines, 0.0)
@@ -149,48 +144,36 @@ def monitor(
     return decide(query, entropy, whole[rows[0]], cosines[0], found, highest, guard)
 
 
-def semantic_entropies(
+def known_entropies(
     queries: Sequence[str], answers: Sequence[Sequence[str]], entailment: Entailment
-) -> Float[np.ndarray, " queries"]:
-    """Discrete semantic entropy of each query's answers, in nats; higher = less sure.
+) -> list[tuple[float, str | None]]:
+    """Discrete semantic entropy of each query's answers, in nats, or why there is none.
 
     Answers mean the same where each entails the other; not a number where none came.
+    Where an endpoint has no reply of use, each query is looked at alone.
 
     References:
       Farquhar et al., Nature, 2024, discrete, as HalMit asks black boxes.
     """
+    pairs = [*zip(queries, answers, strict=True)]
     said = [
-        [answering(entailment, query, text) for text in some]
-        for query, some in zip(queries, answers, strict=True)
+        [answering(entailment, query, one) for one in some] for query, some in pairs
     ]
-    most = max((len(some) for some in said), default=0)
-    found = np.full(len(said), np.nan)
-    for row, probabilities in enumerate(both_ways(entailment, said)):
-        count = len(probabilities)
-        if count:
-            missing = most - count
-            padded = np.pad(probabilities, [(0, missing), (0, missing), (0, 0)])
-            found[row] = _entropy(padded, np.arange(most) < count)
-    return found
-
-
-def known_entropies(
-    queries: Sequence[str], answers: Sequence[Sequence[str]], entailment: Entailment
-) -> list[tuple[float, str | None]]:
-    """:func:`semantic_entropies`, and why one is not known.
-
-    Where an endpoint has no reply of use, each query is looked at alone.
-    """
     try:
-        found = semantic_entropies(queries, answers, entailment)
-        return [(float(one), None) for one in found]
+        both = both_ways(entailment, said)
     except NoReply as error:
         if len(queries) == 1:
             return [(np.nan, f"entailment is not known: {error}")]
-    return [
-        known_entropies([query], [some], entailment)[0]
-        for query, some in zip(queries, answers, strict=True)
-    ]
+        alone = (known_entropies([query], [some], entailment) for query, some in pairs)
+        return [found for (found,) in alone]
+    most = max(map(len, said), default=0)
+    found: list[tuple[float, str | None]] = []
+    for one in both:
+        missing = most - len(one)
+        padded = np.pad(one, [(0, missing), (0, missing), (0, 0)])
+        entropy = _entropy(padded, np.arange(most) < len(one)) if len(one) else np.nan
+        found.append((float(entropy), None))
+    return found
 
 
 @jax.jit

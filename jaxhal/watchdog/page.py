@@ -14,9 +14,12 @@ from jaxhal.plotting.series import entropy_trend
 from jaxhal.reporting import results
 from jaxhal.reporting.markdown import escaped, picture
 from jaxhal.reporting.summary import verdict
-from jaxhal.watchdog import ablations
-from jaxhal.watchdog.config import Watch, guard_of, plan_of
+from jaxhal.watchdog.config import Watch, guard_of
 from jaxhal.watchdog.domain import Known
+
+#: Shares of hallucinations after which the bound is looked at, and their table.
+GAMMAS = (0.35, 0.4, 0.45, 0.5, 0.55, 0.6, 0.65)
+GAMMA = "share of hallucinations (gamma)"
 
 
 def write(
@@ -66,7 +69,7 @@ def write(
         results.interval_markdown(tables["guards"]),
     ]
     lines = [line for one in paragraphs for line in (one, "")]
-    lines += ablations.markdown(changes, plan_of(config).starts)
+    lines += _ablations(changes, config.plan.starts)
     lines += results.methods_markdown(methods)
     trend = {
         one.name: [
@@ -96,10 +99,28 @@ def write(
 
 def _source(config: Watch) -> str:
     """What the agent answers from."""
-    match config.agent.passages:
-        case 0:
-            return f"asked questions of {config.questions} by themselves"
-        case 1:
-            return f"answering from the nearest passage of {config.questions}"
-        case many:
-            return f"answering from the {many} nearest passages of {config.questions}"
+    if not (many := config.agent.passages):
+        return f"asked questions of {config.questions} by themselves"
+    nearest = "nearest passage" if many == 1 else f"{many} nearest passages"
+    return f"answering from the {nearest} of {config.questions}"
+
+
+def _ablations(
+    changes: Mapping[str, Sequence[Mapping[str, Any]]], least: int
+) -> list[str]:
+    """Tables of the ablations, what there is to say below each."""
+    shares = ", ".join(map(str, GAMMAS))
+    lines = []
+    for setting, rows in changes.items():
+        table = results.interval_markdown(rows)
+        lines += [f"## Over {escaped(setting)}", "", table, ""]
+        if setting == GAMMA:
+            reached = (
+                f"Of the shares {shares} those in the table were reached, each after "
+                f"at least {least} queries; those reached after as many queries have "
+                "one bound."
+            )
+            lines += [reached, ""]
+    if GAMMA not in changes:
+        lines += [f"## Over {GAMMA}", "", f"None of {shares} was reached.", ""]
+    return lines

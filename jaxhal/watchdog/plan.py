@@ -22,7 +22,7 @@ class Training:
     hidden: int = 128
 
     def __post_init__(self):
-        for name, value in dataclasses.asdict(self).items():
+        for name, value in vars(self).items():
             if not value > 0:
                 raise ValueError(f"{name} is {value}; give one above 0")
 
@@ -55,11 +55,10 @@ class Plan:
     samples: int = 10
     temperature: float = 1.0
     answer_temperature: float = 0.1
-    ways: tuple[str, ...] = TRANSFORMATIONS
+    ways: list[str] = dataclasses.field(default_factory=lambda: [*TRANSFORMATIONS])
     how: str = "reinforced"
     shares: str = "softmax"
     steps: int = 8
-    training: Training = Training()
     seed: int = 0
 
     def __post_init__(self):
@@ -84,16 +83,12 @@ class Plan:
 class Node:
     """A query of an exploration.
 
-    Attributes:
-      way: how it came about; ``"seed"`` where it is given.
-      parent: the query that it was made of.
-      first: the query that its path began with.
-      label: 1 hallucinated, 0 not, ``None`` unknown.
-      clean: whether none of its answers is known to be hallucinated.
-      entropy: of its answers, in nats; not a number where there are none.
-      reward: of equation (2); of a seed the entropy that it found, up to 1.
-      chances: that each way had when it was changed.
-      round: of the exploration that it was asked in, from 1.
+    ``parent`` is the query that it was made of, in a ``way``, ``"seed"`` where it is
+    given; ``first`` the one that its path began with.  ``label`` is 1 hallucinated, 0
+    not, ``None`` unknown; ``clean`` says that none of its answers is known to be
+    hallucinated.  ``entropy`` of its answers is in nats, not a number where there are
+    none; ``reward`` that of equation (2), of a seed the entropy that it found, up to 1;
+    ``chances`` are those that each way had when it was changed; rounds count from 1.
     """
 
     query: str

@@ -23,8 +23,8 @@ from jaxhal.watchdog.plan import SHARES, TRANSFORMATIONS, Node, Plan, Training
 
 # Of equation (2): a reward is no larger, and the one it is the inverse of no smaller.
 _MOST, _LEAST = 10.0, 0.1
-# What a transformation is worth at least where rewards are shares.
-_FLOOR = 1e-3
+# What a transformation is worth at least where rewards are shares; width of a state.
+_FLOOR, _OMEGA = 1e-3, 0.1
 
 
 def reward(entropy: Any, before: Any, reward_before: Any, clean: Any) -> Array:
@@ -35,58 +35,39 @@ def reward(entropy: Any, before: Any, reward_before: Any, clean: Any) -> Array:
 
     the first where all answers are clean, the second where one is hallucinated (Liu et
     al., 2025, equation 2, which leaves the inverse unbounded).  Entropies are in nats.
-
-    Example:
-      >>> print(reward(1.5, 1.0, 0.5, True), reward(1.5, 1.0, 0.5, False))
-      0.5 2.0
     """
     gain = jnp.clip(jnp.asarray(entropy, jnp.float32) - before, -1.0, 1.0)
     hit = jnp.minimum(1 / jnp.maximum(jnp.abs(reward_before), _LEAST), _MOST)
     return jnp.where(clean, gain, hit)
 
 
-def probabilities(
-    rewards: Any, how: str = "softmax", temperature: float = 1.0
-) -> Float[Array, "*batch ways"]:
+def probabilities(rewards: Any, how: str = "softmax") -> Float[Array, "*batch ways"]:
     r"""How likely each transformation is taken, from the rewards of all three.
 
     .. math:: p_j = R_j \Big/ \sum_k R_k
 
     is equation (3) of Liu et al., 2025, which no negative reward fits: ``"shares"``
-    takes it of rewards that are at least 0.001; ``"softmax"`` takes :math:`e^{R_j /
-    \tau}`.
-
-    Example:
-      >>> print(probabilities(jnp.array([2.0, 1.0, 1.0]), "shares"))
-      [0.5  0.25 0.25]
+    takes it of rewards that are at least 0.001; ``"softmax"`` takes :math:`e^{R_j}`.
     """
     rewards = jnp.asarray(rewards, jnp.float32)
     one_of(SHARES, how=how)
     if how == "softmax":
-        if not temperature > 0:
-            raise ValueError(f"temperature is {temperature}; give one above 0")
-        return jax.nn.softmax(rewards / temperature, axis=-1)
+        return jax.nn.softmax(rewards, axis=-1)
     shares = jnp.maximum(rewards, _FLOOR)
     return shares / shares.sum(-1, keepdims=True)
 
 
-def state(first: Any, query: Any, entropy: Any, omega: float = 0.1) -> Array:
+def state(first: Any, query: Any, entropy: Any) -> Array:
     r"""Where a query lies in the space that is explored, a whole number from 0 on.
 
     .. math:: s = \lfloor \Delta\mathrm{Sim} \cdot e^{H} / \omega \rfloor, \quad
-      \Delta\mathrm{Sim} = 1 - \cos(P_0, P_i)
+      \Delta\mathrm{Sim} = 1 - \cos(P_0, P_i), \quad \omega = 0.1
 
     as equation (4) of Liu et al., 2025, of two ``Float[*batch width]`` at length 1.
-
-    Example:
-      >>> print(state(jnp.array([1.0, 0.0]), jnp.array([0.0, 1.0]), 0.0))
-      10
     """
-    if not omega > 0:
-        raise ValueError(f"omega is {omega}; give a width above 0")
     apart = 1 - jnp.sum(jnp.asarray(first) * jnp.asarray(query), -1)
     # Rounding must not make an equal query a negative state.
-    return jnp.floor(jnp.maximum(apart, 0.0) * jnp.exp(entropy) / omega).astype(int)
+    return jnp.floor(jnp.maximum(apart, 0.0) * jnp.exp(entropy) / _OMEGA).astype(int)
 
 
 class Steps(NamedTuple):
@@ -134,11 +115,7 @@ class Trained(NamedTuple):
     losses: Float[np.ndarray, " epochs"]
 
 
-def train(
-    steps: Steps,
-    key: Key[Array, ""],
-    training: Training = Training(),  # noqa: B008
-) -> Trained:
+def train(steps: Steps, key: Key[Array, ""], training: Training) -> Trained:
     r"""A policy fitted to the probabilities of steps, in one compiled program.
 
     .. math:: L(\theta) = \sum_i \lVert Q^*(s_i) - Q(s_i; \theta) \rVert_2^2
@@ -148,11 +125,12 @@ def train(
     count, width = np.shape(steps.query)
     if not count:
         raise ValueError("there are no steps to learn from; explore first")
-    steps = Steps(*(jnp.asarray(one) for one in steps))
     weights, order = jax.random.split(key)
     policy = Policy(width, training.hidden, rngs=nnx.Rngs(weights))
     graph, params = nnx.split(policy)
-    params, losses = _fit(params, steps, order, graph, training)
+    params, losses = _fit(
+        params, jax.tree.map(jnp.asarray, steps), order, graph, training
+    )
     return Trained(nnx.merge(graph, params), np.asarray(losses))
 
 
@@ -200,10 +178,12 @@ def worth(policy: Policy, steps: Steps) -> Float[Array, "steps 3"]:
 class Chooser:
     """Chooses ways by a ``policy``, once it has learnt one from enough ``steps``."""
 
-    def __init__(self, plan: Plan, vectors: Mapping[str, np.ndarray]):
+    def __init__(
+        self, plan: Plan, training: Training, vectors: Mapping[str, np.ndarray]
+    ):
         self.policy: Trained | None = None
         self.steps: list[tuple[Node, list[float]]] = []
-        self._plan, self._vectors = plan, vectors
+        self._plan, self._training, self._vectors = plan, training, vectors
         self._key = jax.random.key(plan.seed)
         self._allowed = np.isin(TRANSFORMATIONS, plan.ways)
         self._ways = [way for way in TRANSFORMATIONS if way in plan.ways]
@@ -225,7 +205,7 @@ class Chooser:
         nodes, rewards = zip(*self.steps, strict=True)
         steps = self._states(nodes)
         steps.probabilities[:, self._allowed] = probabilities(rewards, plan.shares)
-        self.policy = train(steps, jax.random.fold_in(self._key, 1), plan.training)
+        self.policy = train(steps, jax.random.fold_in(self._key, 1), self._training)
 
     def chosen(self, node: Node) -> list[Any]:
         """The ways that a query is changed in, and the chances they had."""

@@ -2,37 +2,26 @@
 
 import dataclasses
 import re
-from collections.abc import Sequence
 
 from jaxhal.watchdog.agents import Agent, Reply
 
+_ASK = """\
+Here is a question about {domain}:
+
+{query}
+
+{wish} Reply with the question alone.
+"""
 #: What an agent is told to make of a query, by the name of the way.
-PROMPTS = {
-    "deduction": """\
-Here is a question about {domain}:
-
-{query}
-
-Write one more specific question that follows from it: about a part, a case, a cause \
-or a detail of what it asks for. Reply with the question alone.
-""",
-    "analogy": """\
-Here is a question about {domain}:
-
-{query}
-
-Write one question that asks the same of something alike: a counterpart, an opposite, \
-or another thing that plays the same part. Reply with the question alone.
-""",
-    "induction": """\
-Here is a question about {domain}:
-
-{query}
-
-Write one more general question: about the class, the principle or the pattern that it \
-is a case of. Reply with the question alone.
-""",
+WISHES = {
+    "deduction": "Write one more specific question that follows from it: about a part, "
+    "a case, a cause or a detail of what it asks for.",
+    "analogy": "Write one question that asks the same of something alike: a "
+    "counterpart, an opposite, or another thing that plays the same part.",
+    "induction": "Write one more general question: about the class, the principle or "
+    "the pattern that it is a case of.",
 }
+_TEMPERATURE = 0.7
 # Characters of a query.
 _LONGEST = 400
 _QUOTED = re.compile(r"[\"“]([^\"“”]+\?)[\"”]")
@@ -45,31 +34,20 @@ class Generator:
 
     agent: Agent
     domain: str
-    temperature: float = 0.7
     attempts: int = 3
 
-    async def change(self, queries: Sequence[str], ways: Sequence[str]) -> list[Reply]:
-        """Each query changed in its way, one of :data:`PROMPTS`.
+    async def change(self, query: str, way: str) -> Reply:
+        """A query changed in a way, one of :data:`WISHES`.
 
         The text is empty where nothing of use came back, with an error where nothing
         came.
         """
-        asked = [
-            PROMPTS[way].format(domain=self.domain, query=query)
-            for query, way in zip(queries, ways, strict=True)
-        ]
-        replies = await self.agent.respond(asked, self.attempts, self.temperature)
-        return [
-            self._best(query, some)
-            for query, some in zip(queries, replies, strict=True)
-        ]
-
-    def _best(self, query: str, replies: Sequence[Reply]) -> Reply:
+        asked = _ASK.format(domain=self.domain, query=query, wish=WISHES[way])
+        (replies,) = await self.agent.respond([asked], self.attempts, _TEMPERATURE)
+        errors = [one.error for one in replies if one.error is not None]
         texts = (usable(one.text, query) for one in replies if one.error is None)
-        if found := next(filter(None, texts), ""):
-            return Reply(found)
-        failures = [one.error for one in replies if one.error is not None]
-        return Reply("", error=failures[0] if len(failures) == len(replies) else None)
+        error = errors[0] if len(errors) == len(replies) else None
+        return Reply(next(filter(None, texts), ""), error=error)
 
 
 def usable(text: str, query: str) -> str:

@@ -4,64 +4,65 @@ What the watchdog says is in the response and its headers.  A stream begins when
 query is judged; pieces of an endpoint's answer are passed on as they come.
 """
 
+import asyncio
 import collections
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+import concurrent.futures
+import hmac
+import json
+import logging
+import math
+import time
+import uuid
+from collections.abc import AsyncIterator, Mapping
+from typing import Any, NamedTuple
 
-from jaxhal.io.checks import one_of
-from jaxhal.serve.limits import Limits, options
-from jaxhal.watchdog.agents import Agent, Pieces, Reply
-from jaxhal.watchdog.agents.base import ahead, failed, streamed, together
-from jaxhal.watchdog.conversation import Conversation
-from jaxhal.watchdog.guarding import BLOCKED, Guarded, Watchdog
-from jaxhal.watchdog.wire import Fault, Wanted
-
-if TYPE_CHECKING:
+try:
+    import jiter
+    import prometheus_client
+    import uvicorn
     from starlette.applications import Starlette
+    from starlette.exceptions import HTTPException
+    from starlette.middleware import Middleware
+    from starlette.requests import ClientDisconnect, Request
+    from starlette.responses import JSONResponse, Response, StreamingResponse
+    from starlette.routing import Route
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        f"the proxy needs {error.name}; pip install 'jaxhal[watchdog]'"
+    ) from error
 
-# Of the last answers that feedback may name.
-_KEPT = 10_000
-# And of how many characters, conversations included.
-_CHARACTERS = 100_000_000
+from jaxhal.serve import LARGEST
+from jaxhal.serve.limits import OPTIONS, Limited, problem
+from jaxhal.watchdog import agents
+from jaxhal.watchdog.agents import Pieces, Reply
+from jaxhal.watchdog.conversation import Conversation, turns_of
+from jaxhal.watchdog.guarding import BLOCKED, Check, Watchdog, verdict
+from jaxhal.watchdog.wire import Fault, Wanted, asked, bounded, must
+
+# Of the last answers that feedback may name; of how many characters, and of how many a
+# conversation that is looked at, as long as reading them thrice.
+_KEPT, _CHARACTERS, _LOOKED = 10_000, 100_000_000, 50_000
+_CHAT = "/v1/chat/completions"
+_COUNTED = {
+    "requests": ("Requests by path and status.", "path", "status"),
+    "checks": ("Queries by what became of them.", "verdict"),
+    "failures": ("Queries that the agent gave no answer to.",),
+    "feedback": ("Feedback by what it says.", "hallucinated"),
+}
+_TIMED = {
+    "lookup": "Time that the bound was looked through.",
+    "answer": "Time from a request to its whole answer.",
+}
+_SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100)
 
 
 class Given(NamedTuple):
     """An answer that feedback may name, and the points that its verdict named."""
 
-    query: str
-    reply: Reply
+    query: Conversation
+    text: str
+    context: str
     named: list[str]
-
-    @property
-    def characters(self) -> int:
-        return len(self.query) + len(self.reply.text) + len(self.reply.context)
-
-
-class Remembered:
-    """Answers by name, and how often each text was ``said``; one of them always was."""
-
-    def __init__(self, always: str):
-        self.said = collections.Counter([always.strip()])
-        self._given: collections.OrderedDict[str, Given] = collections.OrderedDict()
-        self._characters = 0
-
-    def __getitem__(self, name: str) -> Given:
-        return self._given[name]
-
-    def add(self, name: str, query: str, reply: Reply, named: Sequence[str]) -> None:
-        """Keeps an answer, and forgets the oldest ones where there are too many."""
-        if isinstance(query, Conversation):
-            query = Conversation(query.turns)  # its wishes were the answer's
-        self._given[name] = given = Given(query, reply, [*named])
-        self._characters += given.characters
-        self.said[reply.text.strip()] += 1
-        while len(self._given) > _KEPT or self._characters > _CHARACTERS:
-            _, old = self._given.popitem(last=False)
-            self._characters -= old.characters
-            said = old.reply.text.strip()
-            self.said[said] -= 1
-            if not self.said[said]:
-                del self.said[said]
 
 
 class Service:
@@ -71,94 +72,292 @@ class Service:
     answers that the proxy itself gave.
 
     Args:
-      mode: ``"flag"`` adds the verdict; ``"block"`` holds answers to flagged queries
-        back, which the agent is then not asked for.
+      block: answers to flagged queries are held back, and the agent is not asked.
       token: that a client has to show; ``None`` asks for none, and then answers only by
         its own name, as :class:`jaxhal.serve.limits.Limited` has it.
       teacher: that whoever gives feedback has to show instead; by default the same.
-      blocked: what is said in place of an answer that is held back.
+      largest: bytes of a request's body.
     """
 
     def __init__(
         self,
         watchdog: Watchdog,
         *,
-        mode: str = "flag",
+        block: bool = False,
         token: str | None = None,
         teacher: str | None = None,
-        limits: Limits = Limits(),  # noqa: B008  (an immutable default)
-        blocked: str = BLOCKED,
+        largest: int = LARGEST,
     ):
-        try:
-            from jaxhal.watchdog.routes import application
-        except ModuleNotFoundError as error:
-            raise ModuleNotFoundError(
-                f"the proxy needs {error.name}; pip install 'jaxhal[watchdog]'"
-            ) from error
-        one_of(("flag", "block"), mode=mode)
         for name, one in (("token", token), ("teacher", teacher)):
             if one is not None and not one.strip():
                 raise ValueError(f"{name} is empty; give one, or leave it out")
-        self.watchdog, self.mode, self.token = watchdog, mode, token
+        self.watchdog, self.block, self.token = watchdog, block, token
         self.teacher = token if teacher is None else teacher
-        self.limits, self.blocked = limits, blocked
-        self.remembered = Remembered(blocked)
-        self._application = application
+        self.largest = largest
+        self._given: dict[str, Given] = {}
+        self._characters = 0
+        # How often each text was said; the one in place of a blocked answer always was.
+        self._said = collections.Counter([BLOCKED])
+        # The threads that all of asyncio shares may all be reading long queries.
+        self._pulse = concurrent.futures.ThreadPoolExecutor(1)
+        self._registry = prometheus_client.CollectorRegistry()
+        here: Any = {"namespace": "watchdog", "registry": self._registry}
+        self._counters = {
+            name: prometheus_client.Counter(name, text, labels, **here)
+            for name, (text, *labels) in _COUNTED.items()
+        }
+        here |= {"unit": "seconds", "buckets": _SECONDS}
+        self._timers = {
+            name: prometheus_client.Histogram(name, text, **here)
+            for name, text in _TIMED.items()
+        }
+        prometheus_client.Gauge(
+            "watchdog_points", "Points of the bound.", registry=self._registry
+        ).set_function(self._points)
 
-    def app(self, host: str = "127.0.0.1") -> "Starlette":
+    def app(self, host: str = "127.0.0.1") -> Starlette:
         """The proxy as an ASGI application, for the address that it is served at."""
-        return self._application(self, host)
+        own = host if self.token is None else None
+        return Starlette(
+            routes=[
+                Route(_CHAT, self._complete, methods=["POST"]),
+                Route("/v1/feedback", self._learn, methods=["POST"]),
+                Route("/v1/models", self._models, methods=["GET"]),
+                Route("/health", self._health, methods=["GET"]),
+                Route("/metrics", self._metrics, methods=["GET"]),
+            ],
+            middleware=[Middleware(Limited, largest=self.largest, host=own)],
+            exception_handlers={HTTPException: self._fault, Exception: self._broken},
+        )
 
     def run(self, host: str = "127.0.0.1", port: int = 8080) -> None:
         """Serves until it is told to stop; open requests are then answered first."""
-        import uvicorn
-
         uvicorn.run(
             self.app(host),
             host=host,
             port=port,
             log_level="warning",
             timeout_graceful_shutdown=30,
-            **options(self.limits),
+            **OPTIONS,
         )
 
-    async def guarded(self, want: Wanted) -> tuple[Guarded, Pieces]:
-        """The answer so far, what is said of it, and what comes still."""
-        temperature = want.temperature
+    async def _complete(self, request: Request) -> Response:
+        began = time.perf_counter()
+        want = await asyncio.to_thread(asked, await self._body(request, self.token))
+        size = sum(map(len, turns_of(want.prompt, self._said)))
+        why = f"the messages have {size} characters, over {_LOOKED}, beside answers"
+        must(size <= _LOOKED, f"{why} from here; leave out the first ones")
+        check, reply, rest = await self._guarded(want)
+        kind = "near" if check.near else "unsure" if check.flagged else "clean"
+        self._count("checks", "unknown" if check.error else kind)
+        self._timers["lookup"].observe(check.seconds)
+        status = 200 if reply.error is None else 502
+        self._count("requests", _CHAT, str(status))
+        said, heard = verdict(check, self.block), want.prompt.wishes
+        if getattr(self.watchdog.agent, "hears_wishes", False):
+            heard = {}
+        said |= {"ignored": sorted([*want.ignored, *heard])}
+        short = {
+            "X-Watchdog-Flagged": str(check.flagged).lower(),
+            "X-Watchdog-Blocked": str(said["blocked"]).lower(),
+            "X-Watchdog-Score": f"{check.score:.4f}",
+        }
+        about = {
+            "id": f"chatcmpl-{uuid.uuid4().hex}",
+            "created": int(time.time()),
+            "model": self.watchdog.agent.name,
+        }
+        query = Conversation(want.prompt.turns)  # its wishes were the answer's
+        given = Given(query, "", reply.context, self.watchdog.close(check.hits))
+        if status == 200 and want.stream:
+            events = self._events(about, given, reply, rest, said, began)
+            kind = "text/event-stream"
+            return StreamingResponse(events, media_type=kind, headers=short)
+        self._timers["answer"].observe(time.perf_counter() - began)
+        if status == 502:
+            body = {**self._unanswered(reply), "watchdog": said}
+            return JSONResponse(body, status, headers=short)
+        self._remember(about["id"], given, "" if said["blocked"] else reply.text)
+        message = {"role": "assistant", "content": reply.text}
+        choice = {"index": 0, "message": message}
+        choice |= {"finish_reason": _ending(said["blocked"], reply.cut)}
+        body = {**about, "object": "chat.completion", "choices": [choice]}
+        return JSONResponse({**body, "watchdog": said}, headers=short)
+
+    async def _guarded(self, want: Wanted) -> tuple[Check, Reply, Pieces]:
+        """What is said of a query, the answer so far, and what comes still."""
+        agent, temperature = self.watchdog.agent, want.temperature
         if temperature is None:
             temperature = self.watchdog.answer_temperature
-        begin = streamed if want.stream else _whole
+        whole = not want.stream
+        pieces = agents.streamed(agent, want.prompt, temperature, whole)
         # A client that reads slowly keeps no agent from answering others.
-        pieces = ahead(begin(self.watchdog.agent, want.prompt, temperature))
+        pieces = agents.ahead(pieces)
 
         async def first() -> Reply:
-            return await anext(pieces, failed("the answer is empty"))
+            return await anext(pieces, agents.failed("the answer is empty"))
 
-        look = self.watchdog.check(want.prompt, self.remembered.said)
+        look = self.watchdog.check(want.prompt, self._said)
         try:
-            if self.mode == "flag":
-                check, reply = await together(look, first())
-                return Guarded(reply, check, False), pieces
+            if not self.block:
+                check, reply = await agents.together(look, first())
+                return check, reply, pieces
             check = await look
-            if check.flagged:
-                return Guarded(Reply(self.blocked), check, True), pieces
-            return Guarded(await first(), check, False), pieces
+            reply = Reply(BLOCKED) if check.flagged else await first()
+            return check, reply, pieces
         except RuntimeError as error:
             raise Fault(503, str(error), "unavailable_error") from error
 
-    def remember(self, name: str, want: Wanted, found: Guarded, text: str) -> None:
+    async def _events(
+        self,
+        about: Mapping[str, Any],
+        given: Given,
+        reply: Reply,
+        rest: Pieces,
+        said: Mapping[str, Any],
+        began: float,
+    ) -> AsyncIterator[str]:
+        """A streamed answer, the verdict in its last event."""
+
+        def event(delta: Mapping[str, Any], ending: Any = None, **more: Any) -> str:
+            choice = {"index": 0, "delta": delta, "finish_reason": ending}
+            whole = {**about, "object": "chat.completion.chunk", "choices": [choice]}
+            return f"data: {json.dumps({**whole, **more})}\n\n"
+
+        piece, text, cut = reply, "", False
+        try:
+            yield event({"role": "assistant", "content": ""})
+            while piece is not None:
+                if piece.error is not None:
+                    yield f"data: {json.dumps(self._unanswered(piece))}\n\n"
+                    return
+                text += piece.text
+                cut = piece.cut
+                yield event({"content": piece.text})
+                piece = None if said["blocked"] else await anext(rest, None)
+            self._remember(about["id"], given, "" if said["blocked"] else text)
+            yield event({}, _ending(said["blocked"], cut), watchdog=said)
+            yield "data: [DONE]\n\n"
+        finally:
+            await rest.aclose()
+            self._timers["answer"].observe(time.perf_counter() - began)
+
+    def _remember(self, name: str, given: Given, text: str) -> None:
         """Keeps an answer for feedback on it, or that a query was blocked."""
-        reply = Reply("" if found.blocked else text, found.reply.context)
-        named = self.watchdog.close(found.check.hits)
-        self.remembered.add(name, want.prompt, reply, named)
+        self._given[name] = given = given._replace(text=text.strip())
+        self._said[given.text] += 1
+        self._characters += sum(map(len, given[:3]))
+        while len(self._given) > _KEPT or self._characters > _CHARACTERS:
+            old = self._given.pop(next(iter(self._given)))
+            self._characters -= sum(map(len, old[:3]))
+            self._said[old.text] -= 1
+            if not self._said[old.text]:
+                del self._said[old.text]
 
-    def ignored(self, want: Wanted) -> list[str]:
-        """Names of what was wished and has no part in the answer."""
-        heard = getattr(self.watchdog.agent, "hears_wishes", False)
-        return sorted([*want.ignored, *([] if heard else want.prompt.wishes)])
+    async def _learn(self, request: Request) -> Response:
+        body = await self._body(request, self.teacher)
+        match body:
+            case {"id": name, "hallucinated": bool(wrong)}:
+                if str(name) not in self._given:
+                    raise Fault(404, f"no answer {str(name)[:80]!r} is remembered")
+                query, text, context, named = self._given[str(name)]
+            case {"query": str(query), "hallucinated": bool(wrong)} if query.strip():
+                text, context, named = body.get("response", ""), "", None
+                must(isinstance(text, str), "'response' must be text")
+                bounded("'query'", query)
+                bounded("'response'", text, agents.LONGEST)
+            case _:
+                raise Fault(
+                    400,
+                    "feedback is {'id' of an answer, or 'query' and 'response', and "
+                    "'hallucinated': true or false}",
+                )
+        learn = self.watchdog.learn(query, text, wrong, context, named=named)
+        try:
+            gained = await learn
+        except (RuntimeError, ValueError) as error:
+            raise Fault(503, str(error), "unavailable_error") from error
+        self._count("feedback", str(wrong).lower())
+        self._count("requests", "/v1/feedback", "200")
+        points = await asyncio.to_thread(len, self.watchdog.store)
+        return JSONResponse({"gained": gained, "points": points})
+
+    async def _models(self, request: Request) -> Response:
+        _allow(request, self.token)
+        one = {"id": self.watchdog.agent.name, "object": "model"}
+        one |= {"owned_by": "jaxhal", "created": 0}
+        return JSONResponse({"object": "list", "data": [one]})
+
+    async def _health(self, request: Request) -> Response:
+        loop, store = asyncio.get_running_loop(), self.watchdog.store
+        try:
+            points = await loop.run_in_executor(self._pulse, len, store)
+        except RuntimeError as error:
+            return JSONResponse({"status": "failing", "why": str(error)}, 503)
+        mode = "block" if self.block else "flag"
+        about = {"agent": self.watchdog.agent.name, "mode": mode}
+        status, code = ("ok", 200) if points else ("empty", 503)
+        return JSONResponse({"status": status, "points": points, **about}, code)
+
+    async def _metrics(self, request: Request) -> Response:
+        _allow(request, self.token)
+        latest = prometheus_client.generate_latest
+        text = await asyncio.to_thread(latest, self._registry)
+        kind = prometheus_client.CONTENT_TYPE_LATEST
+        return Response(text, headers={"Content-Type": kind})
+
+    async def _body(self, request: Request, token: str | None) -> Any:
+        """The JSON of a request that is allowed, all texts in it valid."""
+        _allow(request, token)
+        # What a web page may send anywhere without asking is not taken.
+        kind = request.headers.get("content-type", "").partition(";")[0].strip()
+        if kind.lower() != "application/json":
+            why = f"the body is {kind or 'of no type'}, not application/json"
+            raise Fault(415, why)
+        try:
+            raw = await request.body()
+            return await asyncio.to_thread(jiter.from_json, raw, allow_inf_nan=False)
+        except ClientDisconnect as error:
+            raise Fault(400, "the request ended before its body") from error
+        except ValueError as error:
+            raise Fault(400, f"the body is not JSON: {error}") from error
+
+    async def _fault(self, request: Request, error: Any) -> Response:
+        known = isinstance(error, Fault)
+        path = request.scope["path"] if known else "other"
+        self._count("requests", path, str(error.status_code))
+        body = problem(error.detail, error.kind if known else "invalid_request_error")
+        return JSONResponse(body, error.status_code, headers=error.headers)
+
+    async def _broken(self, request: Request, error: Exception) -> Response:
+        logging.getLogger(__name__).error("a request failed", exc_info=error)
+        self._count("requests", request.scope["path"], "500")
+        return JSONResponse(problem("the watchdog failed", "internal_error"), 500)
+
+    def _unanswered(self, reply: Reply) -> dict[str, Any]:
+        self._count("failures")
+        return problem(f"the agent gave no answer: {reply.error}", "upstream_error")
+
+    def _count(self, name: str, *labels: str) -> None:
+        counter = self._counters[name]
+        (counter.labels(*labels) if labels else counter).inc()
+
+    def _points(self) -> float:
+        try:
+            return float(len(self.watchdog.store))
+        except RuntimeError:
+            return math.nan  # the store does not answer, which /health says
 
 
-async def _whole(agent: Agent, query: str, temperature: float) -> Pieces:
-    """An answer in one piece."""
-    ((reply,),) = await agent.respond([query], 1, temperature)
-    yield reply
+def _allow(request: Request, token: str | None) -> None:
+    """Raises Fault where the client shows no token or another one."""
+    if token is None:
+        return
+    shown = request.headers.get("authorization", "")
+    if not hmac.compare_digest(shown.encode(), f"Bearer {token}".encode()):
+        raise Fault(401, "no token, or a wrong one", "authentication_error")
+
+
+def _ending(blocked: bool, cut: bool) -> str:
+    """Why the text ends, in OpenAI's words."""
+    return "content_filter" if blocked else "length" if cut else "stop"

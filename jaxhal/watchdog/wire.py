@@ -1,8 +1,9 @@
 """What a client of the proxy asks for, in the form of OpenAI's chat completions."""
 
 import json
-from collections.abc import Mapping
 from typing import Any, NamedTuple
+
+from starlette.exceptions import HTTPException
 
 from jaxhal.watchdog.conversation import LENGTHS, Conversation
 
@@ -27,12 +28,23 @@ _HEARD = (
 )
 
 
-class Fault(Exception):
+class Fault(HTTPException):
     """What is wrong with a request: the response's status, and the error's kind."""
 
     def __init__(self, status: int, message: str, kind: str = "invalid_request_error"):
-        super().__init__(message)
-        self.status, self.kind = status, kind
+        shown = {"WWW-Authenticate": "Bearer"} if status == 401 else None
+        super().__init__(status, message, shown)
+        self.kind = kind
+
+
+def must(holds: bool, why: str) -> None:
+    if not holds:
+        raise Fault(400, why)
+
+
+def bounded(name: str, text: str, most: int = _QUERY) -> None:
+    """Makes sure that a text is short enough to be looked at."""
+    must(len(text) <= most, f"{name} has {len(text)} characters, over {most}")
 
 
 class Wanted(NamedTuple):
@@ -45,90 +57,71 @@ class Wanted(NamedTuple):
 
 
 def asked(body: Any) -> Wanted:
-    """What the body of a chat completion wants; Fault where that cannot be guarded."""
-    if not isinstance(body, Mapping):
-        raise Fault(400, "the body is not a JSON object")
-    messages = body.get("messages")
-    if not isinstance(messages, list) or not messages:
-        raise Fault(400, "'messages' must be a list of at least one message")
-    if len(messages) > _MESSAGES:
-        raise Fault(400, f"'messages' holds {len(messages)}, over {_MESSAGES}")
+    """What the body of a chat completion wants; Fault where that cannot be guarded.
+
+    Its texts are valid ones, as of :func:`jiter.from_json`.
+    """
+    must(isinstance(body, dict), "the body is not a JSON object")
+    messages, stream = body.get("messages"), body.get("stream") or False
+    must(
+        isinstance(messages, list) and bool(messages),
+        "'messages' must be a list of at least one message",
+    )
+    count = len(messages)
+    must(count <= _MESSAGES, f"'messages' holds {count}, over {_MESSAGES}")
     turns = [_turn(number, message) for number, message in enumerate(messages)]
     role, query = turns[-1]
-    if role != "user":
-        raise Fault(400, f"the last message is of {role!r}; it must be the user's")
-    if not query.strip():
-        raise Fault(400, "the last message is empty")
-    check_text("the last message", query)
-    stream, n = body.get("stream") or False, body.get("n")
-    if not isinstance(stream, bool):
-        raise Fault(400, "'stream' must be true or false")
-    if n not in (None, 1) or isinstance(n, bool):
-        raise Fault(400, "'n' must be 1: one answer is guarded at a time")
-    temperature = body.get("temperature")
-    if temperature is not None and (
-        type(temperature) not in (int, float) or not 0 <= temperature <= 2
-    ):
-        raise Fault(400, "'temperature' must be a number from 0 to 2")
-    for name in _NOT_TEXT:
-        if body.get(name):
-            raise Fault(400, f"{name!r} is not passed on: answers in text are guarded")
+    must(role == "user", f"the last message is of {role!r}; it must be the user's")
+    must(bool(query.strip()), "the last message is empty")
+    bounded("the last message", query)
     given = {name: value for name, value in body.items() if value is not None}
+    n, temperature = given.get("n", 1), given.get("temperature", 0)
+    must(isinstance(stream, bool), "'stream' must be true or false")
+    must(n == 1 and n is not True, "'n' must be 1: one answer is guarded at a time")
+    must(
+        type(temperature) in (int, float) and 0 <= temperature <= 2,
+        "'temperature' must be a number from 0 to 2",
+    )
+    for name in _NOT_TEXT:
+        why = f"{name!r} is not passed on: answers in text are guarded"
+        must(not given.get(name), why)
     wishes = {name: value for name, value in given.items() if name in _HEARD}
     for name in LENGTHS:
-        if type(wishes.get(name, 1)) is not int or wishes.get(name, 1) < 1:
-            raise Fault(400, f"{name!r} must be a whole number of at least 1")
-    try:  # what no JSON can hold, such as half of a surrogate pair
-        json.dumps(wishes, allow_nan=False, ensure_ascii=False).encode()
-    except (RecursionError, ValueError) as error:
-        why = f"a setting cannot be passed on: {type(error).__name__}"
-        raise Fault(400, why) from error
+        whole = type(wishes.get(name, 1)) is int and wishes.get(name, 1) >= 1
+        must(whole, f"{name!r} must be a whole number of at least 1")
+    try:
+        json.dumps(wishes, allow_nan=False)  # nor endless numbers, or endless digits
+    except ValueError as error:
+        raise Fault(400, f"a setting cannot be passed on: {error}") from error
     others = [name for name in given if name not in _TAKEN and name not in _HEARD]
     # Of a message only who says what is passed on.
     more = {key for one in messages for key, value in one.items() if value is not None}
     others += [f"messages.{key}" for key in sorted(more - {"role", "content"})]
-    for name in others:
-        _check_letters("the name of a setting", name)
     ignored = tuple(name[:_NAME] for name in others[:_NAMES])
-    return Wanted(Conversation(turns, wishes), stream, temperature, ignored)
-
-
-def check_text(name: str, text: str, most: int = _QUERY) -> None:
-    """Makes sure that a text can be looked at."""
-    if len(text) > most:
-        raise Fault(400, f"{name} has {len(text)} characters, over {most}")
-    _check_letters(name, text)
-
-
-def _check_letters(name: str, text: str) -> None:
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        why = f"{name} holds half of a surrogate pair; it is no valid text"
-        raise Fault(400, why) from error
+    return Wanted(
+        Conversation(turns, wishes), stream, given.get("temperature"), ignored
+    )
 
 
 def _turn(number: int, message: Any) -> tuple[str, str]:
     where = f"messages[{number}]"
-    if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-        raise Fault(400, f"{where} must be an object with a 'role'")
+    plain = isinstance(message, dict) and isinstance(message.get("role"), str)
+    must(plain, f"{where} must be an object with a 'role'")
     role, content = message["role"], message.get("content")
-    if role in ("tool", "function") or message.get("tool_calls"):
-        raise Fault(400, f"{where} is about tools, which are not passed on")
-    if role not in _ROLES:
-        raise Fault(400, f"{where} is of {role[:_NAME]!r}, none of {', '.join(_ROLES)}")
-    if isinstance(content, list):
-        parts = []
-        for part in content:
-            match part:
-                case {"type": "text", "text": str(text)}:
-                    parts.append(text)
-                case _:
-                    raise Fault(400, f"{where} holds something other than text")
-        content = "\n".join(parts)
-    if content is None and role == "assistant":
-        content = ""
-    if not isinstance(content, str):
-        raise Fault(400, f"{where} has no text in 'content'")
-    _check_letters(where, content)
-    return role, content
+    tool = role in ("tool", "function") or message.get("tool_calls")
+    must(not tool, f"{where} is about tools, which are not passed on")
+    known = f"{where} is of {role[:_NAME]!r}, none of {', '.join(_ROLES)}"
+    must(role in _ROLES, known)
+    match content:
+        case None if role == "assistant":
+            return role, ""
+        case str():
+            return role, content
+        case list() if all(map(_is_text, content)):
+            return role, "\n".join(part["text"] for part in content)
+    raise Fault(400, f"{where} holds something other than text in 'content'")
+
+
+def _is_text(part: Any) -> bool:
+    typed = isinstance(part, dict) and part.get("type") == "text"
+    return typed and isinstance(part.get("text"), str)

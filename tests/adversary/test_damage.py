@@ -16,13 +16,12 @@ from jaxhal.classifiers.linear import Linear
 from jaxhal.detectors import build
 from jaxhal.evaluation.calibration import Platt
 from jaxhal.reading import parts
-from jaxhal.reading.store import Store
 from jaxhal.scoring import shipped
 from jaxhal.scoring.fitting import Fitted
 from jaxhal.scoring.saving import load, save
 from jaxhal.tuning.checkpoints import opened
 from jaxhal.tuning.classifier import Head, Learned
-from tiny_lm import answers, tiny_lm
+from tiny_lm import answers, read_into, tiny_lm
 
 # Of each kind of file; FLIPS=2000 makes it a long fuzz.
 FLIPS = int(os.environ.get("FLIPS", "40"))
@@ -67,7 +66,7 @@ def lm():
 def store(lm, tmp_path):
     def use():
         parts._prove.cache_clear()  # as another process would begin
-        found = Store(tmp_path).read(lm, answers(2), READ).features
+        found = read_into(tmp_path, lm, answers(2), READ).features
         return [np.asarray(value) for column in found.values() for value in column]
 
     return use
@@ -81,19 +80,11 @@ def test_flips_in_a_part(store, tmp_path):
     assert bits(store()) == whole
 
 
-@pytest.mark.parametrize("name", ["plans/*.json", "model.json"])
-def test_flips_in_what_a_store_says_of_itself(store, tmp_path, name):
+def test_flips_in_what_a_store_says_of_itself(store, tmp_path):
     whole = bits(store())
-    (path,) = tmp_path.glob(f"*/{name}")
-    (part,) = tmp_path.glob("*/parts/*.parquet")
-    part.unlink()  # else no plan is needed
-
-    def again():
-        part.unlink(missing_ok=True)
-        return store()
-
+    (path,) = tmp_path.glob("*/model.json")
     message = f"{path} of the feature store is damaged; delete it and run the same"
-    assert noticed(again, path, whole, message) > FLIPS // 2
+    assert noticed(store, path, whole, message) > FLIPS // 2
 
 
 def test_parts_of_earlier_versions(store, tmp_path):
@@ -108,7 +99,7 @@ def test_parts_of_earlier_versions(store, tmp_path):
 
 def test_flips_behind_a_proved_part(lm, tmp_path):
     """What goes bad after it was proved, within one process, is noticed as well."""
-    column = Store(tmp_path).read(lm, answers(2), READ).features["mean"]
+    column = read_into(tmp_path, lm, answers(2), READ).features["mean"]
     path = column.places[0].path
     data = bytearray(path.read_bytes())
     rows = pq.ParquetFile(path).metadata.row_group(0)
@@ -122,7 +113,7 @@ def test_flips_behind_a_proved_part(lm, tmp_path):
     about = path.stat()
     path.write_bytes(data)
     os.utime(path, ns=(about.st_atime_ns, about.st_mtime_ns))  # as a bad disk would
-    again = parts.Column(column.name, column.places, parts.Cache())
+    again = parts.Column(column.name, column.places, parts.ColumnCache())
     with pytest.raises(ValueError, match="damaged; delete it"):
         again[0]
 
@@ -140,7 +131,7 @@ def test_flips_in_a_saved_detector(tmp_path):
 
     def use():
         found = load(tmp_path / "one")
-        assert found.detector.info == detector.info
+        assert found.detector[:4] == detector[:4]
         return found.params, found.threshold, vars(found.calibration)
 
     whole = bits(use())

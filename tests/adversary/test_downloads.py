@@ -73,7 +73,7 @@ def left_behind(tmp_path):
 
 
 def offered(monkeypatch, entry):
-    monkeypatch.setitem(registry._ENTRIES, "tiny", entry)
+    monkeypatch.setitem(registry.ENTRIES, "tiny", entry)
 
 
 def test_nobody_elses_code_runs(index, monkeypatch, tmp_path):
@@ -182,6 +182,6 @@ def test_a_tokenizer_runs_no_code_of_its_folder(monkeypatch, tmp_path):
 
 def test_every_known_model_is_pinned():
     for name in (*registry.names(), *registry.names("encoder")):
-        entry = registry.entry(name)
+        entry = registry.ENTRIES[name]
         for proof in (entry.sha256, *(file.sha256 for file in entry.files)):
             assert len(proof) == 64 and int(proof, 16)

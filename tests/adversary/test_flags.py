@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import golden_scores
-from jaxhal.detectors import Detector, Info, Targets, build
+from jaxhal.detectors import Detector, Targets, build
 from jaxhal.evaluation.calibration import Isotonic, Platt, isotonic, platt
 from jaxhal.io import sealing
 from jaxhal.scoring.fitting import Fitted, fit
@@ -14,7 +14,7 @@ from jaxhal.scoring.saving import load, save
 from jaxhal.scoring.shipped import shipped
 
 NOTHING = np.zeros(0, np.float32)
-COLUMN = Detector(Info("column", "", "", ""), (), inputs=lambda f: f["column"])
+COLUMN = Detector("column", "", "", "", (), inputs=lambda f: f["column"])
 KEYS = np.zeros(2, np.uint32)
 LOGISTIC = Platt(1.0, 0.0)
 

@@ -235,7 +235,7 @@ def test_consent_by_the_environment(monkeypatch, tmp_path):
     monkeypatch.setenv(hosts.VARIABLE, "collector.example")
     (measure,) = load(folder).detector.measures
     assert measure.endpoint.key() == KEY
-    assert "collector.example" in load(folder).detector.info.summary
+    assert "collector.example" in load(folder).detector.summary
 
 
 def test_a_saved_detector_asks_nobody(server, tmp_path):

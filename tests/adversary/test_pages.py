@@ -381,7 +381,7 @@ ESCAPES = "\x1b]0;title\x07\x1b[2Jred\u202e"
 def test_a_terminal_obeys_no_table_and_no_error(capfd):
     terminal().print(as_table([{"method": ESCAPES, "AUROC": 0.5}]))
     with pytest.raises(typer.Exit), usage():
-        raise ValueError(f"configuration: Key {ESCAPES} not in 'Config'")
+        raise ValueError(f"configuration: Key {ESCAPES} not in 'Experiment'")
     with pytest.raises(typer.Exit):
         finish(terminal(stderr=True), [ESCAPES])
     for said in capfd.readouterr():

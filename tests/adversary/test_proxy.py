@@ -23,7 +23,8 @@ from test_watchdog import KNOWN, client, proxy, running, send, user, watchdog
 from chat_server import serving
 from jaxhal.llm.endpoint import Endpoint
 from jaxhal.reading.store import Store
-from jaxhal.serve.limits import Limited, Limits, is_own
+from jaxhal.serve import limits
+from jaxhal.serve.limits import Limited, is_own
 from jaxhal.watchdog import EndpointAgent, ExactStore, Guard, Passages, Reply
 from jaxhal.watchdog.agents import Gate
 from jaxhal.watchdog.conversation import Conversation, looked_at
@@ -138,9 +139,10 @@ def test_tiny_chunks(served):
         assert told(served, raw.encode()) in (400, None)
 
 
-def test_half_requests_lock_nobody_out(encoder):
-    limits = Limits(head=1.0, body=1.0, per_client=20)
-    service = Service(watchdog(encoder), limits=limits)
+def test_half_requests_lock_nobody_out(encoder, monkeypatch):
+    for name, value in {"_HEAD": 1.0, "_BODY": 1.0, "_PER_CLIENT": 20}.items():
+        monkeypatch.setattr(limits, name, value)
+    service = Service(watchdog(encoder))
     halves = [HEAD.encode(), b"", (HEAD + "Content-Length: 9\r\n\r\n{").encode()]
     with running(service) as (server, port), contextlib.ExitStack() as stack:
         with alive(port):
@@ -153,9 +155,10 @@ def test_half_requests_lock_nobody_out(encoder):
         assert send(port, "GET", "/health")[0] == 200
 
 
-def test_a_request_that_trickles_is_late(encoder):
-    service = Service(watchdog(encoder), limits=Limits(head=0.5, body=0.5))
-    with proxy(service) as port:
+def test_a_request_that_trickles_is_late(encoder, monkeypatch):
+    for name in ("_HEAD", "_BODY"):
+        monkeypatch.setattr(limits, name, 0.5)
+    with proxy(Service(watchdog(encoder))) as port:
         for raw in (
             b"GET / HTTP/1.1\r\nx: ",
             HEAD.encode() + b"Content-Length: 99\r\n\r\n",
@@ -191,12 +194,13 @@ class Slow:
                 await asyncio.sleep(0)
 
 
-def test_one_address_has_so_many_connections(encoder):
+def test_one_address_has_so_many_connections(encoder, monkeypatch):
+    monkeypatch.setattr(limits, "_PER_CLIENT", 4)
     dog = watchdog(encoder, Guard(similarity=0.2))
     dog.agent = Slow()
     body = json.dumps({"messages": user(KNOWN[0])})
     raw = f"{HEAD}Content-Length: {len(body)}\r\n\r\n{body}".encode()
-    with proxy(Service(dog, limits=Limits(per_client=4))) as port:
+    with proxy(Service(dog)) as port:
         with contextlib.ExitStack() as stack:
             for _ in range(4):
                 stack.enter_context(opened(port, raw))
@@ -207,14 +211,15 @@ def test_one_address_has_so_many_connections(encoder):
         assert send(port, "GET", "/health")[0] == 200
 
 
-def test_who_does_not_read_stops_nobody(encoder):
+def test_who_does_not_read_stops_nobody(encoder, monkeypatch):
     """Eight do not read, of an agent that says something to eight at a time."""
+    monkeypatch.setattr(limits, "_UNREAD", 1.0)
     dog = watchdog(encoder, Guard(similarity=0.2))
     dog.agent = Slow(pieces=1000)
     body = json.dumps({"messages": user("w9 w10 w11"), "stream": True})
     raw = f"{HEAD}Content-Length: {len(body)}\r\n\r\n{body}".encode()
     with (
-        running(Service(dog, limits=Limits(unread=1.0))) as (server, port),
+        running(Service(dog)) as (server, port),
         contextlib.ExitStack() as stack,
     ):
         for _ in range(8):
@@ -318,7 +323,7 @@ def blocking(encoder):
     with contextlib.ExitStack() as stack:
         ports = [
             stack.enter_context(
-                proxy(Service(watchdog(encoder, guard, [point]), mode="block"))
+                proxy(Service(watchdog(encoder, guard, [point]), block=True))
             )
             for point in (QUESTION, LONG)
         ]
@@ -361,7 +366,7 @@ def test_its_own_answers_are_no_reason(encoder):
         return QUESTION if query.endswith("w40") else "w41."
 
     dog = watchdog(encoder, guard, [QUESTION], say=say)
-    with proxy(Service(dog, mode="block")) as port:
+    with proxy(Service(dog, block=True)) as port:
         said = ask(port, user("w40"))[1]["choices"][0]["message"]
         assert said["content"] == QUESTION
         found = ask(port, [*user("w40"), said, *user("w42")])[1]
@@ -383,7 +388,7 @@ def test_one_vote_takes_out_what_it_names(encoder):
     dog = watchdog(
         encoder, Guard(similarity=0.2), points=[f"w1 w{n}" for n in range(9)]
     )
-    with proxy(Service(dog, mode="block")) as port:
+    with proxy(Service(dog, block=True)) as port:
         found = ask(port, [*user("w1 w3"), *user("w40 w3")])[1]
         named = {one["query"] for one in found["watchdog"]["nearest"]}
         assert len(named) == 3 and found["watchdog"]["blocked"]

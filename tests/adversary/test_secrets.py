@@ -3,7 +3,7 @@
 import pytest
 from omegaconf import OmegaConf
 
-from jaxhal.experiments.config import Config, load_config
+from jaxhal.experiments.config import Experiment, load_config
 from jaxhal.experiments.making import make
 from jaxhal.io.configuration import structured, to_yaml
 from jaxhal.watchdog.config import load_watch
@@ -62,7 +62,7 @@ def test_keys_of_the_configuration_may_stand_in_others():
 
 def test_what_looks_like_an_interpolation_is_not_resolved_later(tmp_path):
     """Text that came whole through one reading is refused, not read, by the next."""
-    config = structured(Config, BASE)
+    config = structured(Experiment, BASE)
     config.notes = ["${oc.env:JAXHAL_SECRET}"]
     path = tmp_path / "config.yaml"
     path.write_text(to_yaml(config))

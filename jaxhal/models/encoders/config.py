@@ -3,17 +3,15 @@
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from jaxhal.io.showing import shown
 from jaxhal.models.config import (
-    ACTIVATIONS,
     Config,
+    Family,
     Rope,
-    check_family,
-    checked,
     layer_count,
-    llama_like,
+    of_family,
     rope_from,
     sliding,
 )
@@ -27,6 +25,7 @@ class EncoderConfig(Config):
     ``windows`` count the keys on either side of a query.
     """
 
+    causal: ClassVar[bool] = False
     pre_norm: bool = False  # norms before attention and MLP, not after the sums
     position_rows: int = 0  # of the table of learned positions; 0 = none
     position_offset: int = 0  # its row of the first token
@@ -70,32 +69,13 @@ def encoder_from_huggingface(
 ) -> EncoderConfig:
     """An :class:`EncoderConfig` from a Hugging Face config.json; errors as above."""
     settings = Settings(raw, where)
-    family = check_family(settings.get("model_type", ""), _FAMILIES, where)
-    missing = [name for name in (*_WIDTH_OF_HEADS, *_SIZES) if name not in settings]
-    if missing:
-        raise ValueError(f"{where} of a {family} lacks {', '.join(missing)}")
-    hidden, heads = (settings.whole(name) for name in _WIDTH_OF_HEADS)
-    if hidden % heads:
-        raise ValueError(
-            f"{where}: hidden_size {hidden} is no multiple of num_attention_heads "
-            f"{heads}; give a divisor"
-        )
-    return checked(_FAMILIES[family](settings), where)
+    for name in ("head_dim", "num_key_value_heads"):  # of decoders alone
+        settings.pop(name, None)
+    config = of_family(EncoderConfig, _FAMILIES, settings)
+    return dataclasses.replace(config, labels=_labels(settings))
 
 
-_WIDTH_OF_HEADS = ("hidden_size", "num_attention_heads")
-_SIZES = ("vocab_size", "intermediate_size", "num_hidden_layers")
 _CLASSES = 1 << 16
-
-
-def _refuse(raw: Settings, **computed: Any) -> None:
-    """Raises on the first setting that has another value than the one computed."""
-    for name, value in computed.items():
-        if raw.get(name, value) != value:
-            raise ValueError(
-                f"{raw.where}: {raw['model_type']} with {name}="
-                f"{shown(repr(raw[name]))} is not computed; only {name}={value!r} is"
-            )
 
 
 def _labels(raw: Settings) -> tuple[str, ...]:
@@ -105,7 +85,7 @@ def _labels(raw: Settings) -> tuple[str, ...]:
         raw.refuse("architectures", "give a list of names")
     if not any(str(kind).endswith("ForSequenceClassification") for kind in kinds):
         return ()
-    _refuse(raw, problem_type="single_label_classification")
+    raw.only({"problem_type": "single_label_classification"})
     named = raw.inside("id2label")
     count = len(named) or raw.whole("num_labels", 2, most=_CLASSES)
     if count < 2:
@@ -118,59 +98,29 @@ def _labels(raw: Settings) -> tuple[str, ...]:
     return tuple(str(named.get(key, f"LABEL_{key}")) for key in known)
 
 
-def _settings(raw: Settings, **switches: Any) -> EncoderConfig:
-    """What the families share; ``switches`` override."""
-    heads, layers = raw.whole("num_attention_heads"), layer_count(raw)
-    defaults = {"max_position_embeddings": 512, "hidden_act": "gelu"}
-    renamed = {
-        "rms_norm_eps": raw.number("layer_norm_eps", 1e-12),
-        "num_key_value_heads": heads,
-        "head_dim": raw.whole("hidden_size") // heads,
-    }
-    shared = llama_like(
-        raw.below(defaults).over(renamed),
-        ropes=switches.pop("ropes", (Rope(),)),
-        rope_of_layer=switches.pop("rope_of_layer", (0,) * layers),
-    )
-    settings: dict[str, Any] = {
-        "norm": "layer",
-        "positions": "learned",
-        "gated": False,
-        "qkv_bias": True,
-        "o_bias": True,
-        "mlp_bias": True,
-        "labels": _labels(raw),
-    }
-    return EncoderConfig(**(vars(shared) | settings | switches))
-
-
-def _bert(raw: Settings) -> EncoderConfig:
-    _refuse(raw, position_embedding_type="absolute", is_decoder=False)
-    rows = raw.whole("max_position_embeddings", 512, most=LENGTH)
+def _bert(raw: Settings) -> dict[str, Any]:
+    rows = raw.whole("max_position_embeddings", most=LENGTH)
     types = raw.whole("type_vocab_size", 2, least=0)
-    return _settings(raw, position_rows=rows, token_types=types)
+    return {"position_rows": rows, "token_types": types}
 
 
-def _roberta(raw: Settings) -> EncoderConfig:
-    _refuse(raw, position_embedding_type="absolute", is_decoder=False)
-    rows = raw.whole("max_position_embeddings", 514, least=2, most=LENGTH)
+def _roberta(raw: Settings) -> dict[str, Any]:
+    rows = raw.whole("max_position_embeddings", least=2, most=LENGTH)
     # The table's first rows are unused.
     offset = raw.whole("pad_token_id", 1, least=0, most=rows - 2) + 1
-    return _settings(
-        raw,
-        context_length=rows - offset,
-        position_rows=rows,
-        position_offset=offset,
-        token_types=raw.whole("type_vocab_size", 1, least=0),
-    )
+    return {
+        "context_length": rows - offset,
+        "position_rows": rows,
+        "position_offset": offset,
+        "token_types": raw.whole("type_vocab_size", 1, least=0),
+    }
 
 
-def _deberta(raw: Settings) -> EncoderConfig:
+def _deberta(raw: Settings) -> dict[str, Any]:
     hidden = raw.whole("hidden_size")
-    width = hidden // raw.whole("num_attention_heads")
-    _refuse(
-        raw, embedding_size=hidden, pooler_hidden_size=hidden, attention_head_size=width
-    )
+    width = hidden // raw.whole("num_attention_heads", most=hidden)
+    sizes = {"embedding_size": hidden, "pooler_hidden_size": hidden}
+    raw.only(sizes | {"attention_head_size": width})
     kinds = raw.get("pos_att_type", [])
     kinds = kinds.lower().split("|") if isinstance(kinds, str) else kinds
     if not isinstance(kinds, list):
@@ -181,7 +131,7 @@ def _deberta(raw: Settings) -> EncoderConfig:
             f"{raw.where}: pos_att_type={shown(repr(kinds))} is not computed; c2p and "
             "p2c are, each once"
         )
-    rows = raw.whole("max_position_embeddings", 512, most=LENGTH)
+    rows = raw.whole("max_position_embeddings", most=LENGTH)
     longest = raw.whole("max_relative_positions", -1, least=-1)
     longest = longest if longest > 0 else rows
     buckets = max(0, raw.whole("position_buckets", -1, least=-1))
@@ -199,32 +149,30 @@ def _deberta(raw: Settings) -> EncoderConfig:
     groups = raw.whole("conv_groups", 1)
     if hidden % groups:
         raw.refuse("conv_groups", f"give a divisor of hidden_size {hidden}")
-    return _settings(
-        raw.below({"layer_norm_eps": 1e-7}),
-        position_rows=rows if raw.flag("position_biased_input", True) else 0,
-        token_types=raw.whole("type_vocab_size", 0, least=0),
+    return {
+        "position_rows": rows if raw.flag("position_biased_input", True) else 0,
+        "token_types": raw.whole("type_vocab_size", 0, least=0),
         # The kinds count even where relative attention is off.
-        attention_scale=(width * (1 + len(kinds))) ** -0.5,
-        relative=kinds if relative else (),
-        relative_span=(buckets or longest) if relative else 0,
-        relative_buckets=buckets,
-        relative_longest=longest,
-        relative_norm="layer_norm" in str(raw.get("norm_rel_ebd", "none")).lower(),
-        relative_shared=raw.flag("share_att_key"),
-        conv_size=size,
-        conv_groups=groups,
-        conv_activation=_activation(raw, "conv_act", "tanh"),
-        head_activation=_activation(raw, "pooler_hidden_act", "gelu"),
-    )
+        "attention_scale": (width * (1 + len(kinds))) ** -0.5,
+        "relative": kinds if relative else (),
+        "relative_span": (buckets or longest) if relative else 0,
+        "relative_buckets": buckets,
+        "relative_longest": longest,
+        "relative_norm": "layer_norm" in str(raw.get("norm_rel_ebd", "none")).lower(),
+        "relative_shared": raw.flag("share_att_key"),
+        "conv_size": size,
+        "conv_groups": groups,
+        "conv_activation": raw.one_of("conv_act", "tanh", _OUTER),
+        "head_activation": raw.one_of("pooler_hidden_act", "gelu", _OUTER),
+    }
 
 
-def _modernbert(raw: Settings) -> EncoderConfig:
-    _refuse(raw, rope_scaling=None)
+def _modernbert(raw: Settings) -> dict[str, Any]:
     layers = layer_count(raw)
     every = raw.whole("global_attn_every_n_layers", 3)
     local = sliding(raw, [layer % every != 0 for layer in range(layers)])
     window = raw.whole("local_attention", 128, least=2, most=LENGTH) // 2
-    length = raw.whole("max_position_embeddings", 8192, most=LENGTH)
+    length = raw.whole("max_position_embeddings", most=LENGTH)
     nested = raw.inside("rope_parameters")
     full_rope, local_rope = (
         rope_from(nested.inside(kind), raw.number(name, theta, above=1.0), length)
@@ -233,39 +181,64 @@ def _modernbert(raw: Settings) -> EncoderConfig:
             ("sliding_attention", "local_rope_theta", 10000.0),
         )
     )
-    pooling = raw.one_of("classifier_pooling", "cls", ("cls", "mean"))
     bias = raw.flag("attention_bias")
-    renamed = {
-        "hidden_act": raw.one_of("hidden_activation", "gelu", ACTIVATIONS),
-        "layer_norm_eps": raw.number("norm_eps", 1e-5),
-        "max_position_embeddings": length,
+    return {
+        "ropes": (full_rope, local_rope),
+        "rope_of_layer": local,
+        "windows": tuple(window * slides for slides in local),
+        "norm_bias": raw.flag("norm_bias"),
+        "qkv_bias": bias,
+        "o_bias": bias,
+        "mlp_bias": raw.flag("mlp_bias"),
+        "head_pooling": raw.one_of("classifier_pooling", "cls", ("cls", "mean")),
+        "head_bias": raw.flag("classifier_bias"),
+        "head_activation": raw.one_of("classifier_activation", "gelu", _OUTER),
     }
-    return _settings(
-        raw.over(renamed),
-        ropes=(full_rope, local_rope),
-        rope_of_layer=local,
-        windows=tuple(window * slides for slides in local),
-        positions="rope",
-        pre_norm=True,
-        gated=True,
-        norm_bias=raw.flag("norm_bias"),
-        qkv_bias=bias,
-        o_bias=bias,
-        mlp_bias=raw.flag("mlp_bias"),
-        head_pooling=pooling,
-        head_bias=raw.flag("classifier_bias"),
-        head_activation=_activation(raw, "classifier_activation", "gelu"),
-        head_norm=True,
-    )
 
 
-def _activation(raw: Settings, name: str, default: str) -> str:
-    return raw.one_of(name, default, ("tanh", "gelu"))
-
-
+_OUTER = ("tanh", "gelu")  # activations outside of blocks
+_SWITCHES = {
+    "norm": "layer",
+    "gated": False,
+    "qkv_bias": True,
+    "o_bias": True,
+    "mlp_bias": True,
+    "positions": "learned",
+    "ropes": (Rope(),),
+}
+_NAMES = {"layer_norm_eps": "rms_norm_eps"}
+_DEFAULTS = {
+    "rms_norm_eps": 1e-12,
+    "hidden_act": "gelu",
+    "max_position_embeddings": 512,
+}
+_ONLY = {"position_embedding_type": "absolute", "is_decoder": False}
 _FAMILIES = {
-    "bert": _bert,
-    "roberta": _roberta,
-    "deberta-v2": _deberta,
-    "modernbert": _modernbert,
+    "bert": Family(
+        switches=_SWITCHES, rule=_bert, names=_NAMES, defaults=_DEFAULTS, only=_ONLY
+    ),
+    "roberta": Family(
+        switches=_SWITCHES,
+        rule=_roberta,
+        names=_NAMES,
+        defaults=_DEFAULTS | {"max_position_embeddings": 514},
+        only=_ONLY,
+    ),
+    "deberta-v2": Family(
+        switches=_SWITCHES,
+        rule=_deberta,
+        names=_NAMES,
+        defaults=_DEFAULTS | {"rms_norm_eps": 1e-7},
+    ),
+    "modernbert": Family(
+        switches={"norm": "layer", "pre_norm": True, "head_norm": True},
+        rule=_modernbert,
+        names={"norm_eps": "rms_norm_eps", "hidden_activation": "hidden_act"},
+        defaults={
+            "rms_norm_eps": 1e-5,
+            "hidden_act": "gelu",
+            "max_position_embeddings": 8192,
+        },
+        only={"rope_scaling": None},
+    ),
 }

@@ -45,9 +45,8 @@ class Encoder(nnx.Module):
         self.embed_types = table(config.token_types)
         self.embed_norm = Norm(config, config.hidden_size, dtype)
         self.embed_relative = table(2 * config.relative_span)
-        self.relative_norm = (
-            Norm(config, config.hidden_size, dtype) if config.relative_norm else None
-        )
+        normed = config.relative_norm
+        self.relative_norm = Norm(config, config.hidden_size, dtype) if normed else None
         self.conv = Convolution(config, dtype) if config.conv_size else None
         make = nnx.vmap(lambda keys: Block(config, dtype, keys))
         self.blocks = make(rngs.split(config.num_hidden_layers))
@@ -75,15 +74,12 @@ def run(
     model: Encoder,
     x: Float[Array, "batch seq width"],
     valid: Bool[Array, "batch seq"],
-    keep: bool = False,
     layers: int | None = None,
-) -> tuple[Float[Array, "batch seq width"], Any]:
-    """All layers, or the first ``layers``, over embedded tokens.
+) -> Float[Array, "batch seq width"]:
+    """Hidden states after all layers, or after the first ``layers`` of them.
 
-    Returns:
-      The last hidden states and, with ``keep``, the residual stream after every layer,
-      ``[layer batch seq width]``.  After fewer than all layers, the hidden states are
-      that stream: the norm at the end belongs to the last.
+    After fewer than all they are the residual stream: the norm at the end belongs to
+    the last.
     """
     config, at = model.config, positions(valid)
     cos = sin = None
@@ -107,12 +103,12 @@ def run(
         if conv is not None:
             beside = functools.partial(conv, embedded)
             x = read = jax.lax.cond(at.layer == 0, beside, lambda x: x, x)
-        return (x, read), x if keep else None
+        return (x, read), None
 
     first = jax.tree.map(lambda leaf: leaf[:layers], (weights, index))
-    (x, read), states = jax.lax.scan(body, (x, x), first)
+    (x, read), _ = jax.lax.scan(body, (x, x), first)
     whole = layers in (None, config.num_hidden_layers)
-    return read if whole else x, states
+    return read if whole else x
 
 
 def pool(

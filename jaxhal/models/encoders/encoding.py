@@ -7,7 +7,7 @@ import collections
 import functools
 import itertools
 from collections.abc import Callable, Hashable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     import tokenizers
 
 _SMALLEST = 16  # columns of a batch
+_ROWS = 32  # of a batch
 _CPU_ROWS = 8  # more at once save nothing there, and are padded more
 _COMPARED = 4096  # tokens of either side of the pairs that are compared at once
 
@@ -41,7 +42,6 @@ def embed(
     encoder: TextEncoder,
     texts: Sequence[Any],
     *,
-    batch_size: int = 32,
     progress: bool | None = None,
 ) -> Float[np.ndarray, "texts width"]:
     """One vector a text, float32, in the order of the texts.
@@ -51,15 +51,11 @@ def embed(
     `Sentence-BERT <https://arxiv.org/abs/1908.10084>`_, section 3).  Equal texts are
     read once.
 
-    Args:
-      encoder: with a pooling.
-      texts: strings, each with at least one visible character.
-      batch_size: windows read at once, at most 8 of them on a CPU.
-      progress: show a progress bar; ``None`` shows it on a terminal.
+    ``progress`` shows a bar, by default on a terminal.
 
     Raises:
-      TypeError: naming the text that is no string.
-      ValueError: on no or empty texts, or an encoder without pooling.
+      TypeError, ValueError: on no texts, naming one that is no string or has no visible
+        character, and on an encoder without pooling.
     """
     pooling = encoder.pooling
     if pooling is None:
@@ -68,7 +64,7 @@ def embed(
             "pooling='mean' or pooling='cls'"
         )
     windows = _of_texts(encoder, texts)
-    found = np.stack(_run(_pooled, encoder, windows, batch_size, progress))
+    found = np.stack(_run(encoder, windows, "pooled", progress=progress))
     weight = np.array([len(piece) for piece in windows.pieces], np.float32)
     mean = np.add.reduceat(found * weight[:, None], windows.group)
     mean /= np.add.reduceat(weight, windows.group)[:, None]
@@ -82,8 +78,6 @@ def classify(
     pairs: Sequence[Any],
     *,
     labels: Sequence[str] | None = None,
-    batch_size: int = 32,
-    progress: bool | None = None,
 ) -> Float[np.ndarray, "pairs labels"]:
     """Probabilities of an encoder's classes for each pair of texts, in [0, 1], float32.
 
@@ -96,14 +90,13 @@ def classify(
 
     Args:
       encoder: with a classifier.
-      pairs: of two strings each, premise and hypothesis.
+      pairs: of premise and hypothesis.
       labels: names of the classes in order; by default ``encoder.labels``.
-      batch_size, progress: as :func:`embed`.
 
     Raises:
-      TypeError: naming the pair that is no pair of strings.
-      ValueError: on no pairs, an empty text, an encoder without classifier, or a pair
-        too long for one without a label ``entailment``.
+      TypeError, ValueError: on no pairs, naming one that is no pair of texts, and on an
+        encoder without classifier, or a pair too long for one without a label
+        ``entailment``.
     """
     if not encoder.labels:
         raise ValueError(
@@ -112,8 +105,14 @@ def classify(
         )
     names = [label.lower() for label in labels or encoder.labels]
     entailment = names.index("entailment") if "entailment" in names else None
-    windows = _of_pairs(encoder, pairs, cut=entailment is not None)
-    found = np.stack(_run(_probabilities, encoder, windows, batch_size, progress))
+    length, cut = encoder.config.context_length, entailment is not None
+    _check_pairs(pairs)
+    windows = _windows(
+        "pair",
+        [tuple(pair) for pair in pairs],
+        lambda pair: encoder.tokenizer.pair_windows(pair[0], pair[1], length, cut),
+    )
+    found = np.stack(_run(encoder, windows, "probabilities"))
     if entailment is None:
         return found[windows.row]
     support = found[:, entailment]
@@ -135,7 +134,6 @@ def token_states(
     texts: Sequence[Any],
     *,
     layer: int | None = None,
-    batch_size: int = 32,
     progress: bool | None = None,
 ) -> list[Float[np.ndarray, "tokens width"]]:
     """Hidden states of each text's tokens, float32, without special tokens.
@@ -143,10 +141,8 @@ def token_states(
     The tokens of a text longer than the encoder's context are those of its windows, and
     each knows of its own window alone.  Equal texts are read once and share an array.
 
-    Args:
-      encoder, texts, batch_size, progress: as :func:`embed`; any encoder.
-      layer: after which the states are taken, 0 for the embeddings; the last when left
-        out, its final norm included.
+    They are those after a ``layer``, 0 for the embeddings, by default the last with its
+    final norm.
 
     Raises:
       TypeError, ValueError: as :func:`embed`, and on a layer that there is not.
@@ -158,8 +154,7 @@ def token_states(
             f"{most}"
         )
     windows = _of_texts(encoder, texts)
-    states = functools.partial(_states, layer=layer)
-    found = _run(states, encoder, windows, batch_size, progress)
+    found = _run(encoder, windows, "states", layer, progress)
     parts = [
         row[: len(piece)][np.array(piece.special_tokens_mask) == 0]
         for row, piece in zip(found, windows.pieces, strict=True)
@@ -174,15 +169,14 @@ def bertscores(
     pairs: Sequence[Any],
     *,
     layer: int | None = None,
-    batch_size: int = 32,
     progress: bool | None = None,
 ) -> Float[np.ndarray, "pairs 3"]:
     """Precision, recall and F1 of each pair of texts by tokens, in [-1, 1], float32.
 
     Candidate and reference of :func:`jaxhal.features.consistency.bertscore` (Zhang et
     al. 2020, `BERTScore <https://arxiv.org/abs/1904.09675>`_, section 3), without
-    special tokens; the published code lets a token be nearest to one.  Arguments and
-    errors as :func:`token_states`; layer 17 is published for RoBERTa large.
+    special tokens; the published code lets a token be nearest to one.  ``layer`` and
+    errors as for :func:`token_states`; layer 17 is published for RoBERTa large.
     """
     _check_pairs(pairs)
     pairs = [tuple(pair) for pair in pairs]
@@ -190,8 +184,8 @@ def bertscores(
     texts = list(dict.fromkeys(text for pair in row for text in pair))
     # After a space, so that a byte-level tokenizer reads the first word like any other.
     spaced = [f" {text}" for text in texts]
-    options: Any = dict(layer=layer, batch_size=batch_size, progress=progress)
-    states = dict(zip(texts, token_states(encoder, spaced, **options), strict=True))
+    read = token_states(encoder, spaced, layer=layer, progress=progress)
+    states = dict(zip(texts, read, strict=True))
     groups = collections.defaultdict(list)
     for pair in row:
         groups[bucket(max(len(states[text]) for text in pair), _SMALLEST)].append(pair)
@@ -225,38 +219,24 @@ def _compared(first: Array, first_valid: Array, second: Array, second_valid: Arr
     return jnp.stack(scores, axis=-1)
 
 
-@jax.jit
-def _pooled(encoder: TextEncoder, tokens: Array, types: Array, valid: Array) -> Array:
-    assert encoder.pooling is not None
-    _, hidden = _hidden(encoder, tokens, types, valid)
-    return encoder_lib.pool(hidden, valid, encoder.pooling.how).astype(jnp.float32)
-
-
-@jax.jit
-def _probabilities(
-    encoder: TextEncoder, tokens: Array, types: Array, valid: Array
-) -> Array:
-    model, hidden = _hidden(encoder, tokens, types, valid)
-    return jax.nn.softmax(encoder_lib.logits(model, hidden, valid), axis=-1)
-
-
-@jax.jit(static_argnames="layer")
-def _states(
-    encoder: TextEncoder, tokens: Array, types: Array, valid: Array, layer: int | None
-) -> Array:
-    return _hidden(encoder, tokens, types, valid, layer)[1].astype(jnp.float32)
-
-
-def _hidden(
+@jax.jit(static_argnames=("what", "layer"))
+def _read(
     encoder: TextEncoder,
     tokens: Array,
     types: Array,
     valid: Array,
-    layer: int | None = None,
-):
+    what: Literal["pooled", "probabilities", "states"],
+    layer: int | None,
+) -> Array:
     model = nnx.merge(encoder.graphdef, encoder.params)
     embedded = encoder_lib.embed(model, tokens, types, valid)
-    return model, encoder_lib.run(model, embedded, valid, layers=layer)[0]
+    hidden = encoder_lib.run(model, embedded, valid, layer)
+    if what == "probabilities":
+        return jax.nn.softmax(encoder_lib.logits(model, hidden, valid), axis=-1)
+    if what == "pooled":
+        assert encoder.pooling is not None
+        hidden = encoder_lib.pool(hidden, valid, encoder.pooling.how)
+    return hidden.astype(jnp.float32)
 
 
 class Windows(NamedTuple):
@@ -282,17 +262,6 @@ def _of_texts(encoder: TextEncoder, texts: Sequence[Any]) -> Windows:
     return _windows("text", texts, lambda text: [tokenizer.windows(text, length)])
 
 
-def _of_pairs(encoder: TextEncoder, pairs: Sequence[Any], cut: bool) -> Windows:
-    """Windows of pairs, whose texts may be cut with ``cut``."""
-    _check_pairs(pairs)
-    length, tokenizer = encoder.config.context_length, encoder.tokenizer
-    return _windows(
-        "pair",
-        [tuple(pair) for pair in pairs],
-        lambda pair: tokenizer.pair_windows(pair[0], pair[1], length, cut),
-    )
-
-
 def _windows(what: str, inputs: Sequence[Hashable], cut: Callable) -> Windows:
     distinct: dict[Hashable, int] = {}
     groups, first = [], []
@@ -311,17 +280,14 @@ def _windows(what: str, inputs: Sequence[Hashable], cut: Callable) -> Windows:
 
 
 def _run(
-    program: Callable[..., Array],
     encoder: TextEncoder,
     windows: Windows,
-    batch_size: int,
-    progress: bool | None,
+    what: Literal["pooled", "probabilities", "states"],
+    layer: int | None = None,
+    progress: bool | None = False,
 ) -> list[np.ndarray]:
     """What comes of each window, in order; those of like length are read together."""
-    if batch_size < 1:
-        raise ValueError(f"batch_size is {batch_size}; give at least 1")
-    if jax.default_backend() == "cpu":
-        batch_size = min(batch_size, _CPU_ROWS)
+    batch_size = _CPU_ROWS if jax.default_backend() == "cpu" else _ROWS
     order = np.argsort([len(piece) for piece in windows.pieces], kind="stable")
     found = {}
     with progress_bar(len(order), "reading texts", "text", progress) as bar:
@@ -329,7 +295,8 @@ def _run(
             part = order[start : start + batch_size].tolist()
             batch = collate(encoder, [windows.pieces[at] for at in part], batch_size)
             # Rows beyond the windows are dummies.
-            found |= zip(part, np.asarray(program(encoder, *batch)), strict=False)
+            rows = np.asarray(_read(encoder, *batch, what, layer))
+            found |= zip(part, rows, strict=False)
             bar.update(len(part))
     return [found[at] for at in range(len(order))]
 

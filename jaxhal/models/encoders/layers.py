@@ -64,80 +64,64 @@ class SelfAttention(Attention):
     ) -> Float[Array, "batch seq width"]:
         """The output of every row, in blocks of rows, or of samples with distances."""
         q, k, v = self.project(x, geo, at, STANDARD)
+        if relative is None:
+            mixed, _ = self.mix(q, k, v, geo, at, None, STANDARD)
+            return self.output(mixed, STANDARD)
         heads, rows = q.shape[1], q.shape[3]
+        add = self._distances(relative)
 
-        def near(position: Array, key_position: Array, valid: Array) -> Array:
-            distance = jnp.abs(position[..., None] - key_position)
-            seen = valid & ((at.window == 0) | (distance <= at.window))
-            return jnp.where(seen, 0.0, -1e30)
+        def sample(one):
+            q, k, v, valid = one
+            scores = STANDARD.scores(q[None], k[None]) + add(q[:, 0], k)[:, None]
+            bias = jnp.broadcast_to(jnp.where(valid, 0.0, -1e30), (1, 1, 1, rows, rows))
+            return STANDARD.attend(scores, bias, v[None])[0][0]
 
-        if relative is not None:
-            add = self._distances(relative, rows)
+        size = max(1, PLAIN_BLOCK_BYTES // (4 * heads * rows * rows))
+        out = jax.lax.map(sample, (q, k, v, geo.key_valid), batch_size=size)
+        out = out.transpose(0, 3, 1, 2, 4)  # of [batch heads 1 seq head]
+        return self.output(out.reshape(*x.shape[:2], -1), STANDARD)
 
-            def sample(one):
-                q, k, v, position, valid = one
-                scores = STANDARD.scores(q[None], k[None]) + add(q[:, 0], k)[:, None]
-                bias = near(position, position, valid)
-                return STANDARD.attend(scores, bias[None, None, None], v[None])[0][0]
-
-            size = max(1, PLAIN_BLOCK_BYTES // (4 * heads * rows * rows))
-            each = q, k, v, geo.query_position, geo.key_valid
-            out = jax.lax.map(sample, each, batch_size=size)  # [batch heads 1 seq head]
-            out = out.transpose(0, 3, 1, 2, 4).reshape(*x.shape[:2], -1)
-            return self.output(out, STANDARD)
-
-        def row(one):
-            """One query of every sample, its axis kept for the primitives."""
-            q, position = one
-            scores = STANDARD.scores(q[:, :, :, None], k)
-            bias = near(position, geo.key_position, geo.key_valid)
-            return STANDARD.attend(scores, bias[:, None, None, None], v)[0][:, :, :, 0]
-
-        size = max(16, PLAIN_BLOCK_BYTES // (4 * q.shape[0] * heads * rows))
-        queries = jnp.moveaxis(q, 3, 0), geo.query_position.T
-        out = jax.lax.map(row, queries, batch_size=size)
-        out = out.transpose(1, 0, 2, 3, 4).reshape(*x.shape[:2], -1)
-        return self.output(out, STANDARD)
-
-    def _distances(self, relative: Relative, length: int) -> Any:
+    def _distances(self, relative: Relative) -> Any:
         """What distances add to the scores of one sample, ``[heads query key]``."""
         config = self.config
-        # From the longest distance forward to the longest back, and one to fill up.
-        rows = np.append(relative.row, 0)
-        by_key = by_query = None
-        if "c2p" in config.relative:
-            layer = self.k_proj if config.relative_shared else self.relative_k_proj
-            rows_back = np.append(relative.row[::-1], 0)
-            by_key = self._heads(apply(layer, relative.embedding[rows_back], STANDARD))
-        if "p2c" in config.relative:
-            layer = self.q_proj if config.relative_shared else self.relative_q_proj
-            by_query = self._heads(
-                apply(layer, relative.embedding[rows], STANDARD) * config.scale
-            )
+        kinds = {
+            "c2p": (self.k_proj, self.relative_k_proj, relative.row[::-1], 1.0),
+            "p2c": (self.q_proj, self.relative_q_proj, relative.row, config.scale),
+        }
+        tables = {}
+        for kind in config.relative:
+            shared, own, rows, scale = kinds[kind]
+            layer = shared if config.relative_shared else own
+            # From the longest distance forward to the longest back, and one to fill up.
+            some = relative.embedding[np.append(rows, 0)]
+            table = apply(layer, some, STANDARD) * scale
+            tables[kind] = table.reshape(len(some), -1, config.head_dim).swapaxes(0, 1)
 
         def add(q: Array, k: Array) -> Any:
             total = 0.0
-            if by_key is not None:
-                total += _shifted(_product("nqd,nrd->nqr", q, by_key))
-            if by_query is not None:
-                total += _shifted(_product("nkd,nrd->nkr", k, by_query)).swapaxes(1, 2)
+            if "c2p" in tables:
+                total += _shifted(q, tables["c2p"])
+            if "p2c" in tables:
+                total += _shifted(k, tables["p2c"]).swapaxes(1, 2)
             return total
 
         return add
 
-    def _heads(self, x: Array) -> Array:
-        return x.reshape(len(x), -1, self.config.head_dim).swapaxes(0, 1)
 
-
-def _shifted(x: Float[Array, "heads seq distance"]) -> Float[Array, "heads seq seq"]:
-    """Row ``i`` of ``2 n`` columns without its first ``n - 1 - i``, cut to ``n``."""
+def _shifted(
+    x: Float[Array, "heads seq head"], table: Float[Array, "heads distance head"]
+) -> Float[Array, "heads seq seq"]:
+    """Of row ``i`` of the ``2 n`` products ``n``, without the first ``n - 1 - i``."""
     heads, n, _ = x.shape
-    flat = x.reshape(heads, -1)[:, n - 1 : n - 1 + n * (2 * n - 1)]
+    products = jnp.einsum(
+        "nqd,nrd->nqr",
+        x,
+        table,
+        precision=EXACT,
+        preferred_element_type=wide(x.dtype),
+    )
+    flat = products.reshape(heads, -1)[:, n - 1 : n - 1 + n * (2 * n - 1)]
     return flat.reshape(heads, n, 2 * n - 1)[..., :n]
-
-
-def _product(axes: str, x: Array, y: Array) -> Array:
-    return jnp.einsum(axes, x, y, precision=EXACT, preferred_element_type=wide(x.dtype))
 
 
 def relative_rows(config: EncoderConfig, columns: int) -> Int[np.ndarray, " distance"]:
@@ -214,9 +198,7 @@ class Head(nnx.Module):
     def __init__(self, config: EncoderConfig, dtype: Any, rngs: nnx.Rngs):
         width, rows = config.hidden_size, len(config.labels)
         self.dense = linear(width, width, config.head_bias, dtype, rngs)
-        self.norm = (
-            Norm(config, config.hidden_size, dtype) if config.head_norm else None
-        )
+        self.norm = Norm(config, width, dtype) if config.head_norm else None
         self.out_proj = linear(width, rows, True, dtype, rngs)
         self.activation = config.head_activation
 

@@ -25,7 +25,7 @@ class TextTokenizer(Tokenizer):
     """A tokenizer that adds special tokens and cuts what is too long into windows."""
 
     def __init__(self, hf: Any):
-        super().__init__(hf, chat=False)
+        super().__init__(hf)
         self._whole: tokenizers.Tokenizer = copy.deepcopy(hf.backend_tokenizer)
         self._whole.no_truncation()
         self._whole.no_padding()
@@ -51,7 +51,7 @@ class TextTokenizer(Tokenizer):
         return [self._whole.post_process(piece) for piece in pieces]
 
     def pair_windows(
-        self, first: str, second: str, length: int, cut: bool = True
+        self, first: str, second: str, length: int, cut: bool
     ) -> "list[list[tokenizers.Encoding]]":
         """A pair, in windows that overlap by a quarter if need be.
 
@@ -149,19 +149,16 @@ def _read_pooling(folder: Path, how: Any) -> Pooling | None:
     """What the files of a sentence encoder say, ``how`` instead of theirs if given."""
     if how not in (None, "cls", "mean"):
         raise ValueError(f"pooling is {how!r}; use 'cls' or 'mean'")
-    normalize = False
-    if (folder / "modules.json").is_file():
-        modules = read_json(folder / "modules.json")
+    path, kinds = folder / "modules.json", []
+    if path.is_file():
+        modules = read_json(path)
         if not isinstance(modules, list):
-            raise ValueError(f"{folder}/modules.json holds no list; download it again")
-        named = [
-            Settings(each, f"{folder}/modules.json").get("type") for each in modules
-        ]
+            raise ValueError(f"{path} holds no list; download it again")
+        named = [Settings(each, str(path)).get("type") for each in modules]
         kinds = [str(kind).rpartition(".")[2] for kind in named]
         more = [k for k in kinds if k not in ("Transformer", "Pooling", "Normalize")]
         if more:
-            raise ValueError(f"{folder}/modules.json has {more[0]}, not computed here")
-        normalize = "Normalize" in kinds
+            raise ValueError(f"{path} has {more[0]}, not computed here")
     path = folder / "1_Pooling" / "config.json"
     if how is None and path.is_file():
         modes = {"pooling_mode_cls_token": "cls", "pooling_mode_mean_tokens": "mean"}
@@ -173,4 +170,4 @@ def _read_pooling(folder: Path, how: Any) -> Pooling | None:
                 f"{' and '.join(modes)} is computed: choose with pooling="
             )
         how = modes[asked[0]]
-    return None if how is None else Pooling(how, normalize)
+    return None if how is None else Pooling(how, "Normalize" in kinds)

@@ -6,10 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from jaxhal.models.config import Config
 from jaxhal.models.encoders.config import EncoderConfig
 from jaxhal.models.encoders.encoder import Encoder
-from jaxhal.models.tables import QKV, Table, Turn, origins
+from jaxhal.models.tables import QKV, Table, fused, origins, split
 from jaxhal.models.weights import SafetensorsSource, fill
 
 _PREFIXES = {
@@ -99,25 +98,16 @@ _MODERNBERT = {
 def encoder_table(config: EncoderConfig) -> Table:
     """The key table of a Hugging Face checkpoint."""
     if config.family == "modernbert":
-        table = origins(_MODERNBERT)
-        for names, fused in (
-            (QKV, "layers.{}.attn.Wqkv"),
-            (("blocks.mlp.gate_proj", "blocks.mlp.up_proj"), "layers.{}.mlp.Wi"),
-        ):
-            for which, name in enumerate(names):
-                part = _part(which, len(names))
-                table |= origins({name: fused}, part, part)
-        return table
+        return (
+            origins(_MODERNBERT)
+            | fused("layers.{}.attn.Wqkv", split)
+            | fused(
+                "layers.{}.mlp.Wi",
+                lambda which: lambda x, config: np.split(x, 2)[which].T,
+                ("blocks.mlp.gate_proj", "blocks.mlp.up_proj"),
+            )
+        )
     modules = _ROBERTA if config.family == "roberta" else _BERT
     if config.family == "deberta-v2":
         modules = modules | {name: f"{modules[name]}_proj" for name in QKV}
     return origins(modules)
-
-
-def _part(which: int, count: int) -> Turn:
-    """One of the equal parts of a fused linear layer, kernel or bias."""
-
-    def part(x: np.ndarray, config: Config) -> np.ndarray:
-        return np.split(x, count)[which].T
-
-    return part

@@ -11,33 +11,23 @@ from jaxhal.io.checks import at_least
 from jaxhal.llm.endpoint import Endpoint, content_of, is_cut
 from jaxhal.llm.hosts import hidden
 from jaxhal.texts import storable
-from jaxhal.watchdog.agents.base import (
-    LONGEST,
-    Gate,
-    Pieces,
-    Reply,
-    checked,
-    each,
-    failed,
-)
+from jaxhal.watchdog import agents
+from jaxhal.watchdog.agents import Gate, Pieces, Reply, failed
 from jaxhal.watchdog.conversation import LENGTHS, Conversation
 
 
 class EndpointAgent:
     """A model or an agent behind an OpenAI-compatible address.
 
-    A request that times out or is answered 429 or 5xx is made again, after a longer
-    wait each time.  A query that is without its whole answer after ten minutes, or ten
-    times the timeout where that is more, is in error.  Of a
+    A request that times out or is answered 429 or 5xx is made again, up to ``retries``
+    times, after a longer wait each time.  A query that is without its whole answer
+    after ten minutes, or ten times the timeout where that is more, is in error.  Of a
     :class:`~jaxhal.watchdog.Conversation` it is sent every turn and wish.
 
     Args:
-      endpoint: where it is; its timeout is that of one request.
-      retries: requests made after the first.
       concurrency: requests that are open at a time, and as many streams.
       per_second: requests begun in a second, retries among them.
       max_tokens: the most tokens of an answer; ``None`` leaves it to the server.
-      system: what it is told before every query.
     """
 
     hears_wishes = True
@@ -50,29 +40,27 @@ class EndpointAgent:
         concurrency: int = 8,
         per_second: float | None = None,
         max_tokens: int | None = None,
-        system: str = "",
     ):
         at_least(0, retries=retries)
         at_least(1, concurrency=concurrency, max_tokens=max_tokens)
         if per_second is not None and not 0 < per_second < math.inf:
             raise ValueError(f"per_second is {per_second}; give a rate above 0")
-        self.endpoint, self.retries, self._gate = endpoint, retries, Gate(concurrency)
+        self.endpoint, self.name = endpoint, endpoint.model
+        self.retries, self.per_second = retries, per_second
+        self.max_tokens = max_tokens
         # Streams wait for who listens, who may wait for answers to other queries.
-        self._streams = Gate(concurrency)
-        self.per_second, self.max_tokens, self.system = per_second, max_tokens, system
+        self._gate, self._streams = Gate(concurrency), Gate(concurrency)
         self._longest = endpoint.patience
         if per_second is not None:  # waiting for one's turn is nobody's fault
             self._longest += 2 * concurrency * (retries + 1) / per_second
         self._free = 0.0  # when the next request may begin
 
-    @property
-    def name(self) -> str:
-        return self.endpoint.model
-
     async def respond(
         self, queries: Sequence[str], n: int = 1, temperature: float = 1.0
     ) -> list[list[Reply]]:
-        openai = self.endpoint.client_library()
+        # A reply nested too deep for a parser is malformed as well.
+        wrong = TimeoutError, ValueError, RecursionError
+        known = (*wrong, self.endpoint.client_library().OpenAIError)
         async with self._client() as client:
 
             async def one(query: str) -> Reply:
@@ -81,14 +69,11 @@ class EndpointAgent:
                         asked = self._asked(query, temperature)
                         async with asyncio.timeout(self._longest):
                             answer = await client.chat.completions.create(**asked)
-                        return checked(*content_of(answer))
-                    except TimeoutError:
-                        return self._late()
-                    # A reply nested too deep for a parser is malformed as well.
-                    except (openai.OpenAIError, ValueError, RecursionError) as error:
+                        return agents.checked(*content_of(answer))
+                    except known as error:
                         return self._failed(error)
 
-            return await each(one, queries, n)
+            return await agents.each(one, queries, n)
 
     async def stream(self, query: str, temperature: float = 1.0) -> Pieces:
         size = 0
@@ -106,35 +91,29 @@ class EndpointAgent:
                         break
                     text, cut = _delta(piece)
                     size += len(text)
-                    if size > LONGEST:
-                        raise ValueError(f"the answer has over {LONGEST} characters")
+                    if size > agents.LONGEST:
+                        raise ValueError(
+                            f"the answer has over {agents.LONGEST} characters"
+                        )
                     if text or cut:
                         yield Reply(storable(text), cut=cut)
                 if not size:
                     raise ValueError("the answer is empty")
-            except TimeoutError:
-                yield self._late()
             except Exception as error:  # a line that breaks has an error of its own
                 yield self._failed(error)
 
     def _client(self) -> Any:
         return self.endpoint.client(self.retries, self._turn)
 
-    def _late(self) -> Reply:
-        return failed(f"no whole answer in {self._longest:.0f} seconds")
-
     def _asked(self, query: str, temperature: float) -> dict[str, Any]:
-        if not isinstance(query, Conversation):
-            query = Conversation([("user", query)])
-        turns, wishes = list(query.turns), dict(query.wishes)
-        if self.system:
-            turns.insert(0, ("system", self.system))
+        talk = Conversation.of(query)
+        wishes = dict(talk.wishes)
         if self.max_tokens is not None:
             wished = [name for name in LENGTHS if name in wishes]
             for name in wished or ["max_tokens"]:
                 wishes[name] = min(wishes.get(name, math.inf), self.max_tokens)
         # The client would look at each message, half a millisecond each time.
-        messages = [{"role": role, "content": text} for role, text in turns]
+        messages = [{"role": role, "content": text} for role, text in talk.turns]
         return {
             "model": self.endpoint.model,
             "messages": [],
@@ -144,6 +123,8 @@ class EndpointAgent:
 
     def _failed(self, error: Exception) -> Reply:
         """A reply that says what went wrong; raised where all queries would fail."""
+        if isinstance(error, TimeoutError):
+            return failed(f"no whole answer in {self._longest:.0f} seconds")
         if isinstance(error, self.endpoint.refusals()):
             raise RuntimeError(
                 f"{self.endpoint.url} takes no query for {self.endpoint.model!r} "

@@ -13,10 +13,10 @@ import numpy as np
 from jaxhal.generation import GREEDY, Sampling, generate, requests
 from jaxhal.models.lm import LM
 from jaxhal.reading.keys import digest
-from jaxhal.watchdog.agents.base import Reply, checked, failed
+from jaxhal.watchdog.agents import Reply, checked, failed
 
-# Seconds that a model waits for more queries before it writes.
-_GATHER = 0.005
+# Seconds that a model waits for more queries before it writes; answers written at once.
+_GATHER, _TOGETHER = 0.005, 16
 
 
 class _Waiting(NamedTuple):
@@ -29,39 +29,20 @@ class _Waiting(NamedTuple):
 
 
 class LocalAgent:
-    """A model in this process.
+    """A model in this process; ``prompt``, the user's turn, has ``{query}`` in it.
 
-    What it says to a query follows from the query, the temperature (rounded to tenths,
-    as each compiles a program) and the seed.  Queries that come in while it writes
-    wait, and are then answered together.
-
-    Args:
-      prompt: the user's turn, with ``{query}`` in it.
-      stop: texts that end an answer.
-      batch_size: answers written together.
+    What it says to a query follows from the query and the temperature (rounded to
+    tenths, as each compiles a program).  Queries that come in while it writes wait, and
+    are then answered together.
     """
 
-    def __init__(
-        self,
-        lm: LM,
-        prompt: str = "{query}",
-        *,
-        max_new_tokens: int = 128,
-        stop: Sequence[str] = (),
-        batch_size: int = 16,
-        seed: int = 0,
-    ):
+    def __init__(self, lm: LM, prompt: str = "{query}", *, max_new_tokens: int = 128):
         if "{query}" not in prompt:
             raise ValueError(f"prompt is {prompt!r}; it must hold {{query}}")
-        self.lm, self.prompt, self.stop = lm, prompt, tuple(stop)
-        self.max_new_tokens, self.batch_size = max_new_tokens, batch_size
-        self._key = jax.random.key(seed)
+        self.lm, self.name, self.prompt = lm, lm.name, prompt
+        self.max_new_tokens = max_new_tokens
         self._waiting: list[_Waiting] = []
         self._lock, self._busy = threading.Lock(), False
-
-    @property
-    def name(self) -> str:
-        return self.lm.name
 
     async def respond(
         self, queries: Sequence[str], n: int = 1, temperature: float = 1.0
@@ -70,17 +51,16 @@ class LocalAgent:
             raise ValueError(
                 f"n is {n} and temperature {temperature}; give at least 1 and 0"
             )
-        temperature = round(temperature, 1)
-        futures = [concurrent.futures.Future() for _ in queries]
+        kind = n, round(temperature, 1)
+        asked = [
+            _Waiting(query, *kind, concurrent.futures.Future()) for query in queries
+        ]
         with self._lock:
-            self._waiting += [
-                _Waiting(query, n, temperature, future)
-                for query, future in zip(queries, futures, strict=True)
-            ]
-            if not self._busy and futures:
+            self._waiting += asked
+            if not self._busy and asked:
                 self._busy = True
                 threading.Thread(target=self._work, daemon=True).start()
-        return await asyncio.gather(*map(asyncio.wrap_future, futures))
+        return await asyncio.gather(*(asyncio.wrap_future(o.replies) for o in asked))
 
     def _work(self) -> None:
         """Answers whatever waits, as much of one kind as fits at a time."""
@@ -91,7 +71,7 @@ class LocalAgent:
                     self._busy = False
                     return
                 _, n, temperature, _ = self._waiting[0]
-                most, alike, rest = max(1, 2 * self.batch_size // n), [], []
+                most, alike, rest = max(1, 2 * _TOGETHER // n), [], []
                 for one in self._waiting:
                     fits = (one.n, one.temperature) == (n, temperature)
                     (alike if fits and len(alike) < most else rest).append(one)
@@ -109,29 +89,22 @@ class LocalAgent:
     def _respond(
         self, queries: list[str], n: int, temperature: float
     ) -> list[list[Reply]]:
-        sampling = GREEDY if temperature == 0 else Sampling(temperature=temperature)
-        prompts = {
-            at: self.prompt.replace("{query}", query)
-            for at, query in enumerate(queries)
-        }
-        errors = requests.unanswerable(self.lm, prompts, self.max_new_tokens)
+        asked = {at: self.prompt.replace("{query}", q) for at, q in enumerate(queries)}
+        errors = requests.unanswerable(self.lm, asked, self.max_new_tokens)
         found = {at: [failed(error)] * n for at, error in errors.items()}
-        asked = {at: text for at, text in prompts.items() if at not in errors}
-        if asked:
+        if asked := {at: text for at, text in asked.items() if at not in errors}:
             numbers = [int(digest(one.encode())[:8], 16) for one in asked.values()]
-            key = jax.random.fold_in(self._key, round(1000 * temperature))
-            keys = jax.vmap(jax.random.fold_in, (None, 0))(
-                key, np.array(numbers, np.uint32)
-            )
+            key = jax.random.fold_in(jax.random.key(0), round(1000 * temperature))
             written = generate(
                 self.lm,
                 list(asked.values()),
                 n=n,
                 max_new_tokens=self.max_new_tokens,
-                sampling=sampling,
-                key=keys,
-                stop=self.stop,
-                batch_size=max(n, self.batch_size),
+                sampling=Sampling(temperature=temperature) if temperature else GREEDY,
+                key=jax.vmap(jax.random.fold_in, (None, 0))(
+                    key, np.array(numbers, np.uint32)
+                ),
+                batch_size=max(n, _TOGETHER),
                 progress=False,
             )
             for at, some in zip(asked, written, strict=True):

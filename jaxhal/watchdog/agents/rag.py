@@ -11,8 +11,8 @@ from jaxhal.io.files import replacing
 from jaxhal.models.encoders.encoding import embed, kept_encoder
 from jaxhal.models.registry import private_cache
 from jaxhal.reading.keys import digest, fingerprint
-from jaxhal.watchdog.agents.base import Agent, Pieces, Reply, streamed
-from jaxhal.watchdog.conversation import Conversation, last_turn
+from jaxhal.watchdog.agents import Agent, Pieces, Reply, streamed
+from jaxhal.watchdog.conversation import Conversation
 from jaxhal.watchdog.index import Index
 
 #: The prompt of :class:`RagAgent`.
@@ -45,8 +45,7 @@ class Passages:
             vectors = embed(known, self.texts, progress=progress)
             with replacing(path, binary=True, private=True) as file:
                 np.save(file, vectors)
-        self._index = Index(vectors.shape[1])
-        self._index.add(vectors)
+        self._index = Index(vectors)
 
     def __len__(self) -> int:
         return len(self.texts)
@@ -78,15 +77,9 @@ class RagAgent:
             )
         at_least(1, k=k)
         self.agent, self.passages, self.k, self.prompt = agent, passages, k, prompt
-
-    @property
-    def hears_wishes(self) -> bool:
-        """Whether what answers is told what a conversation wishes."""
-        return getattr(self.agent, "hears_wishes", False)
-
-    @property
-    def name(self) -> str:
-        return f"{self.agent.name} with {len(self.passages)} passages"
+        self.name = f"{agent.name} with {len(passages)} passages"
+        # Whether what answers is told what a conversation wishes.
+        self.hears_wishes = getattr(agent, "hears_wishes", False)
 
     async def respond(
         self, queries: Sequence[str], n: int = 1, temperature: float = 1.0
@@ -104,16 +97,19 @@ class RagAgent:
         async for piece in streamed(self.agent, asked, temperature):
             yield dataclasses.replace(piece, context=context)
 
-    async def _prompts(self, queries: Sequence[str]) -> tuple[list[str], list[str]]:
+    async def _prompts(
+        self, queries: Sequence[str]
+    ) -> tuple[list[str], list[Conversation]]:
         """The passages of each query, and what is asked with them."""
-        last = [*map(last_turn, queries)]
+        talks = [*map(Conversation.of, queries)]
+        last = [one.query for one in talks]
         found = await asyncio.to_thread(self.passages.search, last, self.k)
         contexts = ["\n\n".join(some) for some in found]
-        asked = [
-            self.prompt.replace("{passages}", context).replace("{query}", query)
-            for context, query in zip(contexts, last, strict=True)
-        ]
+        filled = (self.prompt.replace("{passages}", one) for one in contexts)
         return contexts, [
-            one.asking(prompt) if isinstance(one, Conversation) else prompt
-            for one, prompt in zip(queries, asked, strict=True)
+            Conversation(
+                [*one.turns[:-1], ("user", prompt.replace("{query}", one.query))],
+                one.wishes,
+            )
+            for one, prompt in zip(talks, filled, strict=True)
         ]
