@@ -5,9 +5,22 @@ from math import erf
 
 import numpy as np
 import pytest
-from sklearn.metrics import f1_score, roc_auc_score
+from sklearn.metrics import (
+    accuracy_score,
+    average_precision_score,
+    f1_score,
+    roc_auc_score,
+)
 
-from jaxhal.evaluation import auprc, auroc, bootstrap, decided, interval, paired
+from jaxhal.evaluation import (
+    Decided,
+    auprc,
+    auroc,
+    bootstrap,
+    decided,
+    interval,
+    paired,
+)
 
 
 def f1(scores, labels):
@@ -55,8 +68,10 @@ def test_bootstrap_interval():
     ("metric", "oracle"),
     [
         (auroc, lambda s, y: roc_auc_score(y, s)),
-        (auprc, lambda s, y: auprc(list(s), list(y))),
+        (auprc, lambda s, y: average_precision_score(y, s)),
         (f1, lambda s, y: f1_score(y, s >= 0.5)),
+        (Decided("f1"), lambda s, y: f1_score(y, s >= 0.5)),
+        (Decided("accuracy", 0.3), lambda s, y: accuracy_score(y, s >= 0.3)),
     ],
 )
 @pytest.mark.parametrize("by_source", [True, False])

@@ -29,6 +29,7 @@ from jaxhal.evaluation.intervals import correlation as correlation
 from jaxhal.evaluation.intervals import interval as interval
 from jaxhal.evaluation.intervals import mean_interval as mean_interval
 from jaxhal.evaluation.intervals import paired as paired
+from jaxhal.evaluation.metrics import Decided as Decided
 from jaxhal.evaluation.metrics import brier as brier
 from jaxhal.evaluation.metrics import decided as decided
 from jaxhal.evaluation.metrics import ece as ece

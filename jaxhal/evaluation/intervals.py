@@ -21,7 +21,7 @@ from jaxhal.evaluation.checks import (
     group_codes,
     two_classes,
 )
-from jaxhal.evaluation.ranking import auroc, auroc_of_draws
+from jaxhal.evaluation.ranking import auprc, auprc_of_draws, auroc, auroc_of_draws
 from jaxhal.io.checks import at_least
 
 # (scores, labels) -> number; labels are integers.
@@ -149,8 +149,10 @@ def _of_draws(
     metric: Metric, score: Numbers, positive: Mask
 ) -> Callable[[np.ndarray], float]:
     """The metric as a function of how often each row is drawn."""
-    if metric is auroc:
-        return auroc_of_draws(score, positive)
+    known = {auroc: auroc_of_draws, auprc: auprc_of_draws}
+    make = known.get(metric, getattr(metric, "of_draws", None))
+    if make is not None:
+        return make(score, positive)
     label = positive.astype(int)
     return lambda drawn: float(metric(np.repeat(score, drawn), np.repeat(label, drawn)))
 

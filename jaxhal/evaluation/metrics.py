@@ -5,10 +5,12 @@ or above the threshold flags its answer.  A ratio of nothing is 0: the precision
 nothing is flagged, the recall when nothing is hallucinated.
 """
 
-from collections.abc import Collection, Sequence
+import dataclasses
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import numpy as np
+from jaxtyping import Bool, Int
 
 from jaxhal.evaluation.checks import Mask, Numbers, Rows, rows
 from jaxhal.evaluation.ranking import auprc, auprc_trapezoid, auroc
@@ -22,20 +24,51 @@ def decided(scores: Rows, labels: Rows, threshold: float) -> dict[str, float]:
     {'accuracy': 0.75, 'precision': 0.66..., 'recall': 1.0, 'f1': 0.8}
     """
     score, positive = rows(scores, labels)
+    return _decided(_kinds(score, positive, threshold).sum(1))
+
+
+@dataclasses.dataclass(frozen=True)
+class Decided:
+    """One number of :func:`decided` as a metric, ``(scores, labels) -> number``."""
+
+    name: str
+    threshold: float = 0.5
+
+    def __call__(self, scores: Rows, labels: Rows) -> float:
+        return decided(scores, labels, self.threshold)[self.name]
+
+    def of_draws(
+        self, score: Numbers, positive: Mask
+    ) -> Callable[[Int[np.ndarray, " rows"]], float]:
+        """The metric as a function of how often each row counts."""
+        kinds = _kinds(score, positive, self.threshold).astype(int)
+        return lambda drawn: _decided(kinds @ drawn)[self.name]
+
+
+def _kinds(
+    score: Numbers, positive: Mask, threshold: float
+) -> Bool[np.ndarray, "5 rows"]:
+    """Which rows are right, flagged ones that are true, flagged, true, and all."""
     flagged = score >= threshold
-    counts = (flagged & positive).sum(), flagged.sum(), positive.sum()
-    return {"accuracy": float((flagged == positive).mean()), **_f1(*map(int, counts))}
+    every = np.ones_like(flagged)
+    return np.stack([flagged == positive, flagged & positive, flagged, positive, every])
+
+
+def _decided(counts: Int[np.ndarray, "5"]) -> dict[str, float]:
+    right, *others, total = map(int, counts)
+    return {"accuracy": right / total, **_f1(*others)}
 
 
 def _f1(both: int, marked: int, true: int) -> dict[str, float]:
-    def ratio(part: int, whole: int) -> float:
-        return part / whole if whole else 0.0
-
     return {
-        "precision": ratio(both, marked),
-        "recall": ratio(both, true),
-        "f1": ratio(2 * both, marked + true),
+        "precision": _ratio(both, marked),
+        "recall": _ratio(both, true),
+        "f1": _ratio(2 * both, marked + true),
     }
+
+
+def _ratio(part: int, whole: int) -> float:
+    return part / whole if whole else 0.0
 
 
 def brier(probabilities: Rows, labels: Rows) -> float:

@@ -45,10 +45,25 @@ def auprc(scores: Rows, labels: Rows) -> float:
 
     Chance is the share of hallucinated answers.
     """
-    from sklearn.metrics import average_precision_score
-
     score, positive = two_classes(scores, labels)
-    return float(average_precision_score(positive, score))
+    return auprc_of_draws(score, positive)(np.ones(len(score), int))
+
+
+def auprc_of_draws(
+    score: Numbers, positive: Mask
+) -> Callable[[Int[np.ndarray, " rows"]], float]:
+    """AUPRC as a function of how often each row counts; one sort serves all."""
+    order = np.argsort(-score)
+    positive, ranked = positive[order], score[order]
+    last = np.flatnonzero(np.append(ranked[1:] != ranked[:-1], True))  # of equal ones
+
+    def measure(drawn: Int[np.ndarray, " rows"]) -> float:
+        drawn = drawn[order]
+        flagged, hits = np.cumsum([drawn, drawn * positive], axis=1)[:, last]
+        precision = hits / np.maximum(flagged, 1)
+        return float(np.diff(hits, prepend=0) @ precision / hits[-1])
+
+    return measure
 
 
 def auprc_trapezoid(scores: Rows, labels: Rows) -> float:

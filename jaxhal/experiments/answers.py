@@ -8,7 +8,7 @@ import numpy as np
 
 from jaxhal.evaluation.calibration import best_f1_threshold
 from jaxhal.evaluation.intervals import correlation, interval
-from jaxhal.evaluation.metrics import decided, span_f1, token_metrics
+from jaxhal.evaluation.metrics import Decided, span_f1, token_metrics
 from jaxhal.evaluation.ranking import auprc, auroc
 from jaxhal.experiments.running import Result
 from jaxhal.reading.units import has_text
@@ -78,10 +78,7 @@ def token_table(
             data.rows[row].offsets[_with_text(data, row)][each >= threshold].tolist()
             for row, each in zip(judged, some, strict=True)
         ]
-        metrics = {
-            "auroc": auroc,
-            "f1": lambda some, true, at=threshold: decided(some, true, at)["f1"],
-        }
+        metrics = {"auroc": auroc, "f1": Decided("f1", threshold)}
         found = {"method": name, "threshold": threshold}
         for key, metric in metrics.items():
             low, high = interval(

@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 
 from jaxhal.detectors import Detector
 from jaxhal.evaluation.intervals import Metric, interval
-from jaxhal.evaluation.metrics import decided, evaluate
+from jaxhal.evaluation.metrics import Decided, evaluate
 from jaxhal.evaluation.ranking import auprc, auroc
 from jaxhal.evaluation.tables import compare
 from jaxhal.reporting.markdown import Markdown, escaped, measured
@@ -27,10 +27,7 @@ _METRICS = {
     "ece": "ECE",
 }
 #: Of flags, 1 or 0.
-DECIDED: dict[str, Metric] = {
-    "F1": lambda flags, labels: decided(flags, labels, 0.5)["f1"],
-    "accuracy": lambda flags, labels: decided(flags, labels, 0.5)["accuracy"],
-}
+DECIDED: dict[str, Metric] = {"F1": Decided("f1"), "accuracy": Decided("accuracy")}
 # Of an answer, by a method alone.
 COST = "ms an answer"
 
