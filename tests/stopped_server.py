@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from stopped import WATCH, lines, prepare_watch
-from stops import SIGNALS, Command, Ended, Running, check, later
+from stops import SIGNALS, Command, Ended, Running, check, hidden, later
 
 from jaxhal.io.files import lines_of
 
@@ -105,7 +105,7 @@ def stop(
         port = free.getsockname()[1]
     arguments = ["watchdog", "serve", "config.yaml", "--port", str(port)]
     command = Command(prepare, arguments, lambda folder: {"": b""}, lines(_POINTS))
-    before = known(folder)
+    before, killed = known(folder), hidden(folder)
     process = Running(command, folder, fresh)
     with Clients(port, f"v{len(before)}") as clients:
         while not after(clients) and process.code() is None:
@@ -116,7 +116,7 @@ def stop(
         process.send(number)
         code, errors = process.ended(120)
     found = Ended(code, errors, True, kept)
-    check(command, folder, number, found)
+    check(command, folder, number, found, killed)
     assert not clients.errors, clients.errors
     now = known(folder)
     assert len(set(now)) == len(now) and now[: len(before)] == before

@@ -121,6 +121,7 @@ def stop(
     fresh: bool = False,
 ) -> Ended:
     """Starts the command and stops it as soon as something is true."""
+    killed = hidden(folder)  # what a kill left, and a stop soon after may leave there
     process = Running(command, folder, fresh)
     while not after() and process.code() is None:
         time.sleep(0.002)
@@ -128,7 +129,7 @@ def stop(
     process.send(number)
     code, errors = process.ended(120)
     found = Ended(code, errors, code != command.code, kept)
-    check(command, folder, number, found)
+    check(command, folder, number, found, killed)
     return found
 
 
@@ -138,8 +139,10 @@ def later(seconds: float) -> Callable[[], bool]:
     return lambda: time.monotonic() > ends
 
 
-def check(command: Command, folder: Path, number: int, found: Ended) -> None:
-    """That a stop lost nothing and was said in one line."""
+def check(
+    command: Command, folder: Path, number: int, found: Ended, before: set[str]
+) -> None:
+    """That a stop lost nothing, left nothing and was said in one line."""
     about = f"{signal.Signals(number).name}, exit {found.code}: {found.errors}"
     lost = found.kept - command.kept(folder)
     assert not lost or done(command, folder), f"{lost} lost; {about}"
@@ -157,20 +160,20 @@ def check(command: Command, folder: Path, number: int, found: Ended) -> None:
         assert found.errors.splitlines()[-1].startswith("jaxhal: stopped by"), about
     else:
         assert done(command, folder), about
-    assert not (left := hidden(folder)), f"{left} left; {about}"
+    assert not (left := hidden(folder) - before), f"{left} left; {about}"
 
 
 def done(command: Command, folder: Path) -> bool:
     return all(command.results(folder).values())
 
 
-def hidden(folder: Path) -> list[str]:
+def hidden(folder: Path) -> set[str]:
     """What a command that was asked to stop must not leave; locks may stay."""
-    return [
+    return {
         str(path)
         for path in folder.rglob("*")
         if re.search(r"^\.|\.new$|tmp", path.name) and not path.name.endswith(".lock")
-    ]
+    }
 
 
 def finish(command: Command, folder: Path) -> float:
