@@ -1,6 +1,8 @@
 """Files that grow line by line: all of what is added or none, whatever happens."""
 
 import os
+import signal
+import threading
 import time
 
 import children
@@ -8,6 +10,7 @@ import pytest
 
 from jaxhal.io import files
 from jaxhal.io.files import alone, append, check_apart, lines_of, replacing, staged
+from jaxhal.io.interrupts import uninterrupted
 
 
 def test_what_cannot_be_written_whole_is_taken_back(tmp_path, monkeypatch):
@@ -146,3 +149,36 @@ def test_files_that_must_be_apart(tmp_path):
         check_apart({}, {"--output": two, "--html": two})
     check_apart({"--input": "-"}, {"--output": "-", "--html": None})
     check_apart({"--input": os.devnull}, {"--output": os.devnull})
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("error", [None, ValueError("a fault of its own")])
+def test_a_stop_waits_for_what_must_not_be_left_half_done(number, error):
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    before, done = signal.signal(number, stop), []
+    try:
+        with pytest.raises(KeyboardInterrupt) as stopped, uninterrupted():
+            signal.raise_signal(number)
+            signal.raise_signal(number)  # someone is impatient
+            done.append(1)
+            if error:
+                raise error
+        assert done and stopped.value.__context__ is error
+        assert signal.getsignal(number) is stop
+    finally:
+        signal.signal(number, before)
+
+
+def test_only_the_main_thread_is_stopped():
+    before, heard = signal.getsignal(signal.SIGINT), []
+
+    def work():
+        with uninterrupted():
+            heard.append(signal.getsignal(signal.SIGINT))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert heard == [before]

@@ -14,8 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxhal.io import sealing
+from jaxhal.io.interrupts import uninterrupted
 from jaxhal.io.showing import shown
-from jaxhal.io.stops import uninterrupted
 
 Tree = TypeVar("Tree")
 

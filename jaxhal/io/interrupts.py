@@ -33,5 +33,5 @@ def uninterrupted() -> Iterator[None]:
         holding = False
         for number, action in before.items():
             signal.signal(number, action)
-        for number in heard[:1]:
-            signal.raise_signal(number)
+        if heard:
+            signal.raise_signal(heard[0])
