@@ -149,7 +149,7 @@ def _of_draws(
     metric: Metric, score: Numbers, positive: Mask
 ) -> Callable[[np.ndarray], float]:
     """The metric as a function of how often each row is drawn."""
-    known = {auroc: auroc_of_draws, auprc: auprc_of_draws}
+    known: dict[Metric, Any] = {auroc: auroc_of_draws, auprc: auprc_of_draws}
     make = known.get(metric, getattr(metric, "of_draws", None))
     if make is not None:
         return make(score, positive)
