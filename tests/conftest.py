@@ -1,6 +1,7 @@
 """Fixtures that several test files share, and a compiler in a hurry."""
 
 import atexit
+import math
 import os
 import shutil
 import signal
@@ -34,10 +35,18 @@ from jaxhal.models import registry
 
 @pytest.fixture(scope="module", autouse=True)
 def _compiled_programs():
-    """What a file compiled is of no use to the next, and adds up to gigabytes."""
+    """What a file compiled serves the next ones, until it adds up to gigabytes."""
     yield
-    if "jax" in sys.modules:
+    if "jax" in sys.modules and _resident() > 3 * 2**30:
         sys.modules["jax"].clear_caches()
+
+
+def _resident() -> float:
+    """Bytes of this process in memory, infinite where the system does not say."""
+    pages = Path("/proc/self/statm")
+    if not pages.exists():
+        return math.inf
+    return int(pages.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 @pytest.fixture(scope="session")
@@ -57,6 +66,33 @@ def smollm2(smollm2_gguf: Path):
     import jaxhal
 
     return jaxhal.load("smollm2-135m")
+
+
+@pytest.fixture(scope="session")
+def narrow(smollm2_gguf: Path, tmp_path_factory) -> Path:
+    """A random model of few channels that can stand in the place of the real one.
+
+    It has the real one's tokens, and on two layers as many heads: detectors of heads
+    that come with the package fit it.
+    """
+    from jaxhal.models.gguf import GGUFSource, config_from_gguf
+    from jaxhal.models.tokenizer import Tokenizer
+    from tiny_lm import write_lm
+
+    source = GGUFSource(smollm2_gguf)
+    real = config_from_gguf(source)
+    layers = 2
+    share = real.num_hidden_layers // layers
+    return write_lm(
+        tmp_path_factory.mktemp("narrow") / "model",
+        context=real.context_length,
+        tokenizer=Tokenizer.from_gguf(source).hf,
+        vocab_size=real.vocab_size,
+        head_dim=4,
+        num_hidden_layers=layers,
+        num_attention_heads=share * real.num_attention_heads,
+        num_key_value_heads=share * real.num_key_value_heads,
+    )
 
 
 @pytest.fixture(scope="session")

@@ -124,7 +124,7 @@ def stop(
     killed = hidden(folder)  # what a kill left, and a stop soon after may leave there
     process = Running(command, folder, fresh)
     while not after() and process.code() is None:
-        time.sleep(0.002)
+        time.sleep(0.01)
     kept = command.kept(folder)
     process.send(number)
     code, errors = process.ended(120)

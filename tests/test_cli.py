@@ -531,10 +531,14 @@ def test_what_was_compiled_is_kept(own, tmp_path, monkeypatch):
     assert found == (own or str(tmp_path / "compiled"))
 
 
-def test_run_and_sweep(smollm2_gguf, tmp_path):
+def test_run_and_sweep(narrow, tmp_path):
     """Both commands on a few bundled sources; a list is one value, commas and all."""
     settings = ["data.0.sources=10", "test_share=0.5", f"out={tmp_path}"]
-    settings += [f"store={tmp_path / 'store'}", "detectors=[mtop_div,novel_words]"]
+    settings += [
+        f"model={narrow}",
+        f"store={tmp_path / 'store'}",
+        "detectors=[mtop_div,novel_words]",
+    ]
     config = str(Path(__file__).parent.parent / "configs" / "smoke.yaml")
     runner = CliRunner()
     result = runner.invoke(cli.app, ["run", config, *settings])

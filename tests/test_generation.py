@@ -5,7 +5,10 @@ import numpy as np
 import pytest
 
 import jaxhal
+from jaxhal.capture.forward import read_jit
 from jaxhal.generation import GREEDY, Sampling, decoding, requests, stops
+from jaxhal.lrp.programs import matrix
+from jaxhal.models.lm import forward
 from jaxhal.types import Example
 from tiny_lm import tiny_lm
 
@@ -283,3 +286,19 @@ def test_the_warmest_sampling_still_writes(lm):
         lm, ["Hi"], n=2, max_new_tokens=9, sampling=Sampling(temperature=50.0), key=KEY
     )
     assert all(np.isfinite(one.logprobs).all() for one in found[0])
+
+
+def test_models_of_one_shape_share_what_is_compiled():
+    """Whatever they are called, each with a tokenizer of its own."""
+    found = []
+    for seed in range(2):
+        lm = tiny_lm(seed)
+        batch = lm.encode([Example(prompt="Why?", response="So.")])
+        jaxhal.read(lm, batch, {"it": jaxhal.MTopDiv()})
+        jaxhal.relevance(lm, batch)
+        jaxhal.generate(lm, ["Why?"], max_new_tokens=4, sampling=GREEDY)
+        lm.forward(batch.tokens)
+        programs = (read_jit, matrix, decoding.start, decoding.go_on, forward)
+        found.append([program._cache_size() for program in programs])
+    assert found[0] == found[1]
+    assert min(found[0]) >= 1

@@ -6,10 +6,6 @@ import nbclient
 import nbformat
 import pytest
 
-from jaxhal.models.gguf import GGUFSource, config_from_gguf
-from jaxhal.models.tokenizer import Tokenizer
-from tiny_lm import write_lm
-
 NOTEBOOKS = sorted((Path(__file__).parent.parent / "notebooks").glob("*.ipynb"))
 # The notebook that the real model reads in; in others a narrow one has its name.
 REAL = "01_read_once"
@@ -28,30 +24,6 @@ del swap
 """
 
 
-@pytest.fixture(scope="module")
-def narrow(smollm2_gguf, tmp_path_factory):
-    """A cell that puts a random model of few channels in the place of the real one.
-
-    It has the real one's tokens, and on two layers as many heads: detectors of heads
-    that come with the package fit it.
-    """
-    source = GGUFSource(smollm2_gguf)
-    real = config_from_gguf(source)
-    layers = 2
-    share = real.num_hidden_layers // layers
-    folder = write_lm(
-        tmp_path_factory.mktemp("narrow") / "model",
-        context=real.context_length,
-        tokenizer=Tokenizer.from_gguf(source).hf,
-        vocab_size=real.vocab_size,
-        head_dim=4,
-        num_hidden_layers=layers,
-        num_attention_heads=share * real.num_attention_heads,
-        num_key_value_heads=share * real.num_key_value_heads,
-    )
-    return nbformat.v4.new_code_cell(SWAP.format(repr(str(folder))))
-
-
 def test_there_are_notebooks():
     assert len(NOTEBOOKS) >= 7
 
@@ -66,5 +38,6 @@ def test_notebook(path, narrow, monkeypatch):
         f"strip the outputs of {path.name} before committing it"
     )
     if path.stem != REAL:
-        notebook.cells.insert(0, narrow)
+        swap = nbformat.v4.new_code_cell(SWAP.format(repr(str(narrow))))
+        notebook.cells.insert(0, swap)
     nbclient.NotebookClient(notebook, timeout=600).execute()

@@ -58,7 +58,7 @@ def read(
     check_rows(batch.valid, lm.config.context_length)
     if copies != 1:
         _check_copies(lm.config, batch, copies)
-    features = read_jit(lm, batch, named, copies=copies)
+    features = read_jit(lm.bare, batch, named, copies=copies)
     return {name: features[name] for name in reducers}
 
 

@@ -137,7 +137,7 @@ def read_last(lm: LM, state: State, how: Decoding) -> State:
     The state itself goes on as it was, its last tokens not read.
     """
     behind = any(reducer.row == "token" for _, reducer in how.named)
-    return _read_last(lm, state, how) if behind else state
+    return _read_last(lm.bare, state, how) if behind else state
 
 
 @jax.jit(static_argnames="how")

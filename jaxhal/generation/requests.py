@@ -141,7 +141,7 @@ def begun(
     limit = np.zeros(together, np.int32)
     limit[: len(some)] = [limits[i] for i in group.rows]
     state = decoding.start(
-        lm,
+        lm.bare,
         collate(some, pad_id, group.prompt_length, 1, together),
         jnp.repeat(limit, copies),
         row_keys(keys[np.resize(group.rows, together)], copies),
@@ -205,7 +205,7 @@ def stream(
             if done:
                 return
             count += 1
-            state = decoding.go_on(ready, state, jnp.asarray(count), how)
+            state = decoding.go_on(ready.bare, state, jnp.asarray(count), how)
 
     return tokens()
 
@@ -305,7 +305,8 @@ def _decode(lm: LM, state: State, how: Decoding, stop: tuple[str, ...]) -> State
     """Decodes to the end; with stop strings, a stretch at a time."""
     tokenizer, longest = lm.require_tokenizer(), state.tokens.shape[1]
     for until in range(_LOOK, longest + _LOOK, _LOOK) if stop else (longest,):
-        state = decoding.go_on(lm, state, jnp.asarray(min(until, longest)), how)
+        last = jnp.asarray(min(until, longest))
+        state = decoding.go_on(lm.bare, state, last, how)
         if not stop:
             break
         done, tokens, real = jax.device_get((state.done, state.tokens, state.real))

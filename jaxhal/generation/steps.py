@@ -57,7 +57,7 @@ def prefill(
                 f"a prompt of {longest} tokens and {new_tokens} new ones are over the "
                 f"model's context of {lm.config.context_length}; ask for fewer"
             )
-    return _prefill(lm, batch, new_tokens, named, target)
+    return _prefill(lm.bare, batch, new_tokens, named, target)
 
 
 def step(
@@ -95,7 +95,8 @@ def step(
             )
     if valid is None:
         valid = np.ones(tokens.shape, bool)
-    return _step(lm, cache, jnp.asarray(tokens), jnp.asarray(valid), named, target)
+    now = (jnp.asarray(tokens), jnp.asarray(valid))
+    return _step(lm.bare, cache, *now, named, target)
 
 
 def rowwise(lm: LM, reducers: Mapping[str, Reducer] | None) -> Named:

@@ -73,7 +73,7 @@ class LM:
         if valid is None:
             valid = np.ones(tokens.shape, bool)
         check_rows(valid, self.config.context_length)
-        return forward(self, jnp.asarray(tokens), jnp.asarray(valid))
+        return forward(self.bare, jnp.asarray(tokens), jnp.asarray(valid))
 
     def encode(self, examples: Sequence[Example], *, eos: bool = True) -> Batch:
         """Tokens of the examples in one seam-layout batch, padded to buckets.
@@ -101,6 +101,14 @@ class LM:
         model = decoder.apart(nnx.merge(self.graphdef, self.params))
         graphdef, params = nnx.split(model)
         return dataclasses.replace(self, graphdef=graphdef, params=params)
+
+    @functools.cached_property
+    def bare(self) -> "LM":
+        """The same model without tokenizer and name.
+
+        What is compiled for one serves every model of its shapes, loaded from anywhere.
+        """
+        return dataclasses.replace(self, tokenizer=None, name="")
 
     def require_tokenizer(self) -> Tokenizer:
         """The tokenizer, or an error that says how to get one."""

@@ -131,7 +131,7 @@ def written(
         if not going.any():
             break
         until = min(start + chunk, longest)
-        state = decoding.go_on(lm, state, jnp.asarray(until), how)
+        state = decoding.go_on(lm.bare, state, jnp.asarray(until), how)
         features = _of_chunk(how, decoding.read_last(lm, state, how), start, chunk)
         scores = response_scores((fitted,), (detector.params,), features)[fitted.name]
         scores = np.asarray(scores).reshape(prompts, candidates)

@@ -237,7 +237,7 @@ def _gradient(
         weight[: len(part)] = 1 / len(numbers)
         scale, remat = task.tuning.scale, task.tuning.remat
         total = _accumulated(
-            remat, total, learned, task.lm, rows, labels, weight, scale
+            remat, total, learned, task.lm.bare, rows, labels, weight, scale
         )
         bar.update(len(part))
     if not np.isfinite(total[0]):

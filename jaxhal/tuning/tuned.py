@@ -144,7 +144,7 @@ def scores(
     with progress_bar(len(sequences), "scoring", "answer", progress) as bar:
         everyone = range(len(sequences))
         for part, rows in batches(sequences, everyone, tuning.micro_batch, pad_id):
-            found = _log_odds(learned, lm, rows, tuning.scale)
+            found = _log_odds(learned, lm.bare, rows, tuning.scale)
             out[part] = np.asarray(found)[: len(part)]
             bar.update(len(part))
     return out
