@@ -363,13 +363,13 @@ def test_a_deleted_part_is_read_again(lm, tmp_path, reads):
     read_into(store, lm, answers(4), one("mean"))
     # The first two are in no part of the four: they were there when it was planned.
     read_into(store, lm, answers(4), one("mean"))
+    kept = [value.tobytes() for value in whole.features["mean"]]
     for place in whole.features["mean"].places:
         place.path.unlink(missing_ok=True)
     reads.clear()
     again = read_into(store, lm, answers(4), one("mean"))
     assert len(reads) == 1
-    for a, b in zip(whole.features["mean"], again.features["mean"], strict=False):
-        assert a.tobytes() == b.tobytes()
+    assert kept == [value.tobytes() for value in again.features["mean"]][:2]
     for path in tmp_path.glob("*/parts/*"):
         path.unlink()
     assert len(read_into(store, lm, answers(4), one("mean")).kept) == 4
