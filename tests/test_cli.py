@@ -1,6 +1,7 @@
 """What the command prints, writes and exits with."""
 
 import dataclasses
+import errno
 import functools
 import json
 import os
@@ -227,6 +228,23 @@ def test_usage_errors_exit_2(tmp_path, calls, monkeypatch, arguments, message):
     assert found.exit_code == 2 and found.stdout == ""
     assert message in found.stderr and "Traceback" not in found.stderr
     assert os.listdir() == ["in.jsonl"] and calls == []
+
+
+@pytest.mark.parametrize("command", ["detect", "demo"])
+def test_a_full_disk_is_one_line(command, tmp_path, calls, monkeypatch):
+    """Exit code 2, not that of a row that failed."""
+
+    def full(handle):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    source, out = write(tmp_path / "in.jsonl", GOOD), tmp_path / "out"
+    detect = ["detect", "-m", "m", "-i", source, "-o", out, "--html", tmp_path / "x"]
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", full)
+        found = run(*(detect if command == "detect" else ["demo", "--out", out]))
+    assert found.exit_code == 2
+    assert found.stderr.splitlines()[-1].startswith("jaxhal: ")
+    assert "No space left" in found.stderr and "Traceback" not in found.stderr
 
 
 def test_a_folder_called_like_a_model_has_no_fitted_detectors(

@@ -2,6 +2,7 @@
 
 import dataclasses
 import hashlib
+import os
 import subprocess
 import sys
 import threading
@@ -140,6 +141,16 @@ def test_interrupted_extraction_leaves_nothing(model, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         registry.fetch("tiny")
     assert left_behind(model.folder) == []
+
+
+def test_what_a_kill_left_is_swept_by_the_next_download(model):
+    left, fresh = (model.folder / f".download-{name}" for name in ("old", "new"))
+    for folder in (left, fresh):
+        folder.mkdir(parents=True)
+        (folder / "half.whl").write_bytes(b"half")
+    os.utime(left, (0, 0))
+    registry.fetch("tiny")
+    assert not left.exists() and fresh.exists()
 
 
 def test_two_at_once(model, monkeypatch):

@@ -25,7 +25,7 @@ from chat_server import serving
 from explore_world import Same
 from jaxhal.llm.endpoint import Endpoint, Useless
 from jaxhal.models.encoders.encoding import embed, kept_encoder
-from jaxhal.serve.limits import OPTIONS
+from jaxhal.serve.limits import OPTIONS, Limited
 from jaxhal.watchdog import (
     CallableAgent,
     Conversation,
@@ -189,6 +189,18 @@ def test_bad_settings(encoder):
         ValueError, match="vectors of 32 numbers, and the store holds 7"
     ):
         Watchdog(CallableAgent(answer), ExactStore(7), encoder=encoder)
+
+
+def test_it_is_served_with_its_limits(encoder, monkeypatch):
+    """What other tests set themselves is what ``run`` sets."""
+    seen = {}
+    monkeypatch.setattr(uvicorn, "run", lambda app, **more: seen.update(more, app=app))
+    dog = Watchdog(CallableAgent(answer), ExactStore(WIDTH), encoder=encoder)
+    Service(dog).run("10.0.0.9", 9)
+    assert OPTIONS and {name: seen[name] for name in OPTIONS} == OPTIONS
+    assert (seen["host"], seen["port"]) == ("10.0.0.9", 9)
+    (limited,) = seen["app"].user_middleware
+    assert limited.cls is Limited and limited.kwargs["host"] == "10.0.0.9"
 
 
 @contextlib.contextmanager

@@ -60,8 +60,9 @@ def demo(
         f"{verdict(rows)} All detectors together took {pace:.0f} ms per answer, "
         "compilation included."
     )
-    write_rows(out / "scores.jsonl", (report.to_dict() for report in reports))
-    write_html(out / "report.html", reports, "jaxhal demo", rows, note)
+    with usage():
+        write_rows(out / "scores.jsonl", (report.to_dict() for report in reports))
+        write_html(out / "report.html", reports, "jaxhal demo", rows, note)
 
     console = terminal(stderr=True)
     if rows:
@@ -113,7 +114,8 @@ def detect(
     1.
 
     Until all is done the results wait in OUTPUT.partial; the same command goes on there
-    after a stop.
+    after a stop.  Up to 1,024 rows are read before the first result, 256 where results
+    go to standard output.
     """
     import jaxhal
     from jaxhal import lrp

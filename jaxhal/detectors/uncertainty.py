@@ -10,6 +10,7 @@ from jaxtyping import Array
 from jaxhal.detectors.base import Detector, Features, factory, on_tokens
 from jaxhal.features.base import OfRewrite
 from jaxhal.features.uncertainty import TokenEntropy, TokenLogprob, over_tokens
+from jaxhal.io.showing import quoted
 from jaxhal.types import Example
 
 # Nats of each token: the reducer, the sign that makes them positive, and the source.
@@ -66,13 +67,13 @@ def closed_book(example: Example) -> Example:
         templated = example.templated
     if not prompt or not prompt.strip():
         raise ValueError(
-            f"example {example.id!r} has no question apart from its context, which the "
-            "context gain compares with; give 'question'"
+            f"example {quoted(example.id)} has no question apart from its context, "
+            "which the context gain compares with; give 'question'"
         )
     if prompt.strip() == example.source_text.strip():
         raise ValueError(
-            f"example {example.id!r} has no context apart from its question; leave out "
-            "context_gain"
+            f"example {quoted(example.id)} has no context apart from its question; "
+            "leave out context_gain"
         )
     return Example(example.response, prompt=prompt, id=example.id, templated=templated)
 

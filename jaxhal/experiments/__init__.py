@@ -104,6 +104,7 @@ def sweep(
         base = load_config(config, [*overrides, *pairs])
         suffix = ",".join(f"{key.split('.')[-1]}={v}" for key, v in texts.items())
         target = Path(base.out) / base.name
+        folder.check_sweep(target)
         base.out, base.name = str(target), re.sub(_UNFIT, "_", suffix)
         check_name(base.name)
         table = _run(base, force, progress).table

@@ -13,6 +13,7 @@ from jaxhal.detectors.lookback_lens import Spans
 from jaxhal.evaluation.tables import compare
 from jaxhal.experiments import running
 from jaxhal.experiments.config import UNITS, Experiment, load_config
+from jaxhal.io.showing import quoted
 from jaxhal.scoring.fitting import fit
 from jaxhal.scoring.inputs import Inputs
 
@@ -130,6 +131,6 @@ def _vectors(detector: Detector, data: Inputs, which: str) -> np.ndarray:
         row, head = bad[0].tolist()
         raise ValueError(
             f"head {head} of the {which} model is {vectors[row, head]} at row {row}, "
-            f"answer {data.examples[row].id!r}; leave that answer out"
+            f"answer {quoted(data.examples[row].id)}; leave that answer out"
         )
     return vectors

@@ -14,6 +14,7 @@ from jaxhal.experiments.config import Experiment
 from jaxhal.models.lm import LM
 from jaxhal.scoring.fitting import Fitted, fit
 from jaxhal.scoring.inputs import Inputs
+from jaxhal.tuning.checkpoints import CARD
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -31,6 +32,15 @@ FINE_TUNED = Detector(
     inputs=lambda features: features["fine_tuned"],
     fit=lambda scores, targets: HeldOut((), scores),
 )
+
+
+def holds_checkpoints(path: Path) -> bool:
+    """Whether it is the folder of checkpoints, and all in it belongs to them."""
+    if path.name != CHECKPOINTS or not path.is_dir():
+        return False
+    files = [one for one in path.rglob("[!.]*") if not one.is_dir()]
+    folds = {path.joinpath(*one.relative_to(path).parts[:2]) for one in files}
+    return all((fold / CARD).is_file() for fold in folds)
 
 
 class Judge(NamedTuple):

@@ -40,8 +40,8 @@ _FILES = (
     "report.html",
     "fitted",
 )
-# What stands in a run's folder before it is finished, or beside it.
-_BESIDE = (finetuning.CHECKPOINTS, "sweep.csv", "sweep.png")
+# What a sweep writes beside its runs.
+_SWEPT = ("sweep.csv", "sweep.png")
 
 
 @contextlib.contextmanager
@@ -63,6 +63,7 @@ def building(target: Path, config: Experiment, force: bool) -> Iterator[Path]:
         with staged(target, own=_own) as place:
             write_config(place, config)
             yield place
+            _check_free(target, config, force)  # a run takes hours
     except OSError as error:
         if error.errno is None:
             raise
@@ -82,8 +83,7 @@ def _check_free(target: Path, config: Experiment, force: bool) -> None:
         strange = [
             entry.name
             for entry in sorted(target.iterdir())
-            if entry.name not in _BESIDE
-            and (entry.name in _FILES or _finished(entry) is None)
+            if not _beside(entry) and (entry.name in _FILES or _finished(entry) is None)
         ]
         if strange:
             raise FileExistsError(
@@ -117,11 +117,20 @@ def _finished(folder: Path) -> dict[str, Any] | None:
         return None
 
 
+def _beside(entry: Path) -> bool:
+    """Whether it stands in a run's folder before the run is finished, or beside it."""
+    return entry.name in _SWEPT or finetuning.holds_checkpoints(entry)
+
+
 def _own(folder: Path) -> list[str]:
     """What the run in a folder wrote, and what it went on from."""
-    found = _finished(folder) or {}
-    pictures = [f"{name}.png" for name in found.get("figures", ())]
-    return [*_FILES, *pictures, finetuning.CHECKPOINTS]
+    found, own = _finished(folder), []
+    if found is not None:
+        own = [*_FILES, *(f"{name}.png" for name in found.get("figures", ()))]
+    checkpoints = folder / finetuning.CHECKPOINTS
+    if finetuning.holds_checkpoints(checkpoints):
+        own.append(checkpoints.name)
+    return own
 
 
 def write(folder: Path, found: Result, lm: LM, seconds: Mapping[str, float]) -> None:
@@ -165,6 +174,16 @@ def write(folder: Path, found: Result, lm: LM, seconds: Mapping[str, float]) -> 
     body = page.html(text, pictures, len(shown))
     write_html(folder / "report.html", shown, config.name, body=body)
     _save(folder / "fitted", found)
+
+
+def check_sweep(folder: Path) -> None:
+    """FileExistsError where a sweep would replace a table that no sweep wrote."""
+    there = [folder / name for name in _SWEPT if (folder / name).exists()]
+    if there and not any(_finished(entry) for entry in folder.iterdir()):
+        raise FileExistsError(
+            f"{there[0]} stands beside no run, so no sweep wrote it; give another "
+            "'name' or 'out'"
+        )
 
 
 def write_sweep(folder: Path, table: "pd.DataFrame", keys: Sequence[str]) -> None:

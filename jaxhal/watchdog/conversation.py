@@ -6,10 +6,10 @@ from typing import Any
 
 #: Wishes that bound an answer's tokens.
 LENGTHS = ("max_tokens", "max_completion_tokens")
-# What ends a sentence, in any script; words in a row, about as many as a query has;
-# characters of the shortest sentence that could be one.
+# What ends a sentence, in any script; words in a row, about as many as a query has, or
+# a short one; characters of the shortest sentence that could be one.
 _END = re.compile(r"(?<=[?!;。？！；؟।])|(?<=[.:])\s+|[\r\n]+")
-_WORDS, _SHORTEST = 16, 8
+_WORDS, _SHORTEST = (16, 8), 8
 # A word, or a part of what is written without spaces.
 _WORD = re.compile(r"\S{1,32}")
 
@@ -87,8 +87,8 @@ def looked_at(query: str, known: Container[str] = ()) -> list[str]:
     """The texts that a watchdog looks for near the bound, the query itself first.
 
     Of a conversation these are its turns, each sentence of 8 characters, and of a long
-    one all 16 words in a row, from every eighth word on: a question is found wherever
-    it stands.
+    one all 16 words in a row, from every eighth word on, and all 8, from every fourth:
+    a question is found wherever it stands, with few other words beside it.
     """
     if not isinstance(query, Conversation):
         return [query]
@@ -102,7 +102,8 @@ def _parts(text: str) -> Iterator[str]:
         if len(sentence.strip()) >= _SHORTEST:
             yield sentence.strip()
         words = [*_WORD.finditer(sentence)]
-        for first in range(0, max(0, len(words) - _WORDS // 2), _WORDS // 2):
-            some = words[first : first + _WORDS]
-            if len(some) < len(words):
-                yield sentence[some[0].start() : some[-1].end()]
+        for most in _WORDS:
+            for first in range(0, max(0, len(words) - most // 2), most // 2):
+                some = words[first : first + most]
+                if len(some) < len(words):
+                    yield sentence[some[0].start() : some[-1].end()]

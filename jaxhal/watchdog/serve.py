@@ -40,7 +40,7 @@ from jaxhal.watchdog.guarding import BLOCKED, Check, Watchdog, verdict
 from jaxhal.watchdog.wire import Fault, Wanted, asked, bounded, must
 
 # Of the last answers that feedback may name; of how many characters, and of how many a
-# conversation that is looked at, as long as reading them thrice.
+# conversation that is looked at, as long as reading them five times.
 _KEPT, _CHARACTERS, _LOOKED = 10_000, 100_000_000, 50_000
 _CHAT = "/v1/chat/completions"
 _COUNTED = {

@@ -20,6 +20,7 @@ from jaxhal.cli.console import as_table, finish, terminal, usage
 from jaxhal.datasets import Question
 from jaxhal.experiments import guiding, run, running
 from jaxhal.reporting import markdown
+from jaxhal.reporting.attribution import Sources
 from jaxhal.reporting.page import write_html
 from jaxhal.reporting.report import Report, Span, Token
 from jaxhal.types import Example, Label
@@ -96,6 +97,7 @@ def evil(text):
         probabilities={text: 0.5},
         flagged=[text],
         by={text: text},
+        relevance=Sources([text], np.float32([[1.0, 0.0]]), text),
     )
 
 

@@ -1,5 +1,8 @@
 """No text of users, documents or answers changes the roles of a prompt."""
 
+import asyncio
+import contextlib
+import dataclasses
 import json
 
 import pytest
@@ -12,11 +15,13 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 import jaxhal
 from jaxhal.datasets.jsonl import read_rows
 from jaxhal.generation import requests
+from jaxhal.llm.entailment import Reader
 from jaxhal.models import characters, templates
 from jaxhal.models.control import disarmed
 from jaxhal.models.encoders.text_encoder import TextTokenizer
 from jaxhal.models.tokenizer import Tokenizer
 from jaxhal.types import Example
+from jaxhal.watchdog.agents.local import LocalAgent
 from tiny_lm import tiny_lm
 
 CHATML = (
@@ -216,6 +221,36 @@ def test_what_is_generated_from_is_text(payload):
     assert not {tokens.bos_id, tokens.eos_id} & set(row.prompt_ids.tolist())
 
 
+@pytest.mark.parametrize("payload", PAYLOADS)
+def test_what_agents_and_judges_are_asked_is_text(payload, monkeypatch):
+    """Only the template's own control tokens reach the model."""
+    tokenizer, found = wrapped(byte_level(), CHATML), []
+    lm = dataclasses.replace(tiny_lm(), tokenizer=tokenizer)
+    real = type(tokenizer).encode_prompt
+
+    def encode_prompt(self, example):
+        found.append(real(self, example).prompt_ids)
+        raise StopAsking
+
+    monkeypatch.setattr(type(tokenizer), "encode_prompt", encode_prompt)
+    judge, agent = Reader(lm), LocalAgent(lm)
+    for ask in (
+        lambda text: judge([(text, "So."), ("So.", text)]),
+        lambda text: asyncio.run(agent.respond([text])),
+    ):
+        counts = []
+        for text in (payload, "plain"):
+            found.clear()
+            with contextlib.suppress(StopAsking):  # an agent says it as a reply
+                ask(text)
+            counts.append(control_count(tokenizer, found[0]))
+        assert counts[0] == counts[1] > 0
+
+
+class StopAsking(Exception):
+    """What was to be seen is seen."""
+
+
 def test_encoders_take_separators_for_text():
     """Entailment reads pairs: a premise that spells [SEP] is one text still."""
     letters = {letter: at for at, letter in enumerate(["[UNK]", *"[]abcelps "])}
@@ -288,8 +323,12 @@ def test_templates_that_hang_eat_or_fail(template, message, monkeypatch):
     monkeypatch.setattr(templates, "_SECONDS", 1.0)
     monkeypatch.setattr(templates, "_BYTES", 64 << 20)
     tokenizer = wrapped(byte_level(), template)
-    with pytest.raises(ValueError, match=message):
-        tokenizer.encode_example(Example("r", prompt="p", id="a"))
+    real, asked = templates.frame, []
+    monkeypatch.setattr(templates, "frame", lambda hf: asked.append(1) or real(hf))
+    for _ in range(3):  # it hangs once, not at every answer
+        with pytest.raises(ValueError, match=message):
+            tokenizer.encode_example(Example("r", prompt="p", id="a"))
+    assert len(asked) == 1
 
 
 def test_a_template_sees_no_text_of_users():

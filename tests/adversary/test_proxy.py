@@ -299,6 +299,7 @@ def test_a_page_that_points_its_name_here_is_told_nothing(encoder, served):
 
 QUESTION = "w0 w1 w2?"
 LONG = " ".join(f"w{n}" for n in range(16))
+SHORT = " ".join(f"w{n}" for n in range(8))
 PADDING = " ".join(f"w{20 + n % 9}" for n in range(24))
 ASIDE = [*user(QUESTION), {"role": "assistant", "content": "Well."}, *user("w30.")]
 EVASIONS = {
@@ -314,6 +315,7 @@ EVASIONS = {
     "long": user(f"{'w30 w31. ' * 1500}{QUESTION}{' w33 w34.' * 300}"),
     "words": user(f"{PADDING} {LONG} {PADDING}"),
     "both": [*user(f"{PADDING} {LONG} {PADDING}"), *user("w30.")],
+    "short": user(f"{PADDING} {SHORT} {PADDING}"),
 }
 
 
@@ -325,14 +327,14 @@ def blocking(encoder):
             stack.enter_context(
                 proxy(Service(watchdog(encoder, guard, [point]), block=True))
             )
-            for point in (QUESTION, LONG)
+            for point in (QUESTION, LONG, SHORT)
         ]
-        yield dict(zip((QUESTION, LONG), ports, strict=True))
+        yield dict(zip((QUESTION, LONG, SHORT), ports, strict=True))
 
 
 @pytest.mark.parametrize("name", EVASIONS)
 def test_a_question_is_found_wherever_it_stands(name, blocking):
-    point = LONG if name in ("words", "both") else QUESTION
+    point = {"words": LONG, "both": LONG, "short": SHORT}.get(name, QUESTION)
     status, found = ask(blocking[point], EVASIONS[name])
     assert status == 200 and found["watchdog"]["blocked"], found
     assert found["choices"][0]["message"]["content"] == BLOCKED

@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 from golden_scores import labelled
 from jaxhal import experiments
 from jaxhal.cli.app import app
+from jaxhal.experiments import folder
 from jaxhal.experiments.making import make
 from jaxhal.io import files
 from jaxhal.io.files import staged
@@ -122,6 +123,43 @@ def test_a_run_that_has_the_name_of_a_part_stays(config, tmp_path):
     assert tree(tmp_path) == before
 
 
+@pytest.mark.parametrize("name", ["model.bin", "in/1/model.bin", "in/tuning.json"])
+def test_checkpoints_that_no_run_made_are_refused(config, tmp_path, name):
+    path = tmp_path / "runs" / "mine" / "checkpoints" / name
+    path.parent.mkdir(parents=True)
+    path.write_text(TEXT)
+    before = tree(tmp_path)
+    with pytest.raises(FileExistsError, match="no run made, such as 'checkpoints'"):
+        run(config)
+    assert tree(tmp_path) == before
+
+
+@pytest.mark.parametrize("name", ["sweep.csv", "sweep.png"])
+def test_a_table_that_no_sweep_wrote_is_refused(config, tmp_path, name):
+    (tmp_path / "runs" / "mine").mkdir(parents=True)
+    (tmp_path / "runs" / "mine" / name).write_text(TEXT)
+    before = tree(tmp_path)
+    with pytest.raises(FileExistsError, match="so no sweep wrote it"):
+        experiments.sweep(config, {"seed": [0]}, progress=False)
+    assert tree(tmp_path) == before
+
+
+def test_what_comes_while_a_run_lasts_is_not_its_own(config, tmp_path, monkeypatch):
+    target = tmp_path / "runs" / "mine"
+    real = folder.write
+
+    def write(*arguments):
+        real(*arguments)
+        foreign(target)
+
+    monkeypatch.setattr(folder, "write", write)
+    with pytest.raises(FileExistsError, match="holds what no run made"):
+        run(config)
+    (target / "left.txt").write_text(TEXT)
+    kept = tree(target)
+    assert set(kept.values()) == {TEXT.encode()} and "report.html" in kept
+
+
 def test_a_file_of_that_name_is_refused(config, tmp_path):
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs" / "mine").write_text(TEXT)
@@ -165,11 +203,13 @@ def test_what_the_run_did_not_make_stays_in_its_folder(config, tmp_path):
     run(config)
     made = set(tree(target))
     (target / "notes.txt").write_text(TEXT)
-    (target / "inside").mkdir()
-    (target / "inside" / "plot.png").write_text(TEXT)
+    others = ["notes.txt", "inside/plot.png", "checkpoints/mine.bin"]
+    for name in others:
+        (target / name).parent.mkdir(exist_ok=True)
+        (target / name).write_text(TEXT)
     run(config)
     found = tree(target)
-    assert found.pop("notes.txt") == found.pop("inside/plot.png") == TEXT.encode()
+    assert {found.pop(name) for name in others} == {TEXT.encode()}
     assert _named(found) == _named(made)
 
 

@@ -37,6 +37,10 @@ def test_the_environment_is_not_read(asking, tmp_path):
         lambda: load_config(path),
         lambda: load_config(BASE, [f"notes=['{asking}']"]),
         lambda: load_config(BASE, [f"model={asking}"]),
+        lambda: load_config(BASE | {"seed": asking}, ["seed=1"]),
+        lambda: load_config(BASE | {"name": asking}, ["name.x=1"]),
+        lambda: load_config(BASE, [f"name={asking}", "name.x=1"]),
+        lambda: load_config(BASE | {"notes": [asking]}, ["notes.0.b=1"]),
         lambda: load_config(
             BASE | {"data": [{"name": "x", "options": {"a": {"b": asking}}}]}
         ),

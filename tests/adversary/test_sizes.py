@@ -7,12 +7,24 @@ import pytest
 from jaxhal import texts
 from jaxhal.datasets import Question
 from jaxhal.datasets.sources import by_name
+from jaxhal.detectors.uncertainty import closed_book
 from jaxhal.reading import samples
+from jaxhal.reading.bulk import Bulk
 from jaxhal.reporting.report import Report
+from jaxhal.tuning import Tuning, classifier, training
 from jaxhal.types import Example, Label
+from tiny_lm import tiny_lm
 
 LONG = "x" * 1_000_000
 FINE = Example("a", prompt="p", id=LONG)
+LONGER = Example("a" * 99, prompt="p", id=LONG)
+
+
+def refused(bulk):
+    bulk.refuse([True], "so")
+    raise ValueError(bulk.errors[0])
+
+
 ERRORS = [
     lambda: Example(" " * len(LONG), prompt="p"),
     lambda: Example("a", id=LONG),
@@ -22,6 +34,10 @@ ERRORS = [
     lambda: Question(" " * len(LONG), "a"),
     lambda: by_name([{"id": LONG}, {"id": LONG}], "id"),
     lambda: samples._given(FINE, 2),
+    lambda: closed_book(FINE),
+    lambda: training.fit(tiny_lm(), [FINE], Tuning(), "nowhere"),
+    lambda: classifier.encode(tiny_lm(context=16), [LONGER]),
+    lambda: refused(Bulk(tiny_lm(), [FINE])),
     lambda: Report(LONG, "m", "a", {"n": math.nan}, [], [], {}, "n").to_dict(),
 ]
 
