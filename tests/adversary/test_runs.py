@@ -155,7 +155,6 @@ def test_what_comes_while_a_run_lasts_is_not_its_own(config, tmp_path, monkeypat
     monkeypatch.setattr(folder, "write", write)
     with pytest.raises(FileExistsError, match="holds what no run made"):
         run(config)
-    (target / "left.txt").write_text(TEXT)
     kept = tree(target)
     assert set(kept.values()) == {TEXT.encode()} and "report.html" in kept
 
