@@ -1,6 +1,7 @@
 """Fixtures that several test files share, and a compiler in a hurry."""
 
 import atexit
+import gc
 import math
 import os
 import shutil
@@ -24,6 +25,7 @@ if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
         "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false "
         "--xla_cpu_parallel_codegen_split_count=1",
     )
+    os.environ.setdefault("JAX_TRACEBACK_IN_LOCATIONS_LIMIT", "0")
 
 # A shell ignores Ctrl-C for what it runs in the background; tests send it themselves.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -31,6 +33,18 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 from browser import chromium
 from jaxhal.models import registry
+
+
+def pytest_xdist_auto_num_workers() -> int:
+    """One more than there are cores, for tests that wait for other processes."""
+    return (os.cpu_count() or 1) + 1
+
+
+def pytest_collection_finish() -> None:
+    """What was imported stays, so collecting garbage need not look at it again."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(100_000, 20, 100)
 
 
 @pytest.fixture(scope="module", autouse=True)

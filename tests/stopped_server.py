@@ -133,8 +133,9 @@ def campaign(root: Path, stops: int, seed: int) -> Iterator[tuple[int, Ended]]:
     draw = random.Random(seed)
     root.mkdir(exist_ok=True)
     prepare(root)
-    begun = time.monotonic()
-    stop(root, signal.SIGTERM, lambda clients: len(clients.acknowledged) > 5)
+    for _ in range(2):  # the first one compiles what the others find compiled
+        begun = time.monotonic()
+        stop(root, signal.SIGTERM, lambda clients: len(clients.acknowledged) > 5)
     seconds = 2 * (time.monotonic() - begun)
     for _ in range(stops):
         number, ends = draw.choice(SIGNALS), later(draw.uniform(0, seconds))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from jaxhal.cli.stopping import begun
+from jaxhal.cli.stopping import begun, notes_of
 from jaxhal.io.showing import printable
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def usage() -> Iterator[None]:
     except (ValueError, KeyError, OSError, RuntimeError) as error:
         # A KeyError shows its message quoted.
         text = error.args[0] if isinstance(error, KeyError) and error.args else error
-        line = "; ".join([f"jaxhal: {text}", *getattr(error, "__notes__", ())])
+        line = "; ".join([f"jaxhal: {text}", *notes_of(error)])
         typer.echo(printable(line), err=True)
         raise typer.Exit(2) from error
 

@@ -93,6 +93,11 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
         error = error.__context__
 
 
+def notes_of(error: BaseException) -> list[str]:
+    """What was noted on an error, in a line; JAX's on its own frames take several."""
+    return [note for note in getattr(error, "__notes__", ()) if "\n" not in note]
+
+
 def _quiet(action: signal.Handlers) -> None:
     """No more handling of signals by this module."""
     for name in (*_WORDS, "SIGALRM"):
@@ -104,7 +109,7 @@ def _quiet(action: signal.Handlers) -> None:
 def _end(error: BaseException | None) -> None:
     assert _told is not None
     _quiet(signal.SIG_IGN)
-    notes = [note for one in _chain(error) for note in getattr(one, "__notes__", ())]
+    notes = [note for one in _chain(error) for note in notes_of(one)]
     line = "; ".join([f"jaxhal: stopped by {_WORDS[_told.name]}", *notes])
     with contextlib.suppress(OSError):  # nobody may be there to read it
         print(line, file=sys.stderr, flush=True)

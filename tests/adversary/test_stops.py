@@ -212,6 +212,27 @@ def test_a_server_ends_in_its_own_way_first(tmp_path):
     assert errors == "jaxhal: stopped by SIGTERM\n"
 
 
+def test_what_jax_notes_on_its_frames_is_not_said(tmp_path):
+    """A stop that comes out of a trace as an error has a note of several lines."""
+    code = """
+        import jax, time
+        from jaxhal.cli.stopping import begun
+        def traced(x):
+            try:
+                print("ready", flush=True)
+                time.sleep(20)
+            except BaseException:
+                error = ValueError("half a program")
+                error.add_note("one line")
+                raise error
+        with orderly():
+            begun()
+            jax.jit(traced)(1.0)
+    """
+    found = ended(tmp_path, code, signal.SIGINT)
+    assert found == (130, "", "jaxhal: stopped by Ctrl-C; one line\n")
+
+
 def test_an_event_loop_is_left(tmp_path):
     code = """
         import asyncio
