@@ -23,6 +23,9 @@ from jaxhal.evaluation.calibration import best_f1_threshold as best_f1_threshold
 from jaxhal.evaluation.calibration import isotonic as isotonic
 from jaxhal.evaluation.calibration import platt as platt
 from jaxhal.evaluation.calibration import precision_threshold as precision_threshold
+from jaxhal.evaluation.guarantees import Guarantee as Guarantee
+from jaxhal.evaluation.guarantees import guarantee as guarantee
+from jaxhal.evaluation.guarantees import guaranteed_highlights as guaranteed_highlights
 from jaxhal.evaluation.intervals import Difference as Difference
 from jaxhal.evaluation.intervals import bootstrap as bootstrap
 from jaxhal.evaluation.intervals import correlation as correlation
@@ -36,11 +39,17 @@ from jaxhal.evaluation.metrics import ece as ece
 from jaxhal.evaluation.metrics import evaluate as evaluate
 from jaxhal.evaluation.metrics import span_f1 as span_f1
 from jaxhal.evaluation.metrics import token_metrics as token_metrics
+from jaxhal.evaluation.prevalence import Rate as Rate
+from jaxhal.evaluation.prevalence import adapted as adapted
+from jaxhal.evaluation.prevalence import rate as rate
 from jaxhal.evaluation.ranking import auprc as auprc
 from jaxhal.evaluation.ranking import auprc_trapezoid as auprc_trapezoid
 from jaxhal.evaluation.ranking import auroc as auroc
 from jaxhal.evaluation.ranking import mann_whitney as mann_whitney
 from jaxhal.evaluation.ranking import sampled_mann_whitney as sampled_mann_whitney
+from jaxhal.evaluation.selective import aurc as aurc
+from jaxhal.evaluation.selective import coverage_at_precision as coverage_at_precision
+from jaxhal.evaluation.selective import prr as prr
 from jaxhal.evaluation.splits import grouped_kfold as grouped_kfold
 from jaxhal.evaluation.splits import holdout as holdout
 from jaxhal.evaluation.splits import kfold as kfold

@@ -29,6 +29,19 @@ def rows(scores: Rows, labels: Rows, name: str = "scores") -> tuple[Numbers, Mas
     return score, mask(label)
 
 
+def shares(probabilities: Rows, labels: Rows) -> tuple[Numbers, Mask]:
+    """:func:`rows` of probabilities; ValueError on one outside [0, 1]."""
+    probability, positive = rows(probabilities, labels, "probabilities")
+    outside = (probability < 0) | (probability > 1)
+    if outside.any():
+        row = int(np.argmax(outside))
+        raise ValueError(
+            f"probabilities[{row}] is {probability[row]}, outside [0, 1]; calibrate "
+            "the scores first, for instance with platt"
+        )
+    return probability, positive
+
+
 def mask(labels: Rows) -> Mask:
     """True where the label is 1; ValueError on any but a flat row of 0 and 1."""
     label = np.asarray(labels)

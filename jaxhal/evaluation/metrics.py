@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Int
 
-from jaxhal.evaluation.checks import Mask, Numbers, Rows, rows
+from jaxhal.evaluation.checks import Mask, Numbers, Rows, rows, shares
 from jaxhal.evaluation.ranking import auprc, auprc_trapezoid, auroc
 from jaxhal.io.checks import at_least
 
@@ -73,7 +73,7 @@ def _ratio(part: int, whole: int) -> float:
 
 def brier(probabilities: Rows, labels: Rows) -> float:
     """Mean squared error of probabilities of hallucination, in [0, 1]; 0 is best."""
-    probability, positive = _probabilities(probabilities, labels)
+    probability, positive = shares(probabilities, labels)
     return float(np.mean((probability - positive) ** 2))
 
 
@@ -85,7 +85,7 @@ def ece(probabilities: Rows, labels: Rows, bins: int = 10) -> float:
     numbers from equally many answers only.
     """
     at_least(1, bins=bins)
-    probability, positive = _probabilities(probabilities, labels)
+    probability, positive = shares(probabilities, labels)
     at = np.digitize(probability, np.linspace(0, 1, bins + 1)[1:-1])
     return float(np.abs(np.bincount(at, positive - probability)).sum() / len(at))
 
@@ -189,15 +189,3 @@ def _characters(spans: Collection[Sequence[Any]], where: str) -> set[int]:
                 f"{where} holds the span [{start}, {end}); it needs 0 <= start < end"
             )
     return {at for start, end, *_ in spans for at in range(start, end)}
-
-
-def _probabilities(probabilities: Rows, labels: Rows) -> tuple[Numbers, Mask]:
-    probability, positive = rows(probabilities, labels, "probabilities")
-    outside = (probability < 0) | (probability > 1)
-    if outside.any():
-        row = int(np.argmax(outside))
-        raise ValueError(
-            f"probabilities[{row}] is {probability[row]}, outside [0, 1]; calibrate "
-            "the scores first, for instance with platt"
-        )
-    return probability, positive

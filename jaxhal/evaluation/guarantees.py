@@ -1,0 +1,275 @@
+r"""Thresholds that keep a promise on answers to come, of sources never seen.
+
+A threshold chosen where some answers look best promises nothing on others.  These leave
+room for the luck of the sample: with the stated ``confidence`` over the answers they
+are chosen on, the promise holds on all others like them (Angelopoulos et al., `Learn
+then Test <https://arxiv.org/abs/2110.01052>`_, 2021).  Thresholds are tested from the
+most careful one on, each by the exact binomial tail, until the first that fails.
+Without a confidence the promise holds in expectation only (`conformal risk control
+<https://arxiv.org/abs/2208.02814>`_, 2022), and a few answers go further.
+
+Answers to one source are not independent.  With ``groups`` a promise is about an answer
+drawn from a new source: p-values come from one answer of each source, twice the median
+over draws of it (Rüger, 1978).
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from jaxtyping import Bool, Float, Int, Num
+
+from jaxhal.evaluation.checks import (
+    Groups,
+    Mask,
+    Numbers,
+    Rows,
+    group_codes,
+    two_classes,
+)
+
+KINDS = ("precision", "recall", "false_alarms")
+_DRAWS = 25
+
+
+@dataclasses.dataclass(frozen=True)
+class Guarantee:
+    """A threshold and what it promises.
+
+    Attributes:
+      kind: ``"precision"``, the share of flagged answers that are hallucinated,
+        ``"recall"``, the share of hallucinated answers that are flagged, are at least
+        ``level``; ``"false_alarms"``, the share of grounded answers that are flagged,
+        or ``"highlighted"``, of their characters, is at most ``level``.
+      confidence: ``None`` for a promise that holds in expectation.
+      threshold: flags scores at or above it.
+      sources: the number of independent answers that it was chosen on.
+    """
+
+    kind: str
+    level: float
+    confidence: float | None
+    threshold: float
+    sources: int
+
+    def __str__(self) -> str:
+        bound = "at least" if self.kind in ("precision", "recall") else "at most"
+        sure = "on average"
+        if self.confidence is not None:
+            sure = f"with {self.confidence:.0%} confidence"
+        what = self.kind.replace("_", " ")
+        return f"{what} {bound} {self.level:.0%} {sure} ({self.sources} sources)"
+
+
+def guarantee(
+    scores: Rows,
+    labels: Rows,
+    promise: Mapping[str, float],
+    groups: Groups = None,
+    *,
+    confidence: float | None = 0.9,
+) -> Guarantee:
+    """The threshold that flags most (for recall: least) and keeps one promise.
+
+    Raises ValueError when no threshold does, or on a promise that is none.
+
+    Args:
+      promise: ``{"precision": 0.9}``, ``{"recall": 0.9}`` or ``{"false_alarms":
+        0.05}``.
+      confidence: ``None`` for one in expectation, which precision cannot have.
+
+    >>> scores, labels = range(100), [0] * 50 + [1] * 50
+    >>> print(guarantee(scores, labels, {"recall": 0.9}))
+    recall at least 90% with 90% confidence (100 sources)
+    >>> guarantee(scores, labels, {"recall": 0.9}).threshold
+    50.5
+    """
+    kind, level = _promise(promise, confidence)
+    score, positive = two_classes(scores, labels)
+    codes = group_codes(groups, len(score))
+    order = np.unique(score)
+    half = order[:-1] / 2 + order[1:] / 2
+    # Of neighbouring floats the lower may be its own half-way point.
+    between = np.where(half > order[:-1], half, order[1:])
+    steps = np.append(order[0], between)  # each flags another set of answers
+    if kind != "recall":
+        steps = steps[::-1]  # careful ones first
+    counted = _counts(kind, steps)
+    if confidence is None:
+        kept = _in_expectation(kind, counted, score, positive, codes, level)
+    else:
+        kept = _tested(kind, counted, score, positive, codes, level, 1 - confidence)
+    passed = len(kept) if kept.all() else int(np.argmin(kept))
+    if not passed:
+        raise ValueError(
+            f"no threshold keeps {kind} {level} on {len(score)} answers of "
+            f"{codes.max() + 1} sources; promise less, ask for less confidence, or "
+            "give more labelled answers"
+        )
+    best = float(steps[passed - 1])
+    return Guarantee(kind, level, confidence, best, int(codes.max()) + 1)
+
+
+def guaranteed_highlights(
+    token_scores: Sequence[Collection[Any]],
+    token_labels: Sequence[Collection[Any]],
+    lengths: Sequence[Collection[Any]],
+    level: float,
+    groups: Groups = None,
+    *,
+    confidence: float | None = 0.9,
+) -> Guarantee:
+    """The token score from which on supported characters are seldom highlighted.
+
+    The promise: of the supported characters of an answer, the share that lies in
+    highlighted tokens is at most ``level`` in the mean over answers.  Answers without
+    a supported character say nothing.
+
+    Args:
+      token_scores: per answer, a number in [0, 1] per token.
+      token_labels: per answer, 1 for each token of an annotated span, 0 otherwise.
+      lengths: per answer, the characters of each token.
+      level: above 0, below 1.
+    """
+    _promise({"false_alarms": level}, confidence)
+    codes = group_codes(groups, len(token_scores))
+    steps = np.linspace(1, 0, 201)
+    losses, sources = [], []
+    for code, *some in zip(codes, token_scores, token_labels, lengths, strict=True):
+        score, label, length = (np.asarray(each, float) for each in some)
+        supported = np.where(label == 0, length, 0.0)
+        if supported.sum() > 0:
+            high = score[:, None] >= steps
+            losses.append(supported @ high / supported.sum())
+            sources.append(code)
+    if not losses:
+        raise ValueError("no answer has a supported character; give some that have")
+    mean = _source_means(np.stack(losses), np.array(sources))
+    if confidence is None:
+        kept = _conformal(mean, level)
+    else:
+        kept = np.array([_bounded(each, level) for each in mean.T]) <= 1 - confidence
+    passed = len(kept) if kept.all() else int(np.argmin(kept))
+    if not passed:
+        raise ValueError(
+            f"no threshold keeps the share of highlighted characters at {level} on "
+            f"{len(mean)} sources; promise less, or give more answers"
+        )
+    found = float(steps[passed - 1])
+    return Guarantee("highlighted", level, confidence, found, len(mean))
+
+
+def _promise(
+    promise: Mapping[str, float], confidence: float | None
+) -> tuple[str, float]:
+    if len(promise) != 1 or not set(promise) <= set(KINDS):
+        raise ValueError(
+            f"promise is {dict(promise)}; give one of {', '.join(KINDS)}, such as "
+            '{"precision": 0.9}'
+        )
+    ((kind, level),) = promise.items()
+    if not 0 < level < 1:
+        raise ValueError(f"{kind} is {level}; promise a share above 0 and below 1")
+    if confidence is None and kind == "precision":
+        raise ValueError("precision cannot be promised on average; give a confidence")
+    if confidence is not None and not 0 < confidence < 1:
+        raise ValueError(f"confidence is {confidence}; give one above 0 and below 1")
+    return kind, level
+
+
+_Steps = Float[np.ndarray, " steps"]
+_Kept = Bool[np.ndarray, " steps"]
+_Codes = Int[np.ndarray, " rows"]
+_Losses = Num[np.ndarray, "rows steps"]
+# (score, positive) -> how many rows count at each threshold, and how many are bad.
+_Count = Callable[[Numbers, Mask], tuple[np.ndarray, np.ndarray]]
+
+
+def _counts(kind: str, steps: _Steps) -> _Count:
+    def at(score: Numbers, positive: Mask) -> tuple[np.ndarray, np.ndarray]:
+        true, false = np.sort(score[positive]), np.sort(score[~positive])
+        hits = len(true) - np.searchsorted(true, steps)
+        alarms = len(false) - np.searchsorted(false, steps)
+        if kind == "precision":
+            return hits + alarms, alarms
+        if kind == "recall":
+            return np.full_like(hits, len(true)), len(true) - hits
+        return np.full_like(alarms, len(false)), alarms
+
+    return at
+
+
+def _tested(
+    kind: str,
+    counted: _Count,
+    score: Numbers,
+    positive: Mask,
+    codes: _Codes,
+    level: float,
+    risk: float,
+) -> _Kept:
+    """Which thresholds pass; the few too careful to be tested count as passed."""
+    from scipy.stats import binom
+
+    allowed = level if kind == "false_alarms" else 1 - level
+    sources = int(codes.max()) + 1
+    alone = sources == len(score)
+    rng = np.random.default_rng(0)
+    values, sizes = [], []
+    for _ in range(1 if alone else _DRAWS):
+        order = rng.permutation(len(score))
+        rows = order[np.unique(codes[order], return_index=True)[1]]
+        count, bad = counted(score[rows], positive[rows])
+        values.append(binom.cdf(bad, count, allowed))
+        sizes.append(count)
+    value = values[0] if alone else np.minimum(1, 2 * np.median(values, axis=0))
+    kept = value <= risk
+    if kind == "precision":
+        # So few flagged that one mistake among them ends the search say too little.
+        fewest = 2 * math.log(risk / (1 if alone else 2)) / math.log(level)
+        untested = int(np.sum(np.median(sizes, axis=0) < fewest))
+        # Those are the first; without the one after them nothing is promised.
+        kept[:untested] = untested < len(kept) and kept[untested]
+    return kept
+
+
+def _in_expectation(
+    kind: str,
+    counted: _Count,
+    score: Numbers,
+    positive: Mask,
+    codes: _Codes,
+    level: float,
+) -> _Kept:
+    counts = positive if kind == "recall" else ~positive
+    allowed = level if kind == "false_alarms" else 1 - level
+    rows = np.flatnonzero(counts)
+    bad = [counted(score[[row]], positive[[row]])[1] for row in rows]
+    return _conformal(_source_means(np.stack(bad), codes[rows]), allowed)
+
+
+def _source_means(
+    losses: _Losses, sources: _Codes
+) -> Float[np.ndarray, "sources steps"]:
+    _, at = np.unique(sources, return_inverse=True)
+    total = np.zeros((at.max() + 1, losses.shape[1]))
+    np.add.at(total, at, losses)
+    return total / np.bincount(at)[:, None]
+
+
+def _conformal(losses: Float[np.ndarray, "sources steps"], level: float) -> _Kept:
+    """Where the mean loss, with one more source of loss 1, is at most the level."""
+    return (losses.sum(0) + 1) / (len(losses) + 1) <= level
+
+
+def _bounded(losses: Numbers, level: float) -> float:
+    """p-value of a mean of at least ``level``, of losses in [0, 1].
+
+    One over the wealth of bets against it, evenly spread over their sizes
+    (Waudby-Smith and Ramdas, 2024).
+    """
+    bets = np.linspace(0, 1 / (1 - level), 66)[1:-1]
+    wealth = np.log1p(-np.outer(bets, losses - level)).sum(1)
+    return float(min(1.0, len(bets) / np.exp(wealth).sum()))

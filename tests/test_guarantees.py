@@ -1,0 +1,234 @@
+"""Promises hold on answers to come as often as stated, and intervals cover."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jaxhal.evaluation import (
+    adapted,
+    aurc,
+    coverage_at_precision,
+    guarantee,
+    guaranteed_highlights,
+    prr,
+    rate,
+)
+
+PROMISES = [{"precision": 0.7}, {"recall": 0.8}, {"false_alarms": 0.2}]
+
+
+def world(rng, count, per_source=1):
+    """Scores and labels of answers, those of a source alike."""
+    groups = np.arange(count) // per_source
+    shared = rng.normal(size=count)[groups] * (per_source > 1)
+    labels = (rng.normal(size=count) + shared > (1 + (per_source > 1)) * 0.5).astype(
+        int
+    )
+    return 1.7 * labels + rng.normal(size=count) + shared, labels, groups
+
+
+def kept(promise, scores, labels, threshold):
+    flagged, true = scores >= threshold, labels == 1
+    ((kind, level),) = promise.items()
+    if kind == "false_alarms":
+        return flagged[~true].mean() <= level
+    return (true[flagged] if kind == "precision" else flagged[true]).mean() >= level
+
+
+@pytest.mark.parametrize("per_source", [1, 3])
+@pytest.mark.parametrize("promise", PROMISES, ids=lambda p: next(iter(p)))
+def test_a_promise_is_broken_no_more_often_than_stated(promise, per_source):
+    rng = np.random.default_rng(0)
+    scores, labels, _ = world(rng, 60_000, per_source)
+    broken = found = 0
+    for _ in range(24):
+        some, theirs, groups = world(rng, 360, per_source)
+        try:
+            one = guarantee(some, theirs, promise, groups if per_source > 1 else None)
+        except ValueError:
+            continue
+        found += 1
+        broken += not kept(promise, scores, labels, one.threshold)
+    assert found >= 12
+    assert broken <= 6  # 2.4 of 24 expected at most; more than 6 come in 1 of 100 runs
+
+
+def test_the_tail_is_that_of_the_binomial():
+    """Of 100 hallucinated answers at most 5 may be missed: P(Bin(100, 0.1) <= 5)."""
+    labels = [0] * 20 + [1] * 100
+    found = guarantee(range(120), labels, {"recall": 0.9}, confidence=0.9)
+    missed = int(found.threshold + 0.5) - 20
+
+    def tail(most):
+        return sum(
+            math.comb(100, k) * 0.1**k * 0.9 ** (100 - k) for k in range(most + 1)
+        )
+
+    assert tail(missed) <= 0.1 < tail(missed + 1)
+    assert (found.kind, found.level, found.sources) == ("recall", 0.9, 120)
+
+
+@pytest.mark.parametrize("kind", ["recall", "false_alarms"])
+def test_in_expectation_it_is_an_order_statistic(kind):
+    """Split-conformal: the k-th of n + 1, by counting."""
+    scores, labels = np.arange(99.0), [0] * 49 + [1] * 50
+    found = guarantee(scores, labels, {kind: 0.8 if kind == "recall" else 0.2},
+                      confidence=None)  # fmt: skip
+    if kind == "recall":  # (missed + 1) / 51 <= 0.2
+        assert (scores[49:] < found.threshold).sum() == 9
+    else:  # (flagged + 1) / 50 <= 0.2
+        assert (scores[:49] >= found.threshold).sum() == 9
+    assert "on average" in str(found)
+
+
+def test_a_first_threshold_that_fails_ends_the_search():
+    """The highest scores are of grounded answers: what comes after them is no help."""
+    labels = [1] * 400 + [0] * 40
+    with pytest.raises(ValueError, match="no threshold keeps precision"):
+        guarantee(range(440), labels, {"precision": 0.8})
+    found = guarantee(range(440), [0] * 40 + [1] * 400, {"precision": 0.8})
+    assert found.threshold < 40
+
+
+def test_answers_of_one_source_count_as_one():
+    rng = np.random.default_rng(3)
+    scores, labels, _ = world(rng, 200)
+    alone = guarantee(scores, labels, {"false_alarms": 0.2})
+    many = guarantee(
+        np.repeat(scores, 5), np.repeat(labels, 5), {"false_alarms": 0.2},
+        np.repeat(range(200), 5),
+    )  # fmt: skip
+    assert many.sources == alone.sources == 200
+    assert many.threshold >= alone.threshold
+
+
+@pytest.mark.parametrize(
+    ("promise", "confidence", "message"),
+    [
+        ({"accuracy": 0.9}, 0.9, "give one of precision"),
+        ({"precision": 0.9, "recall": 0.9}, 0.9, "give one of precision"),
+        ({"recall": 1.0}, 0.9, "recall is 1.0"),
+        ({"recall": 0.9}, 1.0, "confidence is 1.0"),
+        ({"precision": 0.9}, None, "precision cannot be promised on average"),
+        ({"precision": 0.99}, 0.9, "no threshold keeps precision 0.99 on 40 answers"),
+        ({"false_alarms": 0.01}, 0.9, "give more labelled answers"),
+    ],
+)
+def test_promises_that_cannot_be_made(promise, confidence, message):
+    with pytest.raises(ValueError, match=message):
+        guarantee(range(40), [0, 1] * 20, promise, confidence=confidence)
+
+
+@pytest.mark.parametrize("confidence", [0.9, None])
+def test_few_supported_characters_are_highlighted(confidence):
+    rng = np.random.default_rng(5)
+
+    def answers(count):
+        labels = [(rng.random(30) < 0.2).astype(int) for _ in range(count)]
+        scores = [np.clip(0.4 * y + 0.6 * rng.random(30) ** 2, 0, 1) for y in labels]
+        return scores, labels, [rng.integers(1, 9, 30) for _ in range(count)]
+
+    found = guaranteed_highlights(*answers(150), 0.1, confidence=confidence)
+    shares = [
+        length[(y == 0) & (s >= found.threshold)].sum() / length[y == 0].sum()
+        for s, y, length in zip(*answers(3000), strict=True)
+    ]
+    assert 0.02 < np.mean(shares) < 0.11
+    assert found.kind == "highlighted"
+    with pytest.raises(ValueError, match="no threshold keeps the share"):
+        guaranteed_highlights([[1.0]] * 5, [[0]] * 5, [[3]] * 5, 0.1)
+    with pytest.raises(ValueError, match="no answer has a supported character"):
+        guaranteed_highlights([[1.0]], [[1]], [[3]], 0.1)
+
+
+def test_prior_correction_finds_the_new_base_rate():
+    """Of two normal distributions, whose calibrated probabilities are known."""
+    rng = np.random.default_rng(7)
+    labels = rng.random(20_000) < 0.1
+    scores = 2 * labels + rng.normal(size=20_000)
+    odds = np.exp(2 * scores - 2)  # likelihood ratio, at a base rate of a half
+    found, share = adapted(odds / (1 + odds), 0.5)
+    assert share == pytest.approx(0.1, abs=0.01)
+    new = odds * 0.1 / 0.9
+    np.testing.assert_allclose(found, new / (1 + new), atol=0.02)
+    with pytest.raises(ValueError, match=r"probabilities\[0\] is 2"):
+        adapted([2.0], 0.5)
+    with pytest.raises(ValueError, match="prior is 0"):
+        adapted([0.5], 0.0)
+
+
+@pytest.mark.parametrize("shifted", [True, False])
+def test_the_interval_of_a_share_covers_it(shifted):
+    rng = np.random.default_rng(11)
+    covered = []
+    for _ in range(60):
+        truth = 0.5 if not shifted else 0.2
+        known = (rng.random(150) < 0.5).astype(int)
+        new = rng.random(600) < truth
+        seen, score = (
+            1 / (1 + np.exp(1 - 2 * y - rng.normal(size=len(y)))) for y in (known, new)
+        )
+        found = rate(score, seen, known, shifted=shifted, repeats=300)
+        assert found.low <= found.value <= found.high
+        covered.append(found.low <= truth <= found.high)
+    assert np.mean(covered) >= 0.85
+
+
+def test_a_share_by_its_formulas():
+    seen, labels = np.array([0.9, 0.7, 0.3, 0.1]), [1, 1, 0, 0]
+    found = rate([0.5, 0.3], seen, labels, repeats=10)
+    assert found.value == pytest.approx((0.4 - 0.2) / (0.8 - 0.2))
+    # A detector that says nothing leaves the labels alone.
+    found = rate([0.5] * 9, [0.5] * 4, labels, shifted=False, repeats=200)
+    assert found.value == 0.5 and found.low < 0.25 and found.high > 0.75
+    with pytest.raises(ValueError, match="no higher probability"):
+        rate([0.5], seen, [0, 0, 1, 1])
+
+
+rows = st.lists(
+    st.tuples(st.integers(0, 5), st.integers(0, 1)), min_size=4, max_size=30
+).filter(lambda some: len({label for _, label in some}) == 2)
+
+
+@given(rows)
+@settings(max_examples=50, deadline=None)
+def test_selective_metrics_by_trying_orders(some):
+    """Means over many orders of equal scores, by the slow definition."""
+    scores, labels = map(np.array, zip(*some, strict=True))
+    rng = np.random.default_rng(0)
+
+    def slow(values):
+        areas = []
+        for _ in range(300):
+            order = np.lexsort((rng.random(len(values)), values))
+            areas.append(
+                np.mean(np.cumsum(labels[order]) / np.arange(1, len(order) + 1))
+            )
+        return np.mean(areas)
+
+    area = aurc(scores, labels)
+    assert area == pytest.approx(slow(scores), abs=0.06)
+    best = slow(labels)
+    assert prr(scores, labels) == pytest.approx(
+        (labels.mean() - area) / (labels.mean() - best), abs=1e-9
+    )
+    wanted = max(
+        [
+            (scores <= t).mean()
+            for t in set(scores.tolist())
+            if 1 - labels[scores <= t].mean() >= 0.7
+        ],
+        default=0.0,
+    )
+    assert coverage_at_precision(scores, labels, 0.7) == pytest.approx(wanted)
+
+
+def test_perfect_and_useless_selection():
+    labels = [0, 0, 1, 1]
+    assert prr([1, 2, 3, 4], labels) == 1 and prr([1, 1, 1, 1], labels) == 0
+    assert prr([4, 3, 2, 1], labels) == pytest.approx(-1)
+    with pytest.raises(ValueError, match="precision is 0"):
+        coverage_at_precision([1, 2, 3, 4], labels, 0.0)
