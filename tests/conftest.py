@@ -10,6 +10,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 # Most of a test's time is compiling tiny programs: little is spent on making them fast,
@@ -34,10 +35,9 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 from browser import chromium
 from jaxhal.models import registry
 
-
-def pytest_xdist_auto_num_workers() -> int:
-    """One more than there are cores, for tests that wait for other processes."""
-    return (os.cpu_count() or 1) + 1
+# No test is timed: a loaded machine is slow.
+hypothesis.settings.register_profile("untimed", deadline=None)
+hypothesis.settings.load_profile("untimed")
 
 
 def pytest_collection_finish() -> None:
