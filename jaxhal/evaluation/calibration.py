@@ -130,10 +130,15 @@ def _splits(scores: Rows, labels: Rows) -> tuple[Num[np.ndarray, " splits"], ...
     """Thresholds from the highest down, how many each flags, how many of them hits."""
     score, positive = two_classes(scores, labels)
     value, rank = np.unique(score, return_inverse=True)
-    below, above = value[:-1], value[1:]
-    half = below / 2 + above / 2
-    # Of neighbouring floats the lower may be its own half-way point.
-    threshold = np.append(value[0], np.where(half > below, half, above))
+    threshold = thresholds(value)
     flagged = np.cumsum(np.bincount(rank)[::-1])
     hits = np.cumsum(np.bincount(rank[positive], minlength=len(value))[::-1])
     return threshold[::-1], flagged, hits
+
+
+def thresholds(value: Num[np.ndarray, " splits"]) -> Num[np.ndarray, " splits"]:
+    """Of rising scores: those that flag all, all but the lowest, and so on, rising."""
+    below, above = value[:-1], value[1:]
+    half = below / 2 + above / 2
+    # Of neighbouring floats the lower may be its own half-way point.
+    return np.append(value[0], np.where(half > below, half, above))

@@ -15,12 +15,13 @@ over draws of it (Rüger, 1978).
 
 import dataclasses
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float, Int, Num
 
+from jaxhal.evaluation.calibration import thresholds
 from jaxhal.evaluation.checks import (
     Groups,
     Mask,
@@ -89,20 +90,15 @@ def guarantee(
     kind, level = _promise(promise, confidence)
     score, positive = two_classes(scores, labels)
     codes = group_codes(groups, len(score))
-    order = np.unique(score)
-    half = order[:-1] / 2 + order[1:] / 2
-    # Of neighbouring floats the lower may be its own half-way point.
-    between = np.where(half > order[:-1], half, order[1:])
-    steps = np.append(order[0], between)  # each flags another set of answers
+    steps = thresholds(np.unique(score))
     if kind != "recall":
         steps = steps[::-1]  # careful ones first
-    counted = _counts(kind, steps)
+    given = kind, steps, score, positive, codes, level
     if confidence is None:
-        kept = _in_expectation(kind, counted, score, positive, codes, level)
+        kept = _in_expectation(*given)
     else:
-        kept = _tested(kind, counted, score, positive, codes, level, 1 - confidence)
-    passed = len(kept) if kept.all() else int(np.argmin(kept))
-    if not passed:
+        kept = _tested(*given, 1 - confidence)
+    if not (passed := _passed(kept)):
         raise ValueError(
             f"no threshold keeps {kind} {level} on {len(score)} answers of "
             f"{codes.max() + 1} sources; promise less, ask for less confidence, or "
@@ -133,7 +129,7 @@ def guaranteed_highlights(
       lengths: per answer, the characters of each token.
       level: above 0, below 1.
     """
-    _promise({"false_alarms": level}, confidence)
+    _check("highlighted", level, confidence)
     codes = group_codes(groups, len(token_scores))
     steps = np.linspace(1, 0, 201)
     losses, sources = [], []
@@ -151,8 +147,7 @@ def guaranteed_highlights(
         kept = _conformal(mean, level)
     else:
         kept = np.array([_bounded(each, level) for each in mean.T]) <= 1 - confidence
-    passed = len(kept) if kept.all() else int(np.argmin(kept))
-    if not passed:
+    if not (passed := _passed(kept)):
         raise ValueError(
             f"no threshold keeps the share of highlighted characters at {level} on "
             f"{len(mean)} sources; promise less, or give more answers"
@@ -170,40 +165,47 @@ def _promise(
             '{"precision": 0.9}'
         )
     ((kind, level),) = promise.items()
-    if not 0 < level < 1:
-        raise ValueError(f"{kind} is {level}; promise a share above 0 and below 1")
+    _check(kind, level, confidence)
     if confidence is None and kind == "precision":
         raise ValueError("precision cannot be promised on average; give a confidence")
+    return kind, level
+
+
+def _check(kind: str, level: float, confidence: float | None) -> None:
+    if not 0 < level < 1:
+        raise ValueError(f"{kind} is {level}; promise a share above 0 and below 1")
     if confidence is not None and not 0 < confidence < 1:
         raise ValueError(f"confidence is {confidence}; give one above 0 and below 1")
-    return kind, level
 
 
 _Steps = Float[np.ndarray, " steps"]
 _Kept = Bool[np.ndarray, " steps"]
 _Codes = Int[np.ndarray, " rows"]
 _Losses = Num[np.ndarray, "rows steps"]
-# (score, positive) -> how many rows count at each threshold, and how many are bad.
-_Count = Callable[[Numbers, Mask], tuple[np.ndarray, np.ndarray]]
 
 
-def _counts(kind: str, steps: _Steps) -> _Count:
-    def at(score: Numbers, positive: Mask) -> tuple[np.ndarray, np.ndarray]:
-        true, false = np.sort(score[positive]), np.sort(score[~positive])
-        hits = len(true) - np.searchsorted(true, steps)
-        alarms = len(false) - np.searchsorted(false, steps)
-        if kind == "precision":
-            return hits + alarms, alarms
-        if kind == "recall":
-            return np.full_like(hits, len(true)), len(true) - hits
-        return np.full_like(alarms, len(false)), alarms
+def _passed(kept: _Kept) -> int:
+    """How many thresholds passed before the first that failed."""
+    return int(np.argmin(np.append(kept, False)))
 
-    return at
+
+def _counts(
+    kind: str, steps: _Steps, score: Numbers, positive: Mask
+) -> tuple[np.ndarray, np.ndarray]:
+    """How many rows count at each threshold, and how many of them are bad."""
+    true, false = np.sort(score[positive]), np.sort(score[~positive])
+    hits = len(true) - np.searchsorted(true, steps)
+    alarms = len(false) - np.searchsorted(false, steps)
+    if kind == "precision":
+        return hits + alarms, alarms
+    if kind == "recall":
+        return np.full_like(hits, len(true)), len(true) - hits
+    return np.full_like(alarms, len(false)), alarms
 
 
 def _tested(
     kind: str,
-    counted: _Count,
+    steps: _Steps,
     score: Numbers,
     positive: Mask,
     codes: _Codes,
@@ -221,7 +223,7 @@ def _tested(
     for _ in range(1 if alone else _DRAWS):
         order = rng.permutation(len(score))
         rows = order[np.unique(codes[order], return_index=True)[1]]
-        count, bad = counted(score[rows], positive[rows])
+        count, bad = _counts(kind, steps, score[rows], positive[rows])
         values.append(binom.cdf(bad, count, allowed))
         sizes.append(count)
     value = values[0] if alone else np.minimum(1, 2 * np.median(values, axis=0))
@@ -237,17 +239,17 @@ def _tested(
 
 def _in_expectation(
     kind: str,
-    counted: _Count,
+    steps: _Steps,
     score: Numbers,
     positive: Mask,
     codes: _Codes,
     level: float,
 ) -> _Kept:
-    counts = positive if kind == "recall" else ~positive
-    allowed = level if kind == "false_alarms" else 1 - level
-    rows = np.flatnonzero(counts)
-    bad = [counted(score[[row]], positive[[row]])[1] for row in rows]
-    return _conformal(_source_means(np.stack(bad), codes[rows]), allowed)
+    recall = kind == "recall"
+    rows = np.flatnonzero(positive == recall)
+    bad = (score[rows, None] >= steps) != recall
+    losses = _source_means(bad.astype(float), codes[rows])
+    return _conformal(losses, 1 - level if recall else level)
 
 
 def _source_means(
