@@ -78,7 +78,7 @@ def mean_interval(
             f"values of shape {list(value.shape)} must be [rows, columns] of finite "
             "numbers"
         )
-    group, drawn = _drawn_sources(groups, len(value), repeats, seed)
+    group, drawn = drawn_sources(groups, len(value), repeats, seed)
     size = np.bincount(group)
     total = np.zeros((len(size), value.shape[1]))
     np.add.at(total, group, value)
@@ -99,7 +99,7 @@ def correlation(
         raise ValueError(
             f"{pairs.shape[1]} pairs of numbers: give at least one, all of them finite"
         )
-    group, drawn = _drawn_sources(groups, pairs.shape[1], repeats, seed)
+    group, drawn = drawn_sources(groups, pairs.shape[1], repeats, seed)
     if not np.ptp(pairs, axis=1).all():
         return math.nan, math.nan, math.nan
     counts = np.vstack([np.ones_like(drawn[:1]), drawn])[:, group]
@@ -157,7 +157,7 @@ def _of_draws(
     return lambda drawn: float(metric(np.repeat(score, drawn), np.repeat(label, drawn)))
 
 
-def _drawn_sources(groups: Groups, count: int, repeats: int, seed: int) -> Any:
+def drawn_sources(groups: Groups, count: int, repeats: int, seed: int) -> Any:
     """Source of each of ``count`` rows, and ``[repeats sources]``, their draws."""
     at_least(1, repeats=repeats)
     group = group_codes(groups, count)

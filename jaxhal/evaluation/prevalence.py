@@ -10,10 +10,10 @@ from jaxhal.evaluation.checks import (
     Mask,
     Numbers,
     Rows,
-    group_codes,
     shares,
     two_kinds,
 )
+from jaxhal.evaluation.intervals import drawn_sources
 
 
 class Rate(NamedTuple):
@@ -89,66 +89,48 @@ def rate(
     seen, positive = shares(known, labels)
     if shifted:
         two_kinds(labels)
-    unlabelled = _Sample(groups, score)
-    labelled = _Sample(known_groups, seen, positive.astype(float), seen * positive)
-    if shifted and not _gap(labelled.sums) > 0:
+    count, total = _sums(groups, repeats, seed, score)
+    known_count, *known_sums = _sums(
+        known_groups, repeats, seed + 1, seen, positive.astype(float), seen * positive
+    )
+    if shifted:
+        found = _shifted(total / count, known_count, *known_sums)
+    else:
+        weight, (known_total, true, _) = _weight(score, seen, positive), known_sums
+        found = weight * total / count + (true - weight * known_total) / known_count
+    value, *drawn = np.clip(found, 0, 1)
+    low, high = np.percentile(drawn, [2.5, 97.5])
+    return Rate(float(value), float(min(low, value)), float(max(high, value)))
+
+
+# Of the sample itself, then of each resample.
+_Draws = Float[np.ndarray, " draws"]
+
+
+def _sums(
+    groups: Groups, repeats: int, seed: int, *columns: Numbers
+) -> Float[np.ndarray, "columns draws"]:
+    """The number of rows and the sum of each column."""
+    codes, drawn = drawn_sources(groups, len(columns[0]), repeats, seed)
+    values = np.stack([np.ones(len(codes)), *columns])
+    total = np.stack([np.bincount(codes, each) for each in values])
+    return np.column_stack([total.sum(1), total @ drawn.T])
+
+
+def _shifted(
+    mean: _Draws, count: _Draws, seen: _Draws, true: _Draws, both: _Draws
+) -> _Draws:
+    high = both / np.maximum(true, 1e-12)
+    low = (seen - both) / np.maximum(count - true, 1e-12)
+    apart = high > low
+    if not apart[0]:
         raise ValueError(
             "the detector gives hallucinated answers no higher probability than "
             "grounded ones, so it says nothing of their share; use another detector"
         )
-    rng = np.random.default_rng(seed)
-    estimate = _shifted if shifted else _powered
-    options = () if shifted else (_weight(score, seen, positive),)
-    value = estimate(unlabelled.sums, labelled.sums, *options)
-    drawn = []
-    while len(drawn) < repeats:
-        one, other = unlabelled.draw(rng), labelled.draw(rng)
-        # A resample where the classes cannot be told apart says nothing of the share.
-        if shifted and not _gap(other) > 0:
-            drawn.append(float(rng.integers(2)))
-        else:
-            drawn.append(estimate(one, other, *options))
-    low, high = np.percentile(np.clip(drawn, 0, 1), [2.5, 97.5])
-    value = float(np.clip(value, 0, 1))
-    return Rate(value, float(min(low, value)), float(max(high, value)))
-
-
-# Of ones, and of each column.
-_Sums = Float[np.ndarray, " columns"]
-
-
-class _Sample:
-    """Sums over rows, whole and of sources drawn with replacement."""
-
-    def __init__(self, groups: Groups, *columns: Numbers):
-        codes = group_codes(groups, len(columns[0]))
-        values = np.stack([np.ones(len(codes)), *columns], axis=1)
-        self._sums = np.zeros((codes.max() + 1, values.shape[1]))
-        np.add.at(self._sums, codes, values)
-
-    @property
-    def sums(self) -> _Sums:
-        return self._sums.sum(0)
-
-    def draw(self, rng: np.random.Generator) -> _Sums:
-        count = len(self._sums)
-        return rng.multinomial(count, np.full(count, 1 / count)) @ self._sums
-
-
-def _means(sums: _Sums) -> tuple[float, float]:
-    """Mean probability of hallucinated and of grounded answers."""
-    count, seen, true, both = sums
-    return both / max(true, 1e-12), (seen - both) / max(count - true, 1e-12)
-
-
-def _gap(sums: _Sums) -> float:
-    true, false = _means(sums)
-    return true - false
-
-
-def _shifted(unlabelled: np.ndarray, labelled: np.ndarray) -> float:
-    true, false = _means(labelled)
-    return float((unlabelled[1] / unlabelled[0] - false) / (true - false))
+    # A resample where the classes cannot be told apart says nothing of the share.
+    nothing = np.arange(len(apart)) % 2
+    return np.where(apart, (mean - low) / np.where(apart, high - low, 1.0), nothing)
 
 
 def _weight(score: np.ndarray, seen: Numbers, positive: Mask) -> float:
@@ -157,10 +139,3 @@ def _weight(score: np.ndarray, seen: Numbers, positive: Mask) -> float:
     if not spread:
         return 0.0
     return float(np.clip(np.cov(seen, positive, ddof=0)[0, 1] / spread, 0, 1))
-
-
-def _powered(unlabelled: np.ndarray, labelled: np.ndarray, weight: float) -> float:
-    count, seen, true, _ = labelled
-    return float(
-        weight * unlabelled[1] / unlabelled[0] + (true - weight * seen) / count
-    )
