@@ -8,6 +8,7 @@ import random
 import socket
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -135,40 +136,55 @@ def watch(port: int, line: Any) -> None:
     line.send(times)
 
 
-def main(count: int) -> None:
-    """Sends so many, and says what came back and how long ``/health`` took.
+@contextlib.contextmanager
+def watched(folder: Path) -> Iterator[tuple[int, list[float]]]:
+    """The port of a proxy, and at the end how long each ``/health`` took, sorted.
 
     Server, clients and who asks for ``/health`` are processes apart, so that none waits
     for another's interpreter.
     """
-    seen, began = collections.Counter(), time.perf_counter()
-    with tempfile.TemporaryDirectory() as folder:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
-        server, _ = children.start(serve, Path(folder), port)
-        watcher, to_watcher = children.start(watch, port)
-        assert to_watcher.recv() == "listening"
-
-        def one(number: int) -> int | None:
-            status = told(port, raw := request(random.Random(number)))
-            assert status != 500, (number, raw)
-            return status
-
-        with concurrent.futures.ThreadPoolExecutor(16) as several:
-            seen.update(several.map(one, range(count)))
-        to_watcher.send(None)
-        times = sorted(to_watcher.recv())
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    times: list[float] = []
+    started = [children.start(serve, folder, port), children.start(watch, port)]
+    (_, _), (_, watcher) = started
+    try:
+        assert watcher.recv() == "listening"
+        yield port, times
+        watcher.send(None)
+        times += sorted(watcher.recv())
         metrics = send(port, "GET", "/metrics")[1].decode()
         assert 'status="500"' not in metrics, metrics
-        server.terminate()
-        for process in (watcher, server):
+    finally:
+        for process, _ in started:
+            process.terminate()
             process.join()
-        assert not watcher.exitcode
-    seconds = time.perf_counter() - began
-    print(f"{count} requests in {seconds:.0f} s: {dict(seen.most_common())}")
+
+
+def health(times: list[float]) -> str:
     late = sum(each > 0.1 for each in times)
-    print(
+    return (
         f"/health took {1000 * times[len(times) // 2]:.0f} ms on the median of "
         f"{len(times)} times, {1000 * times[-1]:.0f} at most, over 100 {late} times"
     )
+
+
+def main(count: int) -> None:
+    """Sends so many, and says what came back and how long ``/health`` took."""
+    seen, began = collections.Counter(), time.perf_counter()
+
+    def one(number: int) -> int | None:
+        status = told(port, raw := request(random.Random(number)))
+        assert status != 500, (number, raw)
+        return status
+
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        watched(Path(folder)) as (port, times),
+        concurrent.futures.ThreadPoolExecutor(16) as several,
+    ):
+        seen.update(several.map(one, range(count)))
+    seconds = time.perf_counter() - began
+    print(f"{count} requests in {seconds:.0f} s: {dict(seen.most_common())}")
+    print(health(times))

@@ -3,18 +3,21 @@
 import asyncio
 import base64
 import contextlib
+import gc
 import json
 import logging
 import os
 import socket
 import stat
 import statistics
+import sys
 import threading
 import time
 
 import hypothesis
 import numpy as np
 import pytest
+import uvicorn
 from fuzz_requests import request, told
 from hypothesis import strategies as st
 from test_encoding import write, write_pooling
@@ -466,6 +469,22 @@ def test_what_is_cached_is_for_its_owner_alone(encoder, tmp_path, monkeypatch):
 def test_fuzzed_requests(served, draw):
     """``python tests/adversary/fuzz.py requests`` sends more."""
     assert told(served, request(draw)) != 500
+
+
+def test_collecting_garbage_passes_over_what_was_imported(encoder, monkeypatch):
+    turns, frozen, seen = sys.getswitchinterval(), gc.get_freeze_count(), []
+    garbage = [[] for _ in range(1000)]
+
+    def see(*_, **__):
+        seen.append((gc.get_freeze_count(), sys.getswitchinterval()))
+
+    monkeypatch.setattr(uvicorn, "run", see)
+    try:
+        Service(watchdog(encoder)).run()
+    finally:
+        sys.setswitchinterval(turns)
+    ((now, shorter),) = seen
+    assert now >= frozen + len(garbage) and shorter < turns
 
 
 def test_health_after_all_of_that(served):
