@@ -727,8 +727,8 @@ def test_ensembles_and_untrained_methods_come_back(data, tmp_path):
 
 
 def test_a_layer_that_is_not_there(lm, store):
-    with pytest.raises(ValueError, match="hidden state 20 of 3; choose layer in 0..2"):
-        collect(lm, labelled(), [build("mlp_probe")], Store(store))
+    with pytest.raises(ValueError, match="layer 20 is outside the 3 hidden states"):
+        collect(lm, labelled(), [build({"mlp_probe": {"layer": 20}})], Store(store))
 
 
 def test_tokens_are_judged_by_their_window(lm, data):

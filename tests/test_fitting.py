@@ -270,7 +270,7 @@ def test_an_option_at_its_default_is_the_same_detector():
         ({"toha": {"max_heads": 6, "probe": "split", "name": "toha"}}, "toha"),
         ({"linear_probe": {"tokens": "last"}}, "linear_probe_last"),
         ({"linear_probe": {"tokens": "mean"}}, "linear_probe"),
-        ({"token_probe": {"layer": 20}}, "token_probe"),
+        ({"token_probe": {"layer": 0.67}}, "token_probe"),
     ):
         assert build(spec) == build(same) and build(spec) is build(same)
     assert build({"toha": {"max_heads": 5}}) != build("toha")
@@ -311,7 +311,7 @@ def features(seed=0):
         "closed_logprob": -3 * rng.random((2, 4)),
         "entropy": 3 * rng.random((2, 4)),
         "hidden_last": rng.normal(size=(3, 2, 5)),
-        "hidden_20": rng.normal(size=(1, 2, 4, 5)),
+        "hidden_0.67": rng.normal(size=(1, 2, 4, 5)),
     }
     return {
         name: jnp.asarray(value if value.dtype == bool else np.float32(value))

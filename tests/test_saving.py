@@ -25,12 +25,16 @@ def probe():
 @pytest.mark.parametrize(
     ("built", "spec", "field"),
     [
-        ({"token_probe": {"layer": 1}}, "token_probe", "features"),
+        (
+            {"selfcheck_bertscore": {"baseline": 0.3}},
+            "selfcheck_bertscore",
+            "features",
+        ),
         ({"mlp_probe": {"layer": 1}}, "mlp_probe", "summary"),
         (
             {"ensemble": {"members": ["novel_words", {"mlp_probe": {"layer": 1}}]}},
             {"ensemble": {"members": ["novel_words", "mlp_probe"]}},
-            "summary",
+            "features",
         ),
     ],
 )
@@ -41,7 +45,7 @@ def test_a_spec_must_make_what_was_fitted(tmp_path, built, spec, field):
 
 
 def test_options_may_be_written_out(tmp_path, probe):
-    save(tmp_path / "one", probe, {"token_probe": {"layer": 20}})
+    save(tmp_path / "one", probe, {"token_probe": {"layer": 0.67}})
     again = load(tmp_path / "one")
     assert again.detector.features == probe.detector.features
     assert [leaf.tolist() for leaf in again.params] == [

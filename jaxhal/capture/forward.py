@@ -16,7 +16,7 @@ from flax import nnx
 from jax.core import Tracer
 
 from jaxhal import lrp
-from jaxhal.capture.taps import Named, Rows, layer_indices
+from jaxhal.capture.taps import Named, Rows, at_depth
 from jaxhal.features.base import Reducer
 from jaxhal.models import decoder
 from jaxhal.models.batching import (
@@ -121,7 +121,11 @@ def _check_copies(config: Config, batch: Batch, copies: int) -> None:
 
 
 def check(config: Config, reducers: Mapping[str, Any]) -> Named:
-    """The reducers as a hashable tuple, with errors raised before tracing."""
+    """The reducers as a hashable tuple, with errors raised before tracing.
+
+    Shares of the layers become numbers, so that programs and stores know the same
+    hidden state by one name.
+    """
     for name, reducer in reducers.items():
         if not isinstance(reducer, Reducer):
             raise TypeError(
@@ -140,8 +144,7 @@ def check(config: Config, reducers: Mapping[str, Any]) -> Named:
                 f"reducer {name!r} reads {reducer.reads!r}; use 'probs', 'hidden' or "
                 "'logits'"
             )
-        layer_indices(reducer, config)
-    return tuple(reducers.items())
+    return tuple((name, at_depth(one, config)) for name, one in reducers.items())
 
 
 @jax.jit(static_argnames=("named", "copies"))

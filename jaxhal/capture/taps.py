@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import Array
 
 from jaxhal.features.base import Reducer
+from jaxhal.features.hidden import state_number
 from jaxhal.models import decoder
 from jaxhal.models.config import Config
 from jaxhal.models.layers import RowTap, in_blocks
@@ -28,19 +29,25 @@ Named = tuple[tuple[str, Reducer], ...]
 
 def layer_indices(reducer: Reducer, config: Config) -> tuple[int, ...]:
     """Which hidden states (0 = embeddings, L = after the final norm) one asks for."""
-    count = config.num_hidden_layers + 1
+    depth = config.num_hidden_layers
     wanted = getattr(reducer, "layers", None)
-    wanted = tuple(range(count)) if wanted is None else tuple(wanted)
-    for index in wanted:
-        if not -count <= index < count:
-            raise ValueError(
-                f"layer {index} is outside the {count} hidden states of this model; "
-                f"use {-count}..{count - 1} (0 = embeddings, {count - 1} = last)"
-            )
-    numbers = tuple(index % count for index in wanted)
+    wanted = range(depth + 1) if wanted is None else wanted
+    numbers = tuple(state_number(layer, depth) for layer in wanted)
     if len(set(numbers)) < len(numbers):
-        raise ValueError(f"layers {wanted} name one hidden state twice; name it once")
+        raise ValueError(
+            f"layers {tuple(wanted)} name one hidden state twice in a reader of "
+            f"{depth} layers; name it once"
+        )
     return numbers
+
+
+def at_depth(reducer: Reducer, config: Config) -> Reducer:
+    """The reducer with numbers of hidden states instead of shares of the layers."""
+    numbers = layer_indices(reducer, config)
+    wanted = getattr(reducer, "layers", None)
+    if wanted is None or not any(isinstance(layer, float) for layer in wanted):
+        return reducer
+    return dataclasses.replace(reducer, **{"layers": numbers})
 
 
 # Of a batch or a cache, what a View is cut from beside the next tokens.

@@ -1,5 +1,6 @@
 """Which layer or setting: chosen inside the training part, by grouped folds."""
 
+import functools
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -102,22 +103,46 @@ def choose(
     """
     group = group_codes(np.asarray(groups).tolist(), len(labels))
     x, y, (weight,) = check(x, labels, weight=weight)
-    train = folds_of(y, group, weight, 3)
     settings = [
         dict(zip(grid, values, strict=True))
         for values in itertools.product(*grid.values())
     ]
     if not settings:
         raise ValueError(f"grid is {dict(grid)}; give every setting a value")
-    scores = np.array(
-        [[decide(fit(x, y, fold, **one), x) for fold in train] for one in settings]
-    )
-    found = _held_out_auroc(scores, y, train).mean(1)
-    best = int(jnp.argmax(found))
-    params = fit(x, y, weight, **settings[best])
+    ways = [
+        Way(
+            functools.partial(lambda one, weight: fit(x, y, weight, **one), one),
+            lambda params: decide(params, x),
+        )
+        for one in settings
+    ]
+    best, params, found, unseen = best_way(ways, y, group, weight)
     setting = {name: jnp.asarray(value) for name, value in settings[best].items()}
-    unseen = unseen_scores(scores[best], train, decide(params, x))
-    return Selected(params, setting, found[best]), unseen
+    return Selected(params, setting, found), unseen
+
+
+class Way(NamedTuple):
+    """One of several ways to fit and to decide."""
+
+    fit: Callable[[Any], Any]  # weight -> params
+    decide: Callable[[Any], Any]  # params -> Float[samples]
+
+
+def best_way(
+    ways: Sequence[Way], labels: Any, groups: Any, weight: Any
+) -> tuple[int, Any, Float[Array, ""], Float[np.ndarray, " samples"]]:
+    """Fits in every way to every one of three folds, then in the best to everything.
+
+    The best has the highest mean AUROC over the folds; among equals it is the first.
+    Its number, parameters, AUROC and :func:`unseen_scores` are returned.
+    """
+    train = folds_of(labels, groups, weight, 3)
+    scores = np.array([[way.decide(way.fit(fold)) for fold in train] for way in ways])
+    found = _held_out_auroc(scores, jnp.asarray(labels), train).mean(1)
+    best = int(jnp.argmax(found))
+    params = ways[best].fit(weight)
+    unseen = unseen_scores(scores[best], train, ways[best].decide(params))
+    return best, params, found[best], unseen
 
 
 def folds_of(

@@ -123,7 +123,7 @@ def detect(
     from jaxhal.io.files import is_file
     from jaxhal.reporting.page import write_html
     from jaxhal.reporting.summary import summarize, verdict
-    from jaxhal.scoring.detection import resolve
+    from jaxhal.scoring.detection import resolve, resolve_for
     from jaxhal.scoring.results import beside, results, resuming, rows_of, settings_of
 
     names, keeps = detector or None, is_file(output)
@@ -148,7 +148,7 @@ def detect(
         for path in (output, page):
             check_place(path)
         lm = jaxhal.load(model)
-        resolve(lm.name, names)  # a folder may be called like a model
+        resolve_for(lm, names)  # a folder may be called like a model
         options: dict[str, Any] = {
             "batch_size": batch_size,
             "relevance": relevance,

@@ -119,6 +119,12 @@ class Detector(NamedTuple):
         """Whether it looks at rows of the answer's tokens, and nothing else."""
         return 0 < len(self.reducers) == len(self.features)
 
+    @property
+    def layered(self) -> bool:
+        """Whether it learns of layers, and so fits no reader with another number."""
+        looks = any("layer" in feature.axes for _, feature in self.features)
+        return looks and self.fit is not None
+
     def score(self, params: Any, features: Features) -> Float[Array, " batch"]:
         """Scores of answers from their features."""
         return self.decide(params, self.inputs(features))
@@ -146,7 +152,9 @@ def factory(make: Callable[..., Detector]) -> Callable[..., Detector]:
     ``name`` is a setting of everyone.  An endpoint is made anew each time, for not
     everyone may name one.
     """
-    known, signature = functools.cache(make), inspect.signature(make)
+    # Typed, for layer 1 is none of 1.0, which Python calls equal.
+    known = functools.lru_cache(maxsize=None, typed=True)(make)
+    signature = inspect.signature(make)
     named = inspect.Parameter("name", inspect.Parameter.KEYWORD_ONLY, default=None)
 
     @functools.wraps(make)
@@ -170,6 +178,8 @@ def _frozen(value: Any) -> Any:
     """A setting that can be told from others by its hash."""
     if isinstance(value, Mapping):
         return tuple(sorted(value.items()))
+    if isinstance(value, list):
+        return tuple(value)
     if isinstance(value, str) and value.startswith("endpoint:"):
         return resolve(value)
     try:

@@ -39,8 +39,7 @@ class Embedded(Measure):
         return {"values": ("samples", "width"), "valid": ("samples",)}
 
     def __call__(self, bulk: Bulk) -> dict[str, np.ndarray]:
-        middle = (bulk.lm.config.num_hidden_layers + 1) // 2
-        reducer = HiddenStates(layers=(middle,), tokens=self.tokens)
+        reducer = HiddenStates(layers=(0.5,), tokens=self.tokens)
         shape = (1, bulk.lm.config.hidden_size)
         values, valid = bulk.read_samples(self.draw, reducer, shape)
         few = f"fewer than two of {self.draw.n} samples hold text"

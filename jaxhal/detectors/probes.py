@@ -1,8 +1,14 @@
 """Probes of hidden states.
 
-``layer`` says which hidden state: 0 the embeddings, the last after the final norm.
+``layer`` says which hidden state, as :func:`jaxhal.features.hidden.state_number` has
+it: a share of the reader's layers, such as 0.67, or a number, 0 for the embeddings.  Of
+several the best is chosen by grouped folds inside the training part.  A probe of whole
+answers chooses among four by default, for it keeps one vector a layer in memory; one
+that keeps every token's hidden states would take four times as much, so it looks at one
+layer unless it is given some.
 """
 
+import functools
 from typing import Any, Literal
 
 import jax
@@ -13,24 +19,38 @@ from jaxtyping import Array, Bool, Float
 from jaxhal.classifiers import mlp, pooling
 from jaxhal.classifiers.linear import Linear, fit_linear, linear_logits
 from jaxhal.detectors import base
-from jaxhal.features.hidden import HiddenStates
-
-LAYER = 20  # two thirds up a model of 30 layers
+from jaxhal.detectors.layers import (
+    LAYER,
+    LAYERS,
+    Choice,
+    best_of,
+    in_words,
+    several,
+    state_of,
+)
+from jaxhal.features.hidden import HiddenStates, Layer
 
 
 @base.factory
-def hidden_probe(layer: int = LAYER) -> base.Detector:
-    """Logistic regression on the mean hidden state of one layer's tokens.
+def hidden_probe(layer: Choice = LAYERS) -> base.Detector:
+    """Logistic regression on the mean hidden state of the tokens.
 
-    Unlike :func:`linear_probe` it can judge a part of a response.
+    Unlike :func:`linear_probe` it can judge a part of a response, so a store keeps the
+    hidden states of every token, at each layer to choose from.
     """
-    state = f"hidden_{layer}"
+    layers = several(layer)
+    states = [state_of(one) for one in layers]
+
+    def inputs(features: base.Features) -> Float[Array, "batch layers width"]:
+        each = [jnp.swapaxes(features[name][0], 1, 2) for name, _ in states]
+        return jnp.stack([base.response_mean(one, features) for one in each], 1)
+
     return base.logistic(
         "hidden_probe",
-        "logistic regression on one layer's hidden states, mean of the tokens",
+        f"logistic regression, mean of the tokens; {in_words(layers)}",
         "Chuang et al. 2024 (Lookback Lens), hidden-state baseline",
-        lambda f: base.response_mean(jnp.swapaxes(f[state][0], 1, 2), f),
-        (state, HiddenStates(layers=(layer,))),
+        inputs,
+        *states,
     )
 
 
@@ -60,44 +80,43 @@ def linear_probe_last() -> base.Detector:
 
 
 @base.factory
-def mlp_probe(layer: int = LAYER) -> base.Detector:
-    """A network of one hidden layer on the mean hidden state of one layer."""
+def mlp_probe(layer: Choice = LAYERS) -> base.Detector:
+    """A network of one hidden layer on the response's mean hidden state."""
 
-    def inputs(features: base.Features) -> Array:
-        hidden = features["hidden_mean"]
-        if not 0 <= layer < len(hidden):
-            raise ValueError(
-                f"the probe looks at hidden state {layer} of {len(hidden)}; choose "
-                f"layer in 0..{len(hidden) - 1}"
-            )
-        return hidden[layer]
+    def one(layer: Layer) -> base.Detector:
+        name, state = state_of(layer, "mean")
+        return base.Detector(
+            "mlp_probe",
+            "a small network, mean of the response",
+            base.LOG_ODDS,
+            "Azaria and Mitchell 2023 (SAPLMA), one hidden layer",
+            features=((name, state),),
+            inputs=lambda f: f[name][0],
+            decide=mlp.mlp_logits,
+            fit=lambda x, targets: mlp.fit_mlp(*base.early_stopping(targets, x)),
+        )
 
-    return base.Detector(
-        "mlp_probe",
-        f"a small network on hidden state {layer}, mean of the response",
-        base.LOG_ODDS,
-        "Azaria and Mitchell 2023 (SAPLMA), one hidden layer",
-        features=(("hidden_mean", HiddenStates(tokens="mean")),),
-        inputs=inputs,
-        decide=mlp.mlp_logits,
-        fit=lambda x, targets: mlp.fit_mlp(*base.early_stopping(targets, x)),
-    )
+    return best_of(one, several(layer))
 
 
 @base.factory
-def attention_pooling(layer: int = LAYER) -> base.Detector:
+def attention_pooling(layer: Choice = LAYER) -> base.Detector:
     """A learned query pools the response's hidden states for a linear probe."""
-    state = f"hidden_{layer}"
-    return base.Detector(
-        "attention_pooling",
-        "a learned query pools hidden states of the response",
-        base.LOG_ODDS,
-        "CH-Wang et al. 2023, attention-pooling probe",
-        features=((state, HiddenStates(layers=(layer,))),),
-        inputs=lambda f: (f[state][0], f["valid"]),
-        decide=lambda params, x: pooling.pooling_logits(params, *x),
-        fit=lambda x, targets: pooling.fit_pooling(*base.early_stopping(targets, *x)),
-    )
+
+    def one(layer: Layer) -> base.Detector:
+        name, state = state_of(layer)
+        return base.Detector(
+            "attention_pooling",
+            "a learned query pools hidden states of the response",
+            base.LOG_ODDS,
+            "CH-Wang et al. 2023, attention-pooling probe",
+            features=((name, state),),
+            inputs=lambda f: (f[name][0], f["valid"]),
+            decide=lambda params, x: pooling.pooling_logits(params, *x),
+            fit=lambda x, to: pooling.fit_pooling(*base.early_stopping(to, *x)),
+        )
+
+    return best_of(one, several(layer))
 
 
 # Tokens whose log odds an answer's score is the mean of.  On the training part of
@@ -121,7 +140,7 @@ def highest_mean(
 
 
 @base.factory
-def token_probe(layer: int = LAYER, whole: bool = False) -> base.Detector:
+def token_probe(layer: Choice = LAYER, whole: bool = False) -> base.Detector:
     """Logistic regression on the hidden state of every token; the worst few count.
 
     It learns from annotated spans, which say more than one label an answer does.  The
@@ -132,38 +151,45 @@ def token_probe(layer: int = LAYER, whole: bool = False) -> base.Detector:
         :func:`~jaxhal.detectors.lookback_lens` does; else nothing is learnt from it.
     """
 
-    def fit(inputs: tuple[Any, Any, Any], targets: base.Targets) -> Linear:
-        hidden, valid, spans = map(np.asarray, inputs)
-        unmarked = (np.asarray(targets.labels) == 1) & ~spans.any(1)
-        marked = (spans | (whole & unmarked)[:, None])[valid]
-        row = np.broadcast_to(np.arange(len(valid))[:, None], valid.shape)[valid]
-        weight = np.asarray(targets.weight) * (whole | ~unmarked)
-        if not marked[weight[row] > 0].any():
-            raise ValueError(
-                "a probe of tokens learns from annotated spans, and no token of the "
-                "training part is marked; give 'labels', set whole=True to learn "
-                "hallucinated answers as one span each, or use linear_probe"
-            )
-        weight = weight[row]
-        strength = _STRENGTH / float(weight.sum())
-        return fit_linear(hidden[valid], marked.astype(int), weight, strength)
+    def one(layer: Layer) -> base.Detector:
+        name, state = state_of(layer)
 
-    def tokens(params: Linear, features: base.Features) -> Array:
-        logits = linear_logits(params, features[state][0])
-        return base.on_tokens(jax.nn.sigmoid(logits), features)
+        def tokens(params: Linear, features: base.Features) -> Array:
+            logits = linear_logits(params, features[name][0])
+            return base.on_tokens(jax.nn.sigmoid(logits), features)
 
-    state = f"hidden_{layer}"
-    return base.Detector(
-        "token_probe",
-        "logistic regression on every token's hidden state, fitted to spans"
-        + (", or to whole answers that have none" if whole else ""),
-        f"{base.LOG_ODDS} of a token, mean of the {HIGHEST} highest",
-        "Obeso et al. 2025, linear probes of tokens",
-        features=((state, HiddenStates(layers=(layer,))),),
-        inputs=lambda f: (f[state][0], f["valid"], f["marked"] & f["valid"]),
-        decide=lambda params, x: highest_mean(
-            linear_logits(params, x[0]), jnp.asarray(x[1])
-        ),
-        fit=fit,
-        tokens=tokens,
-    )
+        return base.Detector(
+            "token_probe",
+            "logistic regression on every token's hidden state, fitted to spans"
+            + (", or to whole answers that have none" if whole else ""),
+            f"{base.LOG_ODDS} of a token, mean of the {HIGHEST} highest",
+            "Obeso et al. 2025, linear probes of tokens",
+            features=((name, state),),
+            inputs=lambda f: (f[name][0], f["valid"], f["marked"] & f["valid"]),
+            decide=lambda params, x: highest_mean(
+                linear_logits(params, x[0]), jnp.asarray(x[1])
+            ),
+            fit=functools.partial(_fit_tokens, whole),
+            tokens=tokens,
+        )
+
+    return best_of(one, several(layer))
+
+
+def _fit_tokens(
+    whole: bool, inputs: tuple[Any, Any, Any], targets: base.Targets
+) -> Linear:
+    hidden, valid, spans = map(np.asarray, inputs)
+    unmarked = (np.asarray(targets.labels) == 1) & ~spans.any(1)
+    marked = (spans | (whole & unmarked)[:, None])[valid]
+    row = np.broadcast_to(np.arange(len(valid))[:, None], valid.shape)[valid]
+    weight = np.asarray(targets.weight) * (whole | ~unmarked)
+    if not marked[weight[row] > 0].any():
+        raise ValueError(
+            "a probe of tokens learns from annotated spans, and no token of the "
+            "training part is marked; give 'labels', set whole=True to learn "
+            "hallucinated answers as one span each, or use linear_probe"
+        )
+    weight = weight[row]
+    strength = _STRENGTH / float(weight.sum())
+    return fit_linear(hidden[valid], marked.astype(int), weight, strength)

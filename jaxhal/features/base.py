@@ -46,8 +46,9 @@ class Reducer(Feature):
             def rows(self, probs, view):
                 return jnp.sum(probs * view.question, axis=-1)
 
-    A ``hidden`` reducer may have a field ``layers``, a tuple of hidden-state numbers
-    (0 = embeddings, L = after the final norm; ``None`` = all); only those are kept.
+    A ``hidden`` reducer may have a field ``layers``, a tuple of what
+    :func:`~jaxhal.features.hidden.state_number` takes, numbers of hidden states or
+    shares of the reader's layers (``None`` = all); only those are kept.
     One that overrides ``finish`` needs all response rows at once; any other is
     *row-wise* and rides along while decoding.
 

@@ -68,8 +68,8 @@ def score(
 
     An example that cannot be read (too long, not encodable), or that an endpoint has no
     reply of use for, comes back with its ``error`` and costs no other example.  Raises
-    ValueError on an unknown detector, one that must be fitted first, two of one name,
-    or unknown rules.
+    ValueError on an unknown detector, one that must be fitted first or was fitted to a
+    reader of another depth, two of one name, or unknown rules.
 
     Args:
       detectors: catalogue names, detectors that need no training with settings of
@@ -109,7 +109,7 @@ def score_batches(
         would with these; batches of nothing but known examples are passed over.
     """
     flow = None if relevance is None else lrp.resolve(relevance)
-    chosen = resolve(lm.name, detectors)
+    chosen = resolve_for(lm, detectors)
     named = [one.detector for one in chosen]
     features = catalogue.features_of(named)
     options: Any = {"batch_size": batch_size, "progress": progress}
@@ -168,6 +168,18 @@ def resolve(
                 f"detector {name!r} is given {names.count(name)} times, and scores go "
                 "by name; give it once, or one of them another 'name'"
             )
+    return chosen
+
+
+def resolve_for(
+    lm: LM, detectors: Sequence[str | Detector | Fitted] | None
+) -> list[Fitted]:
+    """:func:`resolve` for a reader at hand; ValueError where one was fitted to none
+    with as many layers.
+    """
+    chosen = resolve(lm.name, detectors)
+    for one in chosen:
+        one.check_reader(lm.name, lm.config.num_hidden_layers)
     return chosen
 
 

@@ -41,6 +41,7 @@ class Fitted:
       beats: whether it ranked answers that it had not seen better than the best
         control, as :func:`jaxhal.evaluation.compare` has it: ``"yes"``, ``"within
         noise"`` or ``"no"``; ``None`` where nobody compared them.
+      layers: of the reader it was fitted to, where it looks at layers.
     """
 
     detector: Detector
@@ -51,6 +52,7 @@ class Fitted:
         default_factory=lambda: np.zeros(0, np.float32)
     )
     beats: str | None = None
+    layers: int | None = None
 
     def __post_init__(self):
         if self.beats not in (None, *VERDICTS):
@@ -75,6 +77,15 @@ class Fitted:
             "within noise": "it beats the best control only within the noise",
             "no": "it does not beat the best control",
         }.get(self.beats or "yes")
+
+    def check_reader(self, name: str, layers: int) -> None:
+        """ValueError where the reader has another number of layers than was fitted."""
+        if self.layers not in (None, layers):
+            raise ValueError(
+                f"detector {self.detector.name!r} was fitted to a reader of "
+                f"{self.layers} layers, and {name!r} has {layers}; read with the model "
+                "it was fitted to, or fit it to answers that this one has read"
+            )
 
     def score(self, inputs: Any) -> Float[np.ndarray, " samples"]:
         """Scores of answers from the detector's inputs."""
@@ -171,6 +182,7 @@ def fit(
     precision: float | None = None,
     calibration: Literal["platt", "isotonic"] = "platt",
     known: Mapping[str, Fitted] | None = None,
+    layers: int | None = None,
 ) -> Fitted:
     """Fits a detector to a training part.
 
@@ -186,6 +198,7 @@ def fit(
       calibration: how scores become probabilities: a sigmoid, or any steps that rise,
         which take more answers to find.
       known: members of an ensemble that were fitted to the same rows before.
+      layers: of the reader, so that what looks at them refuses one with others.
     """
     one_of(("platt", "isotonic"), calibration=calibration)
     before = {n: HeldOut(one.params, one.unseen) for n, one in (known or {}).items()}
@@ -212,4 +225,5 @@ def fit(
             "labelled answers, or use another detector",
             stacklevel=2,
         )
-    return Fitted(detector, params, found, threshold, unseen)
+    own = layers if detector.layered else None
+    return Fitted(detector, params, found, threshold, unseen, layers=own)

@@ -198,12 +198,18 @@ def fit_part(
     The key is of the networks' first weights; the bar moves by one for each detector.
     """
     everything = Targets(data.labels, data.groups, np.ones(len(data.labels)), key)
-    targets = everything.only(train)
+    targets, layers = everything.only(train), data.source.lm.config.num_hidden_layers
     fitted: dict[str, Fitted] = {}
     # Ensembles last: their members need not be fitted again.
     for detector in sorted(detectors, key=lambda one: bool(one.members)):
-        inputs = data.inputs[detector.name]
-        fitted[detector.name] = fit(detector, inputs, targets, known=fitted, **options)
+        fitted[detector.name] = fit(
+            detector,
+            data.inputs[detector.name],
+            targets,
+            known=fitted,
+            layers=layers,
+            **options,
+        )
         if bar is not None:
             bar.update()
     return {detector.name: fitted[detector.name] for detector in detectors}

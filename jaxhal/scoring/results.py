@@ -180,7 +180,7 @@ def settings_of(
     reports: bool = False,
 ) -> dict[str, Any]:
     """All but the input that decides what results say, down to the last digit."""
-    chosen = detection.resolve(lm.name, detectors)
+    chosen = detection.resolve_for(lm, detectors)
     tokens = lm.require_tokenizer()
     backend = tokens.hf.backend_tokenizer.to_str()
     text = f"{backend}{tokens.hf.chat_template}{tokens.stop_ids}"

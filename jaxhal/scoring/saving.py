@@ -65,6 +65,7 @@ def save(
         "threshold": float(fitted.threshold),
         "calibration": dataclasses.asdict(fitted.calibration),
         "beats controls": fitted.beats,
+        "layers": fitted.layers,
         "params": nesting,
         "sha256": hashlib.sha256(params).hexdigest(),
         "versions": {name: version(name) for name in names},
@@ -120,6 +121,7 @@ def _load(folder: Path) -> Fitted:
         _calibration(**card["calibration"]),
         card["threshold"],
         beats=_beats(card),
+        layers=card.get("layers"),
     )
 
 

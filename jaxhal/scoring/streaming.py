@@ -13,7 +13,7 @@ from jaxhal.features.base import Reducer
 from jaxhal.generation import Sampling, StreamedToken, stream
 from jaxhal.generation.decoding import QUERY, with_text
 from jaxhal.models.lm import LM
-from jaxhal.scoring.detection import judge, resolve
+from jaxhal.scoring.detection import judge, resolve_for
 from jaxhal.scoring.fitting import Fitted
 from jaxhal.types import Example
 
@@ -53,7 +53,7 @@ def stream_scores(
       ValueError: as :func:`jaxhal.stream`; on no detector, two of one name, an unknown
         one, or one that must be fitted first or reads more than rows of tokens.
     """
-    chosen = resolve(lm.name, detectors)
+    chosen = resolve_for(lm, detectors)
     named = [one.detector for one in chosen]
     for detector in named:
         if not detector.reads_rows:

@@ -1,0 +1,206 @@
+"""Readers of any depth: which hidden states are looked at, and the whole catalogue."""
+
+import jax
+import numpy as np
+import pytest
+from sklearn.metrics import roc_auc_score
+
+import jaxhal
+from golden_scores import SAMPLED, labelled
+from jaxhal.detectors import CATALOGUE, Targets, build
+from jaxhal.detectors.layers import LAYERS
+from jaxhal.evaluation.splits import grouped_kfold
+from jaxhal.features.base import OfText
+from jaxhal.features.hidden import state_number
+from jaxhal.reading.store import Store
+from jaxhal.scoring import saving
+from jaxhal.scoring.fitting import fit
+from jaxhal.scoring.inputs import collect, fit_part
+from jaxhal.types import Example, Label
+from tiny_lm import read_into, tiny_lm
+
+# The layers at a third, a half, two thirds and five sixths, by hand.
+NUMBERS = {
+    4: (1, 2, 3, 3),
+    12: (4, 6, 8, 10),
+    30: (10, 15, 20, 25),
+    80: (26, 40, 54, 66),
+}
+DRAW = {"draw": {"max_new_tokens": 3, "n": 2}}
+
+
+def reader(layers):
+    size = {"hidden_size": 8, "intermediate_size": 8, "num_attention_heads": 2}
+    changes = {"num_hidden_layers": layers, "num_key_value_heads": 1}
+    return tiny_lm(context=4096, **size, **changes)
+
+
+def examples():
+    rows = labelled(24)
+    return [
+        Example(
+            row["response"],
+            context=row["context"],
+            question=row["question"],
+            labels=tuple(Label(**label) for label in row["labels"]),
+            source=row["source"],
+        )
+        for row in rows
+    ]
+
+
+def specs(layers):
+    """The catalogue, or what of it may depend on the number of layers."""
+    for name, make in CATALOGUE.items():
+        made = make()
+        texts = all(isinstance(one, OfText) for _, one in made.features)
+        if layers > min(NUMBERS) and name != "eigenscore":
+            if texts or name in SAMPLED or (made.fit and not made.layered):
+                continue
+        yield name, {name: DRAW} if name in SAMPLED else name
+
+
+def test_shares_are_the_nearest_layer():
+    for layers, numbers in NUMBERS.items():
+        assert tuple(state_number(share, layers) for share in LAYERS) == numbers
+        assert state_number(1e-9, layers) == 1  # never the embeddings
+        assert state_number(0.999999, layers) == layers
+        assert state_number(-1, layers) == layers and state_number(0, layers) == 0
+    assert [state_number(0.5, layers) for layers in (1, 3, 5)] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("layer", [0.0, 1.0, 1.5, -0.5, float("nan")])
+def test_a_share_lies_between_nothing_and_all(layer):
+    with pytest.raises(ValueError, match=f"layer is {layer}; give a share"):
+        jaxhal.HiddenStates(layers=(layer,))
+    build({"hidden_probe": {"layer": 1}})
+    with pytest.raises(ValueError, match=f"layer is {layer}; give a share"):
+        build({"hidden_probe": {"layer": layer}})
+    with pytest.raises(ValueError, match=r"layer is \(\); name one"):
+        build({"hidden_probe": {"layer": []}})
+
+
+def test_bad_layers_are_named_before_anything_is_read():
+    lm = reader(4)
+    with pytest.raises(ValueError, match="layer 20 is outside the 5 .* has 4 layers"):
+        jaxhal.read(lm, lm.encode(examples()[:1]), {"x": jaxhal.HiddenStates((20,))})
+    with pytest.raises(ValueError, match=r"\(0.67, 0.83\) name one .* of 4 layers"):
+        jaxhal.read(
+            lm, lm.encode(examples()[:1]), {"x": jaxhal.HiddenStates((0.67, 0.83))}
+        )
+
+
+def test_a_store_knows_a_share_by_its_number(tmp_path):
+    lm, some = reader(30), examples()[:4]
+    store = Store(tmp_path)
+    by_number = read_into(store, lm, some, {"x": jaxhal.HiddenStates((20,))})
+    before = sorted(tmp_path.rglob("*.parquet"))
+    by_share = read_into(store, lm, some, {"y": jaxhal.HiddenStates((0.67,))})
+    assert sorted(tmp_path.rglob("*.parquet")) == before
+    for one, other in zip(by_number.features["x"], by_share.features["y"], strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("layers", NUMBERS)
+def test_the_catalogue_on_a_reader_of(layers, tmp_path):
+    lm, some = reader(layers), examples()
+    every = {name: build(spec) for name, spec in specs(layers)}
+    store = Store(tmp_path / "store")
+    data = collect(lm, some, list(every.values()), store, progress=False)
+    assert not data.errors
+    states = jaxhal.HiddenStates(tokens="mean")
+    mean = jaxhal.read(lm, lm.encode(some), {"mean": states})["mean"]
+    wanted = np.moveaxis(np.asarray(mean)[list(NUMBERS[layers])], 0, 1)
+    np.testing.assert_allclose(data.inputs["hidden_probe"], wanted, atol=1e-5)
+    np.testing.assert_allclose(np.stack(data.inputs["mlp_probe"], 1), wanted, atol=1e-5)
+    trained = [one for one in every.values() if one.fit is not None]
+    rows = np.arange(len(some))
+    fitted = fit_part(trained, data, rows, jax.random.key(0))
+    for name, one in fitted.items():
+        assert one.layers == (layers if every[name].layered else None), name
+    untrained = [one for one in every.values() if one.fit is None]
+    reports = jaxhal.score(lm, some[:2], [*fitted.values(), *untrained], progress=False)
+    for report in reports:
+        assert report.error is None and set(report.scores) == set(every)
+        assert np.isfinite(list(report.scores.values())).all()
+
+
+# The choice of a layer ---------------------------------------------------------------
+
+ROWS, TOKENS, WIDTH, PLANTED = 48, 3, 4, 2
+LABELS, GROUPS = np.arange(ROWS) % 2, np.arange(ROWS) // 2
+VALID = np.arange(TOKENS) < 2 + np.arange(ROWS)[:, None] % 2
+TARGETS = Targets(LABELS, GROUPS, np.float32(np.arange(ROWS) < 40), jax.random.key(0))
+BY_TOKENS = {
+    "mlp_probe": lambda x: x.mean(1),
+    "attention_pooling": lambda x: (x, VALID),
+    "token_probe": lambda x: (x, VALID, VALID & (LABELS == 1)[:, None]),
+}
+
+
+def inputs_of(name, seed=0):
+    """Noise at every layer, and at one of them what tells the classes apart."""
+    states = np.random.default_rng(seed).normal(size=(4, ROWS, TOKENS, WIDTH))
+    states[PLANTED, :, :, 0] += 2.0 * LABELS[:, None]
+    return tuple(BY_TOKENS[name](np.float32(one)) for one in states)
+
+
+@pytest.mark.parametrize("name", BY_TOKENS)
+def test_the_layer_is_the_best_of_the_training_folds(name, tmp_path):
+    """As a search with one detector a layer finds it; the rest may hold anything."""
+    spec, inputs = {name: {"layer": list(LAYERS)}}, inputs_of(name)
+    fitted = fit(build(spec), inputs, TARGETS, layers=30)
+    found = {}
+    train = grouped_kfold(LABELS[:40], GROUPS[:40].tolist(), 3)
+    for at, share in enumerate(LAYERS):
+        alone, areas = build({name: {"layer": share}}), []
+        for rows, test in train:
+            params = alone.fit(inputs[at], TARGETS.only(rows))
+            score = np.asarray(alone.decide(params, inputs[at]))
+            areas.append(roc_auc_score(LABELS[test], score[test]))
+        found[at] = np.mean(areas)
+    assert max(found, key=lambda at: found[at]) == PLANTED
+    assert int(fitted.params.setting["layer"]) == PLANTED
+    assert float(fitted.params.auroc) == pytest.approx(found[PLANTED])
+    alone = build({name: {"layer": LAYERS[PLANTED]}})
+    params = alone.fit(inputs[PLANTED], TARGETS)
+    score = fitted.score(inputs)
+    np.testing.assert_allclose(score, alone.decide(params, inputs[PLANTED]), 1e-5)
+    spoiled = jax.tree.map(np.array, inputs)
+    for leaf in jax.tree.leaves(spoiled):
+        leaf[40:] = leaf[40:][::-1]
+    again = fit(build(spec), spoiled, TARGETS, layers=30)
+    np.testing.assert_array_equal(again.score(inputs), score)
+    saving.save(tmp_path / "it", fitted, spec)
+    again = saving.load(tmp_path / "it")
+    assert again.layers == 30
+    np.testing.assert_array_equal(again.score(inputs), score)
+
+
+def test_token_scores_are_those_of_the_chosen_layer():
+    name, inputs = "token_probe", inputs_of("token_probe")
+    several = build({name: {"layer": list(LAYERS)}})
+    params = several.fit(inputs, TARGETS).params
+    features = {f"hidden_{n}": x[0][None] for n, x in zip(LAYERS, inputs, strict=True)}
+    features |= {"valid": VALID}
+    alone = build({name: {"layer": LAYERS[PLANTED]}})
+    expected = np.asarray(alone.tokens(params.params, features))
+    assert expected[VALID].min() > 0 and not expected[~VALID].any()
+    np.testing.assert_array_equal(several.tokens(params, features), expected)
+
+
+def test_another_depth_is_refused():
+    lm, spec = reader(4), {"mlp_probe": {"layer": 0.5}}
+    fitted = fit(build(spec), inputs_of("mlp_probe")[0], TARGETS, layers=30)
+    words = fit(
+        build("novel_words"), inputs_of("mlp_probe")[0][:, 0], TARGETS, layers=30
+    )
+    message = (
+        "'mlp_probe' was fitted to a reader of 30 layers, and 'tiny 0' has 4; read"
+    )
+    with pytest.raises(ValueError, match=message):
+        jaxhal.score(lm, examples()[:1], [words, fitted], progress=False)
+    with pytest.raises(ValueError, match=message):
+        jaxhal.detect(lm, response="No.", prompt="Is it?", detectors=[fitted])
+    (report,) = jaxhal.score(lm, examples()[:1], [words], progress=False)
+    assert report.error is None
