@@ -154,6 +154,17 @@ def test_prior_correction_finds_the_new_base_rate():
     assert share == pytest.approx(0.1, abs=0.01)
     new = odds * 0.1 / 0.9
     np.testing.assert_allclose(found, new / (1 + new), atol=0.02)
+    some, prior = rng.random(40), 0.3
+    slow = prior
+    for _ in range(5000):  # expectation maximisation
+        true, false = some * slow / prior, (1 - some) * (1 - slow) / (1 - prior)
+        slow = np.mean(true / (true + false))
+    found, share = adapted(some, prior)
+    assert share == pytest.approx(slow, abs=1e-6)
+    np.testing.assert_allclose(found, true / (true + false), atol=1e-5)
+    assert adapted([0.1, 0.2], 0.3)[1] == 0.0  # less likely than they were before
+    found, share = adapted([1.0, 0.9], 0.3)
+    assert share == 1.0 and found.tolist() == [1.0, 1.0]
     with pytest.raises(ValueError, match=r"probabilities\[0\] is 2"):
         adapted([2.0], 0.5)
     with pytest.raises(ValueError, match="prior is 0"):

@@ -24,31 +24,38 @@ class Rate(NamedTuple):
     high: float
 
 
-def adapted(
-    probabilities: Rows, prior: float, steps: int = 1000
-) -> tuple[Numbers, float]:
+def adapted(probabilities: Rows, prior: float) -> tuple[Numbers, float]:
     r"""Probabilities for answers of another base rate, and that base rate.
 
     Calibration carries its own base rate :math:`\pi` along.  Where grounded and
     hallucinated answers look as before but are more or fewer, the new rate
-    :math:`\rho` is that of most likelihood, found by expectation maximisation, and
-    :math:`p' \propto p \rho / \pi` (Saerens, Latinne and Decaestecker, 2002).
+    :math:`\rho` is that of most likelihood, and :math:`p' \propto p \rho / \pi`
+    (Saerens, Latinne and Decaestecker, 2002, who find it by expectation maximisation).
 
     Args:
       probabilities: of unlabelled answers, calibrated.
       prior: the share of hallucinated answers that they were calibrated to.
     """
+    from scipy.optimize import brentq
+
     given, _ = shares(probabilities, np.zeros(len(probabilities), int))
     if not 0 < prior < 1:
         raise ValueError(f"prior is {prior}; give a share above 0 and below 1")
-    rate, found = prior, given
-    for _ in range(steps):
-        true = given * rate / prior
-        false = (1 - given) * (1 - rate) / (1 - prior)
-        found = true / (true + false)
-        before, rate = rate, float(found.mean())
-        if abs(rate - before) < 1e-9:
-            break
+    true, false = given / prior, (1 - given) / (1 - prior)
+
+    def slope(rate: float) -> float:  # of the likelihood, which has one top
+        return float(np.mean((true - false) / (rate * true + (1 - rate) * false)))
+
+    least, most = 1e-9, 1 - 1e-9
+    if slope(least) <= 0:
+        rate = 0.0
+    elif slope(most) >= 0:
+        rate = 1.0
+    else:
+        rate = float(brentq(slope, least, most))
+    hallucinated, grounded = rate * true, (1 - rate) * false
+    whole = hallucinated + grounded
+    found = np.where(whole > 0, hallucinated / np.where(whole > 0, whole, 1), given)
     return found, rate
 
 
