@@ -30,9 +30,14 @@ from jaxhal.evaluation.checks import (
     group_codes,
     two_classes,
 )
+from jaxhal.io.showing import shown
 
 KINDS = ("precision", "recall", "false_alarms")
 _DRAWS = 25
+
+
+class NoThreshold(ValueError):
+    """Of a promise that no threshold is known to keep."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,7 +79,8 @@ def guarantee(
 ) -> Guarantee:
     """The threshold that flags most (for recall: least) and keeps one promise.
 
-    Raises ValueError when no threshold does, or on a promise that is none.
+    Raises :class:`NoThreshold` when no threshold does, ValueError on a promise that is
+    none.
 
     Args:
       promise: ``{"precision": 0.9}``, ``{"recall": 0.9}`` or ``{"false_alarms":
@@ -87,7 +93,7 @@ def guarantee(
     >>> guarantee(scores, labels, {"recall": 0.9}).threshold
     50.5
     """
-    kind, level = _promise(promise, confidence)
+    kind, level = check_promise(promise, confidence)
     score, positive = two_classes(scores, labels)
     codes = group_codes(groups, len(score))
     steps = thresholds(np.unique(score))
@@ -99,7 +105,7 @@ def guarantee(
     else:
         kept = _tested(*given, 1 - confidence)
     if not (passed := _passed(kept)):
-        raise ValueError(
+        raise NoThreshold(
             f"no threshold keeps {kind} {level} on {len(score)} answers of "
             f"{codes.max() + 1} sources; promise less, ask for less confidence, or "
             "give more labelled answers"
@@ -135,6 +141,11 @@ def guaranteed_highlights(
     losses, sources = [], []
     for code, *some in zip(codes, token_scores, token_labels, lengths, strict=True):
         score, label, length = (np.asarray(each, float) for each in some)
+        if not score.shape == label.shape == length.shape:
+            raise ValueError(
+                f"an answer has {score.size} scores, {label.size} labels and "
+                f"{length.size} lengths; give one of each a token"
+            )
         supported = np.where(label == 0, length, 0.0)
         if supported.sum() > 0:
             high = score[:, None] >= steps
@@ -148,7 +159,7 @@ def guaranteed_highlights(
     else:
         kept = np.array([_bounded(each, level) for each in mean.T]) <= 1 - confidence
     if not (passed := _passed(kept)):
-        raise ValueError(
+        raise NoThreshold(
             f"no threshold keeps the share of highlighted characters at {level} on "
             f"{len(mean)} sources; promise less, or give more answers"
         )
@@ -156,12 +167,12 @@ def guaranteed_highlights(
     return Guarantee("highlighted", level, confidence, found, len(mean))
 
 
-def _promise(
-    promise: Mapping[str, float], confidence: float | None
-) -> tuple[str, float]:
-    if len(promise) != 1 or not set(promise) <= set(KINDS):
+def check_promise(promise: Any, confidence: float | None = 0.9) -> tuple[str, float]:
+    """Its kind and level; ValueError where it is none."""
+    known = isinstance(promise, Mapping) and set(promise) <= set(KINDS)
+    if not known or len(promise) != 1:
         raise ValueError(
-            f"promise is {dict(promise)}; give one of {', '.join(KINDS)}, such as "
+            f"promise is {shown(promise)}; give one of {', '.join(KINDS)}, such as "
             '{"precision": 0.9}'
         )
     ((kind, level),) = promise.items()
@@ -171,9 +182,11 @@ def _promise(
     return kind, level
 
 
-def _check(kind: str, level: float, confidence: float | None) -> None:
-    if not 0 < level < 1:
-        raise ValueError(f"{kind} is {level}; promise a share above 0 and below 1")
+def _check(kind: str, level: Any, confidence: float | None) -> None:
+    if not isinstance(level, int | float) or not 0 < level < 1:
+        raise ValueError(
+            f"{kind} is {shown(level)}; promise a share above 0 and below 1"
+        )
     if confidence is not None and not 0 < confidence < 1:
         raise ValueError(f"confidence is {confidence}; give one above 0 and below 1")
 

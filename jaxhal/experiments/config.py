@@ -8,6 +8,7 @@ from typing import Any
 
 from omegaconf import MISSING
 
+from jaxhal.evaluation.guarantees import check_promise
 from jaxhal.io.configuration import check_name, structured
 from jaxhal.models.lm import DTYPES
 from jaxhal.tuning.settings import Tuning, check
@@ -63,6 +64,8 @@ class Experiment:
       threshold: what thresholds are chosen for, ``f1`` or ``accuracy``.
       precision: choose thresholds for this precision instead.
       calibration: how scores become probabilities, ``platt`` or ``isotonic``.
+      promises: see how often such are kept, each like ``{precision: 0.9}``, as
+        :func:`jaxhal.evaluation.guarantee` takes them.
       model: what reads the answers.
       dtype: of its parameters, ``float32`` or ``bfloat16``.
       batch_size: answers read together.
@@ -88,6 +91,7 @@ class Experiment:
     threshold: str = "f1"
     precision: float | None = None
     calibration: str = "platt"
+    promises: list[Any] = dataclasses.field(default_factory=list)
     model: str = "smollm2-135m"
     dtype: str = "float32"
     batch_size: int = 8
@@ -152,6 +156,8 @@ def load_config(
             "tuning.validation_share is 0; an experiment needs a validation part for "
             "the threshold, so give a share between 0 and 1"
         )
+    for promise in config.promises:
+        check_promise(promise)
     _check_data(config)
     return config
 

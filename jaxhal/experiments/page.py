@@ -5,7 +5,7 @@ import html as escaping
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jaxhal.experiments import finetuning, relevance
+from jaxhal.experiments import finetuning, promises, relevance
 from jaxhal.experiments.answers import sentence_markdown, sentence_table, token_table
 from jaxhal.experiments.config import UNITS, Experiment
 from jaxhal.experiments.running import PUBLISHED_SEEDS, Result
@@ -39,7 +39,7 @@ _TIMED = (
 
 
 def tables(found: Result) -> dict[str, list[dict[str, Any]]]:
-    """What is said beside the rows of the methods: of tokens, sentences, relevance."""
+    """What is said beside the rows of the methods, by what it is said of."""
     unit = found.config.unit
     tokens = [
         {"data": label, **row}
@@ -50,6 +50,7 @@ def tables(found: Result) -> dict[str, list[dict[str, Any]]]:
         "tokens": tokens,
         "sentences": sentence_table(found) if unit == "sentence" else [],
         "relevance": relevance.table(found.data) if unit == "response" else [],
+        "promises": promises.rows(found) if found.config.promises else [],
     }
 
 
@@ -74,6 +75,8 @@ def markdown(found: Result, tables: Mapping[str, Rows]) -> str:
         text += ["## Sentences and answers", "", sentence_markdown(rows), ""]
     if rows := tables["relevance"]:
         text += ["## Relevance", "", relevance.markdown(rows), ""]
+    if rows := tables["promises"]:
+        text += ["## Promises", "", promises.markdown(rows), ""]
     text += results.methods_markdown(found.methods)
     notes = [*config.notes, *(finetuning.note(*one) for one in found.tuned.items())]
     if notes:
