@@ -17,6 +17,9 @@ from jaxhal.datasets.jsonl import read_rows
 from tiny_lm import write_lm
 
 DETECTORS = ("lookback_ratio", "predictive_probability", "novel_words")
+ROW = {"id", "verdict", "probability", "by", "spans", "error"}
+MORE = {"basis", "promise", "undecided", "helpers"}
+MORE |= {"scores", "probabilities", "flagged"}
 CONTEXT, LONGEST_ERROR = 256, 1000
 TEMPLATE = (
     "{% for m in messages %}<s>{{ m.role }}\n{{ m.content }}</s>\n{% endfor %}"
@@ -79,7 +82,7 @@ class Bench:
         source, output = self.folder / "in.jsonl", self.folder / "out.jsonl"
         source.write_bytes(b"\n".join(one.raw for one in lines))
         names = [part for name in self.detectors for part in ("-d", name)]
-        command = ["detect", "-m", str(self.model), "-i", str(source), *names]
+        command = ["detect", "--all", "-m", str(self.model), "-i", str(source), *names]
         if page:
             command += ["--html", str(self.folder / "page.html")]
         command += ["-o", "-" if piped else str(output)]
@@ -101,9 +104,9 @@ class Bench:
 def _check(
     number: int, given: Line, row: dict[str, Any], detectors: Collection[str]
 ) -> None:
-    assert set(row) == {"id", "scores", "probabilities", "flagged", "spans", "error"}
+    assert set(row) == ROW | MORE
     assert given.good in (None, row["error"] is None), "good is bad, or bad good"
-    assert not row["flagged"] and not row["probabilities"]
+    assert not row["flagged"] and not row["probabilities"] and row["verdict"] is None
     if row["error"] is not None:
         assert row["error"].startswith(f"line {number}: ")
         assert len(row["error"].splitlines()) == 1, "more than a line"

@@ -18,6 +18,9 @@ from typer.testing import CliRunner
 
 import jaxhal
 from jaxhal.cli import app as cli
+from jaxhal.cli import console
+from jaxhal.cli import scoring as scoring_commands
+from jaxhal.cli.verdicts import excerpt
 from jaxhal.datasets import bundled
 from jaxhal.reporting.report import Report, Span, Token
 from jaxhal.reporting.summary import summarize, verdict
@@ -42,6 +45,9 @@ def fake_report(example, scores=None, error=None):
         model="fake",
         response=example.response,
         scores={} if error else scores or {"token_entropy": float(len(words))},
+        verdict=None if error else "unsure",
+        probability=None if error else 0.5,
+        by=None if error else "token_entropy",
         tokens=[] if error else tokens,
         spans=[] if error else [Span(0, len(words[0]), words[0], 0.5)],
         heads={},
@@ -114,23 +120,86 @@ def write(path, *rows):
     return path
 
 
-def test_detect_to_stdout(tmp_path, calls):
+@pytest.mark.parametrize("output", [["--output", "-"], []])
+def test_detect_to_stdout(tmp_path, calls, output):
     source = write(tmp_path / "in.jsonl", GOOD, GOOD | {"id": 7})
-    found = run("detect", "--model", "m", "--input", source, "--output", "-")
+    found = run("detect", "--model", "m", "--input", source, *output)
     assert found.exit_code == 0
-    assert lines(found.stdout) == [
+    rows = [
         {
             "id": name,
-            "scores": {"token_entropy": 3.0},
-            "probabilities": {},
-            "flagged": [],
+            "verdict": "unsure",
+            "probability": 0.5,
+            "by": "token_entropy",
             "spans": [{"start": 0, "end": 2, "text": "So", "confidence": 0.5}],
             "error": None,
         }
         for name in ("good", "7")
     ]
-    assert "2 of 2 answers scored" in found.stderr
+    assert lines(found.stdout) == rows
+    assert "2 of 2 answers scored: 2 unsure; written to standard" in found.stderr
+    # The fake scores of a model that nothing was fitted for have an honest footnote.
+    assert "no verdict: none of the detectors in use was fitted" in found.stderr
     assert calls == [("m", 2, None, 8)]
+    every = lines(run("detect", "-m", "m", "-i", source, *output, "--all").stdout)
+    assert [{key: row[key] for key in rows[0]} for row in every] == rows
+    assert every[0]["scores"] == {"token_entropy": 3.0} and every[0]["flagged"] == []
+
+
+def test_detect_has_a_default_reader(tmp_path, calls):
+    source = write(tmp_path / "in.jsonl", GOOD)
+    found = run("detect", "-i", source)
+    assert found.exit_code == 0 and calls == [("smollm2-135m", 1, None, 8)]
+    assert (
+        "verdicts by ensemble: AUROC 0.848 [0.80, 0.89] on 298 held-out" in found.stderr
+    )
+
+
+@pytest.fixture
+def on_a_terminal(monkeypatch):
+    """Commands take what they print to for a terminal of 80 columns."""
+    for module in (console, scoring_commands):
+        monkeypatch.setattr(module, "on_screen", lambda stderr=False: True)
+    for name, value in (("FORCE_COLOR", "1"), ("COLUMNS", "80")):
+        monkeypatch.setenv(name, value)
+
+
+def test_detect_prints_a_table_on_a_terminal(tmp_path, calls, on_a_terminal):
+    long = GOOD | {"id": "long", "response": "x"}
+    evil = GOOD | {"id": "[b]\x1b[2J", "response": "So [i]\nit\u202e is."}
+    source = write(tmp_path / "in.jsonl", GOOD, evil, long, b"{")
+    command = ["detect", "-m", "m", "-i", source]
+    found = run(*command)
+    assert found.exit_code == 1
+    assert "\x1b[33mSo\x1b[0m it is." in found.stdout  # the span, unsure
+    shown = re.sub(r"\x1b\[[\d;]*m", "", found.stdout).splitlines()
+    assert shown[0].split() == ["verdict", "probability", "id", "answer"]
+    assert shown[1].split() == ["unsure", "0.50", "good", "So", "it", "is."]
+    assert r"[b]\x1b[2J" in shown[2] and r"So [i] it\u202e is." in shown[2]
+    assert shown[3].startswith("not scored") and "line 3: over the" in shown[3]
+    assert shown[4].startswith("not scored") and "line 4: not JSON" in shown[4]
+    assert max(map(len, shown)) <= 80
+    assert "2 of 4 answers scored: 2 unsure\n" in found.stderr.replace("\r", "")
+    # JSON lines where they are asked for.
+    assert len(lines(run(*command, "-o", "-").stdout)) == 4
+    assert all("scores" in row for row in lines(run(*command, "--all").stdout))
+
+
+def test_an_excerpt_shows_the_first_span():
+    words = [f"word{n}" for n in range(100)]
+    text = " ".join(words)
+    start = text.index("word70")
+    spans = [Span(start, start + 6, "word70", 0.9), Span(780, 786, "word98", 0.9)]
+    made = fake_report(bundled()[0])
+    one = dataclasses.replace(made, response=text, spans=spans)
+    shown = excerpt(one)
+    assert shown.plain[0] == shown.plain[-1] == "…" and len(shown) == 162
+    assert shown.plain[1:-1] in text
+    assert [shown.plain[a:b] for a, b, _ in shown.spans] == ["word70"]
+    whole = excerpt(dataclasses.replace(one, response="word0\nword1", spans=[]))
+    assert whole.plain == "word0 word1" and not whole.spans
+    last = excerpt(dataclasses.replace(one, spans=spans[1:]))
+    assert last.plain == f"…{text[-160:]}"
 
 
 def test_bad_rows_keep_their_place_and_exit_1(tmp_path, calls):
@@ -154,8 +223,8 @@ def test_bad_rows_keep_their_place_and_exit_1(tmp_path, calls):
     assert rows[1]["error"].startswith("line 2: not JSON at column 26")
     assert rows[2]["error"] == "line 3: over the context"
     assert "0xff" in rows[3]["error"] and "line 5: " in rows[4]["error"]
-    assert rows[0]["scores"] == rows[5]["scores"] == {"token_entropy": 3.0}
-    assert all(not row["scores"] and not row["spans"] for row in rows[1:5])
+    assert rows[0]["verdict"] == rows[5]["verdict"] == "unsure"
+    assert all(row["verdict"] is None and not row["spans"] for row in rows[1:5])
     assert "2 of 6 answers scored" in found.stderr
     for row in rows[1:5]:
         assert row["error"] in found.stderr
@@ -172,11 +241,13 @@ def test_a_score_that_is_no_number_is_an_error_of_its_row(tmp_path, calls, monke
 
     patch_score(monkeypatch, score)
     source = write(tmp_path / "in.jsonl", GOOD, GOOD | {"id": "bad"}, GOOD)
-    found = run("detect", "-m", "m", "-i", source, "--html", tmp_path / "out.html")
+    page = tmp_path / "out.html"
+    found = run("detect", "-m", "m", "-i", source, "--html", page, "--all")
     assert found.exit_code == 1
     first, bad, last = lines(found.stdout)
     assert (first["scores"], last["scores"]) == ({"toha": 1.0}, {"toha": 2.0})
-    assert bad["scores"] == {} and bad["error"].startswith("line 2: bad: toha is nan")
+    assert bad["scores"] == {} and bad["verdict"] is bad["probability"] is None
+    assert bad["error"].startswith("line 2: bad: toha is nan")
 
 
 def test_large_inputs_are_scored_in_parts(tmp_path, calls, monkeypatch):
@@ -300,6 +371,8 @@ def test_ctrl_c_writes_nothing(tmp_path, calls, monkeypatch):
 SLOW = """
 import sys, time
 from jaxhal.cli import app as cli
+from jaxhal.cli import console
+from jaxhal.cli import scoring as scoring_commands
 from jaxhal.scoring import detection
 def batches(*arguments, **options):
     print("scoring", file=sys.stderr, flush=True)

@@ -9,8 +9,7 @@ import jaxhal
 from jaxhal import detectors, texts
 from jaxhal.capture import forward as capture
 from jaxhal.models.batching import lengths
-from jaxhal.reporting.report import Token
-from jaxhal.scoring.detection import find_spans, resolve
+from jaxhal.scoring.detection import resolve
 from jaxhal.scoring.fitting import untrained
 from jaxhal.types import Example
 
@@ -134,29 +133,6 @@ def test_text_detectors_alone_need_no_reading(smollm2, monkeypatch):
     assert report.spans == []
 
 
-def test_find_spans():
-    text = "a  bb ccc d"
-    pieces = [(0, 1, 0.9), (1, 5, 1.0), (5, 9, 0.2), (9, 11, 0.95)]
-    tokens = [Token(text[s:e], s, e, {"d": v}) for s, e, v in pieces]
-    spans = find_spans(text, tokens, "d", 0.9)
-    assert [(s.start, s.end, s.text) for s in spans] == [(0, 5, "a  bb"), (10, 11, "d")]
-    assert spans[0].confidence == pytest.approx(0.95)
-    assert find_spans(text, tokens, "d", 1.1) == []
-    assert find_spans(text, tokens, "other", 0.5) == []
-
-
-def test_a_character_of_several_tokens_is_one():
-    """Its tokens have one place; only some of them are suspicious."""
-    text = "a🙂b"
-    pieces = [(0, 1, 0.1), (1, 2, 0.9), (1, 2, 0.2), (1, 2, 0.8), (2, 3, 0.7)]
-    tokens = [Token(text[s:e], s, e, {"d": v}) for s, e, v in pieces]
-    (span,) = find_spans(text, tokens, "d", 0.8)
-    assert (span.start, span.end, span.text) == (1, 2, "🙂")
-    assert span.confidence == pytest.approx(0.9)
-    (span,) = find_spans(text, tokens, "d", 0.5)
-    assert span.text == "🙂b" and span.confidence == pytest.approx(0.8)
-
-
 @dataclasses.dataclass(frozen=True)
 class Lengths:
     """The longer a text, the less is it entailed."""
@@ -180,6 +156,8 @@ def test_sentences_are_coloured(smollm2):
         assert len({round(score, 4) for score in scores if score}) == sentences
         assert report.detector == "predictive_probability"
     (alone,) = jaxhal.score(smollm2, [LONGER], [context])
+    assert alone.spans == []  # nobody knows what it is worth
+    (alone,) = jaxhal.score(smollm2, [LONGER], [context], token_threshold=0.5)
     (span,) = alone.spans
     assert span.text == texts.sentences(LONGER.response)[0].text
     assert alone.detector == "nli_context"

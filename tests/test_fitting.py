@@ -26,7 +26,7 @@ from jaxhal.detectors import (
 )
 from jaxhal.detectors.lookback_lens import Spans
 from jaxhal.detectors.toha import Heads
-from jaxhal.evaluation import auroc, ece, isotonic, platt
+from jaxhal.evaluation import Platt, auroc, ece, isotonic, platt
 from jaxhal.evaluation.splits import grouped_kfold
 from jaxhal.reading.store import Store
 from jaxhal.scoring import saving
@@ -73,6 +73,12 @@ def test_unseen_scores_know_nothing_of_the_source():
     fitted = fit(memory, groups, targets)
     np.testing.assert_array_equal(fitted.score(groups), weight)
     np.testing.assert_array_equal(fitted.unseen[targets.rows], 0.0)
+    kept = fitted.calibrated_on
+    np.testing.assert_array_equal(kept.scores, fitted.unseen[targets.rows])
+    np.testing.assert_array_equal(kept.labels, np.asarray(targets.labels)[targets.rows])
+    np.testing.assert_array_equal(
+        kept.sources, np.asarray(targets.groups)[targets.rows]
+    )
     np.testing.assert_allclose(fitted.probabilities([0.0, 1.0]), 0.5)
 
 
@@ -181,7 +187,7 @@ def test_a_probability_is_of_the_calibration_asked_for(tmp_path):
 def test_flags_are_told_apart_in_float64():
     """As in a report, which compares numbers of Python."""
     score = np.float32(1.0)
-    fitted = Fitted(plain("a", 0), (), None, 1.0 + 1e-9, np.zeros(0, np.float32))
+    fitted = Fitted(plain("a", 0), (), Platt(1.0, 0.0), 1.0 + 1e-9)
     assert not fitted.flags([score]).any()
     assert fitted.flags([np.nextafter(score, np.float32(2.0))]).all()
 

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
+from jaxhal.evaluation.held_out import Measured
 from jaxhal.reporting.page import write_html
 from jaxhal.reporting.report import Report, Span, Token
 from jaxhal.types import Label
@@ -49,32 +50,55 @@ def page(tmp_path, reports, **options):
     return text, json.loads(data[1])
 
 
+DECIDED = {
+    "verdict": "hallucinated",
+    "probability": 0.75,
+    "by": "toha",
+    "basis": Measured("crates", 40, 10, 0.9),
+    "promise": "recall at least 90%",
+}
+
+
 def test_to_dict_is_the_output_row():
-    row = report().to_dict()
+    row = report(**DECIDED).to_dict()
     assert row == {
         "id": "a",
-        "scores": {"toha": 0.25, "novel": 3.0},
-        "probabilities": {},
-        "flagged": [],
+        "verdict": "hallucinated",
+        "probability": 0.75,
+        "by": "toha",
         "spans": [{"start": 6, "end": 9, "text": "red", "confidence": 0.9}],
         "error": None,
     }
     assert json.loads(json.dumps(row)) == row
-    failed = report(scores={}, spans=[], error="too long").to_dict()
-    assert failed == row | {"scores": {}, "spans": [], "error": "too long"}
-    sure = report(probabilities={"toha": 0.4}, flagged=["toha"]).to_dict()
-    assert sure == row | {"probabilities": {"toha": 0.4}, "flagged": ["toha"]}
-    assert report(by={"toha": "a friend"}).to_dict() == row | {
-        "by": {"toha": "a friend"}
+    nothing = {"verdict": None, "probability": None, "by": None, "spans": []}
+    failed = report(spans=[], error="too long").to_dict()
+    assert failed == row | nothing | {"error": "too long"}
+
+
+def test_to_dict_of_everything_begins_with_the_row():
+    sure = {"probabilities": {"toha": 0.4}, "flagged": ["toha"]}
+    helped = {"helpers": {"toha": "a friend"}, "undecided": "who knows"}
+    made = report(**DECIDED, **sure, **helped)
+    row = made.to_dict(every=True)
+    assert list(row)[:6] == list(made.to_dict())
+    assert row == made.to_dict() | sure | helped | {
+        "scores": {"toha": 0.25, "novel": 3.0},
+        "basis": {"data": "crates", "answers": 40, "hallucinated": 10, "auroc": 0.9},
+        "promise": "recall at least 90%",
     }
+    assert json.loads(json.dumps(row)) == row
+    bare = report().to_dict(every=True)
+    assert bare["basis"] is bare["promise"] is bare["undecided"] is None
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_numbers_that_are_not_finite_are_refused(tmp_path, value):
     with pytest.raises(ValueError, match="a: toha is (nan|inf)"):
-        report(scores={"toha": value}).to_dict()
+        report(scores={"toha": value}).to_dict(every=True)
     with pytest.raises(ValueError, match="a: confidence is"):
         report(spans=[Span(6, 9, "red", value)]).to_dict()
+    with pytest.raises(ValueError, match="a: probability is"):
+        report(probability=value).to_dict()
     for changes in (
         {"tokens": [Token("It", 0, 2, {"entropy": value})]},
         {"heads": {"lookback": np.float32([[0.0, value]])}},
@@ -138,6 +162,8 @@ def test_segments_join_up_to_the_response(data):
 
 def test_str_is_short():
     assert str(report()) == "a: toha 0.25, novel 3, 'red' (0.90)"
+    decided = "a: hallucinated (probability 0.75 by toha), 'red' (0.90)"
+    assert str(report(**DECIDED)) == decided
     assert str(report(error="too long")) == "a: too long"
 
 
@@ -165,6 +191,13 @@ def test_notebook_html_escapes():
     assert "<script" not in text and "<img" not in text and "<b>toha" not in text
     assert "&lt;b&gt;toha" in text and "underline" in text
     assert "<" not in report(id="<", error=EVIL)._repr_html_()[6:].replace("</", "")
+
+
+def test_notebook_html_begins_with_the_verdict():
+    text = report(**DECIDED)._repr_html_()
+    assert "<p><b>hallucinated</b>, probability 0.75 <small>by toha: AUROC 0.9" in text
+    assert text.index("hallucinated") < text.index("It") < text.index("<summary>")
+    assert "no verdict: why" in report(undecided="no verdict: why")._repr_html_()
 
 
 def test_notebook_html_keeps_joiners():
@@ -247,6 +280,45 @@ def test_page_of_a_prompt_and_of_a_failure(tmp_path):
     assert data["answers"][0]["source"] == ["Prompt", "Why?"]
     assert data["answers"][1]["error"] == "long" and data["answers"][1]["pieces"] == []
     assert "1 not scored" in text
+
+
+def test_the_page_opens_with_the_verdicts(tmp_path, look):
+    sure = report(**DECIDED)
+    fine = {"verdict": "supported", "probability": 0.25, "spans": [], "label": 0}
+    fine = dataclasses.replace(sure, id="fine", labels=None, **fine)
+    open_ = report(id="open", undecided="no verdict: who knows", labels=None)
+    failed = report(id="failed", error="long", scores={}, tokens=[], spans=[], heads={})
+    summary = [{"detector": "toha", "AUROC": 0.61}]
+    text, data = page(tmp_path, [fine, open_, failed, sure], summary=summary)
+    assert [answer["verdict"] for answer in data["answers"]] == [
+        *("supported", None, None, "hallucinated")
+    ]
+    assert [answer["probability"] for answer in data["answers"]][::3] == [0.25, 0.75]
+    assert re.findall("<h2.*?>(.*?)</h2>", text) == [
+        *("Verdicts", "Answers", "All detectors", "Attention heads")
+    ]
+
+    def see(shown):
+        shown.goto((tmp_path / "report.html").as_uri())
+        first = shown.locator("main section").first.inner_text()
+        before = shown.locator("#cards article").all_inner_texts()
+        shown.select_option("#order", label="most likely hallucinated first")
+        return first, before, shown.locator("#cards h3").all_text_contents()
+
+    first, before, order = look(see)
+    assert first.split("\n")[0] == "Verdicts"
+    assert "1 hallucinated" in first and "1 supported" in first
+    assert (
+        "Decided by toha: AUROC 0.900 on 40 held-out answers of crates, 10 "
+        "hallucinated; threshold for recall at least 90%." in first
+    )
+    assert "no verdict: who knows." in first
+    assert [row.split() for row in first.split("\n")[-2:]] == [
+        *(["hallucinated", "1", "0"], ["supported", "0", "1"])
+    ]
+    assert re.search(r"fine\s+supported\s+25 %\s+label: grounded", before[0])
+    assert "toha 0.25" not in before[0] and "What 2 detectors say" in before[0]
+    assert order == ["a", "fine", "open", "failed"]
 
 
 def test_tokens_may_lack_a_detector(tmp_path):

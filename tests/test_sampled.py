@@ -231,8 +231,8 @@ def test_likelihoods(lm, drawn):
 def test_what_decided_is_in_the_result(lm, tmp_path):
     one = detectors.semantic_entropy("discrete", FirstLetter(), draw=HOW)
     (found,) = jaxhal.score(lm, answers(1), [one, detectors.token_entropy()])
-    assert found.by == {"semantic_entropy": "first letters"}
-    assert found.to_dict()["by"] == found.by
+    assert found.helpers == {"semantic_entropy": "first letters"}
+    assert found.to_dict(every=True)["helpers"] == found.helpers
     assert detectors.selfcheck_nli().by == "similarity of embeddings (all-minilm-l6-v2)"
     assert detectors.selfcheck_prompt().by == "the reader asked yes or no"
     assert "(all-minilm-l6-v2)" in detectors.selfcheck_bertscore().by

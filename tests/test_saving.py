@@ -1,12 +1,14 @@
 """Saved detectors: only what a spec makes again, and errors that name the folder."""
 
+import dataclasses
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from jaxhal.classifiers.linear import Linear
 from jaxhal.detectors import build
-from jaxhal.evaluation.calibration import Platt
+from jaxhal.evaluation import CalibrationSet, Measured, Platt
 from jaxhal.io import sealing
 from jaxhal.scoring.fitting import Fitted
 from jaxhal.scoring.saving import load, save
@@ -53,6 +55,23 @@ def test_options_may_be_written_out(tmp_path, probe):
     ]
 
 
+def test_what_it_was_measured_and_calibrated_on_is_kept(tmp_path, probe):
+    measured = Measured("crates", 40, 10, 0.9, 0.8, 0.95)
+    kept = CalibrationSet(np.float32([0.1, 2.0]), np.array([0, 1]), np.array([7, 7]))
+    whole = dataclasses.replace(
+        probe, beats="yes", measured=measured, calibrated_on=kept
+    )
+    save(tmp_path / "one", whole, "token_probe")
+    again = load(tmp_path / "one")
+    assert (again.beats, again.measured) == ("yes", measured)
+    for ours, theirs in zip(again.calibrated_on, kept, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    assert sealing.read(tmp_path / "one" / "card.json")["measured"]["answers"] == 40
+    save(tmp_path / "two", probe, "token_probe")
+    bare = load(tmp_path / "two")
+    assert bare.beats is bare.measured is bare.calibrated_on is None
+
+
 @pytest.mark.parametrize("key", ["detector", "threshold", "calibration", "params"])
 def test_a_card_cannot_take_the_place_of_what_loading_needs(tmp_path, probe, key):
     with pytest.raises(ValueError, match=f"card has '{key}', which save writes itself"):
@@ -88,6 +107,8 @@ def changed(**keys):
         changed(threshold=None),
         changed(calibration=None),
         changed(calibration={"slope": 1.0}),
+        changed(measured={"data": "crates"}),
+        changed(**{"calibrated on": {"Unheard": {"w": "w"}}}),
         changed(sha256=None),
         changed(sha256="0"),
         changed(params=33),

@@ -33,6 +33,9 @@ def test_they_are_what_their_configuration_makes():
         (metrics,) = card["metrics"]
         assert metrics["method"] == name
         assert metrics["low"] <= metrics["AUROC"] <= metrics["high"]
+        limits = metrics["AUROC"], metrics["low"], metrics["high"]
+        assert one.measured == (card["data"]["name"], 298, 87, *limits)
+        assert one.beats == metrics["beats controls"]
         assert one.threshold == card["threshold"] and one.detector.name == name
         for leaf in jax.tree.leaves(one.params):
             assert np.isfinite(np.asarray(leaf, float)).all(), name
@@ -49,11 +52,17 @@ def test_scores_come_with_probabilities(smollm2):
     assert all(0 <= p <= 1 for p in report.probabilities.values())
     for name, one in shipped(MODEL).items():
         reached = report.scores[name] >= one.threshold
-        assert (name in report.flagged) == (reached and one.beats == "yes"), name
+        likely = report.probabilities[name] >= 0.5
+        flagged = reached and likely and one.beats == "yes"
+        assert (name in report.flagged) == flagged, name
     assert report.detector == "token_probe"
+    assert (
+        report.by == "ensemble" and report.basis == shipped(MODEL)["ensemble"].measured
+    )
+    assert report.probability == report.probabilities["ensemble"]
     scores = [token.scores["token_probe"] for token in report.tokens]
     assert all(0 <= score <= 1 for score in scores)
-    row = report.to_dict()
+    row = report.to_dict(every=True)
     assert row["probabilities"]["ensemble"] == report.probabilities["ensemble"]
     only = jaxhal.detect(smollm2, **asked, detectors=["ensemble"])
     assert only.scores["ensemble"] == pytest.approx(report.scores["ensemble"], abs=1e-3)

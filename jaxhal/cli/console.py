@@ -22,11 +22,16 @@ Setting = Annotated[
 ]
 
 
+def on_screen(stderr: bool = False) -> bool:
+    """Whether people see what is printed, and no program or file gets it."""
+    return (sys.stderr if stderr else sys.stdout).isatty()
+
+
 def terminal(stderr: bool = False) -> "Console":
     """Where lines go: to people or, where it is no terminal, to programs."""
     from rich.console import Console
 
-    shown = (sys.stderr if stderr else sys.stdout).isatty()
+    shown = on_screen(stderr)
     return Console(
         stderr=stderr,
         width=None if shown else 120 if stderr else 400,  # a line a name, to grep

@@ -1,4 +1,4 @@
-"""``jaxhal demo`` and ``jaxhal detect``: answers and their scores."""
+"""``jaxhal demo`` and ``jaxhal detect``: answers and verdicts on them."""
 
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -7,15 +7,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from jaxhal.cli.console import as_table, check_place, finish, terminal, usage
+from jaxhal.cli.console import as_table, check_place, finish, on_screen, terminal, usage
+from jaxhal.cli.verdicts import counted, verdict_table
 from jaxhal.io.files import check_apart
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from jaxhal.reporting.report import Report
+    from jaxhal.reporting.report import Report, Verdict
     from jaxhal.scoring.results import Partial
 
+DEFAULT = "smollm2-135m"
 Model = Annotated[
     str,
     typer.Option(
@@ -32,18 +34,20 @@ def demo(
     out: Annotated[Path, typer.Option(help="Folder for the results.")] = Path(
         "jaxhal-demo"
     ),
-    model: Model = "smollm2-135m",
+    model: Model = DEFAULT,
     limit: Annotated[
         int | None, typer.Option(min=1, help="Only the first N answers.")
     ] = None,
 ) -> None:
-    """Scores the bundled examples with a small real model."""
+    """Judges the bundled answers with a small real model."""
     import jaxhal
     from jaxhal.datasets import bundled
     from jaxhal.datasets.jsonl import write_rows
     from jaxhal.reporting.page import write_html
     from jaxhal.reporting.summary import source, summarize, verdict
+    from jaxhal.scoring.detection import resolve
     from jaxhal.scoring.results import checked
+    from jaxhal.scoring.verdicts import described
 
     with usage():
         out.mkdir(parents=True, exist_ok=True)
@@ -61,13 +65,16 @@ def demo(
         "compilation included."
     )
     with usage():
-        write_rows(out / "scores.jsonl", (report.to_dict() for report in reports))
+        written = (report.to_dict(every=True) for report in reports)
+        write_rows(out / "scores.jsonl", written)
         write_html(out / "report.html", reports, "jaxhal demo", rows, note)
 
     console = terminal(stderr=True)
     if rows:
         console.print(as_table(rows))
     console.print(note, style="dim")
+    console.print(f"\n{described(resolve(lm.name, None), lm.name)}")
+    console.print(counted([report.verdict for report in reports]))
     _show(console, reports[:3])
     for name in ("scores.jsonl", "report.html"):
         console.print(f"wrote {out / name}", soft_wrap=True)
@@ -75,20 +82,30 @@ def demo(
 
 
 def detect(
-    model: Model,
     source: Annotated[
         str,
         typer.Option(
             "--input", "-i", help="JSON Lines of answers to judge, - for stdin."
         ),
     ],
+    model: Model = DEFAULT,
     output: Annotated[
-        str, typer.Option("--output", "-o", help="JSON Lines of scores, - for stdout.")
-    ] = "-",
+        str | None,
+        typer.Option(
+            "--output",
+            "-o",
+            help="JSON Lines of verdicts, - for stdout.",
+            show_default="a table on a terminal, else -",
+        ),
+    ] = None,
     detector: Annotated[
         list[str] | None,
         typer.Option("--detector", "-d", help="A detector by name; repeat for more."),
     ] = None,
+    every: Annotated[
+        bool,
+        typer.Option("--all", help="Rows of what every detector says, and no table."),
+    ] = False,
     page: Annotated[
         Path | None, typer.Option("--html", help="Write a page to read as well.")
     ] = None,
@@ -105,13 +122,13 @@ def detect(
         bool, typer.Option("--force", help="Start over, whatever is done already.")
     ] = False,
 ) -> None:
-    """Scores the answers of a JSON Lines file.
+    """Says of the answers of a JSON Lines file which are hallucinated, and where.
 
     A row is {"id", "response", and either "prompt" or "context" + "question"}; a
-    result is {"id", "scores", "probabilities", "flagged", "spans", "error"}, in the
-    order of the input; probabilities are those of fitted detectors, flags of those
-    among them that beat the controls.  A bad row gets its error and the command exits
-    1.
+    result is {"id", "verdict", "probability", "by", "spans", "error"}, in the order of
+    the input.  The verdict, hallucinated, unsure or supported, is that of one detector,
+    the best on answers held out of those that beat the controls there; with none there
+    is no verdict.  A bad row gets its error and the command exits 1, otherwise 0.
 
     Until all is done the results wait in OUTPUT.partial; the same command goes on there
     after a stop.  Up to 1,024 rows are read before the first result, 256 where results
@@ -125,7 +142,10 @@ def detect(
     from jaxhal.reporting.summary import summarize, verdict
     from jaxhal.scoring.detection import resolve, resolve_for
     from jaxhal.scoring.results import beside, results, resuming, rows_of, settings_of
+    from jaxhal.scoring.verdicts import described
 
+    as_rows = every or output is not None or not on_screen()
+    output = "-" if output is None else output
     names, keeps = detector or None, is_file(output)
     with usage():
         check_apart(
@@ -148,18 +168,21 @@ def detect(
         for path in (output, page):
             check_place(path)
         lm = jaxhal.load(model)
-        resolve_for(lm, names)  # a folder may be called like a model
+        chosen = resolve_for(lm, names)  # a folder may be called like a model
         options: dict[str, Any] = {
             "batch_size": batch_size,
             "relevance": relevance,
-            "reports": page is not None,
+            "reports": page is not None or not as_rows,
+            "every": every,
         }
         kept: list[Report] = []
         errors: list[str | None] = []
+        said: list[Verdict | None] = []
 
         def done(partial: "Partial | None" = None) -> Iterator[Mapping[str, Any]]:
             for row, report in results(lm, rows, names, partial=partial, **options):
                 errors.append(row["error"])
+                said.append(row["verdict"])
                 kept.extend([report] if report is not None else [])
                 yield row
 
@@ -177,13 +200,22 @@ def detect(
                     pass
                 write_page()
                 write_rows(output, rows_of(partial))
-        else:
+        elif as_rows:
             write_rows(output, done())
             write_page()
+        else:
+            for _ in done():
+                pass
+            terminal().print(verdict_table(kept))
+            write_page()
     console = terminal(stderr=True)
-    place = "standard output" if output == "-" else output
+    console.print(described(chosen, lm.name), soft_wrap=True)
     scored = f"{errors.count(None)} of {len(errors)} answers scored"
-    console.print(f"{scored}, written to {place}", soft_wrap=True)
+    if found := counted(said):
+        scored += f": {found}"
+    if as_rows:
+        scored += f"; written to {'standard output' if output == '-' else output}"
+    console.print(scored, soft_wrap=True)
     finish(console, errors)
 
 

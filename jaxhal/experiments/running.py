@@ -14,6 +14,7 @@ from jaxtyping import Int
 
 from jaxhal.datasets import load_dataset
 from jaxhal.detectors import CATALOGUE, Detector, build
+from jaxhal.evaluation.held_out import Measured
 from jaxhal.evaluation.splits import (
     grouped_kfold,
     holdout,
@@ -223,7 +224,7 @@ def judge(
 
 
 def tabled(found: Result, costs: Mapping[str, float]) -> Result:
-    """The same with its table; each fitted detector knows whether it beat the controls.
+    """The same with its table; each fitted detector knows what it is worth.
 
     ``costs`` are the milliseconds an answer that are known.
     """
@@ -234,10 +235,15 @@ def tabled(found: Result, costs: Mapping[str, float]) -> Result:
             row[results.COST] = costs[row["method"]]
     fitted = {}
     for label, some in found.fitted.items():
-        own = results.own(rows, label)
-        beats = {row["method"]: row["beats controls"] for row in own}
+        own = {row["method"]: row for row in results.own(rows, label)}
+        parts = [part for part in found.judged if part.train == part.test == label]
+        judged = results.pooled(parts, found.methods)
         fitted[label] = {
-            name: dataclasses.replace(one, beats=beats[name])
+            name: dataclasses.replace(
+                one,
+                beats=own[name]["beats controls"],
+                measured=Measured.of(label, own[name], judged.labels),
+            )
             for name, one in some.items()
         }
     return dataclasses.replace(found, rows=rows, fitted=fitted)

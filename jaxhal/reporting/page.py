@@ -6,7 +6,7 @@ import json
 import os
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from jaxhal.io.showing import shown
 from jaxhal.reporting.attribution import page_data
 from jaxhal.reporting.report import (
     Report,
+    Verdict,
     finite,
     rounded,
     templates,
@@ -32,14 +33,16 @@ def write_html(
 ) -> None:
     """Writes one page that holds everything: no network, no other file.
 
+    It opens with the verdicts; what every detector says stands below, or folded away.
+
     Args:
       path: of the page; it appears only when complete.
       reports: the answers, in the order of the page.
       title: the page's heading.
       summary: rows of a table of results; the keys of the first are its columns.
       note: a paragraph under the table.
-      body: HTML above the answers; it can run no script and load nothing, and ``style``
-        attributes in it are ignored.
+      body: HTML above the verdicts; it can run no script and load nothing, and
+        ``style`` attributes in it are ignored.
 
     Raises:
       FileNotFoundError: when the folder of ``path`` does not exist.
@@ -55,6 +58,7 @@ def write_html(
         total=len(reports),
         labelled=[sum(report.label == label for report in reports) for label in (1, 0)],
         failed=sum(report.error is not None for report in reports),
+        decided=_decided(reports),
         columns=list(summary[0]) if summary else [],
         summary=[[cell(value) for value in row.values()] for row in summary or ()],
         note=note,
@@ -69,6 +73,27 @@ def write_html(
         file.write(text)
 
 
+def _decided(reports: Sequence[Report]) -> dict[str, Any]:
+    """How many answers have which verdict, who decided, or why nobody did."""
+    read = [report for report in reports if report.error is None]
+    names = [n for n in get_args(Verdict) if any(r.verdict == n for r in read)]
+
+    def counts(some: Sequence[Report]) -> list[int]:
+        return [sum(r.verdict == name for r in some) for name in names]
+
+    by_label = {
+        kind: [r for r in read if r.label == label]
+        for kind, label in (("hallucinated", 1), ("grounded", 0))
+    }
+    decided = [r for r in read if r.verdict is not None]
+    return {
+        "counts": list(zip(names, counts(read), strict=True)),
+        "by": dict.fromkeys((r.by, str(r.basis), r.promise) for r in decided),
+        "not_by": dict.fromkeys(r.undecided for r in read if r.undecided is not None),
+        "by_label": {kind: counts(some) for kind, some in by_label.items() if some},
+    }
+
+
 def _page_data(reports: Sequence[Report]) -> dict[str, Any]:
     return {
         "answers": [_answer(report) for report in reports],
@@ -79,7 +104,7 @@ def _page_data(reports: Sequence[Report]) -> dict[str, Any]:
 
 
 def _answer(report: Report) -> dict[str, Any]:
-    row, own = report.to_dict(), shown(report.id)
+    row, own = report.to_dict(every=True), shown(report.id)
     spans = np.array([(t.start, t.end) for t in report.tokens], int).reshape(-1, 2)
     return {
         "id": report.id,
@@ -97,8 +122,9 @@ def _answer(report: Report) -> dict[str, Any]:
             ]
             for name in token_detectors([report])
         },
+        **{name: row[name] for name in ("verdict", "probability", "by", "promise")},
         **{name: row[name] for name in ("scores", "probabilities", "flagged")},
-        "by": report.by,
+        "helpers": report.helpers,
         "heads": {n: rounded(h, f"{own}: {n}") for n, h in report.heads.items()},
         "relevance": None
         if report.relevance is None

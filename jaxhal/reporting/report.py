@@ -2,15 +2,16 @@
 
 import bisect
 import collections
+import dataclasses
 import functools
 import itertools
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
+from jaxhal.evaluation.held_out import Measured
 from jaxhal.io.showing import printable, shown
 from jaxhal.reporting.attribution import Sources
 from jaxhal.types import Label
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 # Score from which on a token gets a background; black text is readable on each.  Low
 # scores keep the terminal's own colours, which may be light or dark.
 _TERMINAL = ((0.75, "black on #f08b3e"), (0.5, "black on #fbb679"))
+
+Verdict = Literal["hallucinated", "unsure", "supported"]
 
 
 class Token(NamedTuple):
@@ -55,9 +58,12 @@ class Segment(NamedTuple):
     confidence: float | None
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Report:
-    """The verdict on one answer.
+    """The verdict on one answer, and what it comes from.
+
+    One detector decides: of those in use that beat the controls on answers they were
+    not fitted to, the best one there.  Where there is none, ``undecided`` says why.
 
     Attributes:
       id: the example's own name.
@@ -65,27 +71,42 @@ class Report:
       response: the answer.
       scores: detector -> score of the response, higher = more likely hallucinated.
       tokens: the response tokens with their scores.
-      spans: what ``detector`` marks as made up.
+      spans: what ``detector`` marks as made up, in an answer that is not supported.
       heads: feature -> ``[layer, heads]``, its mean over the response.
-      detector: the one that coloured the tokens and found the spans.
+      detector: the one that colours the tokens and finds the spans: the deciding one,
+        or the best of those beside it that score tokens.
       context: the retrieved text, where the example had one.
       question: what was asked.
       prompt: the whole prompt, where the example had that instead of a context.
       label: 1 hallucinated, 0 grounded, ``None`` unknown.
       labels: annotated spans, ``None`` unknown.
       error: why the answer could not be scored, ``None`` when it was.
+      verdict: ``"hallucinated"`` where the deciding detector's score reaches its
+        threshold and its probability a half, ``"supported"`` where neither does,
+        ``"unsure"`` where one does.
+      probability: of a hallucination, calibrated, by the deciding detector.
+      by: the deciding detector.
+      basis: what that was measured on.
+      promise: what its threshold promises, where it was chosen for a promise.
+      undecided: why there is no verdict.
       probabilities: of a hallucination, by the detectors that were fitted.
-      flagged: the detectors whose score reaches their threshold; never a control, nor
-        one that beats none.
-      by: detector -> what else than the model decided, such as a model of entailment.
+      flagged: the detectors whose score reaches their threshold and whose probability
+        reaches a half; never a control, nor one that beats none.
+      helpers: detector -> what else than the model it asked, such as a model of
+        entailment.
       relevance: what each of ``tokens`` rests on, if that was asked for.
 
     >>> report = Report("a", "tiny", "It is red.", {"toha": 0.25}, [], [], {}, "toha")
     >>> print(report)
     a: toha 0.25
+    >>> report = dataclasses.replace(
+    ...     report, verdict="supported", probability=0.25, by="toha"
+    ... )
+    >>> print(report)
+    a: supported (probability 0.25 by toha)
     >>> report.to_dict()
-    {'id': 'a', 'scores': {'toha': 0.25}, 'probabilities': {}, 'flagged': [],
-     'spans': [], 'error': None}
+    {'id': 'a', 'verdict': 'supported', 'probability': 0.25, 'by': 'toha', 'spans': [],
+     'error': None}
     """
 
     id: str
@@ -102,32 +123,34 @@ class Report:
     label: int | None = None
     labels: tuple[Label, ...] | None = None
     error: str | None = None
-    probabilities: dict[str, float] = field(default_factory=dict)
-    flagged: list[str] = field(default_factory=list)
-    by: dict[str, str] = field(default_factory=dict)
+    verdict: Verdict | None = None
+    probability: float | None = None
+    by: str | None = None
+    basis: Measured | None = None
+    promise: str | None = None
+    undecided: str | None = None
+    probabilities: dict[str, float] = dataclasses.field(default_factory=dict)
+    flagged: list[str] = dataclasses.field(default_factory=list)
+    helpers: dict[str, str] = dataclasses.field(default_factory=dict)
     relevance: Sources | None = None
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self, every: bool = False) -> dict[str, Any]:
         """The output row: plain Python numbers, ready for JSON.
 
-        ``"by"`` is there only where it says something.
+        Args:
+          every: also what every detector says, and what the verdict rests on.
 
         Raises:
           ValueError: on a score or confidence that is not finite.
         """
         own = shown(self.id)
-        return {
+        row: dict[str, Any] = {
             "id": self.id,
-            "scores": {
-                name: finite(score, f"{own}: {name}")
-                for name, score in self.scores.items()
-            },
-            "probabilities": {
-                name: finite(value, f"{own}: probability of {name}")
-                for name, value in self.probabilities.items()
-            },
-            **({"by": dict(self.by)} if self.by else {}),
-            "flagged": list(self.flagged),
+            "verdict": self.verdict,
+            "probability": None
+            if self.probability is None
+            else finite(self.probability, f"{own}: probability"),
+            "by": self.by,
             "spans": [
                 {
                     "start": int(start),
@@ -139,6 +162,23 @@ class Report:
             ],
             "error": self.error,
         }
+        if not every:
+            return row
+        return row | {
+            "basis": self.basis and self.basis.to_dict(),
+            "promise": self.promise,
+            "undecided": self.undecided,
+            "scores": {
+                name: finite(score, f"{own}: {name}")
+                for name, score in self.scores.items()
+            },
+            "probabilities": {
+                name: finite(value, f"{own}: probability of {name}")
+                for name, value in self.probabilities.items()
+            },
+            "flagged": list(self.flagged),
+            "helpers": dict(self.helpers),
+        }
 
     def check(self) -> None:
         """Makes sure that every number can be written.
@@ -146,7 +186,7 @@ class Report:
         Raises:
           ValueError: on a score, of a token or a head too, that is not finite.
         """
-        self.to_dict()
+        self.to_dict(every=True)
         for token in self.tokens:
             for name, score in token.scores.items():
                 finite(score, f"{shown(self.id)}: {name} of a token")
@@ -193,6 +233,9 @@ class Report:
         if self.error is not None:
             return f"{shown(self.id)}: {printable(self.error, keep='')}"
         parts = [f"{shown(name)} {score:.4g}" for name, score in self.scores.items()]
+        if self.verdict is not None:
+            sure = f"probability {self.probability:.2f} by {shown(self.by)}"
+            parts = [f"{self.verdict} ({sure})"]
         parts += [f"{span.text!r} ({span.confidence:.2f})" for span in self.spans]
         return f"{shown(self.id)}: {', '.join(parts) or 'no scores'}"
 

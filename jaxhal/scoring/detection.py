@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import itertools
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -18,9 +17,11 @@ from jaxhal.models.batching import Encoded
 from jaxhal.models.lm import LM
 from jaxhal.reading.extract import extract
 from jaxhal.reporting.attribution import trace
-from jaxhal.reporting.report import Report, Span, Token
+from jaxhal.reporting.report import Report, Token
+from jaxhal.scoring import verdicts
 from jaxhal.scoring.fitting import Fitted, untrained
 from jaxhal.scoring.shipped import shipped
+from jaxhal.scoring.spans import find_spans
 from jaxhal.types import Example
 
 
@@ -61,7 +62,7 @@ def score(
     *,
     batch_size: int = 8,
     progress: bool | None = None,
-    threshold: float | None = None,
+    token_threshold: float | None = None,
     relevance: str | lrp.RuleSet | None = None,
 ) -> list[Report]:
     """Scores many answers, a bucket of similar lengths at a time, in their order.
@@ -78,14 +79,22 @@ def score(
         ships fitted for the reader: :data:`jaxhal.scoring.shipped.MODELS`.
       batch_size: answers read together.
       progress: ``None`` shows a progress bar on a terminal.
-      threshold: token score from which on a token belongs to a span; by default that
-        of :data:`jaxhal.scoring.detection.PREFERRED`.
+      token_threshold: token score from which on a token belongs to a span, whatever
+        the detector that scores tokens is worth; by default that of :data:`PREFERRED`,
+        and no span of a detector that may not flag.
       relevance: also trace what each response token rests on, by a name of
         :data:`jaxhal.lrp.RULE_SETS` or a rule set of one's own, for the page of
         :func:`jaxhal.reporting.page.write_html`; a pass back for every token.
     """
-    how: Any = {"batch_size": batch_size, "progress": progress, "threshold": threshold}
-    found = score_batches(lm, examples, detectors, relevance=relevance, **how)
+    found = score_batches(
+        lm,
+        examples,
+        detectors,
+        batch_size=batch_size,
+        progress=progress,
+        token_threshold=token_threshold,
+        relevance=relevance,
+    )
     reports = {number: report for batch in found for number, report in batch}
     return [reports[number] for number in range(len(examples))]
 
@@ -97,7 +106,7 @@ def score_batches(
     *,
     batch_size: int = 8,
     progress: bool | None = None,
-    threshold: float | None = None,
+    token_threshold: float | None = None,
     relevance: str | lrp.RuleSet | None = None,
     known: Collection[int] = (),
 ) -> Iterator[list[tuple[int, Report]]]:
@@ -110,12 +119,11 @@ def score_batches(
     """
     flow = None if relevance is None else lrp.resolve(relevance)
     chosen = resolve_for(lm, detectors)
-    named = [one.detector for one in chosen]
-    features = catalogue.features_of(named)
+    features = catalogue.features_of(one.detector for one in chosen)
     options: Any = {"batch_size": batch_size, "progress": progress}
     found = extract(lm, examples, features, **options)
     if bad := [pair for pair in found.errors.items() if pair[0] not in known]:
-        yield [(n, empty(lm.name, examples[n], named, why)) for n, why in bad]
+        yield [(n, empty(lm.name, examples[n], chosen, why)) for n, why in bad]
     wanted = {at for at, number in enumerate(found.kept) if number not in known}
     for places, features in found.batches(wanted):
         judged, done = judge(chosen, features), []
@@ -125,9 +133,9 @@ def score_batches(
             number, row = found.kept[place], found.rows[place]
             example = examples[number]
             if (why := found.measured[1].get(place)) is not None:
-                one = empty(lm.name, example, named, why)
+                one = empty(lm.name, example, chosen, why)
             else:
-                one = report(chosen, lm.name, example, row, judged, at, threshold)
+                one = report(chosen, lm.name, example, row, judged, at, token_threshold)
                 if flow is not None:
                     try:
                         rests = trace(lm, example, row, flow)
@@ -183,9 +191,9 @@ def resolve_for(
     return chosen
 
 
-# The first of these among the detectors asked for colours tokens and finds spans, from
-# this score of a token on: where the token probe's F1 is best on RAGTruth QA, and where
-# the reader gave the token less than 1 % probability.
+# Tokens belong to a span from this score on: where the token probe's F1 is best on
+# RAGTruth QA, and where the reader gave the token less than 1 % probability.  Where no
+# detector that scores tokens may decide, the first of these colours them.
 PREFERRED = {"token_probe": 0.25, "predictive_probability": 0.99}
 _OTHERWISE = 0.5
 # What a report has from its example.
@@ -254,23 +262,20 @@ def report(
     row: Encoded,
     judged: BatchScores,
     at: int,
-    threshold: float | None = None,
+    token_threshold: float | None = None,
 ) -> Report:
     """The report of one answer, in row ``at`` of a batch that was judged."""
     names = [one.detector.name for one in chosen]
     with_tokens = [name for name in names if name in judged.tokens]
-    blank = empty(model, example, [one.detector for one in chosen])
     listed = []
     for number, (start, end) in enumerate(row.offsets.tolist()):
         if start < end:  # the end-of-sequence token has no text
             values = {n: float(judged.tokens[n][at, number]) for n in with_tokens}
             listed.append(Token(example.response[start:end], start, end, values))
-    if threshold is None:
-        threshold = PREFERRED.get(blank.detector, _OTHERWISE)
     scores = {name: float(judged.scores[name][at]) for name in names}
     known = {d.detector.name: d for d in chosen if d.calibration is not None}
-    return dataclasses.replace(
-        blank,
+    found = dataclasses.replace(
+        empty(model, example, chosen),
         scores=scores,
         probabilities={
             name: float(one.probabilities([scores[name]])[0])
@@ -278,48 +283,46 @@ def report(
         },
         flagged=[name for name, one in known.items() if one.flags([scores[name]])[0]],
         tokens=listed,
-        spans=find_spans(example.response, listed, blank.detector, threshold),
         heads={name: value[:, at] for name, value in judged.heads.items()},
     )
+    return _decided(found, chosen, token_threshold)
+
+
+def _decided(
+    found: Report, chosen: Sequence[Fitted], token_threshold: float | None
+) -> Report:
+    """The report with its verdict, and with spans unless that is that it is supported.
+
+    Spans are those of the detector that colours the tokens, where it may flag.
+    """
+    if (one := verdicts.decider(chosen)) is None:
+        found = dataclasses.replace(
+            found, undecided=verdicts.undecided(chosen, found.model)
+        )
+    else:
+        name = one.detector.name
+        said, probability = verdicts.verdict(one, found.scores[name])
+        decided: Any = {"verdict": said, "probability": probability, "by": name}
+        found = dataclasses.replace(found, **decided, basis=one.measured)
+    may = any(d.detector.name == found.detector and d.silent is None for d in chosen)
+    if found.verdict == "supported" or not (may or token_threshold is not None):
+        return found
+    if token_threshold is None:
+        token_threshold = PREFERRED.get(found.detector, _OTHERWISE)
+    given = found.response, found.tokens, found.detector
+    return dataclasses.replace(found, spans=find_spans(*given, token_threshold))
 
 
 def empty(
-    model: str,
-    example: Example,
-    detectors: Sequence[Detector],
-    error: str | None = None,
+    model: str, example: Example, chosen: Sequence[Fitted], error: str | None = None
 ) -> Report:
     """A report without a verdict."""
-    with_tokens = [d.name for d in detectors if d.tokens is not None]
-    order = [*(name for name in PREFERRED if name in with_tokens), *with_tokens, ""]
+    with_tokens = [d.detector.name for d in chosen if d.detector.tokens is not None]
+    best = [one.detector.name for one, _ in verdicts.ranked(chosen)]
+    order = [*(name for name in (*best, *PREFERRED) if name in with_tokens)]
     given: Any = {name: getattr(example, name) for name in GIVEN}
     nothing: Any = {"scores": {}, "tokens": [], "spans": [], "heads": {}}
-    by = {one.name: one.by for one in detectors if one.by}
-    how: Any = {"detector": order[0], "error": error, "by": by}
+    helpers = {d.detector.name: d.detector.by for d in chosen if d.detector.by}
+    how: Any = {"error": error, "helpers": helpers}
+    how["detector"] = next(iter([*order, *with_tokens]), "")
     return Report(model=model, **given, **nothing, **how)
-
-
-def find_spans(
-    response: str, tokens: Sequence[Token], detector: str, threshold: float
-) -> list[Span]:
-    """Runs of tokens whose score reaches the threshold, without outer white space.
-
-    A character cut into several tokens has the highest of their scores.  The confidence
-    of a span is the mean score of its tokens.
-    """
-    scored = [
-        (place, max(token.scores.get(detector, 0.0) for token in same))
-        for place, same in itertools.groupby(tokens, lambda t: (t.start, t.end))
-    ]
-    spans: list[Span] = []
-    for high, run in itertools.groupby(scored, lambda one: one[1] >= threshold):
-        if high:
-            places, scores = zip(*run, strict=True)
-            start, end = places[0][0], places[-1][1]
-            text = response[start:end]
-            start += len(text) - len(text.lstrip())
-            end -= len(text) - len(text.rstrip())
-            if start < end:
-                confidence = float(np.mean(scores))
-                spans.append(Span(start, end, response[start:end], confidence))
-    return spans

@@ -17,6 +17,7 @@ from jaxhal import evaluation
 from jaxhal.classifiers.linear import Linear
 from jaxhal.classifiers.selection import published
 from jaxhal.detectors import Detector, HeldOut, Targets, held_out, lookback_lens
+from jaxhal.evaluation.held_out import CalibrationSet, Measured
 from jaxhal.evaluation.splits import SplitError
 from jaxhal.evaluation.tables import VERDICTS
 from jaxhal.io.checks import one_of
@@ -27,8 +28,9 @@ from jaxhal.io.showing import shown
 class Fitted:
     """A detector that has been fitted.
 
-    One that is worth no more than a control flags nothing, whatever its threshold; its
-    scores and probabilities are reported all the same.
+    One that is worth no more than a control flags nothing, whatever its threshold, and
+    nobody flags what is more likely grounded; scores and probabilities are reported all
+    the same.
 
     Attributes:
       calibration: score -> probability of a hallucination, as in the training part;
@@ -42,6 +44,9 @@ class Fitted:
         control, as :func:`jaxhal.evaluation.compare` has it: ``"yes"``, ``"within
         noise"`` or ``"no"``; ``None`` where nobody compared them.
       layers: of the reader it was fitted to, where it looks at layers.
+      measured: how well it ranked those answers, ``None`` likewise.
+      calibrated_on: the answers that calibration and threshold come from, with their
+        ``unseen`` scores; ``None`` where they are not known.
     """
 
     detector: Detector
@@ -53,6 +58,8 @@ class Fitted:
     )
     beats: str | None = None
     layers: int | None = None
+    measured: Measured | None = None
+    calibrated_on: CalibrationSet | None = None
 
     def __post_init__(self):
         if self.beats not in (None, *VERDICTS):
@@ -98,8 +105,10 @@ class Fitted:
         return self.calibration(scores)
 
     def flags(self, scores: Any) -> Bool[np.ndarray, " samples"]:
-        """Which answers it flags; none when it is :attr:`silent`."""
-        return self.reaches(scores) & (self.silent is None)
+        """Which answers it flags: those that reach the threshold and are more likely
+        hallucinated than not; none when it is :attr:`silent`."""
+        likely = self.probabilities(scores) >= 0.5
+        return self.reaches(scores) & likely & (self.silent is None)
 
     def reaches(self, scores: Any) -> Bool[np.ndarray, " samples"]:
         """Which scores reach the threshold; methods are compared by it."""
@@ -226,4 +235,8 @@ def fit(
             stacklevel=2,
         )
     own = layers if detector.layered else None
-    return Fitted(detector, params, found, threshold, unseen, layers=own)
+    sources = np.asarray(targets.groups)[targets.rows]
+    kept = CalibrationSet(seen, labels, sources)
+    return Fitted(
+        detector, params, found, threshold, unseen, layers=own, calibrated_on=kept
+    )

@@ -19,6 +19,7 @@ import numpy as np
 
 import jaxhal
 from jaxhal.datasets.jsonl import Row
+from jaxhal.evaluation.held_out import Measured
 from jaxhal.io.files import fcntl, whole_lines, write_through
 from jaxhal.io.showing import shown
 from jaxhal.models.lm import LM
@@ -28,6 +29,8 @@ from jaxhal.reporting.report import Report, Span, Token
 from jaxhal.scoring import detection
 from jaxhal.scoring.detection import empty
 
+# What a report has from the deciding detector, beside its spans.
+_DECIDED = ("verdict", "probability", "by", "basis", "promise", "undecided")
 _KEY = "jaxhal detect"
 _MARK = f'{{"{_KEY}": '.encode()  # how the first line begins
 
@@ -178,6 +181,7 @@ def settings_of(
     batch_size: int,
     relevance: str | None = None,
     reports: bool = False,
+    every: bool = False,
 ) -> dict[str, Any]:
     """All but the input that decides what results say, down to the last digit."""
     chosen = detection.resolve_for(lm, detectors)
@@ -185,7 +189,8 @@ def settings_of(
     backend = tokens.hf.backend_tokenizer.to_str()
     text = f"{backend}{tokens.hf.chat_template}{tokens.stop_ids}"
     learnt = [
-        (one.params, one.threshold, repr(one.calibration), one.silent) for one in chosen
+        (one.params, one.threshold, repr(one.calibration), one.silent, one.measured)
+        for one in chosen
     ]
     leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(learnt)]
     return {
@@ -198,6 +203,7 @@ def settings_of(
         "batch size": batch_size,
         "relevance": relevance,
         "page": reports,
+        "all": every,
         "jaxhal": jaxhal.__version__,
         "jax": jax.__version__,
         "device": jax.devices()[0].device_kind,
@@ -212,6 +218,7 @@ def results(
     batch_size: int = 8,
     relevance: str | None = None,
     reports: bool = False,
+    every: bool = False,
     partial: Partial | None = None,
 ) -> Iterator[OutputRow]:
     """The result of each row, in order, bad rows among them.
@@ -223,6 +230,7 @@ def results(
       rows: what to judge.
       detectors, batch_size, relevance: as :func:`jaxhal.score` takes them.
       reports: give the reports as well.
+      every: rows say all, as :meth:`Report.to_dict` has it.
       partial: where results are kept as they are done.  Those that are there are not
         made again; the others come out bit for bit as if they had been made with them.
     """
@@ -242,7 +250,7 @@ def results(
             done = {one["at"]: _unpacked(lm, part[one["at"]], one) for one in known[1]}
         first = 0
         for batch in _reports(lm, part, detectors, set(done), options):
-            made = {at: _result(part[at], one, reports) for at, one in batch}
+            made = {at: _result(part[at], one, reports, every) for at, one in batch}
             if partial is not None and made:
                 partial.add(_packed(name, at, one) for at, one in made.items())
             done |= made
@@ -267,6 +275,7 @@ def checked(report: Report) -> Report:
     except ValueError as error:
         without: dict[str, Any] = {"scores": {}, "tokens": [], "spans": [], "heads": {}}
         without |= {"probabilities": {}, "flagged": [], "relevance": None}
+        without |= dict.fromkeys(_DECIDED)
         return dataclasses.replace(report, **without, error=str(error))
     return report
 
@@ -294,13 +303,13 @@ def _bad(lm: LM, row: Row) -> Report:
     return Report(row.id, lm.name, "", {}, [], [], {}, "", error=row.error)
 
 
-def _result(row: Row, report: Report, reports: bool) -> OutputRow:
+def _result(row: Row, report: Report, reports: bool, every: bool) -> OutputRow:
     if row.example is not None:
         report = checked(report)
         if report.error is not None:
             error = f"line {row.line}: {report.error}"
             report = dataclasses.replace(report, error=error)
-    return OutputRow(report.to_dict(), report if reports else None)
+    return OutputRow(report.to_dict(every), report if reports else None)
 
 
 def _other(partial: Partial | None, what: str) -> str:
@@ -335,6 +344,8 @@ def _unpacked(lm: LM, row: Row, record: Mapping[str, Any]) -> OutputRow:
     kept = dict(record["report"])
     kept["tokens"] = [Token(*token) for token in kept["tokens"]]
     kept["spans"] = [Span(*span) for span in kept["spans"]]
+    if (basis := kept["basis"]) is not None:
+        kept["basis"] = Measured(*basis)
     heads = kept["heads"].items()
     kept["heads"] = {name: _array_unpacked(values) for name, values in heads}
     if (sources := kept["relevance"]) is not None:

@@ -17,6 +17,7 @@ from jaxhal.detectors.controls import TfIdf
 from jaxhal.detectors.ensemble import Stack
 from jaxhal.detectors.toha import Heads
 from jaxhal.evaluation.calibration import Isotonic, Platt
+from jaxhal.evaluation.held_out import CalibrationSet, Measured
 from jaxhal.io import sealing
 from jaxhal.io.files import replacing
 from jaxhal.llm import hosts
@@ -30,6 +31,7 @@ _KINDS = {
     for kind in (
         *(linear.Linear, lstm.LSTM, lstm.Cell, mlp.MLP, pooling.Pooling, svm.SVM),
         *(trees.Forest, selection.Chosen, selection.Selected, Heads, TfIdf, Stack),
+        CalibrationSet,
     )
 }
 
@@ -59,17 +61,20 @@ def save(
     names = ("jaxhal", "jax", "flax", "optax", "safetensors")
     leaves: dict[str, np.ndarray] = {}
     nesting = _nesting(fitted.params, "", leaves)
-    params = serialized(leaves)
+    kept, measured = fitted.calibrated_on, fitted.measured
     about = {
         "detector": spec,
         "threshold": float(fitted.threshold),
         "calibration": dataclasses.asdict(fitted.calibration),
+        "calibrated on": kept and _nesting(kept, "calibrated on", leaves),
         "beats controls": fitted.beats,
         "layers": fitted.layers,
+        "measured": measured and measured.to_dict(),
         "params": nesting,
-        "sha256": hashlib.sha256(params).hexdigest(),
         "versions": {name: version(name) for name in names},
     }
+    params = serialized(leaves)
+    about["sha256"] = hashlib.sha256(params).hexdigest()
     if taken := sorted({*about, sealing.SEAL} & set(card or {})):
         raise ValueError(
             f"card has {', '.join(map(repr, taken))}, which save writes itself; give "
@@ -115,22 +120,19 @@ def _load(folder: Path) -> Fitted:
     params = (folder / _PARAMS).read_bytes()
     if hashlib.sha256(params).hexdigest() != card["sha256"]:
         raise ValueError(f"{_PARAMS} does not have the sha256 that {_CARD} names")
+    leaves, measured, kept = deserialized(params), card["measured"], None
+    if (nesting := card["calibrated on"]) is not None:
+        kept = CalibrationSet(*map(np.asarray, _rebuild(nesting, leaves)))
     return Fitted(
         build(card["detector"]),
-        _rebuild(card["params"], deserialized(params)),
+        _rebuild(card["params"], leaves),
         _calibration(**card["calibration"]),
         card["threshold"],
-        beats=_beats(card),
-        layers=card.get("layers"),
+        beats=card["beats controls"],
+        layers=card["layers"],
+        measured=None if measured is None else Measured(**measured),
+        calibrated_on=kept,
     )
-
-
-def _beats(card: Mapping[str, Any]) -> str | None:
-    """Whether it beat the controls: by the card, else by the run's metrics on it."""
-    rows = card.get("metrics")
-    metrics = rows[0] if isinstance(rows, list) and len(rows) == 1 else None
-    found = metrics.get("beats controls") if isinstance(metrics, dict) else None
-    return card.get("beats controls") or found
 
 
 def _calibration(**fields: Any) -> Platt | Isotonic:

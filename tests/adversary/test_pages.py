@@ -18,6 +18,7 @@ import jaxhal
 from jaxhal import datasets
 from jaxhal.cli.console import as_table, finish, terminal, usage
 from jaxhal.datasets import Question
+from jaxhal.evaluation import Measured
 from jaxhal.experiments import guiding, run, running
 from jaxhal.reporting import markdown
 from jaxhal.reporting.attribution import Sources
@@ -96,7 +97,13 @@ def evil(text):
         labels=(Label(0, size, text),),
         probabilities={text: 0.5},
         flagged=[text],
-        by={text: text},
+        verdict="hallucinated",
+        probability=0.5,
+        by=text,
+        basis=Measured(text, 2, 1, 0.5),
+        promise=text,
+        undecided=text,
+        helpers={text: text},
         relevance=Sources([text], np.float32([[1.0, 0.0]]), text),
     )
 
@@ -296,7 +303,7 @@ def test_a_notebook_shows_reports_as_text(look, tmp_path):
     path.write_text(f'<meta charset="utf-8"><main>{body}</main>', "utf-8")
     found = look(watch(path))
     assert set(found["elements"]) <= set(
-        "div p span small table tbody tr th td b".split()
+        "div p span small table tbody tr th td b details summary".split()
     )
 
 
@@ -373,7 +380,7 @@ def test_page_data_is_what_was_given(tmp_path_factory, text, name):
     first, second = json.loads(raw)["answers"]
     assert first["scores"] == {name: 0.5} and second["scores"][text] == 0.5
     assert first["id"] == first["question"] == first["detector"] == text
-    assert first["source"] == ["Context", text] and first["by"] == {text: text}
+    assert first["source"] == ["Context", text] and first["helpers"] == {text: text}
     assert "".join(piece[0] for piece in first["pieces"]) == text
 
 

@@ -38,7 +38,7 @@ ERRORS = [
     lambda: training.fit(tiny_lm(), [FINE], Tuning(), "nowhere"),
     lambda: classifier.encode(tiny_lm(context=16), [LONGER]),
     lambda: refused(Bulk(tiny_lm(), [FINE])),
-    lambda: Report(LONG, "m", "a", {"n": math.nan}, [], [], {}, "n").to_dict(),
+    lambda: Report(LONG, "m", "a", {"n": math.nan}, [], [], {}, "n").check(),
 ]
 
 

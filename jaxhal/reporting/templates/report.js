@@ -19,6 +19,7 @@ function draw(name, attributes, ...inside) {
 
 // Names of detectors are anybody's: "constructor" is none that objects have anyway.
 const held = (object, name) => Object.hasOwn(object, name) ? object[name] : undefined;
+const percent = value => `${Math.round(100 * value)} %`;
 const number = value => Number(value.toFixed(3)).toString();
 const share = value => `${value < 0 ? "−" : "+"}${Math.abs(value / 100).toFixed(2)}`;
 const quote = text => `“${text.replace(/\n/g, "↵").replace(/\t/g, "⇥")}”`;
@@ -273,9 +274,11 @@ function view(relevance) {
 
 function card(answer) {
   const top = make("div", {className: "top"}, make("h3", {}, answer.id || "answer"));
-  if (answer.label !== null) top.append(answer.label
-    ? make("span", {className: "badge bad"}, "hallucinated")
-    : make("span", {className: "badge good"}, "grounded"));
+  if (answer.verdict !== null) top.append(
+    make("span", {className: `badge ${answer.verdict}`}, answer.verdict),
+    make("span", {title: `of a hallucination, by ${answer.by}`}, percent(answer.probability)));
+  if (answer.label !== null) top.append(make("span", {className: "soft"},
+    `label: ${answer.label ? "hallucinated" : "grounded"}`));
   const node = make("article", {className: "card"}, top);
   if (answer.question) node.append(make("p", {}, make("b", {}, answer.question)));
   if (answer.source[1] !== null) node.append(unfold(answer.source[0],
@@ -290,21 +293,10 @@ function card(answer) {
     node.append(make("p", {className: "error"}, `Not scored: ${answer.error}`));
     return node;
   }
-  const list = make("ul", {className: "scores", ariaLabel: "Response scores"});
-  for (const name in answer.scores) {
-    const score = answer.scores[name], lower = below(name, score);
-    const chance = held(answer.probabilities, name), flagged = answer.flagged.includes(name);
-    const says = chance === undefined ? "" : ` · ${Math.round(100 * chance)} %`;
-    const item = make("li", {className: flagged ? "chip flagged" : "chip"},
-      `${name} ${number(score)}${says}`);
-    item.title = `higher than ${lower} of ${sorted[name].length} answers` +
-      (says && `; probability of a hallucination${says.slice(2)}`) +
-      (flagged ? "; reaches its threshold" : "") +
-      (held(answer.by, name) ? `; decided by ${answer.by[name]}` : "");
-    item.style.setProperty("--s", lower / Math.max(1, sorted[name].length - 1));
-    list.append(item);
-  }
-  node.append(list);
+  const names = Object.keys(answer.scores);
+  if (names.length) node.append(unfold(
+    `What ${names.length === 1 ? "the detector says" : `${names.length} detectors say`}`,
+    () => everyone(answer)));
   if (answer.relevance) trace(node, answer.relevance);
   if (Object.keys(answer.heads).length) node.append(unfold("Layer by head heat map", () => {
     const maps = make("div", {className: "maps"});
@@ -317,6 +309,26 @@ function card(answer) {
     return maps;
   }));
   return node;
+}
+
+// The score of each detector, its bar the share of answers that score lower.
+function everyone(answer) {
+  const list = make("ul", {className: "scores", ariaLabel: "Response scores"});
+  for (const name in answer.scores) {
+    const score = answer.scores[name], lower = below(name, score);
+    const chance = held(answer.probabilities, name), flagged = answer.flagged.includes(name);
+    const says = chance === undefined ? "" : ` · ${percent(chance)}`;
+    const item = make("li", {className: flagged ? "chip flagged" : "chip"},
+      `${name} ${number(score)}${says}`);
+    item.title = `higher than ${lower} of ${sorted[name].length} answers` +
+      (says && `; probability of a hallucination${says.slice(2)}`) +
+      (flagged ? "; flagged" : "") +
+      (held(answer.helpers, name) ? `; asks ${answer.helpers[name]}` : "");
+    item.style.setProperty("--s", lower / Math.max(1, sorted[name].length - 1));
+    list.append(item);
+  }
+  return data.answers.length === 1 ? list : make("div", {}, list,
+    make("p", {className: "soft"}, "A bar is the share of answers that score lower."));
 }
 
 // Adds what the answer's tokens rest on; a click on one in the answer leads there.
@@ -335,6 +347,13 @@ function trace(node, relevance) {
   if (traced <= 3) fold.unfold();
 }
 
+// What answers are ordered by, a choice each; the first is as given.
+const orders = [null];
+function ordered(name, value) {
+  orders.push(value);
+  at("order").append(make("option", {}, `${name} first`));
+}
+
 let order = [], shown = 0;
 const traced = data.answers.filter(answer => answer.relevance).length;
 
@@ -348,10 +367,10 @@ function more() {
 }
 
 function restart() {
-  const by = at("order").value;
+  const value = orders[at("order").selectedIndex];
   order = [...data.answers];
-  // Answers without the score, the failed ones, go last.
-  if (by) order.sort((a, b) => (held(b.scores, by) ?? -Infinity) - (held(a.scores, by) ?? -Infinity) || 0);
+  // Answers without the number, the failed ones, go last.
+  if (value) order.sort((a, b) => (value(b) ?? -Infinity) - (value(a) ?? -Infinity) || 0);
   at("cards").replaceChildren();
   shown = 0;
   more();
@@ -363,14 +382,12 @@ function legend() {
   const any = test => data.answers.some(a => a.pieces.some(test));
   if (any(p => p[2] !== null)) parts.push(make("span", {className: "label sample"}, "annotated"));
   if (any(p => p[3] !== null)) parts.push(make("span", {className: "guess first last sample"}, "predicted"));
-  if (data.scores.length && data.answers.length > 1)
-    parts.push(make("span", {className: "chip", style: "--s:.5"}, "share of answers that score lower"));
   at("legend").replaceChildren(...parts.flatMap(part => [part, "\u2003"]));
 }
 
 for (const name of data.detectors) at("detector").append(make("option", {}, name));
-for (const name of data.scores)
-  at("order").append(make("option", {value: name}, `${name}, highest first`));
+if (data.answers.some(a => a.verdict !== null)) ordered("most likely hallucinated", a => a.probability);
+for (const name of data.scores) ordered(`${name}, highest`, a => held(a.scores, name));
 const usual = data.answers.find(a => Object.hasOwn(a.tokens, a.detector));
 if (usual) at("detector").value = usual.detector;
 at("pick").hidden = !data.detectors.length;

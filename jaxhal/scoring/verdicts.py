@@ -1,0 +1,65 @@
+"""Which of the detectors in use decides, and what it says of an answer."""
+
+from collections.abc import Sequence
+
+from jaxhal.io.showing import quoted, shown
+from jaxhal.reporting.report import Verdict
+from jaxhal.scoring.fitting import Fitted
+from jaxhal.scoring.shipped import MODELS
+
+# By how many of threshold and probability hold an answer for hallucinated.
+_BY_VOTES: tuple[Verdict, ...] = ("supported", "unsure", "hallucinated")
+
+
+def ranked(chosen: Sequence[Fitted]) -> list[tuple[Fitted, float]]:
+    """The detectors that may decide, best first, with their AUROC on held-out answers.
+
+    Those are fitted, not silent, and known to beat the controls there.
+    """
+    known = [
+        (one, one.measured.auroc)
+        for one in chosen
+        if one.measured is not None and one.beats == "yes" and one.silent is None
+    ]
+    return sorted(known, key=lambda pair: -pair[1])
+
+
+def decider(chosen: Sequence[Fitted]) -> Fitted | None:
+    """The detector whose verdict counts, ``None`` where none may decide."""
+    return next((one for one, _ in ranked(chosen)), None)
+
+
+def verdict(one: Fitted, score: float) -> tuple[Verdict, float]:
+    """What a detector says of an answer of that score, and its probability.
+
+    Hallucinated is what reaches the threshold and is more likely so than not, supported
+    what does neither.  Of what does one of the two it is unsure.
+
+    So a promise of the threshold holds whatever the probabilities: precision and false
+    alarms for the answers called hallucinated, which are those of a threshold no lower;
+    recall for those not called supported, which are those of one no higher.
+    """
+    probability = float(one.probabilities([score])[0])
+    votes = int(one.reaches([score])[0]) + (probability >= 0.5)
+    return _BY_VOTES[votes], probability
+
+
+def described(chosen: Sequence[Fitted], model: str) -> str:
+    """In words, which detector decides and what shows its worth, or why none does."""
+    if (one := decider(chosen)) is None:
+        return undecided(chosen, model)
+    return f"verdicts by {shown(one.detector.name)}: {one.measured}"
+
+
+def undecided(chosen: Sequence[Fitted], model: str) -> str:
+    """In words, why none of the detectors may decide."""
+    fitted = [one for one in chosen if one.threshold is not None]
+    methods = [one for one in fitted if not one.detector.control]
+    if not methods:
+        return (
+            f"no verdict: none of the detectors in use was fitted to labelled answers "
+            f"read by {quoted(model)}; fit one, or read with {', '.join(MODELS)}"
+        )
+    why = "nobody measured it beside the controls on answers held out"
+    said = (f"{shown(o.detector.name)}: {o.silent or why}" for o in methods)
+    return f"no verdict: no detector in use may decide ({'; '.join(said)})"

@@ -1,0 +1,139 @@
+"""One detector decides: the best of those known to be worth it, and as they say."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+import jaxhal
+from jaxhal.detectors import build
+from jaxhal.evaluation import Isotonic, Measured, Platt
+from jaxhal.scoring.fitting import Fitted, untrained
+from jaxhal.scoring.verdicts import decider, undecided, verdict
+from jaxhal.types import Example
+from tiny_lm import tiny_lm
+
+LOGISTIC = Platt(1.0, 0.0)
+
+
+def fitted(name="novel_words", auroc=0.8, beats="yes", threshold=0.5, by=LOGISTIC):
+    """A method that is no control, whatever it is called."""
+    detector = build(name)._replace(control=False)
+    measured = None if auroc is None else Measured("crates", 40, 10, auroc)
+    return Fitted(detector, (), by, threshold, beats=beats, measured=measured)
+
+
+def named(one):
+    return one and one.detector.name
+
+
+def test_the_best_of_those_that_may_decides():
+    low, high = fitted("novel_words", 0.7), fitted("response_length", 0.9)
+    assert (
+        named(decider([low, high])) == named(decider([high, low])) == "response_length"
+    )
+    assert named(decider([low, untrained(build("mtop_div"))])) == "novel_words"
+    assert decider([untrained(build("mtop_div"))]) is None
+    for worthless in (
+        fitted("response_length", 0.99, beats="no"),
+        fitted("response_length", 0.99, beats="within noise"),
+        fitted("response_length", 0.99, beats=None),
+        fitted("response_length", None),
+        fitted("response_length", 0.99, by=Platt(0.0, 3.0)),
+        fitted("response_length", 0.99, by=Isotonic((0.0, 1.0), (0.6, 0.6))),
+        dataclasses.replace(high, detector=build("response_length")),  # a control
+    ):
+        assert decider([worthless]) is None
+        assert named(decider([worthless, low])) == "novel_words"
+
+
+@pytest.mark.parametrize("threshold", [-1.0, 0.0, 1.0])
+def test_no_verdict_contradicts_its_probability(threshold):
+    one = fitted(threshold=threshold)
+    for score in np.linspace(-2, 2, 33):
+        said, probability = verdict(one, score)
+        assert probability == pytest.approx(1 / (1 + np.exp(-score)))
+        reached, likely = score >= threshold, score >= 0  # p >= 0.5
+        want = {(True, True): "hallucinated", (False, False): "supported"}
+        assert said == want.get((reached, likely), "unsure")
+        assert bool(one.flags([score])[0]) == (said == "hallucinated")
+
+
+def test_no_verdict_says_why():
+    assert undecided([untrained(build("mtop_div"))], "tiny") == (
+        "no verdict: none of the detectors in use was fitted to labelled answers read "
+        "by 'tiny'; fit one, or read with smollm2-135m"
+    )
+    control = Fitted(build("tfidf"), (), LOGISTIC, 0.5)
+    assert "none of the detectors in use was fitted" in undecided([control], "tiny")
+    some = [fitted("response_length", beats="no"), fitted(beats=None), control]
+    assert undecided(some, "tiny") == (
+        "no verdict: no detector in use may decide (response_length: it does not beat "
+        "the best control; novel_words: nobody measured it beside the controls on "
+        "answers held out)"
+    )
+
+
+@pytest.fixture(scope="module")
+def lm():
+    return tiny_lm()
+
+
+def judged(lm, *chosen, response="It holds pears, 2021.", **options):
+    example = Example(response, context="A crate.", question="What is in it?", id="a")
+    (report,) = jaxhal.score(lm, [example], chosen, progress=False, **options)
+    assert report.error is None, report.error
+    return report
+
+
+def test_a_report_has_the_verdict_of_one(lm):
+    """Four words: a score of 4 for the one, and of 4 new ones for the other."""
+    best = fitted("response_length", 0.9, threshold=3.0)
+    other = fitted("novel_words", 0.8, threshold=99.0)
+    found = judged(lm, other, best, "predictive_probability")
+    assert (found.verdict, found.by) == ("hallucinated", "response_length")
+    assert found.probability == found.probabilities["response_length"] > 0.95
+    assert found.basis == best.measured and found.undecided is None
+    assert found.flagged == ["response_length"]
+    for threshold, want in ((99.0, "unsure"), (4.0, "hallucinated")):
+        one = dataclasses.replace(best, threshold=threshold)
+        assert judged(lm, other, one).verdict == want
+    rare = dataclasses.replace(best, calibration=Platt(1.0, -10.0))
+    assert judged(lm, rare).verdict == "unsure" and judged(lm, rare).flagged == []
+    assert judged(lm, dataclasses.replace(rare, threshold=5.0)).verdict == "supported"
+
+
+def test_without_a_decider_there_is_no_verdict(lm):
+    found = judged(lm, "mtop_div", "predictive_probability")
+    assert found.verdict is found.probability is found.by is found.basis is None
+    assert found.undecided and found.undecided.startswith("no verdict: none of the")
+    assert found.spans == [] and found.detector == "predictive_probability"
+    marked = judged(lm, "predictive_probability", token_threshold=0.0)
+    assert [span.text for span in marked.spans] == [marked.response]
+
+
+def test_spans_are_the_deciders_and_of_unsupported_answers(lm):
+    """Any score of a token is above the least threshold, and every score a loss."""
+    for threshold, by, want in (
+        (0.0, LOGISTIC, "hallucinated"),
+        (99.0, LOGISTIC, "unsure"),
+        (99.0, Platt(1.0, -99.0), "supported"),
+    ):
+        one = fitted("predictive_probability", threshold=threshold, by=by)
+        found = judged(lm, one, "token_entropy", token_threshold=0.0)
+        assert found.verdict == want and found.detector == "predictive_probability"
+        assert bool(found.spans) == (want != "supported")
+    # The best scores no tokens: the next best that does marks them.
+    best = fitted("response_length", 0.95, threshold=0.0)
+    other = fitted("token_entropy", 0.6, threshold=99.0)
+    found = judged(lm, best, "predictive_probability", other)
+    assert (found.by, found.detector) == ("response_length", "token_entropy")
+    worthless = fitted("token_entropy", 0.6, beats="no")
+    found = judged(lm, best, worthless)
+    assert (found.verdict, found.spans) == ("hallucinated", [])
+
+
+def test_what_cannot_be_read_has_no_verdict(lm):
+    example = Example("word " * 9000, prompt="Write a lot.", id="long")
+    (found,) = jaxhal.score(lm, [example], [fitted()], progress=False)
+    assert found.error and found.verdict is found.by is found.undecided is None
