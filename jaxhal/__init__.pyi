@@ -41,8 +41,11 @@ from .models.lm import LM as LM
 from .models.lm import load as load
 from .reading.extract import extract as extract
 from .reporting.report import Report as Report
+from .scoring.collection import FittedDetectors as FittedDetectors
+from .scoring.collection import fit as fit
 from .scoring.detection import detect as detect
 from .scoring.detection import score as score
+from .scoring.rating import rate as rate
 from .scoring.streaming import stream_scores as stream_scores
 from .types import Batch as Batch
 from .types import Example as Example

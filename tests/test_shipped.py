@@ -10,7 +10,7 @@ import pytest
 import jaxhal
 from jaxhal import detectors
 from jaxhal.experiments import load_config
-from jaxhal.experiments.running import specs_of
+from jaxhal.scoring.collection import beside_controls
 from jaxhal.scoring.detection import resolve
 from jaxhal.scoring.shipped import MODELS, shipped
 from tiny_lm import write_lm
@@ -23,12 +23,13 @@ def test_they_are_what_their_configuration_makes():
     assert MODELS == (MODEL,)
     config = load_config(ROOT / "configs" / "shipped.yaml")
     found = shipped(MODEL)
-    assert set(found) == set(specs_of(config)) >= set(detectors.AT_ONCE)
+    specs = beside_controls(config.detectors)
+    assert set(found) == set(specs) >= set(detectors.AT_ONCE)
     for name, one in found.items():
         path = ROOT / "jaxhal" / "scoring" / "shipped" / MODEL / name / "card.json"
         card = json.loads(path.read_text("utf-8"))
         assert card["model"] == config.model == MODEL
-        assert card["detector"] == specs_of(config)[name]
+        assert card["detector"] == specs[name]
         assert card["data"]["answers"] > 1000 and len(card["data"]["sha256"]) == 64
         (metrics,) = card["metrics"]
         assert metrics["method"] == name

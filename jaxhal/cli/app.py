@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from jaxhal.cli import experiments, listing, scoring
+from jaxhal.cli import experiments, fitting, listing, scoring
 from jaxhal.cli.console import usage
 from jaxhal.cli.stopping import orderly
 from jaxhal.cli.watchdog import app as watchdog
@@ -22,6 +22,8 @@ app.add_typer(watchdog, name="watchdog")
 for command in (
     scoring.demo,
     scoring.detect,
+    fitting.fit,
+    fitting.rate,
     listing.list_,
     listing.data,
     experiments.run,

@@ -57,6 +57,14 @@ def as_table(rows: Sequence[Mapping[str, Any]]) -> "Table":
     return made
 
 
+def brief(row: Mapping[str, Any]) -> dict[str, Any]:
+    """The columns of a result that fit a terminal."""
+    pair = {key: row[key] for key in ("train", "test") if key in row}
+    between = {"95 % interval": f"{row['low']:.2f}–{row['high']:.2f}"}
+    rest = {key: row[key] for key in ("F1", "accuracy", "control", "beats controls")}
+    return pair | {"method": row["method"], "AUROC": row["AUROC"]} | between | rest
+
+
 def tell(rows: Sequence[Mapping[str, Any]], *lines: str) -> None:
     """Rows go to standard output, lines to standard error."""
     if rows:

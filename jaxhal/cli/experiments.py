@@ -1,12 +1,19 @@
 """``jaxhal run``, ``tune``, ``sweep``, ``generate``, ``guide`` and ``bench``."""
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from jaxhal.cli.console import Configuration, Setting, check_place, pair_of, tell, usage
+from jaxhal.cli.console import (
+    Configuration,
+    Setting,
+    brief,
+    check_place,
+    pair_of,
+    tell,
+    usage,
+)
 from jaxhal.io.files import check_apart, replacing
 
 Force = Annotated[
@@ -33,7 +40,7 @@ def run(
 
     with usage():
         result = experiments.run(config, settings or (), force=force)
-    tell([_brief(row) for row in result.rows], f"written to {result.folder}")
+    tell([brief(row) for row in result.rows], f"written to {result.folder}")
 
 
 def tune(
@@ -83,7 +90,7 @@ def sweep(
         with usage(), replacing(output) as file:
             table.to_csv(file, index=False)
     rows = table.to_dict("records")
-    tell([{**{key: row[key] for key in grid}, **_brief(row)} for row in rows])
+    tell([{**{key: row[key] for key in grid}, **brief(row)} for row in rows])
 
 
 def generate(
@@ -141,11 +148,3 @@ def bench(
     with usage():
         check_place(json)
         benches.run(names or [], json)
-
-
-def _brief(row: Mapping[str, Any]) -> dict[str, Any]:
-    """The columns of a result that fit a terminal."""
-    pair = {key: row[key] for key in ("train", "test") if key in row}
-    between = {"95 % interval": f"{row['low']:.2f}–{row['high']:.2f}"}
-    rest = {key: row[key] for key in ("F1", "accuracy", "control", "beats controls")}
-    return pair | {"method": row["method"], "AUROC": row["AUROC"]} | between | rest

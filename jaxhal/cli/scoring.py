@@ -100,7 +100,12 @@ def detect(
     ] = None,
     detector: Annotated[
         list[str] | None,
-        typer.Option("--detector", "-d", help="A detector by name; repeat for more."),
+        typer.Option(
+            "--detector",
+            "-d",
+            help="A detector by name, or a folder or hub id of detectors that jaxhal "
+            "fit wrote; repeat for more.",
+        ),
     ] = None,
     every: Annotated[
         bool,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from jaxhal import plotting
-from jaxhal.experiments import finetuning, page, running
+from jaxhal.experiments import finetuning, page
 from jaxhal.experiments.answers import PAGE, reports
 from jaxhal.experiments.config import Experiment
 from jaxhal.experiments.figures import figures
@@ -26,6 +26,7 @@ from jaxhal.reporting import results
 from jaxhal.reporting.markdown import picture
 from jaxhal.reporting.page import write_html
 from jaxhal.reporting.report import Report
+from jaxhal.scoring.collection import beside_controls
 from jaxhal.scoring.saving import save
 
 if TYPE_CHECKING:
@@ -209,7 +210,7 @@ def _shown(found: Result) -> list[Report]:
 
 def _save(folder: Path, found: Result) -> None:
     """What was fitted on the first split, each detector with a card."""
-    specs = running.specs_of(found.config)
+    specs = beside_controls(found.config.detectors)
     for label, one in found.data.items():
         own = results.own(found.rows, label)
         fits = {part.fit for part in found.judged if part.train == label}

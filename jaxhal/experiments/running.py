@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Int
 
 from jaxhal.datasets import load_dataset
-from jaxhal.detectors import CATALOGUE, Detector, build
+from jaxhal.detectors import Detector, build
 from jaxhal.evaluation.held_out import Measured
 from jaxhal.evaluation.splits import (
     grouped_kfold,
@@ -32,6 +32,7 @@ from jaxhal.models.registry import private_cache
 from jaxhal.reading.store import Store
 from jaxhal.reporting import results
 from jaxhal.reporting.results import Judged
+from jaxhal.scoring.collection import beside_controls
 from jaxhal.scoring.fitting import Fitted
 from jaxhal.scoring.inputs import Inputs, collect, columns_of, fit_part, frame_of
 from jaxhal.tuning import Tuned
@@ -270,27 +271,9 @@ def _elsewhere(
     return rows
 
 
-def specs_of(config: Experiment) -> dict[str, Any]:
-    """How every detector of a run is built: those configured, then all controls.
-
-    Raises:
-      ValueError: when two are configured under one name.
-    """
-    chosen: dict[str, Any] = {}
-    for spec in config.detectors:
-        name = build(spec).name
-        if name in chosen:
-            raise ValueError(
-                f"two detectors are named {name!r}; give one another 'name'"
-            )
-        chosen[name] = spec
-    controls = [name for name, make in CATALOGUE.items() if make().control]
-    return chosen | {name: name for name in controls if name not in chosen}
-
-
 def detectors_of(config: Experiment) -> list[Detector]:
     """The configured detectors, and every control beside them."""
-    return [build(spec) for spec in specs_of(config).values()]
+    return [build(spec) for spec in beside_controls(config.detectors).values()]
 
 
 def costs(

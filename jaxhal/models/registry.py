@@ -118,7 +118,7 @@ def locate(source: str | os.PathLike, kind: Kind = "decoder") -> Path:
     if name in known:
         return fetch(name)
     if name.count("/") == 1 and not path.is_absolute() and not name.startswith("."):
-        return _from_hub(name)
+        return from_hub(name)
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.3)
     hint = f"; did you mean {near[0]!r}?" if near else ""
     what, file = "text encoder", ""
@@ -130,7 +130,8 @@ def locate(source: str | os.PathLike, kind: Kind = "decoder") -> Path:
     )
 
 
-def _from_hub(repo: str) -> Path:
+def from_hub(repo: str) -> Path:
+    """What the Hugging Face hub keeps by a name; ValueError where it cannot be had."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 

@@ -55,7 +55,6 @@ class Store:
         self.root = Path(root)
         with _explained(self.root):
             self.root.mkdir(parents=True, exist_ok=True)
-        self._fingerprints: dict[int, tuple[Any, str]] = {}
 
     def columns(
         self,
@@ -112,11 +111,7 @@ class Store:
         }
 
     def _folder(self, lm: LM) -> Path:
-        known = self._fingerprints.get(id(lm.params))
-        if known is None:
-            known = (lm.params, fingerprint(lm))  # held, so that its id stays its own
-            self._fingerprints[id(lm.params)] = known
-        folder = self.root / f"{known[1]}-{_REVISION}"
+        folder = self.root / f"{fingerprint(lm)}-{_REVISION}"
         about = folder / "model.json"
         if about.is_file():
             try:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -19,6 +19,7 @@ from jaxhal.reading.extract import extract
 from jaxhal.reporting.attribution import trace
 from jaxhal.reporting.report import Report, Token
 from jaxhal.scoring import verdicts
+from jaxhal.scoring.collection import FittedDetectors, is_place
 from jaxhal.scoring.fitting import Fitted, untrained
 from jaxhal.scoring.shipped import shipped
 from jaxhal.scoring.spans import find_spans
@@ -33,7 +34,7 @@ def detect(
     question: str | None = None,
     prompt: str | None = None,
     templated: bool = False,
-    detectors: Sequence[str | Detector | Fitted] | None = None,
+    detectors: Iterable[str | Detector | Fitted] | None = None,
     relevance: str | lrp.RuleSet | None = None,
 ) -> Report:
     """Judges one answer: scores, coloured tokens and suspicious spans.
@@ -58,7 +59,7 @@ def detect(
 def score(
     lm: LM,
     examples: Sequence[Example],
-    detectors: Sequence[str | Detector | Fitted] | None = None,
+    detectors: Iterable[str | Detector | Fitted] | None = None,
     *,
     batch_size: int = 8,
     progress: bool | None = None,
@@ -102,7 +103,7 @@ def score(
 def score_batches(
     lm: LM,
     examples: Sequence[Example],
-    detectors: Sequence[str | Detector | Fitted] | None = None,
+    detectors: Iterable[str | Detector | Fitted] | None = None,
     *,
     batch_size: int = 8,
     progress: bool | None = None,
@@ -147,7 +148,7 @@ def score_batches(
 
 
 def resolve(
-    model: str, detectors: Sequence[str | Detector | Fitted] | None
+    model: str, detectors: Iterable[str | Detector | Fitted] | None
 ) -> list[Fitted]:
     """The detectors asked for, with parameters shipped for that reader."""
     ready = shipped(model)
@@ -164,6 +165,8 @@ def resolve(
             chosen.append(one)
         elif isinstance(one, str) and one in ready:
             chosen.append(ready[one])
+        elif isinstance(one, str) and one not in catalogue.CATALOGUE and is_place(one):
+            chosen += FittedDetectors.from_pretrained(one)
         else:
             (detector,) = catalogue.get([one]) if isinstance(one, str) else (one,)
             chosen.append(untrained(detector, model=model))
@@ -180,14 +183,14 @@ def resolve(
 
 
 def resolve_for(
-    lm: LM, detectors: Sequence[str | Detector | Fitted] | None
+    lm: LM, detectors: Iterable[str | Detector | Fitted] | None
 ) -> list[Fitted]:
-    """:func:`resolve` for a reader at hand; ValueError where one was fitted to none
-    with as many layers.
+    """:func:`resolve` for a reader at hand; ValueError where one was fitted to what
+    another reader read.
     """
     chosen = resolve(lm.name, detectors)
     for one in chosen:
-        one.check_reader(lm.name, lm.config.num_hidden_layers)
+        one.check_reader(lm)
     return chosen
 
 

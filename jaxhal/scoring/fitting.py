@@ -22,6 +22,8 @@ from jaxhal.evaluation.splits import SplitError
 from jaxhal.evaluation.tables import VERDICTS
 from jaxhal.io.checks import one_of
 from jaxhal.io.showing import shown
+from jaxhal.models.lm import LM
+from jaxhal.reading.keys import fingerprint
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,6 +46,8 @@ class Fitted:
         control, as :func:`jaxhal.evaluation.compare` has it: ``"yes"``, ``"within
         noise"`` or ``"no"``; ``None`` where nobody compared them.
       layers: of the reader it was fitted to, where it looks at layers.
+      reader: the :func:`~jaxhal.reading.keys.fingerprint` of that reader, where it has
+        to be no other.
       measured: how well it ranked those answers, ``None`` likewise.
       calibrated_on: the answers that calibration and threshold come from, with their
         ``unseen`` scores; ``None`` where they are not known.
@@ -58,6 +62,7 @@ class Fitted:
     )
     beats: str | None = None
     layers: int | None = None
+    reader: str | None = None
     measured: Measured | None = None
     calibrated_on: CalibrationSet | None = None
 
@@ -85,13 +90,20 @@ class Fitted:
             "no": "it does not beat the best control",
         }.get(self.beats or "yes")
 
-    def check_reader(self, name: str, layers: int) -> None:
-        """ValueError where the reader has another number of layers than was fitted."""
+    def check_reader(self, lm: LM) -> None:
+        """ValueError where it was fitted to what another model read."""
+        name, layers = lm.name, lm.config.num_hidden_layers
         if self.layers not in (None, layers):
             raise ValueError(
                 f"detector {self.detector.name!r} was fitted to a reader of "
                 f"{self.layers} layers, and {name!r} has {layers}; read with the model "
                 "it was fitted to, or fit it to answers that this one has read"
+            )
+        if self.reader is not None and self.reader != fingerprint(lm):
+            raise ValueError(
+                f"detector {self.detector.name!r} was fitted to a reader of other "
+                f"weights than {name!r} has; read with the model it was fitted to, or "
+                "fit it to answers that this one has read"
             )
 
     def score(self, inputs: Any) -> Float[np.ndarray, " samples"]:
@@ -227,7 +239,7 @@ def fit(
         threshold = evaluation.best_f1_threshold(seen, labels)
     calibrate = evaluation.platt if calibration == "platt" else evaluation.isotonic
     found = calibrate(seen, labels)
-    if found.flat:
+    if found.flat and not detector.control:
         warnings.warn(
             f"detector {detector.name!r} ranks answers that it was not fitted to no "
             "better than chance: all get one probability, and it flags none; give more "

@@ -69,6 +69,7 @@ def save(
         "calibrated on": kept and _nesting(kept, "calibrated on", leaves),
         "beats controls": fitted.beats,
         "layers": fitted.layers,
+        "reader": fitted.reader,
         "measured": measured and measured.to_dict(),
         "params": nesting,
         "versions": {name: version(name) for name in names},
@@ -113,10 +114,15 @@ def load(path: str | os.PathLike, *, endpoints: Iterable[str] = ()) -> Fitted:
         ) from error
 
 
+def card_of(path: str | os.PathLike) -> dict[str, Any]:
+    """The card of a detector that :func:`save` wrote."""
+    return sealing.read(Path(path) / _CARD)
+
+
 def _load(folder: Path) -> Fitted:
     from safetensors.numpy import load as deserialized
 
-    card = sealing.read(folder / _CARD)
+    card = card_of(folder)
     params = (folder / _PARAMS).read_bytes()
     if hashlib.sha256(params).hexdigest() != card["sha256"]:
         raise ValueError(f"{_PARAMS} does not have the sha256 that {_CARD} names")
@@ -130,6 +136,7 @@ def _load(folder: Path) -> Fitted:
         card["threshold"],
         beats=card["beats controls"],
         layers=card["layers"],
+        reader=card["reader"],
         measured=None if measured is None else Measured(**measured),
         calibrated_on=kept,
     )

@@ -1,0 +1,95 @@
+"""``jaxhal fit`` and ``jaxhal rate``: detectors for a reader, and how often it errs."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from jaxhal.cli.console import brief, tell, usage
+from jaxhal.cli.scoring import DEFAULT, BatchSize, Model
+
+# Read in one pass, and fitted to answers with or without annotated spans.
+_DEFAULT = ("lookback_lens", "linear_probe", "toha_supervised", "toha")
+
+
+def fit(
+    data: Annotated[
+        str,
+        typer.Argument(
+            help="Labelled answers: a .jsonl or .parquet file, or a data set by name."
+        ),
+    ],
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="Folder for what is fitted.")
+    ],
+    model: Model = DEFAULT,
+    detector: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--detector",
+            "-d",
+            help="A detector by name; repeat for more.",
+            show_default=", ".join(_DEFAULT),
+        ),
+    ] = None,
+    folds: Annotated[int, typer.Option(min=2, help="Of cross-validation.")] = 5,
+    seed: Annotated[int, typer.Option(help="Of folds and networks.")] = 0,
+    batch_size: BatchSize = 8,
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace detectors saved there before.")
+    ] = False,
+) -> None:
+    """Fits detectors to labelled answers as a model reads them.
+
+    A row is {"id", "response", "source", "label": 0 or 1 or "labels": [{"start",
+    "end"}], and either "prompt" or "context" + "question"}.  Each detector, and each
+    control, judges one fold of the sources after the other, fitted to the others; the
+    table says what that found.  What is saved was fitted to all answers, and `jaxhal
+    detect --detector FOLDER` uses it.
+    """
+    import jaxhal
+    from jaxhal.datasets import load_dataset
+    from jaxhal.scoring.collection import beside_controls, check_folder
+
+    names = detector or list(_DEFAULT)
+    with usage():
+        check_folder(output, force)  # before hours go into it
+        beside_controls(names)
+        examples = load_dataset(data)
+        lm = jaxhal.load(model)
+        options: Any = {"folds": folds, "seed": seed, "batch_size": batch_size}
+        ready = jaxhal.fit(lm, examples, names, data=Path(data).stem, **options)
+        ready.save_pretrained(output, force=force)
+    tell([brief(row) for row in ready.rows], f"written to {output}")
+
+
+def rate(
+    source: Annotated[
+        str, typer.Argument(help="JSON Lines of unlabelled answers, - for stdin.")
+    ],
+    model: Model = DEFAULT,
+    detector: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--detector", "-d", help="A detector, or a folder that jaxhal fit wrote."
+        ),
+    ] = None,
+    batch_size: BatchSize = 8,
+) -> None:
+    """Says how many of some answers are hallucinated, where nobody has labelled them.
+
+    That is what the deciding detector says of them, corrected by how it errs on the
+    labelled answers that came with it, with a 95 % interval for both samples.
+    """
+    import jaxhal
+    from jaxhal.datasets import examples
+    from jaxhal.datasets.jsonl import read_rows
+    from jaxhal.scoring.detection import resolve
+
+    with usage():
+        resolve(model, detector)  # a wrong name should cost no download
+        rows = examples(read_rows(source))
+        lm = jaxhal.load(model)
+        found = jaxhal.rate(lm, rows, detector, batch_size=batch_size)
+    names = ("rate", "low", "high", "answers", "called", "by")
+    tell([{name: getattr(found, name) for name in names}], str(found.basis))

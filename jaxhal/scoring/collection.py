@@ -1,0 +1,314 @@
+"""From labelled answers to detectors that are ready for new ones, in one step."""
+
+import dataclasses
+import hashlib
+import json
+import os
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxhal.detectors import CATALOGUE, build
+from jaxhal.evaluation.held_out import Measured
+from jaxhal.evaluation.splits import SplitError, grouped_kfold
+from jaxhal.io.files import replacing, staged
+from jaxhal.io.progress import progress_bar
+from jaxhal.io.showing import shown
+from jaxhal.models.lm import LM
+from jaxhal.models.registry import from_hub, private_cache
+from jaxhal.reading.keys import fingerprint
+from jaxhal.reading.store import Store
+from jaxhal.reporting import results
+from jaxhal.reporting.markdown import escaped
+from jaxhal.reporting.results import Judged
+from jaxhal.scoring.fitting import Fitted
+from jaxhal.scoring.inputs import Inputs, collect, fit_part, frame_of
+from jaxhal.scoring.saving import card_of, load, save
+from jaxhal.types import Example
+
+_FOLDS = 5
+
+
+@dataclasses.dataclass(frozen=True)
+class FittedDetectors:
+    """Detectors fitted to the same answers, as one reader read them.
+
+    :func:`jaxhal.score` takes it as it is.  The controls are among them: they flag
+    nothing.
+
+    Attributes:
+      about: the reader and the answers, for the cards.
+      specs: detector -> how :func:`jaxhal.detectors.build` makes it.
+      fitted: detector -> what was fitted to all answers.
+      rows: what cross-validation found, a row per detector, the best first and
+        controls last, as :func:`jaxhal.evaluation.compare` has them.
+    """
+
+    about: Mapping[str, Any]
+    specs: Mapping[str, Any]
+    fitted: Mapping[str, Fitted]
+    rows: Sequence[Mapping[str, Any]]
+
+    def __getitem__(self, name: str) -> Fitted:
+        return self.fitted[name]
+
+    def __iter__(self) -> Iterator[Fitted]:
+        return iter(self.fitted.values())
+
+    def __len__(self) -> int:
+        return len(self.fitted)
+
+    def __repr__(self) -> str:
+        return f"<FittedDetectors for {self.about['model']}: {', '.join(self.fitted)}>"
+
+    def save_pretrained(
+        self, folder: str | os.PathLike, *, force: bool = False
+    ) -> None:
+        """Writes ``<detector>/params.safetensors`` and ``card.json``, and a README.
+
+        The folder takes its name when it is whole.
+
+        Args:
+          force: replace detectors that were saved there before.
+
+        Raises:
+          FileExistsError: when the folder holds something else, or detectors and
+            ``force`` is not given.
+        """
+        check_folder(Path(folder), force)
+        with staged(folder, own=_own) as place:
+            for name, one in self.fitted.items():
+                rows = [row for row in self.rows if row["method"] == name]
+                card = {**self.about, "metrics": rows}
+                save(place / name, one, self.specs[name], card)
+            with replacing(place / "README.md") as file:
+                file.write(self.card())
+
+    def push_to_hub(self, repo: str, **options: Any) -> str:
+        """Uploads what :meth:`save_pretrained` writes; returns its address.
+
+        Args:
+          repo: ``"owner/name"``.
+          options: of ``huggingface_hub.create_repo``, such as ``private=True``.
+        """
+        import tempfile
+
+        from huggingface_hub import create_repo, upload_folder
+
+        create_repo(repo, exist_ok=True, **options)
+        with tempfile.TemporaryDirectory() as folder:
+            self.save_pretrained(Path(folder) / "detectors")
+            made = upload_folder(repo_id=repo, folder_path=Path(folder) / "detectors")
+        return str(made)
+
+    @classmethod
+    def from_pretrained(
+        cls, name: str | os.PathLike, *, endpoints: Iterable[str] = ()
+    ) -> "FittedDetectors":
+        """Detectors from a folder, or by ``"owner/name"`` from the Hugging Face hub.
+
+        Raises ValueError where there are none, or one is damaged.
+
+        Args:
+          endpoints: as :func:`jaxhal.scoring.load` takes them.
+        """
+        if not is_place(str(name)):
+            raise ValueError(f"{str(name)!r} is no folder and no hub id ('owner/name')")
+        folder = Path(name) if Path(name).is_dir() else from_hub(str(name))
+        if not (saved := _saved(folder)):
+            raise ValueError(
+                f"{name} holds no detectors, which are folders with card.json; give "
+                "what jaxhal fit wrote"
+            )
+        fitted = {one.name: load(one, endpoints=endpoints) for one in saved}
+        cards = {one.name: card_of(one) for one in saved}
+        first = next(iter(cards.values()))
+        rows = [row for card in cards.values() for row in card.get("metrics", [])]
+        rows.sort(key=lambda row: (row["control"], -row["AUROC"]))
+        return cls(
+            {key: first[key] for key in ("model", "data") if key in first},
+            {name: card["detector"] for name, card in cards.items()},
+            fitted,
+            rows,
+        )
+
+    def card(self) -> str:
+        """What people should know before they rely on these detectors, as Markdown."""
+        model, data = self.about["model"], self.about["data"]
+        lines = [
+            *("---", "library_name: jaxhal", "tags: [hallucination-detection]", "---"),
+            f"# Hallucination detectors for what {escaped(model)} reads",
+            "",
+            f"Fitted to {escaped(data['name'])}: {data['answers']} answers to "
+            f"{data['sources']} sources, {data['hallucinated']} hallucinated.",
+            "",
+            f"The figures are of {data['folds']} folds that keep sources whole: each "
+            "answer is judged by a fit that has not seen its source. What is saved was "
+            "fitted to all of them afterwards.",
+            "",
+            results.markdown(self.rows, several=True),
+            "",
+            "What does not beat the best control flags nothing.",
+            "",
+            "```python",
+            "import jaxhal",
+            "",
+            f"lm = jaxhal.load({shown(model)!r})",
+            "ready = jaxhal.FittedDetectors.from_pretrained(...)  # where this lies",
+            "for report in jaxhal.score(lm, examples, ready):",
+            "    print(report.verdict, report.probability, report.spans)",
+            "```",
+            "",
+        ]
+        return "\n".join(lines)
+
+
+def fit(
+    lm: LM,
+    examples: Sequence[Example],
+    detectors: Sequence[str | Mapping[str, Any]],
+    *,
+    data: str = "labelled",
+    folds: int = _FOLDS,
+    seed: int = 0,
+    batch_size: int = 8,
+    store: str | os.PathLike | None = None,
+    progress: bool | None = None,
+) -> FittedDetectors:
+    """Fits detectors to labelled answers, and finds out what they are worth.
+
+    Each is fitted without one fold of the sources after the other and judges that fold;
+    so is every control.  What is returned was then fitted to all answers.  Warns about
+    a fit that learnt nothing, and about answers that could not be read.
+
+    Args:
+      examples: with ``label`` or ``labels``; ``source`` says which are not independent.
+      detectors: names or specs as :func:`jaxhal.detectors.build` takes them.
+      data: what the answers are called in the cards.
+      folds: of cross-validation.
+      store: folder that keeps what was read, by default one in the cache.
+
+    Raises:
+      ValueError: on an unknown detector, an answer without a label, or too few sources
+        of a class for the folds.
+    """
+    if not detectors:
+        raise ValueError("detectors is empty; name at least one")
+    specs = beside_controls(detectors)
+    chosen = [build(spec) for spec in specs.values()]
+    found = collect(
+        lm,
+        examples,
+        chosen,
+        Store(store or private_cache("features")),
+        batch_size=batch_size,
+        progress=progress,
+    )
+    if found.errors:
+        first = next(iter(found.errors.values()))
+        warnings.warn(
+            f"{len(found.errors)} of {len(examples)} answers could not be read and are "
+            f"left out; the first: {first}",
+            stacklevel=2,
+        )
+    judged, key = [], jax.random.key(seed)
+    parts = _parts(found, folds, seed)
+    with progress_bar(len(chosen) * (folds + 1), "fitting", "fit", progress) as bar:
+        for fold, (train, test) in enumerate(parts):
+            with warnings.catch_warnings():
+                # Of each fold; that of all answers, below, is said.
+                warnings.filterwarnings("ignore", "detector '.*' ranks answers")
+                fitted = fit_part(
+                    chosen, found, train, jax.random.fold_in(key, fold), bar=bar
+                )
+            frame = frame_of(found, test, fitted)
+            judged.append(Judged(data, data, fold, fold, 0, frame))
+        everything = np.arange(len(found.labels))
+        fitted = fit_part(
+            chosen, found, everything, jax.random.fold_in(key, folds), bar=bar
+        )
+    rows = results.table(judged, chosen)
+    by_name = {row["method"]: row for row in rows}
+    reader = fingerprint(lm)
+    ready = {
+        name: dataclasses.replace(
+            one,
+            beats=by_name[name]["beats controls"],
+            measured=Measured.of(data, by_name[name], found.labels),
+            reader=reader,
+        )
+        for name, one in fitted.items()
+    }
+    return FittedDetectors(_about(lm, found, data, folds), specs, ready, rows)
+
+
+def beside_controls(detectors: Sequence[str | Mapping[str, Any]]) -> dict[str, Any]:
+    """Name -> spec of detectors, then of every control.
+
+    Raises:
+      ValueError: when two have one name, or :func:`jaxhal.detectors.build` does.
+    """
+    specs: dict[str, Any] = {}
+    for spec in detectors:
+        name = build(spec).name
+        if name in specs:
+            raise ValueError(
+                f"two detectors are named {name!r}; give one another 'name'"
+            )
+        specs[name] = spec
+    controls = [name for name, make in CATALOGUE.items() if make().control]
+    return specs | {name: name for name in controls if name not in specs}
+
+
+def _parts(found: Inputs, folds: int, seed: int) -> list[Any]:
+    try:
+        return grouped_kfold(found.labels, found.groups.tolist(), folds, seed)
+    except SplitError as error:
+        raise ValueError(f"the answers cannot be judged by folds: {error}") from error
+
+
+def _about(lm: LM, found: Inputs, data: str, folds: int) -> dict[str, Any]:
+    texts = [(one.id, one.response) for one in found.examples]
+    return {
+        "model": lm.name,
+        "data": {
+            "name": data,
+            "answers": len(found.labels),
+            "hallucinated": int(found.labels.sum()),
+            "sources": len(set(found.groups.tolist())),
+            "folds": folds,
+            "sha256": hashlib.sha256(json.dumps(texts).encode()).hexdigest(),
+        },
+    }
+
+
+def is_place(name: str) -> bool:
+    """Whether detectors can be there: a folder, or an id of the Hugging Face hub."""
+    hub = name.count("/") == 1 and not name.startswith((".", "/")) and name[-1] != "/"
+    return hub or Path(name).is_dir()
+
+
+def check_folder(folder: Path, force: bool) -> None:
+    """FileExistsError where it holds something that may not be replaced."""
+    if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
+        return
+    ours = folder.is_dir() and bool(_saved(folder))
+    if not ours:
+        raise FileExistsError(f"{folder} holds no detectors; give a new folder")
+    if not force:
+        raise FileExistsError(
+            f"{folder} holds detectors already; give a new folder, or replace them "
+            "with --force (force=True)"
+        )
+
+
+def _saved(folder: Path) -> list[Path]:
+    return sorted(card.parent for card in folder.glob("*/card.json"))
+
+
+def _own(folder: Path) -> list[str]:
+    return ["README.md", *(one.name for one in _saved(folder))]

@@ -1,0 +1,213 @@
+"""Labelled answers to detectors to verdicts, and to the share of hallucinated ones."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from sklearn.metrics import roc_auc_score
+from typer.testing import CliRunner
+
+import jaxhal
+from jaxhal import evaluation
+from jaxhal.cli.app import app
+from jaxhal.datasets.jsonl import write_rows
+from jaxhal.models import registry
+from jaxhal.types import Example
+from tiny_lm import write_lm
+
+CHOSEN = ["mtop_div", "linear_probe"]
+
+
+def answers(count=90, seed=0):
+    """What is made up ends in "!", most of the time; no control looks at that."""
+    rng, fruits = np.random.default_rng(seed), "pears plums figs limes".split()
+    found = []
+    for number in range(count):
+        one, other = rng.choice(fruits, 2, replace=False)
+        made_up = int(rng.random() < 0.4)
+        mark = "!" if made_up ^ (rng.random() < 0.1) else "?"
+        found.append(
+            Example(
+                f"It has {one}, and {other} too{mark}",
+                context=f"Crate {number // 2} holds {one} and {other}.",
+                question="What is in it?",
+                id=f"a{number}",
+                label=made_up,
+                source=f"s{number // 2}",
+            )
+        )
+    return found
+
+
+def rows(examples, *keys):
+    return [{key: getattr(one, key) for key in ("id", *keys)} for one in examples]
+
+
+ROW = ("response", "context", "question", "source")
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    return write_lm(tmp_path_factory.mktemp("lm") / "model")
+
+
+@pytest.fixture(scope="module")
+def lm(place):
+    return jaxhal.load(place)
+
+
+@pytest.fixture(scope="module")
+def ready(lm, tmp_path_factory):
+    how = {"folds": 3, "store": tmp_path_factory.mktemp("store"), "progress": False}
+    return jaxhal.fit(lm, answers(), CHOSEN, data="crates", **how)
+
+
+@pytest.fixture(scope="module")
+def saved(ready, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("saved") / "mine"
+    ready.save_pretrained(folder)
+    return folder
+
+
+def test_each_is_measured_on_folds_and_beside_every_control(lm, ready):
+    by_name = {row["method"]: row for row in ready.rows}
+    assert (
+        {"novel_words", "tfidf", "response_length"} < set(by_name) == set(ready.fitted)
+    )
+    examples = answers()
+    labels = [one.label for one in examples]
+    scores = [r.scores["mtop_div"] for r in jaxhal.score(lm, examples, ["mtop_div"])]
+    expected = roc_auc_score(labels, scores)  # it learns nothing, so folds change none
+    assert by_name["mtop_div"]["AUROC"] == pytest.approx(expected, abs=1e-6)
+    probe = ready["linear_probe"]
+    assert probe.beats == by_name["linear_probe"]["beats controls"] == "yes"
+    assert probe.measured[:3] == ("crates", 90, sum(labels))
+    assert probe.measured.auroc == by_name["linear_probe"]["AUROC"] > 0.75
+    # What is returned learnt from all of them: each is in its calibration.
+    assert len(probe.calibrated_on.labels) == 90
+    seen = [r.scores["linear_probe"] for r in jaxhal.score(lm, examples, [probe])]
+    assert roc_auc_score(labels, seen) > probe.measured.auroc
+
+
+def test_what_was_saved_judges_as_before(lm, ready, saved):
+    again = jaxhal.FittedDetectors.from_pretrained(saved)
+    new = answers(6, seed=1)
+    ours, theirs = (jaxhal.score(lm, new, one) for one in (ready, again))
+    for before, after in zip(ours, theirs, strict=True):
+        assert before.by == after.by == "linear_probe"
+        assert before.verdict == after.verdict is not None
+        assert before.scores == after.scores
+        assert before.probability == after.probability
+    by_name = [sorted(each.rows, key=str) for each in (ready, again)]
+    assert by_name[0] == by_name[1] and again.about == ready.about
+    text = (saved / "README.md").read_text("utf-8")
+    assert "Fitted to crates: 90 answers to 45 sources" in text
+    assert "| linear_probe | 0." in text and "*tfidf* (control)" in text
+
+
+def test_a_folder_is_replaced_only_by_consent(ready, saved, tmp_path):
+    with pytest.raises(FileExistsError, match="holds detectors already; .*--force"):
+        ready.save_pretrained(saved)
+    (tmp_path / "letters").write_text("dear")
+    with pytest.raises(FileExistsError, match="holds no detectors; give a new folder"):
+        ready.save_pretrained(tmp_path, force=True)
+    twice = tmp_path / "twice"
+    ready.save_pretrained(twice)
+    (twice / "mine.txt").write_text("kept")
+    ready.save_pretrained(twice, force=True)
+    assert (twice / "mine.txt").read_text() == "kept"
+    assert {one.name for one in twice.iterdir()} >= {"README.md", *ready.fitted}
+
+
+def test_another_reader_is_refused(ready, tmp_path):
+    other = jaxhal.load(write_lm(tmp_path / "other", seed=1))
+    with pytest.raises(ValueError, match="fitted to a reader of other weights than"):
+        jaxhal.score(other, answers(1), ready)
+
+
+def test_the_hub_is_a_folder_far_away(ready, saved, monkeypatch):
+    sent = {}
+    monkeypatch.setattr("huggingface_hub.create_repo", lambda repo, **o: sent.update(o))
+
+    def upload(repo_id, folder_path):
+        files = sorted(
+            p.relative_to(folder_path).as_posix() for p in folder_path.rglob("*")
+        )
+        sent[repo_id] = files
+        return "https://hub.example/me/mine"
+
+    monkeypatch.setattr("huggingface_hub.upload_folder", upload)
+    assert ready.push_to_hub("me/mine", private=True) == "https://hub.example/me/mine"
+    assert sent["private"] and "linear_probe/params.safetensors" in sent["me/mine"]
+    assert "README.md" in sent["me/mine"]
+    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *_, **__: saved)
+    assert "linear_probe" in jaxhal.FittedDetectors.from_pretrained("me/mine").fitted
+    with pytest.raises(ValueError, match="'nowhere' is no folder and no hub id"):
+        jaxhal.FittedDetectors.from_pretrained("nowhere")
+    with pytest.raises(ValueError, match="holds no detectors, which are folders with"):
+        jaxhal.FittedDetectors.from_pretrained(saved / "tfidf")
+
+
+def test_what_cannot_be_fitted_says_why(lm, tmp_path):
+    few = answers(8)
+    options = {"store": tmp_path, "progress": False}
+    with pytest.raises(ValueError, match="cannot be judged by folds: .* too few for 5"):
+        jaxhal.fit(lm, few, CHOSEN, **options)
+    with pytest.raises(ValueError, match="detectors is empty; name at least one"):
+        jaxhal.fit(lm, few, [], **options)
+    with pytest.raises(ValueError, match="two detectors are named 'mtop_div'"):
+        jaxhal.fit(lm, few, ["mtop_div", "mtop_div"], **options)
+    with pytest.raises(ValueError, match="'b' has no label"):
+        jaxhal.fit(lm, [*few, Example("x", prompt="y", id="b")], CHOSEN, **options)
+
+
+def test_a_share_is_that_of_the_deciding_detector(lm, ready):
+    new = answers(40, seed=2)
+    found = jaxhal.rate(lm, new, ready, progress=False)
+    one = ready["linear_probe"]
+    reports = jaxhal.score(lm, new, [one])
+    expected = evaluation.rate(
+        [report.probability for report in reports],
+        one.probabilities(one.calibrated_on.scores),
+        one.calibrated_on.labels,
+        one.calibrated_on.sources.tolist(),
+        [example.group for example in new],
+    )
+    assert found[:3] == tuple(expected) and found.low <= found.rate <= found.high
+    assert found.answers == 40 and found.by == "linear_probe"
+    called = np.mean([report.verdict == "hallucinated" for report in reports])
+    assert found.called == called
+    with pytest.warns(UserWarning, match="1 of 41 answers cannot be read and are left"):
+        long = Example("x " * 900, prompt="y", id="long")
+        again = jaxhal.rate(lm, [*new, long], ready, progress=False)
+    assert again == found
+    with pytest.raises(ValueError, match="1 of 1 answers cannot be read: "):
+        jaxhal.rate(lm, [long], ready, progress=False)
+    with pytest.raises(ValueError, match="no verdict: "):
+        jaxhal.rate(lm, new, ["mtop_div"], progress=False)
+
+
+def test_two_commands_lead_to_verdicts(place, tmp_path, monkeypatch):
+    monkeypatch.setattr(registry, "cache_dir", lambda: tmp_path)
+    monkeypatch.chdir(tmp_path)
+    write_rows("labelled.jsonl", rows(answers(60), *ROW, "label"))
+    write_rows("new.jsonl", rows(answers(5, seed=3), *ROW))
+
+    def command(*words):
+        found = CliRunner().invoke(app, [*words, "--model", str(place)])
+        assert found.exit_code == 0, found.output
+        return found
+
+    fitted = command("fit", "labelled.jsonl", "-d", "linear_probe", "-o", "mine")
+    assert "linear_probe" in fitted.stdout and "written to mine" in fitted.stderr
+    judged = command("detect", "-i", "new.jsonl", "-d", "mine", "-o", "out.jsonl")
+    assert "verdicts by linear_probe: AUROC" in judged.stderr
+    lines = map(json.loads, Path("out.jsonl").read_text("utf-8").splitlines())
+    assert [line["by"] for line in lines] == ["linear_probe"] * 5
+    share = command("rate", "new.jsonl", "-d", "mine")
+    assert (
+        "answers" in share.stdout and "60 held-out answers of labelled" in share.stderr
+    )
+    again = CliRunner().invoke(app, ["fit", "labelled.jsonl", "-o", "mine"])
+    assert again.exit_code == 2 and "holds detectors already" in again.output
