@@ -36,7 +36,7 @@ def adapted(probabilities: Rows, prior: float) -> tuple[Numbers, float]:
       probabilities: of unlabelled answers, calibrated.
       prior: the share of hallucinated answers that they were calibrated to.
     """
-    from scipy.optimize import brentq
+    from scipy.optimize import root_scalar
 
     given, _ = shares(probabilities, np.zeros(len(probabilities), int))
     if not 0 < prior < 1:
@@ -52,7 +52,7 @@ def adapted(probabilities: Rows, prior: float) -> tuple[Numbers, float]:
     elif slope(most) >= 0:
         rate = 1.0
     else:
-        rate = float(brentq(slope, least, most))
+        rate = float(root_scalar(slope, bracket=(least, most)).root)
     hallucinated, grounded = rate * true, (1 - rate) * false
     whole = hallucinated + grounded
     found = np.where(whole > 0, hallucinated / np.where(whole > 0, whole, 1), given)
