@@ -21,21 +21,17 @@ _PARTS = {
     "roberta": ("roberta", *_BERT),
     "deberta-v2": ("deberta", *_BERT),
     "modernbert": ("model", "layers", "attn", "mlp"),
+    "eurobert": ("model", "layers", "self_attn", "mlp"),
 }
 
 
-def build(family: str, classifier: bool, settings: dict):
+def build(family: str, kind: str, settings: dict):
     """Hugging Face's model, on whatever device torch is told to use."""
     import transformers
 
     config = transformers.AutoConfig.for_model(family, **settings)
     config._attn_implementation = "eager"
-    kind = (
-        transformers.AutoModelForSequenceClassification
-        if classifier
-        else transformers.AutoModel
-    )
-    model = kind.from_config(config).eval().float()
+    model = getattr(transformers, f"Auto{kind}").from_config(config).eval().float()
     config.architectures = [type(model).__name__]
     return model
 
@@ -44,8 +40,8 @@ def run(case: str) -> tuple[dict, dict[str, np.ndarray]]:
     """Config, shapes, and what each part of Hugging Face's eager model gives."""
     import torch
 
-    family, classifier, settings = tiny_encoders.CASES[case]
-    model = build(family, classifier, settings)
+    family, kind, settings = tiny_encoders.CASES[case]
+    model = build(family, kind, settings)
     shapes = {name: list(tensor.shape) for name, tensor in model.state_dict().items()}
     state = {
         name: torch.from_numpy(tiny.weight(name, tuple(shape)))
@@ -53,6 +49,7 @@ def run(case: str) -> tuple[dict, dict[str, np.ndarray]]:
     }
     model.load_state_dict(state)
     outer, layers, attention, perceptron = _PARTS[family]
+    classifier = kind != tiny_encoders.PLAIN
     inner = getattr(model, outer) if classifier else model
     seen, layers = {}, inner.get_submodule(layers)
 
@@ -62,7 +59,8 @@ def run(case: str) -> tuple[dict, dict[str, np.ndarray]]:
 
         return hook
 
-    inner.embeddings.register_forward_hook(keep("embeddings"))
+    embeddings = inner.embed_tokens if family == "eurobert" else inner.embeddings
+    embeddings.register_forward_hook(keep("embeddings"))
     for number, layer in enumerate(layers):
         layer.register_forward_hook(keep(f"layers {number}"))
         layer.get_submodule(attention).register_forward_hook(
@@ -83,7 +81,8 @@ def run(case: str) -> tuple[dict, dict[str, np.ndarray]]:
         ).long(),
         "attention_mask": torch.from_numpy(tiny_encoders.VALID).long(),
     }
-    if settings.get("type_vocab_size", 2) == 2 and family != "modernbert":
+    typed = family not in ("modernbert", "eurobert")
+    if typed and settings.get("type_vocab_size", 2) == 2:
         arguments["token_type_ids"] = torch.from_numpy(tiny_encoders.TYPES).long()
     with torch.no_grad():
         out = model(**arguments)

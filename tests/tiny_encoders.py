@@ -34,25 +34,42 @@ _MODERN = _BASE | dict(
 )
 _MODERN["layer_types"] = _MODERN["layer_types"][:4]
 
-# name -> (model_type, with a classifier, settings)
+_EURO = _BASE | dict(
+    num_key_value_heads=2,
+    rms_norm_eps=1e-5,
+    bos_token_id=1,
+    eos_token_id=2,
+    mask_token_id=3,
+)
+
+# Their blocks are those of the cases above; the heads are what is new.
+_SHORT = {"num_hidden_layers": 1, "num_labels": 2}
+
+# What transformers calls an encoder without a classifier, with one of texts, of tokens.
+PLAIN, TEXTS, TOKENS = (
+    "Model",
+    "ModelForSequenceClassification",
+    "ModelForTokenClassification",
+)
+# name -> (model_type, kind, settings)
 CASES = {
-    "bert": ("bert", True, _BASE | dict(type_vocab_size=2)),
-    "bert-headless": ("bert", False, _BASE | dict(layer_norm_eps=1e-5)),
-    "roberta": ("roberta", True, _BASE | dict(pad_token_id=1, type_vocab_size=1)),
-    "deberta-v3": ("deberta-v2", True, _DEBERTA),
+    "bert": ("bert", TEXTS, _BASE | dict(type_vocab_size=2)),
+    "bert-headless": ("bert", PLAIN, _BASE | dict(layer_norm_eps=1e-5)),
+    "roberta": ("roberta", TEXTS, _BASE | dict(pad_token_id=1, type_vocab_size=1)),
+    "deberta-v3": ("deberta-v2", TEXTS, _DEBERTA),
     "deberta-conv": (
         "deberta-v2",
-        True,
+        TEXTS,
         _DEBERTA | dict(conv_kernel_size=3, conv_act="gelu", max_relative_positions=20),
     ),
     "deberta-conv-groups": (
         "deberta-v2",
-        False,
+        PLAIN,
         _DEBERTA | dict(conv_kernel_size=5, conv_groups=2, share_att_key=False),
     ),
     "deberta-no-buckets": (
         "deberta-v2",
-        True,
+        TEXTS,
         _DEBERTA
         | dict(
             position_buckets=-1,
@@ -67,21 +84,21 @@ CASES = {
     ),
     "deberta-p2c": (
         "deberta-v2",
-        False,
+        PLAIN,
         _DEBERTA | dict(pos_att_type=["p2c"], share_att_key=False),
     ),
     "deberta-absolute": (
         "deberta-v2",
-        False,
+        PLAIN,
         _DEBERTA
         | dict(
             relative_attention=False, norm_rel_ebd="none", position_biased_input=True
         ),
     ),
-    "modernbert": ("modernbert", True, _MODERN),
+    "modernbert": ("modernbert", TEXTS, _MODERN),
     "modernbert-biases": (
         "modernbert",
-        True,
+        TEXTS,
         _MODERN
         | dict(
             norm_bias=True,
@@ -95,6 +112,40 @@ CASES = {
             },
         ),
     ),
+    "eurobert": ("eurobert", TEXTS, _EURO),
+    "eurobert-headless": (
+        "eurobert",
+        PLAIN,
+        _EURO | _SHORT | dict(num_key_value_heads=4),
+    ),
+    "eurobert-mean": (
+        "eurobert",
+        TEXTS,
+        _EURO
+        | dict(
+            classifier_pooling="mean",
+            num_key_value_heads=1,
+            attention_bias=True,
+            mlp_bias=True,
+            rope_parameters={"rope_type": "default", "rope_theta": 500.0},
+        ),
+    ),
+    "eurobert-bos": ("eurobert", TEXTS, _EURO | _SHORT | {"classifier_pooling": "bos"}),
+    "bert-tokens": ("bert", TOKENS, _BASE | _SHORT | dict(type_vocab_size=2)),
+    "roberta-tokens": (
+        "roberta",
+        TOKENS,
+        _BASE | _SHORT | dict(pad_token_id=1, type_vocab_size=1),
+    ),
+    "deberta-tokens": ("deberta-v2", TOKENS, _DEBERTA | _SHORT),
+    "modernbert-tokens": (
+        "modernbert",
+        TOKENS,
+        _MODERN
+        | dict(num_hidden_layers=2, num_labels=2)
+        | dict(layer_types=["full_attention", "sliding_attention"]),
+    ),
+    "eurobert-tokens": ("eurobert", TOKENS, _EURO | _SHORT),
 }
 LENGTHS = (22, 13)
 VALID = np.arange(22) < np.array(LENGTHS)[:, None]

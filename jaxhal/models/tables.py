@@ -1,7 +1,7 @@
 """Key tables: which stored tensor a parameter comes from, and how to turn it.
 
 There is an entry for every parameter of :class:`jaxhal.models.decoder.Decoder`.  ``{}``
-in a name is the layer number.
+in a name is the layer number, ``{next}`` the one after it.
 """
 
 from collections.abc import Callable, Mapping, Sequence

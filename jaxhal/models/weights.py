@@ -215,6 +215,6 @@ def _targets(
     """The stored names behind one parameter and the part of it each fills."""
     if path.startswith("blocks."):
         for layer in range(array.shape[0]):
-            yield origin.name.format(layer), array[layer]
+            yield origin.name.format(layer, next=layer + 1), array[layer]
     else:
         yield origin.name, array

@@ -17,6 +17,9 @@ from jaxhal.models.config import (
 )
 from jaxhal.models.settings import LENGTH, Settings, read_json
 
+# By a classifier.
+Labelled = Literal["texts", "tokens"]
+
 
 @dataclasses.dataclass(frozen=True)
 class EncoderConfig(Config):
@@ -27,6 +30,7 @@ class EncoderConfig(Config):
 
     causal: ClassVar[bool] = False
     pre_norm: bool = False  # norms before attention and MLP, not after the sums
+    embeds_normed: bool = True  # else only what the first layer's attention reads is
     position_rows: int = 0  # of the table of learned positions; 0 = none
     position_offset: int = 0  # its row of the first token
     token_types: int = 0
@@ -40,7 +44,9 @@ class EncoderConfig(Config):
     conv_groups: int = 1
     conv_activation: str = "tanh"
     labels: tuple[str, ...] = ()  # of the classifier; () = there is none
-    head_pooling: Literal["cls", "mean"] = "cls"
+    labelled: Labelled = "texts"
+    head_pooling: Literal["cls", "mean", "late"] = "cls"  # late: the mean of logits
+    head_dense: bool = True  # a layer before that of the logits
     head_bias: bool = True
     head_activation: str = "tanh"
     head_norm: bool = False
@@ -69,22 +75,40 @@ def encoder_from_huggingface(
 ) -> EncoderConfig:
     """An :class:`EncoderConfig` from a Hugging Face config.json; errors as above."""
     settings = Settings(raw, where)
-    for name in ("head_dim", "num_key_value_heads"):  # of decoders alone
-        settings.pop(name, None)
+    if settings.get("model_type") != "eurobert":  # of decoders, and what is like them
+        for name in ("head_dim", "num_key_value_heads"):
+            settings.pop(name, None)
     config = of_family(EncoderConfig, _FAMILIES, settings)
-    return dataclasses.replace(config, labels=_labels(settings))
+    labelled, labels = _labels(settings)
+    if labelled == "tokens" and config.family != "modernbert":
+        config = dataclasses.replace(config, head_dense=False)
+    return dataclasses.replace(config, labelled=labelled, labels=labels)
 
 
 _CLASSES = 1 << 16
+_CLASSIFIERS: dict[str, Labelled] = {
+    "ForSequenceClassification": "texts",
+    "ForTokenClassification": "tokens",
+}
 
 
-def _labels(raw: Settings) -> tuple[str, ...]:
-    """Names of the classes, () for a checkpoint without a sequence classifier."""
+def _labels(raw: Settings) -> tuple[Labelled, tuple[str, ...]]:
+    """What a checkpoint's classifier labels, and its classes: () where it has none."""
     kinds = raw.get("architectures", [])
     if not isinstance(kinds, list):
         raw.refuse("architectures", "give a list of names")
-    if not any(str(kind).endswith("ForSequenceClassification") for kind in kinds):
-        return ()
+    found: list[Labelled] = [
+        labelled
+        for kind in kinds
+        for ending, labelled in _CLASSIFIERS.items()
+        if str(kind).endswith(ending)
+    ]
+    if not found:
+        return "texts", ()
+    return found[0], _classes(raw)
+
+
+def _classes(raw: Settings) -> tuple[str, ...]:
     raw.only({"problem_type": "single_label_classification"})
     named = raw.inside("id2label")
     count = len(named) or raw.whole("num_labels", 2, most=_CLASSES)
@@ -196,6 +220,19 @@ def _modernbert(raw: Settings) -> dict[str, Any]:
     }
 
 
+def _eurobert(raw: Settings) -> dict[str, Any]:
+    bias = raw.flag("attention_bias")
+    # The key of the code that came with its first checkpoints.
+    key = "clf_pooling" if "clf_pooling" in raw else "classifier_pooling"
+    how = raw.one_of(key, "late", ("late", "mean", "bos"))
+    return {
+        "qkv_bias": bias,
+        "o_bias": bias,
+        "mlp_bias": raw.flag("mlp_bias"),
+        "head_pooling": "cls" if how == "bos" else how,
+    }
+
+
 _OUTER = ("tanh", "gelu")  # activations outside of blocks
 _SWITCHES = {
     "norm": "layer",
@@ -240,5 +277,10 @@ _FAMILIES = {
             "max_position_embeddings": 8192,
         },
         only={"rope_scaling": None},
+    ),
+    "eurobert": Family(
+        switches={"pre_norm": True, "embeds_normed": False, "head_activation": "gelu"},
+        rule=_eurobert,
+        defaults={"rms_norm_eps": 1e-5, "max_position_embeddings": 8192},
     ),
 }

@@ -4,7 +4,7 @@ Padding is on the right.
 
 References:
   Devlin et al. 2019, BERT; Liu et al. 2019, RoBERTa; He et al. 2021, DeBERTa and
-  DeBERTaV3; Warner et al. 2024, ModernBERT.
+  DeBERTaV3; Warner et al. 2024, ModernBERT; Boizard et al. 2025, EuroBERT.
 """
 
 import functools
@@ -59,7 +59,10 @@ def embed(
     types: Int[Array, "batch seq"],
     valid: Bool[Array, "batch seq"],
 ) -> Float[Array, "batch seq width"]:
-    """Embeddings of tokens, positions and token types, normalised; 0 on padding."""
+    """Embeddings of tokens, positions and token types, 0 on padding.
+
+    They are normalised, but in EuroBERT.
+    """
     x = model.embed_tokens.embedding[...][tokens]
     if model.embed_positions is not None:
         at = positions(valid) + model.config.position_offset
@@ -67,7 +70,8 @@ def embed(
     if model.embed_types is not None:
         rows = model.config.token_types
         x = x + model.embed_types.embedding[...][jnp.minimum(types, rows - 1)]
-    return jnp.where(valid[..., None], model.embed_norm(x), 0)
+    x = model.embed_norm(x) if model.config.embeds_normed else x
+    return jnp.where(valid[..., None], x, 0)
 
 
 def run(
@@ -106,7 +110,8 @@ def run(
         return (x, read), None
 
     first = jax.tree.map(lambda leaf: leaf[:layers], (weights, index))
-    (x, read), _ = jax.lax.scan(body, (x, x), first)
+    read = x if config.embeds_normed else model.embed_norm(x)
+    (x, read), _ = jax.lax.scan(body, (x, read), first)
     whole = layers in (None, config.num_hidden_layers)
     return read if whole else x
 
@@ -128,7 +133,12 @@ def logits(
     model: Encoder,
     hidden: Float[Array, "batch seq width"],
     valid: Bool[Array, "batch seq"],
-) -> Float[Array, "batch labels"]:
-    """What the classifier says of the last hidden states, float32."""
+) -> Float[Array, "batch *seq labels"]:
+    """What the classifier says of each text, or of each token, float32."""
     assert model.head is not None
-    return model.head(pool(hidden, valid, model.config.head_pooling))
+    how = model.config.head_pooling
+    if model.config.labelled == "tokens":
+        return model.head(hidden)
+    if how == "late":
+        return pool(model.head(hidden), valid, "mean")
+    return model.head(pool(hidden, valid, how))

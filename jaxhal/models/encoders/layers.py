@@ -193,22 +193,24 @@ class Convolution(nnx.Module):
 
 
 class Head(nnx.Module):
-    """From pooled tokens to one logit a label."""
+    """From tokens, or what is pooled of them, to one logit a label."""
 
     def __init__(self, config: EncoderConfig, dtype: Any, rngs: nnx.Rngs):
-        width, rows = config.hidden_size, len(config.labels)
-        self.dense = linear(width, width, config.head_bias, dtype, rngs)
+        width, rows, bias = config.hidden_size, len(config.labels), config.head_bias
+        dense = config.head_dense
+        self.dense = linear(width, width, bias, dtype, rngs) if dense else None
         self.norm = Norm(config, width, dtype) if config.head_norm else None
         self.out_proj = linear(width, rows, True, dtype, rngs)
         self.activation = config.head_activation
 
-    def features(self, pooled: Array) -> Array:
+    def features(self, x: Array) -> Array:
         """What the last layer reads."""
-        x = _activate(apply(self.dense, pooled, STANDARD), self.activation)
+        if self.dense is not None:
+            x = _activate(apply(self.dense, x, STANDARD), self.activation)
         return x if self.norm is None else self.norm(x)
 
     def __call__(
-        self, pooled: Float[Array, "batch width"]
-    ) -> Float[Array, "batch labels"]:
-        logits = apply(self.out_proj, self.features(pooled), STANDARD)
+        self, x: Float[Array, "batch *seq width"]
+    ) -> Float[Array, "batch *seq labels"]:
+        logits = apply(self.out_proj, self.features(x), STANDARD)
         return logits.astype(jnp.float32)

@@ -120,7 +120,7 @@ def load_encoder(
     dtype: Any = jnp.float32,
     pooling: Literal["cls", "mean"] | None = None,
 ) -> TextEncoder:
-    """Loads a BERT, RoBERTa, DeBERTa (v2, v3) or ModernBERT with its tokenizer.
+    """Loads BERT, RoBERTa, DeBERTa (v2, v3), ModernBERT or EuroBERT with its tokenizer.
 
     Args:
       source: a registry name, a folder with config.json and safetensors, or a Hugging

@@ -16,6 +16,7 @@ _PREFIXES = {
     "roberta": "roberta.",
     "deberta-v2": "deberta.",
     "modernbert": "model.",
+    "eurobert": "model.",
 }
 # What other heads store beside an encoder, and buffers.
 IGNORED = (
@@ -44,17 +45,18 @@ def plain_name(stored: str, config: EncoderConfig) -> str:
     name = stored.removeprefix(_PREFIXES[config.family])
     name = re.sub(r"LayerNorm\.gamma$", "LayerNorm.weight", name)
     name = re.sub(r"LayerNorm\.beta$", "LayerNorm.bias", name)
-    if config.family == "modernbert":  # a norm counts for the layer that it follows
-        last = config.num_hidden_layers
-        name = re.sub(r"^final_norm\.", f"layers.{last}.attn_norm.", name)
-        name = re.sub(
-            r"^layers\.(\d+)\.attn_norm\.",
-            lambda found: f"layers.{int(found[1]) - 1}.next_norm.",
-            name,
-        )
+    if config.family in _LAST_NORM:
+        last, norm = _LAST_NORM[config.family]
+        first = f"layers.{config.num_hidden_layers}.{norm}."
+        name = re.sub(rf"^{last}\.", first, name)
     return name
 
 
+# The norm at the end, and those of the layers, of which it is one more.
+_LAST_NORM = {
+    "modernbert": ("final_norm", "attn_norm"),
+    "eurobert": ("norm", "input_layernorm"),
+}
 _SELF = "encoder.layer.{}.attention.self"
 _BERT = {
     "embed_tokens": "embeddings.word_embeddings",
@@ -88,10 +90,24 @@ _MODERNBERT = {
     "blocks.self_attn.o_proj": "layers.{}.attn.Wo",
     "blocks.attention_norm": "layers.{}.mlp_norm",
     "blocks.mlp.down_proj": "layers.{}.mlp.Wo",
-    "blocks.output_norm": "layers.{}.next_norm",
+    "blocks.output_norm": "layers.{next}.attn_norm",
     "head.dense": "head.dense",
     "head.norm": "head.norm",
     "head.out_proj": "classifier",
+}
+_EUROBERT = {
+    "embed_tokens": "embed_tokens",
+    "embed_norm": "layers.0.input_layernorm",
+    "blocks.attention_norm": "layers.{}.post_attention_layernorm",
+    "blocks.output_norm": "layers.{next}.input_layernorm",
+    "head.dense": "dense",
+    "head.out_proj": "classifier",
+} | {
+    f"blocks.{name}": f"layers.{{}}.{name}"
+    for name in (
+        *(f"self_attn.{part}_proj" for part in "qkvo"),
+        *(f"mlp.{part}_proj" for part in ("gate", "up", "down")),
+    )
 }
 
 
@@ -107,7 +123,10 @@ def encoder_table(config: EncoderConfig) -> Table:
                 ("blocks.mlp.gate_proj", "blocks.mlp.up_proj"),
             )
         )
-    modules = _ROBERTA if config.family == "roberta" else _BERT
+    if config.family == "eurobert":
+        return origins(_EUROBERT)
+    pooled = config.family == "roberta" and config.labelled == "texts"
+    modules = _ROBERTA if pooled else _BERT
     if config.family == "deberta-v2":
         modules = modules | {name: f"{modules[name]}_proj" for name in QKV}
     return origins(modules)
