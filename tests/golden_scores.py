@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 import jaxhal
+import tiny_encoders
 from jaxhal import detectors, experiments
 from jaxhal.datasets import bundled
 from jaxhal.types import Example
@@ -34,6 +35,8 @@ DEMO_MORE = (
     "nli_context",
     "lrp4rag_threshold",
 )
+# Decided by a model of their own that has to be named, as :func:`own_model` names it.
+OWN_MODEL = ("pair_grader", "token_classifier")
 SAMPLED = (
     "semantic_entropy",
     "semantic_entropy_discrete",
@@ -90,6 +93,16 @@ RUNS: dict[str, dict[str, Any]] = {
 }
 
 
+def own_model(name: str) -> dict[str, Any]:
+    """A detector of those with a model of their own, with a tiny one."""
+    if name == "token_classifier":
+        return {name: tiny_encoders.lent("modernbert-tokens", 768)}
+    labels = ["contradiction", "entailment"]
+    return {
+        name: {"source": tiny_encoders.lent("deberta-v3", 512, 2), "labels": labels}
+    }
+
+
 def labelled(count: int = 60) -> list[dict[str, Any]]:
     """Rows of answers, three to a source; made-up ones are longer and have a span."""
     rows = []
@@ -136,7 +149,9 @@ def catalogue() -> dict[str, Any]:
             detectors.build({n: {"draw": {"n": 3, "max_new_tokens": 12}}})
             for n in SAMPLED
         ]
-        return _scores(lm, examples, [*drawn, *(n for n in names if n not in SAMPLED)])
+        models = [detectors.build(own_model(name)) for name in OWN_MODEL]
+        rest = [n for n in names if n not in (*SAMPLED, *OWN_MODEL)]
+        return _scores(lm, examples, [*drawn, *models, *rest])
 
 
 def _scores(lm, examples, chosen) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import jaxhal
-from golden_scores import LAYER, SAMPLED, labelled
+from golden_scores import LAYER, OWN_MODEL, SAMPLED, labelled, own_model
 from jaxhal.capture.forward import read_jit
 from jaxhal.detectors import CATALOGUE, Targets, build, features_of
 from jaxhal.features.base import OfText, Reducer
@@ -29,6 +29,8 @@ SPECS = {
     if name in LAYERED
     else {name: {"draw": {"max_new_tokens": 8, "n": 3}}}
     if name in SAMPLED
+    else own_model(name)
+    if name in OWN_MODEL
     else name
     for name in CATALOGUE
 }
@@ -249,8 +251,9 @@ def test_bfloat16_is_near(lm, examples):
     """Scores of methods that are not trained, by a reader in half precision."""
     params = jax.tree.map(lambda x: x.astype(jnp.bfloat16), lm.params)
     half = dataclasses.replace(lm, params=params, name="half")
+    chosen = [build(SPECS[name]) for name in READ]
     whole, halved = (
-        jaxhal.score(one, examples[:12], READ, progress=False) for one in (lm, half)
+        jaxhal.score(one, examples[:12], chosen, progress=False) for one in (lm, half)
     )
     for name in READ:
         a, b = (np.array([r.scores[name] for r in rs]) for rs in (whole, halved))

@@ -19,7 +19,7 @@ import tiny
 import tiny_encoders
 from jaxhal.models import registry
 from jaxhal.models.encoders import encoder as encoder_lib
-from jaxhal.models.encoders import encoding, text_encoder
+from jaxhal.models.encoders import encoding, text_encoder, windows
 from jaxhal.models.encoders.encoding import (
     bertscores,
     classify,
@@ -132,7 +132,7 @@ def test_first_token_and_unit_length(tmp_path):
     folder = write(tmp_path)
     write_pooling(folder, cls=True, normalize=True)
     encoder = load_encoder(folder)
-    assert encoder.pooling == encoding.Pooling("cls", True)
+    assert encoder.pooling == text_encoder.Pooling("cls", True)
     text = words(2, 9)
     hidden = alone(encoder, [2, *ids(text), 3])
     want = hidden[0, 0] / jnp.linalg.norm(hidden[0, 0])
@@ -211,13 +211,13 @@ def test_both_texts_are_read_in_windows_where_neither_leaves_room(nli, counts):
 def test_equal_texts_are_read_once_and_order_is_kept(nli, monkeypatch):
     texts = [words(at % 4, 1 + 9 * (at % 4)) for at in range(11)]
     read = []
-    collate = encoding.collate
+    collate = windows.collate
 
-    def counted(encoder, windows, batch_size):
-        read.extend(window.ids for window in windows)
-        return collate(encoder, windows, batch_size)
+    def counted(encoder, pieces, batch_size):
+        read.extend(piece.ids for piece in pieces)
+        return collate(encoder, pieces, batch_size)
 
-    monkeypatch.setattr(encoding, "collate", counted)
+    monkeypatch.setattr(windows, "collate", counted)
     found = embed(nli, texts)
     assert len(read) == 4
     assert [len(row) for row in read] == sorted(len(row) for row in read)
@@ -308,14 +308,14 @@ def test_the_first_word_is_compared_like_any_other(tmp_path):
 
 
 def test_few_programs_are_compiled(nli):
-    encoding._read.clear_cache()
+    windows._read.clear_cache()
     texts = [words(at, 1 + at % 38) for at in range(45)]
     embed(nli, texts)
     # 45 distinct texts in batches of 8, the last of 5 rows in the bucket of 6; columns
     # of 16, 24, 32 and 40.
-    assert encoding._read._cache_size() <= 5
+    assert windows._read._cache_size() <= 5
     embed(nli, texts[::-1])
-    assert encoding._read._cache_size() <= 5
+    assert windows._read._cache_size() <= 5
 
 
 def test_bfloat16(tmp_path):

@@ -104,7 +104,7 @@ def test_inference_names_classes_that_a_configuration_does_not(tmp_path, monkeyp
     found = Inference(folder, named)(pairs)
     theirs = encoding.classify(encoding.load_encoder(folder), pairs)
     np.testing.assert_allclose(found[:, [1, 2, 0]], theirs, atol=1e-6)
-    monkeypatch.setitem(entailment._UNNAMED, folder, named)
+    monkeypatch.setitem(entailment.PUBLISHED, folder, Inference(folder, named))
     np.testing.assert_array_equal(Inference(folder)(pairs), found)
     # Long ones are read in windows, by the class that is named entailment.
     long = [(" ".join(f"w{n % 40}" for n in range(60)), "w3 w4")]

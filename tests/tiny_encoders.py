@@ -1,8 +1,16 @@
 """Tiny encoders of every family whose weights follow from their names alone."""
 
+import atexit
+import functools
 import json
+import shutil
+import tempfile
+from pathlib import Path
 
 import numpy as np
+import tokenizers
+import transformers
+from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
 import tiny
 
@@ -168,3 +176,58 @@ def golden(case: str) -> dict:
             if name.startswith(prefix)
         }
     return {**meta, "outputs": outputs}
+
+
+_TEXT = (
+    "The box holds many red balls, and a café beside it serves 猫 and naïve 🙂 tea. "
+)
+
+
+def write_any_text(
+    folder: Path,
+    case: str,
+    context: int = 1024,
+    roberta: bool = False,
+    classes: int | None = None,
+    **changes,
+) -> Path:
+    """A folder of a tiny model that reads any text; tokens may cut characters."""
+    backend = tokenizers.Tokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
+    trainer = trainers.BpeTrainer(
+        vocab_size=310,
+        special_tokens=special,
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    backend.train_from_iterator([_TEXT], trainer)
+    kind = processors.RobertaProcessing if roberta else processors.BertProcessing
+    own = {"trim_offsets": False} if roberta else {}
+    backend.post_processor = kind(("[SEP]", 3), ("[CLS]", 2), **own)
+    want = golden(case)
+    sizes = {"vocab_size": backend.get_vocab_size(), "max_position_embeddings": context}
+    old = want["config"]["vocab_size"]
+    shapes = {
+        name: [sizes["vocab_size"], *shape[1:]] if shape[0] == old else shape
+        for name, shape in want["shapes"].items()
+    }
+    if classes is not None:
+        names = {str(at): f"LABEL_{at}" for at in range(classes)}
+        sizes |= {"id2label": names, "label2id": None}
+        for name in ("classifier.weight", "classifier.bias"):
+            shapes[name] = [classes, *shapes[name][1:]]
+    tiny.write_folder(folder, want["config"] | sizes | changes, shapes)
+    transformers.PreTrainedTokenizerFast(
+        tokenizer_object=backend, pad_token="[PAD]", cls_token="[CLS]"
+    ).save_pretrained(folder)
+    return folder
+
+
+@functools.cache
+def lent(case: str, context: int, classes: int | None = None) -> str:
+    """Such a folder that all tests of a process share."""
+    folder = tempfile.mkdtemp()
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return str(write_any_text(Path(folder), case, context, classes=classes))

@@ -27,6 +27,9 @@ from jaxhal.detectors.controls import response_length as response_length
 from jaxhal.detectors.controls import tfidf as tfidf
 from jaxhal.detectors.eigenscore import eigenscore as eigenscore
 from jaxhal.detectors.ensemble import ensemble as ensemble
+from jaxhal.detectors.graders import nli_context as nli_context
+from jaxhal.detectors.graders import pair_grader as pair_grader
+from jaxhal.detectors.lettucedetect import token_classifier as token_classifier
 from jaxhal.detectors.lookback_lens import lookback_lens as lookback_lens
 from jaxhal.detectors.lookback_lens import lookback_probe as lookback_probe
 from jaxhal.detectors.lookback_lens import lookback_ratio as lookback_ratio
@@ -44,7 +47,6 @@ from jaxhal.detectors.probes import mlp_probe as mlp_probe
 from jaxhal.detectors.probes import token_probe as token_probe
 from jaxhal.detectors.prompts import detection_prompt as detection_prompt
 from jaxhal.detectors.prompts import icl_prompt as icl_prompt
-from jaxhal.detectors.selfcheck import nli_context as nli_context
 from jaxhal.detectors.selfcheck import selfcheck_bertscore as selfcheck_bertscore
 from jaxhal.detectors.selfcheck import selfcheck_ngram as selfcheck_ngram
 from jaxhal.detectors.selfcheck import selfcheck_nli as selfcheck_nli
@@ -99,6 +101,8 @@ CATALOGUE: dict[str, Callable[[], Detector]] = {
     "selfcheck_ngram": selfcheck_ngram,
     "selfcheck_bertscore": selfcheck_bertscore,
     "nli_context": nli_context,
+    "pair_grader": pair_grader,
+    "token_classifier": token_classifier,
     "toha": toha,
     "toha_supervised": toha_supervised,
     "topology_probe": topology_probe,
@@ -142,12 +146,17 @@ AT_ONCE = tuple(name for name, make in CATALOGUE.items() if _at_once(make()))
 def get(names: Sequence[str] | None = None) -> list[Detector]:
     """Detectors by catalogue name; for ``None`` those of :data:`AT_ONCE`.
 
+    A name with a colon has behind it what the detector is loaded from.
+
     Example:
       >>> [detector.name for detector in get(["mtop_div", "novel_words"])]
       ['mtop_div', 'novel_words']
+      >>> get(["token_classifier:owner/name"])[0].by
+      'token classifier (owner/name)'
     """
     chosen = []
-    for name in AT_ONCE if names is None else names:
+    for spec in AT_ONCE if names is None else names:
+        name, _, source = spec.partition(":")
         if name == "ensemble":
             raise ValueError(
                 "an ensemble needs members, and must be fitted: jaxhal.detectors.build("
@@ -159,12 +168,14 @@ def get(names: Sequence[str] | None = None) -> list[Detector]:
             raise ValueError(
                 f"unknown detector {name!r}{hint} (known: {', '.join(CATALOGUE)})"
             )
-        chosen.append(CATALOGUE[name]())
+        chosen.append(build({name: source}) if ":" in spec else CATALOGUE[name]())
     return chosen
 
 
-def build(spec: str | Mapping[str, Mapping[str, Any]]) -> Detector:
+def build(spec: str | Mapping[str, Mapping[str, Any] | str]) -> Detector:
     """A detector from a name, or from ``{name: {option: value}}`` as configs write it.
+
+    ``{name: text}`` is ``{name: {"source": text}}``: what the detector is loaded from.
 
     An option at its default changes nothing: the detector is the same object, which
     compiles once.
@@ -180,8 +191,9 @@ def build(spec: str | Mapping[str, Mapping[str, Any]]) -> Detector:
         raise ValueError(
             f"detector {dict(spec)!r} is not of the form {{name: options}}"
         )
-    ((name, options),) = spec.items()
-    options = dict(options or {})
+    ((name, given),) = spec.items()
+    given = {"source": given} if isinstance(given, str) else given
+    options: dict[str, Any] = dict(given or {})
     called = options.get("name", name)
     for other in {*CATALOGUE, "ensemble"} - {name}:
         if _bare(str(called)) == _bare(other):

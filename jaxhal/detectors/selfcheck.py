@@ -19,7 +19,7 @@ from jaxhal.llm import entailment as nli
 from jaxhal.llm.endpoint import Endpoint, endpoint_of
 from jaxhal.llm.entailment import Entailment, Reader, YesNo, named
 from jaxhal.models.encoders import encoding
-from jaxhal.reading.bulk import Bulk, Measure
+from jaxhal.reading.bulk import Bulk, Measure, OfTokens
 from jaxhal.reading.samples import Draw
 from jaxhal.reading.units import Part, sentence_numbers
 from jaxhal.texts import sentences_of
@@ -185,14 +185,10 @@ def _heard(samples: Sequence[str]) -> list[list[str]]:
 
 
 @dataclasses.dataclass(frozen=True)
-class Places(Measure):
-    """Which sentence each token is in, ``Int[examples response]``, -1 for none."""
+class Places(OfTokens):
+    """Which sentence each token is in, -1 for none."""
 
-    of_sentences = True
-
-    @property
-    def axes(self) -> tuple[str, ...]:
-        return ("response",)
+    dtype, beyond = np.int32, -1
 
     def __call__(self, bulk: Bulk) -> np.ndarray:
         tokenizer = bulk.lm.require_tokenizer()
@@ -200,18 +196,7 @@ class Places(Measure):
         for example in bulk.examples:
             _, offsets = tokenizer.encode_with_offsets(example.response)
             found.append(sentence_numbers(example.response, offsets))
-        places = np.full((len(found), max(map(len, found))), -1, np.int32)
-        for row, some in zip(places, found, strict=True):
-            row[: len(some)] = some
-        return places
-
-    def cut(self, values: Any, parts: Sequence[Part]) -> np.ndarray:
-        found = np.full((len(parts), values.shape[1]), -1, np.int32)
-        for row, part in zip(found, parts, strict=True):
-            where = np.flatnonzero(part.tokens)
-            some = values[part.row, where[where < values.shape[1]]]
-            row[: len(some)] = some
-        return found
+        return self.padded(found, max(map(len, found)))
 
 
 _unmatched = jax.jit(jax.vmap(consistency.selfcheck_bertscore))
@@ -255,7 +240,7 @@ def selfcheck_nli(
     drawn = draw_of(draw, _PUBLISHED)
     support = SentenceSupport(entailment, drawn, "published")
     summary = f"contradiction by {drawn}; {named(entailment)}"
-    return _over_sentences("selfcheck_nli", summary, "0 to 1", _SELFCHECK, support, how)
+    return over_sentences("selfcheck_nli", summary, "0 to 1", _SELFCHECK, support, how)
 
 
 def selfcheck_prompt(
@@ -286,7 +271,7 @@ def _selfcheck_prompt(
     support = SentenceSupport(judge, drawn, "ordinary")
     who = "the reader" if there is None else there.name
     summary = f"{who} asked whether each of {drawn} supports a sentence"
-    return _over_sentences(
+    return over_sentences(
         "selfcheck_prompt", summary, "0 to 1", _SELFCHECK, support, how
     )
 
@@ -308,7 +293,7 @@ def selfcheck_ngram(
     drawn = draw_of(draw, _PUBLISHED)
     surprise = Ngrams(drawn, n, over)
     summary = f"surprise of words under {drawn}"
-    return _over_sentences(
+    return over_sentences(
         *("selfcheck_ngram", summary, "nats", _SELFCHECK, surprise, "mean"),
         to_share=lambda nats: -jnp.expm1(-nats),
     )
@@ -341,26 +326,10 @@ def selfcheck_bertscore(
     where = "its last layer" if layer is None else f"layer {layer}"
     summary = f"BERTScore's distance from {drawn}; {where} of {encoder}"
     name = "selfcheck_bertscore"
-    return _over_sentences(name, summary, "1 - F1", _SELFCHECK, measure, how)
+    return over_sentences(name, summary, "1 - F1", _SELFCHECK, measure, how)
 
 
-@factory
-def nli_context(
-    entailment: str | Entailment = "similarity",
-    how: Literal["mean", "max"] = "mean",
-) -> Detector:
-    """How little the source text supports the answer, sentence by sentence.
-
-    That is 1 minus the probability that a sentence follows from it; nothing is sampled.
-    A baseline of Lookback Lens.  Arguments are those of :func:`selfcheck_nli`.
-    """
-    support = SentenceSupport(entailment, None, "ordinary")
-    summary = f"sentences that the source does not support; {named(entailment)}"
-    reference = "baseline of Chuang et al., Lookback Lens, EMNLP 2024"
-    return _over_sentences("nli_context", summary, "0 to 1", reference, support, how)
-
-
-def _over_sentences(
+def over_sentences(
     name: str,
     summary: str,
     unit: str,
@@ -383,11 +352,7 @@ def _over_sentences(
     def tokens(params: Any, features: Features) -> Any:
         del params
         values = jnp.clip(to_share(features[measure.feature]["values"]), 0.0, 1.0)
-        # As long as the longest of all answers, a batch as the longest of its own.
-        length = features["valid"].shape[1]
-        place = features[_PLACES.feature][:, :length]
-        missing = length - place.shape[1]
-        place = jnp.pad(place, [(0, 0), (0, missing)], constant_values=-1)
+        place = _PLACES.along(features)
         scores = jnp.take_along_axis(values, jnp.maximum(place, 0), 1)
         return on_tokens(jnp.where(place >= 0, scores, 0.0), features)
 

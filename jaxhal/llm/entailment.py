@@ -25,8 +25,6 @@ from jaxhal.types import Example
 Pair = tuple[str, str]
 
 _CLASSES = ("contradiction", "neutral", "entailment")
-# Classes of published encoders whose configuration does not name them.
-_UNNAMED = {"potsawee/deberta-v3-large-mnli": ("entailment", "contradiction")}
 # Rows that a reader reads together, two for each question.
 _BATCH = 16
 ASK = """\
@@ -94,46 +92,99 @@ def _likeness(first: np.ndarray, second: np.ndarray) -> float:
     return float(max(cosine.max(1).mean(), cosine.max(0).mean()))
 
 
+FACTCG = """\
+{premise}
+
+Choose your answer: based on the paragraph above can we conclude that "{hypothesis}"?
+
+OPTIONS:
+- Yes
+- No
+I think the answer is """
+
+
 @dataclasses.dataclass(frozen=True)
 class Inference:
-    """A classifier trained for natural language inference.
+    """A classifier trained for natural language inference, or to grade claims.
+
+    What its configuration does not tell is known of :data:`PUBLISHED` ones.  One of two
+    classes, ``entailment`` and another, counts all that is not entailed as a
+    contradiction.
 
     Args:
       source: an encoder, as :func:`jaxhal.models.encoders.load_encoder` takes it.
       labels: its classes in order; by default those that its configuration names.
+      template: the one text that it reads in place of a pair, with ``{premise}`` and
+        ``{hypothesis}`` in it.
+      length: tokens that it reads together, by default all that it can.
     """
 
     source: str
     labels: tuple[str, ...] | None = None
+    template: str | None = None
+    length: int | None = None
+
+    def __post_init__(self):
+        for name in ("{premise}", "{hypothesis}"):
+            if self.template is not None and name not in self.template:
+                raise ValueError(f"template {self.template!r} lacks {name}; put it in")
 
     @property
     def name(self) -> str:
         return f"natural language inference ({self.source})"
 
     def __call__(self, pairs: Sequence[Pair], /) -> Float[np.ndarray, "pairs 3"]:
+        known = PUBLISHED.get(self.source, self)
         encoder = kept_encoder(self.source)
-        named = self.labels or _UNNAMED.get(self.source, encoder.labels)
-        labels = [label.lower() for label in named]
-        if len(labels) != len(encoder.labels):
-            raise ValueError(
-                f"labels is {tuple(named)}, but encoder {self.source!r} has "
-                f"{len(encoder.labels)} classes; name each of them"
-            )
-        missing = {"entailment", "contradiction"} - set(labels)
-        if missing:
-            raise ValueError(
-                f"encoder {self.source!r} has the labels {', '.join(named)}, "
-                f"none of them {' or '.join(sorted(missing))}; use a model of natural "
-                "language inference, and name its classes by labels=(...) or in its "
-                "config.json where they are LABEL_0 and so on"
-            )
-        found = classify(encoder, pairs, labels=labels)
+        if length := self.length or known.length:
+            encoder = encoder.reading(length)
+        named = self.labels or known.labels or encoder.labels
+        labels = _classes(self.source, named, len(encoder.labels))
+        template = self.template or known.template
+        found = classify(encoder, pairs, labels=labels, template=template)
         # Some are trained without a neutral class.
         columns = [
             found[:, labels.index(name)] if name in labels else np.zeros(len(found))
             for name in _CLASSES
         ]
         return np.stack(columns, 1).astype(np.float32)
+
+
+# Two classes, of which the second is support.
+_GRADES = ("contradiction", "entailment")
+#: Encoders whose configuration does not tell how they are used, by source.  FactCG
+#: reads 550 words of a source together, which are about as many tokens as here.
+PUBLISHED = {
+    one.source: one
+    for one in (
+        Inference(
+            "potsawee/deberta-v3-large-mnli", labels=("entailment", "contradiction")
+        ),
+        Inference("lytang/MiniCheck-DeBERTa-v3-Large", _GRADES, length=2048),
+        Inference("yaxili96/FactCG-DeBERTa-v3-Large", _GRADES, FACTCG, length=800),
+    )
+}
+
+
+def _classes(source: str, named: Sequence[str], count: int) -> list[str]:
+    """Names of an encoder's classes in small letters, if two are those needed."""
+    labels = [label.lower() for label in named]
+    if len(labels) != count:
+        raise ValueError(
+            f"labels is {tuple(named)}, but encoder {source!r} has {count} classes; "
+            "name each of them"
+        )
+    if count == 2 and "entailment" in labels:
+        labels[1 - labels.index("entailment")] = "contradiction"
+    missing = {"entailment", "contradiction"} - set(labels)
+    if missing:
+        raise ValueError(
+            f"encoder {source!r} has the labels {', '.join(named)}, none of them "
+            f"{' or '.join(sorted(missing))}; use a model of natural language "
+            "inference, and name its classes by labels=(...) or in its config.json "
+            "where they are LABEL_0 and so on"
+        )
+    return labels
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

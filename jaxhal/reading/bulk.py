@@ -2,10 +2,11 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Float
 
@@ -177,3 +178,36 @@ class Measure(Feature):
         """Of answers, or of parts of them, what was computed of all answers."""
         rows = [part.row for part in parts]
         return jax.tree.map(lambda leaf: leaf[rows], values)
+
+
+class OfTokens(Measure):
+    """A number for each token of each answer, ``[examples response]``."""
+
+    #: Of the numbers, and which stands where an answer has no more tokens.
+    dtype: ClassVar[Any] = np.float32
+    beyond: ClassVar[int] = 0
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        return ("response",)
+
+    def cut(self, values: Any, parts: Sequence[Part]) -> np.ndarray:
+        of_parts = []
+        for part in parts:
+            where = np.flatnonzero(part.tokens)
+            of_parts.append(values[part.row, where[where < values.shape[1]]])
+        return self.padded(of_parts, values.shape[1])
+
+    def padded(self, rows: Sequence[np.ndarray], length: int) -> np.ndarray:
+        """Values of some answers, each with as many as it has tokens."""
+        found = np.full((len(rows), length), self.beyond, self.dtype)
+        for row, some in zip(found, rows, strict=True):
+            row[: len(some)] = some
+        return found
+
+    def along(self, features: Mapping[str, Any]) -> Any:
+        """Its values in a batch: all are as long as the longest, a batch as its own."""
+        values, length = features[self.feature], features["valid"].shape[1]
+        values = values[:, :length]
+        missing = [(0, 0), (0, length - values.shape[1])]
+        return jnp.pad(values, missing, constant_values=self.beyond)

@@ -194,10 +194,15 @@ def resolve_for(
     return chosen
 
 
-# Tokens belong to a span from this score on: where the token probe's F1 is best on
-# RAGTruth QA, and where the reader gave the token less than 1 % probability.  Where no
-# detector that scores tokens may decide, the first of these colours them.
-PREFERRED = {"token_probe": 0.25, "predictive_probability": 0.99}
+# Tokens belong to a span from this score on: where a classifier finds it rather made up
+# than not, where the token probe's F1 is best on RAGTruth QA, and where the reader gave
+# the token less than 1 % probability.  Where no detector that scores tokens may decide,
+# the first of these colours them.
+PREFERRED = {
+    "token_classifier": 0.5,
+    "token_probe": 0.25,
+    "predictive_probability": 0.99,
+}
 _OTHERWISE = 0.5
 # What a report has from its example.
 GIVEN = ("id", "response", "context", "question", "prompt", "label", "labels")

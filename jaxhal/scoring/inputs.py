@@ -17,7 +17,7 @@ from jaxhal.io.progress import Bar
 from jaxhal.io.showing import quoted
 from jaxhal.models.batching import Encoded
 from jaxhal.models.lm import LM
-from jaxhal.reading.bulk import Measure
+from jaxhal.reading.bulk import Measure, OfTokens
 from jaxhal.reading.extract import Extraction, extract
 from jaxhal.reading.store import Store
 from jaxhal.reading.units import Unit
@@ -125,7 +125,9 @@ def _check_cuts(detectors: Sequence[Detector], unit: Unit) -> None:
     for name, feature in features_of(detectors).items():
         match feature:
             case Measure():
-                fits = unit == "sentence" and feature.of_sentences
+                fits = isinstance(feature, OfTokens) or (
+                    unit == "sentence" and feature.of_sentences
+                )
             case OfText():
                 fits = True
             case _:

@@ -6,29 +6,19 @@ What is longer than an encoder's context is read in windows.
 import collections
 import functools
 import itertools
-from collections.abc import Callable, Hashable, Sequence
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import nnx
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float
 
 from jaxhal.features import consistency
-from jaxhal.io.progress import progress_bar
 from jaxhal.models.batching import bucket
-from jaxhal.models.encoders import encoder as encoder_lib
-from jaxhal.models.encoders.text_encoder import Pooling as Pooling
-from jaxhal.models.encoders.text_encoder import TextEncoder as TextEncoder
-from jaxhal.models.encoders.text_encoder import load_encoder as load_encoder
+from jaxhal.models.encoders.text_encoder import Framed, TextEncoder, load_encoder
+from jaxhal.models.encoders.windows import SMALLEST, Windows, cut_all, run
 
-if TYPE_CHECKING:
-    import tokenizers
-
-_SMALLEST = 16  # columns of a batch
-_ROWS = 32  # of a batch
-_CPU_ROWS = 8  # more at once save nothing there, and are padded more
 _COMPARED = 4096  # tokens of either side of the pairs that are compared at once
 
 
@@ -64,7 +54,7 @@ def embed(
             "pooling='mean' or pooling='cls'"
         )
     windows = _of_texts(encoder, texts)
-    found = np.stack(_run(encoder, windows, "pooled", progress=progress))
+    found = np.stack(run(encoder, windows, "pooled", progress=progress))
     weight = np.array([len(piece) for piece in windows.pieces], np.float32)
     mean = np.add.reduceat(found * weight[:, None], windows.group)
     mean /= np.add.reduceat(weight, windows.group)[:, None]
@@ -78,6 +68,7 @@ def classify(
     pairs: Sequence[Any],
     *,
     labels: Sequence[str] | None = None,
+    template: str | None = None,
 ) -> Float[np.ndarray, "pairs labels"]:
     """Probabilities of an encoder's classes for each pair of texts, in [0, 1], float32.
 
@@ -92,27 +83,32 @@ def classify(
       encoder: with a classifier.
       pairs: of premise and hypothesis.
       labels: names of the classes in order; by default ``encoder.labels``.
+      template: for classifiers of one text that is made of a pair, which text, with
+        ``{premise}`` and ``{hypothesis}`` in it; of long ones the premise is cut.
 
     Raises:
       TypeError, ValueError: on no pairs, naming one that is no pair of texts, and on an
-        encoder without classifier, or a pair too long for one without a label
-        ``entailment``.
+        encoder without a classifier of texts, or a pair too long for one without a
+        label ``entailment``.
     """
-    if not encoder.labels:
+    if not encoder.labels or encoder.config.labelled != "texts":
         raise ValueError(
-            f"encoder {encoder.name!r} has no classifier; load a checkpoint of a "
-            "sequence classifier, such as a natural language inference model"
+            f"encoder {encoder.name!r} has no classifier of texts; load a checkpoint "
+            "of a sequence classifier, such as a natural language inference model"
         )
     names = [label.lower() for label in labels or encoder.labels]
     entailment = names.index("entailment") if "entailment" in names else None
     length, cut = encoder.config.context_length, entailment is not None
     _check_pairs(pairs)
-    windows = _windows(
-        "pair",
-        [tuple(pair) for pair in pairs],
-        lambda pair: encoder.tokenizer.pair_windows(pair[0], pair[1], length, cut),
-    )
-    found = np.stack(_run(encoder, windows, "probabilities"))
+
+    def cut_one(pair: tuple[str, str]) -> list:
+        if template is None:
+            return encoder.tokenizer.pair_windows(*pair, length, cut)
+        framed = Framed.of(template, *pair)
+        return [encoder.tokenizer.framed_windows(framed, None, length)]
+
+    windows = cut_all("pair", [tuple(pair) for pair in pairs], cut_one)
+    found = np.stack(run(encoder, windows, "probabilities"))
     if entailment is None:
         return found[windows.row]
     support = found[:, entailment]
@@ -127,6 +123,43 @@ def _extreme(values: np.ndarray, starts: np.ndarray) -> np.ndarray:
     group[starts[1:]] = 1
     order = np.lexsort((values, np.cumsum(group)))
     return order[np.append(starts[1:], len(values)) - 1]
+
+
+def token_probabilities(
+    encoder: TextEncoder,
+    asked: Sequence[tuple[Framed, str]],
+    *,
+    progress: bool | None = None,
+) -> list[Float[np.ndarray, " tokens"]]:
+    """Of each token of a text, the probability of class 1, read after another text.
+
+    Where both are longer than the encoder's context, the first is read in windows, each
+    with all of the second.  One window is evidence enough that a token is not of class
+    1: it has the lowest of their probabilities.  Equal ones are read once.
+
+    Raises:
+      ValueError: on an encoder without a classifier of tokens into two classes, and
+        where a text leaves no room for the one before it.
+    """
+    if encoder.config.labelled != "tokens" or len(encoder.labels) != 2:
+        raise ValueError(
+            f"encoder {encoder.name!r} has no classifier of tokens into two classes; "
+            "load one of a token classifier, such as LettuceDetect's"
+        )
+    length = encoder.config.context_length
+
+    def cut_one(one: tuple[Framed, str]) -> list:
+        return [encoder.tokenizer.framed_windows(one[0], one[1], length)]
+
+    windows = cut_all("answer", asked, cut_one)
+    found = run(encoder, windows, "probabilities", progress=progress)
+    of_second = [
+        row[: len(piece), 1][np.array(piece.sequence_ids) == 1]
+        for row, piece in zip(found, windows.pieces, strict=True)
+    ]
+    bounds = itertools.pairwise([*windows.group, None])
+    lowest = [np.min(of_second[start:end], axis=0) for start, end in bounds]
+    return [lowest[row] for row in windows.row]
 
 
 def token_states(
@@ -154,7 +187,7 @@ def token_states(
             f"{most}"
         )
     windows = _of_texts(encoder, texts)
-    found = _run(encoder, windows, "states", layer, progress)
+    found = run(encoder, windows, "states", layer, progress)
     parts = [
         row[: len(piece)][np.array(piece.special_tokens_mask) == 0]
         for row, piece in zip(found, windows.pieces, strict=True)
@@ -188,7 +221,7 @@ def bertscores(
     states = dict(zip(texts, read, strict=True))
     groups = collections.defaultdict(list)
     for pair in row:
-        groups[bucket(max(len(states[text]) for text in pair), _SMALLEST)].append(pair)
+        groups[bucket(max(len(states[text]) for text in pair), SMALLEST)].append(pair)
     found = np.zeros((len(row), 3), np.float32)
     for columns, group in groups.items():
         size = max(1, _COMPARED // columns)
@@ -219,39 +252,6 @@ def _compared(first: Array, first_valid: Array, second: Array, second_valid: Arr
     return jnp.stack(scores, axis=-1)
 
 
-@jax.jit(static_argnames=("what", "layer"))
-def _read(
-    encoder: TextEncoder,
-    tokens: Array,
-    types: Array,
-    valid: Array,
-    what: Literal["pooled", "probabilities", "states"],
-    layer: int | None,
-) -> Array:
-    model = nnx.merge(encoder.graphdef, encoder.params)
-    embedded = encoder_lib.embed(model, tokens, types, valid)
-    hidden = encoder_lib.run(model, embedded, valid, layer)
-    if what == "probabilities":
-        return jax.nn.softmax(encoder_lib.logits(model, hidden, valid), axis=-1)
-    if what == "pooled":
-        assert encoder.pooling is not None
-        hidden = encoder_lib.pool(hidden, valid, encoder.pooling.how)
-    return hidden.astype(jnp.float32)
-
-
-class Windows(NamedTuple):
-    """Windows of the distinct inputs, and where each input finds its own.
-
-    Windows of a pair with the same window of the second text are a group; of texts, all
-    windows of one.
-    """
-
-    pieces: "list[tokenizers.Encoding]"
-    group: Int[np.ndarray, " groups"]  # the first window of each
-    first: Int[np.ndarray, " distinct"]  # the first group of each distinct input
-    row: Int[np.ndarray, " inputs"]  # the distinct input that equals each input
-
-
 def _of_texts(encoder: TextEncoder, texts: Sequence[Any]) -> Windows:
     """Windows of texts, each as long as the encoder's context allows."""
     _check_list("texts", texts)
@@ -259,63 +259,7 @@ def _of_texts(encoder: TextEncoder, texts: Sequence[Any]) -> Windows:
         _check_text(f"text {at}", text)
     length = encoder.config.context_length
     tokenizer = encoder.tokenizer
-    return _windows("text", texts, lambda text: [tokenizer.windows(text, length)])
-
-
-def _windows(what: str, inputs: Sequence[Hashable], cut: Callable) -> Windows:
-    distinct: dict[Hashable, int] = {}
-    groups, first = [], []
-    for at, one in enumerate(inputs):
-        if one in distinct:
-            continue
-        distinct[one] = len(distinct)
-        first.append(len(groups))
-        try:
-            groups += cut(one)
-        except ValueError as error:
-            raise ValueError(f"{what} {at}: {error}") from error
-    row = np.array([distinct[one] for one in inputs])
-    starts = np.cumsum([0, *map(len, groups[:-1])])
-    return Windows([*itertools.chain(*groups)], starts, np.array(first), row)
-
-
-def _run(
-    encoder: TextEncoder,
-    windows: Windows,
-    what: Literal["pooled", "probabilities", "states"],
-    layer: int | None = None,
-    progress: bool | None = False,
-) -> list[np.ndarray]:
-    """What comes of each window, in order; those of like length are read together."""
-    batch_size = _CPU_ROWS if jax.default_backend() == "cpu" else _ROWS
-    order = np.argsort([len(piece) for piece in windows.pieces], kind="stable")
-    found = {}
-    with progress_bar(len(order), "reading texts", "text", progress) as bar:
-        for start in range(0, len(order), batch_size):
-            part = order[start : start + batch_size].tolist()
-            batch = collate(encoder, [windows.pieces[at] for at in part], batch_size)
-            # Rows beyond the windows are dummies.
-            rows = np.asarray(_read(encoder, *batch, what, layer))
-            found |= zip(part, rows, strict=False)
-            bar.update(len(part))
-    return [found[at] for at in range(len(order))]
-
-
-def collate(
-    encoder: TextEncoder, pieces: "list[tokenizers.Encoding]", batch_size: int
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Token ids, token types and which are no padding, in a bucketed shape."""
-    longest = max(len(piece) for piece in pieces)
-    columns = min(bucket(longest, _SMALLEST), encoder.config.context_length)
-    rows = min(bucket(len(pieces), 1), batch_size)
-    tokens = np.full((rows, columns), encoder.tokenizer.pad_id, np.int32)
-    types, valid = np.zeros_like(tokens), np.zeros((rows, columns), bool)
-    valid[:, 0] = True  # rows beyond the windows are dummies of one token
-    for row, piece in enumerate(pieces):
-        tokens[row, : len(piece)] = piece.ids
-        types[row, : len(piece)] = piece.type_ids
-        valid[row, : len(piece)] = True
-    return tokens, types, valid
+    return cut_all("text", texts, lambda text: [tokenizer.windows(text, length)])
 
 
 def _check_pairs(pairs: Sequence[Any]) -> None:

@@ -21,6 +21,25 @@ if TYPE_CHECKING:
     import tokenizers
 
 
+class Framed(NamedTuple):
+    """A text that may be cut in its middle, and what always stands around it."""
+
+    before: str
+    middle: str
+    after: str = ""
+
+    @classmethod
+    def of(cls, template: str, premise: str, hypothesis: str) -> "Framed":
+        """A template of both, in which the premise may be cut."""
+        before, _, after = template.partition("{premise}")
+        filled = (part.replace("{hypothesis}", hypothesis) for part in (before, after))
+        return cls(next(filled), premise, next(filled))
+
+    def around(self, part: str) -> str:
+        """The text with another middle."""
+        return f"{self.before}{part}{self.after}"
+
+
 class TextTokenizer(Tokenizer):
     """A tokenizer that adds special tokens and cuts what is too long into windows."""
 
@@ -84,6 +103,41 @@ class TextTokenizer(Tokenizer):
             for part in [b, *b.overflowing]
         ]
 
+    def framed_windows(
+        self, text: Framed, second: str | None, length: int
+    ) -> "list[tokenizers.Encoding]":
+        """A text, or a pair, in windows over the middle of the first.
+
+        They overlap by a quarter, and each has the whole second text.
+
+        Raises:
+          ValueError: when what must stand in each window leaves less than an eighth of
+            it to the middle, naming its length.
+        """
+        last = None if second is None else self._encode(second)
+
+        def whole(part: str) -> "tokenizers.Encoding":
+            return self._whole.post_process(self._encode(text.around(part)), last)
+
+        uncut = whole(text.middle)
+        if len(uncut) <= length:
+            return [uncut]
+        room = left = length - len(whole(""))
+        _, offsets = self.encode_with_offsets(text.middle)
+        while room >= max(1, length // 8):
+            shared = room // 4
+            starts = range(0, max(1, len(offsets) - shared), room - shared)
+            spans = [(offsets[at, 0], offsets[at:][:room][-1, 1]) for at in starts]
+            windows = [whole(text.middle[start:end]) for start, end in spans]
+            over = max(map(len, windows)) - length
+            if over <= 0:
+                return windows
+            room -= over  # a part may have more tokens beside other text
+        raise ValueError(
+            f"what is asked takes {length - left} tokens of the encoder's {length}, "
+            f"and its source has {len(offsets)}; shorten the answer"
+        )
+
 
 class Pooling(NamedTuple):
     """How token vectors become one, and whether it gets unit length."""
@@ -112,6 +166,20 @@ class TextEncoder:
     def labels(self) -> tuple[str, ...]:
         """Names of the classes, in the order of the logits; () without a classifier."""
         return self.config.labels
+
+    def reading(self, length: int) -> "TextEncoder":
+        """The same, but for how many tokens it reads together.
+
+        ValueError where it knows fewer positions.
+        """
+        known = self.config.context_length
+        if self.config.position_rows and length > known or length < 1:
+            raise ValueError(
+                f"length is {length}, and encoder {self.name!r} reads up to {known} "
+                "tokens; give no more than that, or leave it out"
+            )
+        config = dataclasses.replace(self.config, context_length=length)
+        return dataclasses.replace(self, config=config)
 
 
 def load_encoder(
