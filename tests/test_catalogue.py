@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import jaxhal
-from golden_scores import LAYER, OWN_MODEL, SAMPLED, labelled, own_model
+from golden_scores import OWN_MODEL, SAMPLED, labelled, own_model
 from jaxhal.capture.forward import read_jit
 from jaxhal.detectors import CATALOGUE, Targets, build, features_of
 from jaxhal.features.base import OfText, Reducer
@@ -23,11 +23,8 @@ from jaxhal.scoring.inputs import collect
 from jaxhal.types import Batch, Example, Label
 from tiny_lm import tiny_lm
 
-LAYERED = ("hidden_probe", "mlp_probe", "attention_pooling", "token_probe")
 SPECS = {
-    name: {name: LAYER}
-    if name in LAYERED
-    else {name: {"draw": {"max_new_tokens": 8, "n": 3}}}
+    name: {name: {"draw": {"max_new_tokens": 8, "n": 3}}}
     if name in SAMPLED
     else own_model(name)
     if name in OWN_MODEL

@@ -6,15 +6,14 @@ import pytest
 from sklearn.metrics import roc_auc_score
 
 import jaxhal
-from golden_scores import SAMPLED, labelled
 from jaxhal.detectors import CATALOGUE, Targets, build
 from jaxhal.detectors.layers import LAYERS
 from jaxhal.evaluation.splits import grouped_kfold
-from jaxhal.features.base import OfText
+from jaxhal.features.base import Reducer
 from jaxhal.features.hidden import state_number
 from jaxhal.reading.store import Store
 from jaxhal.scoring import saving
-from jaxhal.scoring.fitting import fit
+from jaxhal.scoring.fitting import fit, untrained
 from jaxhal.scoring.inputs import collect, fit_part
 from jaxhal.types import Example, Label
 from tiny_lm import read_into, tiny_lm
@@ -36,28 +35,30 @@ def reader(layers):
 
 
 def examples():
-    rows = labelled(24)
-    return [
-        Example(
-            row["response"],
-            context=row["context"],
-            question=row["question"],
-            labels=tuple(Label(**label) for label in row["labels"]),
-            source=row["source"],
-        )
-        for row in rows
-    ]
+    """Answers of one length, so that few programs are compiled; two to a source."""
+    made = []
+    for number in range(24):
+        source, made_up = divmod(number, 2)
+        claim = "dragons, really" if made_up else "pears and apples"
+        labels = (Label(9, 9 + len(claim), "conflict"),) if made_up else ()
+        context = f"Crate {source:02} holds pears and apples."
+        response = f"It holds {claim:16}, {number:02}."
+        text = {"context": context, "question": "What is in it?"}
+        made.append(Example(response, **text, labels=labels, source=str(source)))
+    return made
 
 
-def specs(layers):
-    """The catalogue, or what of it may depend on the number of layers."""
+def chosen():
+    """What of the catalogue looks at layers, or is not trained and reads the model.
+
+    The others see the same of a reader of any depth, and `test_catalogue.py` fits them.
+    """
     for name, make in CATALOGUE.items():
-        made = make()
-        texts = all(isinstance(one, OfText) for _, one in made.features)
-        if layers > min(NUMBERS) and name != "eigenscore":
-            if texts or name in SAMPLED or (made.fit and not made.layered):
-                continue
-        yield name, {name: DRAW} if name in SAMPLED else name
+        one = make()
+        reads = any(isinstance(feature, Reducer) for _, feature in one.features)
+        if one.layered or (reads and one.fit is None):
+            yield name, one
+    yield "eigenscore", build({"eigenscore": DRAW})
 
 
 def test_shares_are_the_nearest_layer():
@@ -104,25 +105,21 @@ def test_a_store_knows_a_share_by_its_number(tmp_path):
 @pytest.mark.parametrize("layers", NUMBERS)
 def test_the_catalogue_on_a_reader_of(layers, tmp_path):
     lm, some = reader(layers), examples()
-    every = {name: build(spec) for name, spec in specs(layers)}
-    store = Store(tmp_path / "store")
-    data = collect(lm, some, list(every.values()), store, progress=False)
+    every = dict(chosen())
+    data = collect(
+        lm, some, list(every.values()), Store(tmp_path), batch_size=24, progress=False
+    )
     assert not data.errors
-    states = jaxhal.HiddenStates(tokens="mean")
-    mean = jaxhal.read(lm, lm.encode(some), {"mean": states})["mean"]
-    wanted = np.moveaxis(np.asarray(mean)[list(NUMBERS[layers])], 0, 1)
+    wanted = data.inputs["linear_probe"][:, NUMBERS[layers]]  # of all states
     np.testing.assert_allclose(data.inputs["hidden_probe"], wanted, atol=1e-5)
     np.testing.assert_allclose(np.stack(data.inputs["mlp_probe"], 1), wanted, atol=1e-5)
     trained = [one for one in every.values() if one.fit is not None]
-    rows = np.arange(len(some))
-    fitted = fit_part(trained, data, rows, jax.random.key(0))
-    for name, one in fitted.items():
-        assert one.layers == (layers if every[name].layered else None), name
-    untrained = [one for one in every.values() if one.fit is None]
-    reports = jaxhal.score(lm, some[:2], [*fitted.values(), *untrained], progress=False)
-    for report in reports:
-        assert report.error is None and set(report.scores) == set(every)
-        assert np.isfinite(list(report.scores.values())).all()
+    fitted = fit_part(trained, data, np.arange(len(some)), jax.random.key(0))
+    for name, one in every.items():
+        ready = fitted.get(name) or untrained(one)
+        assert ready.layers == (layers if one.layered else None), name
+        score = ready.score(data.inputs[name])
+        assert score.shape == (len(some),) and np.isfinite(score).all(), name
 
 
 # The choice of a layer ---------------------------------------------------------------
