@@ -85,7 +85,8 @@ def calls(monkeypatch):
 
 @functools.cache
 def tiny():
-    return tiny_lm()
+    """As deep as the reader that detectors ship for."""
+    return tiny_lm(num_hidden_layers=30)
 
 
 def named(name):
