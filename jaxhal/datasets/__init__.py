@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from jaxhal.datasets.alterations import alterations as alterations
+from jaxhal.datasets.alterations import altered as altered
 from jaxhal.datasets.jsonl import Row as Row
 from jaxhal.datasets.published import bundled as bundled
 from jaxhal.datasets.published import halueval as halueval
@@ -55,6 +57,12 @@ DATASETS = {
         "answers of language models to retrieved text, hallucinated spans marked",
         "MIT",
         "Niu et al., RAGTruth, ACL 2024",
+    ),
+    "alterations": Entry(
+        alterations,
+        "grounded answers of RAGTruth, as they are and with one thing altered by rule",
+        "MIT",
+        "this package, from Niu et al., RAGTruth, ACL 2024",
     ),
     "toha_coqa": Entry(
         functools.partial(toha, "coqa"),
