@@ -170,7 +170,7 @@ class Batch:
 class View(NamedTuple):
     """What a reducer may know about one sample besides the rows it reduces.
 
-    ``position`` and ``target`` run along the query rows at hand, the masks along the
+    ``position`` and ``target`` run along the query rows at hand, all else along the
     key columns of the whole sample (``seq = P + R``).
     """
 
@@ -180,4 +180,5 @@ class View(NamedTuple):
     context: Bool[Array, " key"]
     document: Bool[Array, " key"]
     question: Bool[Array, " key"]
+    tokens: Int[Array, " key"]  # 0 in columns that decoding has not written yet
     prompt_length: int

@@ -52,6 +52,7 @@ def padded(attention, prompt, *, left=0, right=0, context=1, garbage=0.0):
         context=jnp.asarray(column < left + context),
         document=jnp.zeros(seq, bool),
         question=jnp.zeros(seq, bool),
+        tokens=jnp.zeros(seq, int),
         prompt_length=left + prompt,
     )
     return jnp.asarray(matrix), view
@@ -63,7 +64,7 @@ def reduce(reducer, matrix, view, tokens=None, block=None):
     ``block`` hands it that many query rows at a time.
     """
     tokens = np.zeros(len(view.valid), int) if tokens is None else tokens
-    masks = view._replace(prompt_length=None)
+    masks = view._replace(prompt_length=None, tokens=jnp.asarray(tokens))
     args = (matrix, masks, np.asarray(tokens), view.prompt_length, block)
     return np.asarray(_reduce(reducer, *args))
 

@@ -51,7 +51,7 @@ def at_depth(reducer: Reducer, config: Config) -> Reducer:
 
 
 # Of a batch or a cache, what a View is cut from beside the next tokens.
-_MASKS = ("valid", "context", "document", "question")
+_MASKS = ("valid", "context", "document", "question", "tokens")
 
 
 @dataclasses.dataclass(frozen=True)

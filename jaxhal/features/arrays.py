@@ -48,7 +48,8 @@ def _reduce(
     first = prompt_length - (reducer.row == "predictor")
     query = slice(first, first + seq - prompt_length)
     context = key < context_length
-    view = View(key[query], key[query], ~none, context, none, none, prompt_length)
+    masks = ~none, context, none, none
+    view = View(key[query], key[query], *masks, jnp.zeros_like(key), prompt_length)
 
     def head(rows: Float[Array, "query key"]) -> Any:
         return reducer.finish(reducer.rows(rows, view), view)

@@ -197,7 +197,7 @@ def advance(
 ) -> tuple[Array, Cache, dict[str, Any], Array]:
     """:func:`step`, and the token that follows each row's last."""
     column = cache.column
-    cache, position = cache_lib.write(cache, valid)
+    cache, position = cache_lib.write(cache, tokens, valid)
     geo = decoder.geometry(
         model.config, position, cache.position, cache.valid, cache.rope_length
     )

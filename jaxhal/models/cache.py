@@ -31,6 +31,7 @@ class Cache:
     context: Any
     document: Any
     question: Any
+    tokens: Any  # Int[batch capacity]
     length: Any  # Int[batch], tokens read so far: the next one's position
     rope_length: Any  # Int[batch], the length that `dynamic` rope assumes throughout
     column: Any  # Int[], the next to be written
@@ -43,7 +44,10 @@ class Cache:
 
 
 # What a row of a cache has of its own beside its keys and values.
-_OWN = ("position", "valid", "context", "document", "question", "length", "rope_length")
+_OWN = (
+    *("position", "valid", "context", "document", "question", "tokens"),
+    *("length", "rope_length"),
+)
 
 
 def start(
@@ -67,6 +71,7 @@ def start(
         context=widened(batch.context),
         document=widened(batch.document),
         question=widened(batch.question),
+        tokens=widened(batch.tokens),
         length=length,
         rope_length=length + reach,
         column=jnp.asarray(batch.prompt_length, jnp.int32),
@@ -79,7 +84,9 @@ def positions(valid: Bool[Array, "batch seq"]) -> Array:
     return jnp.maximum(jnp.cumsum(valid, axis=1, dtype=jnp.int32) - 1, 0)
 
 
-def write(cache: Cache, valid: Bool[Array, "batch query"]) -> tuple[Cache, Array]:
+def write(
+    cache: Cache, tokens: Int[Array, "batch query"], valid: Bool[Array, "batch query"]
+) -> tuple[Cache, Array]:
     """Enters the next columns, not yet their keys and values; returns positions too."""
     new = cache.length[:, None] + positions(valid)
     origin = (jnp.zeros_like(cache.column), cache.column)
@@ -91,6 +98,7 @@ def write(cache: Cache, valid: Bool[Array, "batch query"]) -> tuple[Cache, Array
         cache,
         position=put(cache.position, new),
         valid=put(cache.valid, valid),
+        tokens=put(cache.tokens, tokens),
         length=cache.length + jnp.sum(valid, axis=1, dtype=cache.length.dtype),
         column=cache.column + valid.shape[1],
     )
