@@ -83,9 +83,12 @@ def _reduce(reducer, matrix, masks, tokens, prompt_length, block):
             target = tokens[np.minimum(at + 1, seq - 1)]
             local = view._replace(position=jnp.asarray(at), target=target)
             parts.append(reducer.rows(rows[at], local))
-        out = jnp.concatenate(parts)
-        real = valid.reshape(-1, *[1] * (out.ndim - 1))
-        return reducer.finish(jnp.where(real, out, 0.0), view)
+        out = jax.tree.map(lambda *some: jnp.concatenate(some), *parts)
+        out = jax.tree.map(
+            lambda one: jnp.where(valid.reshape(-1, *[1] * (one.ndim - 1)), one, 0.0),
+            out,
+        )
+        return reducer.finish(out, view)
 
     return jax.vmap(one)(matrix) if reducer.reads == "probs" else one(matrix)
 
@@ -174,6 +177,70 @@ def token_entropy(logits):
             for row in logits
         ]
     )
+
+
+# Support ------------------------------------------------------------------------------
+
+
+def context_support(logits, tokens, prompt_length, document):
+    """The columns of jaxhal.features.support, token by token, place by place."""
+    n, places = len(tokens), [j for j in range(prompt_length) if document[j]]
+
+    def like(token):
+        return [j for j in places if tokens[j] == token]
+
+    def run(t, j):
+        length = 0
+        while (
+            length < 8
+            and t - length - 1 >= prompt_length
+            and j - length - 1 in places
+            and tokens[t - length - 1] == tokens[j - length - 1]
+        ):
+            length += 1
+        return length
+
+    def near(t, j):
+        around = [a for a in range(t - 10, t + 11) if a != t and prompt_length <= a < n]
+        weight = {a: 1 / math.sqrt(max(len(like(tokens[a])), 1)) for a in around}
+        there = [a for a in around if any(abs(b - j) <= 10 for b in like(tokens[a]))]
+        return sum(weight[a] for a in there) / max(sum(weight.values()), 1e-6)
+
+    rows = []
+    for t in range(prompt_length, n):
+        nats = log_probabilities([float(z) for z in logits[t - 1]])
+        own = like(tokens[t])
+        other = [j for j in places if j not in own]
+        ran = max([run(t, j) for j in other], default=-1)
+        followed = [j for j in other if run(t, j) == ran > 0]
+        nearest = max([near(t, j) for j in places], default=0)
+        best = [j for j in places if near(t, j) >= nearest - 1e-4]
+        there = [j for j in other if any(abs(j - b) <= 10 for b in best)]
+        rows.append(
+            [
+                nats[tokens[t]],
+                -sum(math.exp(one) * one for one in nats),
+                max([-20, *(nats[tokens[j]] for j in other)]),
+                len(own) > 0,
+                max([run(t, j) for j in own], default=-1),
+                ran,
+                max([-20, *(nats[tokens[j]] for j in followed)]),
+                max([near(t, j) for j in own], default=0),
+                nearest,
+                max([-20, *(nats[tokens[j]] for j in there)]),
+                math.log1p(len(own)),
+            ]
+        )
+    return np.array(rows, float)
+
+
+def copied_attention(attention, tokens, prompt_length, document):
+    shares = []
+    for t in range(prompt_length, len(tokens)):
+        row = [attention[t - 1][j] * document[j] for j in range(prompt_length)]
+        same = sum(row[j] for j in range(prompt_length) if tokens[j] == tokens[t])
+        shares.append(same / max(sum(row), 1e-9))
+    return np.array(shares)
 
 
 # Words --------------------------------------------------------------------------------

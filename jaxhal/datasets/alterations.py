@@ -5,10 +5,11 @@ English only: the rules of :mod:`jaxhal.datasets.rules` are words and spellings.
 
 import dataclasses
 import functools
+import itertools
 import os
 import re
 from collections.abc import Collection, Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -27,6 +28,7 @@ def altered(
     examples: Sequence[Example],
     kinds: str | Collection[str] | None = None,
     seed: int = 0,
+    each: int | None = None,
 ) -> list[Example]:
     """Of each grounded answer one altered one a kind, as far as it can be so altered.
 
@@ -46,6 +48,7 @@ def altered(
 
     Args:
       kinds: of :data:`jaxhal.datasets.rules.KINDS`; all by default.
+      each: of an answer at most so many, the first kinds in the order of that table.
 
     >>> lamp = Example("Its lamp was lit in 1871.", context="Lit in 1871.", label=0)
     >>> [one] = altered([lamp], "year")
@@ -53,7 +56,11 @@ def altered(
     ('Its lamp was lit in 1881.', (Label(start=20, end=24, label='year'),))
     """
     wanted = [kind for kind in KINDS if kind in chosen("kind", kinds, KINDS)]
-    return [made for one in examples for made in _altered(one, wanted, seed)]
+    return [
+        made
+        for one in examples
+        for made in itertools.islice(_altered(one, wanted, seed), each)
+    ]
 
 
 def alterations(
@@ -63,26 +70,20 @@ def alterations(
     model: str | Collection[str] | None = None,
     split: str | None = None,
     kinds: str | Collection[str] | None = None,
-    unseen: str | Collection[str] = (),
     seed: int = 0,
+    each: int | None = None,
 ) -> list[Example]:
     """Grounded answers of RAGTruth as they are, each before its :func:`altered` ones.
 
     Args:
       root, task, model, split: of :func:`jaxhal.datasets.ragtruth`.
-      kinds, seed: of :func:`altered`.
-      unseen: kinds that the training part lacks.
+      kinds, seed, each: of :func:`altered`.
     """
-    options = {"task": task, "model": model, "split": split}
-    answers = ragtruth(root, **options)
-    every = chosen("kind", kinds, KINDS)
-    lacking = chosen("kind", unseen, KINDS)
-    found = []
-    for answer in answers:
-        if not answer.label:
-            some = every - lacking if answer.split == "train" else every
-            found += [answer, *altered([answer], some, seed)]
-    return found
+    options: Any = {"task": task, "model": model, "split": split}
+    answers = [one for one in ragtruth(root, **options) if not one.label]
+    return [
+        made for one in answers for made in (one, *altered([one], kinds, seed, each))
+    ]
 
 
 def _altered(example: Example, kinds: Sequence[str], seed: int) -> Iterator[Example]:

@@ -5,6 +5,8 @@ from one is tested on its sibling.  The ungrouped splits are those of published
 protocols, kept to compare with their numbers.  Every part is an array of row numbers.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 from jaxtyping import Int
 
@@ -77,6 +79,40 @@ def grouped_kfold(
     for _, test in parts:
         _check_classes(positive[test], "a fold")
     return parts
+
+
+def unseen_kinds(
+    kinds: Sequence[str], groups: Groups, folds: int = 5, seed: int = 0
+) -> list[TrainTest]:
+    """Grouped folds, each judged on kinds of hallucination it was not fitted to.
+
+    The kinds are dealt into as many parts as there are folds.  A fold is judged once a
+    part, on its grounded answers and those of that part; what is learnt from are the
+    other folds without it.
+
+    Args:
+      kinds: of each answer, empty for a grounded one.
+
+    >>> kinds = ["", "date", "", "name"] * 2
+    >>> for train, test in unseen_kinds(kinds, "aabbccdd", folds=2)[:2]:
+    ...     print(train, test)
+    [0 2 3] [4 5 6]
+    [0 1 2] [4 6 7]
+    """
+    kind = np.array(kinds)
+    known = np.unique(kind[kind != ""])
+    if len(known) < folds:
+        raise SplitError(
+            f"the hallucinated answers are of {len(known)} kinds, too few for {folds} "
+            "folds",
+            "give fewer folds, or labels of more kinds",
+        )
+    dealt = np.array_split(np.random.default_rng(seed).permutation(known), folds)
+    return [
+        (train[~np.isin(kind[train], part)], test[np.isin(kind[test], ["", *part])])
+        for train, test in grouped_kfold(kind != "", groups, folds, seed)
+        for part in dealt
+    ]
 
 
 def holdout(labels: Rows, groups: Groups, share: float, seed: int = 0) -> TrainTest:

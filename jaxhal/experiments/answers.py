@@ -10,10 +10,10 @@ from jaxhal.evaluation.calibration import best_f1_threshold
 from jaxhal.evaluation.intervals import correlation, interval
 from jaxhal.evaluation.metrics import Decided, span_f1, token_metrics
 from jaxhal.evaluation.ranking import auprc, auroc
-from jaxhal.experiments.running import Result
+from jaxhal.experiments.running import Result, kind_of
 from jaxhal.reading.units import has_text
 from jaxhal.reporting.report import Report
-from jaxhal.reporting.results import interval_markdown, pooled
+from jaxhal.reporting.results import estimates, interval_markdown, pooled
 from jaxhal.scoring.detection import judge, report, token_scores
 from jaxhal.scoring.fitting import Fitted
 from jaxhal.scoring.inputs import Inputs
@@ -27,6 +27,13 @@ _READING = (
     "lowest scores. Pearson's correlation is that, over answers, of the mean score of "
     "an answer's sentences with the share of them that is hallucinated; its interval "
     "resamples sources."
+)
+
+
+_KINDS = (
+    "AUROC of answers whose first span is of that kind over all grounded ones, of all "
+    "test parts together, by the three best methods and the best control; results.json "
+    "has the others. Intervals resample sources."
 )
 
 
@@ -115,6 +122,45 @@ def _token_scores(
 
 def _with_text(data: Inputs, row: int) -> np.ndarray:
     return np.asarray(has_text(data.rows[row].offsets))
+
+
+def kind_table(found: Result) -> list[dict[str, Any]]:
+    """A row a kind of span: AUROC of its answers over all grounded ones, by method.
+
+    Of all test parts together, with intervals over sources.  An answer counts by its
+    first span.  Empty with several data sets, or fewer than two kinds.
+    """
+    if len(found.data) > 1:
+        return []
+    (one,) = found.data.values()
+    whole = pooled(found.judged, found.methods)
+    kinds = np.array([kind_of(one.examples[row]) for row in whole.rows])
+    names = sorted(set(kinds.tolist()) - {""})
+    rows = []
+    for name in names if len(names) > 1 else ():
+        some = np.flatnonzero((kinds == name) | (kinds == ""))
+        labels, sources = whole.labels[some], [whole.sources[at] for at in some]
+        row: dict[str, Any] = {"kind": name, "answers": int(labels.sum())}
+        for method, scores in whole.scores.items():
+            row |= estimates({method: auroc}, scores[some], labels, sources)
+        rows.append(row)
+    return rows
+
+
+def kind_markdown(rows: Sequence[Mapping[str, Any]], table: Sequence[Any]) -> str:
+    """What the three best methods and the best control say of each kind."""
+    best = [row["method"] for row in table if not row["control"]][:3]
+    best += [row["method"] for row in table if row["control"]][:1]
+    shown = [
+        {
+            key: value
+            for key, value in row.items()
+            if key.removesuffix(" low").removesuffix(" high")
+            in ("kind", "answers", *best)
+        }
+        for row in rows
+    ]
+    return f"{interval_markdown(shown)}\n\n{_KINDS}"
 
 
 def sentence_table(found: Result) -> list[dict[str, Any]]:

@@ -13,6 +13,7 @@ from jaxhal.io.configuration import check_name, structured
 from jaxhal.models.lm import DTYPES
 from jaxhal.tuning.settings import Tuning, check
 
+PROTOCOLS = "official kfold stratified grouped kinds holdout toha leaky".split()
 # What is judged, and what several of them are called.
 UNITS = {
     "response": "answers",
@@ -54,11 +55,12 @@ class Experiment:
         or as in Lookback Lens a ``span`` or a ``window`` of eight tokens.
       protocol: ``official`` (the data's own train and test), ``kfold`` (shuffled, as
         LRP4RAG), ``stratified`` (folds with even classes, whatever the source),
-        ``grouped`` (the same with sources whole), ``holdout`` (a share of the sources),
-        ``toha`` (a sample to fit to, five random test parts), or ``leaky`` (random
-        halves whatever the source, as published for Lookback Lens).  Several data sets
-        need ``official`` or ``holdout``.
-      folds: of ``kfold``, ``stratified`` and ``grouped``.
+        ``grouped`` (the same with sources whole), ``kinds`` (the same, each fold judged
+        on kinds of spans that were kept from its training part), ``holdout`` (a share
+        of the sources), ``toha`` (a sample to fit to, five random test parts), or
+        ``leaky`` (random halves whatever the source, as published for Lookback Lens).
+        Several data sets need ``official`` or ``holdout``.
+      folds: of ``kfold``, ``stratified``, ``grouped`` and ``kinds``.
       train_size: answers to fit to in ``toha``.
       test_share: of the sources in ``holdout``.
       threshold: what thresholds are chosen for, ``f1`` or ``accuracy``.
@@ -71,8 +73,8 @@ class Experiment:
       batch_size: answers read together.
       tuning: of the reader itself, which then judges the answers as well.
       timed: time every detector alone on this many answers of the first data set.
-      seed: of the sources drawn, of the splits ``stratified``, ``grouped`` and
-        ``holdout``, and of the networks' first weights.  ``kfold``, ``toha`` and
+      seed: of the sources drawn, of the splits ``stratified``, ``grouped``, ``kinds``
+        and ``holdout``, and of the networks' first weights.  ``kfold``, ``toha`` and
         ``leaky`` split with the seeds they were published with, and folds inside a
         training part are always the same.
       store: folder of the feature store; in the user's cache by default.
@@ -127,7 +129,7 @@ def load_config(
     check(
         config,
         {
-            "protocol": "official kfold stratified grouped holdout toha leaky".split(),
+            "protocol": PROTOCOLS,
             "unit": UNITS,
             "threshold": ("f1", "accuracy"),
             "calibration": ("platt", "isotonic"),

@@ -6,7 +6,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jaxhal.experiments import finetuning, promises, relevance
-from jaxhal.experiments.answers import sentence_markdown, sentence_table, token_table
+from jaxhal.experiments.answers import (
+    kind_markdown,
+    kind_table,
+    sentence_markdown,
+    sentence_table,
+    token_table,
+)
 from jaxhal.experiments.config import UNITS, Experiment
 from jaxhal.experiments.running import PUBLISHED_SEEDS, Result
 from jaxhal.models.devices import device_name
@@ -47,6 +53,7 @@ def tables(found: Result) -> dict[str, list[dict[str, Any]]]:
         for row in token_table(one, found.fitted[label], *found.splits[label][0])
     ]
     return {
+        "kinds": kind_table(found) if unit == "response" else [],
         "tokens": tokens,
         "sentences": sentence_table(found) if unit == "sentence" else [],
         "relevance": relevance.table(found.data) if unit == "response" else [],
@@ -69,6 +76,8 @@ def markdown(found: Result, tables: Mapping[str, Rows]) -> str:
         text += [_ONE_FIT if len({part.fit for part in judged}) == 1 else _POOLED, ""]
     if config.timed:
         text += [f"{_TIMED} {device_name()}.", ""]
+    if rows := tables["kinds"]:
+        text += ["## Kinds", "", kind_markdown(rows, found.rows), ""]
     if rows := tables["tokens"]:
         text += ["## Tokens", "", results.interval_markdown(rows), "", _TOKENS, ""]
     if rows := tables["sentences"]:

@@ -22,6 +22,7 @@ from jaxhal.evaluation.splits import (
     leaky_halves,
     stratified_kfold,
     toha_splits,
+    unseen_kinds,
 )
 from jaxhal.experiments import finetuning
 from jaxhal.experiments.config import Data, Experiment
@@ -135,6 +136,7 @@ def splits(config: Experiment, data: Inputs) -> list[Split]:
     """
     labels, groups, count = data.labels, data.groups.tolist(), len(data.labels)
     folds, seed = config.folds, config.seed
+    kinds = [kind_of(example) for example in data.examples]
     if config.protocol == "official":
         parts = np.array([example.split for example in data.examples])
         train, test = np.flatnonzero(parts == "train"), np.flatnonzero(parts == "test")
@@ -157,10 +159,18 @@ def splits(config: Experiment, data: Inputs) -> list[Split]:
         "kfold": lambda: kfold(count, folds),
         "stratified": lambda: stratified_kfold(labels, folds, seed),
         "grouped": lambda: grouped_kfold(labels, groups, folds, seed),
+        "kinds": lambda: unseen_kinds(kinds, groups, folds, seed),
         "holdout": lambda: [holdout(labels, groups, config.test_share, seed)],
         "leaky": lambda: leaky_halves(count),
     }
     return [Split(*part) for part in found[config.protocol]()]
+
+
+def kind_of(example: Example) -> str:
+    """Of the first span of a hallucinated answer; empty for a grounded one."""
+    if not example.label:
+        return ""
+    return example.labels[0].label if example.labels else "unknown"
 
 
 def judge(
