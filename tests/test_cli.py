@@ -21,7 +21,7 @@ from jaxhal.cli import app as cli
 from jaxhal.cli import console
 from jaxhal.cli import scoring as scoring_commands
 from jaxhal.cli.verdicts import excerpt
-from jaxhal.datasets import bundled
+from jaxhal.datasets import bundled, bundled_answers
 from jaxhal.reporting.report import Report, Span, Token
 from jaxhal.reporting.summary import summarize, verdict
 from jaxhal.scoring import detection
@@ -408,16 +408,35 @@ def test_demo(tmp_path, calls):
     out = tmp_path / "new" / "demo"
     found = run("demo", "--out", out)
     assert found.exit_code == 0 and found.stdout == ""
-    assert calls == [("smollm2-135m", 104, None, 8)]
+    assert calls == [("smollm2-135m", 170, None, 8)]
     rows = lines((out / "scores.jsonl").read_text("utf-8"))
-    assert [row["id"] for row in rows] == [example.id for example in bundled()]
+    assert [row["id"] for row in rows] == [
+        example.id for example in [*bundled_answers(), *bundled()]
+    ]
     page = (out / "report.html").read_text("utf-8")
     for text in (page, " ".join(found.stderr.split())):
-        assert "104 answers to 52 questions" in text and "written by hand" in text
+        assert "66 answers to 22 texts, 30 % hallucinated, as chat models" in text
+        assert "Then 104 answers to 52 texts, 50 % hallucinated, short" in text
+        assert "written by hand" in text and "on hard pairs" in text
         assert "smollm2-135m, is a small surrogate" in text
         assert "token_entropy" in text and "ms per answer" in text
     assert str(out / "report.html") in found.stderr
-    assert "tides-hallucinated (hallucinated)" in found.stderr
+    assert "allotments-2 (hallucinated)" in found.stderr
+
+
+def test_demo_compares_with_the_controls_on_both(tmp_path, calls, monkeypatch):
+    def score(lm, some, *_, **options):
+        made_up = [{"token_entropy": float(e.label), "novel_words": 0.5} for e in some]
+        return [fake_report(*each) for each in zip(some, made_up, strict=True)]
+
+    patch_score(monkeypatch, score)
+    found = run("demo", "--out", tmp_path)
+    said = " ".join(found.stderr.split())
+    best = "The best control is novel_words (0.500); clearly above it: token_entropy."
+    assert found.exit_code == 0 and said.count(best) == 2
+    page = (tmp_path / "report.html").read_text("utf-8")
+    assert page.count(best) == 2
+    assert "1.00 (1.00–1.00)" in page and "0.50 (0.50–0.50)" in page
 
 
 def test_demo_of_one_answer_has_no_table(tmp_path, calls):
@@ -425,6 +444,7 @@ def test_demo_of_one_answer_has_no_table(tmp_path, calls):
     assert found.exit_code == 0
     assert calls == [("other", 1, None, 8)]
     assert "Answers of one class have no AUROC" in " ".join(found.stderr.split())
+    assert "hard" not in found.stderr
     assert len(lines((tmp_path / "scores.jsonl").read_text())) == 1
 
 

@@ -11,6 +11,7 @@ from jaxhal.datasets import (
     DATASETS,
     Question,
     bundled,
+    bundled_answers,
     data_root,
     halueval,
     load_dataset,
@@ -392,6 +393,7 @@ def test_a_question_holds_text():
 
 def test_load_dataset(tmp_path, monkeypatch):
     assert load_dataset("bundled") == bundled()
+    assert load_dataset("bundled_answers") == bundled_answers()
     monkeypatch.setenv("JAXHAL_DATA", str(tmp_path))
     write(tmp_path / COQA_FILE, COQA)
     write(tmp_path / SQUAD_FILE, SQUAD)

@@ -1,7 +1,7 @@
 """``jaxhal demo`` and ``jaxhal detect``: answers and verdicts on them."""
 
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -39,12 +39,12 @@ def demo(
         int | None, typer.Option(min=1, help="Only the first N answers.")
     ] = None,
 ) -> None:
-    """Judges the bundled answers with a small real model."""
+    """Judges the bundled answers, then the hard pairs, with a small real model."""
     import jaxhal
-    from jaxhal.datasets import bundled
+    from jaxhal.datasets import bundled, bundled_answers
     from jaxhal.datasets.jsonl import write_rows
     from jaxhal.reporting.page import write_html
-    from jaxhal.reporting.summary import source, summarize, verdict
+    from jaxhal.reporting.summary import against_controls, summarize, verdict
     from jaxhal.scoring.detection import resolve
     from jaxhal.scoring.results import checked
     from jaxhal.scoring.verdicts import described
@@ -52,18 +52,28 @@ def demo(
     with usage():
         out.mkdir(parents=True, exist_ok=True)
         lm = jaxhal.load(model)
-    examples = bundled()[:limit]
+    answers = bundled_answers()[:limit]
+    examples = [*answers, *bundled()][:limit]
     start = time.perf_counter()
     reports = [checked(report) for report in jaxhal.score(lm, examples)]
     pace = (time.perf_counter() - start) / len(reports) * 1000
-    rows = summarize(reports)
-    questions = len({source(report) for report in reports})
-    note = (
-        f"{len(reports)} answers to {questions} questions. The reader, {model}, is a "
-        "small surrogate: the answers were written by hand, not by it. "
-        f"{verdict(rows)} All detectors together took {pace:.0f} ms per answer, "
-        "compilation included."
+    first, pairs = reports[: len(answers)], reports[len(answers) :]
+    rows, beside = summarize(first), summarize(pairs)
+    said = [
+        f"{_counted(first)}, as chat models write them.",
+        f"The reader, {model}, is a small surrogate: the answers were written by hand, "
+        "not by it.",
+        verdict(rows),
+    ]
+    if pairs:
+        said.append(f"Then {_counted(pairs)}, short and hard to tell apart.")
+    if beside:
+        said.append(against_controls(beside))
+        rows = _with_pairs(rows, beside)
+    said.append(
+        f"All detectors together took {pace:.0f} ms per answer, compilation included."
     )
+    note = " ".join(said)
     with usage():
         written = (report.to_dict(every=True) for report in reports)
         write_rows(out / "scores.jsonl", written)
@@ -233,6 +243,30 @@ def _files_of(model: str) -> dict[str, Path]:
     path = Path(model)
     files = sorted(path.iterdir()) if path.is_dir() else [path]
     return {f"--model {file}": file for file in files if file.is_file()}
+
+
+def _counted(reports: Sequence["Report"]) -> str:
+    """Of how many texts answers are, and which share of them is hallucinated."""
+    from jaxhal.reporting.summary import source
+
+    texts = len({source(report) for report in reports})
+    share = 100 * sum(report.label == 1 for report in reports) / len(reports)
+    return f"{len(reports)} answers to {texts} texts, {share:.0f} % hallucinated"
+
+
+def _with_pairs(
+    rows: Iterable[Mapping[str, Any]], pairs: Iterable[Mapping[str, Any]]
+) -> list[dict[str, Any]]:
+    """The rows of a summary with what each detector reaches on the hard pairs.
+
+    >>> pairs = [{"detector": "toha", "AUROC": 0.5, "95 % interval": "0.40–0.60"}]
+    >>> _with_pairs([{"detector": "toha", "AUROC": 0.7}], pairs)
+    [{'detector': 'toha', 'AUROC': 0.7, 'on hard pairs': '0.50 (0.40–0.60)'}]
+    """
+    reached = {
+        row["detector"]: f"{row['AUROC']:.2f} ({row['95 % interval']})" for row in pairs
+    }
+    return [dict(row) | {"on hard pairs": reached[row["detector"]]} for row in rows]
 
 
 def _show(console: "Console", reports: Iterable["Report"]) -> None:

@@ -10,8 +10,9 @@ from typing import Any, NamedTuple
 
 from jaxhal.datasets.alterations import alterations as alterations
 from jaxhal.datasets.alterations import altered as altered
+from jaxhal.datasets.handwritten import bundled as bundled
+from jaxhal.datasets.handwritten import bundled_answers as bundled_answers
 from jaxhal.datasets.jsonl import Row as Row
-from jaxhal.datasets.published import bundled as bundled
 from jaxhal.datasets.published import halueval as halueval
 from jaxhal.datasets.published import medquad as medquad
 from jaxhal.datasets.published import toha as toha
@@ -49,6 +50,12 @@ DATASETS = {
     "bundled": Entry(
         bundled,
         "104 answers to 52 questions over short texts, written by hand",
+        "Apache-2.0",
+        "this package",
+    ),
+    "bundled_answers": Entry(
+        bundled_answers,
+        "66 answers of several sentences to 22 texts, 30 % hallucinated, by hand",
         "Apache-2.0",
         "this package",
     ),

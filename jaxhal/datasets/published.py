@@ -1,4 +1,4 @@
-"""Published data sets of one answer, or question, a row, and the one of this package.
+"""Published data sets of one answer, or question, a row.
 
 ``root`` is what :func:`jaxhal.datasets.data_root` takes.  A file that is not there
 raises FileNotFoundError, a choice that it does not hold or a row without one of its
@@ -7,8 +7,6 @@ fields ValueError.
 
 import ast
 import csv
-import importlib.resources
-import json
 import os
 from collections.abc import Collection
 from typing import Literal
@@ -16,7 +14,7 @@ from typing import Literal
 from jaxhal.datasets.questions import Question
 from jaxhal.datasets.sources import chosen, records, require
 from jaxhal.io.checks import one_of
-from jaxhal.types import Example, Label
+from jaxhal.types import Example
 
 Root = str | os.PathLike | None
 Choice = str | Collection[str] | None
@@ -31,29 +29,6 @@ _COLUMNS = (
     *("Category", "Question", "Best Answer"),
     *("Correct Answers", "Incorrect Answers"),
 )
-
-
-def bundled() -> list[Example]:
-    """Short question-answering examples over a context, written by hand.
-
-    52 contexts (timetables, recipes, leaflets, contracts, science, history, ...), each
-    with one question and two answers: 52 grounded and 52 hallucinated ones, 104 rows.
-    The hallucinated answers carry 78 character spans: 48 labelled ``"conflict"``, which
-    contradict the context, and 30 labelled ``"baseless"``, which it does not mention.
-    Neither the length of an answer nor its share of new words tells the two apart.
-
-    >>> examples = bundled()
-    >>> len(examples), sum(example.label for example in examples)
-    (104, 52)
-    >>> [examples[1].response[start:end] for start, end, _ in examples[1].labels]
-    ['when the Sun and Moon line up at new or full moon']
-    """
-    path = importlib.resources.files("jaxhal.datasets") / "bundled.jsonl"
-    rows = [json.loads(line) for line in path.read_text("utf-8").split("\n") if line]
-    return [
-        Example(**row | {"labels": tuple(Label(**span) for span in row["labels"])})
-        for row in rows
-    ]
 
 
 def halueval(root: Root = None, file: str = "qa_one-turn_500") -> list[Example]:

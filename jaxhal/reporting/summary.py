@@ -62,17 +62,26 @@ def _token_auroc(reports: Iterable["Report"], name: str) -> float | None:
 
 
 def verdict(rows: Sequence[Mapping[str, Any]]) -> str:
-    """In words, which methods are worth more than the controls."""
+    """In words, what the intervals are and which methods are worth more than controls.
+
+    Args:
+      rows: of :func:`summarize`.
+    """
     if not rows:
         return "Answers of one class have no AUROC."
     text = (
         "The intervals resample sources, since answers to one rise and fall together."
     )
+    return f"{text} {against_controls(rows)}".rstrip()
+
+
+def against_controls(rows: Sequence[Mapping[str, Any]]) -> str:
+    """In words, which methods are above the best control; nothing without one."""
     controls = [row for row in rows if row["control"]]
     if not controls:
-        return text
+        return ""
     best = max(controls, key=lambda row: row["AUROC"])
-    text += f" The best control is {best['detector']} ({best['AUROC']:.3f}); "
+    text = f"The best control is {best['detector']} ({best['AUROC']:.3f}); "
     verdicts = {
         "yes": "clearly above it: {}",
         "within noise": "above it only within the noise: {}",

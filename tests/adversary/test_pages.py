@@ -153,7 +153,8 @@ def watch(path: Path, errors=()):
 
 def demo(tmp_path, monkeypatch):
     many = [example(text, n) for n, text in enumerate(PAYLOADS)]
-    monkeypatch.setattr(datasets, "bundled", lambda: many)
+    monkeypatch.setattr(datasets, "bundled_answers", lambda: many)
+    monkeypatch.setattr(datasets, "bundled", lambda: [])
     monkeypatch.setattr(jaxhal, "load", named)
     patch_score(
         monkeypatch, lambda lm, some, *_, **options: [fake_report(one) for one in some]
