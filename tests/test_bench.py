@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from jaxhal import bench
-from jaxhal.bench import nli, peers
+from jaxhal.bench import encoders, nli, peers
 from jaxhal.models.devices import device_name
 from tiny_lm import tiny_lm
 
@@ -98,9 +98,28 @@ def test_pairs_are_classified_as_hugging_face_does(monkeypatch):
     assert len(ratios) == 2 and all(row["value"] > 0 for row in ratios)
 
 
-def test_without_a_peer_no_pairs_are_timed(monkeypatch, capsys):
+def test_tokens_are_classified_as_hugging_face_does(monkeypatch):
+    pytest.importorskip("torch", reason="torch is not installed")
+    small = dict(hidden_size=32, intermediate_size=48, num_attention_heads=4)
+    shapes = {name: shape | small for name, shape in encoders.SHAPES.items()}
+    for name, value in dict(SHAPES=shapes, LAYERS=2, ANSWERS=3, _ROUNDS=1).items():
+        monkeypatch.setattr(encoders, name, value)
+    try:
+        rows = list(encoders.rows())
+    except RuntimeError as error:
+        if os.environ.get("JAXHAL_OFFLINE"):
+            pytest.skip(str(error))
+        raise
+    wrong = [row for row in rows if "difference" in row["metric"]]
+    assert len(wrong) == len(shapes) and len(rows) == 3 * len(shapes)
+    assert all(row["value"] < row["target"] for row in wrong)
+    assert encoders.answers()[0][0].middle.count("\n\n") == encoders.CONTEXTS - 1
+
+
+@pytest.mark.parametrize("module", [nli, encoders])
+def test_without_a_peer_nothing_is_timed(monkeypatch, capsys, module):
     monkeypatch.setitem(sys.modules, "torch", None)
-    assert not list(nli.rows())
+    assert not list(module.rows())
     assert "no peers are measured: import of torch" in capsys.readouterr().err
 
 

@@ -16,7 +16,10 @@ from jaxhal.io.files import replacing
 from jaxhal.models.devices import device_name
 
 # Each module has `rows() -> Iterator[dict]`; its docstring says what it answers.
-BENCHES = ("read", "extract", "probes", "relevance", "generate", "nli", "watchdog")
+BENCHES = (
+    *("read", "extract", "probes", "relevance", "generate"),
+    *("nli", "encoders", "watchdog"),
+)
 
 
 def run(names: Sequence[str] = (), json_path: str | Path | None = None) -> list[dict]:

@@ -5,7 +5,6 @@ tokenizer and random weights in float32.  Ten sampled answers to a question, mad
 sentences of the bundled contexts, are asked about in pairs, both ways.
 """
 
-import tempfile
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -15,7 +14,7 @@ from jaxtyping import Float
 from jaxhal import texts
 from jaxhal.bench import interleave, peer, peers, row
 from jaxhal.datasets import bundled
-from jaxhal.models.encoders.encoding import TextEncoder, classify, load_encoder
+from jaxhal.models.encoders.encoding import TextEncoder, classify
 
 SAMPLES = 10
 # Different answers among the ten, and the most sentences of one.  At temperature 1 few
@@ -36,7 +35,7 @@ _SHAPE: dict[str, Any] = dict(
     pos_att_type=["p2c", "c2p"],
     position_biased_input=False,
     type_vocab_size=0,
-    num_labels=3,
+    id2label={0: "contradiction", 1: "neutral", 2: "entailment"},
     initializer_range=0.05,  # so that pairs differ in their probabilities
 )
 
@@ -73,22 +72,10 @@ def encoder_and_peer(shape: dict[str, Any]) -> tuple[TextEncoder, Classify]:
       ImportError: without torch, or one that cannot use JAX's device.
     """
     import torch
-    import transformers
-    from safetensors.torch import save_file
 
-    device = peers.torch_device()
-    tokenizer = load_encoder("all-minilm-l6-v2").tokenizer.hf
-    config = transformers.DebertaV2Config(vocab_size=len(tokenizer), **shape)
-    config.architectures = ["DebertaV2ForSequenceClassification"]
-    config.id2label = {0: "contradiction", 1: "neutral", 2: "entailment"}
-    torch.manual_seed(0)
-    model = transformers.AutoModelForSequenceClassification.from_config(config).eval()
-    with tempfile.TemporaryDirectory() as folder:
-        config.save_pretrained(folder)
-        save_file(model.state_dict(), f"{folder}/model.safetensors")
-        tokenizer.save_pretrained(folder)
-        encoder = load_encoder(folder)
-    model = model.to(device)
+    encoder, model, tokenizer, device = peers.torch_encoder(
+        "deberta-v2", "ModelForSequenceClassification", shape
+    )
 
     def one_by_one(pairs: list[tuple[str, str]]) -> Float[np.ndarray, "pairs labels"]:
         found = []

@@ -1,10 +1,12 @@
 """What users run today: Hugging Face torch models, with this library's own weights."""
 
-from typing import Any
+import tempfile
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
+from jaxhal.models.encoders.text_encoder import TextEncoder, load_encoder
 from jaxhal.models.lm import LM
 
 
@@ -23,6 +25,43 @@ def torch_device() -> str:
             "compares devices; set JAX_PLATFORMS=cpu or install torch for the device"
         )
     return device
+
+
+class EncoderPeer(NamedTuple):
+    """An encoder here, and Hugging Face's model of the same weights on that device."""
+
+    encoder: TextEncoder
+    model: Any
+    tokenizer: Any
+    device: str
+
+
+def torch_encoder(family: str, kind: str, shape: dict[str, Any]) -> EncoderPeer:
+    """A random encoder of a shape with MiniLM's tokenizer.
+
+    ``kind`` is what transformers calls it, such as ``"ModelForTokenClassification"``.
+
+    Raises:
+      ImportError: without torch, or one that cannot use JAX's device.
+    """
+    import torch
+    import transformers
+    from safetensors.torch import save_file
+
+    device = torch_device()
+    tokenizer = load_encoder("all-minilm-l6-v2").tokenizer.hf
+    config = transformers.AutoConfig.for_model(
+        family, vocab_size=len(tokenizer), **shape
+    )
+    torch.manual_seed(0)
+    model = getattr(transformers, f"Auto{kind}").from_config(config).eval()
+    config.architectures = [type(model).__name__]
+    with tempfile.TemporaryDirectory() as folder:
+        config.save_pretrained(folder)
+        save_file(model.state_dict(), f"{folder}/model.safetensors")
+        tokenizer.save_pretrained(folder)
+        encoder = load_encoder(folder)
+    return EncoderPeer(encoder, model.to(device), tokenizer, device)
 
 
 def torch_llama(lm: LM, attention: str) -> Any:

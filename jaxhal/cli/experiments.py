@@ -141,7 +141,7 @@ def bench(
 ) -> None:
     """Measures speed as ratios to what stands beside it in the same run.
 
-    There are read, extract, probes, relevance, generate, nli and watchdog.
+    There are read, extract, probes, relevance, generate, nli, encoders and watchdog.
     """
     from jaxhal import bench as benches
 
