@@ -1,6 +1,5 @@
 """Which layer or setting: chosen inside the training part, by grouped folds."""
 
-import functools
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -109,14 +108,14 @@ def choose(
     ]
     if not settings:
         raise ValueError(f"grid is {dict(grid)}; give every setting a value")
-    ways = [
-        Way(
-            functools.partial(lambda one, weight: fit(x, y, weight, **one), one),
-            lambda params: decide(params, x),
-        )
-        for one in settings
-    ]
-    best, params, found, unseen = best_way(ways, y, group, weight)
+
+    def way(setting: dict[str, Any]) -> Way:
+        def fitted(weight: Any) -> Any:
+            return fit(x, y, weight, **setting)
+
+        return Way(fitted, lambda params: decide(params, x))
+
+    best, params, found, unseen = best_way([*map(way, settings)], y, group, weight)
     setting = {name: jnp.asarray(value) for name, value in settings[best].items()}
     return Selected(params, setting, found), unseen
 

@@ -29,6 +29,7 @@ from jaxhal.detectors.eigenscore import eigenscore as eigenscore
 from jaxhal.detectors.ensemble import ensemble as ensemble
 from jaxhal.detectors.graders import nli_context as nli_context
 from jaxhal.detectors.graders import pair_grader as pair_grader
+from jaxhal.detectors.lap_eigvals import lap_eigvals as lap_eigvals
 from jaxhal.detectors.lettucedetect import token_classifier as token_classifier
 from jaxhal.detectors.lookback_lens import lookback_lens as lookback_lens
 from jaxhal.detectors.lookback_lens import lookback_probe as lookback_probe
@@ -39,6 +40,7 @@ from jaxhal.detectors.lrp4rag import lrp4rag_lstm as lrp4rag_lstm
 from jaxhal.detectors.lrp4rag import lrp4rag_mlp as lrp4rag_mlp
 from jaxhal.detectors.lrp4rag import lrp4rag_svm as lrp4rag_svm
 from jaxhal.detectors.lrp4rag import lrp4rag_threshold as lrp4rag_threshold
+from jaxhal.detectors.multimax import multimax_probe as multimax_probe
 from jaxhal.detectors.probes import attention_pooling as attention_pooling
 from jaxhal.detectors.probes import hidden_probe as hidden_probe
 from jaxhal.detectors.probes import linear_probe as linear_probe
@@ -106,6 +108,7 @@ CATALOGUE: dict[str, Callable[[], Detector]] = {
     "toha": toha,
     "toha_supervised": toha_supervised,
     "topology_probe": topology_probe,
+    "lap_eigvals": lap_eigvals,
     "lookback_lens": lookback_lens,
     "lookback_probe": lookback_probe,
     "linear_probe": linear_probe,
@@ -113,6 +116,7 @@ CATALOGUE: dict[str, Callable[[], Detector]] = {
     "hidden_probe": hidden_probe,
     "mlp_probe": mlp_probe,
     "attention_pooling": attention_pooling,
+    "multimax_probe": multimax_probe,
     "token_probe": token_probe,
     "lrp4rag_svm": lrp4rag_svm,
     "lrp4rag_mlp": lrp4rag_mlp,

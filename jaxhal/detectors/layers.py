@@ -13,8 +13,8 @@ from jaxhal.detectors.base import Detector, Features, HeldOut, Targets
 from jaxhal.features.base import Feature
 from jaxhal.features.hidden import HiddenStates, Layer, check_layer
 
-# As jaxhal.features.hidden.state_number has them: two thirds up, where probes do best
-# by most of their papers, and a few to choose from.
+# As jaxhal.features.hidden.state_number has them: two thirds up, and a few to choose
+# from.
 LAYER = 0.67
 LAYERS = (0.33, 0.5, 0.67, 0.83)
 

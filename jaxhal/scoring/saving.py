@@ -11,7 +11,16 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from jaxhal.classifiers import linear, lstm, mlp, pooling, selection, svm, trees
+from jaxhal.classifiers import (
+    linear,
+    lstm,
+    mlp,
+    multimax,
+    pooling,
+    selection,
+    svm,
+    trees,
+)
 from jaxhal.detectors import Detector, build
 from jaxhal.detectors.controls import TfIdf
 from jaxhal.detectors.ensemble import Stack
@@ -30,6 +39,7 @@ _KINDS = {
     kind.__name__: kind
     for kind in (
         *(linear.Linear, lstm.LSTM, lstm.Cell, mlp.MLP, pooling.Pooling, svm.SVM),
+        multimax.MultiMax,
         *(trees.Forest, selection.Chosen, selection.Selected, Heads, TfIdf, Stack),
         CalibrationSet,
     )

@@ -1,0 +1,55 @@
+"""LapEigvals: eigenvalues of the attention graph's Laplacian."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import oracles
+from jaxhal.features.arrays import reduce
+from jaxhal.features.spectrum import LaplacianEigenvalues
+
+
+def laplacian(attention, prompt):
+    """Of the graph whose edges response tokens draw, entry by entry."""
+    size = len(attention)
+    made = np.zeros((size, size))
+    for i in range(size):
+        seers = [u for u in range(size) if u >= max(i, prompt)]
+        made[i, i] += np.mean([attention[u, i] for u in seers])
+        for u in seers:
+            made[u, i] -= attention[u, i]
+    return made
+
+
+@pytest.mark.parametrize("kind", oracles.KINDS)
+@pytest.mark.parametrize("seq, prompt", [(2, 1), (7, 1), (7, 6), (12, 5), (33, 20)])
+def test_equals_the_spectrum_of_the_whole_matrix(seq, prompt, kind):
+    attention = oracles.causal_attention([seq, prompt], 3, seq, kind=kind)
+    for top in (1, 4, 40):
+        found = np.asarray(reduce(LaplacianEigenvalues(top), attention, prompt))
+        assert found.shape == (3, top)
+        for head, ours in zip(attention, found, strict=True):
+            values = np.linalg.eigvals(laplacian(head, prompt))
+            assert np.abs(values.imag).max() < 1e-6
+            wanted = np.sort(values.real)[::-1][:top]
+            np.testing.assert_allclose(ours[: len(wanted)], wanted, atol=1e-5)
+            assert not ours[len(wanted) :].any()
+
+
+def test_a_response_that_sees_all_is_the_published_code():
+    """With one token before it, the whole matrix but its first row, as released."""
+    attention = oracles.causal_attention(0, 9)
+    received, left = attention.sum(0), np.arange(9, 0, -1)
+    released = received / left - np.diagonal(attention)
+    found = np.asarray(reduce(LaplacianEigenvalues(8), attention, 1))
+    wanted = np.sort(np.append(released[1:], attention[1:, 0].mean()))[::-1][:8]
+    np.testing.assert_allclose(found, wanted, atol=1e-6)
+
+
+def test_by_hand_and_a_bad_count():
+    attention = jnp.array([[1.0, 0.0, 0.0], [0.5, 0.5, 0.0], [0.2, 0.7, 0.1]])
+    found = reduce(LaplacianEigenvalues(3), attention, 1)
+    # 0.35 to the prompt; (0.5 + 0.7) / 2 - 0.5; 0.1 / 1 - 0.1.
+    np.testing.assert_allclose(found, [0.35, 0.1, 0.0], atol=1e-6)
+    with pytest.raises(ValueError, match="top is 0"):
+        LaplacianEigenvalues(0)
