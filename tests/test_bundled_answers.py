@@ -97,7 +97,7 @@ def test_ids_and_texts_are_apart(examples):
 
 def test_text_lengths(examples):
     for example in examples:
-        assert 135 <= len(example.context.split()) <= 162, example.id
+        assert 80 <= len(example.context.split()) <= 180, example.id
         assert 30 <= len(example.response.split()) <= 80, example.id
         assert example.context == " ".join(example.context.split()), example.id
         sentences = re.findall(r"[.:?](?=\s|$)|\)\n", example.response)
