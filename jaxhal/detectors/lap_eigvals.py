@@ -12,8 +12,7 @@ def lap_eigvals(top: int = 10) -> base.Detector:
     that is chosen in training does that work.
 
     Args:
-      top: eigenvalues a head, see :class:`~jaxhal.features.spectrum.\
-LaplacianEigenvalues`.
+      top: eigenvalues a head, as :mod:`jaxhal.features.spectrum` has them.
     """
     name = f"laplacian_{top}"
     return base.logistic(
