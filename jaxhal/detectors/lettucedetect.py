@@ -56,14 +56,14 @@ class TokenProbability(OfTokens):
             lambda some: token_probabilities(encoder, some, progress=bulk.progress),
             asked,
         )
-        rows = []
+        rows, tokenizer = [], bulk.lm.require_tokenizer()
         for (_, answer), values in zip(asked, found, strict=True):
-            reader, own = (
-                tokenizer.encode_with_offsets(answer)[1]
-                for tokenizer in (bulk.lm.require_tokenizer(), encoder.tokenizer)
-            )
-            values = np.zeros(len(own)) if values is None else values
-            rows.append(highest(reader, own, values))
+            _, spans = tokenizer.encode_with_offsets(answer)
+            if values is None:
+                rows.append(np.zeros(len(spans)))
+            else:
+                _, own = encoder.tokenizer.encode_with_offsets(answer)
+                rows.append(highest(spans, own, values))
         return self.padded(rows, max(map(len, rows)))
 
 
