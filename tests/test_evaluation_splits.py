@@ -5,7 +5,14 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from jaxhal.evaluation import grouped_kfold, holdout, kfold, leaky_halves, toha_splits
+from jaxhal.evaluation import (
+    grouped_kfold,
+    holdout,
+    kfold,
+    leaky_halves,
+    toha_splits,
+    unseen_kinds,
+)
 
 
 def partition(parts, n):
@@ -46,6 +53,23 @@ def test_grouped_kfold_keeps_groups_and_classes(rows, folds, seed):
         assert partition([train, test], len(rows))
         assert not set(groups[train]) & set(groups[test])
         assert len(set(labels[test])) == len(set(labels[train])) == 2
+
+
+def test_kinds_are_judged_where_they_were_not_seen():
+    kinds = np.array(["", "year", "name", "unit", "", "role"] * 6)
+    groups = np.arange(36) // 3
+    parts = unseen_kinds(kinds, groups, folds=3, seed=1)
+    assert len(parts) == 9
+    for train, test in parts:
+        assert not set(groups[train]) & set(groups[test])
+        assert not set(kinds[train]) & set(kinds[test]) - {""}
+    judged = np.concatenate([test for _, test in parts])
+    times = np.bincount(judged, minlength=36)
+    assert (times == np.where(kinds == "", 3, 1)).all()
+    learnt = np.bincount(np.concatenate([train for train, _ in parts]), minlength=36)
+    assert (learnt == np.where(kinds == "", 6, 4)).all()
+    with pytest.raises(ValueError, match="are of 4 kinds, too few for 5 folds"):
+        unseen_kinds(kinds, groups, folds=5)
 
 
 @settings(deadline=None)

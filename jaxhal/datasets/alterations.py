@@ -97,14 +97,16 @@ def _altered(example: Example, kinds: Sequence[str], seed: int) -> Iterator[Exam
     for kind in kinds:
         find, foreign = KINDS[kind]
         changes = [
-            change
+            (change, own)
             for change in find(example.response, context)
-            if any(s.start <= change[0].start <= s.end for s in about)
+            for own in about
+            if own.start <= change[0].start <= own.end
         ]
         drawn = np.random.default_rng([seed, *f"{kind} {example.response}".encode()])
         for at in drawn.permutation(len(changes)):
-            made = _changed(example, changes[at], kind)
-            if not any(_stands(made, span, foreign) for span in made.labels or ()):
+            change, own = changes[at]
+            made = _changed(example, change, kind)
+            if not any(_stands(made, one, own, foreign) for one in made.labels or ()):
                 yield made
                 break
 
@@ -128,7 +130,7 @@ def _changed(example: Example, change: Change, kind: str) -> Example:
     )
 
 
-def _stands(made: Example, span: Label, foreign: str) -> bool:
+def _stands(made: Example, span: Label, own: "_Sentence", foreign: str) -> bool:
     """Whether the source has the new words where they would make the answer right."""
     text, source = made.response, made.source_text
     new = _plain(text[span.start : span.end])
@@ -138,7 +140,6 @@ def _stands(made: Example, span: Label, foreign: str) -> bool:
         before = _plain(text[: span.start]).split()[-1:]
         after = _plain(text[span.end :]).split()[:1]
         return " ".join(["", *before, *new.split(), *after, ""]) in _plain(source)
-    own = next(s for s in reversed(_sentences(text)) if s.start <= span.start)
     return any(new in each.text and _alike(own, each) for each in _sentences(source))
 
 

@@ -19,6 +19,7 @@ from jaxhal.detectors.base import features_of as features_of
 from jaxhal.detectors.base import held_out as held_out
 from jaxhal.detectors.base import response_mean as response_mean
 from jaxhal.detectors.base import take as take
+from jaxhal.detectors.contradiction import contradiction as contradiction
 from jaxhal.detectors.controls import max_prompt_attention as max_prompt_attention
 from jaxhal.detectors.controls import max_prompt_probe as max_prompt_probe
 from jaxhal.detectors.controls import novel_word_share as novel_word_share
@@ -118,6 +119,7 @@ CATALOGUE: dict[str, Callable[[], Detector]] = {
     "attention_pooling": attention_pooling,
     "multimax_probe": multimax_probe,
     "token_probe": token_probe,
+    "contradiction": contradiction,
     "lrp4rag_svm": lrp4rag_svm,
     "lrp4rag_mlp": lrp4rag_mlp,
     "lrp4rag_forest": lrp4rag_forest,

@@ -127,14 +127,16 @@ _STRENGTH = 10.0
 
 
 def highest_mean(
-    values: Float[Array, "batch response"], valid: Bool[Array, "batch response"]
+    values: Float[Array, "batch response"],
+    valid: Bool[Array, "batch response"],
+    count: int = HIGHEST,
 ) -> Float[Array, " batch"]:
-    """Mean of the five highest values over real tokens; of all where there are fewer.
+    """Mean of the highest values over real tokens; of all where there are fewer.
 
     0 for an empty response.
     """
-    there = jnp.minimum(valid.sum(-1), HIGHEST)
-    ordered = -jnp.sort(-jnp.where(valid, values, -jnp.inf), -1)[:, :HIGHEST]
+    there = jnp.minimum(valid.sum(-1), count)
+    ordered = -jnp.sort(-jnp.where(valid, values, -jnp.inf), -1)[:, :count]
     chosen = jnp.arange(ordered.shape[1]) < there[:, None]
     return jnp.where(chosen, ordered, 0.0).sum(-1) / jnp.maximum(there, 1)
 

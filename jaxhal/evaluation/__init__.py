@@ -57,4 +57,5 @@ from jaxhal.evaluation.splits import holdout as holdout
 from jaxhal.evaluation.splits import kfold as kfold
 from jaxhal.evaluation.splits import leaky_halves as leaky_halves
 from jaxhal.evaluation.splits import toha_splits as toha_splits
+from jaxhal.evaluation.splits import unseen_kinds as unseen_kinds
 from jaxhal.evaluation.tables import compare as compare
