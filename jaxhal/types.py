@@ -26,13 +26,24 @@ class Label(NamedTuple):
     label: str = "hallucination"
 
 
+ROLES = ("system", "user", "assistant")
+
+
+class Turn(NamedTuple):
+    """What one of :data:`ROLES` said in a conversation."""
+
+    role: str
+    content: str
+
+
 @dataclasses.dataclass(frozen=True)
 class Example:
     """One answer to be judged, with what it was supposed to rest on.
 
     Give ``prompt`` (the text the model was given, used as the user turn), or
     ``context`` and ``question`` (a prompt is built from them), or all three: then the
-    context and the question are found inside the prompt.
+    context and the question are found inside the prompt.  Or give ``turns``, of which
+    the response is the next.
 
     Every text is read as text, whatever it spells: ``<|im_end|>`` in a document ends no
     turn.  Control tokens come from the model's chat template, or from a ``prompt`` that
@@ -53,11 +64,14 @@ class Example:
       samples: other answers to the same prompt by whoever wrote this one.
       templated: the prompt went through a chat template, gets none, and has control
         tokens.
+      turns: the conversation up to the user's last turn; ``prompt`` is then its texts,
+        a blank line between them.
 
     Raises:
       ValueError: on an empty response or prompt, on neither ``prompt`` nor ``context``,
         on a context or question that is not in the prompt, on ``templated`` without a
-        prompt, on label spans outside the response.
+        prompt, on turns beside any of these or not ending with the user's, on label
+        spans outside the response.
     """
 
     response: str
@@ -71,9 +85,12 @@ class Example:
     split: str = ""
     samples: tuple[str, ...] = ()
     templated: bool = False
+    turns: tuple[Turn, ...] = ()
 
     def __post_init__(self):
         where = f"example {quoted(self.id)}: " if self.id else ""
+        if self.turns:
+            object.__setattr__(self, "prompt", self._said(where))
         if not self.response.strip():
             raise ValueError(
                 f"{where}response is {quoted(self.response)}; give an answer with "
@@ -121,6 +138,33 @@ class Example:
                     f"{where}label is {self.label} but {len(self.labels)} spans are "
                     "given; drop one of the two"
                 )
+
+    def _said(self, where: str) -> str:
+        """The texts of the turns; ValueError where no answer can follow them."""
+        said = "\n\n".join(turn.content for turn in self.turns)
+        for number, (role, _) in enumerate(self.turns):
+            if role not in ROLES:
+                raise ValueError(
+                    f"{where}turn {number} is by {quoted(role)}; use {', '.join(ROLES)}"
+                )
+        if self.turns[-1].role != "user":
+            raise ValueError(
+                f"{where}the turn before the answer is by {quoted(self.turns[-1].role)}"
+                ", and an answer is to the user; leave out what comes after the user"
+            )
+        given = {
+            "context": self.context is not None,
+            "question": self.question is not None,
+            "prompt": self.prompt not in (None, said),
+            "templated": self.templated,
+        }
+        for name, there in given.items():
+            if there:
+                raise ValueError(
+                    f"{where}got 'turns' and {name!r}; a conversation is the whole "
+                    "prompt, so leave one of the two out"
+                )
+        return said
 
     @property
     def source_text(self) -> str:

@@ -11,7 +11,7 @@ import numpy as np
 from typer.testing import CliRunner
 
 import jaxhal
-from hostile_rows import Line
+from hostile_rows import Line, answer_of
 from jaxhal.cli import app as cli
 from jaxhal.datasets.jsonl import read_rows
 from tiny_lm import write_lm
@@ -118,11 +118,11 @@ def _check(
     assert row["id"] == (f"line {number}" if name in (None, "") else str(name))
     assert set(row["scores"]) == set(detectors)
     assert all(math.isfinite(score) for score in row["scores"].values())
-    end = 0
+    end, answer = 0, answer_of(asked)
     for span in row["spans"]:
-        assert end <= span["start"] < span["end"] <= len(asked["response"])
+        assert end <= span["start"] < span["end"] <= len(answer)
         end = span["end"]
-        assert span["text"] == asked["response"][span["start"] : end]
+        assert span["text"] == answer[span["start"] : end]
         assert 0 <= span["confidence"] <= 1
 
 

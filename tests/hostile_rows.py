@@ -39,7 +39,18 @@ WRONG: list[Callable[[random.Random], Any]] = [
     lambda rng: [text(rng) for _ in range(3)],
 ]
 FIELDS = (
-    *("id", "response", "prompt", "context", "question", "split", "source", "label"),
+    *(
+        "id",
+        "response",
+        "answer",
+        "prompt",
+        "contexts",
+        "context",
+        "question",
+        "split",
+        "source",
+        "label",
+    ),
     *("labels", "samples", "templated", "messages", "by", "scores", ""),
 )
 
@@ -65,10 +76,16 @@ def text(rng: random.Random, pieces: int = 5) -> str:
 
 def whole(rng: random.Random) -> dict[str, Any]:
     """A row with nothing wrong but its taste."""
-    row: dict[str, Any] = {"response": text(rng)}
+    row: dict[str, Any] = {rng.choice(("response", "answer")): text(rng)}
     question, context = text(rng, 3), text(rng)
-    form = rng.randrange(4)
-    if form:
+    form = rng.randrange(5)
+    if form == 4:
+        said = {"user": context, "assistant": question}
+        turns = [{"role": role, "content": each} for role, each in said.items()]
+        asked = {"role": "user", "content": [{"type": "text", "text": question}]}
+        answer = {"role": "assistant", "content": row.popitem()[1]}
+        row["messages"] = [*turns[: rng.choice((0, 2))], asked, answer]
+    elif form:
         row |= {"context": context, "question": question}
     if form == 2:
         row["question"] = None
@@ -82,12 +99,11 @@ def whole(rng: random.Random) -> dict[str, Any]:
         "source": text(rng),
         "split": text(rng),
         "samples": [text(rng) for _ in range(rng.randrange(3))],
-        "messages": [{"role": "system", "content": text(rng)}],
     }
     for name, value in more.items():
         if rng.random() < 0.4:
             row[name] = value
-    length = len(row["response"])
+    length = len(answer_of(row))
     start = rng.randrange(length)
     span = {"start": start, "end": rng.randint(start + 1, length), "label": text(rng)}
     if rng.random() < 0.3:
@@ -95,6 +111,13 @@ def whole(rng: random.Random) -> dict[str, Any]:
     elif rng.random() < 0.3:
         row["label"] = rng.randrange(2)
     return row
+
+
+def answer_of(row: dict[str, Any]) -> str:
+    """The answer of a row that is whole."""
+    if row.get("messages"):
+        return row["messages"][-1]["content"]
+    return row.get("response") or row["answer"]
 
 
 def packed(row: Any, rng: random.Random) -> bytes:
@@ -125,7 +148,7 @@ def broken_field(rng: random.Random) -> Line:
     name = rng.choice(list(wrong))
     row[name] = wrong[name]
     if name == "labels" and rng.random() < 0.5:
-        length = len(row["response"])
+        length = len(answer_of(row))
         row["labels"] = [{"start": rng.choice((0, length)), "end": length + 1}]
     return Line(packed(row, rng), False)
 
@@ -192,7 +215,10 @@ def huge(rng: random.Random) -> Line:
                     {"labels": [{"start": 0, "end": 9**4000}]},
                 ),
                 *({"prompt": "\t" * (1 << 20)}, {"response": "x" * 400, "labels": []}),
-                *({"prompt": None, "context": None}, {"label": "x" * (1 << 20)}),
+                *(
+                    {"prompt": None, "context": None, "messages": None},
+                    {"label": "x" * (1 << 20)},
+                ),
                 {"label": 1, "labels": []},
                 {"prompt": "p", "context": "not in it"},
             )

@@ -65,6 +65,79 @@ def test_offsets_count_characters_not_bytes():
     assert "outside" in one(response="🎉", labels=[{"start": 0, "end": 2}]).error
 
 
+def test_names_and_lists():
+    row = one(response=None, answer="So it is.", prompt=None, context=["A.", "B."])
+    assert (row.example.response, row.example.context) == ("So it is.", "A.\n\nB.")
+    for contexts in (["A.", "B."], "A.\n\nB."):
+        again = one(prompt=None, contexts=contexts, question="Q").example
+        assert (again.context, again.question) == ("A.\n\nB.", "Q")
+
+
+SAID = [
+    {"role": "system", "content": "Be short."},
+    {
+        "role": "user",
+        "content": [{"type": "text", "text": t} for t in ("It is", "red.")],
+    },
+    {"role": "assistant", "content": "What?"},
+    {"role": "user", "content": "Which colour?"},
+    {"role": "assistant", "content": "Blue, dear."},
+]
+
+
+def chat(messages, **more):
+    return one(prompt=None, response=None, messages=messages, **more)
+
+
+def test_a_chat_ends_with_the_answer():
+    found = chat(SAID, labels=[{"start": 0, "end": 4}]).example
+    assert found.response == "Blue, dear." and found.label == 1
+    assert found.turns == (
+        *(("system", "Be short."), ("user", "It is\nred.")),
+        *(("assistant", "What?"), ("user", "Which colour?")),
+    )
+    assert found.prompt == "Be short.\n\nIt is\nred.\n\nWhat?\n\nWhich colour?"
+    assert chat(SAID[3:]).example.turns == (("user", "Which colour?"),)
+
+
+@pytest.mark.parametrize(
+    ("messages", "problem"),
+    [
+        ([], "has to end with the answer, of 'assistant', and there are none"),
+        (SAID[:4], "of 'assistant', and the last is by \"user\""),
+        (SAID[4:], "holds nothing but the answer"),
+        ("Hi", "'messages' is text; use a list of {role, content}"),
+        ([*SAID[:3], SAID[4]], "the turn before the answer is by 'assistant'"),
+        (["Hi"], "'messages[0]' is text; use {role, content}"),
+        ([{"role": "tool", "content": "x"}], "'messages[0].role' is \"tool\"; use sys"),
+        ([{"content": "x"}], "'messages[0].role' is null; use system, user, assistant"),
+        (
+            [{"role": "user", "content": None}],
+            "'messages[0].content' is null; use text",
+        ),
+        (
+            [{"role": "user", "content": [{"type": "image_url"}]}],
+            "content[0]' is no te",
+        ),
+        ([{"role": "user", "content": "\udc00"}], "half of a surrogate pair"),
+    ],
+)
+def test_bad_chats_say_what_is_wrong(messages, problem):
+    found = chat(messages)
+    assert found.example is None and problem in found.error
+
+
+@pytest.mark.parametrize("key", ["response", "answer", "prompt", "context", "question"])
+def test_a_row_has_one_form(key):
+    found = one(**{"prompt": None, "response": None, "messages": SAID, key: "x"})
+    assert f"'messages' and '{key}' are both given" in found.error
+    assert one(answer="So.").error.endswith(
+        "'response' and 'answer' both stand for the response; leave one of them out"
+    )
+    assert "both stand for the context" in one(context="C", contexts=["C"]).error
+    assert "'turns' and 'templated'" in chat(SAID, templated=True).error
+
+
 @pytest.mark.parametrize(
     ("row", "problem"),
     [
@@ -78,6 +151,9 @@ def test_offsets_count_characters_not_bytes():
         ({"context": "C"}, "'context' is not in 'prompt'"),
         ({"prompt": None, "context": " "}, "context is ' '"),
         ({"prompt": {}}, "'prompt' is an object; use text"),
+        ({"prompt": None, "context": ["C", 3]}, "'context[1]' is 3; use text"),
+        ({"prompt": None, "contexts": []}, "context is ''; it must hold text"),
+        ({"context": ["So", "it"]}, "'context' is not in 'prompt'"),
         ({"question": "Q"}, "'question' is not in 'prompt'"),
         ({"source": ["u"]}, "'source' is a list; use text or a whole number"),
         ({"split": 1}, "'split' is 1; use text"),

@@ -134,7 +134,7 @@ def test_a_dict_of_lists_is_a_list_of_spans():
         (GOOD | {"labels": np.zeros(2)}, "use a list of spans"),
         (GOOD | {"labels": [{"start": 0, "end": 9}]}, "[0, 9) lies outside"),
         ({"prompt": "P", "answer": b"A"}, "'response' is \"b'A'\"; use text"),
-        ({"passages": ["a", "b"], "answer": "A"}, "'context' is a list; use text"),
+        ({"passages": ["a", 3], "answer": "A"}, "'context[1]' is 3; use text"),
         (GOOD | {"split": 3}, "'split' is 3; use text"),
         (GOOD | {"source": 1.5}, "'source' is 1.5; use text or a whole number"),
         (GOOD | {"context": "else"}, "'context' is not in 'prompt'"),

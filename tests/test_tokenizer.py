@@ -1,6 +1,7 @@
 """Tokens, character spans, chat templates and the seam layout."""
 
 import collections
+import dataclasses
 import json
 from pathlib import Path
 
@@ -26,7 +27,7 @@ from jaxhal.models.batching import (
 )
 from jaxhal.models.gguf import GGUFSource
 from jaxhal.models.tokenizer import Tokenizer
-from jaxhal.types import Example
+from jaxhal.types import Example, Turn
 
 GOLDEN = Path(__file__).parent / "golden" / "smollm2_tokenization.json"
 CORPUS = [
@@ -495,9 +496,102 @@ def test_template_that_strips():
     example = Example(response="r", context="\n The cat. \n", question=" which? ")
     prompt = tokenizer.prompt(example)
     assert prompt.text == "<user>The cat. \n\n\n which?</>"
-    assert prompt.text[slice(*prompt.document)] == "The cat. \n"
+    assert prompt.text[slice(*prompt.document[0])] == "The cat. \n"
     assert prompt.text[slice(*prompt.question)] == " which?"
     assert prompt.text[slice(*prompt.user)] == "The cat. \n\n\n which?"
+
+
+# As published: Llama 2 puts the system's text into the first turn of the user, Mistral
+# into the last; Llama 3 trims.
+_MERGED = (
+    "{% if messages[0].role == 'system' %}{% set s = messages[0].content %}"
+    "{% set rest = messages[1:] %}{% else %}{% set rest = messages %}{% endif %}"
+    "{% for m in rest %}{% if m.role == 'user' %}[INST] "
+    "{% if s is defined and loop.WHERE %}{{ s + '\n\n' }}{% endif %}"
+    "{{ m.content }} [/INST]{% else %} {{ m.content }}</s>{% endif %}{% endfor %}"
+)
+CHATS = {
+    "chatml": "{% for m in messages %}<s>{{ m.role }}\n{{ m.content }}</s>\n"
+    "{% endfor %}<s>assistant\n",
+    "llama 2": _MERGED.replace("WHERE", "first"),
+    "mistral": _MERGED.replace("WHERE", "last"),
+    "llama 3": "{% for m in messages %}<s>{{ m.role }}\n\n{{ m.content | trim }}</s>"
+    "{% endfor %}<s>assistant\n\n",
+    "half": "{% for m in messages %}{{ m.content.lstrip() if loop.first else "
+    "m.content.rstrip() }}</s>{% endfor %}",
+}
+TURNS = (
+    Turn("system", " Answer from the text:\nthe cat is red. "),
+    Turn("user", "Which cat?\n"),
+    Turn("assistant", "\n The red one."),
+    Turn("user", " And which dog? "),
+)
+
+
+@pytest.mark.parametrize("template", CHATS)
+@pytest.mark.parametrize("turns", [TURNS, TURNS[1:], TURNS[:2], TURNS[3:]], ids=len)
+def test_a_conversation_is_what_the_template_makes_of_it(template, turns):
+    tokenizer = wrap(CHATS[template])
+    example = Example("None.", turns=turns)
+    made = tokenizer.prompt(example)
+    messages = [turn._asdict() for turn in turns]
+    whole = tokenizer.hf.apply_chat_template(
+        messages, tokenize=False, add_generation_prompt=True
+    )
+    assert made.text == whole
+    said = sorted(made.text[slice(*place)].strip() for place in made.document)
+    assert said == sorted(turn.content.strip() for turn in turns)
+    assert made.user == (made.document[0][0], made.document[-1][1])
+    row = tokenizer.encode_example(example)
+    assert row.prompt_ids.tolist() == tokenizer.hf.encode(
+        whole, add_special_tokens=False
+    )
+    inside = pieces(tokenizer, row.prompt_ids[row.document])
+    assert inside == "".join(made.text[slice(*place)] for place in made.document)
+    assert not row.question.any()
+
+
+def test_a_turn_of_the_user_is_a_prompt(chat):
+    alone = Example("r", turns=(Turn("user", " What? "),))
+    assert alone.prompt == alone.source_text == " What? "
+    ours = chat.encode_example(alone)
+    theirs = chat.encode_example(Example("r", prompt=" What? "))
+    for field in dataclasses.fields(ours):
+        np.testing.assert_array_equal(
+            getattr(ours, field.name), getattr(theirs, field.name)
+        )
+
+
+def test_conversations_that_cannot_be_read(plain):
+    turns = TURNS[1:]
+    with pytest.raises(ValueError, match="user, assistant, user need a chat template"):
+        plain.prompt(Example("r", turns=turns))
+    dropping = wrap("{{ messages[-1].content }}</s>")
+    with pytest.raises(ValueError, match="shows the user's text 0 times, not once"):
+        dropping.prompt(Example("r", turns=turns))
+    assert dropping.prompt(Example("r", prompt="a")).text == "a</s>"
+    strict = wrap("{{ raise_exception('no system') if messages[0].role == 'system' }}")
+    with pytest.raises(ValueError, match="turns of system, user .*no system"):
+        strict.prompt(Example("r", turns=TURNS[:2]))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"turns": (Turn("tool", "x"),)}, "turn 0 is by 'tool'; use system, user"),
+        ({"turns": TURNS[:3]}, "the turn before the answer is by 'assistant'"),
+        ({"turns": TURNS, "prompt": "x"}, "got 'turns' and 'prompt'"),
+        ({"turns": TURNS, "context": "x"}, "got 'turns' and 'context'"),
+        ({"turns": TURNS, "question": "x"}, "got 'turns' and 'question'"),
+        ({"turns": TURNS, "templated": True}, "got 'turns' and 'templated'"),
+        ({"turns": (Turn("user", " "),)}, "prompt is ' '; it must hold text"),
+    ],
+)
+def test_turns_are_the_whole_prompt(options, message):
+    with pytest.raises(ValueError, match=message):
+        Example("r", **options)
+    again = dataclasses.replace(Example("r", turns=TURNS), response="s")
+    assert again.turns == TURNS and again.prompt.startswith(" Answer from")
 
 
 @pytest.mark.parametrize(

@@ -139,11 +139,12 @@ def detect(
 ) -> None:
     """Says of the answers of a JSON Lines file which are hallucinated, and where.
 
-    A row is {"id", "response", and either "prompt" or "context" + "question"}; a
-    result is {"id", "verdict", "probability", "by", "spans", "error"}, in the order of
-    the input.  The verdict, hallucinated, unsure or supported, is that of one detector,
-    the best on answers held out of those that beat the controls there; with none there
-    is no verdict.  A bad row gets its error and the command exits 1, otherwise 0.
+    A row is {"id", "response", and either "prompt" or "context" + "question"}, or
+    {"id", "messages"}, a chat that ends with the answer; a result is {"id", "verdict",
+    "probability", "by", "spans", "error"}, in the order of the input.  The verdict,
+    hallucinated, unsure or supported, is that of one detector, the best on answers held
+    out of those that beat the controls there; with none there is no verdict.  A bad row
+    gets its error and the command exits 1, otherwise 0.
 
     Until all is done the results wait in OUTPUT.partial; the same command goes on there
     after a stop.  Up to 1,024 rows are read before the first result, 256 where results

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jaxhal.io.files import replacing
-from jaxhal.types import Example, Label
+from jaxhal.types import ROLES, Example, Label, Turn
 
 
 class Row(NamedTuple):
@@ -24,13 +24,14 @@ class Row(NamedTuple):
 def read_rows(source: str | os.PathLike | Iterable[bytes]) -> Iterator[Row]:
     """The rows of a JSON Lines file, in order; blank lines are passed over.
 
-    A row is an object with ``response``, ``prompt`` or else ``context`` with
-    ``question``, optional ``id`` and ``source`` (text or a whole number), ``split``,
-    ``samples`` (a list of texts), and ``labels`` (``[{"start", "end", "label"}]``,
-    characters of the response, end exclusive) or ``label`` (0 or 1), and ``templated``
-    (true where the prompt went through a chat template already).  ``null`` means left
-    out; other keys are ignored, and ids may repeat.  A bad row comes back with its
-    error and never raises.
+    A row is an object with ``response`` (or ``answer``), ``prompt`` or else ``context``
+    (or ``contexts``; text or a list of texts) with ``question``; or with ``messages``,
+    ``[{"role", "content"}]``, the last of which is the answer.  Optional are ``id`` and
+    ``source`` (text or a whole number), ``split``, ``samples`` (a list of texts), and
+    ``labels`` (``[{"start", "end", "label"}]``, characters of the response, end
+    exclusive) or ``label`` (0 or 1), and ``templated`` (true where the prompt went
+    through a chat template already).  ``null`` means left out; other keys are ignored,
+    and ids may repeat.  A bad row comes back with its error and never raises.
 
     Args:
       source: a path, ``"-"`` for standard input, or the lines themselves.
@@ -128,13 +129,7 @@ def to_row(number: int, unit: str, read: Callable[[], Mapping[str, Any]]) -> Row
 
 
 def _example(fields: Mapping[str, Any], name: str) -> Example:
-    text = {
-        key: text_field(key, fields[key])
-        for key in ("response", "prompt", "context", "question", "split")
-        if fields.get(key) is not None
-    }
-    if "response" not in text:
-        raise ValueError("'response' is missing; every row needs one")
+    said = _said(fields)
     label = fields.get("label")
     if label is not None and (type(label) is not int or label not in (0, 1)):
         raise ValueError(f"'label' is {_show(label)}; use 0, 1 or leave it out")
@@ -147,7 +142,7 @@ def _example(fields: Mapping[str, Any], name: str) -> Example:
     spans = _items(fields, "labels", "spans")
     samples = _items(fields, "samples", "texts") or []
     return Example(
-        **text,
+        **said,
         id=name,
         templated=bool(templated),
         labels=None if spans is None else tuple(map(_label, range(len(spans)), spans)),
@@ -157,6 +152,84 @@ def _example(fields: Mapping[str, Any], name: str) -> Example:
             text_field(f"samples[{n}]", one) for n, one in enumerate(samples)
         ),
     )
+
+
+# Texts by the names that a row may give them, and those that messages stand for.
+_TEXTS = {
+    "response": ("response", "answer"),
+    "prompt": ("prompt",),
+    "context": ("context", "contexts"),
+    "question": ("question",),
+    "split": ("split",),
+}
+_SAID = ("response", "prompt", "context", "question")
+
+
+def _said(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The texts of a row, and the turns of a conversation, as an example has them."""
+    found: dict[str, Any] = {}
+    for field, names in _TEXTS.items():
+        given = [name for name in names if fields.get(name) is not None]
+        if len(given) > 1:
+            both = " and ".join(map(repr, given))
+            raise ValueError(
+                f"{both} both stand for the {field}; leave one of them out"
+            )
+        if given:
+            read = _joined if field == "context" else text_field
+            found[field] = read(given[0], fields[given[0]])
+    if (messages := _items(fields, "messages", "{role, content}")) is not None:
+        for name in (name for field in _SAID for name in _TEXTS[field]):
+            if fields.get(name) is not None:
+                raise ValueError(
+                    f"'messages' and {name!r} are both given; the last message is the "
+                    f"answer and the others are the prompt, so leave {name!r} out"
+                )
+        found |= _conversation(messages)
+    if "response" not in found:
+        raise ValueError("'response' is missing; every row needs one")
+    return found
+
+
+def _joined(key: str, value: Any) -> str:
+    """A text, or several with a blank line between them."""
+    if not isinstance(value, list):
+        return text_field(key, value)
+    return "\n\n".join(text_field(f"{key}[{n}]", one) for n, one in enumerate(value))
+
+
+def _conversation(messages: list[Any]) -> dict[str, Any]:
+    """The answer, which is the last message, and the turns before it."""
+    turns = [_turn(f"messages[{n}]", one) for n, one in enumerate(messages)]
+    if not turns or turns[-1].role != "assistant":
+        last = f"the last is by {_show(turns[-1].role)}" if turns else "there are none"
+        raise ValueError(
+            f"'messages' has to end with the answer, of 'assistant', and {last}"
+        )
+    if len(turns) == 1:
+        raise ValueError("'messages' holds nothing but the answer; give what was asked")
+    return {"response": turns[-1].content, "turns": tuple(turns[:-1])}
+
+
+def _turn(where: str, message: Any) -> Turn:
+    if not isinstance(message, dict):
+        raise ValueError(f"{where!r} is {kind(message)}; use {{role, content}}")
+    role, content = message.get("role"), message.get("content")
+    if role not in ROLES:
+        raise ValueError(f"'{where}.role' is {_show(role)}; use {', '.join(ROLES)}")
+    if isinstance(content, list):
+        content = "\n".join(
+            _part(f"{where}.content[{n}]", one) for n, one in enumerate(content)
+        )
+    return Turn(role, text_field(f"{where}.content", content))
+
+
+def _part(where: str, part: Any) -> str:
+    """A part of a message in the manner of OpenAI's chats: text, and nothing else."""
+    if not isinstance(part, dict) or part.get("type") != "text":
+        shape = '{"type": "text", "text": ...}'
+        raise ValueError(f"{where!r} is no text; use text, or {shape}")
+    return text_field(f"{where}.text", part.get("text"))
 
 
 def _items(fields: Mapping[str, Any], key: str, of: str) -> list[Any] | None:

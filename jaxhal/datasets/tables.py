@@ -2,15 +2,15 @@
 
 A field may go by other names, as published data sets have it:
 
-========  ==============================================
+========  =====================================================
 field     also read
-========  ==============================================
+========  =====================================================
 response  ``answer``, ``output``, ``generated_answer``
-context   ``passages``, ``document``, ``knowledge``
+context   ``contexts``, ``passages``, ``document``, ``knowledge``
 question  ``query``
 label     ``hallucination``, ``is_hallucination``
 source    ``source_id``
-========  ==============================================
+========  =====================================================
 
 Other columns are ignored.  Two names of one field in one row are an error, since
 nothing says which is meant.
@@ -30,12 +30,12 @@ if TYPE_CHECKING:
 
 _OTHER = {
     "response": ("answer", "output", "generated_answer"),
-    "context": ("passages", "document", "knowledge"),
+    "context": ("contexts", "passages", "document", "knowledge"),
     "question": ("query",),
     "label": ("hallucination", "is_hallucination"),
     "source": ("source_id",),
 }
-_ALONE = ("prompt", "labels", "split", "samples", "templated")
+_ALONE = ("prompt", "messages", "labels", "split", "samples", "templated")
 _NAMES = {name: (name, *_OTHER.get(name, ())) for name in ("id", *_OTHER, *_ALONE)}
 _COLUMNS = {name for names in _NAMES.values() for name in names}
 _VERDICTS = {1: 1, 0: 0, "yes": 1, "no": 0}  # True and 1.0 are equal to 1

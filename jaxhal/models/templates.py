@@ -1,4 +1,4 @@
-"""The chat template of a checkpoint: what stands around one user turn.
+"""The chat template of a checkpoint: what stands around the turns of a conversation.
 
 A template is somebody else's program: it is run once, on our own text, with limits.
 """
@@ -8,7 +8,7 @@ import itertools
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
@@ -27,48 +27,83 @@ _REMEDY = (
 
 
 class Frame(NamedTuple):
-    """What a template writes around a user's text, and what it trims off the text."""
+    """What a template writes around the texts of turns, and what it trims off them."""
 
-    prefix: str = ""
-    suffix: str = ""
-    left: bool = False
-    right: bool = False
+    pieces: tuple[str, ...] = ("", "")  # before, between and after the texts
+    order: tuple[int, ...] = (0,)  # of the turns in what it writes
+    left: tuple[bool, ...] = (False,)  # by turn, whether the space there is trimmed
+    right: tuple[bool, ...] = (False,)
 
-    def trim(self, text: str) -> str:
-        """The text as the template leaves it."""
-        text = text.lstrip() if self.left else text
-        return text.rstrip() if self.right else text
+    def trim(self, turn: int, text: str) -> str:
+        """The text of a turn as the template leaves it."""
+        text = text.lstrip() if self.left[turn] else text
+        return text.rstrip() if self.right[turn] else text
 
 
-def frame(hf: Any) -> Frame:
+def frame(hf: Any, roles: Sequence[str] = ("user",)) -> Frame:
     """The frame of a tokenizer's chat template, up to where the answer begins.
 
     Raises:
       ValueError: when the template fails, takes too much, or more than trims a text.
     """
-    pieces = _filled(hf, _TEXT).split(_TEXT)
-    if len(pieces) != 2:
-        raise ValueError(
-            f"the chat template shows the user's text {len(pieces) - 1} times, not "
-            f"once; {_REMEDY}"
-        )
-    prefix, suffix = pieces
-    spaced = _filled(hf, _AROUND + _TEXT + _AROUND)
-    for left, right in itertools.product((False, True), repeat=2):
-        found = Frame(prefix, suffix, left, right)
-        if prefix + found.trim(_AROUND + _TEXT + _AROUND) + suffix == spaced:
-            return found
-    raise ValueError(f"the chat template changes the space around a text; {_REMEDY}")
+    order, pieces = _split(_filled(hf, roles, ""), roles)
+    _, spaced = _split(_filled(hf, roles, _AROUND), roles)
+    left, right = [False] * len(roles), [False] * len(roles)
+    for at, (piece, wide) in enumerate(zip(pieces, spaced, strict=True)):
+        # The space after the text before the piece, and before the text after it.
+        ends, begins = ("",) if at == 0 else (_AROUND, ""), (_AROUND, "")
+        begins = ("",) if at == len(order) else begins
+        for end, begin in itertools.product(ends, begins):
+            if end + piece + begin == wide:
+                break
+        else:
+            raise ValueError(
+                f"the chat template changes the space around a text; {_REMEDY}"
+            )
+        if at > 0:
+            right[order[at - 1]] = not end
+        if at < len(order):
+            left[order[at]] = not begin
+    return Frame(pieces, order, tuple(left), tuple(right))
 
 
-def _filled(hf: Any, text: str) -> str:
-    """One user turn in the template."""
+def _text(turn: int) -> str:
+    """What stands for the text of a turn."""
+    return f"{_TEXT} {turn}."
+
+
+def _split(
+    written: str, roles: Sequence[str]
+) -> tuple[tuple[int, ...], tuple[str, ...]]:
+    """The turns in the order of what a template wrote, and what is around them."""
+    places = []
+    for turn, role in enumerate(roles):
+        text = _text(turn)
+        if (count := written.count(text)) != 1:
+            raise ValueError(
+                f"the chat template shows the {role}'s text {count} times, not once; "
+                f"{_REMEDY}"
+            )
+        places.append((written.index(text), turn, len(text)))
+    pieces, last = [], 0
+    for start, _, length in sorted(places):
+        pieces.append(written[last:start])
+        last = start + length
+    return tuple(turn for _, turn, _ in sorted(places)), (*pieces, written[last:])
+
+
+def _filled(hf: Any, roles: Sequence[str], around: str) -> str:
+    """The turns in the template, with some space around each text."""
+    turns = [
+        {"role": role, "content": around + _text(turn) + around}
+        for turn, role in enumerate(roles)
+    ]
     if "**" in hf.chat_template and _raises_powers(hf.chat_template):
         raise ValueError(f"the chat template computes powers; {_REMEDY}")
     try:
         with _limited(), _far_from_all():
             return hf.apply_chat_template(
-                [{"role": "user", "content": text}],
+                turns,
                 tokenize=False,
                 add_generation_prompt=True,
                 # Llama 3 templates write today's date, so scores would change daily;
@@ -77,7 +112,8 @@ def _filled(hf: Any, text: str) -> str:
             )
     except Exception as error:  # a program of somebody else's raises what it does
         raise ValueError(
-            f"the chat template cannot render one user turn ({error!r}); {_REMEDY}"
+            f"the chat template cannot render turns of {', '.join(roles)} "
+            f"({error!r}); {_REMEDY}"
         ) from error
 
 

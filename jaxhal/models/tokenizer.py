@@ -17,7 +17,7 @@ from jaxhal.models.batching import Encoded
 from jaxhal.models.control import Places, disarmed, mark
 from jaxhal.models.gguf import GGUFSource
 from jaxhal.models.settings import Settings, read_json
-from jaxhal.types import Example
+from jaxhal.types import Example, Turn
 
 if TYPE_CHECKING:
     import tokenizers
@@ -31,8 +31,8 @@ class Prompt(NamedTuple):
     """A whole prompt text and the ``(start, end)`` characters of its parts."""
 
     text: str
-    user: tuple[int, int]  # what the user wrote
-    document: tuple[int, int]
+    user: tuple[int, int]  # what the user wrote, all turns of a conversation
+    document: Places
     question: tuple[int, int]
     # Where control tokens are recognised: what the template wrote, or all of a finished
     # prompt but the context and the question.
@@ -81,6 +81,7 @@ class Tokenizer:
             )
         self.hf = hf
         self._size: int | None = None
+        self._frames: dict[tuple[str, ...], templates.Frame | ValueError] = {}
         ends = (hf.eos_token_id,) if hf.eos_token_id is not None else ()
         self.stop_ids = ends if stop_ids is None else tuple(stop_ids)
         # Some checkpoints ship settings that cut long texts silently, pad short ones or
@@ -219,11 +220,14 @@ class Tokenizer:
         Raises:
           ValueError: when the template fails, or does more to a text than trim it.
         """
-        frame = self._frame
-        return frame.prefix, frame.trim(user_text), frame.suffix
+        frame = self._frame(("user",))
+        before, after = frame.pieces
+        return before, frame.trim(0, user_text), after
 
     def prompt(self, example: Example) -> Prompt:
         """The whole prompt text of an example and where its parts are."""
+        if example.turns:
+            return self._conversation(example.turns)
         text = example.source_text
         before, middle, after = "", text, ""
         if not example.templated:
@@ -245,7 +249,19 @@ class Tokenizer:
             quoted.append(question)
         whole = before + middle + after
         places = _around(quoted if example.templated else [(start, end)], len(whole))
-        return Prompt(whole, (start, end), document, question, places)
+        return Prompt(whole, (start, end), [document], question, places)
+
+    def _conversation(self, turns: Sequence[Turn]) -> Prompt:
+        frame = self._frame(tuple(turn.role for turn in turns))
+        text, places = frame.pieces[0], []
+        for turn, after in zip(frame.order, frame.pieces[1:], strict=True):
+            start = len(text)
+            text += frame.trim(turn, turns[turn].content)
+            places.append((start, len(text)))
+            text += after
+        start, end = places[0][0], places[-1][1]
+        control = _around(places, len(text))
+        return Prompt(text, (start, end), places, (end, end), control)
 
     def encode_example(self, example: Example, *, eos: bool = True) -> Encoded:
         """Prompt and response as tokens, each tokenised on its own.
@@ -297,8 +313,8 @@ class Tokenizer:
             response_ids=np.zeros(0, np.int32),
             offsets=np.zeros((0, 2), np.int32),
             context=context,
-            document=_overlap(spans, *prompt.document),
-            question=_overlap(spans, *prompt.question),
+            document=_overlap(spans, prompt.document),
+            question=_overlap(spans, [prompt.question]),
         )
 
     def _encode(self, text: str) -> "tokenizers.Encoding":
@@ -318,20 +334,27 @@ class Tokenizer:
             )
         return encoding
 
-    @functools.cached_property
-    def _framed(self) -> templates.Frame | ValueError:
-        """What the template puts around a text, or why it fails, found out once."""
-        try:
-            found = templates.frame(self.hf) if self.hf.chat_template else None
-        except ValueError as error:
-            return error
-        return found or templates.Frame()
+    def _frame(self, roles: tuple[str, ...]) -> templates.Frame:
+        """What the template puts around turns, or why it fails, found out once."""
+        if roles not in self._frames:
+            try:
+                self._frames[roles] = self._new_frame(roles)
+            except ValueError as error:
+                self._frames[roles] = error
+        found = self._frames[roles]
+        if isinstance(found, ValueError):
+            raise ValueError(str(found)) from found
+        return found
 
-    @property
-    def _frame(self) -> templates.Frame:
-        if isinstance(self._framed, ValueError):
-            raise ValueError(str(self._framed)) from self._framed
-        return self._framed
+    def _new_frame(self, roles: tuple[str, ...]) -> templates.Frame:
+        if self.hf.chat_template:
+            return templates.frame(self.hf, roles)
+        if roles == ("user",):
+            return templates.Frame()
+        raise ValueError(
+            f"turns of {', '.join(roles)} need a chat template, and the tokenizer has "
+            "none; give a 'prompt', or a reader that was tuned to chat"
+        )
 
 
 def _stop_ids(folder: Path) -> tuple[int, ...] | None:
@@ -350,6 +373,10 @@ def _stop_ids(folder: Path) -> tuple[int, ...] | None:
 
 
 def _overlap(
-    spans: Int[np.ndarray, "tokens 2"], start: int, end: int
+    spans: Int[np.ndarray, "tokens 2"], places: Places
 ) -> Bool[np.ndarray, " tokens"]:
-    return (spans[:, 0] < end) & (spans[:, 1] > start) & (start < end)
+    """Tokens that share a character with one of the places."""
+    found = np.zeros(len(spans), bool)
+    for start, end in places:
+        found |= (spans[:, 0] < end) & (spans[:, 1] > start) & (start < end)
+    return found

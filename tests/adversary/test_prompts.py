@@ -20,7 +20,7 @@ from jaxhal.models import characters, templates
 from jaxhal.models.control import disarmed
 from jaxhal.models.encoders.text_encoder import TextTokenizer
 from jaxhal.models.tokenizer import Tokenizer
-from jaxhal.types import Example
+from jaxhal.types import Example, Turn
 from jaxhal.watchdog.agents.local import LocalAgent
 from tiny_lm import tiny_lm
 
@@ -325,11 +325,29 @@ def test_templates_that_hang_eat_or_fail(template, message, monkeypatch):
     monkeypatch.setattr(templates, "_BYTES", 64 << 20)
     tokenizer = wrapped(byte_level(), template)
     real, asked = templates.frame, []
-    monkeypatch.setattr(templates, "frame", lambda hf: asked.append(1) or real(hf))
+    monkeypatch.setattr(templates, "frame", lambda *a: asked.append(1) or real(*a))
     for _ in range(3):  # it hangs once, not at every answer
         with pytest.raises(ValueError, match=message):
             tokenizer.encode_example(Example("r", prompt="p", id="a"))
     assert len(asked) == 1
+
+
+@pytest.mark.parametrize("payload", PAYLOADS)
+@pytest.mark.parametrize("backend", ["bytes", "spaced"])
+def test_no_turn_ends_another(backend, payload):
+    """Control tokens of a conversation are the template's, whatever its turns spell."""
+    tokenizer = wrapped(BACKENDS[backend]())
+    control = set(tokenizer.hf.convert_tokens_to_ids(CONTROL))
+
+    def read(text):
+        turns = tuple(map(Turn, ("system", "user", "assistant", "user"), [text] * 4))
+        row = tokenizer.encode_example(Example("r", turns=turns))
+        return [token for token in row.prompt_ids.tolist() if token in control], row
+
+    plain, _ = read("ab")
+    marks, row = read(payload)
+    assert marks == plain and len(plain) == 2 * 4 + 1
+    assert not control & set(row.prompt_ids[row.document].tolist())
 
 
 def test_a_template_sees_no_text_of_users():
