@@ -71,6 +71,19 @@ class Results(SphinxDirective):
         return holder.children
 
 
+class Bench(SphinxDirective):
+    """What one bench measured, as a table."""
+
+    required_arguments = 1
+
+    def run(self) -> list[nodes.Node]:
+        self.env.note_dependency(str(results.RESULTS / "bench.json"))
+        holder = nodes.container()
+        lines = StringList(results.bench(self.arguments[0]))
+        self.state.nested_parse(lines, self.content_offset, holder)
+        return holder.children
+
+
 class Cell(SphinxRole):
     """A figure of a results file: ``{cell}`halueval / linear_probe / AUROC```."""
 
@@ -87,6 +100,7 @@ class Rooms(SphinxDirective):
 
 def setup(app: Any) -> dict[str, bool]:
     app.add_directive("results", Results)
+    app.add_directive("bench", Bench)
     app.add_directive("rooms", Rooms)
     app.add_role("cell", Cell())
     app.connect("builder-inited", lambda app: generate.pages(HERE / "generated"))

@@ -1,6 +1,7 @@
 """Figures and tables of what runs found, read from configs/results."""
 
 import contextlib
+import json
 import re
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -68,6 +69,39 @@ def cell(name: str, row: str, column: str = "AUROC", title: str = "") -> str:
             with contextlib.suppress(KeyError):
                 return table.cell(row, column)
     raise KeyError(f"{name} has no {column!r} of {row!r}")
+
+
+def bench(name: str) -> list[str]:
+    """What a bench measured, as a table, and on what: ``configs/results/bench.json``.
+
+    Raises:
+      KeyError: where that bench is not there.
+    """
+    whole = json.loads((RESULTS / "bench.json").read_text("utf-8"))
+    rows = [row for row in whole if row["bench"] == name]
+    if not rows:
+        raise KeyError(f"no bench {name!r}, only {sorted({r['bench'] for r in whole})}")
+    lines = ["| case | | | target |", "|---|---|---|---|"]
+    for row in rows:
+        value = " ".join([f"{row['value']:.3g}", *_spread(row["spread"])])
+        target, value = _target(row, value)
+        lines.append(f"| {row['case']} | {row['metric']} | {value} | {target} |")
+    on = dict.fromkeys(f"{row['device']}, jax {row['jax']}, {row['date']}" for row in rows)
+    return [unbroken(line) for line in lines] + ["", f"Measured on {'; '.join(on)}."]
+
+
+def _spread(spread: list[float]) -> list[str]:
+    return [f"[{', '.join(f'{end:.3g}' for end in spread)}]"] if spread else []
+
+
+def _target(row: dict[str, Any], value: str) -> tuple[str, str]:
+    """A target in words, and the value, marked where it is missed."""
+    if row["target"] is None:
+        return "", value
+    lower = row["better"] == "lower"
+    met = row["value"] <= row["target"] if lower else row["value"] >= row["target"]
+    words = f"at {'most' if lower else 'least'} {row['target']:g}"
+    return words, value if met else f"**{value}, missed**"
 
 
 def unbroken(text: str) -> str:

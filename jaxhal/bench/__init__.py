@@ -1,5 +1,6 @@
 """Performance as ratios, measured side by side in one run; never in timed tests."""
 
+import datetime
 import importlib
 import json
 import sys
@@ -54,7 +55,7 @@ def row(
     better: str = "lower",
     spread: Sequence[float] = (),
 ) -> dict[str, Any]:
-    """One result on this device; ``spread`` is the interquartile range of repeats."""
+    """One result of today on this device; ``spread`` is the interquartile range."""
     return {
         "bench": bench,
         "case": case,
@@ -63,6 +64,8 @@ def row(
         "target": target,
         "better": better,
         "device": device_name(),
+        "jax": jax.__version__,
+        "date": datetime.date.today().isoformat(),
         "spread": [round(float(x), 4) for x in spread],
     }
 
