@@ -86,8 +86,8 @@ def smollm2(smollm2_gguf: Path):
 def narrow(smollm2_gguf: Path, tmp_path_factory) -> Path:
     """A random model of few channels that can stand in the place of the real one.
 
-    It has the real one's tokens, and on two layers as many heads: detectors of heads
-    that come with the package fit it.
+    It has the real one's tokens, layers and heads: detectors of heads that come with
+    the package fit it.
     """
     from jaxhal.models.gguf import GGUFSource, config_from_gguf
     from jaxhal.models.tokenizer import Tokenizer
@@ -95,17 +95,15 @@ def narrow(smollm2_gguf: Path, tmp_path_factory) -> Path:
 
     source = GGUFSource(smollm2_gguf)
     real = config_from_gguf(source)
-    layers = 2
-    share = real.num_hidden_layers // layers
     return write_lm(
         tmp_path_factory.mktemp("narrow") / "model",
         context=real.context_length,
         tokenizer=Tokenizer.from_gguf(source).hf,
         vocab_size=real.vocab_size,
         head_dim=4,
-        num_hidden_layers=layers,
-        num_attention_heads=share * real.num_attention_heads,
-        num_key_value_heads=share * real.num_key_value_heads,
+        num_hidden_layers=real.num_hidden_layers,
+        num_attention_heads=real.num_attention_heads,
+        num_key_value_heads=real.num_key_value_heads,
     )
 
 
