@@ -97,7 +97,7 @@ def named(name):
 def patch_score(monkeypatch, score):
     """Judges answers by another function, one after the other."""
 
-    def batches(lm, examples, detectors, *, batch_size, relevance, known):
+    def batches(lm, examples, detectors, *, batch_size, known, **options):
         reports = score(lm, examples, detectors, batch_size=batch_size)
         for at, report in enumerate(reports):
             if at not in known:
@@ -286,6 +286,13 @@ def test_an_empty_file_is_no_error(tmp_path, calls):
     [
         (["-d", "mtop_dib"], "unknown detector 'mtop_dib'; did you mean 'mtop_div'?"),
         (["-m", "gone"], "did you mean 'smollm2-135m'?"),
+        (["--threshold", "recall"], "'recall' is no option; write key=value"),
+        (["--threshold", "recall=x"], "threshold 'recall=x' has no number; write rec"),
+        (["--threshold", "recall=0.9"], "{'recall': 0.9}: no verdict: none of the"),
+        (
+            ["-m", "smollm2-135m", "--threshold", "recall=0.9"],
+            "'ensemble' was saved without the answers that it was calibrated on",
+        ),
         (["-i", "missing.jsonl"], "missing.jsonl: no such file"),
         (["-i", "."], "is a folder"),
         (["-o", "missing/out.jsonl"], "missing: no such folder"),

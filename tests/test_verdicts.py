@@ -7,9 +7,9 @@ import pytest
 
 import jaxhal
 from jaxhal.detectors import build
-from jaxhal.evaluation import Isotonic, Measured, Platt
+from jaxhal.evaluation import CalibrationSet, Isotonic, Measured, Platt, guarantee
 from jaxhal.scoring.fitting import Fitted, untrained
-from jaxhal.scoring.verdicts import decider, undecided, verdict
+from jaxhal.scoring.verdicts import decider, promising, undecided, verdict
 from jaxhal.types import Example
 from tiny_lm import tiny_lm
 
@@ -137,3 +137,94 @@ def test_what_cannot_be_read_has_no_verdict(lm):
     example = Example("word " * 9000, prompt="Write a lot.", id="long")
     (found,) = jaxhal.score(lm, [example], [fitted()], progress=False)
     assert found.error and found.verdict is found.by is found.undecided is None
+
+
+# --- promises -----------------------------------------------------------------------
+
+
+def drawn(rng, count, sources=None):
+    """Scores and labels of some answers, two to a source unless told otherwise."""
+    labels = rng.integers(0, 2, count)
+    scores = np.float32(rng.normal(size=count) + 2.5 * labels)
+    return CalibrationSet(scores, labels, np.arange(count) // (sources or 1))
+
+
+def promised(known, promise, confidence=0.9, **options):
+    one = dataclasses.replace(fitted(**options), calibrated_on=known)
+    (found,) = promising([one], "tiny", promise, confidence)
+    return found
+
+
+def test_the_threshold_is_that_of_the_guarantee():
+    known = drawn(np.random.default_rng(0), 400, sources=2)
+    groups = known.sources.tolist()
+    for promise in ({"precision": 0.8}, {"recall": 0.8}, {"false_alarms": 0.1}):
+        found = promised(known, promise, 0.8)
+        want = guarantee(known.scores, known.labels, promise, groups, confidence=0.8)
+        assert found.promise == want and found.threshold == want.threshold
+        assert want.sources == 200
+    average = promised(known, {"recall": 0.9}, None)
+    assert str(average.promise) == "recall at least 90% on average (200 sources)"
+
+
+def wrong(kind, said, labels):
+    """Of the answers that a promise is about, the share that went wrong."""
+    if kind == "precision":
+        return 1 - np.mean([*labels[said == "hallucinated"]] or [1])
+    if kind == "recall":  # not all are called hallucinated, but none is let through
+        return np.mean(said[labels == 1] == "supported")
+    return np.mean(said[labels == 0] == "hallucinated")
+
+
+@pytest.mark.parametrize("slope", [0.3, 3.0])
+@pytest.mark.parametrize(
+    "promise", [{"precision": 0.8}, {"recall": 0.9}, {"false_alarms": 0.1}], ids=str
+)
+def test_verdicts_keep_the_promise_as_often_as_stated(promise, slope):
+    """Whatever the probabilities, which may hold too many or too few for likely.
+
+    Broken 20 times of 100 at most; 32 or more would come up once in 300.
+    """
+    rng, broken = np.random.default_rng(1), 0
+    ((kind, level),) = promise.items()
+    allowed = level if kind == "false_alarms" else 1 - level
+    new = drawn(rng, 20_000)
+    for _ in range(100):
+        by = Platt(slope, rng.normal())
+        one = promised(drawn(rng, 300), promise, 0.8, by=by)
+        reached, likely = one.reaches(new.scores), one.probabilities(new.scores) >= 0.5
+        said = np.array(["supported", "unsure", "hallucinated"])[1 * reached + likely]
+        assert said[0] == verdict(one, float(new.scores[0]))[0]
+        broken += wrong(kind, said, new.labels) > allowed
+    assert broken < 32
+
+
+def test_promises_that_cannot_be_made():
+    bare = fitted("response_length", 0.9)
+    with pytest.raises(ValueError, match="saved without the answers that it was calib"):
+        promising([bare, fitted()], "tiny", {"recall": 0.9}, 0.9)
+    with pytest.raises(ValueError, match=r"{'recall': 0.9}: no verdict: none of the"):
+        promising([untrained(build("mtop_div"))], "tiny", {"recall": 0.9}, 0.9)
+    known = drawn(np.random.default_rng(0), 30)
+    with pytest.raises(ValueError, match="no threshold keeps precision 0.99 on 30"):
+        promised(known, {"precision": 0.99})
+    for wrong in ({"f1": 0.9}, {}, {"recall": 0.9, "precision": 0.9}):
+        with pytest.raises(ValueError, match="give one of precision, recall, false"):
+            promised(known, wrong)
+    with pytest.raises(ValueError, match="recall is 90.0; promise a share"):
+        promised(known, {"recall": 90.0})
+
+
+def test_a_report_says_what_is_promised(lm):
+    known = drawn(np.random.default_rng(0), 400)
+    best = dataclasses.replace(
+        fitted("response_length", 0.9, threshold=99.0), calibrated_on=known
+    )
+    asked = {"threshold": {"recall": 0.9}, "confidence": 0.8}
+    found = judged(lm, best, fitted("novel_words", 0.7), **asked)
+    assert found.promise == "recall at least 90% with 80% confidence (400 sources)"
+    assert found.verdict == "hallucinated" and found.by == "response_length"
+    assert judged(lm, best).promise is None and judged(lm, best).verdict == "unsure"
+    text = {"context": "A crate.", "question": "What?", "response": "Pears, 2021."}
+    alone = jaxhal.detect(lm, **text, detectors=[best], **asked)
+    assert alone.promise == found.promise and found.promise in str(alone.to_dict(True))

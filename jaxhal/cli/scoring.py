@@ -7,7 +7,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from jaxhal.cli.console import as_table, check_place, finish, on_screen, terminal, usage
+from jaxhal.cli.console import (
+    as_table,
+    check_place,
+    finish,
+    on_screen,
+    pair_of,
+    terminal,
+    usage,
+)
 from jaxhal.cli.verdicts import counted, verdict_table
 from jaxhal.io.files import check_apart
 
@@ -117,6 +125,18 @@ def detect(
             "fit wrote; repeat for more.",
         ),
     ] = None,
+    promise: Annotated[
+        str | None,
+        typer.Option(
+            "--threshold",
+            metavar="KIND=SHARE",
+            help="A promise for the verdicts to keep: precision=0.9, recall=0.9 or "
+            "false_alarms=0.05.",
+        ),
+    ] = None,
+    confidence: Annotated[
+        float, typer.Option(help="How sure to be of that promise.")
+    ] = 0.9,
     every: Annotated[
         bool,
         typer.Option("--all", help="Rows of what every detector says, and no table."),
@@ -173,7 +193,9 @@ def detect(
                 "what is done so far,": beside(output) if keeps else None,
             },
         )
-        resolve(model, names)  # a wrong name should cost no download
+        # What is wrong with a name or a promise should cost no download.
+        threshold = None if promise is None else _promised(promise)
+        resolve(model, names, threshold, confidence)
         if relevance is not None:
             lrp.resolve(relevance)
             if page is None:
@@ -184,12 +206,15 @@ def detect(
         for path in (output, page):
             check_place(path)
         lm = jaxhal.load(model)
-        chosen = resolve_for(lm, names)  # a folder may be called like a model
+        # A folder may be called like a model.
+        chosen = resolve_for(lm, names, threshold, confidence)
         options: dict[str, Any] = {
             "batch_size": batch_size,
             "relevance": relevance,
             "reports": page is not None or not as_rows,
             "every": every,
+            "threshold": threshold,
+            "confidence": confidence,
         }
         kept: list[Report] = []
         errors: list[str | None] = []
@@ -233,6 +258,21 @@ def detect(
         scored += f"; written to {'standard output' if output == '-' else output}"
     console.print(scored, soft_wrap=True)
     finish(console, errors)
+
+
+def _promised(text: str) -> dict[str, float]:
+    """A promise of the command line.
+
+    >>> _promised("recall=0.9")
+    {'recall': 0.9}
+    """
+    kind, share = pair_of(text)
+    try:
+        return {kind: float(share)}
+    except ValueError:
+        raise ValueError(
+            f"threshold {text!r} has no number; write {kind}=0.9"
+        ) from None
 
 
 def _files_of(model: str) -> dict[str, Path]:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -35,6 +35,8 @@ def detect(
     prompt: str | None = None,
     templated: bool = False,
     detectors: Iterable[str | Detector | Fitted] | None = None,
+    threshold: Mapping[str, float] | None = None,
+    confidence: float | None = 0.9,
     relevance: str | lrp.RuleSet | None = None,
 ) -> Report:
     """Judges one answer: scores, coloured tokens and suspicious spans.
@@ -46,11 +48,12 @@ def detect(
       context, question: what it should rest on and what was asked.
       prompt: instead of these two, the whole prompt.
       templated: the prompt is finished, as :class:`~jaxhal.types.Example` has it.
-      detectors, relevance: as :func:`score` takes them.
+      detectors, threshold, confidence, relevance: as :func:`score` takes them.
     """
     text: Any = {"prompt": prompt, "context": context, "question": question}
     example = Example(response, id="answer", templated=templated, **text)
-    (found,) = score(lm, [example], detectors, batch_size=1, relevance=relevance)
+    how: Any = {"threshold": threshold, "confidence": confidence}
+    (found,) = score(lm, [example], detectors, batch_size=1, relevance=relevance, **how)
     if found.error is not None:
         raise ValueError(found.error)
     return found
@@ -63,6 +66,8 @@ def score(
     *,
     batch_size: int = 8,
     progress: bool | None = None,
+    threshold: Mapping[str, float] | None = None,
+    confidence: float | None = 0.9,
     token_threshold: float | None = None,
     relevance: str | lrp.RuleSet | None = None,
 ) -> list[Report]:
@@ -70,8 +75,9 @@ def score(
 
     An example that cannot be read (too long, not encodable), or that an endpoint has no
     reply of use for, comes back with its ``error`` and costs no other example.  Raises
-    ValueError on an unknown detector, one that must be fitted first or was fitted to a
-    reader of another depth, two of one name, or unknown rules.
+    ValueError on an unknown detector, one that must be fitted first or was fitted to
+    what another reader read, two of one name, unknown rules, or a promise that cannot
+    be kept.
 
     Args:
       detectors: catalogue names, detectors that need no training with settings of
@@ -80,6 +86,12 @@ def score(
         ships fitted for the reader: :data:`jaxhal.scoring.shipped.MODELS`.
       batch_size: answers read together.
       progress: ``None`` shows a progress bar on a terminal.
+      threshold: a promise that the deciding detector's threshold is to keep on answers
+        like those it was calibrated on: ``{"precision": 0.9}`` of those called
+        hallucinated, ``{"false_alarms": 0.05}`` of grounded ones called so, or
+        ``{"recall": 0.9}``, the share of hallucinated ones not called supported; by
+        default the threshold it was fitted with.
+      confidence: of the promise, as :func:`jaxhal.evaluation.guarantee` has it.
       token_threshold: token score from which on a token belongs to a span, whatever
         the detector that scores tokens is worth; by default that of :data:`PREFERRED`,
         and no span of a detector that may not flag.
@@ -93,6 +105,8 @@ def score(
         detectors,
         batch_size=batch_size,
         progress=progress,
+        threshold=threshold,
+        confidence=confidence,
         token_threshold=token_threshold,
         relevance=relevance,
     )
@@ -107,6 +121,8 @@ def score_batches(
     *,
     batch_size: int = 8,
     progress: bool | None = None,
+    threshold: Mapping[str, float] | None = None,
+    confidence: float | None = 0.9,
     token_threshold: float | None = None,
     relevance: str | lrp.RuleSet | None = None,
     known: Collection[int] = (),
@@ -119,7 +135,7 @@ def score_batches(
         would with these; batches of nothing but known examples are passed over.
     """
     flow = None if relevance is None else lrp.resolve(relevance)
-    chosen = resolve_for(lm, detectors)
+    chosen = resolve_for(lm, detectors, threshold, confidence)
     features = catalogue.features_of(one.detector for one in chosen)
     options: Any = {"batch_size": batch_size, "progress": progress}
     found = extract(lm, examples, features, **options)
@@ -148,9 +164,15 @@ def score_batches(
 
 
 def resolve(
-    model: str, detectors: Iterable[str | Detector | Fitted] | None
+    model: str,
+    detectors: Iterable[str | Detector | Fitted] | None,
+    threshold: Mapping[str, float] | None = None,
+    confidence: float | None = 0.9,
 ) -> list[Fitted]:
-    """The detectors asked for, with parameters shipped for that reader."""
+    """The detectors asked for, with parameters shipped for that reader.
+
+    The one that decides has a threshold that keeps a promise, where one is asked for.
+    """
     ready = shipped(model)
     if detectors is None:
         later = [
@@ -179,16 +201,21 @@ def resolve(
                 f"detector {name!r} is given {names.count(name)} times, and scores go "
                 "by name; give it once, or one of them another 'name'"
             )
-    return chosen
+    if threshold is None:
+        return chosen
+    return verdicts.promising(chosen, model, threshold, confidence)
 
 
 def resolve_for(
-    lm: LM, detectors: Iterable[str | Detector | Fitted] | None
+    lm: LM,
+    detectors: Iterable[str | Detector | Fitted] | None,
+    threshold: Mapping[str, float] | None = None,
+    confidence: float | None = 0.9,
 ) -> list[Fitted]:
     """:func:`resolve` for a reader at hand; ValueError where one was fitted to what
     another reader read.
     """
-    chosen = resolve(lm.name, detectors)
+    chosen = resolve(lm.name, detectors, threshold, confidence)
     for one in chosen:
         one.check_reader(lm)
     return chosen
@@ -311,7 +338,8 @@ def _decided(
         name = one.detector.name
         said, probability = verdicts.verdict(one, found.scores[name])
         decided: Any = {"verdict": said, "probability": probability, "by": name}
-        found = dataclasses.replace(found, **decided, basis=one.measured)
+        decided |= {"promise": one.promise and str(one.promise), "basis": one.measured}
+        found = dataclasses.replace(found, **decided)
     may = any(d.detector.name == found.detector and d.silent is None for d in chosen)
     if found.verdict == "supported" or not (may or token_threshold is not None):
         return found

@@ -17,6 +17,7 @@ from jaxhal import evaluation
 from jaxhal.classifiers.linear import Linear
 from jaxhal.classifiers.selection import published
 from jaxhal.detectors import Detector, HeldOut, Targets, held_out, lookback_lens
+from jaxhal.evaluation.guarantees import Guarantee
 from jaxhal.evaluation.held_out import CalibrationSet, Measured
 from jaxhal.evaluation.splits import SplitError
 from jaxhal.evaluation.tables import VERDICTS
@@ -51,6 +52,7 @@ class Fitted:
       measured: how well it ranked those answers, ``None`` likewise.
       calibrated_on: the answers that calibration and threshold come from, with their
         ``unseen`` scores; ``None`` where they are not known.
+      promise: what the threshold promises, where it was chosen for that.
     """
 
     detector: Detector
@@ -65,6 +67,7 @@ class Fitted:
     reader: str | None = None
     measured: Measured | None = None
     calibrated_on: CalibrationSet | None = None
+    promise: Guarantee | None = None
 
     def __post_init__(self):
         if self.beats not in (None, *VERDICTS):

@@ -182,9 +182,11 @@ def settings_of(
     relevance: str | None = None,
     reports: bool = False,
     every: bool = False,
+    threshold: Mapping[str, float] | None = None,
+    confidence: float | None = 0.9,
 ) -> dict[str, Any]:
     """All but the input that decides what results say, down to the last digit."""
-    chosen = detection.resolve_for(lm, detectors)
+    chosen = detection.resolve_for(lm, detectors, threshold, confidence)
     tokens = lm.require_tokenizer()
     backend = tokens.hf.backend_tokenizer.to_str()
     text = f"{backend}{tokens.hf.chat_template}{tokens.stop_ids}"
@@ -204,6 +206,8 @@ def settings_of(
         "relevance": relevance,
         "page": reports,
         "all": every,
+        "threshold": threshold,
+        "confidence": confidence,
         "jaxhal": jaxhal.__version__,
         "jax": jax.__version__,
         "device": jax.devices()[0].device_kind,
@@ -219,6 +223,8 @@ def results(
     relevance: str | None = None,
     reports: bool = False,
     every: bool = False,
+    threshold: Mapping[str, float] | None = None,
+    confidence: float | None = 0.9,
     partial: Partial | None = None,
 ) -> Iterator[OutputRow]:
     """The result of each row, in order, bad rows among them.
@@ -228,7 +234,8 @@ def results(
 
     Args:
       rows: what to judge.
-      detectors, batch_size, relevance: as :func:`jaxhal.score` takes them.
+      detectors, batch_size, relevance, threshold, confidence: as :func:`jaxhal.score`
+        takes them.
       reports: give the reports as well.
       every: rows say all, as :meth:`Report.to_dict` has it.
       partial: where results are kept as they are done.  Those that are there are not
@@ -238,6 +245,7 @@ def results(
     if any(one.detector.measures for one in detection.resolve(lm.name, detectors)):
         most = _PART_MEASURED
     options = {"batch_size": batch_size, "relevance": relevance}
+    options |= {"threshold": threshold, "confidence": confidence}
     rows = iter(rows)
     saved = itertools.groupby(partial or (), lambda record: record["part"])
     while part := list(itertools.islice(rows, most)):

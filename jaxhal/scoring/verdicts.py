@@ -1,7 +1,9 @@
 """Which of the detectors in use decides, and what it says of an answer."""
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Mapping, Sequence
 
+from jaxhal.evaluation.guarantees import guarantee
 from jaxhal.io.showing import quoted, shown
 from jaxhal.reporting.report import Verdict
 from jaxhal.scoring.fitting import Fitted
@@ -44,11 +46,38 @@ def verdict(one: Fitted, score: float) -> tuple[Verdict, float]:
     return _BY_VOTES[votes], probability
 
 
+def promising(
+    chosen: Sequence[Fitted],
+    model: str,
+    promise: Mapping[str, float],
+    confidence: float | None,
+) -> list[Fitted]:
+    """The same detectors, the deciding one with a threshold that keeps a promise.
+
+    It is chosen on the answers that the detector was calibrated on.  Raises ValueError
+    where none may decide, or that one was saved without those, or as
+    :func:`jaxhal.evaluation.guarantee`.
+    """
+    if (one := decider(chosen)) is None:
+        raise ValueError(f"threshold {dict(promise)}: {undecided(chosen, model)}")
+    if (known := one.calibrated_on) is None:
+        raise ValueError(
+            f"detector {one.detector.name!r} was saved without the answers that it was "
+            f"calibrated on, so nothing can be promised by threshold {dict(promise)}; "
+            "fit it anew and use that one, or leave the threshold out"
+        )
+    scores, labels, sources = known
+    kept = guarantee(scores, labels, promise, sources.tolist(), confidence=confidence)
+    sure = dataclasses.replace(one, threshold=kept.threshold, promise=kept)
+    return [sure if each is one else each for each in chosen]
+
+
 def described(chosen: Sequence[Fitted], model: str) -> str:
     """In words, which detector decides and what shows its worth, or why none does."""
     if (one := decider(chosen)) is None:
         return undecided(chosen, model)
-    return f"verdicts by {shown(one.detector.name)}: {one.measured}"
+    kept = f"; threshold for {one.promise}" if one.promise is not None else ""
+    return f"verdicts by {shown(one.detector.name)}: {one.measured}{kept}"
 
 
 def undecided(chosen: Sequence[Fitted], model: str) -> str:
