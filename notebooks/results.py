@@ -86,7 +86,9 @@ def bench(name: str) -> list[str]:
         value = " ".join([f"{row['value']:.3g}", *_spread(row["spread"])])
         target, value = _target(row, value)
         lines.append(f"| {row['case']} | {row['metric']} | {value} | {target} |")
-    on = dict.fromkeys(f"{row['device']}, jax {row['jax']}, {row['date']}" for row in rows)
+    on = dict.fromkeys(
+        f"{row['device']}, jax {row['jax']}, {row['date']}" for row in rows
+    )
     return [unbroken(line) for line in lines] + ["", f"Measured on {'; '.join(on)}."]
 
 

@@ -16,6 +16,7 @@ import numpy as np
 from jaxhal.datasets.rules import KINDS, Change
 from jaxhal.datasets.sources import chosen
 from jaxhal.datasets.spans import ragtruth
+from jaxhal.io.checks import at_least
 from jaxhal.io.showing import quoted
 from jaxhal.texts import sentences
 from jaxhal.types import Example, Label
@@ -55,6 +56,7 @@ def altered(
     >>> one.response, one.labels
     ('Its lamp was lit in 1881.', (Label(start=20, end=24, label='year'),))
     """
+    at_least(1, each=each)
     wanted = [kind for kind in KINDS if kind in chosen("kind", kinds, KINDS)]
     return [
         made
