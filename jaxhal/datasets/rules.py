@@ -36,10 +36,10 @@ class Kind(NamedTuple):
     foreign: Literal["source", "sentence", "place"]
 
 
-def _alternatives(*groups: str) -> dict[str, tuple[str, ...]]:
-    """Word -> the others of its group; several words are joined by ``_``."""
+def _alternatives(groups: str) -> dict[str, tuple[str, ...]]:
+    """Word -> the others of its group; commas part groups, ``_`` joins words."""
     found: dict[str, tuple[str, ...]] = {}
-    for group in groups:
+    for group in groups.split(","):
         words = [word.replace("_", " ") for word in group.split()]
         for word in words:
             others = [other for other in words if other != word]
@@ -55,185 +55,71 @@ _DAYS = "Monday Tuesday Wednesday Thursday Friday Saturday Sunday"
 _MONTH = "|".join(_MONTHS.split())
 _ORDINALS = "first second third fourth fifth sixth seventh eighth ninth tenth"
 _WORDS = (
-    "two three four five six seven eight nine ten eleven twelve",
-    "twenty thirty forty fifty sixty seventy eighty ninety",
+    "two three four five six seven eight nine ten eleven twelve, twenty thirty forty "
+    "fifty sixty seventy eighty ninety"
 )
 _UNITS = (
-    "inch foot yard mile",
-    "inches feet yards miles",
-    "millimeter centimeter meter kilometer",
-    "millimeters centimeters meters kilometers",
-    "mm cm m km",
-    "mg g kg",
-    "milligrams grams kilograms",
-    "ounce pound ton",
-    "ounces pounds tons",
-    "oz lb lbs",
-    "ml mL L",
-    "second minute hour day week month year decade century",
-    "seconds minutes hours days weeks months years decades centuries",
-    "teaspoon tablespoon cup pint quart gallon",
-    "teaspoons tablespoons cups pints quarts gallons",
-    "tsp tbsp",
-    "Fahrenheit Celsius Kelvin",
-    "F C",
-    "dollars euros pounds yen",
-    "volts watts amps ohms",
-    "calories kilojoules",
-    "mph km/h",
+    "inch foot yard mile, inches feet yards miles, millimeter centimeter meter "
+    "kilometer, millimeters centimeters meters kilometers, mm cm m km, mg g kg, "
+    "milligrams grams kilograms, ounce pound ton, ounces pounds tons, oz lb lbs, ml "
+    "mL L, second minute hour day week month year decade century, seconds minutes "
+    "hours days weeks months years decades centuries, teaspoon tablespoon cup pint "
+    "quart gallon, teaspoons tablespoons cups pints quarts gallons, tsp tbsp, "
+    "Fahrenheit Celsius Kelvin, F C, dollars euros pounds yen, volts watts amps ohms, "
+    "calories kilojoules, mph km/h"
 )
 _PLACES = (
     "America Canada Mexico Brazil Argentina Chile Peru Colombia Cuba Britain England "
     "Scotland Wales Ireland France Germany Italy Spain Portugal Netherlands Belgium "
     "Switzerland Austria Poland Sweden Norway Denmark Finland Russia Ukraine Greece "
     "Turkey Egypt Kenya Nigeria Morocco Ethiopia India Pakistan China Japan Korea "
-    "Vietnam Thailand Indonesia Malaysia Philippines Australia Iran Iraq Israel",
+    "Vietnam Thailand Indonesia Malaysia Philippines Australia Iran Iraq Israel, "
     "Alabama Alaska Arizona Arkansas California Colorado Connecticut Delaware Florida "
     "Georgia Hawaii Idaho Illinois Indiana Iowa Kansas Kentucky Louisiana Maine "
     "Maryland Massachusetts Michigan Minnesota Mississippi Missouri Montana Nebraska "
     "Nevada Ohio Oklahoma Oregon Pennsylvania Tennessee Texas Utah Vermont Virginia "
-    "Wisconsin Wyoming New_York New_Jersey New_Mexico North_Carolina South_Carolina",
+    "Wisconsin Wyoming New_York New_Jersey New_Mexico North_Carolina South_Carolina, "
     "London Paris Berlin Rome Madrid Lisbon Vienna Prague Warsaw Moscow Athens Dublin "
     "Tokyo Beijing Shanghai Delhi Mumbai Sydney Melbourne Toronto Montreal Chicago "
     "Boston Philadelphia Houston Dallas Atlanta Miami Seattle Denver Detroit Phoenix "
-    "Los_Angeles San_Francisco San_Diego New_Orleans Las_Vegas",
-    "American Canadian Mexican Brazilian British English Scottish Irish French German "
-    "Italian Spanish Portuguese Dutch Swiss Polish Swedish Norwegian Danish Russian "
-    "Greek Turkish Egyptian Indian Chinese Japanese Korean Australian Roman",
-    "Africa Asia Europe Antarctica Oceania",
+    "Los_Angeles San_Francisco San_Diego New_Orleans Las_Vegas, American Canadian "
+    "Mexican Brazilian British English Scottish Irish French German Italian Spanish "
+    "Portuguese Dutch Swiss Polish Swedish Norwegian Danish Russian Greek Turkish "
+    "Egyptian Indian Chinese Japanese Korean Australian Roman, Africa Asia Europe "
+    "Antarctica Oceania"
 )
 _COMPARED = (
-    "more less",
-    "higher lower",
-    "larger smaller",
-    "bigger smaller",
-    "longer shorter",
-    "taller shorter",
-    "older younger",
-    "faster slower",
-    "better worse",
-    "stronger weaker",
-    "warmer colder",
-    "hotter cooler",
-    "heavier lighter",
-    "wider narrower",
-    "thicker thinner",
-    "deeper shallower",
-    "harder softer",
-    "earlier later",
-    "richer poorer",
-    "cheaper dearer",
-    "most least",
-    "highest lowest",
-    "largest smallest",
-    "longest shortest",
-    "oldest youngest",
-    "fastest slowest",
-    "best worst",
+    "more less, higher lower, larger smaller, bigger smaller, longer shorter, taller "
+    "shorter, older younger, faster slower, better worse, stronger weaker, warmer "
+    "colder, hotter cooler, heavier lighter, wider narrower, thicker thinner, deeper "
+    "shallower, harder softer, earlier later, richer poorer, cheaper dearer, most "
+    "least, highest lowest, largest smallest, longest shortest, oldest youngest, "
+    "fastest slowest, best worst"
 )
 _ANTONYMS = (
-    "increase decrease",
-    "increases decreases",
-    "increased decreased",
-    "increasing decreasing",
-    "before after",
-    "above below",
-    "over under",
-    "high low",
-    "hot cold",
-    "warm cool",
-    "hard soft",
-    "internal external",
-    "positive negative",
-    "maximum minimum",
-    "inside outside",
-    "safe dangerous",
-    "possible impossible",
-    "open closed",
-    "left right",
-    "top bottom",
-    "upper lower",
-    "front back",
-    "north south",
-    "northern southern",
-    "east west",
-    "eastern western",
-    "male female",
-    "men women",
-    "boys girls",
-    "early late",
-    "same different",
-    "similar different",
-    "common rare",
-    "thick thin",
-    "dry wet",
-    "light heavy",
-    "includes excludes",
-    "including excluding",
-    "add remove",
-    "large small",
-    "old young",
-    "long short",
-    "strong weak",
-    "fast slow",
-    "mild severe",
-    "acute chronic",
-    "legal illegal",
-    "public private",
-    "federal local",
-    "full empty",
-    "cause prevent",
-    "causes prevents",
-    "caused prevented",
-    "help harm",
-    "allow forbid",
-    "allows forbids",
-    "required optional",
-    "born killed",
-    "won lost",
-    "began ended",
-    "begins ends",
-    "joined left",
-    "accepted rejected",
-    "buy sell",
-    "summer winter",
-    "spring autumn",
-    "morning evening",
-    "parents children",
-    "father mother",
-    "son daughter",
-    "brother sister",
-    "husband wife",
-    "ancient modern",
-    "simple complex",
-    "active passive",
-    "dark bright",
-    "sweet sour",
-    "raw cooked",
-    "fresh stale",
-    "natural artificial",
-    "rural urban",
-    "permanent temporary",
-    "direct indirect",
-    "visible invisible",
-    "healthy unhealthy",
-    "likely unlikely",
-    "able unable",
-    "necessary unnecessary",
-    "solid liquid",
-    "vertical horizontal",
+    "increase decrease, increases decreases, increased decreased, increasing "
+    "decreasing, before after, above below, over under, high low, hot cold, warm "
+    "cool, hard soft, internal external, positive negative, maximum minimum, inside "
+    "outside, safe dangerous, possible impossible, open closed, left right, top "
+    "bottom, upper lower, front back, north south, northern southern, east west, "
+    "eastern western, male female, men women, boys girls, early late, same different, "
+    "similar different, common rare, thick thin, dry wet, light heavy, includes "
+    "excludes, including excluding, add remove, large small, old young, long short, "
+    "strong weak, fast slow, mild severe, acute chronic, legal illegal, public "
+    "private, federal local, full empty, cause prevent, causes prevents, caused "
+    "prevented, help harm, allow forbid, allows forbids, required optional, born "
+    "killed, won lost, began ended, begins ends, joined left, accepted rejected, buy "
+    "sell, summer winter, spring autumn, morning evening, parents children, father "
+    "mother, son daughter, brother sister, husband wife, ancient modern, simple "
+    "complex, active passive, dark bright, sweet sour, raw cooked, fresh stale, "
+    "natural artificial, rural urban, permanent temporary, direct indirect, visible "
+    "invisible, healthy unhealthy, likely unlikely, able unable, necessary "
+    "unnecessary, solid liquid, vertical horizontal"
 )
 _FREQUENCIES = (
-    "always never",
-    "often rarely",
-    "usually seldom",
-    "frequently rarely",
-    "typically rarely",
-    "generally seldom",
-    "commonly rarely",
-    "daily weekly monthly yearly",
-    "annually monthly weekly",
-    "once_a twice_a",
+    "always never, often rarely, usually seldom, frequently rarely, typically rarely, "
+    "generally seldom, commonly rarely, daily weekly monthly yearly, annually monthly "
+    "weekly, once_a twice_a"
 )
 _AMOUNTS = {
     "all": ("no", "few"),
@@ -261,7 +147,7 @@ _AMOUNTS = {
     "no": ("all", "some"),
     "none of": ("all of", "some of"),
 }
-_SCALES = ("hundred thousand million billion trillion",)
+_SCALES = "hundred thousand million billion trillion"
 _NUMBER = r"(?<![\w.,/-])\d+(?:,\d{3})*(?:\.\d+)?(?![\w/]|[.,:-]\d)"
 _YEAR = r"(?<![\w.,/$£€-])(?:1[0-9]|20)\d\d(?![\w/%]|[.,]\d)"
 _DAY_OF = rf"\b(\d{{1,2}})(?=(?:st|nd|rd|th)?(?: of)? (?:{_MONTH})\b)"
@@ -421,19 +307,19 @@ KINDS: dict[str, Kind] = {
     "weekday": Kind(_words(_alternatives(_DAYS)), "source"),
     "year": Kind(_years, "source"),
     "time": Kind(_times, "place"),
-    "magnitude": Kind(_words(_alternatives(*_SCALES)), "sentence"),
-    "place": Kind(_words(_alternatives(*_PLACES)), "source"),
+    "magnitude": Kind(_words(_alternatives(_SCALES)), "sentence"),
+    "place": Kind(_words(_alternatives(_PLACES)), "source"),
     "swapped_numbers": Kind(_swapped_numbers, "place"),
     "negation_removed": Kind(_affirmed, "place"),
     "swapped_names": Kind(_swapped_names, "place"),
     "ordinal": Kind(_words(_alternatives(_ORDINALS), r"(?<=[a-z] )"), "sentence"),
-    "number_word": Kind(_words(_alternatives(*_WORDS)), "sentence"),
-    "frequency": Kind(_words(_alternatives(*_FREQUENCIES)), "sentence"),
-    "unit": Kind(_words(_alternatives(*_UNITS), r"(?<=\d )|(?<=\d[-°])"), "sentence"),
-    "comparative": Kind(_words(_alternatives(*_COMPARED)), "sentence"),
+    "number_word": Kind(_words(_alternatives(_WORDS)), "sentence"),
+    "frequency": Kind(_words(_alternatives(_FREQUENCIES)), "sentence"),
+    "unit": Kind(_words(_alternatives(_UNITS), r"(?<=\d )|(?<=\d[-°])"), "sentence"),
+    "comparative": Kind(_words(_alternatives(_COMPARED)), "sentence"),
     "name": Kind(_renamed, "sentence"),
     "number": Kind(_numbers, "source"),
     "quantity": Kind(_words(_AMOUNTS), "sentence"),
     "negation_added": Kind(_negated, "sentence"),
-    "antonym": Kind(_words(_alternatives(*_ANTONYMS)), "sentence"),
+    "antonym": Kind(_words(_alternatives(_ANTONYMS)), "sentence"),
 }
