@@ -92,12 +92,6 @@ def unseen_kinds(
 
     Args:
       kinds: of each answer, empty for a grounded one.
-
-    >>> kinds = ["", "date", "", "name"] * 2
-    >>> for train, test in unseen_kinds(kinds, "aabbccdd", folds=2)[:2]:
-    ...     print(train, test)
-    [0 2 3] [4 5 6]
-    [0 1 2] [4 6 7]
     """
     kind = np.array(kinds)
     known = np.unique(kind[kind != ""])
