@@ -353,6 +353,32 @@ def test_what_every_method_costs_alone(here, tmp_path, monkeypatch):
         assert f"- {detector.name}: {detector.summary} ({detector.reference})" in said
 
 
+def test_kinds_of_spans_are_judged_by_fits_that_lacked_them(here, monkeypatch):
+    some = labelled(180)
+    for at, each in enumerate(some):
+        kind = "abc"[at // 3 % 3]
+        labels = tuple(span._replace(label=kind) for span in each.labels)
+        some[at] = dataclasses.replace(each, labels=labels)
+    monkeypatch.setattr(running, "load_dataset", lambda name, **options: some)
+    one = {"protocol": "kinds", "folds": 2, "detectors": ["lookback_probe"]}
+    found = experiments.run(here | one, progress=False)
+    kinds = np.array([running.kind_of(each) for each in some])
+    (splits,) = found.splits.values()
+    for train, test in splits:
+        assert not set(kinds[train]) & set(kinds[test]) - {""}
+    written = json.loads((found.folder / "results.json").read_text())["kinds"]
+    whole = results.pooled(found.judged, found.methods)
+    assert [row["kind"] for row in written] == ["a", "b", "c"]
+    for row in written:
+        rows = np.isin(kinds[whole.rows], ["", row["kind"]])
+        assert row["answers"] == (kinds == row["kind"]).sum()
+        for name, scores in whole.scores.items():
+            area = roc_auc_score(whole.labels[rows], scores[rows])
+            assert row[name] == pytest.approx(area, abs=1e-6)
+            assert row[f"{name} low"] <= row[name] <= row[f"{name} high"]
+    assert "## Kinds" in (found.folder / "results.md").read_text()
+
+
 @pytest.mark.parametrize("protocol", ["kfold", "stratified", "grouped", "toha"])
 def test_protocols_with_several_splits(here, data, protocol, monkeypatch):
     changes = [f"protocol={protocol}", "folds=3", "train_size=30", "seed=1"]
