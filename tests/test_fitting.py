@@ -24,10 +24,12 @@ from jaxhal.detectors import (
     features_of,
     get,
 )
+from jaxhal.detectors.contradiction import evidence
 from jaxhal.detectors.lookback_lens import Spans
 from jaxhal.detectors.toha import Heads
 from jaxhal.evaluation import Platt, auroc, ece, isotonic, platt
 from jaxhal.evaluation.splits import grouped_kfold
+from jaxhal.features.support import COLUMNS
 from jaxhal.reading.store import Store
 from jaxhal.scoring import saving
 from jaxhal.scoring.fitting import Fitted, fit, released_lookback
@@ -318,6 +320,8 @@ def features(seed=0):
         "entropy": 3 * rng.random((2, 4)),
         "hidden_last": rng.normal(size=(3, 2, 5)),
         "hidden_0.67": rng.normal(size=(1, 2, 4, 5)),
+        "support": rng.normal(size=(2, 4, len(COLUMNS))),
+        "copied": rng.random((2, 2, 3, 4)),
     }
     return {
         name: jnp.asarray(value if value.dtype == bool else np.float32(value))
@@ -380,7 +384,8 @@ def test_scores_of_probes_by_hand():
 def params_of(name):
     if name in ("lookback_lens", "lookback_probe"):
         return probe_of(6)[0]
-    return probe_of(5)[0].linear if name == "token_probe" else ()
+    width = {"token_probe": 5, "contradiction": evidence(features()).shape[-1]}
+    return probe_of(width[name])[0].linear if name in width else ()
 
 
 def test_token_scores_by_hand():

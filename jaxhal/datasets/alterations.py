@@ -54,7 +54,7 @@ def altered(
     >>> lamp = Example("Its lamp was lit in 1871.", context="Lit in 1871.", label=0)
     >>> [one] = altered([lamp], "year")
     >>> one.response, one.labels
-    ('Its lamp was lit in 1881.', (Label(start=20, end=24, label='year'),))
+    ('Its lamp was lit in 1869.', (Label(start=20, end=24, label='year'),))
     """
     at_least(1, each=each)
     wanted = [kind for kind in KINDS if kind in chosen("kind", kinds, KINDS)]
