@@ -67,6 +67,14 @@ def test_where_nothing_can_be_promised_nothing_is_kept():
         "realised": None,
         "flagged": None,
     }
+    far = Answers(np.asarray(noise.scores) - 99, noise.labels)
+    found = kept(
+        world(np.random.default_rng(1), 300),
+        {"precision": 0.6},
+        elsewhere=far,
+        splits=3,
+    )
+    assert found["made"] and found["realised"] is None and found["flagged"] == 0
     with pytest.raises(ValueError, match="promise is .*; give one of precision"):
         kept(noise, {"luck": 0.9})
     with pytest.raises(ValueError, match="splits is 0; give at least 1"):

@@ -45,7 +45,7 @@ def kept(
       ``splits``, ``made`` (the share of them where a threshold could promise that), and
       of those ``kept`` and ``broken`` (shares), ``realised`` (the mean of what was
       promised) and ``flagged`` (the mean share of answers); ``None`` where none was
-      made.
+      made, and where nothing was flagged that a precision could be of.
     """
     at_least(1, splits=splits)
     score, positive = two_classes(answers.scores, answers.labels)
@@ -78,12 +78,10 @@ def kept(
             )
         )
     row: dict[str, Any] = {"splits": splits, "made": len(found) / splits}
-    names = ("kept", "broken", "realised", "flagged")
-    means = np.nanmean(np.array(found, float), axis=0) if found else [None] * len(names)
-    return row | {
-        name: None if value is None else float(value)
-        for name, value in zip(names, means, strict=True)
-    }
+    for at, name in enumerate(("kept", "broken", "realised", "flagged")):
+        known = [one[at] for one in found if not np.isnan(one[at])]
+        row[name] = float(np.mean(known)) if known else None
+    return row
 
 
 def _looked_at(
