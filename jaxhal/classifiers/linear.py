@@ -49,11 +49,11 @@ def fit_linear(
       >>> print(linear_logits(probe, jnp.array([[1.5], [3.0]])).round(2) + 0.0)
       [0.   1.27]
     """
-    x = jnp.asarray(x, jnp.float32)
-    if x.ndim != 2:
-        raise ValueError(f"features have shape {x.shape}; pass [rows, width]")
-    weight = jnp.ones(x.shape[0]) if weight is None else jnp.asarray(weight)
-    grid = fit_grid(x[None], y, weight[None], [C], standardize=standardize)
+    x = jnp.asarray(x, jnp.float32)[None]  # of which there should be one copy
+    if x.ndim != 3:
+        raise ValueError(f"features have shape {x.shape[1:]}; pass [rows, width]")
+    weight = jnp.ones(x.shape[1]) if weight is None else jnp.asarray(weight)
+    grid = fit_grid(x, y, weight[None], [C], standardize=standardize)
     return jax.tree.map(lambda leaf: leaf[0, 0, 0], grid)
 
 

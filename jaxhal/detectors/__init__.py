@@ -18,6 +18,7 @@ from jaxhal.detectors.base import factory as factory
 from jaxhal.detectors.base import features_of as features_of
 from jaxhal.detectors.base import held_out as held_out
 from jaxhal.detectors.base import response_mean as response_mean
+from jaxhal.detectors.base import scores_of as scores_of
 from jaxhal.detectors.base import take as take
 from jaxhal.detectors.contradiction import contradiction as contradiction
 from jaxhal.detectors.controls import max_prompt_attention as max_prompt_attention

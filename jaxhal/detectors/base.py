@@ -200,16 +200,28 @@ def held_out(detector: Detector, inputs: Any, targets: Targets) -> HeldOut:
     """
     inputs = jax.device_put(inputs)
     if detector.fit is None:
-        return HeldOut((), np.asarray(detector.decide((), inputs)))
+        return HeldOut((), scores_of(detector, (), inputs))
     found = detector.fit(inputs, targets)
     if isinstance(found, HeldOut):
         return HeldOut(found.params, np.asarray(found.unseen))
     train = selection.folds_of(targets.labels, targets.groups, targets.weight)
     parts = [detector.fit(inputs, targets._replace(weight=fold)) for fold in train]
-    scores = np.stack([np.asarray(detector.decide(part, inputs)) for part in parts])
-    return HeldOut(
-        found, selection.unseen_scores(scores, train, detector.decide(found, inputs))
-    )
+    scores = np.stack([scores_of(detector, part, inputs) for part in parts])
+    whole = scores_of(detector, found, inputs)
+    return HeldOut(found, selection.unseen_scores(scores, train, whole))
+
+
+# Answers scored at once: what is computed on the way is as large as their inputs.
+_TOGETHER = 256
+
+
+def scores_of(detector: Detector, params: Any, inputs: Any) -> Float[np.ndarray, " n"]:
+    """Scores of any number of answers, some at a time."""
+    rows = len(jax.tree.leaves(inputs)[0])
+    some = range(0, max(rows, 1), _TOGETHER)
+    parts = [take(inputs, slice(start, start + _TOGETHER)) for start in some]
+    scores = [detector.decide(params, jax.device_put(part)) for part in parts]
+    return np.concatenate(jax.device_get(scores))
 
 
 def take(inputs: Any, rows: Any) -> Any:

@@ -16,7 +16,14 @@ from jaxtyping import Bool, Float
 from jaxhal import evaluation
 from jaxhal.classifiers.linear import Linear
 from jaxhal.classifiers.selection import published
-from jaxhal.detectors import Detector, HeldOut, Targets, held_out, lookback_lens
+from jaxhal.detectors import (
+    Detector,
+    HeldOut,
+    Targets,
+    held_out,
+    lookback_lens,
+    scores_of,
+)
 from jaxhal.evaluation.guarantees import Guarantee
 from jaxhal.evaluation.held_out import CalibrationSet, Measured
 from jaxhal.evaluation.splits import SplitError
@@ -111,7 +118,7 @@ class Fitted:
 
     def score(self, inputs: Any) -> Float[np.ndarray, " samples"]:
         """Scores of answers from the detector's inputs."""
-        return np.asarray(self.detector.decide(self.params, jax.device_put(inputs)))
+        return scores_of(self.detector, self.params, inputs)
 
     def probabilities(self, scores: Any) -> Float[np.ndarray, " samples"]:
         """Calibrated probabilities of a hallucination."""

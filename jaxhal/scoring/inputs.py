@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -176,14 +177,26 @@ def _make(detectors: tuple[Detector, ...], features: dict[str, Any]) -> dict[str
 
 def _in_order(leaves: Sequence[np.ndarray], order: Sequence[int]) -> np.ndarray:
     """Chunks as one array, rows where they belong, short responses padded with 0."""
-    shape = np.max([leaf.shape[1:] for leaf in leaves], axis=0).astype(int)
-    out = np.zeros((len(order), *shape), leaves[0].dtype)
-    start = 0
+    sizes = [leaf.shape[1:] for leaf in leaves]
+    shape = np.max(sizes, axis=0).astype(int).tolist()
+    out, start = _zeros((len(order), *shape), leaves[0].dtype), 0
     for leaf in leaves:
         rows = np.asarray(order[start : start + len(leaf)])
         out[(rows, *(slice(n) for n in leaf.shape[1:]))] = leaf
         start += len(leaf)
     return out
+
+
+# What the runtime of JAX wants of memory that it uses as it is.
+_ALIGNED = 64
+
+
+def _zeros(shape: Sequence[int], dtype: np.dtype) -> np.ndarray:
+    """Zeros that a CPU device takes without a copy: these are the largest arrays."""
+    size = math.prod(shape) * dtype.itemsize
+    raw = np.zeros(size + _ALIGNED, np.uint8)
+    start = -raw.ctypes.data % _ALIGNED
+    return raw[start : start + size].view(dtype).reshape(shape)
 
 
 def fit_part(
