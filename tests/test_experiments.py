@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 from sklearn.feature_extraction.text import TfidfTransformer
 from sklearn.linear_model import LogisticRegression
-from sklearn.metrics import f1_score, roc_auc_score
+from sklearn.metrics import f1_score, precision_score, recall_score, roc_auc_score
 from sklearn.preprocessing import StandardScaler
 
 import jaxhal
@@ -20,15 +20,17 @@ from jaxhal.classifiers import selection
 from jaxhal.detectors import CATALOGUE, Targets, build, closed_book, ensemble
 from jaxhal.detectors.lookback_lens import lookback_spans
 from jaxhal.detectors.toha import Heads
-from jaxhal.evaluation import Isotonic, auroc, decided, interval
+from jaxhal.evaluation import Decided, Isotonic, Measured, auroc, decided, interval
+from jaxhal.evaluation.guarantees import STEPS
 from jaxhal.evaluation.splits import grouped_kfold
 from jaxhal.experiments import (
     figures,
     folder,
     running,
 )
-from jaxhal.experiments.answers import reports, token_table
+from jaxhal.experiments.answers import reports
 from jaxhal.experiments.config import load_config
+from jaxhal.experiments.tokens import highlights, token_table
 from jaxhal.models import lm as lms
 from jaxhal.models.devices import device_name
 from jaxhal.reading import parts
@@ -531,6 +533,56 @@ def test_token_table_against_scikit_learn(data):
     source = dataclasses.replace(data.source, marked=[m & False for m in data.marked])
     nothing = dataclasses.replace(data, source=source)
     assert token_table(nothing, fitted, train, test) == []
+
+
+@pytest.fixture(scope="module")
+def decides(data):
+    """A detector that scores tokens and, whatever it is worth, decides."""
+    name = "lookback_probe"
+    some = fit(build(name), data.inputs[name], targets_of(data, np.arange(30)))
+    worth = Measured("crates", 30, 10, 0.9)
+    return dataclasses.replace(some, beats="yes", measured=worth)
+
+
+def shown(lm, data, one, test, threshold):
+    """Characters in spans of the reports, and in annotated ones."""
+    given = [data.examples[n] for n in test]
+    found = jaxhal.score(lm, given, [one], token_threshold=threshold, progress=False)
+    assert {report.verdict for report in found} >= {"supported", "hallucinated"}
+    held, true = (
+        [
+            [any(s.start <= at < s.end for s in spans) for at in range(len(e.response))]
+            for e, spans in zip(given, some, strict=True)
+        ]
+        for some in ([r.spans for r in found], [e.labels for e in given])
+    )
+    return held, true
+
+
+def test_span_f1_is_that_of_the_spans_a_report_shows(lm, data, decides):
+    train, test = np.arange(30), np.arange(30, 60)
+    (row,) = token_table(data, {"lookback_probe": decides}, train, test)
+    held, true = shown(lm, data, decides, test, row["threshold"])
+    both = np.concatenate(true), np.concatenate(held)
+    for name, metric in (
+        ("F1", f1_score), ("precision", precision_score), ("recall", recall_score),
+    ):  # fmt: skip
+        assert row[f"span {name}"] == pytest.approx(metric(*both))
+    sources = [data.groups[n] for n, some in zip(test, held, strict=True) for _ in some]
+    ends = interval(Decided("f1"), both[1] + 0.0, both[0], sources, repeats=200)
+    assert (row["span F1 low"], row["span F1 high"]) == ends
+
+
+def test_highlighted_characters_are_those_that_reports_show(lm, data, decides):
+    test = [*range(30, 60)]
+    (shares,) = highlights(data, {"lookback_probe": decides}, test).values()
+    for step in (0, 90, 120, 200):
+        held, true = shown(lm, data, decides, test, STEPS[step])
+        for n, (some, marked) in enumerate(zip(held, true, strict=True)):
+            pairs = zip(some, marked, strict=True)
+            assert shares[n, step] == pytest.approx(
+                np.mean([h for h, y in pairs if not y])
+            )
 
 
 def test_a_sweep_reads_once(here, lm, tmp_path, monkeypatch):

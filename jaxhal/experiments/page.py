@@ -11,10 +11,10 @@ from jaxhal.experiments.answers import (
     kind_table,
     sentence_markdown,
     sentence_table,
-    token_table,
 )
 from jaxhal.experiments.config import UNITS, Experiment
 from jaxhal.experiments.running import PUBLISHED_SEEDS, Result
+from jaxhal.experiments.tokens import token_table
 from jaxhal.models.devices import device_name
 from jaxhal.reporting import results
 from jaxhal.reporting.markdown import escaped, rendered, table
@@ -34,9 +34,11 @@ _POOLED = (
     "the score itself. Methods that are not fitted are pooled by score."
 )
 _TOKENS = (
-    "Tokens and characters of annotated spans in the first test part. Each method "
-    "marks tokens from the score on that gives the best F1 over the training part's. "
-    "Intervals resample sources 200 times."
+    "Of the first test part: tokens beside annotated spans, and the characters of the "
+    "spans that a report shows where that method decides, whole words, none in an "
+    "answer that it calls supported; all counted over all answers together. Each "
+    "method marks tokens from the score on that gives the best F1 over the training "
+    "part's tokens. Intervals resample sources 200 times."
 )
 _TIMED = (
     "Milliseconds are those of a method alone, everything computed anew and nothing "

@@ -119,11 +119,12 @@ def estimates(
     scores: Collection[Any],
     labels: Collection[Any],
     groups: Collection[Any],
+    repeats: int = 1000,
 ) -> dict[str, float]:
     """Each metric, with its 95 % interval from ``"... low"`` to ``"... high"``."""
     found = {}
     for name, metric in metrics.items():
-        low, high = interval(metric, scores, labels, groups)
+        low, high = interval(metric, scores, labels, groups, repeats)
         value = metric(np.asarray(scores), np.asarray(labels))
         found |= {name: value, f"{name} low": low, f"{name} high": high}
     return found
