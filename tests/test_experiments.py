@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -20,12 +21,26 @@ from jaxhal.classifiers import selection
 from jaxhal.detectors import CATALOGUE, Targets, build, closed_book, ensemble
 from jaxhal.detectors.lookback_lens import lookback_spans
 from jaxhal.detectors.toha import Heads
-from jaxhal.evaluation import Decided, Isotonic, Measured, auroc, decided, interval
+from jaxhal.evaluation import (
+    Decided,
+    Isotonic,
+    Measured,
+    adapted,
+    aurc,
+    auroc,
+    coverage_at_precision,
+    decided,
+    ece,
+    interval,
+    prr,
+)
 from jaxhal.evaluation.guarantees import STEPS
+from jaxhal.evaluation.promises import Highlights, kept_highlights
 from jaxhal.evaluation.splits import grouped_kfold
 from jaxhal.experiments import (
     figures,
     folder,
+    promises,
     running,
 )
 from jaxhal.experiments.answers import reports
@@ -40,7 +55,7 @@ from jaxhal.reporting import results
 from jaxhal.reporting.markdown import escaped
 from jaxhal.scoring import saving
 from jaxhal.scoring.fitting import fit
-from jaxhal.scoring.inputs import collect
+from jaxhal.scoring.inputs import collect, frame_of
 from jaxhal.types import Example, Label
 from tiny_lm import read_into, tiny_lm
 
@@ -309,8 +324,24 @@ def test_a_run_leaves_its_directory(here, tmp_path):
         assert by_method.loc[name, "AUROC"] == pytest.approx(expected)
         flagged = scores[f"{name}.flagged"] == scores["label"]
         assert by_method.loc[name, "accuracy"] == pytest.approx(flagged.mean())
+        prior = np.mean([e.label for e in labelled() if e.split == "train"])
+        given = adapted(scores[f"{name}.probability"], prior)[0]
+        expected = ece(given, scores["label"])
+        assert by_method.loc[name, "ECE adapted"] == pytest.approx(expected)
     found = json.loads((tmp_path / "tiny" / "results.json").read_text("utf-8"))
     assert found["rows"] == json.loads(json.dumps(result.rows))
+    kept = {row["method"]: row for row in found["selective"]}
+    assert kept.keys() == set(by_method.index)
+    for name, row in kept.items():
+        given = scores[name], scores["label"]
+        assert (row["PRR"], row["AURC"]) == pytest.approx((prr(*given), aurc(*given)))
+        assert row["coverage at 90 %"] == coverage_at_precision(*given, 0.9)
+        assert row["PRR low"] <= row["PRR"] <= row["PRR high"]
+    text = (tmp_path / "tiny" / "results.md").read_text("utf-8")
+    assert "| recall | ECE | ECE adapted | vs best control |" in text
+    assert (
+        "| data | method | PRR [95 %] | AURC [95 %] | coverage at 90 % [95 %] |" in text
+    )
     page = (tmp_path / "tiny" / "report.html").read_text("utf-8")
     assert "data:image/png" in page and 'src="auroc' not in page
     assert f"Below are {len(scores)} answers" in page and "fitted without them" in page
@@ -439,6 +470,7 @@ def test_what_test_parts_are_pooled_by():
                     for key, value in (
                         (name, score),
                         (f"{name}.probability", 0.5),
+                        (f"{name}.adapted", 0.5),
                         (f"{name}.flagged", never),
                     )
                 }
@@ -583,6 +615,29 @@ def test_highlighted_characters_are_those_that_reports_show(lm, data, decides):
             assert shares[n, step] == pytest.approx(
                 np.mean([h for h, y in pairs if not y])
             )
+
+
+def test_a_run_looks_at_promises_of_highlights(data, decides, monkeypatch):
+    monkeypatch.setattr(promises, "SPLITS", 8)
+    name, promised = "lookback_probe", [{"highlighted": 0.4}, {"recall": 0.5}]
+    config = {"name": "a", "data": [{"name": "crates"}], "detectors": [name]}
+    test, fitted = np.arange(6, 60), {name: decides}
+    judged = results.Judged("crates", "crates", 0, 0, 0, frame_of(data, test, fitted))
+    found = running.Result(
+        load_config(config | {"promises": promised}),
+        *(Path(), [decides.detector], {"crates": data}, {}, [judged]),
+        *({"crates": fitted}, {}, [{"method": name, "beats controls": "yes"}]),
+    )
+    said, other = promises.rows(found)
+    (shares,) = highlights(data, fitted, test.tolist()).values()
+    one = Highlights(shares, data.groups[test].tolist())
+    looked = kept_highlights(one, promised[0], splits=8)
+    about = {"data": "crates", "method": name, "promise": promised[0]}
+    assert said == about | looked and looked["made"] > 0
+    text = promises.markdown([said, other])
+    assert f"| crates | {name} | highlighted at most 0.4 | {said['made']:.2f} |" in text
+    with pytest.raises(ValueError, match="unit is 'span' with a promise of highlight"):
+        load_config(config | {"unit": "span", "promises": promised})
 
 
 def test_a_sweep_reads_once(here, lm, tmp_path, monkeypatch):

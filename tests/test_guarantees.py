@@ -213,6 +213,8 @@ def test_prior_correction_finds_the_new_base_rate():
     found, share = adapted(some, prior)
     assert share == pytest.approx(slow, abs=1e-6)
     np.testing.assert_allclose(found, true / (true + false), atol=1e-5)
+    same, share = adapted([0.4, 0.4], 0.3)  # a detector that says nothing
+    assert same.tolist() == [0.4, 0.4] and share == 0.3
     assert adapted([0.1, 0.2], 0.3)[1] == 0.0  # less likely than they were before
     found, share = adapted([1.0, 0.9], 0.3)
     assert share == 1.0 and found.tolist() == [1.0, 1.0]

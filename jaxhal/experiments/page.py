@@ -24,7 +24,9 @@ Rows = Sequence[Mapping[str, Any]]
 
 _READING = (
     'The column "vs best control" is the paired difference in AUROC, with its '
-    "95 % interval. Thresholds and calibration come from the training part."
+    "95 % interval. Thresholds and calibration come from the training part. ECE "
+    "adapted is that of probabilities corrected for the base rate of the test part, "
+    "which is found without its labels (Saerens et al., 2002)."
 )
 _ONE_FIT = "One fit judged all parts, which are pooled by its scores."
 _POOLED = (
@@ -40,6 +42,13 @@ _TOKENS = (
     "method marks tokens from the score on that gives the best F1 over the training "
     "part's tokens. Intervals resample sources 200 times."
 )
+_SELECTIVE = (
+    "Answers kept from the lowest score on, of all test parts together. PRR: how much "
+    "is gained of what rejecting by the truth would gain, 0 by chance, 1 at best; "
+    "AURC: the share of hallucinated answers among those kept, mean over all shares "
+    "kept; coverage at 90 %: the largest share of answers kept of which 90 % are "
+    "grounded. Intervals resample sources 200 times."
+)
 _TIMED = (
     "Milliseconds are those of a method alone, everything computed anew and nothing "
     "shared with others, programs compiled before, on"
@@ -54,7 +63,16 @@ def tables(found: Result) -> dict[str, list[dict[str, Any]]]:
         for label, one in (found.data if unit == "response" else {}).items()
         for row in token_table(one, found.fitted[label], *found.splits[label][0])
     ]
+    kept = [
+        {"data": label, **row}
+        for label in found.data
+        for row in results.selective(
+            [part for part in found.judged if part.train == part.test == label],
+            found.methods,
+        )
+    ]
     return {
+        "selective": kept,
         "kinds": kind_table(found) if unit == "response" else [],
         "tokens": tokens,
         "sentences": sentence_table(found) if unit == "sentence" else [],
@@ -78,6 +96,8 @@ def markdown(found: Result, tables: Mapping[str, Rows]) -> str:
         text += [_ONE_FIT if len({part.fit for part in judged}) == 1 else _POOLED, ""]
     if config.timed:
         text += [f"{_TIMED} {device_name()}.", ""]
+    rows = results.short_markdown(tables["selective"])
+    text += ["## Selective", "", rows, "", _SELECTIVE, ""]
     if rows := tables["kinds"]:
         text += ["## Kinds", "", kind_markdown(rows, found.rows), ""]
     if rows := tables["tokens"]:
