@@ -530,7 +530,7 @@ def test_token_table_against_scikit_learn(data):
     fitted = {n: fit(build(n), data.inputs[n], targets_of(data)) for n in names}
     train, test = np.arange(30), np.arange(30, 60)
     (row,) = token_table(data, fitted, train, test)
-    assert row["method"] == "lookback_probe"
+    assert row["method"] == "lookback_probe" and not row["control"]
 
     detector, params = (
         fitted["lookback_probe"].detector,
@@ -560,7 +560,7 @@ def test_token_table_against_scikit_learn(data):
     ):
         low, high = interval(metric, s, y, sources, repeats=200)
         assert (row[f"token {name} low"], row[f"token {name} high"]) == (low, high)
-    text = results.interval_markdown([row])
+    text = results.short_markdown([row])
     assert f"{row['token F1']:.3f} [{low:.2f}, {high:.2f}]" in text
     source = dataclasses.replace(data.source, marked=[m & False for m in data.marked])
     nothing = dataclasses.replace(data, source=source)

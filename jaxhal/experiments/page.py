@@ -101,7 +101,7 @@ def markdown(found: Result, tables: Mapping[str, Rows]) -> str:
     if rows := tables["kinds"]:
         text += ["## Kinds", "", kind_markdown(rows, found.rows), ""]
     if rows := tables["tokens"]:
-        text += ["## Tokens", "", results.interval_markdown(rows), "", _TOKENS, ""]
+        text += ["## Tokens", "", results.short_markdown(rows), "", _TOKENS, ""]
     if rows := tables["sentences"]:
         text += ["## Sentences and answers", "", sentence_markdown(rows), ""]
     if rows := tables["relevance"]:

@@ -28,7 +28,7 @@ _Scores = dict[str, dict[int, np.ndarray]]
 def token_table(
     data: Inputs, fitted: Mapping[str, Fitted], train: np.ndarray, test: np.ndarray
 ) -> list[dict[str, Any]]:
-    """A row per detector that scores tokens, highest AUROC over tokens first.
+    """A row per detector that scores tokens, highest AUROC first, controls last.
 
     Over the test part, tokens beside annotated spans, and the characters of the spans
     that a report shows where that detector decides; micro-averaged as in RAGTruth.
@@ -61,13 +61,14 @@ def token_table(
         held = [_characters(data, n, one) for n, one in zip(judged, found, strict=True)]
         metrics = {"token AUROC": auroc, "token F1": Decided("f1", threshold)}
         tokens, characters = token_metrics(some, true, threshold), span_f1(found, spans)
-        row = {"method": name, "threshold": threshold}
+        row = {"method": name, "control": fitted[name].detector.control}
+        row |= {"threshold": threshold}
         row |= _estimates(data, judged, metrics, some, true)
         row |= {f"token {key}": tokens[key] for key in ("precision", "recall")}
         row |= _estimates(data, judged, {"span F1": Decided("f1")}, held, letters)
         row |= {f"span {key}": characters[key] for key in ("precision", "recall")}
         rows.append(row | {"tokens marked": float(np.concatenate(true).mean())})
-    return sorted(rows, key=lambda row: -row["token AUROC"])
+    return sorted(rows, key=lambda row: (row["control"], -row["token AUROC"]))
 
 
 def highlights(

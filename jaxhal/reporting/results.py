@@ -210,7 +210,7 @@ def markdown(rows: Sequence[Mapping[str, Any]], several: bool) -> str:
 
 
 def short_markdown(rows: Sequence[Mapping[str, Any]]) -> str:
-    """The rows of :func:`in_short` or :func:`selective` as people read them."""
+    """Rows of methods, each with ``"control"``, as people read them."""
     shown = [{**row, "method": _marked(row)} for row in rows]
     for row in shown:
         del row["control"]
