@@ -132,9 +132,7 @@ def figures(name: str) -> dict[str, Any]:
     areas, controls = {}, set()
     for key, row in found[0].rows.items():
         if found[0].header[0] == "method":
-            areas[key] = [
-                float(n) for n in _NUMBERS.match(row["AUROC [95 %]"]).groups()
-            ]
+            areas[key] = _interval(row)
             controls |= {key} if "(control)" in row["method"] else set()
     if areas:
         drawn["AUROC with intervals"] = plotting.auroc_intervals(areas, controls)

@@ -1,6 +1,7 @@
 """Labelled answers to detectors to verdicts, and to the share of hallucinated ones."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -104,6 +105,11 @@ def test_what_was_saved_judges_as_before(lm, ready, saved):
     text = (saved / "README.md").read_text("utf-8")
     assert "Fitted to crates: 90 answers to 45 sources" in text
     assert "| linear_probe | 0." in text and "*tfidf* (control)" in text
+    older = [{k: v for k, v in row.items() if k != "ECE adapted"} for row in again.rows]
+    assert (
+        "| ECE adapted |" in text
+        and "| ECE | vs best" in replace(again, rows=older).card()
+    )
 
 
 def test_a_folder_is_replaced_only_by_consent(ready, saved, tmp_path):

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +11,7 @@ import pandas as pd
 import pytest
 from sklearn.feature_extraction.text import TfidfTransformer
 from sklearn.linear_model import LogisticRegression
-from sklearn.metrics import f1_score, roc_auc_score
+from sklearn.metrics import f1_score, precision_score, recall_score, roc_auc_score
 from sklearn.preprocessing import StandardScaler
 
 import jaxhal
@@ -20,15 +21,31 @@ from jaxhal.classifiers import selection
 from jaxhal.detectors import CATALOGUE, Targets, build, closed_book, ensemble
 from jaxhal.detectors.lookback_lens import lookback_spans
 from jaxhal.detectors.toha import Heads
-from jaxhal.evaluation import Isotonic, auroc, decided, interval
+from jaxhal.evaluation import (
+    Decided,
+    Isotonic,
+    Measured,
+    adapted,
+    aurc,
+    auroc,
+    coverage_at_precision,
+    decided,
+    ece,
+    interval,
+    prr,
+)
+from jaxhal.evaluation.guarantees import STEPS
+from jaxhal.evaluation.promises import Highlights, kept_highlights
 from jaxhal.evaluation.splits import grouped_kfold
 from jaxhal.experiments import (
     figures,
     folder,
+    promises,
     running,
 )
-from jaxhal.experiments.answers import reports, token_table
+from jaxhal.experiments.answers import reports
 from jaxhal.experiments.config import load_config
+from jaxhal.experiments.tokens import highlights, token_table
 from jaxhal.models import lm as lms
 from jaxhal.models.devices import device_name
 from jaxhal.reading import parts
@@ -38,7 +55,7 @@ from jaxhal.reporting import results
 from jaxhal.reporting.markdown import escaped
 from jaxhal.scoring import saving
 from jaxhal.scoring.fitting import fit
-from jaxhal.scoring.inputs import collect
+from jaxhal.scoring.inputs import collect, frame_of
 from jaxhal.types import Example, Label
 from tiny_lm import read_into, tiny_lm
 
@@ -307,8 +324,24 @@ def test_a_run_leaves_its_directory(here, tmp_path):
         assert by_method.loc[name, "AUROC"] == pytest.approx(expected)
         flagged = scores[f"{name}.flagged"] == scores["label"]
         assert by_method.loc[name, "accuracy"] == pytest.approx(flagged.mean())
+        prior = np.mean([e.label for e in labelled() if e.split == "train"])
+        given = adapted(scores[f"{name}.probability"], prior)[0]
+        expected = ece(given, scores["label"])
+        assert by_method.loc[name, "ECE adapted"] == pytest.approx(expected)
     found = json.loads((tmp_path / "tiny" / "results.json").read_text("utf-8"))
     assert found["rows"] == json.loads(json.dumps(result.rows))
+    kept = {row["method"]: row for row in found["selective"]}
+    assert kept.keys() == set(by_method.index)
+    for name, row in kept.items():
+        given = scores[name], scores["label"]
+        assert (row["PRR"], row["AURC"]) == pytest.approx((prr(*given), aurc(*given)))
+        assert row["coverage at 90 %"] == coverage_at_precision(*given, 0.9)
+        assert row["PRR low"] <= row["PRR"] <= row["PRR high"]
+    text = (tmp_path / "tiny" / "results.md").read_text("utf-8")
+    assert "| recall | ECE | ECE adapted | vs best control |" in text
+    assert (
+        "| data | method | PRR [95 %] | AURC [95 %] | coverage at 90 % [95 %] |" in text
+    )
     page = (tmp_path / "tiny" / "report.html").read_text("utf-8")
     assert "data:image/png" in page and 'src="auroc' not in page
     assert f"Below are {len(scores)} answers" in page and "fitted without them" in page
@@ -437,6 +470,7 @@ def test_what_test_parts_are_pooled_by():
                     for key, value in (
                         (name, score),
                         (f"{name}.probability", 0.5),
+                        (f"{name}.adapted", 0.5),
                         (f"{name}.flagged", never),
                     )
                 }
@@ -496,7 +530,7 @@ def test_token_table_against_scikit_learn(data):
     fitted = {n: fit(build(n), data.inputs[n], targets_of(data)) for n in names}
     train, test = np.arange(30), np.arange(30, 60)
     (row,) = token_table(data, fitted, train, test)
-    assert row["method"] == "lookback_probe"
+    assert row["method"] == "lookback_probe" and not row["control"]
 
     detector, params = (
         fitted["lookback_probe"].detector,
@@ -526,11 +560,84 @@ def test_token_table_against_scikit_learn(data):
     ):
         low, high = interval(metric, s, y, sources, repeats=200)
         assert (row[f"token {name} low"], row[f"token {name} high"]) == (low, high)
-    text = results.interval_markdown([row])
+    text = results.short_markdown([row])
     assert f"{row['token F1']:.3f} [{low:.2f}, {high:.2f}]" in text
     source = dataclasses.replace(data.source, marked=[m & False for m in data.marked])
     nothing = dataclasses.replace(data, source=source)
     assert token_table(nothing, fitted, train, test) == []
+
+
+@pytest.fixture(scope="module")
+def decides(data):
+    """A detector that scores tokens and, whatever it is worth, decides."""
+    name = "lookback_probe"
+    some = fit(build(name), data.inputs[name], targets_of(data, np.arange(30)))
+    worth = Measured("crates", 30, 10, 0.9)
+    return dataclasses.replace(some, beats="yes", measured=worth)
+
+
+def shown(lm, data, one, test, threshold):
+    """Characters in spans of the reports, and in annotated ones."""
+    given = [data.examples[n] for n in test]
+    found = jaxhal.score(lm, given, [one], token_threshold=threshold, progress=False)
+    assert {report.verdict for report in found} >= {"supported", "hallucinated"}
+    held, true = (
+        [
+            [any(s.start <= at < s.end for s in spans) for at in range(len(e.response))]
+            for e, spans in zip(given, some, strict=True)
+        ]
+        for some in ([r.spans for r in found], [e.labels for e in given])
+    )
+    return held, true
+
+
+def test_span_f1_is_that_of_the_spans_a_report_shows(lm, data, decides):
+    train, test = np.arange(30), np.arange(30, 60)
+    (row,) = token_table(data, {"lookback_probe": decides}, train, test)
+    held, true = shown(lm, data, decides, test, row["threshold"])
+    both = np.concatenate(true), np.concatenate(held)
+    for name, metric in (
+        ("F1", f1_score), ("precision", precision_score), ("recall", recall_score),
+    ):  # fmt: skip
+        assert row[f"span {name}"] == pytest.approx(metric(*both))
+    sources = [data.groups[n] for n, some in zip(test, held, strict=True) for _ in some]
+    ends = interval(Decided("f1"), both[1] + 0.0, both[0], sources, repeats=200)
+    assert (row["span F1 low"], row["span F1 high"]) == ends
+
+
+def test_highlighted_characters_are_those_that_reports_show(lm, data, decides):
+    test = [*range(30, 60)]
+    (shares,) = highlights(data, {"lookback_probe": decides}, test).values()
+    for step in (0, 90, 120, 200):
+        held, true = shown(lm, data, decides, test, STEPS[step])
+        for n, (some, marked) in enumerate(zip(held, true, strict=True)):
+            pairs = zip(some, marked, strict=True)
+            assert shares[n, step] == pytest.approx(
+                np.mean([h for h, y in pairs if not y])
+            )
+
+
+def test_a_run_looks_at_promises_of_highlights(data, decides, monkeypatch):
+    monkeypatch.setattr(promises, "SPLITS", 8)
+    name, promised = "lookback_probe", [{"highlighted": 0.4}, {"recall": 0.5}]
+    config = {"name": "a", "data": [{"name": "crates"}], "detectors": [name]}
+    test, fitted = np.arange(6, 60), {name: decides}
+    judged = results.Judged("crates", "crates", 0, 0, 0, frame_of(data, test, fitted))
+    found = running.Result(
+        load_config(config | {"promises": promised}),
+        *(Path(), [decides.detector], {"crates": data}, {}, [judged]),
+        *({"crates": fitted}, {}, [{"method": name, "beats controls": "yes"}]),
+    )
+    said, other = promises.rows(found)
+    (shares,) = highlights(data, fitted, test.tolist()).values()
+    one = Highlights(shares, data.groups[test].tolist())
+    looked = kept_highlights(one, promised[0], splits=8)
+    about = {"data": "crates", "method": name, "promise": promised[0]}
+    assert said == about | looked and looked["made"] > 0
+    text = promises.markdown([said, other])
+    assert f"| crates | {name} | highlighted at most 0.4 | {said['made']:.2f} |" in text
+    with pytest.raises(ValueError, match="unit is 'span' with a promise of highlight"):
+        load_config(config | {"unit": "span", "promises": promised})
 
 
 def test_a_sweep_reads_once(here, lm, tmp_path, monkeypatch):

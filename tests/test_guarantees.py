@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.integrate import quad
+from scipy.stats import binom
 
 from jaxhal.evaluation import (
     adapted,
@@ -13,9 +15,11 @@ from jaxhal.evaluation import (
     coverage_at_precision,
     guarantee,
     guaranteed_highlights,
+    highlighted,
     prr,
     rate,
 )
+from jaxhal.evaluation.guarantees import bounded
 
 PROMISES = [{"precision": 0.7}, {"recall": 0.8}, {"false_alarms": 0.2}]
 
@@ -131,7 +135,8 @@ def test_few_supported_characters_are_highlighted(confidence):
         scores = [np.clip(0.4 * y + 0.6 * rng.random(30) ** 2, 0, 1) for y in labels]
         return scores, labels, [rng.integers(1, 9, 30) for _ in range(count)]
 
-    found = guaranteed_highlights(*answers(150), 0.1, confidence=confidence)
+    found = guaranteed_highlights(highlighted(*answers(150)), 0.1,
+                                  confidence=confidence)  # fmt: skip
     shares = [
         length[(y == 0) & (s >= found.threshold)].sum() / length[y == 0].sum()
         for s, y, length in zip(*answers(3000), strict=True)
@@ -139,9 +144,55 @@ def test_few_supported_characters_are_highlighted(confidence):
     assert 0.02 < np.mean(shares) < 0.11
     assert found.kind == "highlighted"
     with pytest.raises(ValueError, match="no threshold keeps the share"):
-        guaranteed_highlights([[1.0]] * 5, [[0]] * 5, [[3]] * 5, 0.1)
+        guaranteed_highlights(highlighted([[1.0]] * 5, [[0]] * 5, [[3]] * 5), 0.1)
     with pytest.raises(ValueError, match="no answer has a supported character"):
-        guaranteed_highlights([[1.0]], [[1]], [[3]], 0.1)
+        guaranteed_highlights(highlighted([[1.0]], [[1]], [[3]]), 0.1)
+    with pytest.raises(ValueError, match="2 scores, 1 labels and 1 lengths"):
+        highlighted([[1.0, 0.0]], [[1]], [[3]])
+
+
+def test_highlights_by_slow_loops():
+    """Bets in Python on the share of each answer, until a threshold first fails."""
+    rng = np.random.default_rng(2)
+    scores, labels = rng.random((40, 12)) ** 3, rng.random((40, 12)) < 0.3
+    found = guaranteed_highlights(
+        highlighted([*scores], [*labels], [[1] * 12] * 40), 0.2
+    )
+
+    def p_value(threshold):
+        shares = [
+            float(np.mean(s[~y] >= threshold))
+            for s, y in zip(scores, labels, strict=True)
+        ]
+        bets = [number / 65 / (1 - 0.2) for number in range(1, 65)]
+        wealth = [
+            math.prod(1 - bet * (share - 0.2) for share in shares) for bet in bets
+        ]
+        return 1 / np.mean(wealth)
+
+    steps = [n / 200 for n in range(201)]
+    failed = max(step for step in steps if p_value(step) > 0.1)
+    assert found.threshold == pytest.approx(failed + 0.005) and found.sources == 40
+
+
+@pytest.mark.parametrize(("count", "level"), [(12, 0.3), (40, 0.1), (30, 0.8)])
+def test_a_mean_is_bounded_as_often_as_stated(count, level):
+    """Of 0 and 1, every number of them by the binomial; and bets as an integral."""
+    wrong = 0.0
+    for ones in range(count + 1):
+        losses = np.repeat([1.0, 0.0], [ones, count - ones])
+        value = bounded(losses, level)
+        if value <= 0.1:
+            wrong += binom.pmf(ones, count, level)
+        wealth, _ = quad(
+            lambda bet, k=ones: (
+                (1 - bet * (1 - level)) ** k * (1 + bet * level) ** (count - k)
+            ),
+            0,
+            1 / (1 - level),
+        )
+        assert value == pytest.approx(min(1, 1 / (wealth * (1 - level))), rel=0.15)
+    assert 0 < wrong <= 0.1
 
 
 def test_prior_correction_finds_the_new_base_rate():
@@ -162,6 +213,8 @@ def test_prior_correction_finds_the_new_base_rate():
     found, share = adapted(some, prior)
     assert share == pytest.approx(slow, abs=1e-6)
     np.testing.assert_allclose(found, true / (true + false), atol=1e-5)
+    same, share = adapted([0.4, 0.4], 0.3)  # a detector that says nothing
+    assert same.tolist() == [0.4, 0.4] and share == 0.3
     assert adapted([0.1, 0.2], 0.3)[1] == 0.0  # less likely than they were before
     found, share = adapted([1.0, 0.9], 0.3)
     assert share == 1.0 and found.tolist() == [1.0, 1.0]
@@ -186,6 +239,27 @@ def test_the_interval_of_a_share_covers_it(shifted):
         assert found.low <= found.value <= found.high
         covered.append(found.low <= truth <= found.high)
     assert np.mean(covered) >= 0.85
+
+
+def test_the_detectors_word_weighs_what_makes_the_variance_least():
+    """PPI++, section 5: of lambda m + mean(y - lambda f), by trying every lambda."""
+    rng = np.random.default_rng(13)
+    for slope in (0.5, 3.0, -1.0):  # less than its word, more, and never the reverse
+        labels = rng.integers(0, 2, 80)
+        seen, score = (
+            1 / (1 + np.exp(-slope * (2 * y - 1) - rng.normal(size=len(y))))
+            for y in (labels, rng.integers(0, 2, 300))
+        )
+        spread = np.var([*seen, *score])
+        both = np.mean(seen * labels) - seen.mean() * labels.mean()
+        tried = np.linspace(0, 1, 2001)
+        variance = tried**2 * spread / 300
+        variance += (np.var(labels) - 2 * tried * both + tried**2 * spread) / 80
+        weight = tried[np.argmin(variance)]
+        found = rate(score, seen, labels, shifted=False, repeats=10)
+        want = weight * score.mean() + np.mean(labels - weight * seen)
+        assert found.value == pytest.approx(want, abs=2e-4)
+        assert (weight == 0) == (slope < 0)
 
 
 def test_a_share_by_its_formulas():

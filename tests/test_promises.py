@@ -8,8 +8,8 @@ import pandas as pd
 import pytest
 
 from jaxhal.detectors import get
-from jaxhal.evaluation import guarantee
-from jaxhal.evaluation.promises import Answers, kept
+from jaxhal.evaluation import guarantee, highlighted
+from jaxhal.evaluation.promises import Answers, Highlights, kept, kept_highlights
 from jaxhal.experiments import promises
 from jaxhal.experiments.config import load_config
 from jaxhal.experiments.running import Result
@@ -81,6 +81,26 @@ def test_where_nothing_can_be_promised_nothing_is_kept():
         kept(noise, {"recall": 0.9}, splits=0)
 
 
+def test_highlights_keep_a_promise_at_home_and_not_everywhere():
+    """A character in ten is scored above 0.6 at home, and three elsewhere."""
+    rng = np.random.default_rng(8)
+
+    def spans(count, share):
+        scores = [0.6 * rng.random(40) + 0.4 * (rng.random(40) < share)
+                  for _ in range(count)]  # fmt: skip
+        none, ones = [np.zeros(40)] * count, [np.ones(40)] * count
+        return Highlights(highlighted(scores, none, ones), np.arange(count) // 2)
+
+    here, promise = spans(200, 0.1), {"highlighted": 0.15}
+    found = kept_highlights(here, promise, splits=30)
+    assert found["made"] == 1 and found["kept"] >= 0.8 and found["broken"] <= 0.1
+    assert 0.08 < found["realised"] < 0.15 and found["flagged"] is None
+    found = kept_highlights(here, promise, elsewhere=spans(60, 0.3), splits=5)
+    assert found["kept"] == 0 and found["broken"] == 1 and found["realised"] > 0.2
+    found = kept_highlights(here, {"highlighted": 0.001}, splits=3)
+    assert (found["made"], found["kept"], found["realised"]) == (0, None, None)
+
+
 def test_a_run_says_which_were_kept_at_home_and_elsewhere(monkeypatch):
     monkeypatch.setattr(promises, "SPLITS", 10)
     rng = np.random.default_rng(6)
@@ -93,6 +113,7 @@ def test_a_run_says_which_were_kept_at_home_and_elsewhere(monkeypatch):
         columns["mtop_div"] = scores
         for one in methods:
             columns[f"{one.name}.probability"] = 1 / (1 + np.exp(-columns[one.name]))
+            columns[f"{one.name}.adapted"] = columns[f"{one.name}.probability"]
             columns[f"{one.name}.flagged"] = columns[one.name] > 1
         return Judged(train, test, 0, 0, 0, pd.DataFrame(columns))
 

@@ -1,13 +1,19 @@
 """One detector decides: the best of those known to be worth it, and as they say."""
 
+import copy
 import dataclasses
+import json
 
 import numpy as np
 import pytest
 
 import jaxhal
+from jaxhal.datasets import examples
+from jaxhal.datasets.jsonl import read_rows
 from jaxhal.detectors import build
 from jaxhal.evaluation import CalibrationSet, Isotonic, Measured, Platt, guarantee
+from jaxhal.models.lm import LM
+from jaxhal.models.tokenizer import Tokenizer
 from jaxhal.scoring.fitting import Fitted, untrained
 from jaxhal.scoring.verdicts import decider, promising, undecided, verdict
 from jaxhal.types import Example
@@ -131,6 +137,32 @@ def test_spans_are_the_deciders_and_of_unsupported_answers(lm):
     worthless = fitted("token_entropy", 0.6, beats="no")
     found = judged(lm, best, worthless)
     assert (found.verdict, found.spans) == ("hallucinated", [])
+
+
+def test_a_conversation_of_several_turns_gets_a_verdict(lm):
+    words = copy.deepcopy(lm.tokenizer.hf)
+    words.chat_template = (
+        "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+    )
+    chatty = LM(lm.params, lm.graphdef, lm.config, Tokenizer(words), "chatty")
+    said = [
+        "A crate of pears.",
+        "What is it?",
+        "A crate.",
+        "And in it?",
+        "Pears, 2021.",
+    ]
+    roles = ["system", "user", "assistant", "user", "assistant"]
+    chat = [{"role": a, "content": b} for a, b in zip(roles, said, strict=True)]
+    rows = [{"id": "a", "messages": chat}, {"id": "b", "messages": chat[-2:]}]
+    given = examples(read_rows([json.dumps(row).encode() for row in rows]))
+    some = [fitted("novel_words", threshold=1.0), "mtop_div"]
+    whole, last = jaxhal.score(chatty, given, some, progress=False)
+    assert whole.response == last.response == said[-1]
+    # Pears are in a turn that the other row lacks.
+    assert (whole.scores["novel_words"], last.scores["novel_words"]) == (1.0, 2.0)
+    assert whole.verdict == last.verdict == "hallucinated"
+    assert whole.scores["mtop_div"] != last.scores["mtop_div"]
 
 
 def test_what_cannot_be_read_has_no_verdict(lm):

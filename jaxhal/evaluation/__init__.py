@@ -26,6 +26,7 @@ from jaxhal.evaluation.calibration import precision_threshold as precision_thres
 from jaxhal.evaluation.guarantees import Guarantee as Guarantee
 from jaxhal.evaluation.guarantees import guarantee as guarantee
 from jaxhal.evaluation.guarantees import guaranteed_highlights as guaranteed_highlights
+from jaxhal.evaluation.guarantees import highlighted as highlighted
 from jaxhal.evaluation.held_out import CalibrationSet as CalibrationSet
 from jaxhal.evaluation.held_out import Measured as Measured
 from jaxhal.evaluation.intervals import Difference as Difference

@@ -33,6 +33,8 @@ from jaxhal.evaluation.checks import (
 from jaxhal.io.showing import shown
 
 KINDS = ("precision", "recall", "false_alarms")
+#: Scores that highlights are tried from, careful ones first.
+STEPS = np.linspace(1, 0, 201)
 _DRAWS = 25
 
 
@@ -114,10 +116,38 @@ def guarantee(
     return Guarantee(kind, level, confidence, best, int(codes.max()) + 1)
 
 
-def guaranteed_highlights(
+def highlighted(
     token_scores: Sequence[Collection[Any]],
     token_labels: Sequence[Collection[Any]],
     lengths: Sequence[Collection[Any]],
+) -> Float[np.ndarray, "answers steps"]:
+    """Per answer, which share of its supported characters :data:`STEPS` highlight.
+
+    Highlighted are tokens of at least that score.  Not a number where no character is
+    supported.
+
+    Args:
+      token_scores: per answer, a number per token, up to 1; below 0 for what is never
+        highlighted.
+      token_labels: per answer, 1 for each token of an annotated span, 0 otherwise.
+      lengths: per answer, the characters of each token.
+    """
+    found = np.full((len(token_scores), len(STEPS)), np.nan)
+    for row, some in enumerate(zip(token_scores, token_labels, lengths, strict=True)):
+        score, label, length = (np.asarray(each, float) for each in some)
+        if not score.shape == label.shape == length.shape:
+            raise ValueError(
+                f"an answer has {score.size} scores, {label.size} labels and "
+                f"{length.size} lengths; give one of each a token"
+            )
+        supported = np.where(label == 0, length, 0.0)
+        if supported.sum() > 0:
+            found[row] = supported @ (score[:, None] >= STEPS) / supported.sum()
+    return found
+
+
+def guaranteed_highlights(
+    shares: Float[np.ndarray, "answers steps"],
     level: float,
     groups: Groups = None,
     *,
@@ -130,49 +160,32 @@ def guaranteed_highlights(
     a supported character say nothing.
 
     Args:
-      token_scores: per answer, a number in [0, 1] per token.
-      token_labels: per answer, 1 for each token of an annotated span, 0 otherwise.
-      lengths: per answer, the characters of each token.
+      shares: of :func:`highlighted`.
       level: above 0, below 1.
     """
     _check("highlighted", level, confidence)
-    codes = group_codes(groups, len(token_scores))
-    steps = np.linspace(1, 0, 201)
-    losses, sources = [], []
-    for code, *some in zip(codes, token_scores, token_labels, lengths, strict=True):
-        score, label, length = (np.asarray(each, float) for each in some)
-        if not score.shape == label.shape == length.shape:
-            raise ValueError(
-                f"an answer has {score.size} scores, {label.size} labels and "
-                f"{length.size} lengths; give one of each a token"
-            )
-        supported = np.where(label == 0, length, 0.0)
-        if supported.sum() > 0:
-            high = score[:, None] >= steps
-            losses.append(supported @ high / supported.sum())
-            sources.append(code)
-    if not losses:
-        raise ValueError("no answer has a supported character; give some that have")
-    mean = _source_means(np.stack(losses), np.array(sources))
+    mean = highlighted_means(shares, group_codes(groups, len(shares)))
     if confidence is None:
         kept = _conformal(mean, level)
     else:
-        kept = np.array([_bounded(each, level) for each in mean.T]) <= 1 - confidence
+        kept = np.array([bounded(each, level) for each in mean.T]) <= 1 - confidence
     if not (passed := _passed(kept)):
         raise NoThreshold(
             f"no threshold keeps the share of highlighted characters at {level} on "
             f"{len(mean)} sources; promise less, or give more answers"
         )
-    found = float(steps[passed - 1])
+    found = float(STEPS[passed - 1])
     return Guarantee("highlighted", level, confidence, found, len(mean))
 
 
-def check_promise(promise: Any, confidence: float | None = 0.9) -> tuple[str, float]:
+def check_promise(
+    promise: Any, confidence: float | None = 0.9, kinds: Sequence[str] = KINDS
+) -> tuple[str, float]:
     """Its kind and level; ValueError where it is none."""
-    known = isinstance(promise, Mapping) and set(promise) <= set(KINDS)
+    known = isinstance(promise, Mapping) and set(promise) <= set(kinds)
     if not known or len(promise) != 1:
         raise ValueError(
-            f"promise is {shown(promise)}; give one of {', '.join(KINDS)}, such as "
+            f"promise is {shown(promise)}; give one of {', '.join(kinds)}, such as "
             '{"precision": 0.9}'
         )
     ((kind, level),) = promise.items()
@@ -265,6 +278,16 @@ def _in_expectation(
     return _conformal(losses, 1 - level if recall else level)
 
 
+def highlighted_means(
+    shares: _Losses, codes: _Codes
+) -> Float[np.ndarray, "sources steps"]:
+    """The mean over each source's answers that have a supported character."""
+    known = ~np.isnan(shares[:, 0])
+    if not known.any():
+        raise ValueError("no answer has a supported character; give some that have")
+    return _source_means(shares[known], codes[known])
+
+
 def _source_means(
     losses: _Losses, sources: _Codes
 ) -> Float[np.ndarray, "sources steps"]:
@@ -279,7 +302,7 @@ def _conformal(losses: Float[np.ndarray, "sources steps"], level: float) -> _Kep
     return (losses.sum(0) + 1) / (len(losses) + 1) <= level
 
 
-def _bounded(losses: Numbers, level: float) -> float:
+def bounded(losses: Numbers, level: float) -> float:
     """p-value of a mean of at least ``level``, of losses in [0, 1].
 
     One over the wealth of bets against it, evenly spread over their sizes

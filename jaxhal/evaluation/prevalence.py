@@ -31,6 +31,7 @@ def adapted(probabilities: Rows, prior: float) -> tuple[Numbers, float]:
     hallucinated answers look as before but are more or fewer, the new rate
     :math:`\rho` is that of most likelihood, and :math:`p' \propto p \rho / \pi`
     (Saerens, Latinne and Decaestecker, 2002, who find it by expectation maximisation).
+    Where all are alike they say nothing of it, and stay as they are.
 
     Args:
       probabilities: of unlabelled answers, calibrated.
@@ -41,6 +42,8 @@ def adapted(probabilities: Rows, prior: float) -> tuple[Numbers, float]:
     given, _ = shares(probabilities, np.zeros(len(probabilities), int))
     if not 0 < prior < 1:
         raise ValueError(f"prior is {prior}; give a share above 0 and below 1")
+    if not np.ptp(given):
+        return given, prior
     true, false = given / prior, (1 - given) / (1 - prior)
 
     def slope(rate: float) -> float:  # of the likelihood, which has one top

@@ -1,14 +1,26 @@
 """How often promises of thresholds are kept, on splits of labelled answers."""
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Bool, Float, Int
 
 from jaxhal.evaluation.checks import Groups, Mask, Rows, group_codes, two_classes
-from jaxhal.evaluation.guarantees import NoThreshold, guarantee
+from jaxhal.evaluation.guarantees import (
+    STEPS,
+    NoThreshold,
+    bounded,
+    guarantee,
+    guaranteed_highlights,
+    highlighted_means,
+)
 from jaxhal.io.checks import at_least
+
+# Kept, broken beyond chance, the realised share, and the share flagged.
+_Looked = tuple[float, float, float, float]
+_Others = Bool[np.ndarray, " others"]
 
 
 class Answers(NamedTuple):
@@ -47,7 +59,6 @@ def kept(
       promised) and ``flagged`` (the mean share of answers); ``None`` where none was
       made, and where nothing was flagged that a precision could be of.
     """
-    at_least(1, splits=splits)
     score, positive = two_classes(answers.scores, answers.labels)
     codes = group_codes(answers.groups, len(score))
     other = score, positive, codes
@@ -55,28 +66,72 @@ def kept(
         other = *two_classes(elsewhere.scores, elsewhere.labels), None
         other = *other[:2], group_codes(elsewhere.groups, len(other[0]))
     ((kind, level),) = promise.items()
+
+    def look(chosen: Mask, rest: _Others, rng: np.random.Generator) -> _Looked:
+        half = score[chosen], positive[chosen], promise, codes[chosen]
+        if len(set(half[1].tolist())) < 2:
+            raise NoThreshold("answers of one class")
+        made = guarantee(*half, confidence=confidence)
+        flags = other[0][rest] >= made.threshold
+        return _looked_at(kind, level, flags, other[1][rest], other[2][rest], rng)
+
+    return _over_halves(look, codes, elsewhere and len(other[0]), splits, seed)
+
+
+class Highlights(NamedTuple):
+    """Of answers, what :func:`jaxhal.evaluation.highlighted` gives, and sources."""
+
+    shares: Float[np.ndarray, "answers steps"]
+    groups: Groups = None
+
+
+def kept_highlights(
+    answers: Highlights,
+    promise: Mapping[str, float],
+    *,
+    confidence: float | None = 0.9,
+    elsewhere: Highlights | None = None,
+    splits: int = 200,
+    seed: int = 0,
+) -> dict[str, Any]:
+    """:func:`kept` of a promise like ``{"highlighted": 0.05}``, of spans.
+
+    It is broken where the share in the other half is beyond that by a test at 5 %, over
+    sources; no answer is flagged.
+    """
+    level = promise["highlighted"]
+    codes = group_codes(answers.groups, len(answers.shares))
+    other = answers if elsewhere is None else elsewhere
+    there = group_codes(other.groups, len(other.shares))
+
+    def look(chosen: Mask, rest: _Others, rng: np.random.Generator) -> _Looked:
+        del rng
+        half = answers.shares[chosen], level, codes[chosen].tolist()
+        made = guaranteed_highlights(*half, confidence=confidence)
+        means = highlighted_means(other.shares[rest], there[rest])
+        share = means[:, np.flatnonzero(STEPS == made.threshold)[0]]
+        broken = bounded(1 - share, 1 - level) < 0.05
+        return float(share.mean() <= level), float(broken), float(share.mean()), np.nan
+
+    return _over_halves(look, codes, elsewhere and len(there), splits, seed)
+
+
+def _over_halves(
+    look: Callable[[Mask, _Others, np.random.Generator], _Looked],
+    codes: Int[np.ndarray, " rows"],
+    elsewhere: int | None,
+    splits: int,
+    seed: int,
+) -> dict[str, Any]:
+    """What is found of rows chosen and others, or all of so many ``elsewhere``."""
+    at_least(1, splits=splits)
     rng, sources = np.random.default_rng(seed), int(codes.max()) + 1
     found = []
     for _ in range(splits):
         chosen = np.isin(codes, rng.permutation(sources)[: sources // 2])
-        rest = np.ones(len(other[0]), bool) if elsewhere is not None else ~chosen
-        half = score[chosen], positive[chosen], promise, codes[chosen]
-        if len(set(half[1].tolist())) < 2:
-            continue
-        try:
-            made = guarantee(*half, confidence=confidence)
-        except NoThreshold:  # nothing is promised, which is no promise broken
-            continue
-        found.append(
-            _looked_at(
-                kind,
-                level,
-                other[0][rest] >= made.threshold,
-                other[1][rest],
-                other[2][rest],
-                rng,
-            )
-        )
+        rest = ~chosen if elsewhere is None else np.ones(elsewhere, bool)
+        with contextlib.suppress(NoThreshold):  # what is not promised is not broken
+            found.append(look(chosen, rest, rng))
     row: dict[str, Any] = {"splits": splits, "made": len(found) / splits}
     for at, name in enumerate(("kept", "broken", "realised", "flagged")):
         known = [one[at] for one in found if not np.isnan(one[at])]
@@ -91,8 +146,7 @@ def _looked_at(
     positive: Mask,
     codes: Int[np.ndarray, " rows"],
     rng: np.random.Generator,
-) -> tuple[float, float, float, float]:
-    """Kept, broken beyond chance, the realised share, and the share flagged."""
+) -> _Looked:
     from scipy.stats import binom
 
     of, good = {

@@ -1,4 +1,4 @@
-"""What a run says of single answers, of their tokens and of their sentences."""
+"""What a run says of single answers, their kinds and their sentences."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -6,30 +6,23 @@ from typing import Any
 
 import numpy as np
 
-from jaxhal.evaluation.calibration import best_f1_threshold
-from jaxhal.evaluation.intervals import correlation, interval
-from jaxhal.evaluation.metrics import Decided, span_f1, token_metrics
+from jaxhal.evaluation.intervals import correlation
 from jaxhal.evaluation.ranking import auprc, auroc
 from jaxhal.experiments.running import Result, kind_of
-from jaxhal.reading.units import has_text
 from jaxhal.reporting.report import Report
 from jaxhal.reporting.results import estimates, interval_markdown, pooled
-from jaxhal.scoring.detection import judge, report, token_scores
+from jaxhal.scoring.detection import judge, report
 from jaxhal.scoring.fitting import Fitted
 from jaxhal.scoring.inputs import Inputs
 
 # Answers on a page; more would make it too large to open.
 PAGE = 200
-# Of the sources; one takes milliseconds, a test part has many tokens.
-_RESAMPLES = 200
 _READING = (
     "AUPRC of finding hallucinated sentences, and of finding the grounded ones by the "
     "lowest scores. Pearson's correlation is that, over answers, of the mean score of "
     "an answer's sentences with the share of them that is hallucinated; its interval "
     "resamples sources."
 )
-
-
 _KINDS = (
     "AUROC of answers whose first span is of that kind over all grounded ones, of all "
     "test parts together, by the three best methods and the best control; results.json "
@@ -51,77 +44,6 @@ def reports(
             example, row = data.examples[number], data.rows[number]
             made[number] = report(chosen, model, example, row, judged, at)
     return [made[number] for number in rows]
-
-
-def token_table(
-    data: Inputs, fitted: Mapping[str, Fitted], train: np.ndarray, test: np.ndarray
-) -> list[dict[str, Any]]:
-    """A row per detector that scores tokens, highest AUROC over tokens first.
-
-    Tokens and characters of annotated spans in the test part, micro-averaged as in
-    RAGTruth; each detector marks the tokens from the score on that gives the best F1
-    over the training part's tokens.  AUROC and F1 have 95 % intervals over sources, as
-    ``"... low"`` and ``"... high"``.  Empty where no span is annotated.
-    """
-    if not all(any(data.marked[row].any() for row in part) for part in (train, test)):
-        return []
-    learnt, judged = train.tolist(), test.tolist()
-    everyone = [*learnt, *judged]
-    marked = {n: data.marked[n][_with_text(data, n)].astype(int) for n in everyone}
-    known = np.concatenate([marked[n] for n in learnt])
-    true = np.concatenate([marked[n] for n in judged])
-    sources = np.repeat(data.groups[judged], [len(marked[n]) for n in judged]).tolist()
-    spans = [
-        [(label.start, label.end) for label in data.examples[row].labels or ()]
-        for row in judged
-    ]
-    rows = []
-    for name, scores in _token_scores(data, fitted, everyone).items():
-        seen = np.concatenate([scores[row] for row in learnt])
-        threshold = best_f1_threshold(seen, known)
-        some = [scores[row] for row in judged]
-        tokens = token_metrics(some, [marked[row] for row in judged], threshold)
-        flagged = [
-            data.rows[row].offsets[_with_text(data, row)][each >= threshold].tolist()
-            for row, each in zip(judged, some, strict=True)
-        ]
-        metrics = {"auroc": auroc, "f1": Decided("f1", threshold)}
-        found = {"method": name, "threshold": threshold}
-        for key, metric in metrics.items():
-            low, high = interval(
-                metric, np.concatenate(some), true, sources, _RESAMPLES
-            )
-            shown = f"token {key.upper()}"
-            found |= {shown: tokens[key], f"{shown} low": low, f"{shown} high": high}
-        found |= {
-            "token precision": tokens["precision"],
-            "token recall": tokens["recall"],
-            "span F1": span_f1(flagged, spans)["f1"],
-            "tokens marked": float(true.mean()),
-        }
-        rows.append(found)
-    return sorted(rows, key=lambda row: -row["token AUROC"])
-
-
-def _token_scores(
-    data: Inputs, fitted: Mapping[str, Fitted], rows: Sequence[int]
-) -> dict[str, dict[int, np.ndarray]]:
-    """Detector -> answer -> scores of the tokens that have text."""
-    chosen = [one for one in fitted.values() if one.detector.tokens is not None]
-    detectors = tuple(one.detector for one in chosen)
-    params = tuple(one.params for one in chosen)
-    out: dict[str, dict[int, np.ndarray]] = {one.name: {} for one in detectors}
-    for numbers, features in data.source.batches(set(rows)):
-        for name, scores in token_scores(detectors, params, features).items():
-            values = np.asarray(scores)
-            for at, number in enumerate(numbers):
-                text = _with_text(data, number)
-                out[name][number] = values[at, : len(text)][text]
-    return out
-
-
-def _with_text(data: Inputs, row: int) -> np.ndarray:
-    return np.asarray(has_text(data.rows[row].offsets))
 
 
 def kind_table(found: Result) -> list[dict[str, Any]]:

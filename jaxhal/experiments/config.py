@@ -8,7 +8,7 @@ from typing import Any
 
 from omegaconf import MISSING
 
-from jaxhal.evaluation.guarantees import check_promise
+from jaxhal.evaluation.guarantees import KINDS, check_promise
 from jaxhal.io.configuration import check_name, structured
 from jaxhal.models.lm import DTYPES
 from jaxhal.tuning.settings import Tuning, check
@@ -67,7 +67,8 @@ class Experiment:
       precision: choose thresholds for this precision instead.
       calibration: how scores become probabilities, ``platt`` or ``isotonic``.
       promises: see how often such are kept, each like ``{precision: 0.9}``, as
-        :func:`jaxhal.evaluation.guarantee` takes them.
+        :func:`jaxhal.evaluation.guarantee` takes them, or ``{highlighted: 0.05}``, of
+        supported characters (:func:`jaxhal.evaluation.guaranteed_highlights`).
       model: what reads the answers.
       dtype: of its parameters, ``float32`` or ``bfloat16``.
       batch_size: answers read together.
@@ -159,7 +160,12 @@ def load_config(
             "the threshold, so give a share between 0 and 1"
         )
     for promise in config.promises:
-        check_promise(promise)
+        kind, _ = check_promise(promise, kinds=(*KINDS, "highlighted"))
+        if kind == "highlighted" and config.unit != "response":
+            raise ValueError(
+                f"unit is {config.unit!r} with a promise of highlighted characters, "
+                "which are those of whole answers; use unit 'response'"
+            )
     _check_data(config)
     return config
 

@@ -1,6 +1,7 @@
 """What a run found: scores, and tables in three forms."""
 
 import dataclasses
+import functools
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -9,8 +10,9 @@ from jaxtyping import Float, Int
 
 from jaxhal.detectors import Detector
 from jaxhal.evaluation.intervals import Metric, interval
-from jaxhal.evaluation.metrics import Decided, evaluate
+from jaxhal.evaluation.metrics import Decided, ece, evaluate
 from jaxhal.evaluation.ranking import auprc, auroc
+from jaxhal.evaluation.selective import aurc, coverage_at_precision, prr
 from jaxhal.evaluation.tables import compare
 from jaxhal.reporting.markdown import Markdown, escaped, measured
 from jaxhal.reporting.markdown import table as table_markdown
@@ -25,9 +27,16 @@ _METRICS = {
     "precision": "precision",
     "recall": "recall",
     "ece": "ECE",
+    "adapted": "ECE adapted",
 }
 #: Of flags, 1 or 0.
 DECIDED: dict[str, Metric] = {"F1": Decided("f1"), "accuracy": Decided("accuracy")}
+# Of answers kept from the lowest score on.
+_SELECTIVE: dict[str, Metric] = {
+    "PRR": prr,
+    "AURC": aurc,
+    "coverage at 90 %": functools.partial(coverage_at_precision, precision=0.9),
+}
 # Of an answer, by a method alone.
 COST = "ms an answer"
 
@@ -43,8 +52,8 @@ class Judged:
       fit: number of the split fitted to; parts that share it share their fits.
       left_out: answers not judged, as another data set's fit has seen their source.
       frame: a row per answer: ``id, source, label`` and per detector its score, its
-        ``<detector>.probability`` and whether it is ``<detector>.flagged`` by the
-        threshold alone.
+        ``<detector>.probability``, the same ``<detector>.adapted`` to the part's base
+        rate, and whether it is ``<detector>.flagged`` by the threshold alone.
     """
 
     train: str
@@ -119,11 +128,12 @@ def estimates(
     scores: Collection[Any],
     labels: Collection[Any],
     groups: Collection[Any],
+    repeats: int = 1000,
 ) -> dict[str, float]:
     """Each metric, with its 95 % interval from ``"... low"`` to ``"... high"``."""
     found = {}
     for name, metric in metrics.items():
-        low, high = interval(metric, scores, labels, groups)
+        low, high = interval(metric, scores, labels, groups, repeats)
         value = metric(np.asarray(scores), np.asarray(labels))
         found |= {name: value, f"{name} low": low, f"{name} high": high}
     return found
@@ -150,10 +160,31 @@ def in_short(
     ]
 
 
+def selective(
+    judged: Sequence[Judged], detectors: Sequence[Detector]
+) -> list[dict[str, Any]]:
+    """How good it is to keep what each method trusts, controls last, highest PRR first.
+
+    Of all test parts together, by what :func:`pooled` ranks them by; the intervals
+    resample sources 200 times.
+    """
+    scores, _, _, labels, sources, _ = pooled(judged, detectors)
+    rows = [
+        {
+            "method": one.name,
+            "control": one.control,
+            **estimates(_SELECTIVE, scores[one.name], labels, sources, repeats=200),
+        }
+        for one in detectors
+    ]
+    return sorted(rows, key=lambda row: (row["control"], -row["PRR"]))
+
+
 def _metrics(frame: "pd.DataFrame", name: str) -> dict[str, float]:
     found = evaluate(
         frame[name], frame["label"], probabilities=frame[f"{name}.probability"]
     )
+    found["adapted"] = ece(frame[f"{name}.adapted"], frame["label"])
     flagged = evaluate(frame[f"{name}.flagged"].astype(float), frame["label"], 0.5)
     return found | {k: v for k, v in flagged.items() if k in _METRICS}
 
@@ -168,7 +199,9 @@ def markdown(rows: Sequence[Mapping[str, Any]], several: bool) -> str:
         if several:
             mean, sd = row["AUROC (folds)"], row["AUROC (folds) sd"]
             cells["AUROC of folds"] = Markdown(f"{mean:.3f} ± {sd:.3f}")
-        cells |= {name: row[name] for name in ("AUPRC", *_METRICS.values())}
+        # Cards of detectors may be older than a column.
+        named = ("AUPRC", *_METRICS.values())
+        cells |= {name: row[name] for name in named if name in rows[0]}
         cells["vs best control"] = _difference(row)
         if timed:
             cells[COST] = f"{row[COST]:.0f}" if COST in row else ""
@@ -177,7 +210,7 @@ def markdown(rows: Sequence[Mapping[str, Any]], several: bool) -> str:
 
 
 def short_markdown(rows: Sequence[Mapping[str, Any]]) -> str:
-    """The rows of :func:`in_short` as people read them."""
+    """Rows of methods, each with ``"control"``, as people read them."""
     shown = [{**row, "method": _marked(row)} for row in rows]
     for row in shown:
         del row["control"]

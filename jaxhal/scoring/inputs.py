@@ -12,6 +12,7 @@ from jaxtyping import Int
 
 from jaxhal.detectors import Detector, Targets, features_of, take
 from jaxhal.evaluation.checks import group_codes
+from jaxhal.evaluation.prevalence import adapted
 from jaxhal.features.base import OfText
 from jaxhal.features.lookback import WINDOW
 from jaxhal.io.progress import Bar
@@ -248,9 +249,15 @@ def frame_of(
 
 
 def columns_of(name: str, one: Fitted, score: np.ndarray) -> dict[str, np.ndarray]:
-    """Scores of a detector, their probabilities, and which reach its threshold."""
+    """Scores of a detector, their probabilities, and which reach its threshold.
+
+    Probabilities also as adapted to the base rate that these answers seem to have.
+    """
+    assert one.calibrated_on is not None
+    known = one.probabilities(score)
     return {
         name: score,
-        f"{name}.probability": one.probabilities(score),
+        f"{name}.probability": known,
+        f"{name}.adapted": adapted(known, one.calibrated_on.labels.mean())[0],
         f"{name}.flagged": one.reaches(score),
     }

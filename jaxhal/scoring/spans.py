@@ -6,6 +6,7 @@ import unicodedata
 from collections.abc import Sequence
 
 import numpy as np
+from jaxtyping import Float
 
 from jaxhal.reporting.report import Span, Token
 
@@ -51,6 +52,17 @@ def find_spans(
             scores = (*before, *scores)
         found.append((start, end, [*scores]))
     return [Span(a, b, response[a:b], float(np.mean(some))) for a, b, some in found]
+
+
+def span_levels(
+    response: str, tokens: Sequence[Token], detector: str
+) -> Float[np.ndarray, " characters"]:
+    """Per character the highest threshold at which a span holds it, -1 for none."""
+    found = np.full(len(response), -1.0)
+    for level in sorted({token.scores.get(detector, 0.0) for token in tokens}):
+        for span in find_spans(response, tokens, detector, level):
+            found[span.start : span.end] = level
+    return found
 
 
 def whole_words(text: str) -> list[tuple[int, int]]:
