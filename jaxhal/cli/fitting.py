@@ -84,12 +84,13 @@ def rate(
     import jaxhal
     from jaxhal.datasets import examples
     from jaxhal.datasets.jsonl import read_rows
-    from jaxhal.scoring.detection import resolve
+    from jaxhal.scoring.detection import placed, resolve
 
     with usage():
-        resolve(model, detector)  # a wrong name should cost no download
+        names = placed(model, detector) if detector else None
+        resolve(model, names)  # a wrong name should cost no download
         rows = examples(read_rows(source))
         lm = jaxhal.load(model)
-        found = jaxhal.rate(lm, rows, detector, batch_size=batch_size)
+        found = jaxhal.rate(lm, rows, names, batch_size=batch_size)
     names = ("rate", "low", "high", "answers", "called", "by")
     tell([{name: getattr(found, name) for name in names}], str(found.basis))
