@@ -22,10 +22,13 @@ from jaxhal.cli import console
 from jaxhal.cli import scoring as scoring_commands
 from jaxhal.cli.verdicts import excerpt
 from jaxhal.datasets import bundled, bundled_answers
+from jaxhal.detectors import AT_ONCE, build
 from jaxhal.reporting.report import Report, Span, Token
 from jaxhal.reporting.summary import summarize, verdict
 from jaxhal.scoring import detection
 from jaxhal.scoring import results as scoring
+from jaxhal.scoring.collection import FittedDetectors
+from jaxhal.scoring.fitting import untrained
 from tiny_lm import tiny_lm, write_lm
 
 GOOD = {"id": "good", "prompt": "Why?", "response": "So it is."}
@@ -98,7 +101,8 @@ def patch_score(monkeypatch, score):
     """Judges answers by another function, one after the other."""
 
     def batches(lm, examples, detectors, *, batch_size, known, **options):
-        reports = score(lm, examples, detectors, batch_size=batch_size)
+        names = [one.detector.name for one in detectors]
+        reports = score(lm, examples, names, batch_size=batch_size)
         for at, report in enumerate(reports):
             if at not in known:
                 yield [(at, report)]
@@ -141,7 +145,7 @@ def test_detect_to_stdout(tmp_path, calls, output):
     assert "2 of 2 answers scored: 2 unsure; written to standard" in found.stderr
     # The fake scores of a model that nothing was fitted for have an honest footnote.
     assert "no verdict: none of the detectors in use was fitted" in found.stderr
-    assert calls == [("m", 2, None, 8)]
+    assert calls == [("m", 2, list(AT_ONCE), 8)]
     every = lines(run("detect", "-m", "m", "-i", source, *output, "--all").stdout)
     assert [{key: row[key] for key in rows[0]} for row in every] == rows
     assert every[0]["scores"] == {"token_entropy": 3.0} and every[0]["flagged"] == []
@@ -150,7 +154,9 @@ def test_detect_to_stdout(tmp_path, calls, output):
 def test_detect_has_a_default_reader(tmp_path, calls):
     source = write(tmp_path / "in.jsonl", GOOD)
     found = run("detect", "-i", source)
-    assert found.exit_code == 0 and calls == [("smollm2-135m", 1, None, 8)]
+    assert found.exit_code == 0
+    ((model, count, names, _),) = calls
+    assert (model, count) == ("smollm2-135m", 1) and "ensemble" in names
     assert (
         "verdicts by ensemble: AUROC 0.848 [0.80, 0.89] on 298 held-out" in found.stderr
     )
@@ -267,6 +273,24 @@ def test_detect_reads_stdin_and_passes_options(calls):
     assert calls == [("m", 1, ["mtop_div", "novel_words"], 3)]
 
 
+def test_detectors_are_asked_for_once(tmp_path, calls, monkeypatch):
+    """Of the hub, however many parts the rows come in."""
+    asked, known = [], {"mtop_div": untrained(build("mtop_div"))}
+
+    def load(name):
+        asked.append(name)
+        return FittedDetectors({}, {}, known, [])
+
+    monkeypatch.setattr(FittedDetectors, "from_pretrained", load)
+    monkeypatch.setattr(scoring, "_PART", 2)
+    source, output = write(tmp_path / "in.jsonl", *[GOOD] * 5), tmp_path / "out"
+    command = ["-m", "m", "-d", "me/mine"]
+    assert run("detect", "-i", source, "-o", output, *command).exit_code == 0
+    assert [count for _, count, *_ in calls] == [2, 2, 1] and asked == ["me/mine"]
+    assert "no verdict: none of" in run("rate", source, *command).stderr
+    assert asked == ["me/mine"] * 2
+
+
 def test_square_brackets_are_no_markup(tmp_path, calls):
     source = write(tmp_path / "in.jsonl", b"[bold]", GOOD)
     output = tmp_path / "[red]out.jsonl"
@@ -289,6 +313,7 @@ def test_an_empty_file_is_no_error(tmp_path, calls):
         (["--threshold", "recall"], "'recall' is no option; write key=value"),
         (["--threshold", "recall=x"], "threshold 'recall=x' has no number; write rec"),
         (["--threshold", "recall=0.9"], "{'recall': 0.9}: no verdict: none of the"),
+        (["--confidence", "0.95"], "--confidence 0.95 is that of a promise; give --th"),
         (
             ["-m", "smollm2-135m", "--threshold", "recall=0.9"],
             "'ensemble' was saved without the answers that it was calibrated on",

@@ -1,6 +1,8 @@
 """Labelled answers to detectors to verdicts, and to the share of hallucinated ones."""
 
 import json
+import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,10 +14,13 @@ from typer.testing import CliRunner
 import jaxhal
 from jaxhal import evaluation
 from jaxhal.cli.app import app
+from jaxhal.datasets import ragtruth
 from jaxhal.datasets.jsonl import write_rows
+from jaxhal.experiments import PRESETS, Experiment
+from jaxhal.io.configuration import structured, write_config
 from jaxhal.models import registry
 from jaxhal.types import Example
-from tiny_lm import write_lm
+from tiny_lm import tiny_lm, write_lm
 
 CHOSEN = ["mtop_div", "linear_probe"]
 
@@ -155,6 +160,76 @@ def test_the_hub_is_a_folder_far_away(ready, saved, monkeypatch):
         jaxhal.FittedDetectors.from_pretrained(saved / "tfidf")
 
 
+@pytest.fixture
+def preset(place, tmp_path, monkeypatch):
+    """A preset of fewer detectors, and answers of RAGTruth's form in a data root."""
+    written = {"split": "train", "quality": "good", "model": "llama-2-7b-chat"}
+    responses, sources = [], {}
+    for number, one in enumerate(answers()):
+        row = written | {"id": one.id, "source_id": one.source, "labels": []}
+        row |= {"response": one.response, "split": "train" if number < 60 else "test"}
+        if one.label:
+            span = {"start": 0, "end": 2, "text": "It", "label_type": "baseless"}
+            row["labels"] = [span]
+        if number % 2:
+            row["model"] = "llama-2-70b-chat"
+        responses.append(row)
+        info = {"question": one.question, "passages": one.context}
+        prompt = f"{one.question} {one.context} output:"
+        about = {"source_id": one.source, "task_type": "QA", "source_info": info}
+        sources[one.source] = about | {"prompt": prompt}
+    for other in ({"quality": "truncated"}, {"model": "mistral-7B-instruct"}):
+        responses.append({**responses[0], "id": f"not {other}", **other})
+    folder = tmp_path / "data" / "ragtruth"
+    folder.mkdir(parents=True)
+    write_rows(folder / "response.jsonl", responses)
+    write_rows(folder / "source_info.jsonl", sources.values())
+    monkeypatch.setenv("JAXHAL_DATA", str(folder.parent))
+    monkeypatch.setenv("JAXHAL_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    few = structured(
+        Experiment, PRESETS["ragtruth"], [f"detectors=[{','.join(CHOSEN)}]"]
+    )
+    write_config(tmp_path, few)
+    monkeypatch.setitem(PRESETS, "ragtruth", tmp_path / "config.yaml")
+    return ["fit", "--preset", "ragtruth", "--model", str(place)]
+
+
+def test_a_preset_makes_for_a_reader_what_ships_for_another(lm, place, preset):
+    made = CliRunner().invoke(app, [*preset, "-o", "mine"])
+    assert made.exit_code == 0, made.output
+    ready = jaxhal.FittedDetectors.from_pretrained("mine")
+    every = ragtruth(model=None, quality="good")
+    train, test = ([one for one in every if one.split == s] for s in ("train", "test"))
+    # The figures are those of what is saved, on answers that it has not seen.
+    scores = [r.scores["linear_probe"] for r in jaxhal.score(lm, test, ready)]
+    (row,) = (row for row in ready.rows if row["method"] == "linear_probe")
+    expected = roc_auc_score([one.label for one in test], scores)
+    assert row["AUROC"] == pytest.approx(expected, abs=1e-6)
+    assert ready["linear_probe"].measured[:2] == ("ragtruth_qa", len(test))
+    ours = [one for one in train if one.id[0] == "a"]
+    assert ready.about["data"]["answers"] == len(ours) == 60
+    labels = ready["linear_probe"].calibrated_on.labels
+    assert labels.tolist() == [one.label for one in ours]
+    with pytest.raises(ValueError, match="fitted to a reader of other weights than"):
+        jaxhal.score(tiny_lm(), test[:1], ready)
+    text = Path("mine", "README.md").read_text("utf-8")
+    assert "Fitted to ragtruth_qa: 60 answers to 30 sources" in text
+    assert "protocol official: answers that what is saved was not fitted to" in text
+
+
+def test_a_preset_says_everything_itself(preset):
+    for words, said in (
+        (["labelled.jsonl"], "--preset ragtruth has answers, detectors and a split"),
+        (["-d", "toha"], "--preset ragtruth has answers, detectors and a split"),
+        (["--preset", "ragtrut"], "preset is 'ragtrut'; use one of ragtruth"),
+    ):
+        found = CliRunner().invoke(app, [*preset, "-o", "mine", *words])
+        assert found.exit_code == 2 and said in found.output
+    found = CliRunner().invoke(app, ["fit", "-o", "mine"])
+    assert found.exit_code == 2 and "give DATA or --preset ragtruth" in found.output
+
+
 def test_what_cannot_be_fitted_says_why(lm, tmp_path):
     few = answers(8)
     options = {"store": tmp_path, "progress": False}
@@ -195,25 +270,23 @@ def test_a_share_is_that_of_the_deciding_detector(lm, ready):
 
 
 def test_two_commands_lead_to_verdicts(place, tmp_path, monkeypatch):
+    """Those of the quickstart, to the letter."""
+    text = Path(__file__).parent.parent / "notebooks" / "quickstart.md"
+    section = text.read_text("utf-8").partition("## Detectors of your own")[2]
+    written = re.findall(r"^jaxhal (.+(?:-o|--detector) mine)$", section, re.MULTILINE)
     monkeypatch.setattr(registry, "cache_dir", lambda: tmp_path)
     monkeypatch.chdir(tmp_path)
-    write_rows("labelled.jsonl", rows(answers(60), *ROW, "label"))
-    write_rows("new.jsonl", rows(answers(5, seed=3), *ROW))
-
-    def command(*words):
-        found = CliRunner().invoke(app, [*words, "--model", str(place)])
-        assert found.exit_code == 0, found.output
-        return found
-
-    fitted = command("fit", "labelled.jsonl", "-d", "linear_probe", "-o", "mine")
+    shutil.copytree(place, "smollm2-135m")  # goes before the model of that name
+    write_rows("labelled.jsonl", rows(answers(), *ROW, "label"))
+    write_rows("answers.jsonl", rows(answers(6, seed=1), *ROW))
+    fitted, judged, share = (CliRunner().invoke(app, line.split()) for line in written)
     assert "linear_probe" in fitted.stdout and "written to mine" in fitted.stderr
-    judged = command("detect", "-i", "new.jsonl", "-d", "mine", "-o", "out.jsonl")
     assert "verdicts by linear_probe: AUROC" in judged.stderr
-    lines = map(json.loads, Path("out.jsonl").read_text("utf-8").splitlines())
-    assert [line["by"] for line in lines] == ["linear_probe"] * 5
-    share = command("rate", "new.jsonl", "-d", "mine")
+    lines = [json.loads(line) for line in judged.stdout.splitlines()]
+    assert [line["by"] for line in lines] == ["linear_probe"] * 6
+    assert all(line["verdict"] and line["error"] is None for line in lines)
     assert (
-        "answers" in share.stdout and "60 held-out answers of labelled" in share.stderr
+        "answers" in share.stdout and "90 held-out answers of labelled" in share.stderr
     )
     again = CliRunner().invoke(app, ["fit", "labelled.jsonl", "-o", "mine"])
     assert again.exit_code == 2 and "holds detectors already" in again.output

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxhal.experiments import load_config
+from jaxhal.experiments import PRESETS, load_config
 from jaxhal.experiments.guiding import Guiding
 from jaxhal.experiments.making import Making
 from jaxhal.experiments.running import detectors_of
@@ -13,6 +13,7 @@ from jaxhal.io.configuration import structured
 from jaxhal.watchdog.config import load_watch
 
 CONFIGS = sorted((Path(__file__).parent.parent / "configs").glob("*.yaml"))
+CONFIGS += PRESETS.values()
 FIELDS = ("Paper", "Command", "Minutes", "Expect", "Paper's")
 OTHERS = {"generate": Making, "guide": Guiding}
 
@@ -28,8 +29,9 @@ def test_a_configuration_loads_and_says_what_to_expect(path):
     assert all(line.startswith("#") for line in header.split("\n"))
     found = dict(re.findall(r"^# ([\w']+): +((?:.|\n#  )+)", header, re.MULTILINE))
     assert tuple(found) == FIELDS
-    known = r"jaxhal ((?:watchdog )?\w+) configs/"
-    command = re.search(known + path.name, found["Command"])
+    called = path.stem if path.stem in PRESETS else f"configs/{path.name}"
+    known = r"jaxhal ((?:watchdog )?\w+) "
+    command = re.search(rf"{known}{called}\b", found["Command"])
     assert command, found["Command"]
     if command[1] == "watchdog explore":
         assert load_watch(path).name == path.stem

@@ -2,7 +2,11 @@
 
 import collections
 import csv
+import functools
+import http.server
 import json
+import subprocess
+import threading
 
 import numpy as np
 import pytest
@@ -17,6 +21,7 @@ from jaxhal.datasets import (
     load_dataset,
     medquad,
     ragtruth,
+    spans,
     toha,
     truthfulqa,
     truthfulqa_questions,
@@ -145,6 +150,66 @@ def test_ragtruth(tmp_path):
     strict = ragtruth(root, implicit_true=False)
     assert [example.label for example in strict] == [1, 0]
     assert strict[0].labels == first.labels[:1]
+
+
+@pytest.fixture
+def published(tmp_path, monkeypatch):
+    """A server that has the files as they are published, and nobody who has others."""
+    ragtruth_files(tmp_path / "served", {"labels": [SPAN]}, {"id": "13"}, folder="data")
+    for name in ("JAXHAL_DATA", "JAXHAL_OFFLINE"):
+        monkeypatch.delenv(name, raising=False)
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    monkeypatch.setattr("datasets.config.DOWNLOADED_DATASETS_PATH", tmp_path / "kept")
+    files = {
+        name: subprocess.check_output(
+            ["git", "hash-object", "--no-filters", tmp_path / "served" / "data" / name],
+            text=True,
+        ).strip()
+        for name in spans._FILES
+    }
+    monkeypatch.setattr(spans, "_FILES", files)
+
+    class Quiet(http.server.SimpleHTTPRequestHandler):
+        def log_message(self, *args):
+            pass
+
+    handler = functools.partial(Quiet, directory=tmp_path / "served")
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, args=(0.01,)).start()
+        address = f"http://127.0.0.1:{server.server_address[1]}/data"
+        monkeypatch.setattr(spans, "_PUBLISHED", address)
+        yield server
+        server.shutdown()
+
+
+def test_ragtruth_is_downloaded_where_it_is_not(tmp_path, published, monkeypatch):
+    monkeypatch.setenv("JAXHAL_OFFLINE", "1")
+    with pytest.raises(FileNotFoundError, match="JAXHAL_DATA is not set"):
+        ragtruth()
+    monkeypatch.delenv("JAXHAL_OFFLINE")
+    found = ragtruth()
+    named = ragtruth_files(tmp_path, {"labels": [SPAN]}, {"id": "13"})
+    assert found == ragtruth(named) and [one.label for one in found] == [1, 0]
+    monkeypatch.setenv("JAXHAL_DATA", str(tmp_path))
+    ragtruth_files(tmp_path, {"id": "mine"})
+    assert [one.id for one in ragtruth()] == ["mine"]
+    monkeypatch.setenv("JAXHAL_DATA", str(tmp_path / "work"))  # that holds others
+    published.shutdown()
+    published.server_close()
+    assert ragtruth() == found
+    monkeypatch.setenv("JAXHAL_DATA", str(tmp_path / "gone"))
+    with pytest.raises(FileNotFoundError, match="gone, from JAXHAL_DATA, is no folder"):
+        ragtruth()
+
+
+def test_what_cannot_be_downloaded_is_named(published, monkeypatch):
+    monkeypatch.setattr(spans, "_FILES", {"gone.jsonl": "", **spans._FILES})
+    with pytest.raises(FileNotFoundError, match="data/gone.jsonl could not be downl"):
+        ragtruth()
+    monkeypatch.setattr(spans, "_FILES", {"response.jsonl": "f9ae"})
+    with pytest.raises(ValueError, match="response.jsonl was, whose git hash is f9ae"):
+        ragtruth()
 
 
 def test_ragtruth_other_tasks(tmp_path):

@@ -46,6 +46,7 @@ from jaxhal.experiments import (
 from jaxhal.experiments.answers import reports
 from jaxhal.experiments.config import load_config
 from jaxhal.experiments.tokens import highlights, token_table
+from jaxhal.io import sealing
 from jaxhal.models import lm as lms
 from jaxhal.models.devices import device_name
 from jaxhal.reading import parts
@@ -496,11 +497,32 @@ def test_a_run_leaves_its_detectors(here, tmp_path):
         assert fitted.detector.control == (again.beats is None)
         inputs = result.data["crates"].inputs[name]
         np.testing.assert_array_equal(again.score(inputs), fitted.score(inputs))
-    card = json.loads(
-        (tmp_path / "tiny/fitted/crates/toha/card.json").read_text("utf-8")
-    )
+    place = tmp_path / "tiny" / "fitted" / "crates"
+    card = json.loads((place / "toha" / "card.json").read_text("utf-8"))
     assert card["model"] == "smollm2-135m" and card["data"]["answers"] == 42
     assert [row["method"] for row in card["metrics"]] == ["toha"]
+    ready = jaxhal.FittedDetectors.from_pretrained(place)
+    assert ready.about == result.ready("crates").about
+    assert f"42 answers to {card['data']['sources']} sources, " in ready.card()
+    for name in ready.fitted:  # as cards were before
+        about = sealing.read(place / name / "card.json")
+        del about["note"], about["data"]["sources"]
+        sealing.write(place / name / "card.json", about)
+    older = jaxhal.FittedDetectors.from_pretrained(place)
+    older.save_pretrained(tmp_path / "again")
+    again = jaxhal.FittedDetectors.from_pretrained(tmp_path / "again")
+    assert again.about == older.about and again.rows == ready.rows
+    assert (
+        "Fitted to crates: 42 answers, " in (tmp_path / "again/README.md").read_text()
+    )
+    for name, alike in experiments.fit(here, progress=False).fitted.items():
+        inputs = result.data["crates"].inputs[name]
+        for one in (again[name], alike):
+            np.testing.assert_array_equal(one.score(inputs), ready[name].score(inputs))
+        assert alike.reader is not None is again[name].reader
+    for wrong in ({"unit": "span"}, {"tuning": {}}):
+        with pytest.raises(ValueError, match="one data set, to whole answers and with"):
+            experiments.fit({**here, **wrong})
 
 
 def test_stored_answers_are_judged_like_those_read_anew(lm, data):

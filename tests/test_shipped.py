@@ -21,7 +21,7 @@ MODEL = "smollm2-135m"
 
 def test_they_are_what_their_configuration_makes():
     assert MODELS == (MODEL,)
-    config = load_config(ROOT / "configs" / "shipped.yaml")
+    config = load_config("ragtruth")
     found = shipped(MODEL)
     specs = beside_controls(config.detectors)
     assert set(found) == set(specs) >= set(detectors.AT_ONCE)

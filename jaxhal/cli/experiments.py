@@ -35,6 +35,9 @@ def run(
     the training part, judges the test part, and writes config.yaml, scores.parquet,
     results.json, results.md, report.html, figures and the fitted detectors.  The
     directory takes its name when it is whole; until then what was there stays.
+
+    Beside files there is the configuration `ragtruth`, which makes the detectors that
+    come along.
     """
     from jaxhal import experiments
 

@@ -1,5 +1,6 @@
 """``jaxhal fit`` and ``jaxhal rate``: detectors for a reader, and how often it errs."""
 
+import dataclasses
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -7,21 +8,29 @@ import typer
 
 from jaxhal.cli.console import brief, tell, usage
 from jaxhal.cli.scoring import DEFAULT, BatchSize, Model
+from jaxhal.io.checks import one_of
 
 # Read in one pass, and fitted to answers with or without annotated spans.
 _DEFAULT = ("lookback_lens", "linear_probe", "toha_supervised", "toha")
+_FOLDS = 5
 
 
 def fit(
-    data: Annotated[
-        str,
-        typer.Argument(
-            help="Labelled answers: a .jsonl or .parquet file, or a data set by name."
-        ),
-    ],
     output: Annotated[
         Path, typer.Option("--output", "-o", help="Folder for what is fitted.")
     ],
+    data: Annotated[
+        str | None,
+        typer.Argument(
+            help="Labelled answers: a .jsonl or .parquet file, or a data set by name."
+        ),
+    ] = None,
+    preset: Annotated[
+        str | None,
+        typer.Option(
+            help="Answers, split and detectors by name, instead of DATA: ragtruth."
+        ),
+    ] = None,
     model: Model = DEFAULT,
     detector: Annotated[
         list[str] | None,
@@ -32,7 +41,10 @@ def fit(
             show_default=", ".join(_DEFAULT),
         ),
     ] = None,
-    folds: Annotated[int, typer.Option(min=2, help="Of cross-validation.")] = 5,
+    folds: Annotated[
+        int | None,
+        typer.Option(min=2, help="Of cross-validation.", show_default=str(_FOLDS)),
+    ] = None,
     seed: Annotated[int, typer.Option(help="Of folds and networks.")] = 0,
     batch_size: BatchSize = 8,
     force: Annotated[
@@ -46,19 +58,38 @@ def fit(
     control, judges one fold of the sources after the other, fitted to the others; the
     table says what that found.  What is saved was fitted to all answers, and `jaxhal
     detect --detector FOLDER` uses it.
+
+    With --preset ragtruth the detectors are those that come along for smollm2-135m,
+    fitted to RAGTruth's training part of QA answers by Llama-2-7b and 70b as the model
+    reads them; the table is of its test part.  The answers are in the data root, else
+    they are downloaded.
     """
     import jaxhal
+    from jaxhal import experiments
     from jaxhal.datasets import load_dataset
     from jaxhal.scoring.collection import beside_controls, check_folder
 
     names = detector or list(_DEFAULT)
+    options: Any = {"seed": seed, "batch_size": batch_size}
     with usage():
         check_folder(output, force)  # before hours go into it
-        beside_controls(names)
-        examples = load_dataset(data)
-        lm = jaxhal.load(model)
-        options: Any = {"folds": folds, "seed": seed, "batch_size": batch_size}
-        ready = jaxhal.fit(lm, examples, names, data=Path(data).stem, **options)
+        if preset is None:
+            if data is None:
+                raise ValueError("nothing to fit to; give DATA or --preset ragtruth")
+            beside_controls(names)
+            examples = load_dataset(data)
+            lm = jaxhal.load(model)
+            options |= {"data": Path(data).stem, "folds": folds or _FOLDS}
+            ready = jaxhal.fit(lm, examples, names, **options)
+        else:
+            one_of(experiments.PRESETS, preset=preset)
+            if data or detector or folds:
+                raise ValueError(
+                    f"--preset {preset} has answers, detectors and a split of its own; "
+                    "leave it out, or DATA, --detector and --folds"
+                )
+            config = experiments.load_config(preset)
+            ready = experiments.fit(dataclasses.replace(config, model=model, **options))
         ready.save_pretrained(output, force=force)
     tell([brief(row) for row in ready.rows], f"written to {output}")
 
@@ -84,12 +115,13 @@ def rate(
     import jaxhal
     from jaxhal.datasets import examples
     from jaxhal.datasets.jsonl import read_rows
-    from jaxhal.scoring.detection import resolve
+    from jaxhal.scoring.detection import placed, resolve
 
     with usage():
-        resolve(model, detector)  # a wrong name should cost no download
+        names = placed(model, detector) if detector else None
+        resolve(model, names)  # a wrong name should cost no download
         rows = examples(read_rows(source))
         lm = jaxhal.load(model)
-        found = jaxhal.rate(lm, rows, detector, batch_size=batch_size)
+        found = jaxhal.rate(lm, rows, names, batch_size=batch_size)
     names = ("rate", "low", "high", "answers", "called", "by")
     tell([{name: getattr(found, name) for name in names}], str(found.basis))

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from jaxhal.scoring.results import Partial
 
 DEFAULT = "smollm2-135m"
+_SURE = 0.9  # of a promise
 Model = Annotated[
     str,
     typer.Option(
@@ -135,8 +136,9 @@ def detect(
         ),
     ] = None,
     confidence: Annotated[
-        float, typer.Option(help="How sure to be of that promise.")
-    ] = 0.9,
+        float | None,
+        typer.Option(help="How sure to be of that promise.", show_default=str(_SURE)),
+    ] = None,
     every: Annotated[
         bool,
         typer.Option("--all", help="Rows of what every detector says, and no table."),
@@ -176,13 +178,13 @@ def detect(
     from jaxhal.io.files import is_file
     from jaxhal.reporting.page import write_html
     from jaxhal.reporting.summary import summarize, verdict
-    from jaxhal.scoring.detection import resolve, resolve_for
+    from jaxhal.scoring.detection import placed, resolve, resolve_for
     from jaxhal.scoring.results import beside, results, resuming, rows_of, settings_of
     from jaxhal.scoring.verdicts import described
 
     as_rows = every or output is not None or not on_screen()
     output = "-" if output is None else output
-    names, keeps = detector or None, is_file(output)
+    keeps = is_file(output)
     with usage():
         check_apart(
             # What the shell reads from may be a file as well.
@@ -194,8 +196,9 @@ def detect(
             },
         )
         # What is wrong with a name or a promise should cost no download.
-        threshold = None if promise is None else _promised(promise)
-        resolve(model, names, threshold, confidence)
+        threshold, sure = _promised(promise, confidence)
+        names = placed(model, detector) if detector else None
+        resolve(model, names, threshold, sure)
         if relevance is not None:
             lrp.resolve(relevance)
             if page is None:
@@ -207,21 +210,19 @@ def detect(
             check_place(path)
         lm = jaxhal.load(model)
         # A folder may be called like a model.
-        chosen = resolve_for(lm, names, threshold, confidence)
+        chosen = resolve_for(lm, names, threshold, sure)
         options: dict[str, Any] = {
             "batch_size": batch_size,
             "relevance": relevance,
             "reports": page is not None or not as_rows,
             "every": every,
-            "threshold": threshold,
-            "confidence": confidence,
         }
         kept: list[Report] = []
         errors: list[str | None] = []
         said: list[Verdict | None] = []
 
         def done(partial: "Partial | None" = None) -> Iterator[Mapping[str, Any]]:
-            for row, report in results(lm, rows, names, partial=partial, **options):
+            for row, report in results(lm, rows, chosen, partial=partial, **options):
                 errors.append(row["error"])
                 said.append(row["verdict"])
                 kept.extend([report] if report is not None else [])
@@ -235,7 +236,9 @@ def detect(
                 write_html(page, kept, title, table, note)
 
         if keeps:
-            settings = settings_of(lm, names, **options)
+            settings = settings_of(
+                lm, chosen, threshold=threshold, confidence=sure, **options
+            )
             with resuming(output, settings, force=force) as partial:
                 for _ in done(partial):
                     pass
@@ -260,15 +263,24 @@ def detect(
     finish(console, errors)
 
 
-def _promised(text: str) -> dict[str, float]:
-    """A promise of the command line.
+def _promised(
+    text: str | None, confidence: float | None
+) -> tuple[dict[str, float] | None, float]:
+    """A promise of the command line, and how sure to be of it.
 
-    >>> _promised("recall=0.9")
-    {'recall': 0.9}
+    >>> _promised("recall=0.9", None)
+    ({'recall': 0.9}, 0.9)
     """
+    if text is None:
+        if confidence is not None:
+            raise ValueError(
+                f"--confidence {confidence:g} is that of a promise; give --threshold "
+                "as well, such as --threshold recall=0.9"
+            )
+        return None, _SURE
     kind, share = pair_of(text)
     try:
-        return {kind: float(share)}
+        return {kind: float(share)}, _SURE if confidence is None else confidence
     except ValueError:
         raise ValueError(
             f"threshold {text!r} has no number; write {kind}=0.9"

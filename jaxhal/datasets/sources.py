@@ -1,6 +1,7 @@
 """Files of published data sets: where they lie, and rows of which none may be bad."""
 
 import difflib
+import hashlib
 import os
 import types
 from collections.abc import Collection, Iterable, Mapping
@@ -44,6 +45,35 @@ def require(root: str | os.PathLike | None, relative: str) -> Path:
             "by JAXHAL_DATA or root="
         )
     return path
+
+
+def downloaded(folder: str, files: Mapping[str, str]) -> list[Path]:
+    """Files below an address, each checked against its hash as git makes it.
+
+    ``datasets`` keeps them in its cache, where they are found without a network.
+    Raises FileNotFoundError where one cannot be had, ValueError where it is another.
+    """
+    import aiohttp
+    import datasets
+
+    settings = datasets.DownloadConfig(use_etag=False)
+    manager, found = datasets.DownloadManager(download_config=settings), []
+    for name, known in files.items():
+        try:
+            path = Path(str(manager.download(f"{folder}/{name}")))
+        except (OSError, aiohttp.ClientError) as error:
+            raise FileNotFoundError(
+                f"{folder}/{name} could not be downloaded ({error}); put the data set "
+                "into a folder, and set JAXHAL_DATA, or root=, to the one around that"
+            ) from error
+        data = path.read_bytes()
+        if hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest() != known:
+            raise ValueError(
+                f"{path} is not what {folder}/{name} was, whose git hash is {known}; "
+                "delete it, so that it is downloaded anew"
+            )
+        found.append(path)
+    return found
 
 
 def records(

@@ -15,6 +15,7 @@ from jaxhal.datasets.sources import (
     check,
     chosen,
     data_root,
+    downloaded,
     records,
     require,
 )
@@ -50,6 +51,16 @@ def token_labels(
 _SOURCE = ("source_id", "task_type", "prompt")
 _RESPONSE = ("id", "source_id", "model", "split", "quality", "response")
 _SPAN = {"start": int, "end": int, "text": str, "label_type": str}
+# As its authors published it: the copy on the Hugging Face hub leaves out which source
+# an answer rests on, and the numbers of the passages.
+_PUBLISHED = (
+    "https://raw.githubusercontent.com/ParticleMedia/RAGTruth/"
+    "c103204b9ce28d6bbad859304bf30de72b8ed8fe/dataset"
+)
+_FILES = {
+    "response.jsonl": "f9ae5913fb9976684f3e13be3cd3465062db54cc",
+    "source_info.jsonl": "119277774009f110aa58596b93f9512f62594a89",
+}
 
 
 def ragtruth(
@@ -64,10 +75,12 @@ def ragtruth(
     """Answers of six models under retrieval, with hallucinated character spans.
 
     Reads ``response.jsonl`` and ``source_info.jsonl`` as published, from the folder
-    ``ragtruth`` or else ``ragtruth_qa``.  An example has the whole prompt, in it the
-    context (passages, news text, or business record) and, for ``"QA"``, the question;
-    ``id`` names the response, ``source`` the row of ``source_info``.  A context that
-    does not stand in its prompt word for word is left out: none of the ``"QA"`` rows.
+    ``ragtruth`` or else ``ragtruth_qa``; without ``root``, where there is neither, they
+    are downloaded once, unless ``JAXHAL_OFFLINE`` is set.  An example has the whole
+    prompt, in it the context (passages, news text, or business record) and, for
+    ``"QA"``, the question; ``id`` names the response, ``source`` the row of
+    ``source_info``.  A context that does not stand in its prompt word for word is left
+    out: none of the ``"QA"`` rows.
 
     A span is what annotators found in conflict with the context (*conflict*) or not
     in it (*baseless info*), each *evident* or *subtle*; an answer with a span counts
@@ -91,12 +104,10 @@ def ragtruth(
     """
     if not isinstance(implicit_true, bool):
         raise ValueError(f"implicit_true is {implicit_true!r}; use true or false")
-    folder = data_root(root) / "ragtruth"
-    folder = folder if folder.is_dir() else require(root, "ragtruth_qa")
-    prompts = folder / "source_info.jsonl", _SOURCE
-    sources = by_name(records(*prompts, source_info=str | dict), "source_id")
-    answers = records(folder / "response.jsonl", _RESPONSE, labels=list)
-    rows = by_name(answers, "id").values()
+    responses, prompts = _files(root)
+    infos = records(prompts, _SOURCE, source_info=str | dict)
+    sources = by_name(infos, "source_id")
+    rows = by_name(records(responses, _RESPONSE, labels=list), "id").values()
     tasks = chosen("task", task, (row["task_type"] for row in sources.values()))
     models = chosen("model", model, (row["model"] for row in rows))
     splits = chosen("split", split, (row["split"] for row in rows))
@@ -109,6 +120,23 @@ def ragtruth(
         and row["split"] in splits
         and row["quality"] in qualities
     ]
+
+
+def _files(root: str | os.PathLike | None) -> list[Path]:
+    """Answers and prompts: of the data root, else as they are published."""
+    folders = []
+    try:
+        place = data_root(root)
+        folders = [place / name for name in ("ragtruth", "ragtruth_qa")]
+    except FileNotFoundError:
+        if root is not None or os.environ.get("JAXHAL_DATA"):
+            raise
+    for folder in folders:
+        if folder.is_dir():
+            return [folder / name for name in _FILES]
+    if root is not None or os.environ.get("JAXHAL_OFFLINE"):
+        require(root, "ragtruth_qa")
+    return downloaded(_PUBLISHED, _FILES)
 
 
 def _source(row: Mapping[str, Any], sources: Mapping[str, Any]) -> Mapping[str, Any]:

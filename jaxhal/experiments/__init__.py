@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jaxhal.experiments import folder, running
+from jaxhal.experiments.config import PRESETS as PRESETS
 from jaxhal.experiments.config import Data as Data
 from jaxhal.experiments.config import Experiment as Experiment
 from jaxhal.experiments.config import load_config as load_config
 from jaxhal.experiments.crossing import across_models as across_models
 from jaxhal.experiments.running import Result as Result
 from jaxhal.io.configuration import check_name
+from jaxhal.scoring.collection import FittedDetectors
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -36,8 +38,7 @@ def run(
     fails or is stopped leaves what was there.
 
     Args:
-      config: a path, a mapping or an :class:`Experiment`.
-      overrides: dotted ``key=value`` pairs.
+      config: as :func:`load_config` takes it, overrides as well.
       force: replace what another configuration or seed made under the same name.
       progress: show progress bars; ``None`` shows them on a terminal.
 
@@ -66,6 +67,36 @@ def _run(config: Experiment, force: bool, progress: bool | None) -> Result:
         lm = running.model(config.model, config.dtype)
         folder.write(place, found, lm, seconds)
     return found
+
+
+def fit(
+    config: Any, overrides: Iterable[str] = (), *, progress: bool | None = None
+) -> FittedDetectors:
+    """The detectors of an experiment, for its reader alone and without a directory.
+
+    ``fit("ragtruth", ["model=..."])`` makes for any reader what the package ships for
+    smollm2-135m.  Parameters, calibration and thresholds come from the first training
+    part, and the test part says what they are worth.  Warns about a fit that learnt
+    nothing, and about answers that could not be read.
+
+    Args:
+      config, overrides, progress: as :func:`run` takes them.
+
+    Raises:
+      ValueError: as :func:`run`, and on several data sets, another unit or a tuning.
+    """
+    config = load_config(config, overrides)
+    if len(config.data) > 1 or config.unit != "response" or config.tuning is not None:
+        raise ValueError(
+            "detectors to use are fitted to one data set, to whole answers and without "
+            "a tuning; change data, unit or tuning, or use run"
+        )
+    detectors = running.detectors_of(config)
+    data = running.read_data(config, detectors, progress)
+    ((label, read),) = data.items()
+    read.warn_of_errors()
+    found = running.tabled(running.judge(config, detectors, data, progress), {})
+    return found.ready(label).for_reader(running.model(config.model, config.dtype))
 
 
 def sweep(

@@ -13,6 +13,10 @@ from jaxhal.io.configuration import check_name, structured
 from jaxhal.models.lm import DTYPES
 from jaxhal.tuning.settings import Tuning, check
 
+#: Experiments that come along, by name.
+PRESETS = {
+    path.stem: path for path in sorted(Path(__file__).parent.glob("presets/*.yaml"))
+}
 PROTOCOLS = "official kfold stratified grouped kinds holdout toha leaky".split()
 # What is judged, and what several of them are called.
 UNITS = {
@@ -112,6 +116,9 @@ def load_config(
 ) -> Experiment:
     """A checked configuration, with dotted ``key=value`` pairs in the place of its own.
 
+    Args:
+      source: a path, a name in :data:`PRESETS`, a mapping or an :class:`Experiment`.
+
     Raises:
       FileNotFoundError: when the file does not exist.
       ValueError: on what is not YAML, an unknown key, or a value that is missing, of
@@ -121,6 +128,8 @@ def load_config(
     >>> load_config(config, ["folds=3", "data.0.sources=20"]).folds
     3
     """
+    if isinstance(source, str):
+        source = PRESETS.get(source, source)
     config = structured(Experiment, source, overrides)
     for data in config.data:
         data.label = data.label or Path(data.name).stem

@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import hashlib
 import io
 import json
 import platform
@@ -22,12 +21,9 @@ from jaxhal.experiments.running import Result
 from jaxhal.io.configuration import structured, write_config
 from jaxhal.io.files import replacing, staged
 from jaxhal.models.lm import LM
-from jaxhal.reporting import results
 from jaxhal.reporting.markdown import picture
 from jaxhal.reporting.page import write_html
 from jaxhal.reporting.report import Report
-from jaxhal.scoring.collection import beside_controls
-from jaxhal.scoring.saving import save
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -210,28 +206,9 @@ def _shown(found: Result) -> list[Report]:
 
 def _save(folder: Path, found: Result) -> None:
     """What was fitted on the first split, each detector with a card."""
-    specs = beside_controls(found.config.detectors)
-    for label, one in found.data.items():
-        own = results.own(found.rows, label)
-        fits = {part.fit for part in found.judged if part.train == label}
-        train = found.splits[label][0].train
-        texts = [(one.examples[n].id, one.examples[n].response) for n in train]
-        about = {
-            "model": found.config.model,
-            "data": {
-                "name": label,
-                "answers": len(train),
-                "hallucinated": int(one.labels[train].sum()),
-                "sha256": hashlib.sha256(json.dumps(texts).encode()).hexdigest(),
-            },
-        }
-        if len(fits) > 1:
-            about["note"] = (
-                f"metrics are over the test parts of {len(fits)} fits, this the first"
-            )
-        for name, fitted in found.fitted[label].items():
-            card = {**about, "metrics": [row for row in own if row["method"] == name]}
-            save(folder / label / name, fitted, specs[name], card)
+    folder.mkdir()
+    for label in found.data:
+        found.ready(label).save_pretrained(folder / label)
         if label in found.tuned:
             found.tuned[label].save(folder / label / finetuning.FINE_TUNED.name)
 

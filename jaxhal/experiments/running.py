@@ -33,7 +33,11 @@ from jaxhal.models.registry import private_cache
 from jaxhal.reading.store import Store
 from jaxhal.reporting import results
 from jaxhal.reporting.results import Judged
-from jaxhal.scoring.collection import beside_controls
+from jaxhal.scoring.collection import (
+    FittedDetectors,
+    about_answers,
+    beside_controls,
+)
 from jaxhal.scoring.fitting import Fitted
 from jaxhal.scoring.inputs import Inputs, collect, columns_of, fit_part, frame_of
 from jaxhal.tuning import Tuned
@@ -91,6 +95,22 @@ class Result:
     def methods(self) -> list[Detector]:
         """The detectors, and the tuned reader where there is one."""
         return [*self.detectors, *([finetuning.FINE_TUNED] if self.tuned else [])]
+
+    def ready(self, label: str) -> FittedDetectors:
+        """What was fitted on the first split of a data set, to use and to save."""
+        data, fitted = self.data[label], self.fitted[label]
+        train = [data.examples[row] for row in self.splits[label][0].train]
+        about = about_answers(self.config.model, label, train)
+        parts = [part for part in self.judged if part.train == part.test == label]
+        fits = len({part.fit for part in parts})
+        about["note"] = f"The figures are of protocol {self.config.protocol}: " + (
+            f"the test parts of {fits} fits, of which the first is saved."
+            if fits > 1
+            else "answers that what is saved was not fitted to."
+        )
+        specs = beside_controls(self.config.detectors)
+        rows = [r for r in results.own(self.rows, label) if r["method"] in fitted]
+        return FittedDetectors(about, specs, fitted, rows)
 
 
 def examples_of(data: Data, seed: int) -> list[Example]:

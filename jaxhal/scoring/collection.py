@@ -41,10 +41,10 @@ class FittedDetectors:
     nothing.
 
     Attributes:
-      about: the reader and the answers, for the cards.
+      about: the reader, the answers and how they were judged, for the cards.
       specs: detector -> how :func:`jaxhal.detectors.build` makes it.
       fitted: detector -> what was fitted to all answers.
-      rows: what cross-validation found, a row per detector, the best first and
+      rows: what held-out answers showed, a row per detector, the best first and
         controls last, as :func:`jaxhal.evaluation.compare` has them.
     """
 
@@ -64,6 +64,14 @@ class FittedDetectors:
 
     def __repr__(self) -> str:
         return f"<FittedDetectors for {self.about['model']}: {', '.join(self.fitted)}>"
+
+    def for_reader(self, lm: LM) -> "FittedDetectors":
+        """The same, which refuse what a reader of other weights has read."""
+        named = {
+            name: dataclasses.replace(one, reader=fingerprint(lm))
+            for name, one in self.fitted.items()
+        }
+        return dataclasses.replace(self, fitted=named)
 
     def save_pretrained(
         self, folder: str | os.PathLike, *, force: bool = False
@@ -130,7 +138,7 @@ class FittedDetectors:
         rows = [row for card in cards.values() for row in card.get("metrics", [])]
         rows.sort(key=lambda row: (row["control"], -row["AUROC"]))
         return cls(
-            {key: first[key] for key in ("model", "data") if key in first},
+            {key: first[key] for key in ("model", "data", "note") if key in first},
             {name: card["detector"] for name, card in cards.items()},
             fitted,
             rows,
@@ -139,18 +147,19 @@ class FittedDetectors:
     def card(self) -> str:
         """What people should know before they rely on these detectors, as Markdown."""
         model, data = self.about["model"], self.about["data"]
+        # Cards of runs did not always say how many sources there are.
+        to = f" to {data['sources']} sources" if "sources" in data else ""
+        several = any(row["AUROC (folds) sd"] for row in self.rows)
         lines = [
             *("---", "library_name: jaxhal", "tags: [hallucination-detection]", "---"),
             f"# Hallucination detectors for what {escaped(model)} reads",
             "",
-            f"Fitted to {escaped(data['name'])}: {data['answers']} answers to "
-            f"{data['sources']} sources, {data['hallucinated']} hallucinated.",
+            f"Fitted to {escaped(data['name'])}: {data['answers']} answers{to}, "
+            f"{data['hallucinated']} hallucinated.",
             "",
-            f"The figures are of {data['folds']} folds that keep sources whole: each "
-            "answer is judged by a fit that has not seen its source. What is saved was "
-            "fitted to all of them afterwards.",
+            self.about.get("note", "The figures are of answers that were held out."),
             "",
-            results.markdown(self.rows, several=True),
+            results.markdown(self.rows, several),
             "",
             "What does not beat the best control flags nothing.",
             "",
@@ -208,13 +217,7 @@ def fit(
         batch_size=batch_size,
         progress=progress,
     )
-    if found.errors:
-        first = next(iter(found.errors.values()))
-        warnings.warn(
-            f"{len(found.errors)} of {len(examples)} answers could not be read and are "
-            f"left out; the first: {first}",
-            stacklevel=2,
-        )
+    found.warn_of_errors()
     judged, key = [], jax.random.key(seed)
     parts = _parts(found, folds, seed)
     with progress_bar(len(chosen) * (folds + 1), "fitting", "fit", progress) as bar:
@@ -233,17 +236,21 @@ def fit(
         )
     rows = results.table(judged, chosen)
     by_name = {row["method"]: row for row in rows}
-    reader = fingerprint(lm)
     ready = {
         name: dataclasses.replace(
             one,
             beats=by_name[name]["beats controls"],
             measured=Measured.of(data, by_name[name], found.labels),
-            reader=reader,
         )
         for name, one in fitted.items()
     }
-    return FittedDetectors(_about(lm, found, data, folds), specs, ready, rows)
+    about = about_answers(lm.name, data, found.examples)
+    about["note"] = (
+        f"The figures are of {folds} folds that keep sources whole: each answer is "
+        "judged by a fit that has not seen its source. What is saved was fitted to all "
+        "of them afterwards."
+    )
+    return FittedDetectors(about, specs, ready, rows).for_reader(lm)
 
 
 def beside_controls(detectors: Sequence[str | Mapping[str, Any]]) -> dict[str, Any]:
@@ -271,16 +278,16 @@ def _parts(found: Inputs, folds: int, seed: int) -> list[Any]:
         raise ValueError(f"the answers cannot be judged by folds: {error}") from error
 
 
-def _about(lm: LM, found: Inputs, data: str, folds: int) -> dict[str, Any]:
-    texts = [(one.id, one.response) for one in found.examples]
+def about_answers(model: str, data: str, examples: Sequence[Example]) -> dict[str, Any]:
+    """What cards say of a reader and of the answers that were fitted to."""
+    texts = [(one.id, one.response) for one in examples]
     return {
-        "model": lm.name,
+        "model": model,
         "data": {
             "name": data,
-            "answers": len(found.labels),
-            "hallucinated": int(found.labels.sum()),
-            "sources": len(set(found.groups.tolist())),
-            "folds": folds,
+            "answers": len(examples),
+            "hallucinated": sum(one.label == 1 for one in examples),
+            "sources": len({one.group for one in examples}),
             "sha256": hashlib.sha256(json.dumps(texts).encode()).hexdigest(),
         },
     }

@@ -182,13 +182,11 @@ def resolve(
         ]
         detectors = list(dict.fromkeys([*catalogue.AT_ONCE, *later]))
     chosen = []
-    for one in detectors:
+    for one in placed(model, detectors):
         if isinstance(one, Fitted):
             chosen.append(one)
         elif isinstance(one, str) and one in ready:
             chosen.append(ready[one])
-        elif isinstance(one, str) and one not in catalogue.CATALOGUE and is_place(one):
-            chosen += FittedDetectors.from_pretrained(one)
         else:
             (detector,) = catalogue.get([one]) if isinstance(one, str) else (one,)
             chosen.append(untrained(detector, model=model))
@@ -204,6 +202,20 @@ def resolve(
     if threshold is None:
         return chosen
     return verdicts.promising(chosen, model, threshold, confidence)
+
+
+def placed(
+    model: str, detectors: Iterable[str | Detector | Fitted]
+) -> list[str | Detector | Fitted]:
+    """The same, those of folders and of the hub loaded; other names stay names."""
+    named = {*shipped(model), *catalogue.CATALOGUE}
+    found: list[str | Detector | Fitted] = []
+    for one in detectors:
+        if isinstance(one, str) and one not in named and is_place(one):
+            found += FittedDetectors.from_pretrained(one)
+        else:
+            found.append(one)
+    return found
 
 
 def resolve_for(

@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Float

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import math
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -51,6 +52,16 @@ class Inputs:
     def errors(self) -> dict[int, str]:
         """Why others could not, by their number in the request."""
         return self.source.errors
+
+    def warn_of_errors(self) -> None:
+        """Warns of answers that could not be read, if there are any."""
+        if self.errors:
+            first, every = next(iter(self.errors.values())), {*self.source.kept}
+            warnings.warn(
+                f"{len(self.errors)} of {len(every | {*self.errors})} answers could "
+                f"not be read and are left out; the first: {first}",
+                stacklevel=3,
+            )
 
     @functools.cached_property
     def rows(self) -> list[Encoded]:

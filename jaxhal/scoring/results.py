@@ -28,6 +28,7 @@ from jaxhal.reporting.attribution import Sources
 from jaxhal.reporting.report import Report, Span, Token
 from jaxhal.scoring import detection
 from jaxhal.scoring.detection import empty
+from jaxhal.scoring.fitting import Fitted
 
 # What a report has from the deciding detector, beside its spans.
 _DECIDED = ("verdict", "probability", "by", "basis", "promise", "undecided")
@@ -177,7 +178,7 @@ class OutputRow(NamedTuple):
 
 def settings_of(
     lm: LM,
-    detectors: Sequence[str] | None,
+    chosen: Sequence[Fitted],
     batch_size: int,
     relevance: str | None = None,
     reports: bool = False,
@@ -186,7 +187,6 @@ def settings_of(
     confidence: float | None = 0.9,
 ) -> dict[str, Any]:
     """All but the input that decides what results say, down to the last digit."""
-    chosen = detection.resolve_for(lm, detectors, threshold, confidence)
     tokens = lm.require_tokenizer()
     backend = tokens.hf.backend_tokenizer.to_str()
     text = f"{backend}{tokens.hf.chat_template}{tokens.stop_ids}"
@@ -217,14 +217,12 @@ def settings_of(
 def results(
     lm: LM,
     rows: Iterable[Row],
-    detectors: Sequence[str] | None = None,
+    chosen: Sequence[Fitted],
     *,
     batch_size: int = 8,
     relevance: str | None = None,
     reports: bool = False,
     every: bool = False,
-    threshold: Mapping[str, float] | None = None,
-    confidence: float | None = 0.9,
     partial: Partial | None = None,
 ) -> Iterator[OutputRow]:
     """The result of each row, in order, bad rows among them.
@@ -234,18 +232,17 @@ def results(
 
     Args:
       rows: what to judge.
-      detectors, batch_size, relevance, threshold, confidence: as :func:`jaxhal.score`
-        takes them.
+      chosen: of :func:`jaxhal.scoring.detection.resolve_for`.
+      batch_size, relevance: as :func:`jaxhal.score` takes them.
       reports: give the reports as well.
       every: rows say all, as :meth:`Report.to_dict` has it.
       partial: where results are kept as they are done.  Those that are there are not
         made again; the others come out bit for bit as if they had been made with them.
     """
     most = _PART_WAITED_FOR if partial is None else _PART
-    if any(one.detector.measures for one in detection.resolve(lm.name, detectors)):
+    if any(one.detector.measures for one in chosen):
         most = _PART_MEASURED
     options = {"batch_size": batch_size, "relevance": relevance}
-    options |= {"threshold": threshold, "confidence": confidence}
     rows = iter(rows)
     saved = itertools.groupby(partial or (), lambda record: record["part"])
     while part := list(itertools.islice(rows, most)):
@@ -257,7 +254,7 @@ def results(
                 )
             done = {one["at"]: _unpacked(lm, part[one["at"]], one) for one in known[1]}
         first = 0
-        for batch in _reports(lm, part, detectors, set(done), options):
+        for batch in _reports(lm, part, chosen, set(done), options):
             made = {at: _result(part[at], one, reports, every) for at, one in batch}
             if partial is not None and made:
                 partial.add(_packed(name, at, one) for at, one in made.items())
@@ -291,7 +288,7 @@ def checked(report: Report) -> Report:
 def _reports(
     lm: LM,
     part: Sequence[Row],
-    detectors: Sequence[str] | None,
+    chosen: Sequence[Fitted],
     known: Container[int],
     options: Mapping[str, Any],
 ) -> Iterator[list[tuple[int, Report]]]:
@@ -301,9 +298,7 @@ def _reports(
     bad = [(at, _bad(lm, row)) for at, row in enumerate(part) if row.example is None]
     yield [pair for pair in bad if pair[0] not in known]
     there = {number for number, at in enumerate(good) if at in known}
-    for batch in detection.score_batches(
-        lm, examples, detectors, known=there, **options
-    ):
+    for batch in detection.score_batches(lm, examples, chosen, known=there, **options):
         yield [(good[number], report) for number, report in batch]
 
 

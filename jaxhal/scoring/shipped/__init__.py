@@ -1,6 +1,6 @@
 """Detectors fitted beforehand, for models that the package knows by name.
 
-``configs/shipped.yaml`` makes them; each folder has a card that says from what.
+``jaxhal run ragtruth`` makes them; each folder has a card that says from what.
 """
 
 import functools
