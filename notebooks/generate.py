@@ -152,10 +152,12 @@ def _detector(name: str) -> str:
         "| feature | computed by | axes of one answer |",
         "|---|---|---|",
     ]
-    for label, feature in detector.features:
+    for label, feature in (*detector.features, *detector.taught):
+        when = "" if label in dict(detector.features) else ", while it is fitted"
         # Names of measures go on with their settings, which the options have.
         label = label.partition("(")[0]
-        lines.append(f"| `{label}` | {_computed(feature)} | {_axes(feature.axes)} |")
+        how = f"{_computed(feature)}{when}"
+        lines.append(f"| `{label}` | {how} | {_axes(feature.axes)} |")
     return "\n".join(
         [
             *lines,

@@ -48,6 +48,8 @@ SAMPLED = (
     "selfcheck_ngram",
     "selfcheck_bertscore",
 )
+# Samples while it is fitted.
+TAUGHT = ("semantic_entropy_probe",)
 LAYER = {"layer": 1}
 TRAINED = (
     "toha",

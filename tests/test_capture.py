@@ -13,6 +13,7 @@ import jaxhal
 import tiny
 from jaxhal.capture import forward as capture
 from jaxhal.capture import taps as rows_lib
+from jaxhal.features.knowledge import ExternalContext, ParametricKnowledge
 from jaxhal.models import layers
 from jaxhal.models.config import from_huggingface
 from jaxhal.models.lm import random
@@ -27,6 +28,8 @@ ALL = {
     "mean": jaxhal.HiddenStates(layers=(1,), tokens="mean"),
     "logprob": jaxhal.TokenLogprob(),
     "entropy": jaxhal.TokenEntropy(),
+    "external": ExternalContext(),
+    "parametric": ParametricKnowledge(),
 }
 ROWWISE = {name: r for name, r in ALL.items() if r.rowwise}
 LENGTHS = [(9, 5), (4, 1), (13, 8)]  # (prompt, response) of three samples
@@ -59,9 +62,9 @@ def unpadded(feature, name: str, row: int, response: int):
     reducer = ALL[name]
     feature = np.asarray(feature)
     feature = feature[row] if reducer.reads == "logits" else feature[:, row]
-    if not reducer.rowwise:
+    if "response" not in reducer.axes:
         return feature
-    axis = {"probs": 2, "hidden": 1, "logits": 0}[reducer.reads]
+    axis = {"probs": 2, "hidden": 1, "lens": 1, "logits": 0}[reducer.reads]
     rest = np.take(feature, range(response, feature.shape[axis]), axis)
     assert not rest.any(), f"{name} is not zero on padding"
     return np.take(feature, range(response), axis)
@@ -143,7 +146,7 @@ def test_decoding_equals_teacher_forcing(lm, chunks):
     whole = np.asarray(lm.forward(sample.tokens, sample.valid))[:, 12:]
     np.testing.assert_allclose(np.concatenate(logits, 1), whole, atol=1e-4)
     for name, reducer in ROWWISE.items():
-        axis = {"probs": 3, "hidden": 2, "logits": 1}[reducer.reads]
+        axis = {"probs": 3, "hidden": 2, "lens": 2, "logits": 1}[reducer.reads]
         rows = np.concatenate([np.asarray(part[name]) for part in parts], axis)
         own = reducer.row == "token"
         rows = np.take(rows, range(int(own), 8 + int(own)), axis)

@@ -51,12 +51,13 @@ def examples():
 def chosen():
     """What of the catalogue looks at layers, or is not trained and reads the model.
 
-    The others see the same of a reader of any depth, and `test_catalogue.py` fits them.
+    The others see the same of a reader of any depth, and `test_catalogue.py` fits them;
+    so it does what samples to be fitted, and sees what `linear_probe_last` sees.
     """
     for name, make in CATALOGUE.items():
         one = make()
         reads = any(isinstance(feature, Reducer) for _, feature in one.features)
-        if one.layered or (reads and one.fit is None):
+        if not one.taught and (one.layered or (reads and one.fit is None)):
             yield name, one
     yield "eigenscore", build({"eigenscore": DRAW})
 

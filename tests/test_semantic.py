@@ -6,13 +6,17 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sklearn.cluster import KMeans
+from sklearn.metrics import roc_auc_score
 
 import sampling_oracles as oracles
+from jaxhal.detectors import Targets, build, features_of, held_out
 from jaxhal.features.semantic import (
     PRESETS,
     cluster,
     equivalence,
     semantic_entropy,
+    two_means,
 )
 
 RULES = ("strict", "non_strict", "no_contradiction")
@@ -215,3 +219,42 @@ def test_errors():
         semantic_entropy(ids, [-1.0, -2.0])
     with pytest.raises(ValueError, match="loglik holds 0 that are valid"):
         semantic_entropy(jnp.array([-1, -1]), [0.0, 0.0])
+
+
+# A probe of it -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_two_means_are_those_of_k_means(seed):
+    values = np.random.default_rng(seed).choice([0.0, 0.6, 0.7, 1.1, 1.5], 30)
+    found = KMeans(2, n_init=10, random_state=0).fit(values[:, None])
+    high = int(found.cluster_centers_.argmax())
+    assert two_means(values) == values[found.labels_ == high].min()
+    with pytest.raises(ValueError, match="all 2 values are 0.5"):
+        two_means(np.array([0.5, 0.5]))
+
+
+def test_a_probe_learns_from_entropy_alone():
+    rng, rows = np.random.default_rng(0), 60
+    entropy = rng.choice([0.0, 0.3, 1.5], rows).astype(np.float32)
+    states = np.float32(rng.normal(size=(rows, 3, 4)))
+    states[:, 1, 0] += 4 * (entropy > 1)
+    probe = build("semantic_entropy_probe")
+    weight, key = np.float32(np.arange(rows) < 40), jax.random.key(0)
+    labels, groups = np.arange(rows) % 2, np.arange(rows)
+    fitted, turned = (
+        held_out(probe, (states, entropy), Targets(some, groups, weight, key))
+        for some in (labels, 1 - labels)
+    )
+    jax.tree.map(np.testing.assert_array_equal, fitted, turned)
+    assert int(fitted.params.layer) == 1
+    # Judging needs no entropy, and asks for no samples.
+    score = probe.decide(fitted.params, (jnp.asarray(states), None))
+    assert roc_auc_score(entropy[40:] > 1, score[40:]) > 0.9
+    (name, _), taught = probe.features[0], dict(probe.taught)
+    assert list(features_of([probe])) == [name]
+    assert list(features_of([probe], fitting=True)) == [name, *taught]
+    flat, few = np.full(rows, 0.3), np.where(np.arange(rows) < 2, 1.0, 0.3)
+    for some, count in ((flat, 0), (few, 2)):
+        with pytest.raises(ValueError, match=f"one of the two is that of {count} "):
+            probe.fit((states, some), Targets(labels, groups, weight, key))

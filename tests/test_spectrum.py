@@ -1,4 +1,4 @@
-"""LapEigvals: eigenvalues of the attention graph's Laplacian."""
+"""LapEigvals and SinkProbe: eigenvalues of the attention graph, and what makes them."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -6,7 +6,7 @@ import pytest
 
 import oracles
 from jaxhal.features.arrays import reduce
-from jaxhal.features.spectrum import LaplacianEigenvalues
+from jaxhal.features.spectrum import LaplacianEigenvalues, SinkScores
 
 
 def laplacian(attention, prompt):
@@ -34,6 +34,19 @@ def test_equals_the_spectrum_of_the_whole_matrix(seq, prompt, kind):
             wanted = np.sort(values.real)[::-1][:top]
             np.testing.assert_allclose(ours[: len(wanted)], wanted, atol=1e-5)
             assert not ours[len(wanted) :].any()
+
+
+@pytest.mark.parametrize("seq, prompt", [(2, 1), (7, 6), (33, 20)])
+def test_sink_scores_a_token_at_a_time(seq, prompt):
+    attention = oracles.causal_attention([seq, prompt], 3, seq)
+    found = np.asarray(reduce(SinkScores(5), attention, prompt))
+    for head, ours in zip(attention, found, strict=True):
+        scores = [
+            np.mean([head[u, i] for u in range(max(i, prompt), seq)])
+            for i in range(seq)
+        ]
+        wanted = sorted(scores, reverse=True)[:5]
+        np.testing.assert_allclose(ours, wanted + [0.0] * (5 - len(wanted)), atol=1e-6)
 
 
 def test_a_response_that_sees_all_is_the_published_code():

@@ -139,10 +139,10 @@ def check(config: Config, reducers: Mapping[str, Any]) -> Named:
                 f"reducer {name!r} is no static value ({error}); give it tuples "
                 "instead of lists or arrays"
             ) from error
-        if reducer.reads not in ("probs", "hidden", "logits", "relevance"):
+        if reducer.reads not in ("probs", "hidden", "logits", "lens", "relevance"):
             raise ValueError(
-                f"reducer {name!r} reads {reducer.reads!r}; use 'probs', 'hidden' or "
-                "'logits'"
+                f"reducer {name!r} reads {reducer.reads!r}; use 'probs', 'hidden', "
+                "'logits' or 'lens'"
             )
     return tuple((name, at_depth(one, config)) for name, one in reducers.items())
 
@@ -158,7 +158,7 @@ def read_jit(lm: LM, batch: Batch, named: Named, copies: int = 1) -> dict[str, A
 def _forwards(lm: LM, batch: Batch, named: Named, copies: int) -> dict[str, Any]:
     model = nnx.merge(lm.graphdef, lm.params)
     tokens, valid = jnp.asarray(batch.tokens), jnp.asarray(batch.valid)
-    rows, prefix = Rows.of_batch(batch), None
+    rows, prefix, before = Rows.of_batch(batch), None, None
     if copies == 1:
         x, geo = decoder.begin(model, tokens, valid)
     else:  # rows of their own, after the keys and values of their prompts
@@ -166,7 +166,9 @@ def _forwards(lm: LM, batch: Batch, named: Named, copies: int) -> dict[str, Any]
         shared = batch.prompt_length - 1
         prompts = tokens[::copies, :shared], valid[::copies, :shared]
         x, geo = decoder.begin(model, *prompts)
-        keys, values = decoder.run(model, x, geo, ops=STANDARD, keep=True)[-1]
+        before, *_, kept = decoder.run(model, x, geo, ops=STANDARD, keep=True)
+        keys, values = kept
+        before = jnp.repeat(before, copies, axis=0)
         prefix = keys.swapaxes(-1, -2), values
         position, length = positions(valid), jnp.sum(valid, axis=1, dtype=jnp.int32)
         own = position[:, shared:]
@@ -177,4 +179,4 @@ def _forwards(lm: LM, batch: Batch, named: Named, copies: int) -> dict[str, Any]
     hidden, attended, state, _ = decoder.run(
         model, x, geo, ops=STANDARD, tap=tap, prefix=prefix
     )
-    return rows.features(named, model, hidden, attended, state)
+    return rows.features(named, model, hidden, attended, state, before)

@@ -94,6 +94,7 @@ class Rows:
         config, dtype = model.config, model.embed_tokens.embedding[...].dtype
         attention = [(n, r) for n, r in named if r.reads == "probs"]
         hidden = [(n, r) for n, r in named if r.reads == "hidden"]
+        lensed = tuple((n, r) for n, r in named if r.reads == "lens")
         state, slots = {}, {}
         batch, count = self.valid.shape[0], config.num_hidden_layers
 
@@ -123,18 +124,24 @@ class Rows:
             column = rows - self.first + self.column
             return {n: self._mapped(r.rows, probs, column, True) for n, r in attention}
 
+        def lens(before: Array, after: Array) -> dict[str, Any]:
+            streams = (model.norm(x[:, self.first :]) for x in (before, after))
+            return self._of_logits(lensed, model, *streams)
+
         def finish(stacked: dict[str, Any]) -> dict[str, Any]:
+            def of(reducer: Reducer) -> Any:
+                heads = reducer.reads == "probs"
+                return functools.partial(self._finish, reducer, heads=heads)
+
             return {  # of all layers
-                name: jax.vmap(functools.partial(self._finish, r, heads=True))(
-                    stacked[name]
-                )
-                for name, r in attention
+                name: jax.vmap(of(reducer))(stacked[name])
+                for name, reducer in (*attention, *lensed)
             }
 
         rows = RowTap(self.first, reduce) if attention else None
         waiting = [r for _, r in attention if not r.rowwise]
         groups = self._groups(waiting, config) if waiting else 1
-        return decoder.Tap(rows, keep, state, finish, groups)
+        return decoder.Tap(rows, keep, state, lens if lensed else None, finish, groups)
 
     def features(
         self,
@@ -143,8 +150,12 @@ class Rows:
         hidden: Array,
         attended: Any,
         state: Any,
+        before: Array | None = None,
     ) -> dict[str, Any]:
-        """Collects what the scan kept, adds the last hidden state and the logits."""
+        """Collects what the scan kept, adds the last hidden state and the logits.
+
+        ``before`` are the last hidden states of a prompt that was read for several.
+        """
         last = model.config.num_hidden_layers
         explicit = hidden[:, self.first :]
         out = dict(attended or {})
@@ -156,7 +167,11 @@ class Rows:
                     final = self._finish(reducer, self._rows(reducer, explicit))
                     out[name] = _put(state[name], final, wanted.index(last))
         if logits := tuple((n, r) for n, r in named if r.reads == "logits"):
-            out |= self._logit_features(logits, model, explicit)
+            seen = self._of_logits(logits, model, explicit)
+            out |= {name: self._finish(r, seen[name]) for name, r in logits}
+        if later := [(n, r) for n, r in named if r.settles]:
+            whole = hidden if before is None else jnp.concatenate([before, hidden], 1)
+            out |= {name: self._settled(r, out[name], whole) for name, r in later}
         return {name: out[name] for name, _ in named}
 
     def _mapped(self, function: Any, x: Any, column: Array, heads: bool = False) -> Any:
@@ -217,20 +232,44 @@ class Rows:
             g for g in range(1, layers + 1) if layers % g == 0 and layers // g <= fits
         )
 
-    def _logit_features(
-        self, named: Named, model: decoder.Decoder, hidden: Array
-    ) -> dict[str, Any]:
-        """Logit reducers, a block of rows at a time so that few logits live at once."""
-        batch, rows, _ = hidden.shape
-        size = max(1, LOGIT_BYTES // (4 * batch * model.config.vocab_size))
+    def _settled(self, reducer: Reducer, kept: Any, hidden: Array) -> Any:
+        """``settle`` of every sample, a layer and a head at a time."""
+        count = self.valid.shape[1] - self.prompt_length
+        first = self.prompt_length - int(reducer.row == "predictor")
 
-        def block(hidden: Array, column: Array) -> tuple[dict[str, Any]]:
-            logits = decoder.unembed(model, hidden, STANDARD)
+        def head(kept: Any) -> Any:
+            def sample(both: Any, view: View) -> Any:
+                one, states = both
+                return reducer.settle(one, states, view)
+
+            return self._mapped(sample, (kept, hidden), first + jnp.arange(count))
+
+        def layer(kept: Any) -> Any:
+            return jax.lax.map(head, kept)
+
+        def swapped(tree: Any) -> Any:
+            return jax.tree.map(lambda leaf: jnp.swapaxes(leaf, 1, 2), tree)
+
+        return swapped(jax.lax.map(layer, swapped(kept)))
+
+    def _of_logits(
+        self, named: Named, model: decoder.Decoder, *streams: Array
+    ) -> dict[str, Any]:
+        """Rows of what logits of normed residual streams say.
+
+        A block of rows at a time, so that few logits live at once.
+        """
+        batch, rows, _ = streams[0].shape
+        wide = 4 * len(streams) * batch * model.config.vocab_size
+
+        def block(column: Array, *streams: Array) -> tuple[dict[str, Any]]:
+            logits: Any = tuple(decoder.unembed(model, x, STANDARD) for x in streams)
+            logits = logits if len(logits) > 1 else logits[0]
             return ({n: self._mapped(r.rows, logits, column) for n, r in named},)
 
-        arrays = hidden, self.column + jnp.arange(rows)
-        (seen,) = in_blocks(block, arrays, (1, 0), (1,), size)
-        return {name: self._finish(r, seen[name]) for name, r in named}
+        arrays = self.column + jnp.arange(rows), *streams
+        axes = 0, *(1 for _ in streams)
+        return in_blocks(block, arrays, axes, (1,), max(1, LOGIT_BYTES // wide))[0]
 
 
 def masks_of(

@@ -41,6 +41,7 @@ def choose_linear(
     weight: Float[Any, " samples"],
     strengths: Sequence[float] = STRENGTHS,
     standardize: bool = True,
+    folds: int = FOLDS,
 ) -> tuple[Chosen, Float[np.ndarray, " samples"]]:
     """Fits layers x folds x strengths at once, then the best pair to everything.
 
@@ -55,8 +56,9 @@ def choose_linear(
       weight: 1 for the answers to learn from, 0 for those to leave out.
       strengths: inverse penalties C, as in scikit-learn.
       standardize: scale features by their training deviation.
+      folds: how many.
     """
-    train = folds_of(labels, groups, weight)
+    train = folds_of(labels, groups, weight, folds)
     y, layers = jnp.asarray(labels), jnp.swapaxes(jnp.asarray(x), 0, 1)
     c = jnp.asarray(sorted(strengths), jnp.float32)
     grid = fit_grid(layers, y, jnp.asarray(train), c, standardize=standardize)

@@ -32,6 +32,7 @@ from jaxhal.detectors.ensemble import ensemble as ensemble
 from jaxhal.detectors.graders import nli_context as nli_context
 from jaxhal.detectors.graders import pair_grader as pair_grader
 from jaxhal.detectors.lap_eigvals import lap_eigvals as lap_eigvals
+from jaxhal.detectors.lap_eigvals import sink_probe as sink_probe
 from jaxhal.detectors.lettucedetect import token_classifier as token_classifier
 from jaxhal.detectors.lookback_lens import lookback_lens as lookback_lens
 from jaxhal.detectors.lookback_lens import lookback_probe as lookback_probe
@@ -51,6 +52,7 @@ from jaxhal.detectors.probes import mlp_probe as mlp_probe
 from jaxhal.detectors.probes import token_probe as token_probe
 from jaxhal.detectors.prompts import detection_prompt as detection_prompt
 from jaxhal.detectors.prompts import icl_prompt as icl_prompt
+from jaxhal.detectors.redeep import redeep as redeep
 from jaxhal.detectors.selfcheck import selfcheck_bertscore as selfcheck_bertscore
 from jaxhal.detectors.selfcheck import selfcheck_ngram as selfcheck_ngram
 from jaxhal.detectors.selfcheck import selfcheck_nli as selfcheck_nli
@@ -62,6 +64,9 @@ from jaxhal.detectors.semantic_entropy import predictive_entropy as predictive_e
 from jaxhal.detectors.semantic_entropy import semantic_entropy as semantic_entropy
 from jaxhal.detectors.semantic_entropy import (
     semantic_entropy_discrete as semantic_entropy_discrete,
+)
+from jaxhal.detectors.semantic_entropy import (
+    semantic_entropy_probe as semantic_entropy_probe,
 )
 from jaxhal.detectors.toha import mtop_div as mtop_div
 from jaxhal.detectors.toha import sink_share as sink_share
@@ -111,6 +116,7 @@ CATALOGUE: dict[str, Callable[[], Detector]] = {
     "toha_supervised": toha_supervised,
     "topology_probe": topology_probe,
     "lap_eigvals": lap_eigvals,
+    "sink_probe": sink_probe,
     "lookback_lens": lookback_lens,
     "lookback_probe": lookback_probe,
     "linear_probe": linear_probe,
@@ -119,8 +125,10 @@ CATALOGUE: dict[str, Callable[[], Detector]] = {
     "mlp_probe": mlp_probe,
     "attention_pooling": attention_pooling,
     "multimax_probe": multimax_probe,
+    "semantic_entropy_probe": semantic_entropy_probe,
     "token_probe": token_probe,
     "contradiction": contradiction,
+    "redeep": redeep,
     "lrp4rag_svm": lrp4rag_svm,
     "lrp4rag_mlp": lrp4rag_mlp,
     "lrp4rag_forest": lrp4rag_forest,

@@ -83,6 +83,8 @@ class Detector(NamedTuple):
         :class:`HeldOut` where it has scores of rows unseen anyway.
       tokens: ``(params, features) -> Float[batch response]`` in [0, 1] and 0 on
         padding, or ``None`` for a method that only judges whole responses.
+      taught: what it looks at besides while it is fitted, as ``features``; ``inputs``
+        must do without.
       members: the detectors whose scores an ensemble weighs.
       control: a method has to beat it to be worth its cost.
     """
@@ -96,6 +98,7 @@ class Detector(NamedTuple):
     decide: Callable[[Any, Any], Array] = _as_it_is
     fit: Callable[[Any, Targets], Any] | None = None
     tokens: Callable[[Any, Features], Array] | None = None
+    taught: tuple[tuple[str, Feature], ...] = ()
     members: tuple["Detector", ...] = ()
     control: bool = False
 
@@ -130,14 +133,19 @@ class Detector(NamedTuple):
         return self.decide(params, self.inputs(features))
 
 
-def features_of(detectors: Iterable[Detector]) -> dict[str, Feature]:
-    """Everything that detectors look at, each feature once.
+def features_of(
+    detectors: Iterable[Detector], *, fitting: bool = False
+) -> dict[str, Feature]:
+    """Everything that detectors look at, or are taught by, each feature once.
 
     ValueError when two detectors give one name to different features.
     """
     merged: dict[str, Feature] = {}
     for detector in detectors:
-        for name, feature in detector.features:
+        for name, feature in (
+            *detector.features,
+            *(detector.taught if fitting else ()),
+        ):
             if merged.setdefault(name, feature) != feature:
                 raise ValueError(
                     f"detector {detector.name!r} looks at {name!r} as {feature}, "

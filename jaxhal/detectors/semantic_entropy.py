@@ -1,4 +1,4 @@
-"""Semantic entropy: do sampled answers mean the same?"""
+"""Semantic entropy: do sampled answers mean the same?  And a probe that foresees it."""
 
 import dataclasses
 import functools
@@ -8,9 +8,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxhal.detectors.base import Detector, Features, factory, measured
+from jaxhal.classifiers.selection import choose_linear
+from jaxhal.detectors.base import (
+    Detector,
+    Features,
+    HeldOut,
+    Targets,
+    factory,
+    logistic_scores,
+    measured,
+)
 from jaxhal.detectors.settings import Settings, draw_of
 from jaxhal.features import semantic
+from jaxhal.features.hidden import HiddenStates
 from jaxhal.generation import Sampling
 from jaxhal.io.checks import one_of
 from jaxhal.llm import entailment
@@ -185,3 +195,64 @@ def predictive_entropy(normalized: bool = False, draw: Settings = None) -> Detec
 length_normalized_entropy = functools.partial(
     predictive_entropy, True, name="length_normalized_entropy"
 )
+
+
+# In which its layer is chosen.
+_FOLDS = 3
+
+
+def _fit_entropy(inputs: tuple[Any, Any], targets: Targets) -> HeldOut:
+    states, entropy = inputs
+    entropy, groups = np.asarray(entropy), np.asarray(targets.groups)
+    seen, sources = entropy[targets.rows], groups[targets.rows]
+    high = np.zeros(len(entropy), int)
+    if np.ptp(seen) > 1e-6:
+        high = (entropy >= semantic.two_means(seen)).astype(int)
+    few = min(len(set(sources[high[targets.rows] == kind])) for kind in (0, 1))
+    if few < _FOLDS:
+        raise ValueError(
+            "a probe learns to tell a high semantic entropy from a low one, and one of "
+            f"the two is that of {few} of {len(set(sources))} sources, fewer than "
+            f"{_FOLDS}; draw more samples, or give answers to more prompts"
+        )
+    found = choose_linear(states, high, groups, targets.weight, folds=_FOLDS)
+    return HeldOut(*found)
+
+
+@factory
+def semantic_entropy_probe(
+    entailment: str | Entailment = "similarity", draw: Settings = None
+) -> Detector:
+    """Logistic regression on a hidden state, fitted to high and low semantic entropy.
+
+    Labels of answers are not learnt from: in training the reader is sampled, answers
+    whose entropy is in the higher of two groups (:func:`semantic.two_means`) are
+    positive.  Then nothing is sampled any more.  As published the entropy is that of
+    :func:`semantic_entropy` with ``"discrete"``, and the hidden state that of the token
+    before the end; the layer is chosen by grouped folds, the paper concatenates a few.
+
+    Args:
+      entailment, draw: as :func:`semantic_entropy` takes them.
+    """
+    how = draw_of(draw, _PUBLISHED["discrete"])
+    rule = semantic.PRESETS["discrete"].rule
+    meanings = Meanings(how, entailment, rule, asked=True, published=True)
+    score = functools.partial(semantic.semantic_entropy, preset="discrete")
+
+    def inputs(features: Features) -> tuple[Any, Any]:
+        clusters = features.get(meanings.feature)
+        states = jnp.moveaxis(features["hidden_before_last"], 1, 0)
+        return states, None if clusters is None else jax.vmap(score)(clusters)
+
+    return Detector(
+        "semantic_entropy_probe",
+        "logistic regression on the last word's hidden state, fitted to semantic "
+        f"entropy of {how}; {named(entailment)}",
+        "log odds of a high semantic entropy",
+        "Kossen et al. 2024, semantic entropy probes",
+        (("hidden_before_last", HiddenStates(tokens="before_last")),),
+        inputs,
+        decide=lambda params, x: logistic_scores(params, x[0]),
+        fit=_fit_entropy,
+        taught=measured(meanings),
+    )

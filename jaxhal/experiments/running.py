@@ -345,6 +345,7 @@ def _seconds(
     options: Any = {"batch_size": min(batch_size, len(examples)), "progress": False}
     with tempfile.TemporaryDirectory() as folder:
         store = Store(folder)
+        decides = detector._replace(taught=())
         began = time.perf_counter()
-        collect(lm, examples, [detector], store, **options)
+        collect(lm, examples, [decides], store, **options)
         return time.perf_counter() - began

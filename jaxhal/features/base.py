@@ -49,20 +49,22 @@ class Reducer(Feature):
     A ``hidden`` reducer may have a field ``layers``, a tuple of what
     :func:`~jaxhal.features.hidden.state_number` takes, numbers of hidden states or
     shares of the reader's layers (``None`` = all); only those are kept.
-    One that overrides ``finish`` needs all response rows at once; any other is
-    *row-wise* and rides along while decoding.
+    One that overrides ``finish`` or ``settle`` needs all response rows at once; any
+    other is *row-wise* and rides along while decoding.
 
     Attributes:
       reads: ``"probs"``, the attention ``[query key]`` of one head; ``"hidden"``, the
         residual stream ``[query width]`` in the model's dtype; ``"logits"`` of the next
-        token ``[query vocab]``; ``"relevance"`` for those of :mod:`jaxhal.lrp`.
+        token ``[query vocab]``; ``"lens"``, those that the final norm and the output
+        layer make of the residual stream before and after the feed-forward part of each
+        layer, a pair; ``"relevance"`` for those of :mod:`jaxhal.lrp`.
       row: whose row stands for a response token: ``"token"``, its own, or
         ``"predictor"``, the row before it, which predicted it.
       reads_target: ``rows`` looks at ``view.target``, which decoding then must know.
       values: names of the axes of a row (or, with ``finish``, of a response).
     """
 
-    reads: ClassVar[Literal["probs", "hidden", "logits", "relevance"]] = "probs"
+    reads: ClassVar[Literal["probs", "hidden", "logits", "lens", "relevance"]] = "probs"
     row: ClassVar[Literal["token", "predictor"]] = "token"
     reads_target: ClassVar[bool] = False
     values: ClassVar[tuple[str, ...]] = ()
@@ -70,18 +72,24 @@ class Reducer(Feature):
     @property
     def axes(self) -> tuple[str, ...]:
         """``layer`` and ``heads`` where there are some, ``response``, ``values``."""
-        lead = {"probs": ("layer", "heads"), "hidden": ("layer",)}.get(self.reads, ())
+        lead = {"probs": ("layer", "heads"), "logits": (), "relevance": ()}
+        lead = lead.get(self.reads, ("layer",))
         return (*lead, *(("response",) if self.rowwise else ()), *self.values)
 
     @property
     def batch_axis(self) -> int:
         """Of its feature: 0, or 1 after that of layers."""
-        return 1 if self.reads in ("probs", "hidden") else 0
+        return 1 if self.reads in ("probs", "hidden", "lens") else 0
 
     @property
     def rowwise(self) -> bool:
         """True when the reducer needs one query row at a time."""
-        return type(self).finish is Reducer.finish
+        return type(self).finish is Reducer.finish and not self.settles
+
+    @property
+    def settles(self) -> bool:
+        """True when it takes what it saw to the last hidden states in the end."""
+        return type(self).settle is not Reducer.settle
 
     def rows(self, rows: Any, view: View, /) -> Any:
         """``[query ...] -> [query ...]``, one value (of any shape) a query row."""
@@ -90,6 +98,16 @@ class Reducer(Feature):
     def finish(self, rows: Any, view: View, /) -> Any:
         """``[response ...]`` of all response rows, zero on padding, to the feature."""
         return rows
+
+    def settle(
+        self, kept: Any, hidden: Float[Array, "key width"], view: View, /
+    ) -> Any:
+        """What ``finish`` made of one head to the feature, when the last layer is done.
+
+        ``hidden`` are the last hidden states of all columns, after the final norm; only
+        a reducer of ``"probs"`` may override this.
+        """
+        return kept
 
 
 @dataclasses.dataclass(frozen=True)

@@ -24,7 +24,7 @@ from jaxhal.types import Batch
 # Weights up to this size are held a second time, layer by layer.
 _APART_BYTES = 2 << 30
 # Where the query axis of a feature stands.
-QUERY = {"probs": 3, "hidden": 2, "logits": 1}
+QUERY = {"probs": 3, "hidden": 2, "lens": 2, "logits": 1}
 
 
 @jax.tree_util.register_dataclass

@@ -339,7 +339,8 @@ def ended(
 
 def _of_row(how: Decoding, features: dict[str, Any], row: int, at: Any) -> Any:
     """Features of one row, cut or indexed along its tokens."""
-    before = {"probs": (slice(None), row, slice(None)), "hidden": (slice(None), row)}
+    of_layer = slice(None), row
+    before = {"probs": (*of_layer, slice(None)), "hidden": of_layer, "lens": of_layer}
 
     def cut(leaf: Any, reducer: Reducer) -> np.ndarray:
         return np.asarray(leaf[(*before.get(reducer.reads, (row,)), at)])

@@ -26,6 +26,9 @@ class Tap(NamedTuple):
     # the state runs through the scan.
     hidden: Callable[[Any, Array, Array], Any] = lambda state, x, layer: state
     state: Any = ()
+    # The residual [batch query width] before and after a layer's feed-forward part ->
+    # more row features of that layer, by name.
+    lens: Callable[[Array, Array], dict[str, Any]] | None = None
     finish: Callable[[Any], Any] = lambda rows: rows
     groups: int = 1
 
@@ -179,8 +182,10 @@ def run(
             mixed, rows = attention.mix(q, k, v, geo, at, tap.rows, ops, before)
             return mixed, (rows, kept)
 
-        x, beside = block(x, attend, ops)
-        return (x, state, stored), beside
+        x, before, (rows, kept) = block(x, attend, ops)
+        if tap.lens is not None:
+            rows = (rows or {}) | tap.lens(before, x)
+        return (x, state, stored), (rows, kept)
 
     carry, each = (x, tap.state, stored), (index, prefix)
     if isinstance(model.blocks, nnx.List):

@@ -288,14 +288,20 @@ class Block(nnx.Module):
         x: Float[Array, "batch query width"],
         attend: Callable[[Attention, Array], tuple[Array, Any]],
         ops: Ops,
-    ) -> tuple[Float[Array, "batch query width"], Any]:
-        """``attend(self_attn, normed)`` returns mixed values and anything beside."""
+    ) -> tuple[
+        Float[Array, "batch query width"], Float[Array, "batch query width"], Any
+    ]:
+        """``attend(self_attn, normed)`` returns mixed values and anything beside.
+
+        What leaves the layer comes with what would without its feed-forward part.
+        """
         normed = self.input_norm(x, ops)
         mixed, beside = attend(self.self_attn, normed)
         mixed = self.self_attn.output(mixed, ops)
         if self.config.block in ("parallel", "parallel_two_norms"):
             other = normed if self.mlp_norm is None else self.mlp_norm(x, ops)
-            return ops.add(x, ops.add(mixed, self.mlp(other, ops))), beside
+            out = ops.add(x, ops.add(mixed, self.mlp(other, ops)))
+            return out, ops.add(x, mixed), beside
         if self.post_attention_norm is not None:
             mixed = self.post_attention_norm(mixed, ops)
         x = ops.add(x, mixed)
@@ -303,4 +309,4 @@ class Block(nnx.Module):
         inner = self.mlp(self.mlp_norm(x, ops), ops)
         if self.post_mlp_norm is not None:
             inner = self.post_mlp_norm(inner, ops)
-        return ops.add(x, inner), beside
+        return ops.add(x, inner), x, beside

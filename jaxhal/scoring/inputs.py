@@ -113,7 +113,7 @@ def collect(
             )
     if unit != "response":
         _check_cuts(detectors, unit)
-    features = features_of(_flat(detectors))
+    features = features_of(_flat(detectors), fitting=True)
     options: Any = {"batch_size": batch_size, "progress": progress}
     source = extract(lm, examples, features, cache=store, **options)
     if not source.kept:
@@ -135,7 +135,7 @@ def collect(
 
 def _check_cuts(detectors: Sequence[Detector], unit: Unit) -> None:
     """Makes sure that every feature can be cut to the tokens of a part."""
-    for name, feature in features_of(detectors).items():
+    for name, feature in features_of(detectors, fitting=True).items():
         match feature:
             case Measure():
                 fits = isinstance(feature, OfTokens) or (
@@ -146,7 +146,7 @@ def _check_cuts(detectors: Sequence[Detector], unit: Unit) -> None:
             case _:
                 fits = "response" in feature.axes
         if not fits:
-            of = [one.name for one in detectors if name in dict(one.features)]
+            of = [o.name for o in detectors if name in dict(o.features + o.taught)]
             raise ValueError(
                 f"feature {name!r} belongs to a whole answer and cannot be cut to a "
                 f"{unit}; leave out {', '.join(of)}, or use unit 'response'"
