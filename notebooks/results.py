@@ -52,6 +52,8 @@ def tables(name: str) -> list[Table]:
             elif not set(line) <= set("|- "):
                 row = dict(zip(found[-1].header, cells, strict=True))
                 called = row.get("method", cells[0])
+                if promised := row.get("promise"):
+                    called = f"{row['data']}, {called}: {promised}"
                 key = re.sub(r"\*(.+)\* \(control\)", r"\1", called)
                 found[-1].rows[key] = row
         above = line
