@@ -43,6 +43,19 @@ def test_they_are_what_their_configuration_makes():
     assert shipped("another") == {}
 
 
+@pytest.mark.parametrize("promise", [{"recall": 0.9}, {"false_alarms": 0.05}])
+def test_the_deciding_one_can_promise(promise):
+    (one,) = [one for one in resolve(MODEL, None, promise, 0.9) if one.promise]
+    assert one.detector.name == "ensemble" and one.promise.sources == 839
+    scores, labels, _ = one.calibrated_on
+    flagged = np.asarray(scores) >= one.threshold
+    ((kind, level),) = promise.items()
+    if kind == "recall":
+        assert flagged[labels == 1].mean() >= level
+    else:
+        assert flagged[labels == 0].mean() <= level
+
+
 def test_scores_come_with_probabilities(smollm2):
     context = "The Marlow bridge opened in 1832 and spans 72 metres."
     question = "When did the bridge open?"

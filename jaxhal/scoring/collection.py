@@ -166,7 +166,7 @@ class FittedDetectors:
             "```python",
             "import jaxhal",
             "",
-            f"lm = jaxhal.load({shown(model)!r})",
+            f"lm = jaxhal.load({json.dumps(shown(model))})",
             "ready = jaxhal.FittedDetectors.from_pretrained(...)  # where this lies",
             "for report in jaxhal.score(lm, examples, ready):",
             "    print(report.verdict, report.probability, report.spans)",
