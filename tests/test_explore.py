@@ -53,7 +53,12 @@ def explored(encoder, tmp_path_factory):
 
 def of(nodes):
     """By query, without what time says."""
-    return {n.query: dataclasses.replace(n, time="", chances=()) for n in nodes}
+    # No reward at all, NaN, equals nothing.
+    rewards = [-1.0 if math.isnan(n.reward) else n.reward for n in nodes]
+    return {
+        n.query: dataclasses.replace(n, time="", chances=(), reward=reward)
+        for n, reward in zip(nodes, rewards, strict=True)
+    }
 
 
 def test_an_exploration(explored):

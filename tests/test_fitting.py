@@ -322,6 +322,8 @@ def features(seed=0):
         "hidden_0.67": rng.normal(size=(1, 2, 4, 5)),
         "support": rng.normal(size=(2, 4, len(COLUMNS))),
         "copied": rng.random((2, 2, 3, 4)),
+        "external_context_0.1": rng.random((2, 2, 3, 4)),
+        "parametric": rng.random((2, 2, 4)),
     }
     return {
         name: jnp.asarray(value if value.dtype == bool else np.float32(value))
@@ -382,8 +384,8 @@ def test_scores_of_probes_by_hand():
 
 
 def params_of(name):
-    if name in ("lookback_lens", "lookback_probe"):
-        return probe_of(6)[0]
+    if name in ("lookback_lens", "lookback_probe", "redeep"):
+        return probe_of(6 + 2 * (name == "redeep"))[0]
     width = {"token_probe": 5, "contradiction": evidence(features()).shape[-1]}
     return probe_of(width[name])[0].linear if name in width else ()
 

@@ -91,7 +91,12 @@ def mann_whitney(values: Rows, labels: Rows) -> float:
     from scipy.stats import mannwhitneyu
 
     value, positive = two_classes(values, labels, "values")
-    return float(mannwhitneyu(value[positive], value[~positive]).pvalue)
+    return float(_p_value(mannwhitneyu(value[positive], value[~positive])))
+
+
+def _p_value(found: Any) -> Any:
+    """1 where all values are equal, of which some versions of SciPy say NaN."""
+    return np.nan_to_num(found.pvalue, nan=1.0)
 
 
 def sampled_mann_whitney(
@@ -114,5 +119,4 @@ def sampled_mann_whitney(
         np.stack([rng.choice(one, size, replace=False) for _ in range(repeats)])
         for one in classes
     )
-    found: Any = mannwhitneyu(high, low, axis=1)
-    return float(np.median(found.pvalue))
+    return float(np.median(_p_value(mannwhitneyu(high, low, axis=1))))

@@ -292,7 +292,8 @@ def test_an_experiment_asks_whom_the_user_named(spec, monkeypatch):
 
 @pytest.mark.parametrize("spec", recipes(LOCAL), ids=str)
 def test_a_server_here_gets_no_key_by_a_configuration(spec):
-    asked = [*_endpoints(build(spec).measures)]
+    detector = build(spec)
+    asked = [*_endpoints((detector.measures, detector.taught))]
     assert asked and not any(one.keyed for one in asked)
 
 
