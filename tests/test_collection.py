@@ -263,6 +263,8 @@ def test_a_share_is_that_of_the_deciding_detector(lm, ready):
         long = Example("x " * 900, prompt="y", id="long")
         again = jaxhal.rate(lm, [*new, long], ready, progress=False)
     assert again == found
+    with pytest.warns(UserWarning, match="sources of the answers: 1, so"):
+        jaxhal.rate(lm, new[:1], ready, progress=False)
     with pytest.raises(ValueError, match="1 of 1 answers cannot be read: "):
         jaxhal.rate(lm, [long], ready, progress=False)
     with pytest.raises(ValueError, match="no verdict: "):
@@ -278,12 +280,12 @@ def test_two_commands_lead_to_verdicts(place, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     shutil.copytree(place, "smollm2-135m")  # goes before the model of that name
     write_rows("labelled.jsonl", rows(answers(), *ROW, "label"))
-    write_rows("answers.jsonl", rows(answers(6, seed=1), *ROW))
+    write_rows("answers.jsonl", rows(answers(20, seed=1), *ROW))
     fitted, judged, share = (CliRunner().invoke(app, line.split()) for line in written)
     assert "linear_probe" in fitted.stdout and "written to mine" in fitted.stderr
     assert "verdicts by linear_probe: AUROC" in judged.stderr
     lines = [json.loads(line) for line in judged.stdout.splitlines()]
-    assert [line["by"] for line in lines] == ["linear_probe"] * 6
+    assert [line["by"] for line in lines] == ["linear_probe"] * 20
     assert all(line["verdict"] and line["error"] is None for line in lines)
     assert (
         "answers" in share.stdout and "90 held-out answers of labelled" in share.stderr
