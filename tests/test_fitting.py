@@ -23,6 +23,7 @@ from jaxhal.detectors import (
     ensemble,
     features_of,
     get,
+    scores_of,
 )
 from jaxhal.detectors.contradiction import evidence
 from jaxhal.detectors.lookback_lens import Spans
@@ -82,6 +83,19 @@ def test_unseen_scores_know_nothing_of_the_source():
         kept.sources, np.asarray(targets.groups)[targets.rows]
     )
     np.testing.assert_allclose(fitted.probabilities([0.0, 1.0]), 0.5)
+
+
+@pytest.mark.parametrize("rows", [0, 1, 256, 257, 600])
+def test_scores_of_many_answers_are_those_of_each(rows):
+    """They are scored some at a time."""
+    x = np.random.default_rng(0).normal(size=(rows, 3)).astype(np.float32)
+    both = Detector(
+        "both", "", "", "", (),
+        inputs=lambda f: f,
+        decide=lambda params, x: params * x[0][:, 1] - x[1],
+    )  # fmt: skip
+    found = scores_of(both, np.float32(2), (x, x[:, 2]))
+    np.testing.assert_array_equal(found, 2 * x[:, 1] - x[:, 2])
 
 
 def test_unseen_scores_are_on_the_scale_of_the_final_fit():

@@ -67,8 +67,9 @@ class FittedDetectors:
 
     def for_reader(self, lm: LM) -> "FittedDetectors":
         """The same, which refuse what a reader of other weights has read."""
+        reader = fingerprint(lm)
         named = {
-            name: dataclasses.replace(one, reader=fingerprint(lm))
+            name: dataclasses.replace(one, reader=reader)
             for name, one in self.fitted.items()
         }
         return dataclasses.replace(self, fitted=named)
