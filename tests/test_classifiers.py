@@ -279,12 +279,17 @@ def tokens(seed=0, rows=240, length=6, width=5):
     return hidden.astype(np.float32), np.arange(length) < size[:, None], y
 
 
+def flat(hidden, valid):
+    """The tokens of all rows, and which row each is of."""
+    return hidden[valid], np.nonzero(valid)[0]
+
+
 def test_pooling_finds_the_token():
     hidden, valid, y = tokens()
     hidden[~valid] = np.nan
     part = np.arange(240) // 2 % 3
     probe = pooling.fit_pooling(
-        jax.random.key(0), hidden, valid, y, part == 0, part == 1
+        jax.random.key(0), *flat(hidden, valid), y, part == 0, part == 1
     )
     logits = np.asarray(pooling.pooling_logits(probe, hidden, valid))
     test = part == 2
@@ -310,7 +315,7 @@ def test_an_answer_of_padding_is_harmless():
     hidden, valid, y = tokens(rows=12)
     valid[3] = False
     one = np.ones(12)
-    probe = pooling.fit_pooling(jax.random.key(1), hidden, valid, y, one, one)
+    probe = pooling.fit_pooling(jax.random.key(1), *flat(hidden, valid), y, one, one)
     assert all(np.isfinite(leaf).all() for leaf in probe)
     logits = pooling.pooling_logits(probe, hidden, valid)
     assert logits[3] == probe.b
@@ -337,8 +342,10 @@ def test_trained_probes_map_over_layers_and_jit():
     hidden, valid, y = tokens(rows=12)
     weight, key = np.ones(12, np.float32), jax.random.key(2)
 
+    row = np.nonzero(valid)[0]
+
     def pool(hidden):
-        return pooling.fit_pooling(key, hidden, valid, y, weight, weight)
+        return pooling.fit_pooling(key, hidden[valid], row, y, weight, weight)
 
     def perceive(x):
         return mlp.fit_mlp(key, x, y, weight, weight)
@@ -364,8 +371,7 @@ def fits(x, y, weight):
     yield lambda: linear.fit_linear(x, y, weight)
     yield lambda: linear.fit_grid(x[None], y, [weight], [1.0])
     yield lambda: mlp.fit_mlp(key, x, y, weight, weight)
-    valid = np.ones((*x.shape[:1], 1), bool)
-    yield lambda: pooling.fit_pooling(key, x[:, None], valid, y, weight, weight)
+    yield lambda: pooling.fit_pooling(key, x, np.arange(len(y)), y, weight, weight)
 
 
 @pytest.mark.parametrize(
@@ -401,10 +407,14 @@ def test_bad_settings_are_named():
         (lambda: linear.fit_grid([x], y, [one, [0, 1]], [1.0]), r"train\[1\] leaves"),
         (lambda: mlp.fit_mlp(key, [x, x], y, one, one), r"pass \[rows, width\]"),
         (lambda: mlp.fit_mlp(key, x, y, one, [0, 1]), "validation_weight leaves"),
-        (lambda: pooling.fit_pooling(key, x, [True], y, one, one), r"\[rows, steps"),
+        (lambda: pooling.fit_pooling(key, x, [0], y, one, one), "do not pair up"),
+        (lambda: pooling.fit_pooling(key, x, [1, 0], y, one, one), "must rise"),
+        (lambda: pooling.fit_pooling(key, x, [0, 2], y, one, one), "below the 2"),
         (
-            lambda: pooling.fit_pooling(key, [x, x], [[False] * 2] * 2, y, one, one),
-            "marks no step",
+            lambda: pooling.fit_pooling(
+                key, [*x, *x], [2] * 4, [*y, *y], [1, 1, 0, 0], [1] * 4
+            ),
+            "no row to train on",
         ),
         (lambda: balanced([1, 1], one), "no grounded row"),
         (lambda: balanced([0, 1], [1.0]), "one per row"),

@@ -18,8 +18,16 @@ import jaxhal
 from chat_server import serving
 from jaxhal import detectors, experiments, plotting
 from jaxhal.classifiers import selection
-from jaxhal.detectors import CATALOGUE, Targets, build, closed_book, ensemble
+from jaxhal.detectors import (
+    CATALOGUE,
+    Targets,
+    build,
+    closed_book,
+    ensemble,
+    scores_of,
+)
 from jaxhal.detectors.lookback_lens import lookback_spans
+from jaxhal.detectors.series import Series
 from jaxhal.detectors.toha import Heads
 from jaxhal.evaluation import (
     Decided,
@@ -58,7 +66,7 @@ from jaxhal.scoring import saving
 from jaxhal.scoring.fitting import fit
 from jaxhal.scoring.inputs import collect, frame_of
 from jaxhal.types import Example, Label
-from tiny_lm import read_into, tiny_lm
+from tiny_lm import ordered, read_into, tiny_lm
 
 MODEL = running.model  # most tests replace it
 
@@ -248,9 +256,9 @@ def test_what_is_left_out_does_not_teach(data, spec):
     targets = targets_of(data, rows)
     inputs = data.inputs[detector.name]
     fitted = fit(detector, inputs, targets)
-    spoiled = jax.tree.map(np.array, inputs)
-    for leaf in jax.tree.leaves(spoiled):
-        leaf[hidden] = leaf[hidden][::-1]
+    order = np.arange(len(data.labels))
+    order[hidden] = hidden[::-1]
+    spoiled = ordered(inputs, order)
     labels = np.array(targets.labels)
     labels[hidden] = 1 - labels[hidden]
     again = fit(detector, spoiled, targets._replace(labels=labels))
@@ -904,7 +912,8 @@ def test_tokens_are_judged_by_their_window(lm, data):
 
 
 def test_token_probe_against_scikit_learn(data):
-    states, valid, spans = inputs = data.inputs["token_probe"]
+    inputs = data.inputs["token_probe"]
+    (states, spans), valid = inputs[:]
     detector = build({"token_probe": {"layer": 1}})
     rows = np.arange(40)
     params = detector.fit(inputs, targets_of(data, rows))
@@ -919,19 +928,19 @@ def test_token_probe_against_scikit_learn(data):
     scaler = StandardScaler().fit(hidden[known])
     model = LogisticRegression(C=10 / known.sum(), tol=1e-8, max_iter=1000)
     model.fit(scaler.transform(hidden[known]), marked[known])
-    score = np.asarray(detector.decide(params, inputs))
+    score = scores_of(detector, params, inputs)
     for number in (0, 1, 55):
         tokens = states[number][valid[number]]
         logits = model.decision_function(scaler.transform(tokens))
         assert score[number] == pytest.approx(np.sort(logits)[-5:].mean(), abs=2e-3)
-    blind = (states, valid, spans & False)
+    blind = Series((states, spans & False), valid)
     with pytest.raises(ValueError, match="no token of the training part is marked"):
         detector.fit(blind, targets_of(data))
 
 
 def test_token_probe_learns_an_answer_without_spans_whole(data):
     """As if it were marked from its first token to its last; marks keep their say."""
-    (states, valid, marked), targets = data.inputs["token_probe"], targets_of(data)
+    ((states, marked), valid), targets = data.inputs["token_probe"][:], targets_of(data)
     made_up = np.flatnonzero(np.asarray(targets.labels))
     some = np.array(marked)
     some[made_up[::2]] = False
@@ -940,9 +949,9 @@ def test_token_probe_learns_an_answer_without_spans_whole(data):
     assert (spelled != marked).any()
     whole = build({"token_probe": {"layer": 1, "whole": True}})
     alone = build({"token_probe": {"layer": 1}})
-    found = whole.fit((states, valid, some), targets)
-    same = alone.fit((states, valid, spelled), targets)
-    other = alone.fit((states, valid, some), targets)
+    found = whole.fit(Series((states, some), valid), targets)
+    same = alone.fit(Series((states, spelled), valid), targets)
+    other = alone.fit(Series((states, some), valid), targets)
     np.testing.assert_array_equal(found.w, same.w)
     assert not np.allclose(found.w, other.w)
     assert "whole answers" in whole.summary and "whole" not in alone.summary

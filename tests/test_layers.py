@@ -6,8 +6,9 @@ import pytest
 from sklearn.metrics import roc_auc_score
 
 import jaxhal
-from jaxhal.detectors import CATALOGUE, Targets, build
+from jaxhal.detectors import CATALOGUE, Targets, build, scores_of
 from jaxhal.detectors.layers import LAYERS
+from jaxhal.detectors.series import Ragged, Series
 from jaxhal.evaluation.splits import grouped_kfold
 from jaxhal.features.base import Reducer
 from jaxhal.features.hidden import state_number
@@ -16,7 +17,7 @@ from jaxhal.scoring import saving
 from jaxhal.scoring.fitting import fit, untrained
 from jaxhal.scoring.inputs import collect, fit_part
 from jaxhal.types import Example, Label
-from tiny_lm import read_into, tiny_lm
+from tiny_lm import ordered, read_into, tiny_lm
 
 # The layers at a third, a half, two thirds and five sixths, by hand.
 NUMBERS = {
@@ -131,8 +132,10 @@ VALID = np.arange(TOKENS) < 2 + np.arange(ROWS)[:, None] % 2
 TARGETS = Targets(LABELS, GROUPS, np.float32(np.arange(ROWS) < 40), jax.random.key(0))
 BY_TOKENS = {
     "mlp_probe": lambda x: x.mean(1),
-    "attention_pooling": lambda x: (x, VALID),
-    "token_probe": lambda x: (x, VALID, VALID & (LABELS == 1)[:, None]),
+    "attention_pooling": lambda x: Ragged.of(Series(x, VALID)),
+    "token_probe": lambda x: Ragged.of(
+        Series((x, VALID & (LABELS == 1)[:, None]), VALID)
+    ),
 }
 
 
@@ -154,7 +157,7 @@ def test_the_layer_is_the_best_of_the_training_folds(name, tmp_path):
         alone, areas = build({name: {"layer": share}}), []
         for rows, test in train:
             params = alone.fit(inputs[at], TARGETS.only(rows))
-            score = np.asarray(alone.decide(params, inputs[at]))
+            score = scores_of(alone, params, inputs[at])
             areas.append(roc_auc_score(LABELS[test], score[test]))
         found[at] = np.mean(areas)
     assert max(found, key=lambda at: found[at]) == PLANTED
@@ -163,10 +166,8 @@ def test_the_layer_is_the_best_of_the_training_folds(name, tmp_path):
     alone = build({name: {"layer": LAYERS[PLANTED]}})
     params = alone.fit(inputs[PLANTED], TARGETS)
     score = fitted.score(inputs)
-    np.testing.assert_allclose(score, alone.decide(params, inputs[PLANTED]), 1e-5)
-    spoiled = jax.tree.map(np.array, inputs)
-    for leaf in jax.tree.leaves(spoiled):
-        leaf[40:] = leaf[40:][::-1]
+    np.testing.assert_allclose(score, scores_of(alone, params, inputs[PLANTED]), 1e-5)
+    spoiled = ordered(inputs, [*range(40), *reversed(range(40, ROWS))])
     again = fit(build(spec), spoiled, TARGETS, layers=30)
     np.testing.assert_array_equal(again.score(inputs), score)
     saving.save(tmp_path / "it", fitted, spec)
@@ -179,7 +180,11 @@ def test_token_scores_are_those_of_the_chosen_layer():
     name, inputs = "token_probe", inputs_of("token_probe")
     several = build({name: {"layer": list(LAYERS)}})
     params = several.fit(inputs, TARGETS).params
-    features = {f"hidden_{n}": x[0][None] for n, x in zip(LAYERS, inputs, strict=True)}
+    padded = [one[:] for one in inputs]
+    features = {
+        f"hidden_{n}": x.values[0][None, :, :TOKENS]
+        for n, x in zip(LAYERS, padded, strict=True)
+    }
     features |= {"valid": VALID}
     alone = build({name: {"layer": LAYERS[PLANTED]}})
     expected = np.asarray(alone.tokens(params.params, features))

@@ -55,7 +55,8 @@ def test_a_few_tokens_are_found(window):
     for row, start in enumerate(rng.integers(0, TOKENS - window + 1, ROWS)):
         hidden[row, start : start + window, 0] += 5 * y[row]
     train, stop = np.float32(np.arange(ROWS) < 30), np.float32(np.arange(ROWS) >= 45)
-    params = fit_multimax(jax.random.key(0), hidden, valid, y, train, stop, window)
+    flat = hidden.reshape(-1, WIDTH), np.repeat(np.arange(ROWS), TOKENS)
+    params = fit_multimax(jax.random.key(0), *flat, y, train, stop, window)
     score = np.asarray(multimax_logits(params, hidden, valid, window))
     assert roc_auc_score(y[30:45], score[30:45]) > 0.9
     assert all(bool(jnp.isfinite(leaf).all()) for leaf in params)
@@ -69,5 +70,5 @@ def test_bad_windows_and_what_tells_detectors_apart():
     assert one is build("multimax_probe") and one.summary != ten.summary
     zeros = np.zeros((2, 3, 4), np.float32)
     with pytest.raises(ValueError, match="window is 0"):
-        valid, y = zeros[..., 0] == 0, np.arange(2)
-        fit_multimax(jax.random.key(0), zeros, valid, y, [1, 1], [1, 1], window=0)
+        y = np.arange(2)
+        fit_multimax(jax.random.key(0), zeros[:, 0], y, y, [1, 1], [1, 1], window=0)

@@ -11,6 +11,7 @@ import transformers
 from safetensors.numpy import save_file
 from tokenizers import decoders, models, pre_tokenizers
 
+from jaxhal.detectors.series import Ragged
 from jaxhal.models.config import from_huggingface
 from jaxhal.models.lm import LM, random
 from jaxhal.models.tokenizer import Tokenizer
@@ -24,6 +25,15 @@ def tiny_lm(seed: int = 0, context: int = 512, **changes) -> LM:
     config = from_huggingface(_config(context) | changes)
     lm = random(config, jax.random.key(seed))
     return LM(lm.params, lm.graphdef, config, Tokenizer(_bytes()), f"tiny {seed}")
+
+
+def ordered(inputs: Any, order: Any) -> Any:
+    """What detectors decide on, its rows in another order."""
+    rows = np.asarray(order)
+    return jax.tree.map(
+        lambda leaf: Ragged.of(leaf[rows]) if isinstance(leaf, Ragged) else leaf[rows],
+        inputs,
+    )
 
 
 def write_lm(

@@ -32,9 +32,7 @@ def check(
             f"features of shape {x.shape} and labels of shape {y.shape} do not pair "
             f"up; give one label per row of axis {rows_axis}"
         )
-    if not isinstance(x, Tracer) and not jnp.isfinite(x).all():
-        where = [int(axis) for axis in np.argwhere(~np.isfinite(x))[0]]
-        raise ValueError(f"features{where} is not finite; drop that row or feature")
+    x = _finite(x)
     if not isinstance(y, Tracer) and not np.isin(y, (0, 1)).all():
         row = int(np.argmin(np.isin(y, (0, 1))))
         raise ValueError(f"labels[{row}] is {y[row]}; use 0 or 1")
@@ -65,6 +63,41 @@ def check_series(
     if not isinstance(steps, Tracer) and not steps.any():
         raise ValueError("valid marks no step of a training row; mark its tokens")
     return x, valid, y, train, stop
+
+
+def check_tokens(
+    x: Any, row: Any, y: Any, train: Any, stop: Any
+) -> tuple[Float[Array, "tokens width"], Int[Array, " tokens"], Any, Any, Any]:
+    """Checked features of tokens, whose each is, and labels and two weights of rows.
+
+    ValueError as :func:`check`, and when rows do not rise from 0 to the number of
+    labels, or no row to train on has a token.
+    """
+    x, row, y = jnp.asarray(x, jnp.float32), jnp.asarray(row), jnp.asarray(y)
+    if x.ndim != 2 or row.shape != x.shape[:1]:
+        raise ValueError(
+            f"features of shape {x.shape} and row of shape {row.shape} do not pair up; "
+            "pass [tokens, width] and [tokens]"
+        )
+    if not isinstance(row, Tracer):
+        within = not len(row) or (0 <= int(row[0]) and int(row[-1]) < len(y))
+        if not within or (jnp.diff(row) < 0).any():
+            raise ValueError(
+                f"row must rise from 0 to below the {len(y)} labels; give the tokens "
+                "of one row after those of another"
+            )
+    _, y, (train, stop) = check(y[:, None], y, train=train, stop=stop)
+    x = _finite(x)
+    if not isinstance(row, Tracer) and not (train[row] > 0).any():
+        raise ValueError("row names no row to train on; give its tokens")
+    return x, row, y, train, stop
+
+
+def _finite(x: Float[Array, "..."]) -> Float[Array, "..."]:
+    if not isinstance(x, Tracer) and not jnp.isfinite(x).all():
+        where = [int(axis) for axis in np.argwhere(~np.isfinite(x))[0]]
+        raise ValueError(f"features{where} is not finite; drop that row or feature")
+    return x
 
 
 def _check_weight(name: str, weight: Any, y: Array) -> Float[Array, "..."]:

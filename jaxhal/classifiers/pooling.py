@@ -1,12 +1,13 @@
 """Attention-pooling probe: which response tokens give a hallucination away?"""
 
+import functools
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
-from jaxhal.classifiers.data import Values, check_series, moments
+from jaxhal.classifiers.data import Values, check_tokens, moments
 from jaxhal.classifiers.train import fit_probe
 
 _LOWEST = -1e30  # a finite minus infinity, whose differences are not NaN
@@ -25,7 +26,7 @@ class Pooling(NamedTuple):
 def fit_pooling(
     key: PRNGKeyArray,
     hidden: Any,
-    valid: Any,
+    row: Any,
     y: Any,
     weight: Any,
     validation_weight: Any,
@@ -35,31 +36,43 @@ def fit_pooling(
     .. math:: \alpha = \mathrm{softmax}(H q), \quad
       \mathrm{logit} = w^\top \textstyle\sum_t \alpha_t h_t + b
 
-    over valid response tokens, standardised by those of the training rows (CH-Wang et
-    al., `Do Androids Know They're Only Dreaming of Electric Sheep?
+    over the tokens of a response, standardised by those of the training rows (CH-Wang
+    et al., `Do Androids Know They're Only Dreaming of Electric Sheep?
     <https://arxiv.org/abs/2312.17249>`_, 2023, the attention-pooling probe).
 
     Args:
       key: draws the starting query.
-      hidden: ``[rows, response, width]``; padding may hold anything.
-      valid: ``[rows, response]``, False on padding.
+      hidden: ``[tokens, width]`` of all rows, one after the other.
+      row: ``[tokens]``, the number of the row that each token is of.
       y, weight, validation_weight: as :func:`~jaxhal.classifiers.mlp.fit_mlp` has them.
     """
-    rows = check_series(hidden, valid, y, weight, validation_weight)
-    return _fit(key, *rows)
+    return _fit(key, *check_tokens(hidden, row, y, weight, validation_weight))
 
 
 @jax.jit
-def _fit(key, hidden, valid, y, weight, validation_weight) -> Pooling:
-    mean, std = moments(hidden, weight[:, None] * valid)
-    hidden = jnp.where(valid[..., None], (hidden - mean) / std, 0.0)
+def _fit(key, hidden, row, y, weight, validation_weight) -> Pooling:
+    mean, std = moments(hidden, weight[row])
+    hidden = (hidden - mean) / std
     width = hidden.shape[-1]
     query = jax.random.normal(key, (width,)) / jnp.sqrt(width)
     start = (query, jnp.zeros(width), jnp.zeros(()))
+    summed = functools.partial(
+        jax.ops.segment_sum,
+        segment_ids=row,
+        num_segments=len(y),
+        indices_are_sorted=True,
+    )
 
     def logits(params):
         query, w, b = params
-        return _pooled(query, hidden, valid) @ w + b
+        # A token is two numbers: how much it counts, and what it says.
+        score, says = (hidden @ jnp.stack([query, w], 1)).T
+        highest = jax.ops.segment_max(
+            jax.lax.stop_gradient(score), row, len(y), indices_are_sorted=True
+        )
+        share = jnp.exp(score - highest[row])
+        # Of a row with tokens the sum is at least 1.
+        return summed(share * says) / jnp.maximum(summed(share), 1.0) + b
 
     with jax.default_matmul_precision("highest"):
         found = fit_probe(logits, start, y, weight, validation_weight, 1e-2)

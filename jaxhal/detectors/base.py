@@ -12,6 +12,7 @@ from jaxtyping import Array, Float, Int
 
 from jaxhal.classifiers import selection
 from jaxhal.classifiers.data import balanced
+from jaxhal.detectors.series import Ragged
 from jaxhal.evaluation.splits import holdout
 from jaxhal.features.base import Feature, Reducer
 from jaxhal.llm.entailment import resolve
@@ -71,7 +72,9 @@ class Detector(NamedTuple):
 
     Reading and judging are apart: ``inputs`` turns features into what the decision
     looks at, once, however often a decision is then fitted; ``decide`` turns that and
-    the parameters into scores, **higher = more likely hallucinated**.
+    the parameters into scores, **higher = more likely hallucinated**.  What has values
+    of every token is a :class:`~jaxhal.detectors.series.Series` for ``decide`` and a
+    :class:`~jaxhal.detectors.series.Ragged` for ``fit``.
 
     Attributes:
       summary: what it measures, in one line.
@@ -206,7 +209,10 @@ def held_out(detector: Detector, inputs: Any, targets: Targets) -> HeldOut:
     :func:`~jaxhal.classifiers.selection.unseen_scores`.  A method that is not trained
     has ``()`` and its scores.
     """
-    inputs = jax.device_put(inputs)
+    # Series stay: a fit takes one of them at a time.
+    inputs = jax.tree.map(
+        lambda one: one if isinstance(one, Ragged) else jax.device_put(one), inputs
+    )
     if detector.fit is None:
         return HeldOut((), scores_of(detector, (), inputs))
     found = detector.fit(inputs, targets)
@@ -220,7 +226,7 @@ def held_out(detector: Detector, inputs: Any, targets: Targets) -> HeldOut:
 
 
 # Answers scored at once: what is computed on the way is as large as their inputs.
-_TOGETHER = 256
+_TOGETHER = 64
 
 
 def scores_of(detector: Detector, params: Any, inputs: Any) -> Float[np.ndarray, " n"]:

@@ -1,7 +1,5 @@
 """Does the answer say something else than its context says at that place?"""
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,6 +8,7 @@ from jaxtyping import Array, Float
 from jaxhal.classifiers.linear import Linear, fit_linear, linear_logits
 from jaxhal.detectors import base
 from jaxhal.detectors.probes import highest_mean
+from jaxhal.detectors.series import Ragged, Series
 from jaxhal.features.support import COLUMNS, ContextSupport, CopiedAttention
 
 # Tokens whose log odds an answer's score is the mean of: an altered number is one or
@@ -47,19 +46,20 @@ def evidence(features: base.Features) -> Float[Array, "batch response column"]:
     return jnp.concatenate(beside, -1)
 
 
-def _fit(inputs: tuple[Any, Any, Any], targets: base.Targets) -> Linear:
-    columns, text, marked = map(np.asarray, inputs)
-    if not marked[targets.rows].any():
+def _fit(inputs: Series | Ragged, targets: base.Targets) -> Linear:
+    tokens = Ragged.of(inputs)
+    (columns, marked), row = tokens.values, tokens.rows
+    spanned = np.bincount(row, marked, len(tokens)) > 0
+    if not spanned[targets.rows].any():
         raise ValueError(
             "a contradiction is learnt from annotated spans, and no token of the "
             "training part is marked; give 'labels', such as those of "
             "jaxhal.datasets.altered"
         )
-    known = marked.any(1) | (np.asarray(targets.labels) == 0)
-    row = np.broadcast_to(np.arange(len(text))[:, None], text.shape)[text]
+    known = spanned | (np.asarray(targets.labels) == 0)
     weight = (np.asarray(targets.weight) * known)[row]
     strength = _STRENGTH / float(weight.sum())
-    return fit_linear(columns[text], marked[text].astype(int), weight, strength)
+    return fit_linear(columns, marked.astype(int), weight, strength)
 
 
 @base.factory
@@ -82,9 +82,9 @@ def contradiction() -> base.Detector:
         f"{base.LOG_ODDS} of a token, mean of the {HIGHEST} highest",
         "this package; fitted to spans",
         features=(("support", ContextSupport()), ("copied", CopiedAttention())),
-        inputs=lambda f: (evidence(f), f["text"], f["marked"] & f["text"]),
+        inputs=lambda f: Series((evidence(f), f["marked"]), f["text"]),
         decide=lambda params, x: highest_mean(
-            linear_logits(params, x[0]), jnp.asarray(x[1]), HIGHEST
+            linear_logits(params, x.values[0]), jnp.asarray(x.valid), HIGHEST
         ),
         fit=_fit,
         tokens=tokens,

@@ -6,10 +6,11 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array
 
 from jaxhal.classifiers.selection import Selected, Way, best_way
-from jaxhal.detectors.base import Detector, Features, HeldOut, Targets
+from jaxhal.detectors.base import Detector, Features, HeldOut, Targets, scores_of
 from jaxhal.features.base import Feature
 from jaxhal.features.hidden import HiddenStates, Layer, check_layer
 
@@ -66,7 +67,7 @@ def best_of(make: Callable[[Layer], Detector], layers: tuple[Layer, ...]) -> Det
 
     def fit(inputs: tuple[Any, ...], targets: Targets) -> HeldOut:
         ways = [
-            Way(partial(_fit, one, x, targets), partial(_decide, one, x))
+            Way(partial(_fit, one, x, targets), partial(_scores, one, x))
             for one, x in zip(each, inputs, strict=True)
         ]
         known = targets.labels, targets.groups, targets.weight
@@ -99,3 +100,7 @@ def _fit(detector: Detector, inputs: Any, targets: Targets, weight: Any) -> Any:
 
 def _decide(detector: Detector, inputs: Any, params: Any) -> Array:
     return detector.decide(params, inputs)
+
+
+def _scores(detector: Detector, inputs: Any, params: Any) -> np.ndarray:
+    return scores_of(detector, params, inputs)

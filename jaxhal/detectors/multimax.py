@@ -7,6 +7,7 @@ from jaxtyping import Array
 from jaxhal.classifiers import multimax
 from jaxhal.detectors import base
 from jaxhal.detectors.layers import LAYER, Choice, best_of, several, state_of
+from jaxhal.detectors.series import Series, flat
 from jaxhal.features.hidden import Layer
 
 
@@ -25,7 +26,7 @@ def multimax_probe(layer: Choice = LAYER, window: int = 1) -> base.Detector:
     def one(layer: Layer) -> base.Detector:
         name, state = state_of(layer)
 
-        def decide(params: Any, x: Any) -> Array:
+        def decide(params: Any, x: Series) -> Array:
             return multimax.multimax_logits(params, *x, window=window)
 
         return base.Detector(
@@ -36,10 +37,10 @@ def multimax_probe(layer: Choice = LAYER, window: int = 1) -> base.Detector:
             base.LOG_ODDS,
             "Kramár et al. 2026, MultiMax and max of rolling means",
             features=((name, state),),
-            inputs=lambda f: (f[name][0], f["valid"]),
+            inputs=lambda f: Series(f[name][0], f["valid"]),
             decide=decide,
             fit=lambda x, to: multimax.fit_multimax(
-                *base.early_stopping(to, *x), window=window
+                *base.early_stopping(to, *flat(x)), window=window
             ),
         )
 

@@ -9,7 +9,7 @@ layer unless it is given some.
 """
 
 import functools
-from typing import Any, Literal
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -28,7 +28,9 @@ from jaxhal.detectors.layers import (
     several,
     state_of,
 )
+from jaxhal.detectors.series import Ragged, Series, flat
 from jaxhal.features.hidden import HiddenStates, Layer
+from jaxhal.io.checks import at_least
 
 
 @base.factory
@@ -111,9 +113,9 @@ def attention_pooling(layer: Choice = LAYER) -> base.Detector:
             base.LOG_ODDS,
             "CH-Wang et al. 2023, attention-pooling probe",
             features=((name, state),),
-            inputs=lambda f: (f[name][0], f["valid"]),
+            inputs=lambda f: Series(f[name][0], f["valid"]),
             decide=lambda params, x: pooling.pooling_logits(params, *x),
-            fit=lambda x, to: pooling.fit_pooling(*base.early_stopping(to, *x)),
+            fit=lambda x, to: pooling.fit_pooling(*base.early_stopping(to, *flat(x))),
         )
 
     return best_of(one, several(layer))
@@ -129,7 +131,7 @@ _STRENGTH = 10.0
 def highest_mean(
     values: Float[Array, "batch response"],
     valid: Bool[Array, "batch response"],
-    count: int = HIGHEST,
+    count: int,
 ) -> Float[Array, " batch"]:
     """Mean of the highest values over real tokens; of all where there are fewer.
 
@@ -142,7 +144,9 @@ def highest_mean(
 
 
 @base.factory
-def token_probe(layer: Choice = LAYER, whole: bool = False) -> base.Detector:
+def token_probe(
+    layer: Choice = LAYER, whole: bool = False, highest: int = HIGHEST
+) -> base.Detector:
     """Logistic regression on the hidden state of every token; the worst few count.
 
     It learns from annotated spans, which say more than one label an answer does.  The
@@ -151,7 +155,9 @@ def token_probe(layer: Choice = LAYER, whole: bool = False) -> base.Detector:
     Args:
       whole: learn a hallucinated answer without a span as one span, as
         :func:`~jaxhal.detectors.lookback_lens` does; else nothing is learnt from it.
+      highest: tokens whose log odds an answer's score is the mean of.
     """
+    at_least(1, highest=highest)
 
     def one(layer: Layer) -> base.Detector:
         name, state = state_of(layer)
@@ -164,12 +170,12 @@ def token_probe(layer: Choice = LAYER, whole: bool = False) -> base.Detector:
             "token_probe",
             "logistic regression on every token's hidden state, fitted to spans"
             + (", or to whole answers that have none" if whole else ""),
-            f"{base.LOG_ODDS} of a token, mean of the {HIGHEST} highest",
+            f"{base.LOG_ODDS} of a token, mean of the {highest} highest",
             "Obeso et al. 2025, linear probes of tokens",
             features=((name, state),),
-            inputs=lambda f: (f[name][0], f["valid"], f["marked"] & f["valid"]),
+            inputs=lambda f: Series((f[name][0], f["marked"]), f["valid"]),
             decide=lambda params, x: highest_mean(
-                linear_logits(params, x[0]), jnp.asarray(x[1])
+                linear_logits(params, x.values[0]), jnp.asarray(x.valid), highest
             ),
             fit=functools.partial(_fit_tokens, whole),
             tokens=tokens,
@@ -178,13 +184,12 @@ def token_probe(layer: Choice = LAYER, whole: bool = False) -> base.Detector:
     return best_of(one, several(layer))
 
 
-def _fit_tokens(
-    whole: bool, inputs: tuple[Any, Any, Any], targets: base.Targets
-) -> Linear:
-    hidden, valid, spans = map(np.asarray, inputs)
-    unmarked = (np.asarray(targets.labels) == 1) & ~spans.any(1)
-    marked = (spans | (whole & unmarked)[:, None])[valid]
-    row = np.broadcast_to(np.arange(len(valid))[:, None], valid.shape)[valid]
+def _fit_tokens(whole: bool, inputs: Series | Ragged, targets: base.Targets) -> Linear:
+    tokens = Ragged.of(inputs)
+    (hidden, spans), row = tokens.values, tokens.rows
+    spanned = np.bincount(row, spans, len(tokens)) > 0
+    unmarked = (np.asarray(targets.labels) == 1) & ~spanned
+    marked = spans | (whole & unmarked)[row]
     weight = np.asarray(targets.weight) * (whole | ~unmarked)
     if not marked[weight[row] > 0].any():
         raise ValueError(
@@ -194,4 +199,4 @@ def _fit_tokens(
         )
     weight = weight[row]
     strength = _STRENGTH / float(weight.sum())
-    return fit_linear(hidden[valid], marked.astype(int), weight, strength)
+    return fit_linear(hidden, marked.astype(int), weight, strength)

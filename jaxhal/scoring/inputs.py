@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import math
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -12,6 +11,7 @@ import numpy as np
 from jaxtyping import Int
 
 from jaxhal.detectors import Detector, Targets, features_of, take
+from jaxhal.detectors.series import Ragged, Series, aligned_zeros
 from jaxhal.evaluation.checks import group_codes
 from jaxhal.evaluation.prevalence import adapted
 from jaxhal.features.base import OfText
@@ -36,7 +36,8 @@ class Inputs:
     """What detectors decide on, for the examples that could be read.
 
     Attributes:
-      inputs: detector -> pytree, leaves ``[example, ...]``.
+      inputs: detector -> pytree, leaves ``[example, ...]``, or without padding
+        (:class:`~jaxhal.detectors.series.Ragged`) what has values of every token.
       source: the answers with their features, for what is wanted of a few.
     """
 
@@ -164,9 +165,15 @@ def _inputs(detectors: Sequence[Detector], source: Extraction) -> dict[str, Any]
     order, made = [], []
     for numbers, features in source.batches():
         whole = jax.device_get(_make(tuple(alone.values()), features))
-        made.append(take(whole, slice(len(numbers))))
+        some = take(whole, slice(len(numbers)))
+        made.append(jax.tree.map(_unpadded, some, is_leaf=_is_series))
         order += numbers
-    known = jax.tree.map(lambda *leaves: _in_order(leaves, order), *made)
+    # One after the other, so that memory holds both forms of one leaf alone.
+    kind, each = jax.tree.structure(made[0]), map(jax.tree.leaves, made)
+    columns = [list(column) for column in zip(*each, strict=True)][::-1]
+    made.clear()
+    joined = [_in_order(columns.pop(), order) for _ in range(len(columns))]
+    known = jax.tree.unflatten(kind, joined)
 
     def gathered(detector: Detector) -> Any:
         if not detector.members:
@@ -187,28 +194,26 @@ def _make(detectors: tuple[Detector, ...], features: dict[str, Any]) -> dict[str
     return {detector.name: detector.inputs(features) for detector in detectors}
 
 
-def _in_order(leaves: Sequence[np.ndarray], order: Sequence[int]) -> np.ndarray:
-    """Chunks as one array, rows where they belong, short responses padded with 0."""
+def _is_series(one: Any) -> bool:
+    return isinstance(one, Series)
+
+
+def _unpadded(one: Any) -> Any:
+    return Ragged.of(one) if _is_series(one) else one
+
+
+def _in_order(leaves: Sequence[Any], order: Sequence[int]) -> Any:
+    """Chunks as one, rows where they belong, arrays of other sizes padded with 0."""
+    if isinstance(leaves[0], Ragged):
+        return Ragged.joined(leaves, order)
     sizes = [leaf.shape[1:] for leaf in leaves]
     shape = np.max(sizes, axis=0).astype(int).tolist()
-    out, start = _zeros((len(order), *shape), leaves[0].dtype), 0
+    out, start = aligned_zeros((len(order), *shape), leaves[0].dtype), 0
     for leaf in leaves:
         rows = np.asarray(order[start : start + len(leaf)])
         out[(rows, *(slice(n) for n in leaf.shape[1:]))] = leaf
         start += len(leaf)
     return out
-
-
-# What the runtime of JAX wants of memory that it uses as it is.
-_ALIGNED = 64
-
-
-def _zeros(shape: Sequence[int], dtype: np.dtype) -> np.ndarray:
-    """Zeros that a CPU device takes without a copy: these are the largest arrays."""
-    size = math.prod(shape) * dtype.itemsize
-    raw = np.zeros(size + _ALIGNED, np.uint8)
-    start = -raw.ctypes.data % _ALIGNED
-    return raw[start : start + size].view(dtype).reshape(shape)
 
 
 def fit_part(
