@@ -262,6 +262,7 @@ def test_the_detectors_word_weighs_what_makes_the_variance_least():
         assert (weight == 0) == (slope < 0)
 
 
+@pytest.mark.filterwarnings("ignore:number of sources")
 def test_a_share_by_its_formulas():
     seen, labels = np.array([0.9, 0.7, 0.3, 0.1]), [1, 1, 0, 0]
     found = rate([0.5, 0.3], seen, labels, repeats=10)
@@ -271,6 +272,17 @@ def test_a_share_by_its_formulas():
     assert found.value == 0.5 and found.low < 0.25 and found.high > 0.75
     with pytest.raises(ValueError, match="no higher probability"):
         rate([0.5], seen, [0, 0, 1, 1])
+
+
+def test_few_sources_are_named():
+    many, labels = [0.2, 0.9] * 10, [0, 1] * 10
+    for groups, known, message in (
+        ([1] * 20, None, "sources of the answers: 1, so"),
+        (None, [0, 1] * 10, "sources of the labelled answers: 2, so"),
+    ):
+        with pytest.warns(UserWarning, match=message):
+            rate(many, many, labels, known, groups, repeats=10)
+    rate(many, many, labels, repeats=10)
 
 
 rows = st.lists(

@@ -1,5 +1,6 @@
 """How many of some answers are hallucinated, where nobody has labelled them."""
 
+import warnings
 from typing import NamedTuple
 
 import numpy as np
@@ -14,6 +15,9 @@ from jaxhal.evaluation.checks import (
     two_kinds,
 )
 from jaxhal.evaluation.intervals import drawn_sources
+
+# Resamples of fewer sources are too much alike for an interval.
+_FEW = 10
 
 
 class Rate(NamedTuple):
@@ -87,7 +91,9 @@ def rate(
       weighs the detector by what it is worth (prediction-powered inference,
       `Angelopoulos et al. <https://arxiv.org/abs/2311.01453>`_, 2023).
 
-    Raises ValueError when the detector does not tell the classes apart.
+    Raises ValueError when the detector does not tell the classes apart; warns where
+    answers of either kind have fewer than ten sources, of which resamples differ too
+    little.
 
     Args:
       probabilities: of the unlabelled answers.
@@ -99,6 +105,16 @@ def rate(
     seen, positive = shares(known, labels)
     if shifted:
         two_kinds(labels)
+    for which, sources in (
+        ("the answers", groups or range(len(score))),
+        ("the labelled answers", known_groups or range(len(seen))),
+    ):
+        if (few := len(set(sources))) < _FEW:
+            warnings.warn(
+                f"number of sources of {which}: {few}, so the interval is too narrow; "
+                f"give answers to {_FEW} sources or more",
+                stacklevel=2,
+            )
     count, total = _sums(groups, repeats, seed, score)
     known_count, *known_sums = _sums(
         known_groups, repeats, seed + 1, seen, positive.astype(float), seen * positive

@@ -13,9 +13,6 @@ from jaxhal.scoring.fitting import Fitted
 from jaxhal.scoring.verdicts import decider, undecided
 from jaxhal.types import Example
 
-# Resamples of fewer sources are too much alike for an interval.
-_FEW = 10
-
 
 class Rated(NamedTuple):
     """A share of hallucinated answers.
@@ -53,8 +50,8 @@ def rate(
     look as they did there, whatever their share.
 
     Raises ValueError where no detector may decide, or it carries no labelled answers,
-    or none of the examples can be read; warns about those that cannot, and where there
-    are fewer than ten sources, of which resamples differ too little.
+    or none of the examples can be read; warns about those that cannot, and where
+    sources are too few.
 
     Args:
       examples: unlabelled; ``source`` says which are not independent.
@@ -78,13 +75,6 @@ def rate(
         if not read:
             raise ValueError(f"{said}: {why}")
         warnings.warn(f"{said} and are left out; the first: {why}", stacklevel=2)
-    sources = len({examples[n].group for n in read})
-    if sources < _FEW:
-        warnings.warn(
-            f"number of sources of the answers: {sources}, so the interval is too "
-            f"narrow; give answers to {_FEW} sources or more",
-            stacklevel=2,
-        )
     found = prevalence.rate(
         [reports[n].probability for n in read],
         one.probabilities(known.scores),
