@@ -53,6 +53,23 @@ def test_the_best_of_those_that_may_decides():
         assert named(decider([worthless, low])) == "novel_words"
 
 
+def test_a_single_method_comes_before_an_ensemble_within_one_standard_error():
+    """An interval of 0.1 around 0.85 has a standard error of 0.0255."""
+    at = Measured("crates", 40, 10, 0.85, 0.8, 0.9)
+    assert at.standard_error == pytest.approx(0.0255, abs=1e-4)
+    assert at._replace(low=None, high=None).standard_error == 0
+    both = fitted("novel_words")
+    members = tuple(build(name) for name in ("mtop_div", "token_entropy"))
+    both = dataclasses.replace(
+        both, detector=both.detector._replace(members=members), measured=at
+    )
+    for auroc, best in ((0.83, "response_length"), (0.82, "novel_words")):
+        one = fitted("response_length", auroc)
+        assert named(decider([one, both])) == named(decider([both, one])) == best
+    known = dataclasses.replace(both, measured=at._replace(low=None, high=None))
+    assert named(decider([fitted("response_length", 0.849), known])) == "novel_words"
+
+
 @pytest.mark.parametrize("threshold", [-1.0, 0.0, 1.0])
 def test_no_verdict_contradicts_its_probability(threshold):
     one = fitted(threshold=threshold)

@@ -6,6 +6,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float, Int
 
+# Standard errors from a mean to the end of its 95 % interval.
+_NORMAL = 1.96
+
 
 class Measured(NamedTuple):
     """How well a detector ranked answers that it was not fitted to.
@@ -29,6 +32,13 @@ class Measured(NamedTuple):
             f"AUROC {self.auroc:.3f}{around} on {self.answers} held-out answers of "
             f"{self.data}, {self.hallucinated} hallucinated"
         )
+
+    @property
+    def standard_error(self) -> float:
+        """Of the AUROC, by its interval; 0 where that is not known."""
+        if self.low is None or self.high is None:
+            return 0.0
+        return (self.high - self.low) / (2 * _NORMAL)
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON; without the interval where it is not known."""

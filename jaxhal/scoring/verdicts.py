@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 
 from jaxhal.evaluation.guarantees import guarantee
+from jaxhal.evaluation.held_out import Measured
 from jaxhal.io.showing import quoted, shown
 from jaxhal.reporting.report import Verdict
 from jaxhal.scoring.fitting import Fitted
@@ -16,14 +17,26 @@ _BY_VOTES: tuple[Verdict, ...] = ("supported", "unsure", "hallucinated")
 def ranked(chosen: Sequence[Fitted]) -> list[tuple[Fitted, float]]:
     """The detectors that may decide, best first, with their AUROC on held-out answers.
 
-    Those are fitted, not silent, and known to beat the controls there.
+    Those are fitted, not silent, and known to beat the controls there.  Among those
+    within one standard error of the highest AUROC, single methods come before
+    ensembles, whose weights hold for answers like those they were fitted to (the rule
+    of one standard error; Breiman et al., Classification and Regression Trees, 1984).
     """
     known = [
-        (one, one.measured.auroc)
+        (one, one.measured)
         for one in chosen
         if one.measured is not None and one.beats == "yes" and one.silent is None
     ]
-    return sorted(known, key=lambda pair: -pair[1])
+    if not known:
+        return []
+    _, best = max(known, key=lambda pair: pair[1].auroc)
+    limit = best.auroc - best.standard_error
+
+    def order(pair: tuple[Fitted, Measured]) -> tuple[bool, bool, float]:
+        one, at = pair
+        return at.auroc < limit, bool(one.detector.members), -at.auroc
+
+    return [(one, at.auroc) for one, at in sorted(known, key=order)]
 
 
 def decider(chosen: Sequence[Fitted]) -> Fitted | None:
