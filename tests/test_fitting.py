@@ -33,8 +33,9 @@ from jaxhal.evaluation.splits import grouped_kfold
 from jaxhal.features.support import COLUMNS
 from jaxhal.reading.store import Store
 from jaxhal.scoring import saving
-from jaxhal.scoring.fitting import Fitted, fit, released_lookback
+from jaxhal.scoring.fitting import Fitted, fit
 from jaxhal.scoring.inputs import collect
+from jaxhal.scoring.released import released_lookback
 from tiny_lm import answers, tiny_lm
 
 

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -21,6 +22,7 @@ from jaxhal.reporting.report import Report, Token
 from jaxhal.scoring import verdicts
 from jaxhal.scoring.collection import FittedDetectors, is_place
 from jaxhal.scoring.fitting import Fitted, untrained
+from jaxhal.scoring.released import is_released_probe, released_probe
 from jaxhal.scoring.shipped import shipped
 from jaxhal.scoring.spans import find_spans
 from jaxhal.types import Example
@@ -211,10 +213,12 @@ def placed(
     named = {*shipped(model), *catalogue.CATALOGUE}
     found: list[str | Detector | Fitted] = []
     for one in detectors:
-        if isinstance(one, str) and one not in named and is_place(one):
-            found += FittedDetectors.from_pretrained(one)
-        else:
+        if not isinstance(one, str) or one in named or not is_place(one):
             found.append(one)
+        elif is_released_probe(Path(one)):
+            found.append(released_probe(one))
+        else:
+            found += FittedDetectors.from_pretrained(one)
     return found
 
 

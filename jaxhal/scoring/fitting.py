@@ -1,26 +1,19 @@
 """Fitting a detector: parameters, a calibrated probability and a threshold."""
 
 import dataclasses
-import json
-import os
 import warnings
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, Literal
 
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Float
 
 from jaxhal import evaluation
-from jaxhal.classifiers.linear import Linear
-from jaxhal.classifiers.selection import published
 from jaxhal.detectors import (
     Detector,
     HeldOut,
     Targets,
     held_out,
-    lookback_lens,
     scores_of,
 )
 from jaxhal.evaluation.guarantees import Guarantee
@@ -158,49 +151,6 @@ def untrained(detector: Detector, *, model: str | None = None) -> Fitted:
             "jaxhal.scoring.load or jaxhal.experiments.run returned instead of it"
         )
     return Fitted(detector, (), None, None)
-
-
-def released_lookback(path: str | os.PathLike) -> Fitted:
-    """Lookback Lens as its authors fitted it, to judge what a like model reads.
-
-    Their class 1 is faithful text, so the sign turns: the score is the log odds of a
-    hallucination, the probability its logistic, ``predict_proba(x)[:, 0]``, and a half
-    the threshold.  Any reader of as many heads is judged; only that of the same model
-    was what they fitted to, Llama-2-7b-chat with 32 layers of 32 heads.
-
-    Args:
-      path: a classifier from beside the code of `Lookback Lens
-        <https://arxiv.org/abs/2407.07071>`_ exported to JSON: ``n_layers``,
-        ``n_heads``, ``classes`` [0, 1], ``coef`` (layer-major) and ``intercept``.
-    """
-    try:
-        about = json.loads(Path(path).read_text("utf-8"))
-        names = ("n_layers", "n_heads", "classes", "coef", "intercept")
-        layers, heads, classes, coef, intercept = (about[name] for name in names)
-        # As scikit-learn has them, a row of coefficients, or without the row.
-        w = -np.atleast_2d(np.array(coef, np.float32))
-        b = -np.atleast_1d(np.array(intercept, np.float32))
-        if w.ndim != 2 or len(w) != 1 or b.shape != (1,):
-            raise ValueError(
-                f"coef has shape {w.shape} and intercept {b.shape}; give those of one "
-                "binary classifier, [1, width] and [1]"
-            )
-        w, b = w[0], b[0]
-        if not np.isfinite([*w, b]).all():
-            raise ValueError("coef or intercept is not finite")
-    except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(
-            f"{path} is no released classifier ({type(error).__name__}: {error}); "
-            "export n_layers, n_heads, classes, coef and intercept"
-        ) from error
-    if w.shape != (layers * heads,) or classes != [0, 1]:
-        raise ValueError(
-            f"{path} has {len(w)} coefficients for {layers} layers of {heads} "
-            f"heads, and classes {classes}; a released classifier has one a head, and "
-            "classes [0, 1]"
-        )
-    fitted = published(Linear(*map(jnp.asarray, (w, b, 0 * w, 0 * w + 1))))
-    return Fitted(lookback_lens(), fitted, evaluation.Platt(1.0, 0.0), 0.0)
 
 
 def fit(
