@@ -11,7 +11,7 @@ import pytest
 import jaxhal
 from golden_scores import OWN_MODEL, SAMPLED, TAUGHT, labelled, own_model
 from jaxhal.capture.forward import read_jit
-from jaxhal.detectors import CATALOGUE, Targets, build, features_of
+from jaxhal.detectors import CATALOGUE, Targets, build, features_of, take
 from jaxhal.features.base import OfText, Reducer
 from jaxhal.reading.bulk import Measure
 from jaxhal.reading.extract import extract, kinds
@@ -159,7 +159,7 @@ def test_one_program_a_bucket(fitted, batch, name):
 @pytest.mark.parametrize("name", NAMES)
 def test_scores_and_gradients_are_finite(data, fitted, name):
     one = fitted(name)
-    inputs = jax.tree.map(jnp.asarray, data.inputs[name])
+    inputs = jax.tree.map(jnp.asarray, take(data.inputs[name], slice(None)))
     leaves, tree = jax.tree.flatten(inputs)
     floats = [n for n, x in enumerate(leaves) if jnp.issubdtype(x.dtype, jnp.floating)]
     assert floats

@@ -91,7 +91,7 @@ def _detectors() -> list[dict[str, Any]]:
             "what": each.summary,
             "unit": each.unit,
             "trained": each.fit is not None,
-            "fitted for": ", ".join(m for m in MODELS if each.name in shipped(m)),
+            "ships fitted": any(each.name in shipped(model) for model in MODELS),
             "control": each.control,
             "reference": each.reference,
         }
