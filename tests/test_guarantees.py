@@ -278,6 +278,7 @@ def test_few_sources_are_named():
     many, labels = [0.2, 0.9] * 10, [0, 1] * 10
     for groups, known, message in (
         ([1] * 20, None, "sources of the answers: 1, so"),
+        (np.ones(20, int), None, "sources of the answers: 1, so"),
         (None, [0, 1] * 10, "sources of the labelled answers: 2, so"),
     ):
         with pytest.warns(UserWarning, match=message):

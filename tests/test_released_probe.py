@@ -98,10 +98,12 @@ def broken(folder, how):
             head.unlink()
         case "no archive":
             head.write_bytes(b"GGUF" * 9)
-        case "code" | "a list" | "strides" | "too large":
+        case "code" | "a list" | "no tuple" | "strides" | "too large":
             with zipfile.ZipFile(head, "w", zipfile.ZIP_DEFLATED) as archive:
                 content = _Code() if how == "code" else [1]
                 data = pickle.dumps(content)
+                if how == "no tuple":  # a storage whose name is a number
+                    data = b"K\x07Q."
                 if how == "strides":
                     with zipfile.ZipFile(GOLDEN / "probe_float32.bin") as known:
                         for name in known.namelist():
@@ -135,6 +137,7 @@ def broken(folder, how):
         ("no archive", "no state dict that torch wrote"),
         ("code", "builtins.print, which is no tensor"),
         ("a list", "something else than tensors"),
+        ("no tuple", "no state dict that torch wrote"),
         ("strides", r"a tensor of \[1, 32\] has strides"),
         ("too large", "has 67108865 bytes"),
         ("not finite", "not finite"),

@@ -32,7 +32,7 @@ def check(
             f"features of shape {x.shape} and labels of shape {y.shape} do not pair "
             f"up; give one label per row of axis {rows_axis}"
         )
-    x = _finite(x)
+    _check_finite(x)
     if not isinstance(y, Tracer) and not np.isin(y, (0, 1)).all():
         row = int(np.argmin(np.isin(y, (0, 1))))
         raise ValueError(f"labels[{row}] is {y[row]}; use 0 or 1")
@@ -87,17 +87,16 @@ def check_tokens(
                 "of one row after those of another"
             )
     _, y, (train, stop) = check(y[:, None], y, train=train, stop=stop)
-    x = _finite(x)
+    _check_finite(x)
     if not isinstance(row, Tracer) and not (train[row] > 0).any():
         raise ValueError("row names no row to train on; give its tokens")
     return x, row, y, train, stop
 
 
-def _finite(x: Float[Array, "..."]) -> Float[Array, "..."]:
+def _check_finite(x: Float[Array, "..."]) -> None:
     if not isinstance(x, Tracer) and not jnp.isfinite(x).all():
         where = [int(axis) for axis in np.argwhere(~np.isfinite(x))[0]]
         raise ValueError(f"features{where} is not finite; drop that row or feature")
-    return x
 
 
 def _check_weight(name: str, weight: Any, y: Array) -> Float[Array, "..."]:

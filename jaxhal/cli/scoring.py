@@ -166,8 +166,8 @@ def detect(
     "probability", "by", "spans", "error"}, in the order of the input.  The verdict,
     hallucinated, unsure or supported, is that of one detector, the best on answers held
     out of those that beat the controls there (an ensemble has to be better by one
-    standard error); with none there is no verdict.  A bad row
-    gets its error and the command exits 1, otherwise 0.
+    standard error); with none there is no verdict.  A bad row gets its error and the
+    command exits 1, otherwise 0.
 
     Until all is done the results wait in OUTPUT.partial; the same command goes on there
     after a stop.  Up to 1,024 rows are read before the first result, 256 where results

@@ -68,6 +68,8 @@ from jaxhal.detectors.semantic_entropy import (
 from jaxhal.detectors.semantic_entropy import (
     semantic_entropy_probe as semantic_entropy_probe,
 )
+from jaxhal.detectors.series import Ragged as Ragged
+from jaxhal.detectors.series import Series as Series
 from jaxhal.detectors.toha import mtop_div as mtop_div
 from jaxhal.detectors.toha import sink_share as sink_share
 from jaxhal.detectors.toha import toha as toha

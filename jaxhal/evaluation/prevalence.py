@@ -11,6 +11,7 @@ from jaxhal.evaluation.checks import (
     Mask,
     Numbers,
     Rows,
+    group_codes,
     shares,
     two_kinds,
 )
@@ -106,10 +107,10 @@ def rate(
     if shifted:
         two_kinds(labels)
     for which, sources in (
-        ("the answers", groups or range(len(score))),
-        ("the labelled answers", known_groups or range(len(seen))),
+        ("the answers", group_codes(groups, len(score))),
+        ("the labelled answers", group_codes(known_groups, len(seen))),
     ):
-        if (few := len(set(sources))) < _FEW:
+        if (few := len(np.unique(sources))) < _FEW:
             warnings.warn(
                 f"number of sources of {which}: {few}, so the interval is too narrow; "
                 f"give answers to {_FEW} sources or more",

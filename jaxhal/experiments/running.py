@@ -29,7 +29,7 @@ from jaxhal.experiments.config import Data, Experiment
 from jaxhal.io.progress import progress_bar
 from jaxhal.models.lm import LM
 from jaxhal.models.lm import kept_lm as model
-from jaxhal.models.registry import private_cache
+from jaxhal.models.registry import known_as, private_cache
 from jaxhal.reading.store import Store
 from jaxhal.reporting import results
 from jaxhal.reporting.results import Judged
@@ -100,7 +100,7 @@ class Result:
         """What was fitted on the first split of a data set, to use and to save."""
         data, fitted = self.data[label], self.fitted[label]
         train = [data.examples[row] for row in self.splits[label][0].train]
-        about = about_answers(self.config.model, label, train)
+        about = about_answers(known_as(self.config.model), label, train)
         parts = [part for part in self.judged if part.train == part.test == label]
         fits = len({part.fit for part in parts})
         about["note"] = f"The figures are of protocol {self.config.protocol}: " + (

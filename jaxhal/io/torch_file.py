@@ -36,7 +36,11 @@ def read(path: str | os.PathLike) -> dict[str, np.ndarray]:
             (about,) = (n for n in archive.namelist() if n.endswith("/data.pkl"))
             with archive.open(_small(archive, about)) as file:
                 found = _Tensors(file, archive, about.removesuffix("data.pkl")).load()
-    except (zipfile.BadZipFile, pickle.UnpicklingError, EOFError, LookupError) as error:
+    # What zipfile says of an archive, and pickle of what it cannot make sense of.
+    except (
+        *(zipfile.BadZipFile, pickle.UnpicklingError, EOFError, LookupError),
+        *(AttributeError, TypeError, ValueError),
+    ) as error:
         raise ValueError(
             f"{path} is no state dict that torch wrote: {error}"
         ) from error

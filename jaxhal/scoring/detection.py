@@ -370,7 +370,7 @@ def empty(
 ) -> Report:
     """A report without a verdict."""
     with_tokens = [d.detector.name for d in chosen if d.detector.tokens is not None]
-    best = [one.detector.name for one, _ in verdicts.ranked(chosen)]
+    best = [one.detector.name for one in verdicts.ranked(chosen)]
     order = [*(name for name in (*best, *PREFERRED) if name in with_tokens)]
     given: Any = {name: getattr(example, name) for name in GIVEN}
     nothing: Any = {"scores": {}, "tokens": [], "spans": [], "heads": {}}

@@ -14,8 +14,8 @@ from jaxhal.scoring.shipped import MODELS
 _BY_VOTES: tuple[Verdict, ...] = ("supported", "unsure", "hallucinated")
 
 
-def ranked(chosen: Sequence[Fitted]) -> list[tuple[Fitted, float]]:
-    """The detectors that may decide, best first, with their AUROC on held-out answers.
+def ranked(chosen: Sequence[Fitted]) -> list[Fitted]:
+    """The detectors that may decide, best first by their AUROC on held-out answers.
 
     Those are fitted, not silent, and known to beat the controls there.  Among those
     within one standard error of the highest AUROC, single methods come before
@@ -36,12 +36,12 @@ def ranked(chosen: Sequence[Fitted]) -> list[tuple[Fitted, float]]:
         one, at = pair
         return at.auroc < limit, bool(one.detector.members), -at.auroc
 
-    return [(one, at.auroc) for one, at in sorted(known, key=order)]
+    return [one for one, _ in sorted(known, key=order)]
 
 
 def decider(chosen: Sequence[Fitted]) -> Fitted | None:
     """The detector whose verdict counts, ``None`` where none may decide."""
-    return next((one for one, _ in ranked(chosen)), None)
+    return next(iter(ranked(chosen)), None)
 
 
 def verdict(one: Fitted, score: float) -> tuple[Verdict, float]:
