@@ -292,3 +292,21 @@ def test_two_commands_lead_to_verdicts(place, tmp_path, monkeypatch):
     )
     again = CliRunner().invoke(app, ["fit", "labelled.jsonl", "-o", "mine"])
     assert again.exit_code == 2 and "holds detectors already" in again.output
+
+
+def test_what_was_fitted_in_a_dtype_reads_in_it(place, tmp_path, monkeypatch):
+    monkeypatch.setattr(registry, "cache_dir", lambda: tmp_path)
+    monkeypatch.chdir(tmp_path)
+    write_rows("labelled.jsonl", rows(answers(), *ROW, "label"))
+    write_rows("answers.jsonl", rows(answers(4, seed=1), *ROW))
+    small = ["--model", str(place), "--dtype", "bfloat16"]
+    fit = ["fit", "labelled.jsonl", "-d", "mtop_div", "-o", "mine", *small]
+    assert CliRunner().invoke(app, fit).exit_code == 0
+    detect = ["detect", "-i", "answers.jsonl", "-d", "mine", *small]
+    assert CliRunner().invoke(app, detect).exit_code == 0
+    assert CliRunner().invoke(app, ["rate", "answers.jsonl", *detect[3:]]).exit_code == 2
+    other = CliRunner().invoke(app, detect[:-2])
+    assert other.exit_code == 2 and "or in another dtype; read with" in other.output
+    wrong = CliRunner().invoke(app, [*detect[:-1], "float8"])
+    assert wrong.exit_code == 2
+    assert "dtype is float8; use float32 or bfloat16" in wrong.output

@@ -66,7 +66,6 @@ def test_a_character_of_several_tokens_is_one():
         ("漢字です", "字", "字"),  # no space parts its words
         ("one.Two", "Two", "Two"),
         ("1. two", "1", "1"),
-        ("red, blue", ",", ","),
         ("🙂 yes", "🙂", "🙂"),
         ("snake_case x", "case", "snake_case"),
         ("Smith's 40", "Smith", "Smith's"),
@@ -75,6 +74,13 @@ def test_a_character_of_several_tokens_is_one():
 )
 def test_a_span_is_whole_words(text, suspicious, whole):
     assert texts_of(text, (suspicious, 0.9)) == [whole]
+
+
+@pytest.mark.parametrize("alone", [".", ",", " …", "?!", "(", "”"])
+def test_punctuation_alone_is_no_span(alone):
+    text = f"Two thirds{alone} Yes"
+    assert texts_of(text, (alone, 0.9)) == []
+    assert texts_of(text, ("thirds", 0.9), (alone, 0.9)) == [f"thirds{alone}"]
 
 
 def test_runs_that_share_a_word_are_one_span():
@@ -99,10 +105,11 @@ def test_spans_hold_what_is_marked_and_end_where_words_do(text, data):
     held = np.zeros(count + 1, bool)
     for span in spans:
         assert span.text == text[span.start : span.end] == span.text.strip() != ""
+        assert not set(span.text) <= set(" \n.,-'")
         assert not held[span.start : span.end].any()  # apart, and in order below
         held[span.start : span.end] = True
     assert spans == sorted(spans)
     for n, letter in enumerate(text):
-        assert held[n] or scores[n] < 0.5 or letter.isspace()
+        assert held[n] or scores[n] < 0.5 or letter in " \n.,-'"
     for start, end in whole_words(text):
         assert len(set(held[start:end])) == 1

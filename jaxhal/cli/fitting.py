@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from jaxhal.cli.console import brief, tell, usage
-from jaxhal.cli.scoring import DEFAULT, BatchSize, Model
+from jaxhal.cli.scoring import DEFAULT, BatchSize, Dtype, Model
 from jaxhal.io.checks import one_of
 
 # Read in one pass, and fitted to answers with or without annotated spans.
@@ -32,6 +32,7 @@ def fit(
         ),
     ] = None,
     model: Model = DEFAULT,
+    dtype: Dtype = "float32",
     detector: Annotated[
         list[str] | None,
         typer.Option(
@@ -78,7 +79,7 @@ def fit(
                 raise ValueError("nothing to fit to; give DATA or --preset ragtruth")
             beside_controls(names)
             examples = load_dataset(data)
-            lm = jaxhal.load(model)
+            lm = jaxhal.load(model, dtype=dtype)
             options |= {"data": Path(data).stem, "folds": folds or _FOLDS}
             ready = jaxhal.fit(lm, examples, names, **options)
         else:
@@ -89,7 +90,8 @@ def fit(
                     "leave it out, or DATA, --detector and --folds"
                 )
             config = experiments.load_config(preset)
-            ready = experiments.fit(dataclasses.replace(config, model=model, **options))
+            options |= {"model": model, "dtype": dtype}
+            ready = experiments.fit(dataclasses.replace(config, **options))
         ready.save_pretrained(output, force=force)
     tell([brief(row) for row in ready.rows], f"written to {output}")
 
@@ -99,6 +101,7 @@ def rate(
         str, typer.Argument(help="JSON Lines of unlabelled answers, - for stdin.")
     ],
     model: Model = DEFAULT,
+    dtype: Dtype = "float32",
     detector: Annotated[
         list[str] | None,
         typer.Option(
@@ -123,7 +126,7 @@ def rate(
         names = placed(reader, detector) if detector else None
         resolve(reader, names)  # a wrong name should cost no download
         rows = examples(read_rows(source))
-        lm = jaxhal.load(model)
+        lm = jaxhal.load(model, dtype=dtype)
         found = jaxhal.rate(lm, rows, names, batch_size=batch_size)
     names = ("rate", "low", "high", "answers", "called", "by")
     tell([{name: getattr(found, name) for name in names}], str(found.basis))

@@ -36,6 +36,12 @@ Model = Annotated[
         "Hugging Face hub id.",
     ),
 ]
+Dtype = Annotated[
+    str,
+    typer.Option(
+        help="Of the model's parameters: float32, or bfloat16 in half the memory."
+    ),
+]
 BatchSize = Annotated[int, typer.Option(min=1, help="Answers read together.")]
 
 
@@ -44,6 +50,7 @@ def demo(
         "jaxhal-demo"
     ),
     model: Model = DEFAULT,
+    dtype: Dtype = "float32",
     limit: Annotated[
         int | None, typer.Option(min=1, help="Only the first N answers.")
     ] = None,
@@ -60,7 +67,7 @@ def demo(
 
     with usage():
         out.mkdir(parents=True, exist_ok=True)
-        lm = jaxhal.load(model)
+        lm = jaxhal.load(model, dtype=dtype)
     answers = bundled_answers()[:limit]
     examples = [*answers, *bundled()][:limit]
     start = time.perf_counter()
@@ -108,6 +115,7 @@ def detect(
         ),
     ],
     model: Model = DEFAULT,
+    dtype: Dtype = "float32",
     output: Annotated[
         str | None,
         typer.Option(
@@ -211,7 +219,7 @@ def detect(
         rows = read_rows(source)
         for path in (output, page):
             check_place(path)
-        lm = jaxhal.load(model)
+        lm = jaxhal.load(model, dtype=dtype)
         # A folder may be called like a model.
         chosen = resolve_for(lm, names, threshold, sure)
         options: dict[str, Any] = {

@@ -173,7 +173,8 @@ def load(source: str | os.PathLike, *, dtype: Any = jnp.float32) -> LM:
 
 def check_dtype(dtype: Any) -> None:
     """Raises ValueError on a type that parameters cannot have."""
-    if jnp.dtype(dtype).name not in DTYPES:
+    name = dtype if isinstance(dtype, str) else jnp.dtype(dtype).name
+    if name not in DTYPES:
         raise ValueError(f"dtype is {dtype}; use {' or '.join(DTYPES)}")
 
 

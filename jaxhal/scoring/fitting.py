@@ -104,8 +104,9 @@ class Fitted:
         if self.reader is not None and self.reader != fingerprint(lm):
             raise ValueError(
                 f"detector {self.detector.name!r} was fitted to a reader of other "
-                f"weights than {name!r} has; read with the model it was fitted to, or "
-                "fit it to answers that this one has read"
+                f"weights than {name!r} has, or in another dtype; read with the model "
+                "and dtype it was fitted to, or fit it to answers that this one has "
+                "read"
             )
 
     def score(self, inputs: Any) -> Float[np.ndarray, " samples"]:

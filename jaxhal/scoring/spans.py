@@ -26,8 +26,9 @@ def find_spans(
     """Runs of tokens whose score reaches the threshold, widened to whole words.
 
     White space around them is left out, and runs that share a word are one span.  A
-    character cut into several tokens has the highest of their scores.  The confidence
-    of a span is the mean score of the tokens that marked it.
+    run of punctuation alone says nothing and is none.  A character cut into several
+    tokens has the highest of their scores.  The confidence of a span is the mean score
+    of the tokens that marked it.
     """
     scored = [
         (place, max(token.scores.get(detector, 0.0) for token in same))
@@ -43,7 +44,7 @@ def find_spans(
         text = response[start:end]
         start += len(text) - len(text.lstrip())
         end -= len(text) - len(text.rstrip())
-        if start >= end:
+        if not any(map(_says, response[start:end])):
             continue
         words = whole_words(response) if words is None else words
         start, end = _widened(start, end, words)
@@ -73,6 +74,10 @@ def whole_words(text: str) -> list[tuple[int, int]]:
     ["It's", 'the', 'well-known', '3,400.5', 'km', 'in', '2021']
     """
     return [found.span() for found in _PIECE.finditer(_spelled(text))]
+
+
+def _says(letter: str) -> bool:
+    return not letter.isspace() and unicodedata.category(letter)[0] != "P"
 
 
 def _spelled(text: str) -> str:
