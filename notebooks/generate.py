@@ -7,31 +7,33 @@ import runpy
 from pathlib import Path
 from typing import Any, get_origin
 
-from results import RESULTS, ROOT, figures, tables, unbroken
+from results import RESULTS, ROOT, figures, judged, tables, unbroken
 
 README = ROOT / "README.md"
 # A page that the sidebar leaves out: with all of them it would be unreadable, and slow.
 _ORPHAN = ["---", "orphan: true", "---", ""]
 _BEGIN, _END = "<!-- results -->", "<!-- end of results -->"
-# Rows of the README: what was judged, by whose answers.
+# Rows of the README: what was judged, and who had written it.
 _SHOWN = {
-    "ragtruth_qa_llama2_7b": "RAGTruth QA, Llama-2-7b-chat",
-    "toha_coqa": "CoQA, Mistral-7B-Instruct",
-    "toha_squad": "SQuAD, Mistral-7B-Instruct",
-    "lookback_window": "windows of 8 tokens of RAGTruth QA",
-    "halueval": "HaluEval QA",
-    "selfmade_coqa_detectors": "CoQA, the reader's own answers",
-    "halmit_treatment": "MedQuAD, an agent's answers (watchdog)",
+    "ragtruth": ("RAGTruth QA, official test", "Llama-2-7b, 70b"),
+    "ragtruth_qwen05b": ("the same", "Llama-2-7b, 70b"),
+    "toha_coqa": ("CoQA", "Mistral-7B"),
+    "toha_squad": ("SQuAD", "Mistral-7B"),
+    "lookback_window": ("8-token windows of RAGTruth QA", "Llama-2-7b"),
+    "halueval": ("HaluEval QA", "people, ChatGPT"),
+    "selfmade_coqa_detectors": ("CoQA", "its reader"),
+    "halmit_treatment": ("MedQuAD, by a watchdog", "its reader"),
 }
 
 
 def readme_table() -> str:
     """Of some results the best method, the best control, and what stands between."""
     lines = [
-        "| judged | best method | AUROC | best control | AUROC | clearly above it |",
-        "|---|---|---|---|---|---|",
+        "| judged | written by | read by | answers | hallucinated | best method "
+        "| best control | clearly above it |",
+        "|---|---|---|---|---|---|---|---|",
     ]
-    for name, what in _SHOWN.items():
+    for name, (what, writer) in _SHOWN.items():
         table = next(t for t in tables(name) if "vs best control" in t.header)
         area = {key: table.cell(key, "AUROC") for key in table.rows}
         controls = {k for k, row in table.rows.items() if "(control)" in row["method"]}
@@ -39,9 +41,11 @@ def readme_table() -> str:
         bar = max(controls, key=lambda key: float(area[key].split()[0]))
         said = [table.cell(key, "vs best control") for key in area.keys() - controls]
         clear = sum(text.endswith("yes") for text in said)
+        reader, count, bad = judged(name)
         lines.append(
-            f"| [{what}](configs/results/{name}.md) | `{best}` | {area[best]} "
-            f"| `{bar}` | {area[bar]} | {clear} of {len(said)} |"
+            f"| [{what}](configs/results/{name}.md) | {writer} | {reader} "
+            f"| {count:,} | {bad / count:.0%} | `{best}` {area[best]} "
+            f"| `{bar}` {area[bar]} | {clear} of {len(said)} |"
         )
     return "\n".join(lines)
 

@@ -60,6 +60,26 @@ def tables(name: str) -> list[Table]:
     return found
 
 
+def judged(name: str) -> tuple[str, int, int]:
+    """The model that read, how many texts it read, and how many are hallucinated.
+
+    Raises:
+      ValueError: where the file does not say so.
+    """
+    text = (RESULTS / f"{name}.md").read_text("utf-8")
+    model = re.search(r"^(?:Reader|Agent): ([^\s,]+)", text, re.MULTILINE)
+    counts = [
+        *re.findall(r"^- .+: (\d+) \w+, \d+ sources, (\d+) hallu", text, re.MULTILINE),
+        *re.findall(
+            r"^Held out: (\d+) questions, (\d+) answered wrongly", text, re.MULTILINE
+        ),
+    ]
+    if model is None or not counts:
+        raise ValueError(f"{name}.md does not say what was read by whom")
+    count, bad = (sum(map(int, column)) for column in zip(*counts, strict=True))
+    return model[1], count, bad
+
+
 def cell(name: str, row: str, column: str = "AUROC", title: str = "") -> str:
     """A cell of the first table, under such a title, that has the row and the column.
 
