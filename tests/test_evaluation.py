@@ -15,6 +15,7 @@ from jaxhal.evaluation import (
     brier,
     decided,
     ece,
+    ece_by_chance,
     evaluate,
     span_f1,
     token_metrics,
@@ -149,6 +150,16 @@ def test_bad_rows_to_split_are_named(scores, labels, message):
 def test_bad_probabilities_are_named(function, probabilities, labels, message):
     with pytest.raises(ValueError, match=message):
         function(probabilities, labels)
+
+
+@pytest.mark.parametrize("count", [40, 300])
+def test_ece_by_chance_is_that_of_labels_drawn_by_the_probabilities(count):
+    rng = np.random.default_rng(0)
+    probabilities = rng.beta(1, 2, count)
+    drawn = rng.random((2000, count)) < probabilities
+    expected = np.mean([ece(probabilities, labels.astype(int)) for labels in drawn])
+    assert ece_by_chance(probabilities) == pytest.approx(expected, rel=0.03)
+    assert ece_by_chance([0.0, 1.0]) == 0.0
 
 
 def test_ece_needs_bins():

@@ -39,6 +39,7 @@ from jaxhal.evaluation import (
     coverage_at_precision,
     decided,
     ece,
+    ece_by_chance,
     interval,
     prr,
 )
@@ -337,6 +338,9 @@ def test_a_run_leaves_its_directory(here, tmp_path):
         given = adapted(scores[f"{name}.probability"], prior)[0]
         expected = ece(given, scores["label"])
         assert by_method.loc[name, "ECE adapted"] == pytest.approx(expected)
+        assert by_method.loc[name, "ECE by chance"] == pytest.approx(
+            ece_by_chance(given)
+        )
     found = json.loads((tmp_path / "tiny" / "results.json").read_text("utf-8"))
     assert found["rows"] == json.loads(json.dumps(result.rows))
     kept = {row["method"]: row for row in found["selective"]}
@@ -347,7 +351,7 @@ def test_a_run_leaves_its_directory(here, tmp_path):
         assert row["coverage at 90 %"] == coverage_at_precision(*given, 0.9)
         assert row["PRR low"] <= row["PRR"] <= row["PRR high"]
     text = (tmp_path / "tiny" / "results.md").read_text("utf-8")
-    assert "| recall | ECE | ECE adapted | vs best control |" in text
+    assert "| recall | ECE | ECE adapted | ECE by chance | vs best control |" in text
     assert (
         "| data | method | PRR [95 %] | AURC [95 %] | coverage at 90 % [95 %] |" in text
     )

@@ -39,6 +39,7 @@ from jaxhal.evaluation.metrics import Decided as Decided
 from jaxhal.evaluation.metrics import brier as brier
 from jaxhal.evaluation.metrics import decided as decided
 from jaxhal.evaluation.metrics import ece as ece
+from jaxhal.evaluation.metrics import ece_by_chance as ece_by_chance
 from jaxhal.evaluation.metrics import evaluate as evaluate
 from jaxhal.evaluation.metrics import span_f1 as span_f1
 from jaxhal.evaluation.metrics import token_metrics as token_metrics

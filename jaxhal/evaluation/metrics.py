@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Float, Int
 
 from jaxhal.evaluation.checks import Mask, Numbers, Rows, rows, shares
 from jaxhal.evaluation.ranking import auprc, auprc_trapezoid, auroc
@@ -84,10 +84,34 @@ def ece(probabilities: Rows, labels: Rows, bins: int = 10) -> float:
     width, each closed on the left.  Small bins make it larger than it is, so compare
     numbers from equally many answers only.
     """
-    at_least(1, bins=bins)
     probability, positive = shares(probabilities, labels)
-    at = np.digitize(probability, np.linspace(0, 1, bins + 1)[1:-1])
-    return float(np.abs(np.bincount(at, positive - probability)).sum() / len(at))
+    off = _in_bins(probability, positive - probability, bins)
+    return float(np.abs(off).sum() / len(probability))
+
+
+def ece_by_chance(probabilities: Rows, bins: int = 10) -> float:
+    r"""The :func:`ece` that right probabilities have all the same, in [0, 1].
+
+    It is what labels drawn by the probabilities give on average,
+    :math:`\frac1n \sum_b \sqrt{\frac2\pi \sum_{i \in b} p_i (1 - p_i)}`, the
+    labels of each bin taken as normal.  An ``ece`` near it shows no miscalibration.
+
+    >>> f"{ece_by_chance([0.5] * 100):.2f}, {ece_by_chance([0.5] * 10_000):.3f}"
+    '0.04, 0.004'
+    """
+    probability, _ = shares(probabilities, np.zeros(len(probabilities)))
+    variance = _in_bins(probability, probability * (1 - probability), bins)
+    return float(np.sqrt(2 / np.pi * variance).sum() / len(probability))
+
+
+def _in_bins(
+    probability: Numbers, values: Numbers, bins: int
+) -> Float[np.ndarray, " bins"]:
+    """Sums of values over bins of equal width, each closed on the left."""
+    at_least(1, bins=bins)
+    return np.bincount(
+        np.digitize(probability, np.linspace(0, 1, bins + 1)[1:-1]), values
+    )
 
 
 def evaluate(

@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 
 from jaxhal.detectors import Detector
 from jaxhal.evaluation.intervals import Metric, interval
-from jaxhal.evaluation.metrics import Decided, ece, evaluate
+from jaxhal.evaluation.metrics import Decided, ece, ece_by_chance, evaluate
 from jaxhal.evaluation.ranking import auprc, auroc
 from jaxhal.evaluation.selective import aurc, coverage_at_precision, prr
 from jaxhal.evaluation.tables import compare
@@ -28,6 +28,7 @@ _METRICS = {
     "recall": "recall",
     "ece": "ECE",
     "adapted": "ECE adapted",
+    "by_chance": "ECE by chance",
 }
 #: Of flags, 1 or 0.
 DECIDED: dict[str, Metric] = {"F1": Decided("f1"), "accuracy": Decided("accuracy")}
@@ -184,7 +185,9 @@ def _metrics(frame: "pd.DataFrame", name: str) -> dict[str, float]:
     found = evaluate(
         frame[name], frame["label"], probabilities=frame[f"{name}.probability"]
     )
-    found["adapted"] = ece(frame[f"{name}.adapted"], frame["label"])
+    adapted = frame[f"{name}.adapted"]
+    found["adapted"] = ece(adapted, frame["label"])
+    found["by_chance"] = ece_by_chance(adapted)
     flagged = evaluate(frame[f"{name}.flagged"].astype(float), frame["label"], 0.5)
     return found | {k: v for k, v in flagged.items() if k in _METRICS}
 
