@@ -110,8 +110,8 @@ def test_what_was_saved_judges_as_before(lm, ready, saved):
     text = (saved / "README.md").read_text("utf-8")
     assert "Fitted to crates: 90 answers to 45 sources" in text
     assert "| linear_probe | 0." in text and "*tfidf* (control)" in text
-    new = ("ECE adapted", "ECE by chance")
-    older = [{k: v for k, v in row.items() if k not in new} for row in again.rows]
+    later = ("ECE adapted", "ECE by chance")
+    older = [{k: v for k, v in row.items() if k not in later} for row in again.rows]
     assert (
         "| ECE adapted |" in text
         and "| ECE | vs best" in replace(again, rows=older).card()
