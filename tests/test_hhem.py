@@ -90,19 +90,15 @@ def theirs(folder):
         name.removeprefix("t5."): torch.from_numpy(tensor)
         for name, tensor in load_file(f"{folder}/model.safetensors").items()
     }
-    shared = state["transformer.encoder.embed_tokens.weight"] = state[
-        "transformer.shared.weight"
-    ]
-    config = transformers.T5Config(
+    shared = state["transformer.shared.weight"]
+    state["transformer.encoder.embed_tokens.weight"] = shared
+    sizes = tiny_encoders.CASES["t5-tokens"][2] | dict(
         vocab_size=len(shared),
-        d_model=32,
-        d_kv=6,
-        d_ff=48,
-        num_layers=3,
-        num_heads=4,
-        relative_attention_num_buckets=8,
-        feed_forward_proj="gated-gelu",
+        num_labels=2,
+        relative_attention_max_distance=128,
+        layer_norm_epsilon=1e-6,
     )
+    config = transformers.T5Config(**sizes)
     model = transformers.T5ForTokenClassification(config).eval()
     model.load_state_dict(state)
 
@@ -189,6 +185,8 @@ def test_pair_grader(folder):
         ({"lost": ["final_layer_norm.weight"]}, "layer_norm.weight is missing"),
         ({"classes": 3}, r"classifier.weight has shape \[3, 32\]"),
         ({"prompt": "Is it {text1}?"}, "prompt is Is it .*give a text with.*{text2}"),
+        ({"prompt": ["{text1}", "{text2}"]}, "prompt is .*give a text with"),
+        ({"foundation": {"\n": 1}}, "foundation is .*; give the name of a model"),
         ({"model_type": "HHEM"}, "unknown architecture 'HHEM'"),
     ],
 )

@@ -15,6 +15,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from jaxhal.io.showing import shown
 from jaxhal.models import registry
 from jaxhal.models.settings import Settings
 from jaxhal.models.weights import SafetensorsSource
@@ -75,7 +76,9 @@ def described(raw: Settings, folder: Path) -> tuple[Settings, dict[str, Any]]:
         "id2label": {"0": "contradiction", "1": "entailment"},
     }
     foundation = raw.get("foundation", _FOUNDATION)
-    return Settings(t5, raw.where), {"template": prompt, "foundation": str(foundation)}
+    if not isinstance(foundation, str):
+        raw.refuse("foundation", f"give the name of a model, such as {_FOUNDATION}")
+    return Settings(t5, raw.where), {"template": prompt, "foundation": foundation}
 
 
 def tokenizer_folder(source: str | os.PathLike, folder: Path, foundation: str) -> Path:
@@ -89,7 +92,7 @@ def tokenizer_folder(source: str | os.PathLike, folder: Path, foundation: str) -
         return folder
     if Path(source).is_dir():
         raise FileNotFoundError(
-            f"{folder} has no tokenizer.json; copy that of {foundation} beside the "
-            "weights, with its tokenizer_config.json"
+            f"{folder} has no tokenizer.json; copy that of {shown(foundation)} beside "
+            "the weights, with its tokenizer_config.json"
         )
     return registry.from_hub(foundation, ("tokenizer*.json", "special_tokens_map.json"))
