@@ -8,7 +8,7 @@ import pytest
 import transformers
 from flax import nnx
 from safetensors.numpy import load_file
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
 import jaxhal
 import tiny
@@ -43,18 +43,17 @@ PAIRS = [
 
 def tokenizer():
     """Like T5's: pieces of words, <pad> and </s> first, </s> after each text."""
-    made = Tokenizer(models.Unigram())
+    words = "".join((PROMPT, *sum(PAIRS, ()), "</>")).replace("\n", " ").split()
+    letters = sorted({letter for word in words for letter in word})
+    pieces = ["▁", *letters, *sorted({f"▁{word}" for word in words if len(word) < 6})]
+    scores = [(piece, -4.0 - at / 64) for at, piece in enumerate(pieces)]
+    control = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0)]
+    made = Tokenizer(models.Unigram([*control, *scores], unk_id=2))
+    made.add_special_tokens([piece for piece, _ in control])
     made.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace()]
     )
     made.decoder = decoders.Metaspace()
-    trainer = trainers.UnigramTrainer(
-        vocab_size=120,
-        special_tokens=["<pad>", "</s>", "<unk>"],
-        unk_token="<unk>",
-        show_progress=False,
-    )
-    made.train_from_iterator([PROMPT, "</ s>", *sum(PAIRS, ())], trainer)
     made.post_processor = processors.TemplateProcessing(
         single="$A </s>", special_tokens=[("</s>", 1)]
     )
@@ -124,7 +123,7 @@ def test_it_is_that_of_transformers(folder):
     framed = [Framed.of(ours.config.template, *pair) for pair in PAIRS]
     pieces = [ours.tokenizer.framed_windows(one, None, 4096)[0] for one in framed]
     lengths = [len(piece) for piece in pieces]
-    assert lengths[0] < 128 < lengths[1] and lengths[2] > 512
+    assert lengths[0] < 128 < lengths[1] and lengths[2] > 256
     for row, piece in zip(ids, pieces, strict=True):
         assert piece.ids == row[: len(piece)].tolist() and not row[len(piece) :].any()
 
@@ -137,10 +136,10 @@ def test_it_is_that_of_transformers(folder):
     batch = windows.collate(ours, pieces, len(pieces))
     logits = np.asarray(read(ours.graphdef, ours.params, *batch))
     assert np.ptp(want[:, 0]) > 0.05
-    np.testing.assert_allclose(logits, want, atol=2e-5 * np.abs(want).max())
+    np.testing.assert_allclose(logits, want, atol=1e-4)
     together, alone = classify(ours, PAIRS), classify(ours, PAIRS[:1])
-    np.testing.assert_allclose(together, softmax(want), atol=2e-5)
-    np.testing.assert_allclose(alone[0], together[0], atol=2e-6)
+    np.testing.assert_allclose(together, softmax(want), atol=5e-5)
+    np.testing.assert_allclose(alone[0], together[0], atol=1e-5)
 
 
 def test_texts_spell_no_control_tokens(folder):
@@ -164,7 +163,7 @@ def test_pair_grader(folder):
     support = softmax(logits([(FACT, one) for one in SENTENCES])[1])[:, 1]
     assert np.ptp(support) > 1e-3
     found = score(" ".join(SENTENCES), FACT, None)
-    assert found == pytest.approx(1 - support.min(), abs=2e-5)
+    assert found == pytest.approx(1 - support.min(), abs=5e-5)
     ours = load_encoder(folder)
     framed = Framed.of(ours.config.template, long, claim)
     pieces = ours.tokenizer.framed_windows(framed, None, 200)
@@ -172,7 +171,7 @@ def test_pair_grader(folder):
     parts = [part.partition("Premise: ")[2].partition(" Hypo")[0] for part in parts]
     support = softmax(logits([(part, claim) for part in parts])[1])[:, 1]
     assert len(parts) > 3 and np.ptp(support) > 1e-3
-    assert score(claim, long, 200) == pytest.approx(1 - support.max(), abs=2e-5)
+    assert score(claim, long, 200) == pytest.approx(1 - support.max(), abs=5e-5)
 
 
 @pytest.mark.parametrize(
