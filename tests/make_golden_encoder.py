@@ -22,7 +22,14 @@ _PARTS = {
     "deberta-v2": ("deberta", *_BERT),
     "modernbert": ("model", "layers", "attn", "mlp"),
     "eurobert": ("model", "layers", "self_attn", "mlp"),
+    "t5": (
+        "transformer",
+        "encoder.block",
+        "layer.0.SelfAttention",
+        "layer.1.DenseReluDense",
+    ),
 }
+_EMBEDDINGS = {"eurobert": "embed_tokens", "t5": "encoder.embed_tokens"}
 
 
 def build(family: str, kind: str, settings: dict):
@@ -47,6 +54,10 @@ def run(case: str) -> tuple[dict, dict[str, np.ndarray]]:
         name: torch.from_numpy(tiny.weight(name, tuple(shape)))
         for name, shape in shapes.items()
     }
+    if family == "t5":  # one table under two names
+        tied = "transformer.encoder.embed_tokens.weight"
+        state[tied] = state["transformer.shared.weight"]
+        del shapes[tied]
     model.load_state_dict(state)
     outer, layers, attention, perceptron = _PARTS[family]
     classifier = kind != tiny_encoders.PLAIN
@@ -59,7 +70,7 @@ def run(case: str) -> tuple[dict, dict[str, np.ndarray]]:
 
         return hook
 
-    embeddings = inner.embed_tokens if family == "eurobert" else inner.embeddings
+    embeddings = inner.get_submodule(_EMBEDDINGS.get(family, "embeddings"))
     embeddings.register_forward_hook(keep("embeddings"))
     for number, layer in enumerate(layers):
         layer.register_forward_hook(keep(f"layers {number}"))
@@ -81,7 +92,7 @@ def run(case: str) -> tuple[dict, dict[str, np.ndarray]]:
         ).long(),
         "attention_mask": torch.from_numpy(tiny_encoders.VALID).long(),
     }
-    typed = family not in ("modernbert", "eurobert")
+    typed = family not in ("modernbert", "eurobert", "t5")
     if typed and settings.get("type_vocab_size", 2) == 2:
         arguments["token_type_ids"] = torch.from_numpy(tiny_encoders.TYPES).long()
     with torch.no_grad():

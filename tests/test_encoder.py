@@ -12,6 +12,7 @@ from flax import nnx
 
 import tiny
 import tiny_encoders
+from jaxhal.models import layers
 from jaxhal.models.encoders import encoder
 from jaxhal.models.encoders import layers as encoder_layers
 from jaxhal.models.encoders import weights as encoder_weights
@@ -126,7 +127,7 @@ def test_bfloat16(case, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "case", ["roberta", "deberta-conv", "modernbert-biases", "eurobert"]
+    "case", ["roberta", "deberta-conv", "modernbert-biases", "eurobert", "t5-tokens"]
 )
 def test_padding_changes_nothing(case, tmp_path):
     want = tiny_encoders.golden(case)
@@ -137,14 +138,16 @@ def test_padding_changes_nothing(case, tmp_path):
     alone = outputs(model, tokens[row], tiny_encoders.TYPES[row], VALID[row])
     for filler in (0, 7):
         padded = outputs(model, np.where(VALID, tokens, filler))
-        wrong = padded["logits"][1] - alone["logits"][0]
+        wrong = padded["logits"][1][:short] - alone["logits"][0]
         assert np.abs(wrong).max() < 2e-5 * np.abs(alone["logits"]).max()
 
 
-def test_blocks_of_rows_change_nothing(tmp_path, monkeypatch):
-    want = tiny_encoders.golden("deberta-conv")
+@pytest.mark.parametrize("case", ["deberta-conv", "t5-tokens"])
+def test_blocks_of_rows_change_nothing(case, tmp_path, monkeypatch):
+    want = tiny_encoders.golden(case)
     model = load(tmp_path, want["config"], want["shapes"])
-    monkeypatch.setattr(encoder_layers, "PLAIN_BLOCK_BYTES", 1)
+    for parts in (layers, encoder_layers):
+        monkeypatch.setattr(parts, "PLAIN_BLOCK_BYTES", 1)
     _outputs.clear_cache()
     compare(outputs(model), want["outputs"], 1e-5)
     _outputs.clear_cache()
@@ -170,6 +173,24 @@ def test_relative_rows_are_those_of_transformers(buckets, longest, columns):
     assert len(set(ours.tolist())) > 10
 
 
+@pytest.mark.parametrize(
+    "buckets, longest, columns", [(32, 128, 700), (8, 10, 22), (10, 64, 70)]
+)
+def test_bias_rows_are_those_of_transformers(buckets, longest, columns):
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    from transformers.models.t5.modeling_t5 import T5Attention
+
+    sizes = {
+        "relative_attention_num_buckets": buckets,
+        "relative_attention_max_distance": longest,
+    }
+    raw = tiny_encoders.golden("t5-tokens")["config"]
+    config = encoder_from_huggingface(raw | sizes)
+    distance = torch.arange(1 - columns, columns)
+    want = T5Attention._relative_position_bucket(distance, True, buckets, longest)
+    assert encoder_layers.bias_rows(config, columns).tolist() == want.tolist()
+
+
 def test_relative_rows_by_hand():
     config = encoder_from_huggingface(tiny_encoders.golden("deberta-v3")["config"])
     # 8 buckets on either side, 40 positions: up to distance 4 one row each, then rows
@@ -179,6 +200,9 @@ def test_relative_rows_by_hand():
     want = [0, 1, 2, 3, 4, *far]
     assert rows[12:].tolist() == [8 + bucket for bucket in want]
     assert rows[12::-1].tolist() == [8 - bucket for bucket in want]
+
+
+_T5 = {"model_type": "t5", "feed_forward_proj": "gated-gelu"}
 
 
 @pytest.mark.parametrize(
@@ -207,6 +231,12 @@ def test_relative_rows_by_hand():
         ({"model_type": "modernbert", "classifier_pooling": "max"}, "classifier_pool"),
         ({"model_type": "eurobert", "clf_pooling": "max"}, "clf_pooling is max"),
         ({"model_type": "eurobert", "num_key_value_heads": 3}, "give a divisor of"),
+        (_T5 | {"feed_forward_proj": "relu"}, "proj is relu; known: gated-gelu"),
+        (_T5 | {"feed_forward_proj": None}, "lacks feed_forward_proj"),
+        (_T5 | {"relative_attention_num_buckets": 2}, "buckets is 2; give a whole"),
+        (_T5 | {"relative_attention_max_distance": 2}, "distance is 2; give a whole"),
+        (_T5 | {"architectures": ["T5ForSequenceClassification"]}, "decoder is not"),
+        (_T5, "lacks num_layers"),
     ],
 )
 def test_settings_that_are_not_computed(change, message):
@@ -281,6 +311,7 @@ def test_weights_that_do_not_fit(tmp_path):
         ("eurobert-tokens", "model.norm.weight", "layers.1.input_layernorm.weight"),
         ("eurobert-tokens", "classifier.bias", "classifier.bias"),
         ("deberta-tokens", "classifier.weight", "classifier.weight"),
+        ("t5-tokens", "transformer.shared.weight", "shared.weight"),
     ],
 )
 def test_weights_that_are_missing(case, lost, name, tmp_path):

@@ -128,6 +128,18 @@ _BIG = {
             local_rope_theta=160000,
         ),
     ),
+    "hallucination_evaluation_model": (
+        "t5",
+        tiny_encoders.TOKENS,
+        dict(
+            vocab_size=32128,
+            d_model=768,
+            d_ff=2048,
+            num_layers=12,
+            num_heads=12,
+            feed_forward_proj="gated-gelu",
+        ),
+    ),
 }
 # Parameters as transformers counts them; without the pooler that nothing here reads.
 _COUNTS = {
@@ -139,6 +151,7 @@ _COUNTS = {
     "lettucedect-base-modernbert-en-v1": 149_606_402,
     "lettucedect-210m-eurobert-de-v1": 211_767_554,
     "mmbert-base": 307_531_778,
+    "hallucination_evaluation_model": 109_630_082,
 }
 
 

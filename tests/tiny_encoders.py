@@ -50,6 +50,21 @@ _EURO = _BASE | dict(
     mask_token_id=3,
 )
 
+_T5 = dict(
+    vocab_size=53,
+    d_model=32,
+    d_ff=48,
+    d_kv=6,
+    num_layers=3,
+    num_heads=4,
+    feed_forward_proj="gated-gelu",
+    relative_attention_num_buckets=8,
+    relative_attention_max_distance=10,
+    layer_norm_epsilon=1e-5,
+    pad_token_id=0,
+    num_labels=3,
+)
+
 # Their blocks are those of the cases above; the heads are what is new.
 _SHORT = {"num_hidden_layers": 1, "num_labels": 2}
 
@@ -154,6 +169,7 @@ CASES = {
         | dict(layer_types=["full_attention", "sliding_attention"]),
     ),
     "eurobert-tokens": ("eurobert", TOKENS, _EURO | _SHORT),
+    "t5-tokens": ("t5", TOKENS, _T5),
 }
 LENGTHS = (22, 13)
 VALID = np.arange(22) < np.array(LENGTHS)[:, None]

@@ -1,7 +1,8 @@
 """Does the source support each sentence of the answer?  Classifiers of pairs say so.
 
 Tang et al., `MiniCheck <https://arxiv.org/abs/2404.10774>`_, EMNLP 2024; Lei et al.,
-`FactCG <https://arxiv.org/abs/2501.17144>`_, NAACL 2025.
+`FactCG <https://arxiv.org/abs/2501.17144>`_, NAACL 2025; Li et al., `HHEM-2.1-Open
+<https://doi.org/10.57967/hf/3240>`_, 2024.
 """
 
 from collections.abc import Sequence
@@ -42,8 +43,9 @@ def pair_grader(
     a sentence most counts; published code cuts between sentences.
 
     Args:
-      source: MiniCheck's or FactCG's DeBERTa, or any classifier of natural language
-        inference, as :func:`jaxhal.models.encoders.load_encoder` takes it.
+      source: MiniCheck's or FactCG's DeBERTa, HHEM-2.1-Open, or any classifier of
+        natural language inference, as :func:`jaxhal.models.encoders.load_encoder` takes
+        it.
       labels: its classes in order, of which ``entailment`` is support; needed where
         its configuration does not name them, as for a copy of MiniCheck's in a folder:
         ``[contradiction, entailment]``.
@@ -60,7 +62,8 @@ def _pair_grader(grader: Inference) -> Detector:
         "pair_grader",
         f"support of the least supported sentence; {grader.name}",
         "1 - probability, 0 to 1",
-        "Tang et al., MiniCheck, EMNLP 2024; Lei et al., FactCG, NAACL 2025",
+        "Tang et al., MiniCheck, EMNLP 2024; Lei et al., FactCG, NAACL 2025; Li et "
+        "al., HHEM-2.1-Open, 2024",
         support,
         "max",
     )

@@ -115,7 +115,7 @@ class Inference:
       source: an encoder, as :func:`jaxhal.models.encoders.load_encoder` takes it.
       labels: its classes in order; by default those that its configuration names.
       template: the one text that it reads in place of a pair, with ``{premise}`` and
-        ``{hypothesis}`` in it.
+        ``{hypothesis}`` in it; by default that of its configuration, if it has one.
       length: tokens that it reads together, by default all that it can.
     """
 

@@ -34,6 +34,8 @@ class Geometry(NamedTuple):
     key_valid: Bool[Array, "batch key"]
     cos: Float[Array, "rope batch query 1 head"] | None
     sin: Float[Array, "rope batch query 1 head"] | None
+    # Of an encoder of n rows, added to scores: by key - query, from 1 - n on.
+    by_distance: Float[Array, "heads distance"] | None = None
 
 
 class LayerIndex(NamedTuple):
@@ -151,6 +153,10 @@ class Attention(nnx.Module):
             bias = _bias(position, geo, keys, at.window, self.config.causal)
             if prefix is None:
                 scores = ops.scores(q, k[:, :, :keys])
+                if geo.by_distance is not None:
+                    distance = jnp.arange(keys) - index[:, None]
+                    added = geo.by_distance[:, distance + rows - 1]
+                    scores = scores + added.reshape(*scores.shape[1:])
                 out, probs = ops.attend(scores, bias, v[:, :, :keys])
             else:
                 out, probs = attend_after(q, prefix, (k, v), bias)

@@ -15,6 +15,7 @@ import time
 import tomllib
 import zipfile
 import zlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Any, Literal, NamedTuple
 
@@ -156,14 +157,19 @@ def locate(source: str | os.PathLike, kind: Kind = "decoder") -> Path:
     )
 
 
-def from_hub(repo: str) -> Path:
-    """What the Hugging Face hub keeps by a name; ValueError where it cannot be had."""
+_WANTED = ("*.json", "*.safetensors", "*.model", "*.jinja")
+
+
+def from_hub(repo: str, wanted: Sequence[str] = _WANTED) -> Path:
+    """What the Hugging Face hub keeps by a name; ValueError where it cannot be had.
+
+    ``wanted`` are patterns of its files.
+    """
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
-    wanted = ["*.json", "*.safetensors", "*.model", "*.jinja"]
     try:
-        return Path(snapshot_download(repo, allow_patterns=wanted))
+        return Path(snapshot_download(repo, allow_patterns=[*wanted]))
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
         raise ValueError(
             f"could not get {repo!r} from the Hugging Face hub ({error}); check the "

@@ -98,6 +98,10 @@ class SafetensorsSource:
         handle, stored = self._files[name]
         return handle.get_tensor(stored)
 
+    def shape(self, name: str) -> tuple[int, ...]:
+        handle, stored = self._files[name]
+        return tuple(handle.get_slice(stored).get_shape())
+
 
 def _shard(folder: Path, shards: Settings, name: str) -> Path:
     """The file that an index names for a tensor; none but those of the folder."""

@@ -295,6 +295,11 @@ ENCODERS = [
     ("modernbert", "classifier_pooling", ["cls"]),
     ("modernbert", "norm_eps", -1),
     ("modernbert", "model_type", {}),
+    ("t5-tokens", "feed_forward_proj", ["gated-gelu"]),
+    ("t5-tokens", "relative_attention_num_buckets", HUGE),
+    ("t5-tokens", "relative_attention_max_distance", 0),
+    ("t5-tokens", "d_kv", "64"),
+    ("t5-tokens", "architectures", 3),
 ]
 
 

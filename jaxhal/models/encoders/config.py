@@ -15,6 +15,7 @@ from jaxhal.models.config import (
     rope_from,
     sliding,
 )
+from jaxhal.models.encoders import hhem
 from jaxhal.models.settings import LENGTH, Settings, read_json
 
 # By a classifier.
@@ -40,6 +41,7 @@ class EncoderConfig(Config):
     relative_longest: int = 0
     relative_norm: bool = False
     relative_shared: bool = False  # the content's projections serve relative positions
+    relative_bias: bool = False  # buckets have one number a head, shared by all layers
     conv_size: int = 0  # of the convolution beside the first layer; 0 = none
     conv_groups: int = 1
     conv_activation: str = "tanh"
@@ -50,6 +52,8 @@ class EncoderConfig(Config):
     head_bias: bool = True
     head_activation: str = "tanh"
     head_norm: bool = False
+    template: str = ""  # of premise and hypothesis, where one text is made of a pair
+    foundation: str = ""  # on the hub, whose tokenizer this is where it brings none
 
 
 def read_encoder_config(folder: Path) -> EncoderConfig:
@@ -60,7 +64,11 @@ def read_encoder_config(folder: Path) -> EncoderConfig:
       ValueError: on an unknown architecture or a setting this encoder does not compute.
     """
     path = Path(folder) / "config.json"
-    config = encoder_from_huggingface(Settings(read_json(path), str(path)), str(path))
+    raw, own = Settings(read_json(path), str(path)), {}
+    if raw.get("model_type") in hhem.MODEL_TYPES:
+        raw, own = hhem.described(raw, Path(folder))
+    config = encoder_from_huggingface(raw, str(path))
+    config = dataclasses.replace(config, **own)
     path = path.with_name("sentence_bert_config.json")
     if not path.is_file():
         return config
@@ -233,6 +241,17 @@ def _eurobert(raw: Settings) -> dict[str, Any]:
     }
 
 
+def _t5(raw: Settings) -> dict[str, Any]:
+    if raw.get("architectures") == ["T5ForSequenceClassification"]:
+        raw.refuse("architectures", "its decoder is not computed; give an encoder's")
+    raw.one_of("feed_forward_proj", "relu", ("gated-gelu",))
+    buckets = raw.whole("relative_attention_num_buckets", 32, least=4, most=_CLASSES)
+    longest = raw.whole(
+        "relative_attention_max_distance", 128, least=buckets // 4 + 1, most=LENGTH
+    )
+    return {"relative_buckets": buckets, "relative_longest": longest}
+
+
 _OUTER = ("tanh", "gelu")  # activations outside of blocks
 _SWITCHES = {
     "norm": "layer",
@@ -282,5 +301,29 @@ _FAMILIES = {
         switches={"pre_norm": True, "embeds_normed": False, "head_activation": "gelu"},
         rule=_eurobert,
         defaults={"rms_norm_eps": 1e-5, "max_position_embeddings": 8192},
+    ),
+    "t5": Family(
+        switches={
+            "pre_norm": True,
+            "embeds_normed": False,
+            "positions": "learned",
+            "ropes": (Rope(),),
+            "activation": "gelu_tanh",
+            "attention_scale": 1.0,
+            "relative_bias": True,
+            "head_dense": False,
+            # It knows no longest text; that many tokens are read together.
+            "context_length": 4096,
+        },
+        rule=_t5,
+        names={
+            "d_model": "hidden_size",
+            "d_ff": "intermediate_size",
+            "d_kv": "head_dim",
+            "num_layers": "num_hidden_layers",
+            "num_heads": "num_attention_heads",
+            "layer_norm_epsilon": "rms_norm_eps",
+        },
+        only={"is_decoder": False},
     ),
 }

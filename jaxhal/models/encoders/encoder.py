@@ -4,7 +4,8 @@ Padding is on the right.
 
 References:
   Devlin et al. 2019, BERT; Liu et al. 2019, RoBERTa; He et al. 2021, DeBERTa and
-  DeBERTaV3; Warner et al. 2024, ModernBERT; Boizard et al. 2025, EuroBERT.
+  DeBERTaV3; Warner et al. 2024, ModernBERT; Boizard et al. 2025, EuroBERT; Raffel et
+  al. 2020, T5.
 """
 
 import functools
@@ -23,6 +24,7 @@ from jaxhal.models.encoders.layers import (
     Convolution,
     Head,
     Relative,
+    bias_rows,
     relative_rows,
 )
 from jaxhal.models.layers import Geometry, LayerIndex, Norm
@@ -35,16 +37,18 @@ class Encoder(nnx.Module):
     def __init__(self, config: EncoderConfig, dtype: Any, rngs: nnx.Rngs):
         self.config = config
 
-        def table(rows: int) -> Any:
+        def table(rows: int, width: int = config.hidden_size) -> Any:
             if not rows:
                 return None
-            return nnx.Embed(rows, config.hidden_size, param_dtype=dtype, rngs=rngs)
+            return nnx.Embed(rows, width, param_dtype=dtype, rngs=rngs)
 
         self.embed_tokens = table(config.vocab_size)
         self.embed_positions = table(config.position_rows)
         self.embed_types = table(config.token_types)
         self.embed_norm = Norm(config, config.hidden_size, dtype)
         self.embed_relative = table(2 * config.relative_span)
+        buckets = config.relative_buckets if config.relative_bias else 0
+        self.relative_bias = table(buckets, config.num_attention_heads)
         normed = config.relative_norm
         self.relative_norm = Norm(config, config.hidden_size, dtype) if normed else None
         self.conv = Convolution(config, dtype) if config.conv_size else None
@@ -61,7 +65,7 @@ def embed(
 ) -> Float[Array, "batch seq width"]:
     """Embeddings of tokens, positions and token types, 0 on padding.
 
-    They are normalised, but in EuroBERT.
+    They are normalised, but in EuroBERT and T5.
     """
     x = model.embed_tokens.embedding[...][tokens]
     if model.embed_positions is not None:
@@ -90,8 +94,11 @@ def run(
     if config.positions == "rope":
         length = jnp.sum(valid, axis=1, dtype=jnp.int32)
         cos, sin = rope.tables(config.ropes, config.head_dim, at, length)
-    geo = Geometry(at, at, valid, cos, sin)
-    relative = None
+    by_distance = relative = None
+    if model.relative_bias is not None:
+        rows = bias_rows(config, x.shape[1])
+        by_distance = model.relative_bias.embedding[...][rows].T
+    geo = Geometry(at, at, valid, cos, sin, by_distance)
     if model.embed_relative is not None:
         embedding = model.embed_relative.embedding[...]
         if model.relative_norm is not None:

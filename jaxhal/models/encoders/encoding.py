@@ -84,7 +84,8 @@ def classify(
       pairs: of premise and hypothesis.
       labels: names of the classes in order; by default ``encoder.labels``.
       template: for classifiers of one text that is made of a pair, which text, with
-        ``{premise}`` and ``{hypothesis}`` in it; of long ones the premise is cut.
+        ``{premise}`` and ``{hypothesis}`` in it; of long ones the premise is cut.  By
+        default the encoder's own, if it has one.
 
     Raises:
       TypeError, ValueError: on no pairs, naming one that is no pair of texts, and on an
@@ -99,10 +100,11 @@ def classify(
     names = [label.lower() for label in labels or encoder.labels]
     entailment = names.index("entailment") if "entailment" in names else None
     length, cut = encoder.config.context_length, entailment is not None
+    template = template or encoder.config.template
     _check_pairs(pairs)
 
     def cut_one(pair: tuple[str, str]) -> list:
-        if template is None:
+        if not template:
             return encoder.tokenizer.pair_windows(*pair, length, cut)
         framed = Framed.of(template, *pair)
         return [encoder.tokenizer.framed_windows(framed, None, length)]

@@ -1,7 +1,8 @@
 """The parts of an encoder: parameter containers, batches of right-padded rows.
 
 References:
-  He et al., `DeBERTa <https://arxiv.org/abs/2006.03654>`_, 2021, equation 4.
+  He et al., `DeBERTa <https://arxiv.org/abs/2006.03654>`_, 2021, equation 4; Raffel et
+  al., `T5 <https://arxiv.org/abs/1910.10683>`_, 2020, section 2.1.
 """
 
 from typing import Any, Literal, NamedTuple
@@ -141,6 +142,25 @@ def relative_rows(config: EncoderConfig, columns: int) -> Int[np.ndarray, " dist
         distance = np.where(near, distance, np.sign(distance) * bucket)
     span = config.relative_span
     return np.clip(distance + span, 0, 2 * span - 1).astype(np.int32)
+
+
+def bias_rows(config: EncoderConfig, columns: int) -> Int[np.ndarray, " distance"]:
+    """T5's bucket of each ``key - query`` from ``1 - columns`` to ``columns - 1``.
+
+    Half of the buckets are for keys behind the query.  Of either half the first half
+    has one distance each, the others share on a logarithmic scale up to
+    ``relative_longest``, the last with all beyond.
+    """
+    distance = np.arange(1 - columns, columns)
+    half = config.relative_buckets // 2
+    near = half // 2
+    # In float32 as the checkpoints were trained, so that rounding down agrees.
+    far = np.maximum(np.abs(distance), near).astype(np.float32) / np.float32(near)
+    most = np.float32(np.log(config.relative_longest / near))
+    bucket = near + (np.log(far) / most * np.float32(half - near)).astype(np.int32)
+    bucket = np.minimum(bucket, half - 1)
+    bucket = np.where(np.abs(distance) < near, np.abs(distance), bucket)
+    return (bucket + half * (distance > 0)).astype(np.int32)
 
 
 class Block(nnx.Module):

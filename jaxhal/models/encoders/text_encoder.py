@@ -11,6 +11,8 @@ import jax
 import jax.numpy as jnp
 
 from jaxhal.models import registry
+from jaxhal.models.control import mark
+from jaxhal.models.encoders import hhem
 from jaxhal.models.encoders.config import EncoderConfig, read_encoder_config
 from jaxhal.models.encoders.weights import load_encoder_weights
 from jaxhal.models.lm import check_dtype
@@ -22,18 +24,26 @@ if TYPE_CHECKING:
 
 
 class Framed(NamedTuple):
-    """A text that may be cut in its middle, and what always stands around it."""
+    """A text that may be cut in its middle, and what always stands around it.
+
+    Control tokens are recognised in its first ``control`` characters.
+    """
 
     before: str
     middle: str
     after: str = ""
+    control: int = 0
 
     @classmethod
     def of(cls, template: str, premise: str, hypothesis: str) -> "Framed":
-        """A template of both, in which the premise may be cut."""
+        """A template of both, in which the premise may be cut.
+
+        Control tokens are those that it begins with, before any of the two.
+        """
         before, _, after = template.partition("{premise}")
+        control = len(before.partition("{hypothesis}")[0])
         filled = (part.replace("{hypothesis}", hypothesis) for part in (before, after))
-        return cls(next(filled), premise, next(filled))
+        return cls(next(filled), premise, next(filled), control)
 
     def around(self, part: str) -> str:
         """The text with another middle."""
@@ -117,7 +127,8 @@ class TextTokenizer(Tokenizer):
         last = None if second is None else self._encode(second)
 
         def whole(part: str) -> "tokenizers.Encoding":
-            return self._whole.post_process(self._encode(text.around(part)), last)
+            marked = mark(text.around(part), [(0, text.control)], self._control)
+            return self._whole.post_process(self._encode(marked.text), last)
 
         uncut = whole(text.middle)
         if len(uncut) <= length:
@@ -188,7 +199,10 @@ def load_encoder(
     dtype: Any = jnp.float32,
     pooling: Literal["cls", "mean"] | None = None,
 ) -> TextEncoder:
-    """Loads BERT, RoBERTa, DeBERTa (v2, v3), ModernBERT or EuroBERT with its tokenizer.
+    """Loads a text encoder with its tokenizer.
+
+    That is BERT, RoBERTa, DeBERTa (v2, v3), ModernBERT, EuroBERT or the encoder of a T5
+    whose perceptrons are gated (v1.1, FLAN), as HHEM-2.1-Open is.
 
     Args:
       source: a registry name, a folder with config.json and safetensors, or a Hugging
@@ -206,7 +220,10 @@ def load_encoder(
     check_dtype(dtype)
     folder = registry.locate(source, "encoder")
     config = read_encoder_config(folder)
-    tokenizer = TextTokenizer(Tokenizer.from_folder(folder).hf)
+    words = folder
+    if config.foundation:
+        words = hhem.tokenizer_folder(source, folder, config.foundation)
+    tokenizer = TextTokenizer(Tokenizer.from_folder(words).hf)
     tokenizer.check_ids(config.vocab_size, str(folder))
     found = _read_pooling(folder, pooling)
     graphdef, params = load_encoder_weights(folder, config, dtype)

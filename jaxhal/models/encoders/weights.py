@@ -17,6 +17,7 @@ _PREFIXES = {
     "deberta-v2": "deberta.",
     "modernbert": "model.",
     "eurobert": "model.",
+    "t5": "transformer.",
 }
 # What other heads store beside an encoder, and buffers.
 IGNORED = (
@@ -42,20 +43,25 @@ def load_encoder_weights(
 
 def plain_name(stored: str, config: EncoderConfig) -> str:
     """A stored name as the key table has it: without prefix, by today's spelling."""
+    if config.family == "t5":  # HHEM's is inside another model
+        stored = stored.removeprefix("t5.")
     name = stored.removeprefix(_PREFIXES[config.family])
     name = re.sub(r"LayerNorm\.gamma$", "LayerNorm.weight", name)
     name = re.sub(r"LayerNorm\.beta$", "LayerNorm.bias", name)
-    if config.family in _LAST_NORM:
-        last, norm = _LAST_NORM[config.family]
-        first = f"layers.{config.num_hidden_layers}.{norm}."
-        name = re.sub(rf"^{last}\.", first, name)
+    for old, new in _OTHERS.get(config.family, {}).items():
+        name = re.sub(rf"^{old}\.", f"{new.format(config.num_hidden_layers)}.", name)
     return name
 
 
-# The norm at the end, and those of the layers, of which it is one more.
-_LAST_NORM = {
-    "modernbert": ("final_norm", "attn_norm"),
-    "eurobert": ("norm", "input_layernorm"),
+# Modules and what the tables take them for.  The norm at the end is one more of those
+# of the layers; T5's table of tokens is stored under either name, or both.
+_OTHERS = {
+    "modernbert": {"final_norm": "layers.{}.attn_norm"},
+    "eurobert": {"norm": "layers.{}.input_layernorm"},
+    "t5": {
+        "encoder.final_layer_norm": "encoder.block.{}.layer.0.layer_norm",
+        "encoder.embed_tokens": "shared",
+    },
 }
 _SELF = "encoder.layer.{}.attention.self"
 _BERT = {
@@ -109,6 +115,20 @@ _EUROBERT = {
         *(f"mlp.{part}_proj" for part in ("gate", "up", "down")),
     )
 }
+_T5_ATTENTION = "encoder.block.{}.layer.0.SelfAttention"
+_T5_MLP = "encoder.block.{}.layer.1.DenseReluDense"
+_T5 = {
+    "embed_tokens": "shared",
+    "embed_norm": "encoder.block.0.layer.0.layer_norm",
+    "relative_bias": f"{_T5_ATTENTION.format(0)}.relative_attention_bias",
+    **{f"blocks.self_attn.{part}_proj": f"{_T5_ATTENTION}.{part}" for part in "qkvo"},
+    "blocks.attention_norm": "encoder.block.{}.layer.1.layer_norm",
+    "blocks.mlp.gate_proj": f"{_T5_MLP}.wi_0",
+    "blocks.mlp.up_proj": f"{_T5_MLP}.wi_1",
+    "blocks.mlp.down_proj": f"{_T5_MLP}.wo",
+    "blocks.output_norm": "encoder.block.{next}.layer.0.layer_norm",
+    "head.out_proj": "classifier",
+}
 
 
 def encoder_table(config: EncoderConfig) -> Table:
@@ -125,6 +145,8 @@ def encoder_table(config: EncoderConfig) -> Table:
         )
     if config.family == "eurobert":
         return origins(_EUROBERT)
+    if config.family == "t5":
+        return origins(_T5)
     pooled = config.family == "roberta" and config.labelled == "texts"
     modules = _ROBERTA if pooled else _BERT
     if config.family == "deberta-v2":
