@@ -21,6 +21,7 @@ _SHOWN = {
     "toha_squad": ("SQuAD", "Mistral-7B"),
     "lookback_window": ("8-token windows of RAGTruth QA", "Llama-2-7b"),
     "halueval": ("HaluEval QA", "people, ChatGPT"),
+    "selfmade_squad_qwen15b_whitebox": ("SQuAD", "its reader"),
     "selfmade_coqa_detectors": ("CoQA", "its reader"),
     "halmit_treatment": ("MedQuAD, by a watchdog", "its reader"),
 }

@@ -215,13 +215,27 @@ def test_prior_correction_finds_the_new_base_rate():
     np.testing.assert_allclose(found, true / (true + false), atol=1e-5)
     same, share = adapted([0.4, 0.4], 0.3)  # a detector that says nothing
     assert same.tolist() == [0.4, 0.4] and share == 0.3
-    assert adapted([0.1, 0.2], 0.3)[1] == 0.0  # less likely than they were before
+    few, share = adapted([0.1, 0.2], 0.3)  # less likely than before, or by chance
+    assert few.tolist() == [0.1, 0.2] and share == 0.3
+    assert adapted([0.1, 0.2] * 20, 0.3)[1] == 0.0
     found, share = adapted([1.0, 0.9], 0.3)
     assert share == 1.0 and found.tolist() == [1.0, 1.0]
     with pytest.raises(ValueError, match=r"probabilities\[0\] is 2"):
         adapted([2.0], 0.5)
     with pytest.raises(ValueError, match="prior is 0"):
         adapted([0.5], 0.0)
+
+
+def test_the_old_base_rate_is_kept_unless_another_is_clearly_likelier():
+    rng = np.random.default_rng(3)
+    changed = []
+    for _ in range(400):
+        odds = np.exp(2 * (2 * (rng.random(60) < 0.5) + rng.normal(size=60)) - 2)
+        given = odds / (1 + odds)
+        found, share = adapted(given, 0.5)
+        changed.append(share != 0.5)
+        assert changed[-1] or found.tolist() == given.tolist()
+    assert 0.02 < np.mean(changed) < 0.08
 
 
 @pytest.mark.parametrize("shifted", [True, False])

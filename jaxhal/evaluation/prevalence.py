@@ -19,6 +19,8 @@ from jaxhal.evaluation.intervals import drawn_sources
 
 # Resamples of fewer sources are too much alike for an interval.
 _FEW = 10
+# A likelihood ratio, twice its logarithm, that chance exceeds once in twenty times.
+_CHANCE = 3.84
 
 
 class Rate(NamedTuple):
@@ -36,7 +38,9 @@ def adapted(probabilities: Rows, prior: float) -> tuple[Numbers, float]:
     hallucinated answers look as before but are more or fewer, the new rate
     :math:`\rho` is that of most likelihood, and :math:`p' \propto p \rho / \pi`
     (Saerens, Latinne and Decaestecker, 2002, who find it by expectation maximisation).
-    Where all are alike they say nothing of it, and stay as they are.
+    They stay as they are where they are all alike, and where another rate is not
+    clearly likelier (a likelihood ratio test at 5 %): few answers always seem to have
+    some other rate.
 
     Args:
       probabilities: of unlabelled answers, calibrated.
@@ -61,10 +65,10 @@ def adapted(probabilities: Rows, prior: float) -> tuple[Numbers, float]:
         rate = 1.0
     else:
         rate = float(root_scalar(slope, bracket=(least, most)).root)
-    hallucinated, grounded = rate * true, (1 - rate) * false
-    whole = hallucinated + grounded
-    found = np.where(whole > 0, hallucinated / np.where(whole > 0, whole, 1), given)
-    return found, rate
+    whole = rate * true + (1 - rate) * false  # at the old rate these are 1
+    if 2 * np.log(whole).sum() < _CHANCE:
+        return given, prior
+    return rate * true / whole, rate
 
 
 def rate(

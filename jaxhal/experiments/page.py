@@ -26,8 +26,8 @@ _READING = (
     'The column "vs best control" is the paired difference in AUROC, with its '
     "95 % interval. Thresholds and calibration come from the training part. ECE "
     "adapted is that of probabilities corrected for the base rate of the test part, "
-    "which is found without its labels (Saerens et al., 2002); by chance is what these "
-    "would show if they were right, on as many answers."
+    "which is found without its labels where it is clearly another (Saerens et al., "
+    "2002); by chance is what these would show if they were right, on as many answers."
 )
 _ONE_FIT = "One fit judged all parts, which are pooled by its scores."
 _POOLED = (
