@@ -53,7 +53,7 @@ from jaxhal.experiments import (
     running,
 )
 from jaxhal.experiments.answers import reports
-from jaxhal.experiments.config import load_config
+from jaxhal.experiments.config import Data, load_config
 from jaxhal.experiments.tokens import highlights, token_table
 from jaxhal.io import sealing
 from jaxhal.models import lm as lms
@@ -755,6 +755,23 @@ def test_settings_that_the_data_does_not_allow(here):
     ):
         with pytest.raises(ValueError, match=problem):
             experiments.run(here, change, progress=False)
+
+
+def test_answers_that_decline_can_be_left_out(monkeypatch, here, tmp_path):
+    crates = labelled()
+    decline = dataclasses.replace(crates[1], response="It is not mentioned.", id="none")
+    monkeypatch.setattr(running, "load_dataset", lambda *_, **__: [decline, *crates])
+    assert running.examples_of(Data("crates"), 0) == [decline, *crates]
+    few = [f"out={tmp_path}", "detectors=[novel_words]", "data.0.refusals=false"]
+    found = experiments.run(here, few, progress=False)
+    text = (tmp_path / found.config.name / "results.md").read_text("utf-8")
+    assert "- crates: 60 answers, 20 sources" in text
+    assert "could not be read; refusals are left out" in text
+    monkeypatch.setattr(running, "load_dataset", lambda *_, **__: [decline])
+    with pytest.raises(
+        ValueError, match="'crates': all answers decline; keep refusals"
+    ):
+        running.examples_of(Data("crates", refusals=False), 0)
 
 
 def test_several_data_sets_are_split_once(here, monkeypatch):

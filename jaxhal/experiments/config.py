@@ -37,12 +37,14 @@ class Data:
       label: a short name for tables, plots and files; by default the data set's own,
         of a file the name without folder and ending.
       sources: keep this many sources, drawn by the experiment's seed; all by default.
+      refusals: keep answers that decline; those of one wording are told by it alone.
     """
 
     name: str = MISSING
     options: dict[str, Any] = dataclasses.field(default_factory=dict)
     label: str = ""
     sources: int | None = None
+    refusals: bool = True
 
 
 @dataclasses.dataclass

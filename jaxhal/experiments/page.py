@@ -132,13 +132,13 @@ def _head(found: Result) -> list[str]:
         ]
     text += [f"Seed {config.seed}; {_split_seed(config)}."]
     text += ["Higher scores mean more likely hallucinated.", ""]
-    for label, one in found.data.items():
+    for data, (label, one) in zip(config.data, found.data.items(), strict=True):
         labels = one.labels
         sources = len(set(one.groups.tolist()))
         text.append(
             f"- {escaped(label)}: {len(labels)} {UNITS[config.unit]}, {sources} "
             f"sources, {int(labels.sum())} hallucinated; {len(one.errors)} answers "
-            "could not be read"
+            "could not be read" + "; refusals are left out" * (not data.refusals)
         )
         text += [f"  - row {n}: {escaped(why)}" for n, why in one.errors.items()]
     return text

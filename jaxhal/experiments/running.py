@@ -40,6 +40,7 @@ from jaxhal.scoring.collection import (
 )
 from jaxhal.scoring.fitting import Fitted
 from jaxhal.scoring.inputs import Inputs, collect, columns_of, fit_part, frame_of
+from jaxhal.texts import declines
 from jaxhal.tuning import Tuned
 from jaxhal.types import Example
 
@@ -114,8 +115,12 @@ class Result:
 
 
 def examples_of(data: Data, seed: int) -> list[Example]:
-    """The answers of a data set, or those of some of its sources."""
+    """The answers of a data set that are asked for."""
     found = load_dataset(data.name, **data.options)
+    if not data.refusals:
+        found = [one for one in found if not declines(one.response)]
+        if not found:
+            raise ValueError(f"data {data.name!r}: all answers decline; keep refusals")
     if data.sources is None:
         return found
     groups = list(dict.fromkeys(example.group for example in found))
