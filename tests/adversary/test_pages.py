@@ -155,7 +155,7 @@ def demo(tmp_path, monkeypatch):
     many = [example(text, n) for n, text in enumerate(PAYLOADS)]
     monkeypatch.setattr(datasets, "bundled_answers", lambda: many)
     monkeypatch.setattr(datasets, "bundled", lambda: [])
-    monkeypatch.setattr(jaxhal, "load", named)
+    monkeypatch.setattr(jaxhal, "load", lambda name, dtype: named(name))
     patch_score(
         monkeypatch, lambda lm, some, *_, **options: [fake_report(one) for one in some]
     )
@@ -167,7 +167,7 @@ def demo(tmp_path, monkeypatch):
 def detect(tmp_path, monkeypatch):
     many = [example(text, n) for n, text in enumerate(PAYLOADS)]
     many.append(example("nothing", len(many)))
-    monkeypatch.setattr(jaxhal, "load", named)
+    monkeypatch.setattr(jaxhal, "load", lambda name, dtype: named(name))
     patch_score(
         monkeypatch,
         lambda lm, some, *_, **options: [
