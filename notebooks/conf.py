@@ -47,13 +47,18 @@ class Results(SphinxDirective):
     has_content = True
     required_arguments = 1
     final_argument_whitespace = True
-    option_spec = {"columns": str, "beside": str, "table": str}
+    option_spec = {"columns": str, "beside": str, "table": str, "called": str}
 
     def run(self) -> list[nodes.Node]:
         names = self.arguments[0].split()
         columns = [c.strip() for c in self.options.get("columns", "AUROC").split(",")]
         beside = [c.strip() for c in self.options.get("beside", "").split(";") if c]
-        header = [f"{c}, {n}" if len(names) > 1 else c for n in names for c in columns]
+        called = [c.strip() for c in self.options.get("called", "").split(";") if c]
+        header = [
+            f"{c}, {n}" if len(names) > 1 else c
+            for n in (called or names)
+            for c in columns
+        ]
         lines = ["method", *header, *beside]
         table = ["| " + " | ".join(lines) + " |", "|---" * len(lines) + "|"]
         for line in filter(None, self.content):
