@@ -276,7 +276,7 @@ def test_detectors_are_asked_for_once(tmp_path, calls, monkeypatch):
     """Of the hub, however many parts the rows come in."""
     asked, known = [], {"mtop_div": untrained(build("mtop_div"))}
 
-    def load(name, dtype="float32"):
+    def load(name):
         asked.append(name)
         return FittedDetectors({}, {}, known, [])
 
