@@ -105,6 +105,7 @@ def journal(
     known = {(row["id"], row.get("prompt")): row for row in lines_of(path)}
     lacking = [at for at, key in enumerate(wanted) if key not in known]
     every = [*prompts.values()]
+    lacking.sort(key=lambda at: len(every[at]))  # a batch is padded to its longest
     with progress_bar(len(lacking), "writing", "answer", progress) as bar:
         for start in range(0, len(lacking), config.batch_size):
             part = lacking[start : start + config.batch_size]
