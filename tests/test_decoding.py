@@ -1,6 +1,8 @@
 """The decoding loop on bare tokens: greedy choices, and what is drawn by chance."""
 
+import dataclasses
 import json
+import types
 
 import jax
 import jax.numpy as jnp
@@ -187,12 +189,20 @@ FEATURES = {
 
 
 def test_layers_apart_and_stacked_say_the_same(lm, monkeypatch):
+    lm = dataclasses.replace(lm)  # has not been taken apart yet
+    little = types.SimpleNamespace(available=0)
     decode, keys = how(WARM, **FEATURES), jax.random.split(jax.random.key(6), 4)
+    with monkeypatch.context() as patch:
+        patch.setattr(decoding.psutil, "virtual_memory", lambda: little)
+        stacked = write(lm, ROWS, 7, decode, copies=2, keys=keys)
+        assert isinstance(stacked.cache.key, jax.Array)
     apart = write(lm, ROWS, 7, decode, copies=2, keys=keys)
     assert len(apart.cache.key) == lm.config.num_hidden_layers
-    monkeypatch.setattr(decoding, "_APART_BYTES", 0)
-    stacked = write(lm, ROWS, 7, decode, copies=2, keys=keys)
-    assert isinstance(stacked.cache.key, jax.Array)
+    # What is held already is used, however little is left.
+    monkeypatch.setattr(decoding.psutil, "virtual_memory", lambda: little)
+    again = write(lm, ROWS, 7, decode, copies=2, keys=keys)
+    assert again.tokens.tolist() == apart.tokens.tolist()
+    assert len(again.cache.key) == lm.config.num_hidden_layers
     assert apart.tokens.tolist() == stacked.tokens.tolist()
     for name in FEATURES:
         one, two = apart.features[name], stacked.features[name]

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import psutil
 from flax import nnx
 from jaxtyping import Array, Bool, Int
 
@@ -21,8 +22,8 @@ from jaxhal.models.decoder import Decoder
 from jaxhal.models.lm import LM
 from jaxhal.types import Batch
 
-# Weights up to this size are held a second time, layer by layer.
-_APART_BYTES = 2 << 30
+# Share of the memory at hand that weights held a second time, layer by layer, may take.
+_APART_SHARE = 0.25
 # Where the query axis of a feature stands.
 QUERY = {"probs": 3, "hidden": 2, "lens": 2, "logits": 1}
 
@@ -107,12 +108,17 @@ def start(
 def ready(lm: LM, state: State) -> tuple[LM, State]:
     """A model and what it has begun, as :func:`go_on` reads them fastest.
 
-    On CPU with layers apart, unless a second copy of them would take over 2 GiB.
+    On CPU with layers apart, unless a second copy of them would take over a quarter of
+    the memory at hand.
     """
     leaves = jax.tree.leaves(lm.params)
     platforms = {device.platform for leaf in leaves for device in leaf.devices()}
-    if platforms != {"cpu"} or sum(leaf.nbytes for leaf in leaves) > _APART_BYTES:
+    if platforms != {"cpu"}:
         return lm, state
+    if "apart" not in vars(lm):  # which holds it once made
+        spare = _APART_SHARE * psutil.virtual_memory().available
+        if sum(leaf.nbytes for leaf in leaves) > spare:
+            return lm, state
     return lm.apart, dataclasses.replace(state, cache=cache_lib.apart(state.cache))
 
 
