@@ -70,6 +70,8 @@ def _speed(
         "no logits": lambda: hidden(lm, tokens, valid),
         "all": lambda: jaxhal.read(lm, batch, REDUCERS),
     }
+    stored = jaxhal.load("smollm2-135m", weights="stored")
+    functions["stored"] = lambda: jaxhal.read(stored, batch, REDUCERS)
     for name, reducer in REDUCERS.items():
         functions[name] = lambda n=name, r=reducer: jaxhal.read(lm, batch, {n: r})
     attention = {name: REDUCERS[name] for name in ("mtop_div", "lookback")}
@@ -88,6 +90,8 @@ def _speed(
     metric = "all reducers / plain forward with logits"
     yield times.ratio(metric, "all", "forward", 1.10)
     yield times.ratio("all reducers / forward without logits", "all", "no logits")
+    metric = "all reducers, weights as stored / dequantised"
+    yield times.ratio(metric, "stored", "all", 1.3)
     for name in REDUCERS:
         yield times.ratio(f"{name} alone / forward without logits", name, "no logits")
     if models:

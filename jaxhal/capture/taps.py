@@ -91,7 +91,7 @@ class Rows:
 
     def tap(self, named: Named, model: decoder.Decoder) -> decoder.Tap:
         """What the decoder has to show and keep for these reducers."""
-        config, dtype = model.config, model.embed_tokens.embedding[...].dtype
+        config, dtype = model.config, model.embed_tokens.embedding.get_value().dtype
         attention = [(n, r) for n, r in named if r.reads == "probs"]
         hidden = [(n, r) for n, r in named if r.reads == "hidden"]
         lensed = tuple((n, r) for n, r in named if r.reads == "lens")

@@ -62,7 +62,7 @@ def _seeds(lm: LM, batch: Batch, ops: Ops, seed: str):
     def function(x: Array) -> Float[Array, "batch response"]:
         hidden = decoder.run(model, x, geo, ops=ops, remat=remat)[0][:, start - 1 : -1]
         if seed == "logit":
-            out = _chosen(model, hidden, target, ops)
+            out = decoder.unembed_at(model, hidden, target, ops)
         elif seed == "max_logit":
             out = decoder.unembed(model, hidden, ops).max(-1)
         else:
@@ -71,19 +71,6 @@ def _seeds(lm: LM, batch: Batch, ops: Ops, seed: str):
         return jnp.where(real, out, 0.0)
 
     return x, function
-
-
-def _chosen(model: decoder.Decoder, hidden: Array, target: Array, ops: Ops) -> Array:
-    """Logits of one token a row, without those of the others."""
-    if model.lm_head is None:
-        kernel = model.embed_tokens.embedding[...][target]
-    else:
-        kernel = jnp.moveaxis(model.lm_head.kernel[...][:, target], 0, -1)
-
-    def one(hidden: Array, kernel: Array) -> Array:
-        return ops.linear(hidden, kernel[:, None], None, wide(hidden.dtype))[0]
-
-    return jax.vmap(jax.vmap(one))(hidden, kernel)
 
 
 def _over_width(x: Array, slot: Array) -> Array:

@@ -9,11 +9,14 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxhal.models import rope
+from jaxhal.models import quantized, rope
 from jaxhal.models.cache import Cache, positions
 from jaxhal.models.config import Config
 from jaxhal.models.layers import Block, Geometry, LayerIndex, Norm, RowTap, linear
 from jaxhal.models.ops import Ops, wide
+
+# Bytes of the part of a stored vocabulary that is made numbers at once.
+VOCABULARY_BYTES = 64 << 20
 
 
 class Tap(NamedTuple):
@@ -79,7 +82,10 @@ def _each_layer(weights: Any, layers: int) -> list[Any]:
 
 
 def _layer(stacked: Any, at: int) -> Any:
-    return jax.tree.map(lambda leaf: leaf[at], stacked)
+    def one(leaf: Any) -> Any:
+        return leaf.at(at) if quantized.is_stored(leaf) else leaf[at]
+
+    return jax.tree.map(one, stacked, is_leaf=quantized.is_stored)
 
 
 def embed(
@@ -88,8 +94,10 @@ def embed(
     positions: Int[Array, "batch query"],
 ) -> Float[Array, "batch query width"]:
     """Token embeddings, with learned positions where the family has them."""
-    table = model.embed_tokens.embedding[...]
-    x = table[tokens] * jnp.asarray(model.config.embedding_scale, table.dtype)
+    # Not `embedding[...]`: it may be no array.
+    table = model.embed_tokens.embedding.get_value()
+    x = quantized.rows_of(table, tokens)
+    x = x * jnp.asarray(model.config.embedding_scale, table.dtype)
     if model.embed_positions is not None:
         x = x + model.embed_positions.embedding[...][positions]
     return x
@@ -99,11 +107,41 @@ def unembed(
     model: Decoder, hidden: Float[Array, "*rows width"], ops: Ops
 ) -> Float[Array, "*rows vocab"]:
     """Logits, float32 or wider, of hidden states that went through the final norm."""
+    table, dtype = _vocabulary(model), wide(hidden.dtype)
+    if not quantized.is_stored(table):
+        return ops.linear(hidden, table.T, None, dtype)
+
+    def some(rows: quantized.Packed) -> Array:
+        kernel = rows.numbers().astype(table.dtype).T
+        return ops.linear(hidden, kernel, None, dtype)
+
+    # A part of the vocabulary at a time, as all of it may be larger than the file.
+    parts = table.packs[0].parts(VOCABULARY_BYTES)
+    each = jnp.moveaxis(jax.lax.map(some, parts), 0, -2)
+    return each.reshape(*hidden.shape[:-1], -1)
+
+
+def unembed_at(
+    model: Decoder,
+    hidden: Float[Array, "batch rows width"],
+    target: Int[Array, "batch rows"],
+    ops: Ops,
+) -> Float[Array, "batch rows"]:
+    """The logits of one token a row, without those of the others."""
+    kernel = quantized.rows_of(_vocabulary(model), target)
+
+    def one(hidden: Array, kernel: Array) -> Array:
+        return ops.linear(hidden, kernel[:, None], None, wide(hidden.dtype))[0]
+
+    return jax.vmap(jax.vmap(one))(hidden, kernel)
+
+
+def _vocabulary(model: Decoder) -> Any:
+    """What logits are products with, ``[vocab width]``."""
     if model.lm_head is None:
-        kernel = model.embed_tokens.embedding[...].T
-    else:
-        kernel = model.lm_head.kernel[...]
-    return ops.linear(hidden, kernel, None, wide(hidden.dtype))
+        return model.embed_tokens.embedding.get_value()
+    kernel = model.lm_head.kernel.get_value()
+    return kernel if quantized.is_stored(kernel) else kernel.T
 
 
 def geometry(
@@ -211,12 +249,13 @@ def _written_out(blocks: nnx.List, layer, carry, index, prefix, tap: Tap):
 def _scanned(blocks: Block, layer, carry, each, tap: Tap, remat: bool):
     """The same as a loop over stacked layers, rows finished a group at a time."""
     definition, weights = nnx.split(blocks)
+    weights, block = quantized.unstacked(weights)
     groups = tap.groups
 
     def body(carry, scanned):
-        weights, (at, before) = scanned
+        part, (at, before) = scanned
         append = functools.partial(_append, at.layer)
-        return layer(carry, nnx.merge(definition, weights), at, before, append)
+        return layer(carry, nnx.merge(definition, block(part)), at, before, append)
 
     if remat:
         body = jax.checkpoint(body, prevent_cse=False)

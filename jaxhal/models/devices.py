@@ -7,6 +7,15 @@ import re
 from pathlib import Path
 
 import jax
+import psutil
+
+
+def memory() -> int:
+    """Bytes that one device has left, of a CPU those of the machine."""
+    known = jax.devices()[0].memory_stats() or {}
+    if "bytes_limit" in known:
+        return known["bytes_limit"] - known.get("bytes_in_use", 0)
+    return psutil.virtual_memory().available
 
 
 @functools.cache

@@ -1,12 +1,13 @@
 """Decoders from GGUF files: metadata to :class:`Config`, quantised blocks to arrays."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
 
 from jaxhal.io.showing import shown
+from jaxhal.models import quantized
 from jaxhal.models.config import (
     FAMILIES,
     Config,
@@ -65,6 +66,23 @@ class GGUFSource:
                 f"{self.where}: {name} is stored as {tensor.tensor_type.name}, which "
                 "the gguf package cannot dequantise; use another quantisation"
             ) from error
+
+    def packed(self, name: str, turn: Callable[[np.ndarray], np.ndarray]):
+        """A matrix as it is stored, and its format's name; ``None`` if not in blocks.
+
+        ``turn`` puts rows, of bytes here, in the order of the parameter.
+        """
+        tensor = self._tensors[name]
+        kind = tensor.tensor_type.name
+        if kind in ("F32", "F16", "BF16"):
+            return None
+        if kind not in quantized.FORMATS:
+            raise ValueError(
+                f"{self.where}: {name} is stored as {kind}, which cannot stay so; load "
+                f"it with weights='dequantised', or use a file of "
+                f"{', '.join(quantized.FORMATS)}"
+            )
+        return kind, quantized.pack(kind, turn(tensor.data))
 
     def settings(self, prefix: str) -> Settings:
         """The metadata whose keys begin so, without that beginning."""

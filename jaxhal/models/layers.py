@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxhal.models import rope
+from jaxhal.models import quantized, rope
 from jaxhal.models.config import Config
 from jaxhal.models.ops import STANDARD, Ops, attend_after
 
@@ -91,7 +91,7 @@ def apply(layer: nnx.Linear, x: Array, ops: Ops) -> Array:
     """What a linear layer makes of ``x``."""
     bias = None if layer.bias is None else layer.bias[...]
     # Not `kernel[...]`: a primitive may know kernels that are not one array.
-    return ops.linear(x, layer.kernel.get_value(), bias)
+    return ops.linear(x, quantized.dense(layer.kernel.get_value()), bias)
 
 
 class Attention(nnx.Module):

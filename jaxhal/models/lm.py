@@ -5,7 +5,7 @@ import functools
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -14,12 +14,15 @@ from flax import nnx
 from jax.core import Tracer
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxhal.models import decoder, registry, tables, weights
+from jaxhal.io.checks import one_of
+from jaxhal.models import decoder, devices, registry, tables
 from jaxhal.models.batching import check_length, check_rows, collate
 from jaxhal.models.config import Config, read_config
 from jaxhal.models.gguf import GGUFSource, config_from_gguf, gguf_table
 from jaxhal.models.ops import STANDARD
+from jaxhal.models.quantized import is_stored
 from jaxhal.models.tokenizer import Tokenizer
+from jaxhal.models.weights import SafetensorsSource, fill
 from jaxhal.types import Batch, Example
 
 #: Of parameters, as configurations name them.
@@ -44,12 +47,14 @@ class LM:
     name: str = dataclasses.field(default="", metadata={"static": True})
 
     def __repr__(self) -> str:
-        count = sum(leaf.size for leaf in jax.tree.leaves(self.params))
-        dtypes = {str(leaf.dtype) for leaf in jax.tree.leaves(self.params)}
+        leaves = jax.tree.leaves(self.params, is_leaf=is_stored)
+        count = sum(leaf.size for leaf in leaves)
+        dtypes = " and ".join(sorted({str(leaf.dtype) for leaf in leaves}))
+        stored = ", weights as stored" if any(map(is_stored, leaves)) else ""
         return (
             f"LM({self.name!r}, {self.config.family}, "
             f"{self.config.num_hidden_layers} layers, {count:,} parameters, "
-            f"{' and '.join(sorted(dtypes))})"
+            f"{dtypes}{stored})"
         )
 
     def forward(
@@ -137,7 +142,12 @@ def random(config: Config, key: Array) -> LM:
     return LM(params, graphdef, config, name=f"random {config.family}")
 
 
-def load(source: str | os.PathLike, *, dtype: Any = jnp.float32) -> LM:
+def load(
+    source: str | os.PathLike,
+    *,
+    dtype: Any = jnp.float32,
+    weights: Literal["stored", "dequantised"] | None = None,
+) -> LM:
     """Loads a checkpoint as a pure function with its tokenizer.
 
     Args:
@@ -146,6 +156,10 @@ def load(source: str | os.PathLike, *, dtype: Any = jnp.float32) -> LM:
         and one that is called like a registry model is named ``./`` and its name.
       dtype: of the parameters, ``float32`` or ``bfloat16``; softmax, norms and
         log-probabilities are float32 in both.
+      weights: of a GGUF file: ``"stored"`` keeps its blocks of few bits, and makes
+        numbers of them where they are used; ``"dequantised"`` makes all of them now,
+        which takes more memory and less time.  By default what fits into half the
+        memory at hand.  The numbers are the same.
 
     Raises:
       ValueError: on an unknown name, architecture, quantisation, or on weights that are
@@ -160,15 +174,31 @@ def load(source: str | os.PathLike, *, dtype: Any = jnp.float32) -> LM:
     if path.is_dir():
         config, tokenizer = read_config(path), Tokenizer.from_folder(path)
         bare = "transformer." if config.family in ("gpt2", "falcon") else "model."
-        stored = weights.SafetensorsSource(path, bare)
+        stored = SafetensorsSource(path, bare)
         table = tables.huggingface_table(config)
     else:
         stored = GGUFSource(path)
         config, tokenizer = config_from_gguf(stored), Tokenizer.from_gguf(stored)
         table = gguf_table(config)
     tokenizer.check_ids(config.vocab_size, str(path))
-    graphdef, params = weights.fill(config, stored, table, dtype)
+    packed = _stays(weights, stored, dtype)
+    graphdef, params = fill(config, stored, table, dtype, packed=packed)
     return LM(params, graphdef, config, tokenizer, name)
+
+
+def _stays(weights: str | None, source: Any, dtype: Any) -> bool:
+    """Whether blocks of a file stay as they are."""
+    if weights is not None:
+        one_of(("stored", "dequantised"), weights=weights)
+    if not isinstance(source, GGUFSource):
+        if weights == "stored":
+            raise ValueError(
+                f"weights is 'stored', but {source.where} is no GGUF file; leave it out"
+            )
+        return False
+    if weights is not None:
+        return weights == "stored"
+    return source.size * jnp.dtype(dtype).itemsize > devices.memory() / 2
 
 
 def check_dtype(dtype: Any) -> None:

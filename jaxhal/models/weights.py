@@ -12,9 +12,11 @@ import numpy as np
 from flax import nnx
 from tqdm import tqdm
 
+from jaxhal.models import quantized
 from jaxhal.models.config import Config
 from jaxhal.models.decoder import Decoder
 from jaxhal.models.gguf import GGUFSource
+from jaxhal.models.quantized import Stored, is_stored
 from jaxhal.models.settings import Settings, read_json
 from jaxhal.models.tables import Origin, Table
 
@@ -139,9 +141,10 @@ def abstract(
 def paths(params: Any) -> list[tuple[str, Any]]:
     """``("blocks.mlp.up_proj.kernel", leaf)`` for every parameter."""
     keystr = jax.tree_util.keystr
+    leaves = jax.tree_util.tree_leaves_with_path(params, is_leaf=is_stored)
     return [
         (".".join(re.findall(r"\['(\w+)'\]", keystr(path))), leaf)
-        for path, leaf in jax.tree_util.tree_leaves_with_path(params)
+        for path, leaf in leaves
     ]
 
 
@@ -152,10 +155,12 @@ def fill(
     dtype: Any,
     module: Callable[..., nnx.Module] = Decoder,
     ignored: Sequence[str] = _IGNORED,
+    packed: bool = False,
 ) -> tuple[Any, Any]:
     """``(graphdef, params)`` read from ``source``, one stored tensor at a time.
 
     ``ignored`` are patterns of stored names that ``module`` does not compute with.
+    With ``packed`` matrices that a file has in blocks stay so.
 
     Raises:
       ValueError: listing together every tensor that is missing, has the wrong shape,
@@ -173,7 +178,17 @@ def fill(
         )
     present, used, problems, arrays = source.names(), set(), [], []
     for path, leaf in tqdm(paths(shapes), "reading weights", leave=False, disable=None):
-        origin, array = table[path], np.empty(leaf.shape, leaf.dtype)
+        origin = table[path]
+        if packed and isinstance(source, GGUFSource):
+            names = _names(path, origin, leaf)
+            if present.issuperset(names):
+                kept, found = _packed(path, leaf, origin, source, config, names)
+                if kept is not None:
+                    used.update(names)
+                    problems += found
+                    arrays.append(kept)
+                    continue
+        array = np.empty(leaf.shape, leaf.dtype)
         for name, target in _targets(path, origin, array):
             used.add(name)
             if name not in present:
@@ -193,8 +208,40 @@ def fill(
         raise ValueError(
             f"{source.where} does not fit its own configuration: {listed}{more}"
         )
-    leaves = [jax.numpy.asarray(array) for array in arrays]
+    leaves = [a if is_stored(a) else jax.numpy.asarray(a) for a in arrays]
     return graphdef, jax.tree.unflatten(jax.tree.structure(shapes), leaves)
+
+
+def _packed(
+    path: str,
+    leaf: Any,
+    origin: Origin,
+    source: GGUFSource,
+    config: Config,
+    names: Sequence[str],
+) -> tuple[Stored | None, list[str]]:
+    """A parameter in its blocks, and what is wrong with it; ``None`` if not packed."""
+    kernel = path.endswith(".kernel")
+
+    def turn(rows: np.ndarray) -> np.ndarray:
+        turned = origin.turn(rows, config)
+        return turned.T if kernel else turned
+
+    shape = leaf.shape[-2:][::-1] if kernel else leaf.shape[-2:]
+    packs, problems = [], []
+    for name in names:
+        if (found := source.packed(name, turn)) is None:
+            return None, []
+        kind, pack = found
+        if pack.shape != shape:
+            given, wanted = list(pack.shape), list(shape)
+            problems.append(f"{name} has shape {given} and {path} needs {wanted}")
+        elif not np.isfinite(pack.scale).all():
+            problems.append(f"{name} holds NaN or infinite values")
+        packs.append((kind, pack))
+    if problems:
+        return Stored((), None, leaf.shape, kernel, leaf.dtype), problems
+    return quantized.stored(packs, leaf.shape, leaf.dtype, transposed=kernel), []
 
 
 def _into(
@@ -217,8 +264,12 @@ def _targets(
     path: str, origin: Origin, array: np.ndarray
 ) -> Iterator[tuple[str, np.ndarray]]:
     """The stored names behind one parameter and the part of it each fills."""
-    if path.startswith("blocks."):
-        for layer in range(array.shape[0]):
-            yield origin.name.format(layer, next=layer + 1), array[layer]
-    else:
-        yield origin.name, array
+    parts = array if path.startswith("blocks.") else [array]
+    yield from zip(_names(path, origin, array), parts, strict=True)
+
+
+def _names(path: str, origin: Origin, leaf: Any) -> list[str]:
+    if not path.startswith("blocks."):
+        return [origin.name]
+    layers = range(leaf.shape[0])
+    return [origin.name.format(layer, next=layer + 1) for layer in layers]

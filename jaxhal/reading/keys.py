@@ -15,6 +15,7 @@ from jaxhal.features.base import Reducer
 from jaxhal.models.batching import Encoded
 from jaxhal.models.encoders.text_encoder import TextEncoder
 from jaxhal.models.lm import LM
+from jaxhal.models.quantized import is_stored
 
 
 def key_of(row: Encoded) -> str:
@@ -108,10 +109,12 @@ def fingerprint(model: LM | TextEncoder) -> str:
 
 def _fingerprint(model: LM | TextEncoder) -> str:
     digest = hashlib.sha256(repr(model.config).encode())
-    for path, leaf in jax.tree_util.tree_leaves_with_path(model.params):
-        leaf = np.asarray(leaf)
+    leaves = jax.tree_util.tree_leaves_with_path(model.params, is_leaf=is_stored)
+    for path, leaf in leaves:
         digest.update(f"{jax.tree_util.keystr(path)}{leaf.dtype}{leaf.shape}".encode())
-        digest.update(np.ascontiguousarray(leaf).view(np.uint8).data)
+        # Weights that are kept as they are stored are the numbers that they stand for.
+        for part in leaf.each() if is_stored(leaf) else [leaf]:
+            digest.update(np.ascontiguousarray(part).view(np.uint8).data)
     return digest.hexdigest()[:16]
 
 

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from jaxhal.models import quantized
 from jaxhal.models.ops import STANDARD, wide
 from jaxhal.models.weights import paths
 
@@ -40,7 +41,7 @@ def linear(x: Array, kernel: Any, bias: Any, dtype: Any = None) -> Array:
     """``x W + b``, and ``(x A) B`` more for an adapted kernel."""
     if not isinstance(kernel, Adapted):
         return STANDARD.linear(x, kernel, bias, dtype)
-    y = STANDARD.linear(x, kernel.kernel, bias, dtype)
+    y = STANDARD.linear(x, quantized.dense(kernel.kernel), bias, dtype)
     low = STANDARD.linear(x, kernel.down.astype(x.dtype), None)
     return y + STANDARD.linear(low, kernel.up.astype(x.dtype), None, dtype)
 
@@ -85,11 +86,14 @@ def insert(params: Any, learned: Mapping[str, Any], scale: Any) -> Any:
     ``learned`` has by parameter name a :class:`Pair` to add or an array to put there.
     """
 
-    def put(name: str, leaf: Array) -> Any:
-        value = learned.get(name, leaf)
+    def put(name: str, leaf: Any) -> Any:
+        if name not in learned:
+            return leaf
+        value = learned[name]
         if isinstance(value, Pair):
             return Adapted(leaf, value.down, scale * value.up)
         return value.astype(leaf.dtype)
 
     leaves = [put(name, leaf) for name, leaf in paths(params)]
-    return jax.tree.unflatten(jax.tree.structure(params), leaves)
+    tree = jax.tree.structure(params, is_leaf=quantized.is_stored)
+    return jax.tree.unflatten(tree, leaves)

@@ -1,0 +1,238 @@
+"""Weights that stay as a GGUF file stores them are the numbers that they stand for."""
+
+import gguf
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxhal
+from jaxhal.models import devices, quantized, weights
+from jaxhal.models import lm as lms
+from jaxhal.models.batching import Encoded, collate
+from jaxhal.models.gguf import GGUFSource, config_from_gguf, gguf_table
+from jaxhal.models.lm import LM
+from jaxhal.reading.keys import fingerprint
+
+# Where the blocks of a format have what they are scaled by, in bytes of a block.
+SCALES = {
+    "Q4_1": slice(0, 4),
+    "Q5_1": slice(0, 4),
+    "Q4_K": slice(0, 4),
+    "Q5_K": slice(0, 4),
+    "Q6_K": slice(208, 210),
+}
+
+
+def blocks(kind: str, rows: int, columns: int, seed: int = 0, size: float = 0.01):
+    """Rows of random blocks of a format, as a file has them."""
+    each, bytes_ = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
+    rng = np.random.default_rng(seed)
+    data = rng.integers(0, 256, (rows, columns // each, bytes_), np.uint8)
+    where = SCALES.get(kind, slice(0, 2))
+    count = (where.stop - where.start) // 2
+    scales = size * rng.standard_normal((*data.shape[:2], count))
+    data[..., where] = scales.astype(np.float16).view(np.uint8)
+    return data.reshape(rows, -1)
+
+
+@pytest.mark.parametrize("kind", quantized.FORMATS)
+def test_numbers_are_those_of_the_gguf_package(kind):
+    data = blocks(kind, 6, 1280)
+    want = gguf.quants.dequantize(data, gguf.GGMLQuantizationType[kind])
+    packed = quantized.pack(kind, data)
+    found = jax.jit(quantized.Packed.numbers)(jax.tree.map(jnp.asarray, packed))
+    assert packed.shape == want.shape
+    np.testing.assert_array_equal(found, want)
+    assert sum(leaf.nbytes for leaf in jax.tree.leaves(packed)) <= 1.03 * data.nbytes
+    for most in (1, 4 * 1280 * 2, 1 << 30):
+        parts = jax.tree.map(jnp.asarray, packed).parts(most)
+        np.testing.assert_array_equal(parts.numbers().reshape(want.shape), want)
+
+
+# Of each layer.
+KINDS = {
+    "attn_q": ("Q4_K", "Q4_K", "Q4_K"),
+    "attn_k": ("Q4_0", "Q8_0", "Q4_0"),
+    "attn_v": ("Q6_K", "Q4_K", "Q6_K"),
+    "attn_output": ("Q5_0", "Q5_0", "Q4_1"),
+    "ffn_gate": ("Q5_K", "Q6_K", "Q8_0"),
+    "ffn_up": ("Q5_1", "Q5_1", "Q5_1"),
+    "ffn_down": ("Q4_K", "Q6_K", "Q6_K"),
+}
+WIDTH, HEADS, KV, INNER, VOCAB = 256, 4, 2, 512, 96
+
+
+def write(path, arch="llama", tied=True, other=(), kinds=KINDS) -> GGUFSource:
+    """A file of a small model; ``other`` puts further tensors in place of its own."""
+    writer = gguf.GGUFWriter(path, arch)
+    writer.add_block_count(3)
+    writer.add_context_length(128)
+    writer.add_embedding_length(WIDTH)
+    writer.add_feed_forward_length(INNER)
+    writer.add_head_count(HEADS)
+    writer.add_head_count_kv(KV)
+    writer.add_key_length(WIDTH // HEADS)
+    writer.add_layer_norm_rms_eps(1e-5)
+    ones, kv = np.ones(WIDTH, np.float32), KV * WIDTH // HEADS
+    tensors = {"token_embd": ("Q6_K", VOCAB, WIDTH, 1e-4), "output_norm": ones}
+    if not tied:
+        tensors["output"] = ("Q8_0", VOCAB, WIDTH, 1e-3)
+    shapes = {
+        "attn_q": (WIDTH, WIDTH),
+        "attn_k": (kv, WIDTH),
+        "attn_v": (kv, WIDTH),
+        "attn_output": (WIDTH, WIDTH),
+        "ffn_gate": (INNER, WIDTH),
+        "ffn_up": (INNER, WIDTH),
+        "ffn_down": (WIDTH, INNER),
+    }
+    for layer in range(3):
+        for name, shape in shapes.items():
+            tensors[f"blk.{layer}.{name}"] = (kinds[name][layer], *shape, 1e-3)
+        for name in ("attn_norm", "ffn_norm"):
+            tensors[f"blk.{layer}.{name}"] = ones
+    for seed, (name, made) in enumerate((tensors | dict(other)).items()):
+        if isinstance(made, np.ndarray):
+            writer.add_tensor(f"{name}.weight", made)
+            continue
+        kind, rows, columns, size = made
+        data = blocks(kind, rows, columns, seed, size)
+        raw = gguf.GGMLQuantizationType[kind]
+        writer.add_tensor(f"{name}.weight", data, raw_dtype=raw)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return GGUFSource(path)
+
+
+def read_in(source: GGUFSource, packed: bool, dtype=jnp.float32) -> LM:
+    config = config_from_gguf(source)
+    table = gguf_table(config)
+    graphdef, params = weights.fill(config, source, table, dtype, packed=packed)
+    return LM(params, graphdef, config)
+
+
+@pytest.fixture(scope="module", params=["llama", "qwen2"])
+def pair(request, tmp_path_factory):
+    path = tmp_path_factory.mktemp("quantized") / "tiny.gguf"
+    source = write(path, request.param, tied=request.param == "llama")
+    return [read_in(source, packed) for packed in (True, False)]
+
+
+def rows(count: int = 3) -> list[Encoded]:
+    rng = np.random.default_rng(0)
+    made = []
+    for number in range(count):
+        prompt = rng.integers(3, VOCAB, 9 + number).astype(np.int32)
+        response = rng.integers(3, VOCAB, 5 + number).astype(np.int32)
+        offsets = np.zeros((len(response), 2), np.int32)
+        context = np.arange(len(prompt)) < 7
+        made.append(Encoded(prompt, response, offsets, context, context, ~context))
+    return made
+
+
+def test_a_model_keeps_its_size_and_its_name(pair):
+    kept, whole = pair
+    held = sum(leaf.nbytes for leaf in jax.tree.leaves(kept.params))
+    assert held < 0.3 * sum(leaf.nbytes for leaf in jax.tree.leaves(whole.params))
+    assert repr(kept) == repr(whole)[:-1] + ", weights as stored)"
+    # What was fitted for one holds for the other.
+    assert fingerprint(kept) == fingerprint(whole)
+
+
+@pytest.mark.parametrize("most", [1 << 10, 64 << 20])
+def test_logits(pair, monkeypatch, most):
+    monkeypatch.setattr("jaxhal.models.decoder.VOCABULARY_BYTES", most)
+    jax.clear_caches()
+    tokens = np.random.default_rng(1).integers(0, VOCAB, (2, 40))
+    kept, whole = (lm.forward(tokens) for lm in pair)
+    assert float(jnp.std(whole)) > 0.1
+    np.testing.assert_allclose(kept, whole, atol=1e-4)
+
+
+def test_bfloat16(tmp_path):
+    source = write(tmp_path / "tiny.gguf")
+    kept, whole = (read_in(source, packed, jnp.bfloat16) for packed in (True, False))
+    assert fingerprint(kept) == fingerprint(whole)
+    tokens = np.random.default_rng(1).integers(0, VOCAB, (2, 40))
+    kept, whole = kept.forward(tokens), whole.forward(tokens)
+    np.testing.assert_allclose(kept, whole, atol=0.05 * float(jnp.abs(whole).max()))
+
+
+def test_features_and_relevance(pair):
+    batch = collate(rows(), 0)
+    reducers = {
+        "forest": jaxhal.MTopDiv(),
+        "lookback": jaxhal.LookbackRatio(),
+        "entropy": jaxhal.TokenEntropy(),
+        "states": jaxhal.HiddenStates(layers=(0, 1, 3)),
+    }
+    kept, whole = (jaxhal.read(lm, batch, reducers) for lm in pair)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-4), kept, whole)
+    for rules in ("attnlrp", "cp_lrp"):
+        kept, whole = (jaxhal.relevance(lm, batch, rules).matrix for lm in pair)
+        np.testing.assert_allclose(kept, whole, atol=1e-3 * float(jnp.abs(whole).max()))
+
+
+def test_a_low_rank_addition_is_learnt_over_it_and_every_weight_is_not(pair):
+    from jaxhal.tuning import Tuning
+    from jaxhal.tuning.classifier import TokenRows, log_loss, start
+
+    tokens = jnp.asarray(np.random.default_rng(2).integers(3, VOCAB, (2, 24)))
+    batch = TokenRows(tokens, jnp.ones(tokens.shape, bool))
+    labels, weight = jnp.array([0.0, 1.0]), jnp.ones(2)
+    found = []
+    for lm in pair:
+        tuning = Tuning(targets=("q_proj", "down_proj"))
+        learned = start(lm, tuning, jax.random.key(0))
+        # Away from where the upper halves are zero.
+        learned = jax.tree.map(lambda leaf: leaf + 0.01, learned)
+        grad = jax.value_and_grad(log_loss)
+        found.append(grad(learned, lm, batch, labels, weight, tuning.scale))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-4), *found)
+    with pytest.raises(ValueError, match="keeps its weights as stored.*method 'lora'"):
+        start(pair[0], Tuning(method="full"), jax.random.key(0))
+
+
+@pytest.mark.parametrize(
+    "other, message",
+    [
+        (
+            {"blk.1.ffn_up": ("Q2_K", INNER, WIDTH, 1e-3)},
+            "stored as Q2_K, .*dequant",
+        ),
+        (
+            {"blk.1.ffn_up": ("Q4_K", WIDTH, WIDTH, 1e-3)},
+            r"\[256, 256\].*\[512, 2",
+        ),
+        ({"blk.2.attn_q": ("Q4_K", WIDTH, WIDTH, np.nan)}, "attn_q.* NaN or infinite"),
+    ],
+)
+def test_what_cannot_stay_is_named(tmp_path, other, message):
+    source = write(tmp_path / "tiny.gguf", other=other)
+    with pytest.raises(ValueError, match=message):
+        read_in(source, packed=True)
+
+
+def test_a_matrix_that_is_not_in_blocks_in_every_layer_becomes_numbers(tmp_path):
+    plain = np.full((INNER, WIDTH), 0.01, np.float32)
+    source = write(tmp_path / "tiny.gguf", other={"blk.1.ffn_up": plain})
+    leaves = dict(weights.paths(read_in(source, packed=True).params))
+    assert isinstance(leaves["blocks.mlp.up_proj.kernel"], jax.Array)
+    assert quantized.is_stored(leaves["blocks.mlp.down_proj.kernel"])
+
+
+def test_what_fits_is_dequantised(tmp_path, monkeypatch):
+    source = write(tmp_path / "tiny.gguf")
+    whole = 4 * source.size
+    for memory, stays in ((2 * whole + 2, False), (2 * whole - 2, True)):
+        monkeypatch.setattr(devices, "memory", lambda memory=memory: memory)
+        assert lms._stays(None, source, jnp.float32) is stays
+    assert lms._stays("stored", source, jnp.float32)
+    with pytest.raises(ValueError, match="weights is 'int2'; use one of stored, deq"):
+        lms._stays("int2", source, jnp.float32)
+    with pytest.raises(ValueError, match="'stored', but a folder is no GGUF file"):
+        other = type("Folder", (), {"where": "a folder"})()
+        lms._stays("stored", other, jnp.float32)
