@@ -1,12 +1,18 @@
 """Weights that stay as a GGUF file stores them are the numbers that they stand for."""
 
+import dataclasses
+import types
+
 import gguf
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import test_decoding
+from test_decoding import how
 
 import jaxhal
+from jaxhal.generation import decoding
 from jaxhal.models import devices, quantized, weights
 from jaxhal.models import lm as lms
 from jaxhal.models.batching import Encoded, collate
@@ -174,6 +180,24 @@ def test_features_and_relevance(pair):
     for rules in ("attnlrp", "cp_lrp"):
         kept, whole = (jaxhal.relevance(lm, batch, rules).matrix for lm in pair)
         np.testing.assert_allclose(kept, whole, atol=1e-3 * float(jnp.abs(whole).max()))
+
+
+@pytest.mark.parametrize("memory", [0, 1 << 40])
+def test_writing(pair, memory, monkeypatch):
+    monkeypatch.setattr(
+        decoding.psutil,
+        "virtual_memory",
+        lambda: types.SimpleNamespace(available=memory),
+    )
+    written = []
+    for lm in pair:
+        lm = dataclasses.replace(lm)  # has not been taken apart yet
+        state = test_decoding.write(lm, [[5, 9, 31, 77], [8, 50]], 9, how())
+        assert isinstance(state.cache.key, tuple) is bool(memory)
+        written.append(state)
+    kept, whole = written
+    assert kept.tokens.tolist() == whole.tokens.tolist()
+    np.testing.assert_allclose(kept.logprob, whole.logprob, atol=1e-3)
 
 
 def test_a_low_rank_addition_is_learnt_over_it_and_every_weight_is_not(pair):
