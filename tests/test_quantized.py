@@ -9,15 +9,18 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import test_decoding
+import test_parity
 from test_decoding import how
 
 import jaxhal
+import tiny
 from jaxhal.generation import decoding
 from jaxhal.models import devices, quantized, weights
 from jaxhal.models import lm as lms
 from jaxhal.models.batching import Encoded, collate
 from jaxhal.models.gguf import GGUFSource, config_from_gguf, gguf_table
 from jaxhal.models.lm import LM
+from jaxhal.models.tables import huggingface_table
 from jaxhal.reading.keys import fingerprint
 
 # Where the blocks of a format have what they are scaled by, in bytes of a block.
@@ -115,8 +118,8 @@ def write(path, arch="llama", tied=True, other=(), kinds=KINDS) -> GGUFSource:
 
 def read_in(source: GGUFSource, packed: bool, dtype=jnp.float32) -> LM:
     config = config_from_gguf(source)
-    table = gguf_table(config)
-    graphdef, params = weights.fill(config, source, table, dtype, packed=packed)
+    table, kept = gguf_table(config), "stored" if packed else ""
+    graphdef, params = weights.fill(config, source, table, dtype, packed=kept)
     return LM(params, graphdef, config)
 
 
@@ -143,7 +146,7 @@ def test_a_model_keeps_its_size_and_its_name(pair):
     kept, whole = pair
     held = sum(leaf.nbytes for leaf in jax.tree.leaves(kept.params))
     assert held < 0.3 * sum(leaf.nbytes for leaf in jax.tree.leaves(whole.params))
-    assert repr(kept) == repr(whole)[:-1] + ", weights as stored)"
+    assert repr(kept) == repr(whole)[:-1] + ", packed weights)"
     # What was fitted for one holds for the other.
     assert fingerprint(kept) == fingerprint(whole)
 
@@ -216,7 +219,7 @@ def test_a_low_rank_addition_is_learnt_over_it_and_every_weight_is_not(pair):
         grad = jax.value_and_grad(log_loss)
         found.append(grad(learned, lm, batch, labels, weight, tuning.scale))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-4), *found)
-    with pytest.raises(ValueError, match="keeps its weights as stored.*method 'lora'"):
+    with pytest.raises(ValueError, match="has packed weights.*method 'lora'"):
         start(pair[0], Tuning(method="full"), jax.random.key(0))
 
 
@@ -248,15 +251,65 @@ def test_a_matrix_that_is_not_in_blocks_in_every_layer_becomes_numbers(tmp_path)
     assert quantized.is_stored(leaves["blocks.mlp.down_proj.kernel"])
 
 
+@pytest.mark.parametrize("case", ["llama-gqa", "gpt2-mha", "falcon-7b"])
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0"])
+def test_matrices_of_a_folder_are_rounded(case, kind, tmp_path):
+    want = tiny.golden(case)
+    whole = test_parity.load(tmp_path, want["config"], want["shapes"])
+    config, raw = whole.config, gguf.GGMLQuantizationType[kind]
+    bare = "model." if case.startswith("llama") else "transformer."
+    source, table = weights.SafetensorsSource(tmp_path, bare), huggingface_table(config)
+    graphdef, params = weights.fill(config, source, table, jnp.float32, packed=kind)
+    kept = LM(params, graphdef, config)
+
+    def rounded(name: str, leaf: np.ndarray) -> jax.Array:
+        rows = leaf.swapaxes(-1, -2) if name.endswith(".kernel") else leaf
+        held = gguf.quants.dequantize(gguf.quants.quantize(rows, raw), raw)
+        return jnp.asarray(held.swapaxes(-1, -2) if rows is not leaf else held)
+
+    pairs = zip(weights.paths(params), weights.paths(whole.params), strict=True)
+    leaves, stay = [], set()
+    for (name, leaf), (_, exact) in pairs:
+        if not quantized.is_stored(leaf):
+            stay.add(name)
+        leaves.append(exact if name in stay else rounded(name, np.asarray(exact)))
+    # Rows of 48 make no whole blocks of 32.
+    matrices = {name for name in stay if name.endswith((".kernel", ".embedding"))}
+    assert matrices <= {"blocks.mlp.down_proj.kernel"}
+    tree = jax.tree.structure(whole.params)
+    same = dataclasses.replace(whole, params=jax.tree.unflatten(tree, leaves))
+    assert fingerprint(kept) == fingerprint(same) != fingerprint(whole)
+    tokens = np.random.default_rng(0).integers(0, config.vocab_size, (2, 12))
+    assert test_parity.error(kept.forward(tokens), same.forward(tokens)) < 1e-4
+
+
+def test_a_folder_loads_so(narrow):
+    assert repr(jaxhal.load(narrow, weights="int8")).endswith(
+        "float32, packed weights)"
+    )
+    with pytest.raises(ValueError, match="'stored', but .* is no GGUF file; use int8"):
+        jaxhal.load(narrow, weights="stored")
+
+
 def test_what_fits_is_dequantised(tmp_path, monkeypatch):
     source = write(tmp_path / "tiny.gguf")
     whole = 4 * source.size
-    for memory, stays in ((2 * whole + 2, False), (2 * whole - 2, True)):
+    for memory, packing in ((2 * whole + 2, ""), (2 * whole - 2, "stored")):
         monkeypatch.setattr(devices, "memory", lambda memory=memory: memory)
-        assert lms._stays(None, source, jnp.float32) is stays
-    assert lms._stays("stored", source, jnp.float32)
-    with pytest.raises(ValueError, match="weights is 'int2'; use one of stored, deq"):
-        lms._stays("int2", source, jnp.float32)
-    with pytest.raises(ValueError, match="'stored', but a folder is no GGUF file"):
-        other = type("Folder", (), {"where": "a folder"})()
-        lms._stays("stored", other, jnp.float32)
+        assert lms._packing(None, source, jnp.float32) == packing
+    folder = types.SimpleNamespace(where="a folder", size=source.size)
+    for given, source_, packing in (
+        ("stored", source, "stored"),
+        ("dequantised", source, ""),
+        ("int8", folder, "Q8_0"),
+        ("int4", folder, "Q4_0"),
+        (None, folder, ""),
+    ):
+        assert lms._packing(given, source_, jnp.float32) == packing
+    for given, source_, message in (
+        ("int2", source, "weights is 'int2'; use one of stored, deq"),
+        ("stored", folder, "'stored', but a folder is no GGUF file; use int8 or int4"),
+        ("int8", source, "'int8', but .*tiny.gguf is a GGUF file; use stored"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            lms._packing(given, source_, jnp.float32)

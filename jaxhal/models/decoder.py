@@ -99,7 +99,8 @@ def embed(
     x = quantized.rows_of(table, tokens)
     x = x * jnp.asarray(model.config.embedding_scale, table.dtype)
     if model.embed_positions is not None:
-        x = x + model.embed_positions.embedding[...][positions]
+        table = model.embed_positions.embedding.get_value()
+        x = x + quantized.rows_of(table, positions)
     return x
 
 

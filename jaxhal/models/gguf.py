@@ -67,10 +67,13 @@ class GGUFSource:
                 "the gguf package cannot dequantise; use another quantisation"
             ) from error
 
-    def packed(self, name: str, turn: Callable[[np.ndarray], np.ndarray]):
+    def packed(
+        self, name: str, turn: Callable[[np.ndarray], np.ndarray], kind: str
+    ) -> tuple[str, quantized.Packed] | None:
         """A matrix as it is stored, and its format's name; ``None`` if not in blocks.
 
-        ``turn`` puts rows, of bytes here, in the order of the parameter.
+        ``turn`` puts rows, of bytes here, in the order of the parameter; ``kind`` is
+        ``"stored"``.
         """
         tensor = self._tensors[name]
         kind = tensor.tensor_type.name

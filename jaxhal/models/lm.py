@@ -50,7 +50,7 @@ class LM:
         leaves = jax.tree.leaves(self.params, is_leaf=is_stored)
         count = sum(leaf.size for leaf in leaves)
         dtypes = " and ".join(sorted({str(leaf.dtype) for leaf in leaves}))
-        stored = ", weights as stored" if any(map(is_stored, leaves)) else ""
+        stored = ", packed weights" if any(map(is_stored, leaves)) else ""
         return (
             f"LM({self.name!r}, {self.config.family}, "
             f"{self.config.num_hidden_layers} layers, {count:,} parameters, "
@@ -146,7 +146,7 @@ def load(
     source: str | os.PathLike,
     *,
     dtype: Any = jnp.float32,
-    weights: Literal["stored", "dequantised"] | None = None,
+    weights: Literal["stored", "dequantised", "int8", "int4"] | None = None,
 ) -> LM:
     """Loads a checkpoint as a pure function with its tokenizer.
 
@@ -156,10 +156,11 @@ def load(
         and one that is called like a registry model is named ``./`` and its name.
       dtype: of the parameters, ``float32`` or ``bfloat16``; softmax, norms and
         log-probabilities are float32 in both.
-      weights: of a GGUF file: ``"stored"`` keeps its blocks of few bits, and makes
-        numbers of them where they are used; ``"dequantised"`` makes all of them now,
-        which takes more memory and less time.  By default what fits into half the
-        memory at hand.  The numbers are the same.
+      weights: ``"stored"`` keeps a GGUF file's blocks of few bits, and makes numbers of
+        them where they are used; ``"dequantised"`` makes all of them now, which takes
+        more memory and less time.  By default what fits into half the memory at hand;
+        the numbers are the same.  ``"int8"`` and ``"int4"`` round the matrices of a
+        folder to such blocks (Q8_0, Q4_0), 8.5 and 4.5 bits a parameter.
 
     Raises:
       ValueError: on an unknown name, architecture, quantisation, or on weights that are
@@ -181,24 +182,31 @@ def load(
         config, tokenizer = config_from_gguf(stored), Tokenizer.from_gguf(stored)
         table = gguf_table(config)
     tokenizer.check_ids(config.vocab_size, str(path))
-    packed = _stays(weights, stored, dtype)
+    packed = _packing(weights, stored, dtype)
     graphdef, params = fill(config, stored, table, dtype, packed=packed)
     return LM(params, graphdef, config, tokenizer, name)
 
 
-def _stays(weights: str | None, source: Any, dtype: Any) -> bool:
-    """Whether blocks of a file stay as they are."""
-    if weights is not None:
-        one_of(("stored", "dequantised"), weights=weights)
-    if not isinstance(source, GGUFSource):
-        if weights == "stored":
-            raise ValueError(
-                f"weights is 'stored', but {source.where} is no GGUF file; leave it out"
-            )
-        return False
-    if weights is not None:
-        return weights == "stored"
-    return source.size * jnp.dtype(dtype).itemsize > devices.memory() / 2
+_ROUNDED = {"int8": "Q8_0", "int4": "Q4_0"}
+
+
+def _packing(weights: str | None, source: Any, dtype: Any) -> str:
+    """In which blocks matrices are kept, ``"stored"`` for their own, or in none."""
+    if weights is None:
+        whole = source.size * jnp.dtype(dtype).itemsize
+        large = isinstance(source, GGUFSource) and whole > devices.memory() / 2
+        return "stored" if large else ""
+    one_of(("stored", "dequantised", *_ROUNDED), weights=weights)
+    if weights == "dequantised":
+        return ""
+    if isinstance(source, GGUFSource) != (weights == "stored"):
+        fitting = "int8 or int4" if weights == "stored" else "stored"
+        what = "no" if weights == "stored" else "a"
+        raise ValueError(
+            f"weights is {weights!r}, but {source.where} is {what} GGUF file; use "
+            f"{fitting}, or leave it out"
+        )
+    return _ROUNDED.get(weights, "stored")
 
 
 def check_dtype(dtype: Any) -> None:

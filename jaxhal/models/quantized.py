@@ -323,6 +323,20 @@ def pack(kind: str, data: np.ndarray) -> Packed:
     return Packed(low, high, *scaled, bits=found.bits, zero=found.zero)
 
 
+def blocks(kind: str, rows: Float[np.ndarray, "rows columns"]) -> Packed | None:
+    """Numbers rounded to blocks of a format; ``None`` if rows make no whole blocks.
+
+    Args:
+      kind: one of those without K.
+    """
+    import gguf
+
+    raw = gguf.GGMLQuantizationType[kind]
+    if rows.shape[1] % gguf.GGML_QUANT_SIZES[raw][0]:
+        return None
+    return pack(kind, gguf.quants.quantize(rows, raw))
+
+
 def _repacked(whole: np.ndarray, bits: int) -> np.ndarray:
     """The inverse of unpacking."""
     parts = np.split(whole, 8 // bits, axis=-1)

@@ -100,6 +100,16 @@ class SafetensorsSource:
         handle, stored = self._files[name]
         return handle.get_tensor(stored)
 
+    def packed(
+        self, name: str, turn: Callable[[np.ndarray], np.ndarray], kind: str
+    ) -> tuple[str, quantized.Packed] | None:
+        """A matrix in blocks of a format; ``None`` if its rows make no whole blocks.
+
+        ``turn`` makes rows of what is stored.
+        """
+        rows = np.asarray(turn(self.get(name)), np.float32)
+        return None if (one := quantized.blocks(kind, rows)) is None else (kind, one)
+
     def shape(self, name: str) -> tuple[int, ...]:
         handle, stored = self._files[name]
         return tuple(handle.get_slice(stored).get_shape())
@@ -155,12 +165,13 @@ def fill(
     dtype: Any,
     module: Callable[..., nnx.Module] = Decoder,
     ignored: Sequence[str] = _IGNORED,
-    packed: bool = False,
+    packed: str = "",
 ) -> tuple[Any, Any]:
     """``(graphdef, params)`` read from ``source``, one stored tensor at a time.
 
     ``ignored`` are patterns of stored names that ``module`` does not compute with.
-    With ``packed`` matrices that a file has in blocks stay so.
+    Matrices that ``source`` has in blocks stay so where ``packed`` is ``"stored"``;
+    where it is a format's name they are put into blocks of that.
 
     Raises:
       ValueError: listing together every tensor that is missing, has the wrong shape,
@@ -179,15 +190,14 @@ def fill(
     present, used, problems, arrays = source.names(), set(), [], []
     for path, leaf in tqdm(paths(shapes), "reading weights", leave=False, disable=None):
         origin = table[path]
-        if packed and isinstance(source, GGUFSource):
-            names = _names(path, origin, leaf)
-            if present.issuperset(names):
-                kept, found = _packed(path, leaf, origin, source, config, names)
-                if kept is not None:
-                    used.update(names)
-                    problems += found
-                    arrays.append(kept)
-                    continue
+        names = _names(path, origin, leaf)
+        if packed and _is_matrix(path) and present.issuperset(names):
+            kept, found = _packed(path, leaf, origin, source, config, packed)
+            if kept is not None:
+                used.update(names)
+                problems += found
+                arrays.append(kept)
+                continue
         array = np.empty(leaf.shape, leaf.dtype)
         for name, target in _targets(path, origin, array):
             used.add(name)
@@ -212,15 +222,19 @@ def fill(
     return graphdef, jax.tree.unflatten(jax.tree.structure(shapes), leaves)
 
 
+def _is_matrix(path: str) -> bool:
+    return path.endswith((".kernel", ".embedding"))
+
+
 def _packed(
     path: str,
     leaf: Any,
     origin: Origin,
-    source: GGUFSource,
+    source: SafetensorsSource | GGUFSource,
     config: Config,
-    names: Sequence[str],
+    packed: str,
 ) -> tuple[Stored | None, list[str]]:
-    """A parameter in its blocks, and what is wrong with it; ``None`` if not packed."""
+    """A parameter in blocks, and what is wrong with it; ``None`` if it is in none."""
     kernel = path.endswith(".kernel")
 
     def turn(rows: np.ndarray) -> np.ndarray:
@@ -229,8 +243,8 @@ def _packed(
 
     shape = leaf.shape[-2:][::-1] if kernel else leaf.shape[-2:]
     packs, problems = [], []
-    for name in names:
-        if (found := source.packed(name, turn)) is None:
+    for name in _names(path, origin, leaf):
+        if (found := source.packed(name, turn, packed)) is None:
             return None, []
         kind, pack = found
         if pack.shape != shape:

@@ -60,9 +60,8 @@ def start(lm: LM, tuning: Tuning, key: Array) -> Learned:
     else:
         if any(map(is_stored, names.values())):
             raise ValueError(
-                f"model {lm.name!r} keeps its weights as stored, and method 'full' "
-                "learns every weight; load it with weights='dequantised', or give "
-                "method 'lora'"
+                f"model {lm.name!r} has packed weights, and method 'full' learns every "
+                "weight; load it with weights='dequantised', or give method 'lora'"
             )
         weights = {
             name: leaf.astype(wide(leaf.dtype))
