@@ -110,7 +110,8 @@ def unembed(
     """Logits, float32 or wider, of hidden states that went through the final norm."""
     table, dtype = _vocabulary(model), wide(hidden.dtype)
     if not quantized.is_stored(table):
-        return ops.linear(hidden, table.T, None, dtype)
+        kernel = table.T if model.lm_head is None else table
+        return ops.linear(hidden, kernel, None, dtype)
 
     def some(rows: quantized.Packed) -> Array:
         kernel = rows.numbers().astype(table.dtype).T
@@ -129,7 +130,11 @@ def unembed_at(
     ops: Ops,
 ) -> Float[Array, "batch rows"]:
     """The logits of one token a row, without those of the others."""
-    kernel = quantized.rows_of(_vocabulary(model), target)
+    table = _vocabulary(model)
+    if model.lm_head is None or quantized.is_stored(table):
+        kernel = quantized.rows_of(table, target)
+    else:  # not of its transpose, which would be made for it
+        kernel = jnp.moveaxis(table[:, target], 0, -1)
 
     def one(hidden: Array, kernel: Array) -> Array:
         return ops.linear(hidden, kernel[:, None], None, wide(hidden.dtype))[0]
@@ -138,11 +143,10 @@ def unembed_at(
 
 
 def _vocabulary(model: Decoder) -> Any:
-    """What logits are products with, ``[vocab width]``."""
+    """What logits are products with: the embeddings, or a kernel of its own."""
     if model.lm_head is None:
         return model.embed_tokens.embedding.get_value()
-    kernel = model.lm_head.kernel.get_value()
-    return kernel if quantized.is_stored(kernel) else kernel.T
+    return model.lm_head.kernel.get_value()
 
 
 def geometry(
