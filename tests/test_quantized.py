@@ -45,8 +45,10 @@ def blocks(kind: str, rows: int, columns: int, seed: int = 0, size: float = 0.01
     return data.reshape(rows, -1)
 
 
+@pytest.mark.parametrize("once", [1, 4 << 20])
 @pytest.mark.parametrize("kind", quantized.FORMATS)
-def test_numbers_are_those_of_the_gguf_package(kind):
+def test_numbers_are_those_of_the_gguf_package(kind, once, monkeypatch):
+    monkeypatch.setattr(quantized, "_AT_ONCE", once)
     data = blocks(kind, 6, 1280)
     want = gguf.quants.dequantize(data, gguf.GGMLQuantizationType[kind])
     packed = quantized.pack(kind, data)

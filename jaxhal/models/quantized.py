@@ -302,6 +302,8 @@ _FORMATS: dict[str, tuple[int, Callable[[np.ndarray], _Blocks]]] = {
     "Q5_K": (176, _k(5)),
     "Q6_K": (210, _q6_k),
 }
+# Bytes of a file that are packed together.
+_AT_ONCE = 4 << 20
 #: Formats that weights may stay in, as GGUF calls them.
 FORMATS = tuple(_FORMATS)
 
@@ -312,6 +314,13 @@ def pack(kind: str, data: np.ndarray) -> Packed:
     Args:
       kind: one of :data:`FORMATS`.
     """
+    # A run of rows at a time, as whole numbers take a byte each before they are packed.
+    step = max(1, _AT_ONCE // data.shape[1])
+    runs = [_pack(kind, data[at : at + step]) for at in range(0, len(data), step)]
+    return jax.tree.map(lambda *leaves: np.concatenate(leaves), *runs)
+
+
+def _pack(kind: str, data: np.ndarray) -> Packed:
     size, read = _FORMATS[kind]
     found = read(np.ascontiguousarray(data).reshape(len(data), -1, size))
     low, high = found.whole, None
