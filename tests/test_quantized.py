@@ -236,6 +236,10 @@ def test_a_low_rank_addition_is_learnt_over_it_and_every_weight_is_not(pair):
             {"blk.1.ffn_up": ("Q4_K", WIDTH, WIDTH, 1e-3)},
             r"\[256, 256\].*\[512, 2",
         ),
+        (
+            {"blk.1.attn_k": ("Q4_K", 90, WIDTH, 1e-3)},
+            r"\[90, 144\] do not give .*k_proj",
+        ),
         ({"blk.2.attn_q": ("Q4_K", WIDTH, WIDTH, np.nan)}, "attn_q.* NaN or infinite"),
     ],
 )

@@ -68,12 +68,12 @@ class GGUFSource:
             ) from error
 
     def packed(
-        self, name: str, turn: Callable[[np.ndarray], np.ndarray], kind: str
+        self, name: str, turn: Callable[[np.ndarray], np.ndarray], into: str
     ) -> tuple[str, quantized.Packed] | None:
         """A matrix as it is stored, and its format's name; ``None`` if not in blocks.
 
-        ``turn`` puts rows, of bytes here, in the order of the parameter; ``kind`` is
-        ``"stored"``.
+        ``turn`` puts rows, of bytes here, in the order of the parameter; ``into`` is
+        ``"stored"``, which is the format that it has.
         """
         tensor = self._tensors[name]
         kind = tensor.tensor_type.name

@@ -46,6 +46,12 @@ class Packed:
         *lead, blocks, size = self.low.shape
         return *lead, blocks * size * halves
 
+    @property
+    def finite(self) -> bool:
+        """Whether none of its numbers, on the host, is NaN or infinite."""
+        scaled = (self.scale, self.offset)
+        return all(np.isfinite(one).all() for one in scaled if one is not None)
+
     def numbers(self) -> Float[Array, "*lead rows columns"]:
         """The matrices in float32."""
         whole = self.low

@@ -101,14 +101,14 @@ class SafetensorsSource:
         return handle.get_tensor(stored)
 
     def packed(
-        self, name: str, turn: Callable[[np.ndarray], np.ndarray], kind: str
+        self, name: str, turn: Callable[[np.ndarray], np.ndarray], into: str
     ) -> tuple[str, quantized.Packed] | None:
         """A matrix in blocks of a format; ``None`` if its rows make no whole blocks.
 
         ``turn`` makes rows of what is stored.
         """
         rows = np.asarray(turn(self.get(name)), np.float32)
-        return None if (one := quantized.blocks(kind, rows)) is None else (kind, one)
+        return None if (one := quantized.blocks(into, rows)) is None else (into, one)
 
     def shape(self, name: str) -> tuple[int, ...]:
         handle, stored = self._files[name]
@@ -238,7 +238,13 @@ def _packed(
     kernel = path.endswith(".kernel")
 
     def turn(rows: np.ndarray) -> np.ndarray:
-        turned = origin.turn(rows, config)
+        try:
+            turned = origin.turn(rows, config)
+        except ValueError as error:  # a shape that cannot be split
+            raise ValueError(
+                f"{source.where}: {list(rows.shape)} do not give {path} "
+                f"{list(leaf.shape)} ({error}); convert the checkpoint again"
+            ) from error
         return turned.T if kernel else turned
 
     shape = leaf.shape[-2:][::-1] if kernel else leaf.shape[-2:]
@@ -250,7 +256,7 @@ def _packed(
         if pack.shape != shape:
             given, wanted = list(pack.shape), list(shape)
             problems.append(f"{name} has shape {given} and {path} needs {wanted}")
-        elif not np.isfinite(pack.scale).all():
+        elif not pack.finite:
             problems.append(f"{name} holds NaN or infinite values")
         packs.append((kind, pack))
     if problems:
