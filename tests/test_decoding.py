@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import types
 
 import jax
 import jax.numpy as jnp
@@ -190,16 +189,15 @@ FEATURES = {
 
 def test_layers_apart_and_stacked_say_the_same(lm, monkeypatch):
     lm = dataclasses.replace(lm)  # has not been taken apart yet
-    little = types.SimpleNamespace(available=0)
     decode, keys = how(WARM, **FEATURES), jax.random.split(jax.random.key(6), 4)
     with monkeypatch.context() as patch:
-        patch.setattr(decoding.psutil, "virtual_memory", lambda: little)
+        patch.setattr(decoding.devices, "memory", lambda device: 0)
         stacked = write(lm, ROWS, 7, decode, copies=2, keys=keys)
         assert isinstance(stacked.cache.key, jax.Array)
     apart = write(lm, ROWS, 7, decode, copies=2, keys=keys)
     assert len(apart.cache.key) == lm.config.num_hidden_layers
     # What is held already is used, however little is left.
-    monkeypatch.setattr(decoding.psutil, "virtual_memory", lambda: little)
+    monkeypatch.setattr(decoding.devices, "memory", lambda device: 0)
     again = write(lm, ROWS, 7, decode, copies=2, keys=keys)
     assert again.tokens.tolist() == apart.tokens.tolist()
     assert len(again.cache.key) == lm.config.num_hidden_layers

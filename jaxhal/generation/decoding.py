@@ -8,7 +8,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import psutil
 from flax import nnx
 from jaxtyping import Array, Bool, Int
 
@@ -17,6 +16,7 @@ from jaxhal.features.base import Reducer
 from jaxhal.generation.sampling import Sampling, choose
 from jaxhal.generation.steps import Clip, advance, begin
 from jaxhal.models import cache as cache_lib
+from jaxhal.models import devices
 from jaxhal.models.cache import Cache
 from jaxhal.models.decoder import Decoder
 from jaxhal.models.lm import LM
@@ -112,11 +112,11 @@ def ready(lm: LM, state: State) -> tuple[LM, State]:
     the memory at hand.
     """
     leaves = jax.tree.leaves(lm.params)
-    platforms = {device.platform for leaf in leaves for device in leaf.devices()}
-    if platforms != {"cpu"}:
+    used = {device for leaf in leaves for device in leaf.devices()}
+    if {device.platform for device in used} != {"cpu"}:
         return lm, state
     if "apart" not in vars(lm):  # which holds it once made
-        spare = _APART_SHARE * psutil.virtual_memory().available
+        spare = _APART_SHARE * devices.memory(used.pop())
         if sum(leaf.nbytes for leaf in leaves) > spare:
             return lm, state
     return lm.apart, dataclasses.replace(state, cache=cache_lib.apart(state.cache))

@@ -5,14 +5,15 @@ import os
 import platform
 import re
 from pathlib import Path
+from typing import Any
 
 import jax
 import psutil
 
 
-def memory() -> int:
-    """Bytes that one device has left, of a CPU those of the machine."""
-    known = jax.devices()[0].memory_stats() or {}
+def memory(device: Any = None) -> int:
+    """Bytes that a device, the first by default, has left; of a CPU the machine's."""
+    known = (device or jax.devices()[0]).memory_stats() or {}
     if "bytes_limit" in known:
         return known["bytes_limit"] - known.get("bytes_in_use", 0)
     return psutil.virtual_memory().available

@@ -129,10 +129,10 @@ class Stored:
 
     def each(self) -> Iterator[Float[Array, "rows columns"]]:
         """The numbers of every layer, one after another, or of the matrix."""
-        layers = self.places or ()
-        yield from (_dense(self.at(number)) for number in range(len(layers)))
         if self.places is None:
             yield _dense(self)
+        else:
+            yield from (_dense(self.at(layer)) for layer in range(len(self.places)))
 
     def layer(self, which: Any, place: Any) -> Float[Array, "rows columns"]:
         """The numbers of one layer."""

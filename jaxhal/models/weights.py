@@ -193,7 +193,7 @@ def fill(
         names = _names(path, origin, leaf)
         if packed and _is_matrix(path) and present.issuperset(names):
             kept, found = _packed(path, leaf, origin, source, config, packed)
-            if kept is not None:
+            if kept is not None or found:
                 used.update(names)
                 problems += found
                 arrays.append(kept)
@@ -234,7 +234,7 @@ def _packed(
     config: Config,
     packed: str,
 ) -> tuple[Stored | None, list[str]]:
-    """A parameter in blocks, and what is wrong with it; ``None`` if it is in none."""
+    """A parameter in blocks, and what is wrong with it; ``None`` if in none."""
     kernel = path.endswith(".kernel")
 
     def turn(rows: np.ndarray) -> np.ndarray:
@@ -260,7 +260,7 @@ def _packed(
             problems.append(f"{name} holds NaN or infinite values")
         packs.append((kind, pack))
     if problems:
-        return Stored((), None, leaf.shape, kernel, leaf.dtype), problems
+        return None, problems
     return quantized.stored(packs, leaf.shape, leaf.dtype, transposed=kernel), []
 
 
