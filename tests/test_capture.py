@@ -14,7 +14,7 @@ import tiny
 from jaxhal.capture import forward as capture
 from jaxhal.capture import taps as rows_lib
 from jaxhal.features.knowledge import ExternalContext, ParametricKnowledge
-from jaxhal.models import layers
+from jaxhal.models import kernels
 from jaxhal.models.config import from_huggingface
 from jaxhal.models.lm import random
 from jaxhal.types import Batch, View
@@ -158,10 +158,8 @@ def test_decoding_equals_teacher_forcing(lm, chunks):
 def test_blocks_of_rows_and_groups_of_layers_change_nothing(lm, monkeypatch):
     sample = batch([(34, 30), (21, 23)], 34, 30)
     want = jaxhal.read(lm, sample, ALL)
-    monkeypatch.setattr(layers, "PLAIN_BLOCK_BYTES", 1)
-    monkeypatch.setattr(layers, "TAPPED_BLOCK_BYTES", 1)
+    monkeypatch.setattr(kernels, "CPU", kernels.Platform(1, 1, 1, segments=8))
     monkeypatch.setattr(rows_lib, "GROUP_BYTES", 1)
-    monkeypatch.setattr(rows_lib, "LOGIT_BYTES", 1)
     capture.read_jit.clear_cache()
     got = jaxhal.read(lm, sample, ALL)
     capture.read_jit.clear_cache()
@@ -184,7 +182,8 @@ def _largest(jaxpr) -> int:
 
 
 def test_no_array_of_heads_by_seq_by_seq(lm, monkeypatch):
-    monkeypatch.setattr(layers, "PLAIN_BLOCK_BYTES", 1 << 20)
+    small = kernels.CPU._replace(plain=1 << 20)
+    monkeypatch.setattr(kernels, "CPU", small)
     config = dataclasses.replace(lm.config, context_length=2048)
     wide = random(config, jax.random.key(0))
     sample = batch([(1000, 24)], 1000, 24)

@@ -12,7 +12,7 @@ from flax import nnx
 
 import tiny
 import tiny_encoders
-from jaxhal.models import layers
+from jaxhal.models import kernels
 from jaxhal.models.encoders import encoder
 from jaxhal.models.encoders import layers as encoder_layers
 from jaxhal.models.encoders import weights as encoder_weights
@@ -146,8 +146,7 @@ def test_padding_changes_nothing(case, tmp_path):
 def test_blocks_of_rows_change_nothing(case, tmp_path, monkeypatch):
     want = tiny_encoders.golden(case)
     model = load(tmp_path, want["config"], want["shapes"])
-    for parts in (layers, encoder_layers):
-        monkeypatch.setattr(parts, "PLAIN_BLOCK_BYTES", 1)
+    monkeypatch.setattr(kernels, "CPU", kernels.Platform(1, 1, 1, segments=8))
     _outputs.clear_cache()
     compare(outputs(model), want["outputs"], 1e-5)
     _outputs.clear_cache()

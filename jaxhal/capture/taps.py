@@ -12,7 +12,7 @@ from jaxtyping import Array
 
 from jaxhal.features.base import Reducer
 from jaxhal.features.hidden import state_number
-from jaxhal.models import decoder
+from jaxhal.models import decoder, kernels
 from jaxhal.models.config import Config
 from jaxhal.models.layers import RowTap, in_blocks
 from jaxhal.models.ops import STANDARD
@@ -20,9 +20,7 @@ from jaxhal.types import Batch, View
 
 # Row features that wait for their `finish` together; more layers than fit are finished
 # group by group.
-GROUP_BYTES = 128 << 20
-# Logits alive at once while token reducers look at them.
-LOGIT_BYTES = 64 << 20
+GROUP_BYTES = 256 << 20
 
 Named = tuple[tuple[str, Reducer], ...]
 
@@ -267,9 +265,13 @@ class Rows:
             logits = logits if len(logits) > 1 else logits[0]
             return ({n: self._mapped(r.rows, logits, column) for n, r in named},)
 
-        arrays = self.column + jnp.arange(rows), *streams
-        axes = 0, *(1 for _ in streams)
-        return in_blocks(block, arrays, axes, (1,), max(1, LOGIT_BYTES // wide))[0]
+        def blocks(platform: kernels.Platform, *arrays: Array) -> dict[str, Any]:
+            size = max(1, platform.logits // wide)
+            axes = 0, *(1 for _ in streams)
+            return in_blocks(block, arrays, axes, (1,), size)[0]
+
+        column = self.column + jnp.arange(rows)
+        return kernels.by_platform(blocks, column, *streams)
 
 
 def masks_of(

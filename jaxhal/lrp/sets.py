@@ -95,11 +95,14 @@ def _attend_pullbacks(args, output, slots):
 
 def _dot(left, right, over_left, over_right, dtype):
     """A product per row and key head, its operands in the order given."""
-    both = jnp.result_type(left, right)
+    both, exact = (
+        jnp.result_type(left, right),
+        primitives.precision(left.dtype, right.dtype),
+    )
     left, right = left.astype(both), right.astype(both)
     dims = ((over_left, over_right), ((0, 1), (0, 1)))
     wide = primitives.wide(left.dtype)
-    return jax.lax.dot_general(left, right, dims, primitives.EXACT, wide).astype(dtype)
+    return jax.lax.dot_general(left, right, dims, exact, wide).astype(dtype)
 
 
 SCORES = _ordinary("scores")._replace(pullbacks=_scores_pullbacks)

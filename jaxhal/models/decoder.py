@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -189,7 +189,7 @@ def run(
     cache: Cache | None = None,
     prefix: tuple[Array, Array] | None = None,
     keep: bool = False,
-    remat: bool = False,
+    remat: bool | Literal["attention"] = False,
 ) -> tuple[Float[Array, "batch query width"], Any, Any, Any]:
     """All layers and the final norm.
 
@@ -200,7 +200,7 @@ def run(
         row of it for as many consecutive rows of ``x``.  A cache brings its own.
       keep: return the keys and values of all layers (a prefill).
       remat: keep only what enters each layer and compute the rest again on the way
-        back.
+        back, or all but ``"attention"``.
 
     Returns:
       Normed hidden states, the tap's row features ``[layer, ...]``, the tap's final
@@ -222,7 +222,13 @@ def run(
             kept = (k, v) if keep else None
             if cache is not None:
                 stored, (k, v) = append(stored, (k, v), column)
-            mixed, rows = attention.mix(q, k, v, geo, at, tap.rows, ops, before)
+
+            def mix(q, k, v, before):
+                return attention.mix(q, k, v, geo, at, tap.rows, ops, before)
+
+            if remat == "attention":
+                mix = jax.checkpoint(mix, prevent_cse=False)
+            mixed, rows = mix(q, k, v, before)
             return mixed, (rows, kept)
 
         x, before, (rows, kept) = block(x, attend, ops)
@@ -234,7 +240,9 @@ def run(
     if isinstance(model.blocks, nnx.List):
         carry, (rows, kept) = _written_out(model.blocks, layer, carry, *each, tap)
     else:
-        carry, (rows, kept) = _scanned(model.blocks, layer, carry, each, tap, remat)
+        carry, (rows, kept) = _scanned(
+            model.blocks, layer, carry, each, tap, remat is True
+        )
     x, state, stored = carry
     return model.norm(x, ops), rows, state, kept if keep else stored
 
@@ -265,20 +273,23 @@ def _scanned(blocks: Block, layer, carry, each, tap: Tap, remat: bool):
     if remat:
         body = jax.checkpoint(body, prevent_cse=False)
 
-    def group(carry, scanned):
-        carry, (rows, kept) = jax.lax.scan(body, carry, scanned)
+    def finished(carry, beside):
+        rows, kept = beside
         return carry, (None if rows is None else tap.finish(rows), kept)
 
-    def fold(leaf):
-        return leaf.reshape(groups, len(leaf) // groups, *leaf.shape[1:])
-
-    def unfold(leaf):
-        return leaf.reshape(-1, *leaf.shape[2:])
-
     if groups == 1:
-        return group(carry, (weights, each))
-    carry, beside = jax.lax.scan(group, carry, jax.tree.map(fold, (weights, each)))
-    return carry, jax.tree.map(unfold, beside)
+        return finished(*jax.lax.scan(body, carry, (weights, each)))
+
+    # By number, as a group's slice of the weights would be a copy of them.
+    def numbered(carry, at):
+        return body(carry, jax.tree.map(lambda leaf: leaf[at], (weights, each)))
+
+    def group(carry, numbers):
+        return finished(*jax.lax.scan(numbered, carry, numbers))
+
+    numbers = jnp.arange(len(each[0].layer)).reshape(groups, -1)
+    carry, beside = jax.lax.scan(group, carry, numbers)
+    return carry, jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), beside)
 
 
 def _append(layer, stored, new, column):

@@ -5,10 +5,37 @@ import os
 import platform
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import psutil
+
+
+class Peak(NamedTuple):
+    """What one device can do in a second, by its data sheet."""
+
+    flops: float  # of dense bfloat16 products
+    bytes: float  # between its memory and itself
+
+
+# By how `device_kind` begins; the first that fits.
+PEAKS = {
+    "NVIDIA H200": Peak(989.4e12, 4.8e12),
+    "NVIDIA H100 PCIe": Peak(756e12, 2.0e12),
+    "NVIDIA H100": Peak(989.4e12, 3.35e12),
+    "NVIDIA A100": Peak(312e12, 2.0e12),
+    "NVIDIA L4": Peak(121e12, 0.3e12),
+    "TPU v5 lite": Peak(197e12, 0.819e12),
+    "TPU v5p": Peak(459e12, 2.765e12),
+    "TPU v5": Peak(459e12, 2.765e12),
+    "TPU v6 lite": Peak(918e12, 1.64e12),
+}
+
+
+def peak(device: Any) -> Peak | None:
+    """What a device can do, where that is known."""
+    kind = device.device_kind
+    return next((at for name, at in PEAKS.items() if kind.startswith(name)), None)
 
 
 def memory(device: Any = None) -> int:
@@ -17,6 +44,11 @@ def memory(device: Any = None) -> int:
     if "bytes_limit" in known:
         return known["bytes_limit"] - known.get("bytes_in_use", 0)
     return psutil.virtual_memory().available
+
+
+def capacity() -> int | None:
+    """Bytes that the first device gives to JAX; None on CPU."""
+    return (jax.devices()[0].memory_stats() or {}).get("bytes_limit")
 
 
 @functools.cache

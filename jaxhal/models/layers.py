@@ -14,16 +14,12 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxhal.models import quantized, rope
+from jaxhal.models import kernels, quantized, rope
 from jaxhal.models.config import Config
 from jaxhal.models.ops import STANDARD, Ops, attend_after
 
-# Bytes of attention probabilities alive at once for plain rows and for tapped rows.
-# Measured on CPU at (512, 96) and (2048, 256): small enough to stay near the caches,
-# large enough that a block's matrix product is efficient.
-PLAIN_BLOCK_BYTES = 8 << 20
-TAPPED_BLOCK_BYTES = 64 << 20
-_SEGMENTS = 8
+# Of one layer's attention, what a way back may keep; beyond it blocks run again.
+_KEPT_BYTES = 4 << 30
 
 
 class Geometry(NamedTuple):
@@ -144,13 +140,35 @@ class Attention(nnx.Module):
         ``prefix`` are keys and values before ``k`` and ``v``, shared by several rows.
         """
         batch, _, _, rows, _ = q.shape
+
+        def mixed(platform, *arrays):
+            q, k, v, geo, window, prefix = arrays
+            return self._mixed(platform, q, k, v, geo, window, prefix, tap, ops)
+
+        out, seen = kernels.by_platform(mixed, q, k, v, geo, at.window, prefix)
+        return out.transpose(0, 3, 1, 2, 4).reshape(batch, rows, -1), seen
+
+    def _mixed(
+        self,
+        platform: kernels.Platform,
+        q: Array,
+        k: Array,
+        v: Array,
+        geo: Geometry,
+        window: Array,
+        prefix: tuple[Array, Array] | None,
+        tap: RowTap | None,
+        ops: Ops,
+    ) -> tuple[Float[Array, "batch kv_heads group query head"], Any]:
+        """The same on one platform: a kernel, and blocks where none will do."""
+        batch, _, _, rows, _ = q.shape
         columns = k.shape[2] + (0 if prefix is None else prefix[1].shape[2])
         first = rows if tap is None else tap.first_row
         row_bytes = 4 * batch * self.config.num_attention_heads * columns
         index = jnp.arange(rows)
 
-        def block(q, position, index, keys: int, reduce=None):
-            bias = _bias(position, geo, keys, at.window, self.config.causal)
+        def block(q, position, index, keys: int, reduce=None, values=True):
+            bias = _bias(position, geo, keys, window, self.config.causal)
             if prefix is None:
                 scores = ops.scores(q, k[:, :, :keys])
                 if geo.by_distance is not None:
@@ -160,32 +178,45 @@ class Attention(nnx.Module):
                 out, probs = ops.attend(scores, bias, v[:, :, :keys])
             else:
                 out, probs = attend_after(q, prefix, (k, v), bias)
+            out = out if values else None
             if reduce is None:
                 return out, None
             merged = (batch, self.config.num_attention_heads, *probs.shape[-2:])
             return out, reduce(probs.reshape(merged), index)
 
-        outputs, seen = [], None
         # Keys beyond a segment's last row are masked anyway; a cached call (fewer rows
         # than columns) cannot know its columns and looks at all of them.
-        cut = rows == columns and self.config.causal
-        segments = _segments(first, _SEGMENTS) if cut else [(0, first)]
+        whole = rows == columns and self.config.causal
+        ordinary = (ops.scores, ops.attend) == (STANDARD.scores, STANDARD.attend)
+        fused = platform.fused if whole and ordinary else None
+        outputs, seen, segments = [], None, [(0, first)]
+        if fused is not None and kernels.takes(q):
+            out = fused(q, k, v, geo.key_valid, self.config.windows, window)
+            outputs, segments = [out], []
+        elif whole:
+            segments = _segments(first, platform.segments)
+        mixed_already = not segments
+        ranges = [*segments, (first, rows)]
         # Split at once: the way back joins parts, where it pads and adds up slices.
-        parts = jnp.split(q, [stop for _, stop in segments], axis=3)
-        for (start, stop), part in zip([*segments, (first, rows)], parts, strict=True):
+        parts = jnp.split(q, [start for start, _ in ranges], axis=3)[1:]
+        for (start, stop), part in zip(ranges, parts, strict=True):
             if start == stop:
                 continue
             keys = stop if rows == columns else columns
-            budget, reduce = PLAIN_BLOCK_BYTES, None
+            budget, reduce = platform.plain, None
             if tap is not None and start == first:
-                budget, reduce = TAPPED_BLOCK_BYTES, tap.reduce
+                budget, reduce = platform.tapped, tap.reduce
             size = max(16, budget // (row_bytes * keys // columns))
             each = part, geo.query_position[:, start:stop], index[start:stop]
-            shown = functools.partial(block, keys=keys, reduce=reduce)
+            shown = functools.partial(
+                block, keys=keys, reduce=reduce, values=not mixed_already
+            )
+            if 3 * row_bytes * rows > _KEPT_BYTES:
+                shown = jax.checkpoint(shown)
             out, seen = in_blocks(shown, each, (3, 1, 0), (3, 2), size)
-            outputs.append(out)
+            outputs += [] if mixed_already else [out]
         out = jnp.concatenate(outputs, axis=3) if len(outputs) > 1 else outputs[0]
-        return out.transpose(0, 3, 1, 2, 4).reshape(batch, rows, -1), seen
+        return out, seen
 
     def output(self, x: Array, ops: Ops) -> Array:
         """The output projection."""

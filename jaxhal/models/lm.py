@@ -136,9 +136,9 @@ def hidden_states(lm: LM, tokens: Array, valid: Array) -> tuple[decoder.Decoder,
     return model, decoder.run(model, x, geo, ops=STANDARD)[0]
 
 
-def random(config: Config, key: Array) -> LM:
-    """A model of the given shape with random float32 weights, for tests and benches."""
-    graphdef, params = nnx.split(decoder.Decoder(config, jnp.float32, nnx.Rngs(key)))
+def random(config: Config, key: Array, dtype: Any = jnp.float32) -> LM:
+    """A model of the given shape with random weights, for tests and benches."""
+    graphdef, params = nnx.split(decoder.Decoder(config, dtype, nnx.Rngs(key)))
     return LM(params, graphdef, config, name=f"random {config.family}")
 
 

@@ -13,10 +13,10 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
+from jaxhal.models import kernels
 from jaxhal.models.encoders.config import EncoderConfig
 from jaxhal.models.layers import (
     MLP,
-    PLAIN_BLOCK_BYTES,
     Attention,
     Geometry,
     LayerIndex,
@@ -24,7 +24,7 @@ from jaxhal.models.layers import (
     apply,
     linear,
 )
-from jaxhal.models.ops import EXACT, STANDARD, wide
+from jaxhal.models.ops import STANDARD, precision, wide
 
 
 def _activate(x: Array, kind: str) -> Array:
@@ -77,7 +77,7 @@ class SelfAttention(Attention):
             bias = jnp.broadcast_to(jnp.where(valid, 0.0, -1e30), (1, 1, 1, rows, rows))
             return STANDARD.attend(scores, bias, v[None])[0][0]
 
-        size = max(1, PLAIN_BLOCK_BYTES // (4 * heads * rows * rows))
+        size = max(1, kernels.CPU.plain // (4 * heads * rows * rows))
         out = jax.lax.map(sample, (q, k, v, geo.key_valid), batch_size=size)
         out = out.transpose(0, 3, 1, 2, 4)  # of [batch heads 1 seq head]
         return self.output(out.reshape(*x.shape[:2], -1), STANDARD)
@@ -118,7 +118,7 @@ def _shifted(
         "nqd,nrd->nqr",
         x,
         table,
-        precision=EXACT,
+        precision=precision(x.dtype),
         preferred_element_type=wide(x.dtype),
     )
     flat = products.reshape(heads, -1)[:, n - 1 : n - 1 + n * (2 * n - 1)]
@@ -207,7 +207,7 @@ class Convolution(nnx.Module):
             padding="SAME",
             dimension_numbers=("NWC", "WIO", "NWC"),
             feature_group_count=self.groups,
-            precision=EXACT,
+            precision=precision(x.dtype),
         )
         return self.norm(x + _activate(y + self.bias[...], self.activation))
 

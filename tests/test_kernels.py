@@ -1,0 +1,116 @@
+"""Fused attention against a slow oracle, and against blocks in a whole reading pass."""
+
+import functools
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxhal
+import tiny
+from jaxhal.capture import forward as capture
+from jaxhal.models import kernels
+from jaxhal.models.config import from_huggingface
+from jaxhal.models.lm import LM, random
+from jaxhal.types import Batch
+
+REDUCERS = {
+    "lookback": jaxhal.LookbackRatio(),
+    "mtop_div": jaxhal.MTopDiv(),
+    "states": jaxhal.HiddenStates(),
+    "entropy": jaxhal.TokenEntropy(),
+}
+GPU = pytest.mark.skipif(jax.default_backend() != "gpu", reason="no NVIDIA GPU")
+# What the GPU's kernel gives in 16 bits, and what the plain one gives in 32.
+BOTH = [
+    pytest.param("xla", "float32", 1e-5, id="xla"),
+    pytest.param("cudnn", "bfloat16", 2e-2, id="cudnn", marks=GPU),
+]
+
+
+def _mask() -> np.ndarray:
+    """Rows whole, padded on either side and on both, with a hole, and of padding."""
+    valid = np.ones((6, 96), bool)
+    valid[1, :40] = valid[2, 70:] = valid[3, :10] = valid[3, 90:] = False
+    valid[4, 30:50] = False
+    valid[5] = False
+    return valid
+
+
+@pytest.mark.parametrize("implementation, dtype, most", BOTH)
+@pytest.mark.parametrize("windows, window", [((0,), 0), ((0, 16), 0), ((0, 16), 16)])
+def test_rows_mix_what_they_may_see(implementation, dtype, most, windows, window):
+    valid, rng = _mask(), np.random.default_rng(0)
+    rows, seq = valid.shape
+    q = rng.normal(size=(rows, 2, 3, seq, 16)) / 4
+    k, v = rng.normal(size=(2, rows, 2, seq, 16))
+    position = np.maximum(np.cumsum(valid, 1) - 1, 0)
+    distance = position[:, :, None] - position[:, None]
+    seen = valid[:, None] & (np.tril(np.ones((seq, seq), bool)))
+    seen &= (window == 0) | (distance < window)
+    scores = np.einsum("bngqd,bnkd->bngqk", q, k)
+    scores = np.where(seen[:, None, None], scores, -np.inf)
+    scores[~valid[:, None, None].repeat(2, 1).repeat(3, 2)] = 0.0
+    weight = np.exp(scores - scores.max(-1, keepdims=True))
+    weight /= weight.sum(-1, keepdims=True)
+    want = np.einsum("bngqk,bnkd->bngqd", weight, v)
+    arrays = (jnp.asarray(x, dtype) for x in (q, k, v))
+    attend = functools.partial(kernels.flash, implementation=implementation)
+    got = jax.jit(attend, static_argnums=4)(
+        *arrays, jnp.asarray(valid), windows, jnp.asarray(window)
+    )
+    got = np.asarray(got, np.float32)
+    assert np.isfinite(got).all()
+    at = np.broadcast_to(valid[:, None, None], got.shape[:4])
+    np.testing.assert_allclose(got[at], want[at], atol=most)
+
+
+def _reader(family: str) -> tuple[LM, Batch]:
+    """A tiny model in bfloat16, and a batch padded on either side."""
+    meta = json.loads((tiny.GOLDEN / "parity.json").read_text("utf-8"))
+    config = from_huggingface(meta[family]["config"])
+    model = random(config, jax.random.key(0), jnp.bfloat16)
+    valid = np.zeros((3, 24), bool)
+    for row, (first, last) in enumerate([(0, 24), (5, 20), (11, 18)]):
+        valid[row, first:last] = True
+    tokens = np.random.default_rng(0).integers(3, 61, valid.shape, np.int32) * valid
+    context = valid & (np.arange(24) < 13)
+    offsets = np.zeros((3, 9, 2), np.int32)
+    return model, Batch(tokens, valid, context, context, valid & False, offsets, 15)
+
+
+@pytest.mark.parametrize("family", ["llama-gqa", "gemma3-gqa"])
+def test_a_fused_reading_pass_is_that_of_blocks(family, monkeypatch):
+    lm, batch = _reader(family)
+    want = jaxhal.read(lm, batch, REDUCERS)
+    called = []
+
+    def fused(q, *rest):
+        called.append(q.shape)
+        return kernels.flash(q, *rest, implementation="xla")
+
+    on_gpu = kernels.CUDA._replace(fused=fused)
+    monkeypatch.setattr(kernels, "CPU", on_gpu)
+    capture.read_jit.clear_cache()
+    got = jaxhal.read(lm, batch, REDUCERS)
+    capture.read_jit.clear_cache()
+    # Of the whole batch in one call, traced once in the scan over layers.
+    assert [shape[3] for shape in called] == [24]
+    for name in REDUCERS:
+        a, b = (np.asarray(x[name], np.float32) for x in (got, want))
+        np.testing.assert_allclose(a, b, atol=0.03 * np.abs(b).max(), err_msg=name)
+
+
+def test_what_kernels_do_not_take_goes_in_blocks(monkeypatch):
+    def fused(*arrays):
+        raise AssertionError("float32 has no kernel")
+
+    monkeypatch.setattr(kernels, "CPU", kernels.CPU._replace(fused=fused))
+    lm, batch = _reader("llama-gqa")
+    wide = random(lm.config, jax.random.key(0))
+    capture.read_jit.clear_cache()
+    out = jaxhal.read(wide, batch, REDUCERS)
+    capture.read_jit.clear_cache()
+    assert np.isfinite(np.asarray(out["entropy"])).all()
