@@ -169,3 +169,44 @@ def test_checks_are_measured_beside_answers(monkeypatch):
     ratio, low, high = watchdog._beside_answers(Dog(), ["a", "b"], "7 points")
     assert 0.1 < ratio["value"] < 0.6 and ratio["case"] == "7 points"
     assert 4 <= low["value"] <= high["value"]
+
+
+def test_the_accelerator_bench_names_a_device_it_does_not_know():
+    from jaxhal.bench import accelerator
+
+    with pytest.raises(ValueError, match="'cpu' is not known.*NVIDIA H100"):
+        list(accelerator.rows())
+
+
+def test_the_accelerator_bench_on_a_small_model(monkeypatch):
+    from jaxhal.bench import accelerator
+    from jaxhal.models import devices
+
+    small = {
+        "vocab_size": 300,
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+    }
+    monkeypatch.setattr(accelerator, "LLAMA_8B", accelerator.LLAMA_8B | small)
+    monkeypatch.setattr(accelerator, "SHAPES", (accelerator.Shape(2, 64, 16),))
+    monkeypatch.setattr(accelerator, "WRITTEN", accelerator.Shape(2, 32, 4))
+    monkeypatch.setattr(accelerator, "_ceilings", lambda peak: iter(()))
+    monkeypatch.setitem(devices.PEAKS, "cpu", devices.Peak(1e12, 1e11))
+    monkeypatch.delenv("XLA_PYTHON_CLIENT_PREALLOCATE", raising=False)
+    rows = {row["metric"]: row["value"] for row in accelerator.rows()}
+    for metric in (
+        "GiB beside the weights, relevance means",
+        "share of the peak, forward",
+        "all reducers / forward",
+        "relevance means / forward",
+        "decoding with token scores / without",
+    ):
+        assert rows[metric] > 0, metric
+    # 2 x 64 tokens by 2 layers: products with their weights, half of the attention.
+    config = accelerator.from_huggingface(accelerator.LLAMA_8B)
+    count = accelerator.flops(config, accelerator.SHAPES[0])
+    weights = 64 * (2 * 64 + 2 * 32 + 3 * 96)
+    assert count == 2 * 2 * 64 * (2 * weights + 2 * 64 * 64)

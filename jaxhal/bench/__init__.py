@@ -93,7 +93,7 @@ class Timed(NamedTuple):
         low, middle, high = np.percentile(rounds, [25, 50, 75])
         return row(self.bench, self.case, metric, middle, target, better, (low, high))
 
-    def pace(self, metric: str, name: str, count: int) -> dict[str, Any]:
+    def pace(self, metric: str, name: str, count: int | float) -> dict[str, Any]:
         """How many of ``count`` things a round are done in a second, in the median."""
         high, middle, low = count / np.percentile(self.seconds[name], [25, 50, 75])
         about = self.bench, self.case, metric

@@ -84,11 +84,10 @@ def rows() -> Iterator[dict]:
     model = peer(_torch)
     for shape in SHAPES:
         yield from _reading(lm, model, shape, peak)
-    del model
     yield from _writing(lm, WRITTEN, peak)
 
 
-def flops(config: Config, shape: Shape) -> float:
+def flops(config: Config, shape: Shape) -> int:
     """Of all layers of a forward pass; of attention the half that is not masked."""
     answers, seq, _ = shape
     heads = config.num_attention_heads * config.head_dim
@@ -128,7 +127,13 @@ def _ceilings(peak: devices.Peak) -> Iterator[dict]:
     product, copy, times = jax.jit(jnp.matmul), jax.jit(jnp.negative), 20
 
     def many(function: Callable[..., Any], *arrays: Any) -> Callable[[], Any]:
-        return lambda: [function(*arrays) for _ in range(times)][-1]
+        def run() -> Any:
+            out = None
+            for _ in range(times):
+                out = function(*arrays)
+            return out
+
+        return run
 
     functions = {"product": many(product, a, b), "copy": many(copy, vector)}
     timed = interleave(BENCH, "ceilings", functions, 3)
@@ -155,7 +160,7 @@ def _reading(lm: LM, model: Any, shape: Shape, peak: devices.Peak) -> Iterator[d
         program = each.compile()
         seconds = time.perf_counter() - begin
         yield row(BENCH, case, f"seconds to compile, {_WORDS[name]}", seconds)
-        memory = program.memory_analysis()
+        memory: Any = program.memory_analysis()  # which these devices give
         needed = memory.temp_size_in_bytes + memory.output_size_in_bytes
         yield row(
             BENCH, case, f"GiB beside the weights, {_WORDS[name]}", needed / 2**30
@@ -167,7 +172,7 @@ def _reading(lm: LM, model: Any, shape: Shape, peak: devices.Peak) -> Iterator[d
     means = runs.pop("means", None)
     if model is not None:
         runs["torch"] = lambda: _torch_hidden(model, batch.tokens)
-    timed = interleave(BENCH, case, runs, 5)
+    timed = interleave(BENCH, case, runs, 3)
     share = flops(config, shape) / peak.flops
     tokens = shape.answers * shape.tokens
     yield timed.pace("tokens per second, forward", "forward", tokens)
@@ -179,7 +184,7 @@ def _reading(lm: LM, model: Any, shape: Shape, peak: devices.Peak) -> Iterator[d
     yield timed.ratio("all reducers / forward", "all", "forward", 1.05)
     if means is not None:
         both = {"forward": runs["forward"], "means": means}
-        timed = interleave(BENCH, case, both, 1)
+        timed = interleave(BENCH, case, both, 1, warm_up=False)
         yield timed.ratio("relevance means / forward", "means", "forward", 4.0)
     used = (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use")
     if used:
@@ -223,7 +228,7 @@ def _torch() -> Any:
     settings._attn_implementation = "sdpa"
     with torch.device("meta"):
         model = transformers.LlamaModel(settings)
-    model = model.to(torch.bfloat16).to_empty(device=device).eval()
+    model: Any = model.to(dtype=torch.bfloat16).to_empty(device=device).eval()
     with torch.no_grad():
         for weight in model.parameters():
             weight.normal_(0, 0.02) if weight.ndim > 1 else weight.fill_(1)

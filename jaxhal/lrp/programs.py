@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +13,7 @@ from jaxtyping import Array, Bool, Float
 
 from jaxhal.features.relevance import bin_weights
 from jaxhal.lrp.rules import RuleSet
-from jaxhal.models import decoder, devices
+from jaxhal.models import decoder
 from jaxhal.models.lm import LM
 from jaxhal.models.ops import EXACT, Ops, wide
 from jaxhal.types import Batch
@@ -21,8 +21,7 @@ from jaxhal.types import Batch
 # What pull-backs that run together may keep alive; more of them, whose arrays leave the
 # processor's caches, are slower each.
 BLOCK_BYTES = 3 << 27
-# What one pass may keep of all layers on CPU; beyond it attention or whole layers are
-# computed again.  An accelerator gives a quarter of its memory.
+# What one pass may keep of all layers; beyond it layers are computed again.
 KEPT_BYTES = 4 << 30
 
 
@@ -56,7 +55,7 @@ def _seeds(lm: LM, batch: Batch, ops: Ops, seed: str):
     """Embeddings, and the function from them to the seed of each response token."""
     model = nnx.merge(lm.graphdef, lm.params)
     tokens, valid = jnp.asarray(batch.tokens), jnp.asarray(batch.valid)
-    start, remat = batch.prompt_length, _remat(lm, batch)
+    start, remat = batch.prompt_length, _kept(lm, batch) > KEPT_BYTES
     x, geo = decoder.begin(model, tokens, valid)
     target, real = tokens[:, start:], valid[:, start:]
 
@@ -85,23 +84,9 @@ def block_size(lm: LM, batch: Batch) -> int:
     return math.ceil(response / math.ceil(response / fits))
 
 
-def _kept(lm: LM, batch: Batch, attention: bool = True) -> int:
+def _kept(lm: LM, batch: Batch) -> int:
     """Bytes one pass keeps for its way back when no layer is computed again."""
-    layers = lm.config.num_hidden_layers
-    kept, alone = _bytes(lm, batch, 8, 4), _bytes(lm, batch, 0, 0)
-    return layers * kept if attention else layers * (kept - alone) + alone
-
-
-def _fits(kept: int) -> bool:
-    capacity = devices.capacity()
-    return kept <= (KEPT_BYTES if capacity is None else capacity // 4)
-
-
-def _remat(lm: LM, batch: Batch) -> bool | Literal["attention"]:
-    """What has to be computed again for the rest to fit."""
-    if _fits(_kept(lm, batch)):
-        return False
-    return "attention" if _fits(_kept(lm, batch, attention=False)) else True
+    return lm.config.num_hidden_layers * _bytes(lm, batch, 8, 4)
 
 
 def _bytes(lm: LM, batch: Batch, hidden: int, inner: int) -> int:
@@ -135,7 +120,7 @@ def matrix(lm, batch, rules: RuleSet, seed: str):
 
 def _in_memory(lm: LM, function: Callable[..., Any], batch: Batch, *rest: Any) -> Any:
     """A function of a batch, row by row where all rows would keep too much."""
-    if _fits(_kept(lm, batch)):
+    if _kept(lm, batch) <= KEPT_BYTES:
         return function(batch, *rest)
 
     def alone(row: tuple[Any, ...]) -> Any:

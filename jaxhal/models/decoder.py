@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -189,7 +189,7 @@ def run(
     cache: Cache | None = None,
     prefix: tuple[Array, Array] | None = None,
     keep: bool = False,
-    remat: bool | Literal["attention"] = False,
+    remat: bool = False,
 ) -> tuple[Float[Array, "batch query width"], Any, Any, Any]:
     """All layers and the final norm.
 
@@ -200,7 +200,7 @@ def run(
         row of it for as many consecutive rows of ``x``.  A cache brings its own.
       keep: return the keys and values of all layers (a prefill).
       remat: keep only what enters each layer and compute the rest again on the way
-        back, or all but ``"attention"``.
+        back.
 
     Returns:
       Normed hidden states, the tap's row features ``[layer, ...]``, the tap's final
@@ -222,13 +222,7 @@ def run(
             kept = (k, v) if keep else None
             if cache is not None:
                 stored, (k, v) = append(stored, (k, v), column)
-
-            def mix(q, k, v, before):
-                return attention.mix(q, k, v, geo, at, tap.rows, ops, before)
-
-            if remat == "attention":
-                mix = jax.checkpoint(mix, prevent_cse=False)
-            mixed, rows = mix(q, k, v, before)
+            mixed, rows = attention.mix(q, k, v, geo, at, tap.rows, ops, before)
             return mixed, (rows, kept)
 
         x, before, (rows, kept) = block(x, attend, ops)

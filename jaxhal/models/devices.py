@@ -46,11 +46,6 @@ def memory(device: Any = None) -> int:
     return psutil.virtual_memory().available
 
 
-def capacity() -> int | None:
-    """Bytes that the first device gives to JAX; None on CPU."""
-    return (jax.devices()[0].memory_stats() or {}).get("bytes_limit")
-
-
 @functools.cache
 def device_name() -> str:
     """The accelerator's kind; of a CPU its name and how many cores there are."""
