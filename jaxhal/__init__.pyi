@@ -39,6 +39,7 @@ from .lrp import relevance_means as relevance_means
 from .lrp import relevance_resampled as relevance_resampled
 from .models.lm import LM as LM
 from .models.lm import load as load
+from .models.mesh import make_mesh as make_mesh
 from .reading.extract import extract as extract
 from .reporting.report import Report as Report
 from .scoring.collection import FittedDetectors as FittedDetectors

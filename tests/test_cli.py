@@ -69,7 +69,7 @@ def calls(monkeypatch):
     """Replaces model and scoring; collects how they were called."""
     seen = []
 
-    def load(name, dtype="float32"):
+    def load(name, dtype="float32", mesh=None):
         if name == "gone":
             raise ValueError("unknown model 'gone'; did you mean 'smollm2-135m'?")
         return named(name)
@@ -353,7 +353,7 @@ def test_a_full_disk_is_one_line(command, tmp_path, calls, monkeypatch):
 def test_a_folder_called_like_a_model_has_no_fitted_detectors(
     tmp_path, calls, monkeypatch
 ):
-    monkeypatch.setattr(jaxhal, "load", lambda name, dtype: named(f"./{name}"))
+    monkeypatch.setattr(jaxhal, "load", lambda name, *_, **__: named(f"./{name}"))
     source = write(tmp_path / "in.jsonl", GOOD)
     found = run("detect", "-m", "smollm2-135m", "-i", source, "-d", "token_probe")
     assert (found.exit_code, found.stdout) == (2, "") and calls == []
@@ -380,7 +380,7 @@ def test_wrong_arguments_exit_2(calls, arguments):
     "error", [ValueError("so"), FileNotFoundError("so"), KeyError("so"), OSError("so")]
 )
 def test_what_loading_raises_is_one_line(tmp_path, calls, monkeypatch, error):
-    def load(name, dtype="float32"):
+    def load(name, dtype="float32", mesh=None):
         raise error
 
     monkeypatch.setattr(jaxhal, "load", load)

@@ -131,7 +131,7 @@ def data(lm, store):
 @pytest.fixture
 def here(lm, store, tmp_path, monkeypatch):
     """Configurations find the tiny model and the examples above."""
-    monkeypatch.setattr(running, "model", lambda name, dtype: lm)
+    monkeypatch.setattr(running, "model", lambda name, *_, **__: lm)
     monkeypatch.setattr(running, "load_dataset", lambda name, **options: labelled())
     return {
         "name": "tiny",
@@ -677,7 +677,7 @@ def test_a_run_looks_at_promises_of_highlights(data, decides, monkeypatch):
 def test_a_sweep_reads_once(here, lm, tmp_path, monkeypatch):
     loads, reads = [], []
     monkeypatch.setattr(running, "model", MODEL)
-    monkeypatch.setattr(lms, "load", lambda name, dtype: loads.append(name) or lm)
+    monkeypatch.setattr(lms, "load", lambda name, *_, **__: loads.append(name) or lm)
     monkeypatch.setattr(folder, "figures", lambda *_: ())
     real = parts.read
     monkeypatch.setattr(parts, "read", lambda *a, **k: reads.append(1) or real(*a, **k))

@@ -34,7 +34,7 @@ def world(monkeypatch):
 
     lm = tiny_lm()
     monkeypatch.setitem(making.QUESTIONS, "numbers", lambda: QUESTIONS)
-    monkeypatch.setattr(guiding, "model", lambda name, dtype: lm)
+    monkeypatch.setattr(guiding, "model", lambda name, *_, **__: lm)
     monkeypatch.setattr(guiding, "_detector", lambda config, lm: UNSURE)
     monkeypatch.setattr(guiding, "guide", counting)
     return calls

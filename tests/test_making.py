@@ -54,7 +54,7 @@ def world(monkeypatch):
         ]
 
     monkeypatch.setitem(making.QUESTIONS, "numbers", lambda: QUESTIONS)
-    monkeypatch.setattr(making, "model", lambda name, dtype: tiny_lm())
+    monkeypatch.setattr(making, "model", lambda name, *_, **__: tiny_lm())
     monkeypatch.setattr(making, "generate", generate)
     return asked
 

@@ -338,7 +338,7 @@ def test_a_run_shows_the_relevance_of_every_data_set(lm, store, tmp_path, monkey
     def examples(name, **options):
         return short_answers()[:20] if name == "one" else short_answers()[20:]
 
-    monkeypatch.setattr(running, "model", lambda name, dtype: lm)
+    monkeypatch.setattr(running, "model", lambda name, *_, **__: lm)
     monkeypatch.setattr(running, "load_dataset", examples)
     config = {
         "name": "tiny",

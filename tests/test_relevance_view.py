@@ -276,7 +276,7 @@ def run(*arguments):
 @pytest.fixture
 def source(tmp_path, lm, monkeypatch):
     """A file of two answers; loading any model gives the tiny one."""
-    monkeypatch.setattr(jaxhal, "load", lambda name, dtype: lm)
+    monkeypatch.setattr(jaxhal, "load", lambda name, *_, **__: lm)
     path = tmp_path / "in.jsonl"
     row = {"id": "one", "prompt": ONE.prompt, "response": ONE.response}
     path.write_text(json.dumps(row) + "\n{\n", "utf-8")

@@ -147,7 +147,7 @@ def test_whole_answers_are_no_sentences(lm, store):
 
 
 def test_a_run_over_sentences(lm, store, tmp_path, monkeypatch):
-    monkeypatch.setattr(running, "model", lambda name, dtype: lm)
+    monkeypatch.setattr(running, "model", lambda name, *_, **__: lm)
     monkeypatch.setattr(running, "load_dataset", lambda name, **options: passages(24))
     config = {
         "name": "sentences",

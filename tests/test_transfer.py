@@ -56,7 +56,7 @@ def config(store, tmp_path_factory):
 @pytest.fixture(scope="module")
 def result(config, lm):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(running, "model", lambda name, dtype: lm)
+        patch.setattr(running, "model", lambda name, *_, **__: lm)
         patch.setattr(running, "load_dataset", lambda name, **_: crates()[name])
         return experiments.run(config, progress=False)
 
@@ -123,7 +123,7 @@ def test_data_sets_of_the_same_sources(config, lm, monkeypatch):
         name: [dataclasses.replace(e, split=parts[int(e.id) < 20]) for e in answers(40)]
         for name, parts in (("a", ("train", "test")), ("b", ("test", "train")))
     }
-    monkeypatch.setattr(running, "model", lambda name, dtype: lm)
+    monkeypatch.setattr(running, "model", lambda name, *_, **__: lm)
     monkeypatch.setattr(running, "load_dataset", lambda name, **_: sets[name])
     changes = ["protocol=official", "name=same", "detectors=[mtop_div]"]
     with pytest.raises(ValueError, match="'a' and 'b' share sources.* 0 of 20 test"):
@@ -133,7 +133,7 @@ def test_data_sets_of_the_same_sources(config, lm, monkeypatch):
 @pytest.fixture
 def two_models(config, lm, monkeypatch):
     models = {"smollm2-135m": lm, "other": tiny_lm(seed=1)}
-    monkeypatch.setattr(running, "model", lambda name, dtype: models[name])
+    monkeypatch.setattr(running, "model", lambda name, *_, **__: models[name])
     examples = [
         dataclasses.replace(e, labels=(Label(0, 5),) if e.label else ())
         for e in answers(50)

@@ -560,7 +560,7 @@ def test_weights_of_another_model(lm, undisturbed):
 
 @pytest.fixture
 def here(lm, tmp_path, monkeypatch):
-    monkeypatch.setattr(running, "model", lambda name, dtype: lm)
+    monkeypatch.setattr(running, "model", lambda name, *_, **__: lm)
     monkeypatch.setattr(running, "load_dataset", lambda name, **options: toy(48))
     return {
         "name": "tiny",

@@ -77,7 +77,7 @@ def lm():
 @pytest.fixture
 def written(encoder, lm, tmp_path, monkeypatch):
     """A file, for the tiny model and the questions above."""
-    monkeypatch.setattr(building, "model", lambda name, dtype: lm)
+    monkeypatch.setattr(building, "model", lambda name, *_, **__: lm)
     monkeypatch.setitem(making.QUESTIONS, "medquad", lambda **options: questions())
     path = tmp_path / "watch.yaml"
     path.write_text(
@@ -383,7 +383,7 @@ def test_an_agent_behind_an_address(written, tmp_path, monkeypatch):
 
 def test_evaluate(written, tmp_path, lm, monkeypatch):
     """Beside baselines, controls and a bound that was explored at random."""
-    monkeypatch.setattr(evaluating, "model", lambda name, dtype: lm)
+    monkeypatch.setattr(evaluating, "model", lambda name, *_, **__: lm)
     monkeypatch.setattr(
         evaluating, "private_cache", lambda name: tmp_path / "cache" / name
     )

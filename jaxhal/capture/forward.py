@@ -31,6 +31,7 @@ from jaxhal.models.batching import (
 from jaxhal.models.cache import positions
 from jaxhal.models.config import Config
 from jaxhal.models.lm import LM
+from jaxhal.models.mesh import spread
 from jaxhal.models.ops import STANDARD
 from jaxhal.types import Batch
 
@@ -58,6 +59,7 @@ def read(
     check_rows(batch.valid, lm.config.context_length)
     if copies != 1:
         _check_copies(lm.config, batch, copies)
+    batch = spread(batch, lm.params, copies)
     features = read_jit(lm.bare, batch, named, copies=copies)
     return {name: features[name] for name in reducers}
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from jaxhal.cli.console import brief, tell, usage
-from jaxhal.cli.scoring import DEFAULT, BatchSize, Dtype, Model
+from jaxhal.cli.scoring import DEFAULT, BatchSize, Dtype, Model, OnMesh
 from jaxhal.io.checks import one_of
 
 # Read in one pass, and fitted to answers with or without annotated spans.
@@ -33,6 +33,7 @@ def fit(
     ] = None,
     model: Model = DEFAULT,
     dtype: Dtype = "float32",
+    mesh: OnMesh = None,
     detector: Annotated[
         list[str] | None,
         typer.Option(
@@ -79,7 +80,7 @@ def fit(
                 raise ValueError("nothing to fit to; give DATA or --preset ragtruth")
             beside_controls(names)
             examples = load_dataset(data)
-            lm = jaxhal.load(model, dtype=dtype)
+            lm = jaxhal.load(model, dtype=dtype, mesh=mesh)
             options |= {"data": Path(data).stem, "folds": folds or _FOLDS}
             ready = jaxhal.fit(lm, examples, names, **options)
         else:
@@ -90,7 +91,7 @@ def fit(
                     "leave it out, or DATA, --detector and --folds"
                 )
             config = experiments.load_config(preset)
-            options |= {"model": model, "dtype": dtype}
+            options |= {"model": model, "dtype": dtype, "mesh": mesh or ""}
             ready = experiments.fit(dataclasses.replace(config, **options))
         ready.save_pretrained(output, force=force)
     tell([brief(row) for row in ready.rows], f"written to {output}")
@@ -102,6 +103,7 @@ def rate(
     ],
     model: Model = DEFAULT,
     dtype: Dtype = "float32",
+    mesh: OnMesh = None,
     detector: Annotated[
         list[str] | None,
         typer.Option(
@@ -126,7 +128,7 @@ def rate(
         names = placed(reader, detector) if detector else None
         resolve(reader, names)  # a wrong name should cost no download
         rows = examples(read_rows(source))
-        lm = jaxhal.load(model, dtype=dtype)
+        lm = jaxhal.load(model, dtype=dtype, mesh=mesh)
         found = jaxhal.rate(lm, rows, names, batch_size=batch_size)
     names = ("rate", "low", "high", "answers", "called", "by")
     tell([{name: getattr(found, name) for name in names}], str(found.basis))

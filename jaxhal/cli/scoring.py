@@ -42,6 +42,14 @@ Dtype = Annotated[
         help="Of the model's parameters: float32, or bfloat16 in half the memory."
     ),
 ]
+OnMesh = Annotated[
+    str | None,
+    typer.Option(
+        "--mesh",
+        help="Devices to spread the model over, such as data=2,model=4.",
+        show_default="one",
+    ),
+]
 BatchSize = Annotated[int, typer.Option(min=1, help="Answers read together.")]
 
 
@@ -51,6 +59,7 @@ def demo(
     ),
     model: Model = DEFAULT,
     dtype: Dtype = "float32",
+    mesh: OnMesh = None,
     limit: Annotated[
         int | None, typer.Option(min=1, help="Only the first N answers.")
     ] = None,
@@ -67,7 +76,7 @@ def demo(
 
     with usage():
         out.mkdir(parents=True, exist_ok=True)
-        lm = jaxhal.load(model, dtype=dtype)
+        lm = jaxhal.load(model, dtype=dtype, mesh=mesh)
     answers = bundled_answers()[:limit]
     examples = [*answers, *bundled()][:limit]
     start = time.perf_counter()
@@ -116,6 +125,7 @@ def detect(
     ],
     model: Model = DEFAULT,
     dtype: Dtype = "float32",
+    mesh: OnMesh = None,
     output: Annotated[
         str | None,
         typer.Option(
@@ -219,7 +229,7 @@ def detect(
         rows = read_rows(source)
         for path in (output, page):
             check_place(path)
-        lm = jaxhal.load(model, dtype=dtype)
+        lm = jaxhal.load(model, dtype=dtype, mesh=mesh)
         # A folder may be called like a model.
         chosen = resolve_for(lm, names, threshold, sure)
         options: dict[str, Any] = {

@@ -64,7 +64,7 @@ def _run(config: Experiment, force: bool, progress: bool | None) -> Result:
         seconds["fitting and judging"] = time.perf_counter() - read
         costs = running.costs(config, data, detectors, progress)
         found = running.tabled(found, costs)
-        lm = running.model(config.model, config.dtype)
+        lm = running.model(config.model, config.dtype, config.mesh)
         folder.write(place, found, lm, seconds)
     return found
 
@@ -96,7 +96,9 @@ def fit(
     ((label, read),) = data.items()
     read.warn_of_errors()
     found = running.tabled(running.judge(config, detectors, data, progress), {})
-    return found.ready(label).for_reader(running.model(config.model, config.dtype))
+    return found.ready(label).for_reader(
+        running.model(config.model, config.dtype, config.mesh)
+    )
 
 
 def sweep(

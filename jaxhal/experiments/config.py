@@ -77,6 +77,7 @@ class Experiment:
         supported characters (:func:`jaxhal.evaluation.guaranteed_highlights`).
       model: what reads the answers.
       dtype: of its parameters, ``float32`` or ``bfloat16``.
+      mesh: devices it is spread over, such as ``data=2,model=4``; by default one.
       batch_size: answers read together.
       tuning: of the reader itself, which then judges the answers as well.
       timed: time every detector alone on this many answers of the first data set.
@@ -103,6 +104,7 @@ class Experiment:
     promises: list[Any] = dataclasses.field(default_factory=list)
     model: str = "smollm2-135m"
     dtype: str = "float32"
+    mesh: str = ""
     batch_size: int = 8
     tuning: Tuning | None = None
     timed: int = 0

@@ -92,7 +92,7 @@ def _check_free(target: Path, config: Experiment, force: bool) -> None:
     other = [
         field.name
         for field in dataclasses.fields(config)
-        if field.name not in ("out", "store", "notes")
+        if field.name not in ("out", "store", "notes", "mesh")
         and getattr(kept, field.name) != getattr(config, field.name)
     ]
     if other and not force:

@@ -98,7 +98,7 @@ def compare(
     # What is written together changes nothing.
     claim(folder, config, lambda one: dataclasses.replace(one, batch_size=1))
     questions = questions_of(config)
-    lm = model(config.model, config.dtype)
+    lm = model(config.model, config.dtype, config.mesh)
     guiding = _detector(config, lm)
     with alone(folder):
         written = _written(lm, config, guiding, questions, folder, progress)

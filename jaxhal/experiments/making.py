@@ -104,7 +104,7 @@ def make(
     folder = Path(config.out) / config.name
     claim(folder, config, _answers)
     questions = questions_of(config)
-    judge, lm = _judge(config), model(config.model, config.dtype)
+    judge, lm = _judge(config), model(config.model, config.dtype, config.mesh)
     with alone(folder):
         answers = _answered(lm, config, questions, folder, progress)
         # Labels may be judged in another way than before, and no data set come of them.

@@ -137,7 +137,7 @@ def read_data(
     config: Experiment, detectors: Sequence[Detector], progress: bool | None = None
 ) -> dict[str, Inputs]:
     """Every data set of a configuration, read through its store."""
-    lm = model(config.model, config.dtype)
+    lm = model(config.model, config.dtype, config.mesh)
     store = Store(config.store or private_cache("features"))
     return {
         data.label: collect(
@@ -238,7 +238,7 @@ def judge(
                     fit = fold
                     if config.tuning is not None:
                         place = folder / finetuning.CHECKPOINTS / label / str(fold)
-                        lm = model(config.model, config.dtype)
+                        lm = model(config.model, config.dtype, config.mesh)
                         tuned = finetuning.tune(
                             config, lm, data[label], train, place, progress
                         )
@@ -326,7 +326,7 @@ def costs(
     """
     if not config.timed:
         return {}
-    lm = model(config.model, config.dtype)
+    lm = model(config.model, config.dtype, config.mesh)
     examples = next(iter(data.values())).examples
     chosen = np.linspace(0, len(examples) - 1, config.timed).round().astype(int)
     some = [examples[number] for number in np.unique(chosen)]

@@ -36,6 +36,7 @@ class Writing:
       top_p: keep the likeliest tokens that hold this much probability.
       model: what answers.
       dtype: of its parameters.
+      mesh: devices it is spread over, such as ``data=2,model=4``; by default one.
       batch_size: answers written together.
       seed: of all chance.
       out: folder that the named folder goes to.
@@ -51,6 +52,7 @@ class Writing:
     top_p: float | None = None
     model: str = "smollm2-135m"
     dtype: str = "float32"
+    mesh: str = ""
     batch_size: int = 16
     seed: int = 0
     out: str = "runs"

@@ -19,6 +19,7 @@ from jaxhal.generation.steps import Clip, rowwise
 from jaxhal.io.progress import progress_bar
 from jaxhal.models.batching import Encoded, Planned, collate, plan, rows_together
 from jaxhal.models.lm import LM
+from jaxhal.models.mesh import spread
 from jaxhal.types import Example
 
 # Tokens decoded between looks at the text for stop strings.
@@ -142,7 +143,7 @@ def begun(
     limit[: len(some)] = [limits[i] for i in group.rows]
     state = decoding.start(
         lm.bare,
-        collate(some, pad_id, group.prompt_length, 1, together),
+        spread(collate(some, pad_id, group.prompt_length, 1, together), lm.params),
         jnp.repeat(limit, copies),
         row_keys(keys[np.resize(group.rows, together)], copies),
         how,

@@ -19,6 +19,7 @@ from jaxhal.models import cache as cache_lib
 from jaxhal.models import decoder
 from jaxhal.models.cache import Cache
 from jaxhal.models.lm import LM
+from jaxhal.models.mesh import spread
 from jaxhal.models.ops import STANDARD
 from jaxhal.types import Batch
 
@@ -57,6 +58,7 @@ def prefill(
                 f"a prompt of {longest} tokens and {new_tokens} new ones are over the "
                 f"model's context of {lm.config.context_length}; ask for fewer"
             )
+    batch = spread(batch, lm.params)
     return _prefill(lm.bare, batch, new_tokens, named, target)
 
 

@@ -23,6 +23,7 @@ from jaxhal.lrp.rules import RuleSet
 from jaxhal.lrp.sets import resolve
 from jaxhal.models.batching import check_rows
 from jaxhal.models.lm import LM
+from jaxhal.models.mesh import spread
 from jaxhal.models.ops import EXACT
 from jaxhal.types import Batch
 
@@ -92,7 +93,7 @@ def relevance(
         if not (np.isfinite(over) & (over > 0)).all():
             raise ValueError(f"temperature is {temperature}; give positive numbers")
     flow = _check(lm, batch, rules, seed)
-    matrix = programs.matrix(lm.bare, batch, flow, seed)
+    matrix = programs.matrix(lm.bare, spread(batch, lm.params), flow, seed)
     return Relevance(matrix / over**2, jnp.asarray(batch.valid), batch.prompt_length)
 
 
@@ -106,7 +107,7 @@ def relevance_means(
     """
     flow = _check(lm, batch, rules, seed)
     flow.ops(forward=True)  # raises where there is none
-    return programs.means(lm.bare, batch, flow, seed)
+    return programs.means(lm.bare, spread(batch, lm.params), flow, seed)
 
 
 def relevance_resampled(
@@ -131,7 +132,7 @@ def relevance_resampled(
     if min(shape) < 1:
         raise ValueError(f"shape is {tuple(shape)}; ask for at least 1 bin each way")
     bins = programs.bins_of(batch, shape, padding)
-    return programs.resampled(lm.bare, batch, bins, flow, seed)
+    return programs.resampled(lm.bare, spread(batch, lm.params), bins, flow, seed)
 
 
 def _check(lm: LM, batch: Batch, rules: str | RuleSet, seed: str) -> RuleSet:

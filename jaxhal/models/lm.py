@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,10 +12,12 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax.core import Tracer
+from jax.sharding import Mesh, NamedSharding
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxhal.io.checks import one_of
 from jaxhal.models import decoder, devices, registry, tables
+from jaxhal.models import mesh as mesh_lib
 from jaxhal.models.batching import check_length, check_rows, collate
 from jaxhal.models.config import Config, read_config
 from jaxhal.models.gguf import GGUFSource, config_from_gguf, gguf_table
@@ -78,7 +80,8 @@ class LM:
         if valid is None:
             valid = np.ones(tokens.shape, bool)
         check_rows(valid, self.config.context_length)
-        return forward(self.bare, jnp.asarray(tokens), jnp.asarray(valid))
+        rows = jnp.asarray(tokens), jnp.asarray(valid)
+        return forward(self.bare, *mesh_lib.spread(rows, self.params))
 
     def encode(self, examples: Sequence[Example], *, eos: bool = True) -> Batch:
         """Tokens of the examples in one seam-layout batch, padded to buckets.
@@ -147,6 +150,8 @@ def load(
     *,
     dtype: Any = jnp.float32,
     weights: Literal["stored", "dequantised", "int8", "int4"] | None = None,
+    mesh: Mesh | str | None = None,
+    rules: Mapping[str, str | None] = mesh_lib.RULES,
 ) -> LM:
     """Loads a checkpoint as a pure function with its tokenizer.
 
@@ -161,13 +166,20 @@ def load(
         more memory and less time.  By default what fits into half the memory at hand;
         the numbers are the same.  ``"int8"`` and ``"int4"`` round the matrices of a
         folder to such blocks (Q8_0, Q4_0), 8.5 and 4.5 bits a parameter.
+      mesh: devices to spread the model over, :func:`jaxhal.make_mesh` or such as
+        ``"data=2,model=4"``, its weights dequantised; everything then runs on all of
+        them.  Of safetensors each device's part alone is read.
+      rules: along which axis of the mesh parameters lie, by what they count;
+        ``jaxhal.models.mesh.FULLY_SHARDED`` keeps one copy of each on the whole mesh.
 
     Raises:
-      ValueError: on an unknown name, architecture, quantisation, or on weights that are
-        cut short, of the wrong shape or not finite.
+      ValueError: on an unknown name, architecture, quantisation, on weights that are
+        cut short, of the wrong shape or not finite, or on a mesh that does not divide
+        the heads.
       FileNotFoundError: when config.json, weights or the tokenizer are missing.
     """
     check_dtype(dtype)
+    mesh = mesh_lib.parse_mesh(mesh) if isinstance(mesh, str) else mesh
     name, path = registry.known_as(source), registry.locate(source)
     if Path(source).is_dir() and name in registry.names():
         # By its name alone a model gets the detectors that were fitted for it.
@@ -182,9 +194,25 @@ def load(
         config, tokenizer = config_from_gguf(stored), Tokenizer.from_gguf(stored)
         table = gguf_table(config)
     tokenizer.check_ids(config.vocab_size, str(path))
-    packed = _packing(weights, stored, dtype)
-    graphdef, params = fill(config, stored, table, dtype, packed=packed)
+    if mesh is None:
+        packed, place = _packing(weights, stored, dtype), None
+    else:
+        packed, place = "", _placing(weights, config, mesh, rules)
+    graphdef, params = fill(config, stored, table, dtype, packed=packed, place=place)
     return LM(params, graphdef, config, tokenizer, name)
+
+
+def _placing(
+    weights: str | None, config: Config, mesh: Mesh, rules: Mapping[str, str | None]
+) -> Callable[[str, tuple[int, ...]], NamedSharding]:
+    """Where each parameter lies on a mesh."""
+    if weights not in (None, "dequantised"):
+        raise ValueError(
+            f"weights is {weights!r} and a mesh is given; blocks cannot be spread over "
+            "devices, so leave it out or use weights='dequantised'"
+        )
+    mesh_lib.check_mesh(mesh, config)
+    return lambda path, shape: mesh_lib.sharding_of(path, shape, config, mesh, rules)
 
 
 _ROUNDED = {"int8": "Q8_0", "int4": "Q4_0"}
@@ -217,6 +245,6 @@ def check_dtype(dtype: Any) -> None:
 
 
 @functools.lru_cache(maxsize=1)
-def kept_lm(name: str, dtype: str) -> LM:
+def kept_lm(name: str, dtype: str, mesh: str = "") -> LM:
     """The model of a name, loaded once however many ask for it."""
-    return load(name, dtype=jnp.dtype(dtype))
+    return load(name, dtype=jnp.dtype(dtype), mesh=mesh or None)

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 from flax import nnx
+from jax.sharding import Sharding
 from tqdm import tqdm
 
 from jaxhal.models import quantized
@@ -18,7 +19,7 @@ from jaxhal.models.decoder import Decoder
 from jaxhal.models.gguf import GGUFSource
 from jaxhal.models.quantized import Stored, is_stored
 from jaxhal.models.settings import Settings, read_json
-from jaxhal.models.tables import Origin, Table
+from jaxhal.models.tables import Origin, Table, same, transpose
 
 # Stored names that carry nothing a decoder of these families computes with.
 _IGNORED = (
@@ -100,6 +101,11 @@ class SafetensorsSource:
         handle, stored = self._files[name]
         return handle.get_tensor(stored)
 
+    def part(self, name: str, index: tuple[slice, ...]) -> np.ndarray:
+        """A part of a tensor; no more than that is read."""
+        handle, stored = self._files[name]
+        return handle.get_slice(stored)[index]
+
     def packed(
         self, name: str, turn: Callable[[np.ndarray], np.ndarray], into: str
     ) -> tuple[str, quantized.Packed] | None:
@@ -166,8 +172,11 @@ def fill(
     module: Callable[..., nnx.Module] = Decoder,
     ignored: Sequence[str] = _IGNORED,
     packed: str = "",
+    place: Callable[[str, tuple[int, ...]], Sharding] | None = None,
 ) -> tuple[Any, Any]:
     """``(graphdef, params)`` read from ``source``, one stored tensor at a time.
+
+    ``place`` says over which devices a parameter of a path and shape is spread.
 
     ``ignored`` are patterns of stored names that ``module`` does not compute with.
     Matrices that ``source`` has in blocks stay so where ``packed`` is ``"stored"``;
@@ -198,14 +207,24 @@ def fill(
                 problems += found
                 arrays.append(kept)
                 continue
-        array = np.empty(leaf.shape, leaf.dtype)
-        for name, target in _targets(path, origin, array):
-            used.add(name)
-            if name not in present:
-                problems.append(f"{name} is missing")
-            elif found := _into(target, source.get(name), origin, config):
-                problems.append(f"{name} {found.format(path=path)}")
-        arrays.append(array)
+        used.update(names)
+        sharding = None if place is None else place(path, leaf.shape)
+        if missing := [f"{name} is missing" for name in names if name not in present]:
+            problems += missing
+        elif (
+            sharding is not None
+            and isinstance(source, SafetensorsSource)
+            and _cuts(path, source, names, origin, leaf)
+        ):
+            array, found = _in_parts(path, source, names, origin, leaf, sharding)
+            problems += found
+            arrays.append(array)
+        else:
+            array = np.empty(leaf.shape, leaf.dtype)
+            for name, target in _targets(path, origin, array):
+                if found := _into(target, source.get(name), origin, config):
+                    problems.append(f"{name} {found.format(path=path)}")
+            arrays.append(jax.device_put(array, sharding))
     extra = sorted(
         name
         for name in present - used
@@ -218,8 +237,45 @@ def fill(
         raise ValueError(
             f"{source.where} does not fit its own configuration: {listed}{more}"
         )
-    leaves = [a if is_stored(a) else jax.numpy.asarray(a) for a in arrays]
-    return graphdef, jax.tree.unflatten(jax.tree.structure(shapes), leaves)
+    return graphdef, jax.tree.unflatten(jax.tree.structure(shapes), arrays)
+
+
+def _cuts(
+    path: str, source: SafetensorsSource, names: list[str], origin: Origin, leaf: Any
+) -> bool:
+    """Whether a part of a parameter is a part of what is stored, of the right shape."""
+    if origin.turn not in (same, transpose):
+        return False
+    shape = leaf.shape[path.startswith("blocks.") :]
+    wanted = shape[::-1] if origin.turn is transpose else shape
+    return all(source.shape(name) == wanted for name in names)
+
+
+def _in_parts(
+    path: str,
+    source: SafetensorsSource,
+    names: list[str],
+    origin: Origin,
+    leaf: Any,
+    sharding: Sharding,
+) -> tuple[jax.Array, list[str]]:
+    """A parameter of which each device's part alone is read, and what is wrong."""
+    stacked, turn, problems = path.startswith("blocks."), origin.turn is transpose, []
+
+    def one(name: str, index: tuple[slice, ...]) -> np.ndarray:
+        value = source.part(name, index[::-1] if turn else index)
+        value = (value.T if turn else value).astype(leaf.dtype)
+        if not np.isfinite(value).all() and name not in problems:
+            problems.append(name)
+        return value
+
+    def part(index: Any) -> np.ndarray:
+        if not stacked:
+            return one(names[0], index)
+        return np.stack([one(name, index[1:]) for name in names[index[0]]])
+
+    array = jax.make_array_from_callback(leaf.shape, sharding, part)
+    return array, [f"{name} holds NaN or infinite values" for name in problems]
 
 
 def _is_matrix(path: str) -> bool:

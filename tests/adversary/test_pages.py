@@ -155,7 +155,7 @@ def demo(tmp_path, monkeypatch):
     many = [example(text, n) for n, text in enumerate(PAYLOADS)]
     monkeypatch.setattr(datasets, "bundled_answers", lambda: many)
     monkeypatch.setattr(datasets, "bundled", lambda: [])
-    monkeypatch.setattr(jaxhal, "load", lambda name, dtype: named(name))
+    monkeypatch.setattr(jaxhal, "load", lambda name, *_, **__: named(name))
     patch_score(
         monkeypatch, lambda lm, some, *_, **options: [fake_report(one) for one in some]
     )
@@ -167,7 +167,7 @@ def demo(tmp_path, monkeypatch):
 def detect(tmp_path, monkeypatch):
     many = [example(text, n) for n, text in enumerate(PAYLOADS)]
     many.append(example("nothing", len(many)))
-    monkeypatch.setattr(jaxhal, "load", lambda name, dtype: named(name))
+    monkeypatch.setattr(jaxhal, "load", lambda name, *_, **__: named(name))
     patch_score(
         monkeypatch,
         lambda lm, some, *_, **options: [
@@ -199,7 +199,7 @@ def run_folder(tmp_path, monkeypatch):
     long = example("long " * 900, len(many), source="long", split="test")
     many.append(dataclasses.replace(long, id=f"long {FLAT}"))
     lm = tiny_lm(context=4096)
-    monkeypatch.setattr(running, "model", lambda name, dtype: lm)
+    monkeypatch.setattr(running, "model", lambda name, *_, **__: lm)
     monkeypatch.setattr(running, "load_dataset", lambda name, **options: many)
     config = {
         "name": "a <img src=x onerror=alert(1)> *b*",

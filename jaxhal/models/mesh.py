@@ -1,0 +1,163 @@
+"""A model over several devices: which axis of a parameter lies along which of a mesh.
+
+XLA's partitioner does the rest: programs are those of one device.  Heads, the inner
+width and the vocabulary lie along ``model``, rows of a batch along ``data``; what
+leaves a layer is summed over ``model``, and attention rows never leave their device.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.core import Tracer
+from jax.sharding import (
+    AbstractMesh,
+    AxisType,
+    Mesh,
+    NamedSharding,
+    PartitionSpec,
+)
+
+from jaxhal.models.config import Config
+
+AXES = ("data", "model")
+#: Along which axis of a mesh parameters lie, by what they count.
+RULES: Mapping[str, str | None] = {
+    "heads": "model",
+    "kv_heads": "model",
+    "mlp": "model",
+    "vocab": "model",
+    "embed": None,
+}
+#: The same, and each device of ``data`` keeps a part of what is otherwise copied to it.
+FULLY_SHARDED: Mapping[str, str | None] = {**RULES, "embed": "data"}
+
+# What the axes of parameters count, by module; of a bias the last.
+_MODULES = {
+    "embed_tokens": ("vocab", "embed"),
+    "embed_positions": (None, "embed"),
+    "lm_head": ("embed", "vocab"),
+    "q_proj": ("embed", "heads"),
+    "k_proj": ("embed", "kv_heads"),
+    "v_proj": ("embed", "kv_heads"),
+    "o_proj": ("heads", "embed"),
+    "gate_proj": ("embed", "mlp"),
+    "up_proj": ("embed", "mlp"),
+    "down_proj": ("mlp", "embed"),
+}
+
+
+def make_mesh(
+    data: int = 1, model: int = 1, devices: Sequence[Any] | None = None
+) -> Mesh:
+    """A mesh of ``data x model`` devices, by default the first that JAX has.
+
+    Raises:
+      ValueError: on counts below 1, or on more devices than there are.
+    """
+    for name, count in (("data", data), ("model", model)):
+        if count < 1:
+            raise ValueError(f"{name} is {count}; a mesh has at least 1 device a side")
+    devices = list(jax.devices() if devices is None else devices)
+    if data * model > len(devices):
+        raise ValueError(
+            f"a mesh of data={data} and model={model} needs {data * model} devices and "
+            f"there {'is' if len(devices) == 1 else 'are'} {len(devices)}; ask for "
+            "fewer, or on CPU start with XLA_FLAGS="
+            f"--xla_force_host_platform_device_count={data * model}"
+        )
+    some = np.array(devices[: data * model]).reshape(data, model)
+    return Mesh(some, AXES, axis_types=(AxisType.Auto,) * len(AXES))
+
+
+def parse_mesh(text: str) -> Mesh:
+    """``"data=2,model=4"`` as a mesh.
+
+    Raises:
+      ValueError: on anything else, and as :func:`make_mesh`.
+    """
+    sides = {}
+    for part in text.split(","):
+        found = re.fullmatch(r"\s*(data|model)\s*=\s*(\d{1,9})\s*", part)
+        if found is None or found[1] in sides:
+            raise ValueError(
+                f"mesh is {text!r}; write how many devices lie along each axis, such "
+                "as data=2,model=4"
+            )
+        sides[found[1]] = int(found[2])
+    return make_mesh(**sides)
+
+
+def check_mesh(mesh: Mesh | AbstractMesh, config: Config) -> None:
+    """Raises ValueError on a mesh that this model cannot be spread over."""
+    unknown = [name for name in mesh.axis_names if name not in AXES]
+    if unknown or not mesh.axis_names:
+        raise ValueError(
+            f"the mesh has axes {mesh.axis_names}; name them {' and '.join(AXES)}"
+        )
+    count, heads = mesh.shape.get("model", 1), config.num_attention_heads
+    if heads % count:
+        fits = [n for n in range(1, heads + 1) if heads % n == 0]
+        raise ValueError(
+            f"{heads} attention heads cannot be shared by model={count} devices; use "
+            f"one of {', '.join(map(str, fits))}"
+        )
+    kv = config.num_key_value_heads
+    if count > kv and count % kv:
+        raise ValueError(
+            f"{kv} key heads cannot be shared by model={count} devices; use a divisor "
+            "or a multiple of them"
+        )
+
+
+def sharding_of(
+    path: str,
+    shape: tuple[int, ...],
+    config: Config,
+    mesh: Mesh,
+    rules: Mapping[str, str | None] = RULES,
+) -> NamedSharding:
+    """Where a parameter of a decoder lies.
+
+    An axis that does not divide among its devices is copied to all of them, as are
+    key heads of which there are fewer than devices.
+    """
+    own = len(shape) - path.startswith("blocks.")  # axes beside that of the layers
+    module = path.split(".")[-2] if "." in path else ""
+    counts = _MODULES.get(module, (None,) * own)[-own:]
+    spec: list[str | None] = [None] * (len(shape) - own)
+    for size, count in zip(shape[len(spec) :], counts, strict=True):
+        axis = None if count is None else rules[count]
+        devices = mesh.shape.get(axis, 1) if axis else 1
+        whole = config.num_key_value_heads if count == "kv_heads" else size
+        spec.append(axis if devices > 1 and whole % devices == 0 else None)
+    return NamedSharding(mesh, PartitionSpec(*spec))
+
+
+def mesh_of(tree: Any) -> Mesh | None:
+    """The mesh that arrays lie on; None of one device, or of what is traced."""
+    for leaf in jax.tree.leaves(tree):
+        sharding = None if isinstance(leaf, Tracer) else getattr(leaf, "sharding", None)
+        if isinstance(sharding, NamedSharding):
+            return sharding.mesh if isinstance(sharding.mesh, Mesh) else None
+    return None
+
+
+def spread(tree: Any, params: Any, copies: int = 1) -> Any:
+    """Arrays ``[batch ...]`` laid out along ``data`` of the mesh of some parameters.
+
+    As they are without a mesh; copied where runs of ``copies`` rows do not divide.
+    """
+    mesh = mesh_of(params)
+    if mesh is None or any(isinstance(x, Tracer) for x in jax.tree.leaves(tree)):
+        return tree
+    count = mesh.shape.get("data", 1)
+
+    def put(leaf: Any) -> Any:
+        runs = np.shape(leaf)[0] // copies if np.ndim(leaf) else 0
+        spec = ("data",) if runs and count > 1 and runs % count == 0 else ()
+        return jax.device_put(leaf, NamedSharding(mesh, PartitionSpec(*spec)))
+
+    return jax.tree.map(put, tree)
