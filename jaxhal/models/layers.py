@@ -19,7 +19,7 @@ from jaxhal.models.config import Config
 from jaxhal.models.ops import STANDARD, Ops, attend_after
 
 # Of one layer's attention, what a way back may keep; beyond it blocks run again.
-_KEPT_BYTES = 4 << 30
+KEPT_BYTES = 4 << 30
 
 
 class Geometry(NamedTuple):
@@ -211,7 +211,7 @@ class Attention(nnx.Module):
             shown = functools.partial(
                 block, keys=keys, reduce=reduce, values=not mixed_already
             )
-            if 3 * row_bytes * rows > _KEPT_BYTES:
+            if 3 * row_bytes * rows > KEPT_BYTES:
                 shown = jax.checkpoint(shown)
             out, seen = in_blocks(shown, each, (3, 1, 0), (3, 2), size)
             outputs += [] if mixed_already else [out]
