@@ -1,5 +1,6 @@
 """Figures and tables of what runs found, read from configs/results."""
 
+import collections
 import contextlib
 import json
 import re
@@ -103,19 +104,45 @@ def bench(name: str) -> list[str]:
     rows = [row for row in whole if row["bench"] == name]
     if not rows:
         raise KeyError(f"no bench {name!r}, only {sorted({r['bench'] for r in whole})}")
+    count = collections.Counter(row["case"] for row in rows)
+    # Cases of the same metrics stand side by side, if there are a few.
+    alike = [case for case in count if 2 * count[case] > max(count.values()) > 6]
+    beside = [row for row in rows if len(alike) > 1 and row["case"] in alike]
     lines = ["| case | | | target |", "|---|---|---|---|"]
     for row in rows:
-        value = " ".join([f"{row['value']:.3g}", *_spread(row["spread"])])
-        target, value = _target(row, value)
-        lines.append(f"| {row['case']} | {row['metric']} | {value} | {target} |")
+        if row not in beside:
+            target, value = _target(row, _value(row))
+            line = f"| {row['case']} | {row['metric']} | {value} | {target} |"
+            lines.append(unbroken(line))
+    if beside:
+        lines += ["", *_side_by_side(beside, alike)]
     on = dict.fromkeys(
         f"{row['device']}, jax {row['jax']}, {row['date']}" for row in rows
     )
-    return [unbroken(line) for line in lines] + ["", f"Measured on {'; '.join(on)}."]
+    return [*lines, "", f"Measured on {'; '.join(on)}."]
 
 
-def _spread(spread: list[float]) -> list[str]:
-    return [f"[{', '.join(f'{end:.3g}' for end in spread)}]"] if spread else []
+def _side_by_side(rows: list[dict[str, Any]], cases: list[str]) -> list[str]:
+    """A row for each metric, a column for each case."""
+    metrics = dict.fromkeys(row["metric"] for row in rows)
+    lines = [f"| | {' | '.join(cases)} | target |", "|---" * (len(cases) + 2) + "|"]
+    for metric in metrics:
+        found = {row["case"]: row for row in rows if row["metric"] == metric}
+        cells = {case: _target(row, _value(row)) for case, row in found.items()}
+        values = [cells[case][1] if case in cells else "" for case in cases]
+        target = next(iter(cells.values()))[0]
+        lines.append(f"| {metric} | {' | '.join(values)} | {target} |")
+    return lines
+
+
+def _value(row: dict[str, Any]) -> str:
+    low, *_, high = row["spread"] or (row["value"], row["value"])
+    spread = f" [{_number(low)}, {_number(high)}]" if low < high else ""
+    return _number(row["value"]) + spread
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 
 def _target(row: dict[str, Any], value: str) -> tuple[str, str]:
@@ -130,7 +157,9 @@ def _target(row: dict[str, Any], value: str) -> tuple[str, str]:
 
 def unbroken(text: str) -> str:
     """The same with intervals that stay on one line."""
-    return re.sub(r"(\d) \[([-+\d.]+), ([-+\d.]+)\]", "\\1\u00a0[\\2,\u00a0\\3]", text)
+    return re.sub(
+        r"(\d) \[([-+\d.,]+), ([-+\d.,]+)\]", "\\1\u00a0[\\2,\u00a0\\3]", text
+    )
 
 
 def figures(name: str) -> dict[str, Any]:
