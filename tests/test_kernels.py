@@ -114,3 +114,32 @@ def test_what_kernels_do_not_take_goes_in_blocks(monkeypatch):
     out = jaxhal.read(wide, batch, REDUCERS)
     capture.read_jit.clear_cache()
     assert np.isfinite(np.asarray(out["entropy"])).all()
+
+
+def test_another_platform_that_could_be_compiled_for_changes_nothing(monkeypatch):
+    lm, batch = _reader("llama-gqa")
+    lm = random(lm.config, jax.random.key(0))
+    want = jaxhal.read(lm, batch, REDUCERS)
+    relevance = jaxhal.relevance_means(lm, batch)
+    monkeypatch.setattr(kernels, "installed", lambda: {"tpu": kernels.TPU})
+    jax.clear_caches()
+    got = jaxhal.read(lm, batch, REDUCERS)
+    again = jaxhal.relevance_means(lm, batch)
+    jax.clear_caches()
+    for name in REDUCERS:
+        np.testing.assert_allclose(got[name], want[name], atol=1e-5, err_msg=name)
+    np.testing.assert_allclose(again.prompt, relevance.prompt, atol=1e-5)
+
+
+def test_platforms_are_those_whose_plugins_are_there(monkeypatch):
+    there = {"libtpu", "jax_cuda13_plugin"}
+    find = kernels.importlib.util.find_spec
+    monkeypatch.setattr(
+        kernels.importlib.util,
+        "find_spec",
+        lambda name: object() if name in there else None,
+    )
+    kernels.installed.cache_clear()
+    assert kernels.installed() == {"cuda": kernels.CUDA, "tpu": kernels.TPU}
+    monkeypatch.setattr(kernels.importlib.util, "find_spec", find)
+    kernels.installed.cache_clear()

@@ -112,6 +112,10 @@ CUDA = Platform(
     rounds=True,
     fused=flash,
 )
+# Compiled for a v5e and not measured: blocks of hundreds of rows for its matrix units.
+TPU = Platform(
+    plain=256 << 20, tapped=128 << 20, logits=256 << 20, segments=4, rounds=True
+)
 
 
 @functools.cache
@@ -120,6 +124,8 @@ def installed() -> dict[str, Platform]:
     found = {}
     if any(map(importlib.util.find_spec, ("jax_cuda12_plugin", "jax_cuda13_plugin"))):
         found["cuda"] = CUDA
+    if importlib.util.find_spec("libtpu"):
+        found["tpu"] = TPU
     return found
 
 
