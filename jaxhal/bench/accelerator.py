@@ -8,7 +8,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +16,7 @@ import numpy as np
 
 import jaxhal
 from jaxhal.bench import Timed, interleave, peer, peers, row
+from jaxhal.bench.plan import Shape, flops
 from jaxhal.bench.read import REDUCERS, random_batch
 from jaxhal.capture import forward as capture
 from jaxhal.features.base import Reducer
@@ -42,17 +43,6 @@ LLAMA_8B = {
     "rope_theta": 500000.0,
     "tie_word_embeddings": False,
 }
-
-
-class Shape(NamedTuple):
-    """Answers read together, tokens of each, and how many are the response."""
-
-    answers: int
-    tokens: int
-    response: int
-
-    def __str__(self) -> str:
-        return f"{self.answers} x {self.tokens}"
 
 
 SHAPES = (Shape(8, 2048, 256), Shape(4, 8192, 256), Shape(1, 32768, 512))
@@ -85,16 +75,6 @@ def rows() -> Iterator[dict]:
     for shape in SHAPES:
         yield from _reading(lm, model, shape, peak)
     yield from _writing(lm, WRITTEN, peak)
-
-
-def flops(config: Config, shape: Shape) -> int:
-    """Of all layers of a forward pass; of attention the half that is not masked."""
-    answers, seq, _ = shape
-    heads = config.num_attention_heads * config.head_dim
-    kv = config.num_key_value_heads * config.head_dim
-    mlp = (3 if config.gated else 2) * config.intermediate_size
-    weights = config.hidden_size * (2 * heads + 2 * kv + mlp)
-    return config.num_hidden_layers * answers * seq * (2 * weights + 2 * seq * heads)
 
 
 def _random(config: Config) -> LM:

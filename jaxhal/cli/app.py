@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from jaxhal.cli import experiments, fitting, listing, scoring
+from jaxhal.cli import experiments, fitting, listing, planning, scoring
 from jaxhal.cli.console import usage
 from jaxhal.cli.stopping import orderly
 from jaxhal.cli.watchdog import app as watchdog
@@ -32,6 +32,7 @@ for command in (
     experiments.generate,
     experiments.guide,
     experiments.bench,
+    planning.plan,
 ):
     app.command(command.__name__.rstrip("_"))(command)
 

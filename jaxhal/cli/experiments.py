@@ -136,7 +136,8 @@ def guide(
 
 def bench(
     names: Annotated[
-        list[str] | None, typer.Argument(help="Benchmarks; all by default.")
+        list[str] | None,
+        typer.Argument(help="Benchmarks; all but accelerator by default."),
     ] = None,
     json: Annotated[
         Path | None, typer.Option("--json", help="Write the rows to this file.")
@@ -144,7 +145,8 @@ def bench(
 ) -> None:
     """Measures speed as ratios to what stands beside it in the same run.
 
-    There are read, extract, probes, relevance, generate, nli, encoders and watchdog.
+    There are read, extract, probes, relevance, generate, nli, encoders and watchdog;
+    accelerator needs one, and measures a model of 8 billion parameters on it.
     """
     from jaxhal import bench as benches
 

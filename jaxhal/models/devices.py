@@ -12,23 +12,23 @@ import psutil
 
 
 class Peak(NamedTuple):
-    """What one device can do in a second, by its data sheet."""
+    """What one device has, and can do in a second, by its data sheet."""
 
     flops: float  # of dense bfloat16 products
     bytes: float  # between its memory and itself
+    memory: float  # bytes
 
 
 # By how `device_kind` begins; the first that fits.
 PEAKS = {
-    "NVIDIA H200": Peak(989.4e12, 4.8e12),
-    "NVIDIA H100 PCIe": Peak(756e12, 2.0e12),
-    "NVIDIA H100": Peak(989.4e12, 3.35e12),
-    "NVIDIA A100": Peak(312e12, 2.0e12),
-    "NVIDIA L4": Peak(121e12, 0.3e12),
-    "TPU v5 lite": Peak(197e12, 0.819e12),
-    "TPU v5p": Peak(459e12, 2.765e12),
-    "TPU v5": Peak(459e12, 2.765e12),
-    "TPU v6 lite": Peak(918e12, 1.64e12),
+    "NVIDIA H200": Peak(989.4e12, 4.8e12, 141e9),
+    "NVIDIA H100 PCIe": Peak(756e12, 2.0e12, 80e9),
+    "NVIDIA H100": Peak(989.4e12, 3.35e12, 80e9),
+    "NVIDIA A100": Peak(312e12, 2.0e12, 80e9),
+    "NVIDIA L4": Peak(121e12, 0.3e12, 24e9),
+    "TPU v5 lite": Peak(197e12, 0.819e12, 16e9),
+    "TPU v5": Peak(459e12, 2.765e12, 95e9),
+    "TPU v6 lite": Peak(918e12, 1.64e12, 32e9),
 }
 
 

@@ -72,22 +72,24 @@ def make_mesh(
     return Mesh(some, AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
 
-def parse_mesh(text: str) -> Mesh:
-    """``"data=2,model=4"`` as a mesh.
-
-    Raises:
-      ValueError: on anything else, and as :func:`make_mesh`.
-    """
-    sides = {}
+def sides(text: str) -> dict[str, int]:
+    """``"data=2,model=4"`` in numbers; ValueError on anything else."""
+    found = {}
     for part in text.split(","):
-        found = re.fullmatch(r"\s*(data|model)\s*=\s*(\d{1,9})\s*", part)
-        if found is None or found[1] in sides:
+        side = re.fullmatch(r"\s*(data|model)\s*=\s*(\d{1,9})\s*", part)
+        if side is None or side[1] in found:
             raise ValueError(
                 f"mesh is {text!r}; write how many devices lie along each axis, such "
                 "as data=2,model=4"
             )
-        sides[found[1]] = int(found[2])
-    return make_mesh(**sides)
+        found[side[1]] = int(side[2])
+    return found
+
+
+def parse_mesh(text: str) -> Mesh:
+    """The mesh of :func:`sides`; errors of both."""
+    found = sides(text)
+    return make_mesh(found.get("data", 1), found.get("model", 1))
 
 
 def check_mesh(mesh: Mesh | AbstractMesh, config: Config) -> None:
