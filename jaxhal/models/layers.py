@@ -195,7 +195,7 @@ class Attention(nnx.Module):
             outputs, segments = [out], []
         elif whole:
             segments = _segments(first, platform.segments)
-        mixed_already = not segments
+        fused_already = bool(outputs)
         ranges = [*segments, (first, rows)]
         # Split at once: the way back joins parts, where it pads and adds up slices.
         parts = jnp.split(q, [start for start, _ in ranges], axis=3)[1:]
@@ -209,12 +209,12 @@ class Attention(nnx.Module):
             size = max(16, budget // (row_bytes * keys // columns))
             each = part, geo.query_position[:, start:stop], index[start:stop]
             shown = functools.partial(
-                block, keys=keys, reduce=reduce, values=not mixed_already
+                block, keys=keys, reduce=reduce, values=not fused_already
             )
             if 3 * row_bytes * rows > KEPT_BYTES:
                 shown = jax.checkpoint(shown)
             out, seen = in_blocks(shown, each, (3, 1, 0), (3, 2), size)
-            outputs += [] if mixed_already else [out]
+            outputs += [] if fused_already else [out]
         out = jnp.concatenate(outputs, axis=3) if len(outputs) > 1 else outputs[0]
         return out, seen
 
