@@ -95,10 +95,8 @@ def _attend_pullbacks(args, output, slots):
 
 def _dot(left, right, over_left, over_right, dtype):
     """A product per row and key head, its operands in the order given."""
-    both, exact = (
-        jnp.result_type(left, right),
-        primitives.precision(left.dtype, right.dtype),
-    )
+    both = jnp.result_type(left, right)
+    exact = primitives.precision(left.dtype, right.dtype)
     left, right = left.astype(both), right.astype(both)
     dims = ((over_left, over_right), ((0, 1), (0, 1)))
     wide = primitives.wide(left.dtype)

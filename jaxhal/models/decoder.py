@@ -234,9 +234,7 @@ def run(
     if isinstance(model.blocks, nnx.List):
         carry, (rows, kept) = _written_out(model.blocks, layer, carry, *each, tap)
     else:
-        carry, (rows, kept) = _scanned(
-            model.blocks, layer, carry, each, tap, remat is True
-        )
+        carry, (rows, kept) = _scanned(model.blocks, layer, carry, each, tap, remat)
     x, state, stored = carry
     return model.norm(x, ops), rows, state, kept if keep else stored
 

@@ -1,7 +1,8 @@
 """Attention by platform: fused kernels where there are any, and sizes of blocks.
 
 What a kernel computes is what blocks of rows do, in one call and without any scores in
-memory.  It takes rows that nobody looks at, keys in the order of their queries.
+memory.  It mixes the values of all rows; probabilities, of the rows that reducers look
+at, are computed beside it.
 """
 
 import functools
