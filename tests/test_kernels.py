@@ -2,6 +2,7 @@
 
 import functools
 import json
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -141,5 +142,11 @@ def test_platforms_are_those_whose_plugins_are_there(monkeypatch):
     )
     kernels.installed.cache_clear()
     assert kernels.installed() == {"cuda": kernels.CUDA, "tpu": kernels.TPU}
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    for capability, fused in (("7.5", None), ("8.0", kernels.flash)):
+        device = SimpleNamespace(compute_capability=capability)
+        monkeypatch.setattr(jax, "devices", lambda device=device: [device])
+        kernels.installed.cache_clear()
+        assert kernels.installed()["cuda"].fused is fused
     monkeypatch.setattr(kernels.importlib.util, "find_spec", find)
     kernels.installed.cache_clear()

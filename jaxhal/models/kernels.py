@@ -16,6 +16,8 @@ from jaxtyping import Array, Bool, Float, Int
 
 # Heads wider than this are left to blocks: only some devices take them.
 _WIDEST = 128
+# Compute capability of the first GPUs that have cuDNN's flash attention.
+_OLDEST = 8.0
 
 
 class Platform(NamedTuple):
@@ -125,6 +127,10 @@ def installed() -> dict[str, Platform]:
     found = {}
     if any(map(importlib.util.find_spec, ("jax_cuda12_plugin", "jax_cuda13_plugin"))):
         found["cuda"] = CUDA
+        if jax.default_backend() == "gpu":
+            device: Any = jax.devices()[0]
+            if float(device.compute_capability) < _OLDEST:
+                found["cuda"] = CUDA._replace(fused=None)
     if importlib.util.find_spec("libtpu"):
         found["tpu"] = TPU
     return found
