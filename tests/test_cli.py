@@ -69,7 +69,7 @@ def calls(monkeypatch):
     """Replaces model and scoring; collects how they were called."""
     seen = []
 
-    def load(name, dtype="float32", mesh=None):
+    def load(name, dtype="float32", weights=None, mesh=None):
         if name == "gone":
             raise ValueError("unknown model 'gone'; did you mean 'smollm2-135m'?")
         return named(name)
@@ -380,13 +380,31 @@ def test_wrong_arguments_exit_2(calls, arguments):
     "error", [ValueError("so"), FileNotFoundError("so"), KeyError("so"), OSError("so")]
 )
 def test_what_loading_raises_is_one_line(tmp_path, calls, monkeypatch, error):
-    def load(name, dtype="float32", mesh=None):
+    def load(name, dtype="float32", weights=None, mesh=None):
         raise error
 
     monkeypatch.setattr(jaxhal, "load", load)
     source = write(tmp_path / "in.jsonl", GOOD)
     found = run("detect", "-m", "m", "-i", source)
     assert (found.exit_code, found.stderr) == (2, "jaxhal: so\n")
+
+
+@pytest.mark.parametrize("command", ["detect", "demo", "rate"])
+def test_how_a_model_is_loaded(tmp_path, monkeypatch, command):
+    seen = {}
+
+    def load(name, **how):
+        seen.update(how)
+        raise ValueError("enough")
+
+    monkeypatch.setattr(jaxhal, "load", load)
+    source = str(write(tmp_path / "in.jsonl", GOOD))
+    rest = {"detect": ["-i", source], "rate": [source]}
+    rest["demo"] = ["--out", str(tmp_path / "demo")]
+    how = ["--dtype", "bfloat16", "--weights", "int8", "--mesh", "data=1"]
+    found = run(command, *rest[command], *how)
+    assert (found.exit_code, found.stderr) == (2, "jaxhal: enough\n")
+    assert seen == {"dtype": "bfloat16", "weights": "int8", "mesh": "data=1"}
 
 
 def test_ctrl_c_writes_nothing(tmp_path, calls, monkeypatch):

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from jaxhal.cli.console import brief, tell, usage
-from jaxhal.cli.scoring import DEFAULT, BatchSize, Dtype, Model, OnMesh
+from jaxhal.cli.scoring import DEFAULT, BatchSize, Dtype, Model, OnMesh, Weights
 from jaxhal.io.checks import one_of
 
 # Read in one pass, and fitted to answers with or without annotated spans.
@@ -33,6 +33,7 @@ def fit(
     ] = None,
     model: Model = DEFAULT,
     dtype: Dtype = "float32",
+    weights: Weights = None,
     mesh: OnMesh = None,
     detector: Annotated[
         list[str] | None,
@@ -80,15 +81,15 @@ def fit(
                 raise ValueError("nothing to fit to; give DATA or --preset ragtruth")
             beside_controls(names)
             examples = load_dataset(data)
-            lm = jaxhal.load(model, dtype=dtype, mesh=mesh)
+            lm = jaxhal.load(model, dtype=dtype, weights=weights, mesh=mesh)
             options |= {"data": Path(data).stem, "folds": folds or _FOLDS}
             ready = jaxhal.fit(lm, examples, names, **options)
         else:
             one_of(experiments.PRESETS, preset=preset)
-            if data or detector or folds:
+            if data or detector or folds or weights:
                 raise ValueError(
                     f"--preset {preset} has answers, detectors and a split of its own; "
-                    "leave it out, or DATA, --detector and --folds"
+                    "leave it out, or DATA, --detector, --folds and --weights"
                 )
             config = experiments.load_config(preset)
             options |= {"model": model, "dtype": dtype, "mesh": mesh or ""}
@@ -103,6 +104,7 @@ def rate(
     ],
     model: Model = DEFAULT,
     dtype: Dtype = "float32",
+    weights: Weights = None,
     mesh: OnMesh = None,
     detector: Annotated[
         list[str] | None,
@@ -128,7 +130,7 @@ def rate(
         names = placed(reader, detector) if detector else None
         resolve(reader, names)  # a wrong name should cost no download
         rows = examples(read_rows(source))
-        lm = jaxhal.load(model, dtype=dtype, mesh=mesh)
+        lm = jaxhal.load(model, dtype=dtype, weights=weights, mesh=mesh)
         found = jaxhal.rate(lm, rows, names, batch_size=batch_size)
     names = ("rate", "low", "high", "answers", "called", "by")
     tell([{name: getattr(found, name) for name in names}], str(found.basis))

@@ -42,6 +42,14 @@ Dtype = Annotated[
         help="Of the model's parameters: float32, or bfloat16 in half the memory."
     ),
 ]
+Weights = Annotated[
+    str | None,
+    typer.Option(
+        help="stored keeps a GGUF file's blocks, dequantised makes numbers of them; "
+        "int8 and int4 round a folder's matrices.",
+        show_default="by what fits into memory",
+    ),
+]
 OnMesh = Annotated[
     str | None,
     typer.Option(
@@ -59,6 +67,7 @@ def demo(
     ),
     model: Model = DEFAULT,
     dtype: Dtype = "float32",
+    weights: Weights = None,
     mesh: OnMesh = None,
     limit: Annotated[
         int | None, typer.Option(min=1, help="Only the first N answers.")
@@ -76,7 +85,7 @@ def demo(
 
     with usage():
         out.mkdir(parents=True, exist_ok=True)
-        lm = jaxhal.load(model, dtype=dtype, mesh=mesh)
+        lm = jaxhal.load(model, dtype=dtype, weights=weights, mesh=mesh)
     answers = bundled_answers()[:limit]
     examples = [*answers, *bundled()][:limit]
     start = time.perf_counter()
@@ -125,6 +134,7 @@ def detect(
     ],
     model: Model = DEFAULT,
     dtype: Dtype = "float32",
+    weights: Weights = None,
     mesh: OnMesh = None,
     output: Annotated[
         str | None,
@@ -229,7 +239,7 @@ def detect(
         rows = read_rows(source)
         for path in (output, page):
             check_place(path)
-        lm = jaxhal.load(model, dtype=dtype, mesh=mesh)
+        lm = jaxhal.load(model, dtype=dtype, weights=weights, mesh=mesh)
         # A folder may be called like a model.
         chosen = resolve_for(lm, names, threshold, sure)
         options: dict[str, Any] = {

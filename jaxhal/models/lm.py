@@ -5,7 +5,7 @@ import functools
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -149,7 +149,7 @@ def load(
     source: str | os.PathLike,
     *,
     dtype: Any = jnp.float32,
-    weights: Literal["stored", "dequantised", "int8", "int4"] | None = None,
+    weights: str | None = None,
     mesh: Mesh | str | None = None,
     rules: Mapping[str, str | None] = mesh_lib.RULES,
 ) -> LM:
