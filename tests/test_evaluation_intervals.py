@@ -15,16 +15,36 @@ from sklearn.metrics import (
 from jaxhal.evaluation import (
     Decided,
     auprc,
+    aurc,
     auroc,
     bootstrap,
     decided,
     interval,
+    intervals,
     paired,
+    prr,
 )
+from jaxhal.evaluation.selective import CoverageAtPrecision
 
 
 def f1(scores, labels):
     return decided(scores, labels, 0.5)["f1"]
+
+
+def mean_risk(scores, labels):
+    """Of keeping 1, 2, ... answers; one of equal scores counts as their mean."""
+    means = [labels[scores == score].mean() for score in np.sort(scores)]
+    return np.mean([np.mean(means[:kept]) for kept in range(1, len(means) + 1)])
+
+
+def rejection(scores, labels):
+    best = mean_risk(labels, labels)
+    return (labels.mean() - mean_risk(scores, labels)) / (labels.mean() - best)
+
+
+def coverage(scores, labels):
+    kept = [scores <= score for score in scores]
+    return max(some.mean() for some in kept if labels[some].mean() <= 0.7)
 
 
 def resamples(labels, groups, repeats, seed=0):
@@ -72,11 +92,15 @@ def test_bootstrap_interval():
         (f1, lambda s, y: f1_score(y, s >= 0.5)),
         (Decided("f1"), lambda s, y: f1_score(y, s >= 0.5)),
         (Decided("accuracy", 0.3), lambda s, y: accuracy_score(y, s >= 0.3)),
+        (aurc, mean_risk),
+        (prr, rejection),
+        (CoverageAtPrecision(0.3), coverage),
     ],
 )
 @pytest.mark.parametrize("by_source", [True, False])
-def test_interval_equals_slow_resampling(metric, oracle, by_source):
+def test_interval_equals_slow_resampling(metric, oracle, by_source, monkeypatch):
     scores, _, labels, groups = grouped(2)
+    monkeypatch.setattr(intervals, "_AT_ONCE", 7 * len(labels))
     groups = groups if by_source else None
     chosen = resamples(labels, groups or range(len(labels)), 40)
     found = [oracle(scores[rows], labels[rows]) for rows in chosen]

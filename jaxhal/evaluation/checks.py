@@ -1,6 +1,6 @@
 """What every measure asks of its rows: numbers that pair up with labels and groups."""
 
-from collections.abc import Collection, Hashable
+from collections.abc import Callable, Collection, Hashable
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,8 @@ Rows = Collection[Any]
 Groups = Collection[Hashable] | None
 Numbers = Float[np.ndarray, " rows"]
 Mask = Bool[np.ndarray, " rows"]
+# A metric of resamples, by how often each row counts in them.
+OfDraws = Callable[[Int[np.ndarray, "draws rows"]], Float[np.ndarray, " draws"]]
 
 
 def rows(scores: Rows, labels: Rows, name: str = "scores") -> tuple[Numbers, Mask]:

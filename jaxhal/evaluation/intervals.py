@@ -17,15 +17,19 @@ from jaxhal.evaluation.checks import (
     Groups,
     Mask,
     Numbers,
+    OfDraws,
     Rows,
     group_codes,
     two_classes,
 )
 from jaxhal.evaluation.ranking import auprc, auprc_of_draws, auroc, auroc_of_draws
+from jaxhal.evaluation.selective import aurc, aurc_of_draws, prr, prr_of_draws
 from jaxhal.io.checks import at_least
 
 # (scores, labels) -> number; labels are integers.
 Metric = Callable[[Any, Any], float]
+# Numbers of rows in resamples that are measured together.
+_AT_ONCE = 1 << 20
 
 
 class Difference(NamedTuple):
@@ -52,7 +56,8 @@ def interval(
     """Percentile 95 % interval of a metric, ``(scores, labels) -> number``."""
     score, positive = two_classes(scores, labels)
     measure = _of_draws(metric, score, positive)
-    found = [measure(drawn) for drawn in _draws(positive, groups, repeats, seed)]
+    draws = _draws(positive, groups, repeats, seed)
+    found = np.concatenate([measure(drawn) for drawn in draws])
     low, high = np.percentile(found, [2.5, 97.5])
     return float(low), float(high)
 
@@ -131,30 +136,35 @@ def paired(
     score, positive = two_classes(scores, labels)
     other, _ = two_classes(baseline, labels, "baseline")
     ours, theirs = (_of_draws(metric, each, positive) for each in (score, other))
-    once = np.ones(len(score), int)
+    once = np.ones((1, len(score)), int)
     draws = _draws(positive, groups, repeats, seed)
-    found = np.array([ours(drawn) - theirs(drawn) for drawn in draws])
+    found = np.concatenate([ours(drawn) - theirs(drawn) for drawn in draws])
     low, high = np.percentile(found, [2.5, 97.5])
     # With the sample itself among the resamples, no p-value is 0.
     beyond = 1 + min((found <= 0).sum(), (found >= 0).sum())
     return Difference(
-        value=float(ours(once) - theirs(once)),
+        value=float(ours(once)[0] - theirs(once)[0]),
         low=float(low),
         high=float(high),
         p_value=min(1.0, float(2 * beyond / (1 + repeats))),
     )
 
 
-def _of_draws(
-    metric: Metric, score: Numbers, positive: Mask
-) -> Callable[[np.ndarray], float]:
+def _of_draws(metric: Metric, score: Numbers, positive: Mask) -> OfDraws:
     """The metric as a function of how often each row is drawn."""
-    known: dict[Metric, Any] = {auroc: auroc_of_draws, auprc: auprc_of_draws}
+    known: dict[Metric, Any] = {
+        auroc: auroc_of_draws,
+        auprc: auprc_of_draws,
+        aurc: aurc_of_draws,
+        prr: prr_of_draws,
+    }
     make = known.get(metric, getattr(metric, "of_draws", None))
     if make is not None:
         return make(score, positive)
     label = positive.astype(int)
-    return lambda drawn: float(metric(np.repeat(score, drawn), np.repeat(label, drawn)))
+    return lambda draws: np.array(
+        [metric(np.repeat(score, drawn), np.repeat(label, drawn)) for drawn in draws]
+    )
 
 
 def drawn_sources(groups: Groups, count: int, repeats: int, seed: int) -> Any:
@@ -168,16 +178,18 @@ def drawn_sources(groups: Groups, count: int, repeats: int, seed: int) -> Any:
 
 def _draws(
     positive: Mask, groups: Groups, repeats: int, seed: int
-) -> Iterator[Int[np.ndarray, " rows"]]:
-    """How often each row is drawn, for every resample that has both classes."""
+) -> Iterator[Int[np.ndarray, "draws rows"]]:
+    """How often each row is drawn, in resamples that have both classes."""
     at_least(1, repeats=repeats)
     group = group_codes(groups, len(positive))
     total = int(group.max()) + 1
     kinds = [np.unique(group[kind]) for kind in (positive, ~positive)]
     rng = np.random.default_rng(seed)
-    made = 0
-    while made < repeats:
-        drawn = np.bincount(rng.integers(total, size=total), minlength=total)
-        if all(drawn[sources].any() for sources in kinds):
-            made += 1
-            yield drawn[group]
+    together = max(1, _AT_ONCE // len(positive))
+    for start in range(0, repeats, together):
+        some: list[np.ndarray] = []
+        while len(some) < min(together, repeats - start):
+            drawn = np.bincount(rng.integers(total, size=total), minlength=total)
+            if all(drawn[sources].any() for sources in kinds):
+                some.append(drawn)
+        yield np.stack(some)[:, group]

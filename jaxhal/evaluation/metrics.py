@@ -6,13 +6,13 @@ nothing is flagged, the recall when nothing is hallucinated.
 """
 
 import dataclasses
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Shaped
 
-from jaxhal.evaluation.checks import Mask, Numbers, Rows, rows, shares
+from jaxhal.evaluation.checks import Mask, Numbers, OfDraws, Rows, rows, shares
 from jaxhal.evaluation.ranking import auprc, auprc_trapezoid, auroc
 from jaxhal.io.checks import at_least
 
@@ -24,7 +24,8 @@ def decided(scores: Rows, labels: Rows, threshold: float) -> dict[str, float]:
     {'accuracy': 0.75, 'precision': 0.66..., 'recall': 1.0, 'f1': 0.8}
     """
     score, positive = rows(scores, labels)
-    return _decided(_kinds(score, positive, threshold).sum(1))
+    found = _decided(_kinds(score, positive, threshold).sum(1))
+    return {name: float(value) for name, value in found.items()}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,12 +38,10 @@ class Decided:
     def __call__(self, scores: Rows, labels: Rows) -> float:
         return decided(scores, labels, self.threshold)[self.name]
 
-    def of_draws(
-        self, score: Numbers, positive: Mask
-    ) -> Callable[[Int[np.ndarray, " rows"]], float]:
+    def of_draws(self, score: Numbers, positive: Mask) -> OfDraws:
         """The metric as a function of how often each row counts."""
-        kinds = _kinds(score, positive, self.threshold).astype(int)
-        return lambda drawn: _decided(kinds @ drawn)[self.name]
+        kinds = _kinds(score, positive, self.threshold).astype(float)
+        return lambda draws: _decided(kinds @ draws.T)[self.name]
 
 
 def _kinds(
@@ -54,12 +53,12 @@ def _kinds(
     return np.stack([flagged == positive, flagged & positive, flagged, positive, every])
 
 
-def _decided(counts: Int[np.ndarray, "5"]) -> dict[str, float]:
-    right, *others, total = map(int, counts)
-    return {"accuracy": right / total, **_f1(*others)}
+def _decided(counts: Shaped[np.ndarray, "5 *draws"]) -> dict[str, Any]:
+    right, both, marked, true, total = counts
+    return {"accuracy": right / total, **_f1(both, marked, true)}
 
 
-def _f1(both: int, marked: int, true: int) -> dict[str, float]:
+def _f1(both: Any, marked: Any, true: Any) -> dict[str, Any]:
     return {
         "precision": _ratio(both, marked),
         "recall": _ratio(both, true),
@@ -67,8 +66,8 @@ def _f1(both: int, marked: int, true: int) -> dict[str, float]:
     }
 
 
-def _ratio(part: int, whole: int) -> float:
-    return part / whole if whole else 0.0
+def _ratio(part: Any, whole: Any) -> Any:
+    return part / np.maximum(whole, 1)  # counts, of which a part of none is none
 
 
 def brier(probabilities: Rows, labels: Rows) -> float:
@@ -193,7 +192,7 @@ def span_f1(
         both += len(found & known)
         marked += len(found)
         true += len(known)
-    return _f1(both, marked, true)
+    return {name: float(value) for name, value in _f1(both, marked, true).items()}
 
 
 def _check_pairs(some: Sequence[Any], others: Sequence[Any], name: str, other: str):

@@ -4,9 +4,9 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Float, Int
 
-from jaxhal.evaluation.checks import Mask, Numbers, Rows, two_classes
+from jaxhal.evaluation.checks import Mask, Numbers, OfDraws, Rows, two_classes
 from jaxhal.io.checks import at_least
 
 
@@ -16,13 +16,18 @@ def auroc(scores: Rows, labels: Rows) -> float:
     >>> auroc([0.1, 0.4, 0.4, 0.9], [0, 0, 1, 1])
     0.875
     """
+    return once(auroc_of_draws, scores, labels)
+
+
+def once(
+    of_draws: Callable[[Numbers, Mask], OfDraws], scores: Rows, labels: Rows
+) -> float:
+    """A metric of the rows themselves, each of which counts once."""
     score, positive = two_classes(scores, labels)
-    return auroc_of_draws(score, positive)(np.ones(len(score), int))
+    return float(of_draws(score, positive)(np.ones((1, len(score)), int))[0])
 
 
-def auroc_of_draws(
-    score: Numbers, positive: Mask
-) -> Callable[[Int[np.ndarray, " rows"]], float]:
+def auroc_of_draws(score: Numbers, positive: Mask) -> OfDraws:
     """AUROC as a function of how often each row counts; one sort serves all."""
     hallucinated, grounded = np.flatnonzero(positive), np.flatnonzero(~positive)
     grounded = grounded[np.argsort(score[grounded])]
@@ -32,10 +37,11 @@ def auroc_of_draws(
         for side in ("left", "right")
     )
 
-    def measure(drawn: Int[np.ndarray, " rows"]) -> float:
-        hits, misses = drawn[hallucinated], np.append(0, np.cumsum(drawn[grounded]))
-        wins = hits @ (misses[below] + misses[up_to])
-        return float(wins / (2 * hits.sum() * misses[-1]))
+    def measure(draws: Int[np.ndarray, "draws rows"]) -> Float[np.ndarray, " draws"]:
+        hits = draws[:, hallucinated]
+        misses = np.pad(np.cumsum(draws[:, grounded], axis=1), [(0, 0), (1, 0)])
+        wins = (hits * (misses[:, below] + misses[:, up_to])).sum(1)
+        return wins / (2 * hits.sum(1) * misses[:, -1])
 
     return measure
 
@@ -45,23 +51,21 @@ def auprc(scores: Rows, labels: Rows) -> float:
 
     Chance is the share of hallucinated answers.
     """
-    score, positive = two_classes(scores, labels)
-    return auprc_of_draws(score, positive)(np.ones(len(score), int))
+    return once(auprc_of_draws, scores, labels)
 
 
-def auprc_of_draws(
-    score: Numbers, positive: Mask
-) -> Callable[[Int[np.ndarray, " rows"]], float]:
+def auprc_of_draws(score: Numbers, positive: Mask) -> OfDraws:
     """AUPRC as a function of how often each row counts; one sort serves all."""
     order = np.argsort(-score)
     positive, ranked = positive[order], score[order]
     last = np.flatnonzero(np.append(ranked[1:] != ranked[:-1], True))  # of equal ones
 
-    def measure(drawn: Int[np.ndarray, " rows"]) -> float:
-        drawn = drawn[order]
-        flagged, hits = np.cumsum([drawn, drawn * positive], axis=1)[:, last]
+    def measure(draws: Int[np.ndarray, "draws rows"]) -> Float[np.ndarray, " draws"]:
+        draws = draws[:, order]
+        flagged = np.cumsum(draws, axis=1)[:, last]
+        hits = np.cumsum(draws * positive, axis=1)[:, last]
         precision = hits / np.maximum(flagged, 1)
-        return float(np.diff(hits, prepend=0) @ precision / hits[-1])
+        return (np.diff(hits, prepend=0) * precision).sum(1) / hits[:, -1]
 
     return measure
 

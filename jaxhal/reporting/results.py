@@ -1,7 +1,6 @@
 """What a run found: scores, and tables in three forms."""
 
 import dataclasses
-import functools
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -12,7 +11,7 @@ from jaxhal.detectors import Detector
 from jaxhal.evaluation.intervals import Metric, interval
 from jaxhal.evaluation.metrics import Decided, ece, ece_by_chance, evaluate
 from jaxhal.evaluation.ranking import auprc, auroc
-from jaxhal.evaluation.selective import aurc, coverage_at_precision, prr
+from jaxhal.evaluation.selective import CoverageAtPrecision, aurc, prr
 from jaxhal.evaluation.tables import compare
 from jaxhal.reporting.markdown import Markdown, escaped, measured
 from jaxhal.reporting.markdown import table as table_markdown
@@ -36,7 +35,7 @@ DECIDED: dict[str, Metric] = {"F1": Decided("f1"), "accuracy": Decided("accuracy
 _SELECTIVE: dict[str, Metric] = {
     "PRR": prr,
     "AURC": aurc,
-    "coverage at 90 %": functools.partial(coverage_at_precision, precision=0.9),
+    "coverage at 90 %": CoverageAtPrecision(0.9),
 }
 # Of an answer, by a method alone.
 COST = "ms an answer"
