@@ -1,6 +1,5 @@
 """Plans for devices that are not here, by what this machine can compile for."""
 
-import importlib.util
 import json
 import os
 import subprocess
@@ -12,10 +11,14 @@ from typer.testing import CliRunner
 
 import jaxhal
 import tiny_lm
+from jaxhal import lrp
+from jaxhal.bench import bounds, topologies
 from jaxhal.bench import plan as plans
-from jaxhal.bench.plan import Shape
+from jaxhal.bench.bounds import Shape
 from jaxhal.cli.app import app
-from jaxhal.models import devices
+from jaxhal.generation import Sampling, decoding
+from jaxhal.generation.decoding import Decoding
+from jaxhal.models import devices, kernels
 
 REDUCERS = {"lookback": jaxhal.LookbackRatio(), "states": jaxhal.HiddenStates()}
 SHAPE = Shape(2, 64, 16)
@@ -24,7 +27,7 @@ SHAPE = Shape(2, 64, 16)
 @pytest.fixture
 def here(monkeypatch):
     """One device of this machine in the place of a topology."""
-    monkeypatch.setattr(plans, "_described", lambda topology: jax.devices()[:1])
+    monkeypatch.setattr(topologies, "described", lambda topology: jax.devices()[:1])
     monkeypatch.setitem(devices.PEAKS, "cpu", devices.Peak(1e12, 1e11, 1e9))
     return tiny_lm.tiny_lm().config
 
@@ -34,14 +37,55 @@ def test_a_plan_is_what_the_program_takes(here):
     found = plans.plan(here, "-", SHAPE, REDUCERS, dtype="float32")
     features = jaxhal.read(lm, batch, REDUCERS)
     size = sum(leaf.nbytes for leaf in jax.tree.leaves(features))
-    assert size <= found.features <= size + 64  # and where each of them is
+    assert size <= found.outputs <= size + 64  # and where each of them is
     assert found.weights == sum(leaf.nbytes for leaf in jax.tree.leaves(lm.params))
-    assert (
-        found.temporaries > 0 and found.fits and found.mesh == {"data": 1, "model": 1}
-    )
-    assert found.arithmetic == pytest.approx(plans.flops(here, SHAPE) / 1e12)
-    assert found.pace == pytest.approx(2 / max(found.arithmetic, found.moving))
-    assert found.collectives == {}
+    assert found.temporaries > 0 and found.fits
+    assert found.mesh == {"data": 1, "model": 1} and found.collectives == {}
+    assert found.first.flops == bounds.flops(here, SHAPE)
+    assert found.first.arithmetic == found.first.flops / 1e12
+    # No row of a table has to be read as a whole where no logits are.
+    read = jax.tree.leaves((lm.params["blocks"], lm.params["norm"]))
+    assert found.first.moving == sum(leaf.nbytes for leaf in read) / 1e11
+    assert found.pace == 2 / max(found.first.arithmetic, found.first.moving)
+
+
+def test_what_detectors_read_is_counted(here):
+    forward = bounds.flops(here, SHAPE)
+    logits = 2 * (2 * 17) * here.hidden_size * here.vocab_size
+    means = {"a": lrp.ResponseRelevance(), "b": lrp.PromptRelevance()}
+    other = lrp.ResponseRelevance(rules="cp_lrp")
+    small = lrp.RelevanceMap(response_bins=4, prompt_bins=8)
+    for reducers, want in (
+        (REDUCERS | {"entropy": jaxhal.TokenEntropy()}, forward + logits),
+        (means, 3 * forward),  # one forward, a push and a pull-back for both
+        (REDUCERS | means | {"c": other}, 6 * forward),
+        ({"map": small}, 5 * forward),
+    ):
+        assert bounds.reading(here, SHAPE, reducers) == want
+    alone = plans.plan(here, "-", SHAPE, REDUCERS)
+    both = plans.plan(here, "-", SHAPE, REDUCERS | means)
+    assert both.temporaries > alone.temporaries
+    assert both.first.flops == 4 * forward
+
+
+def test_a_plan_of_writing_is_that_of_the_loop(here):
+    """The state that ``jaxhal.generate`` holds, and what a token has to be read for."""
+    lm, reducers = tiny_lm.tiny_lm(), {"entropy": jaxhal.TokenEntropy()}
+    batch = plans.random_batch(here.vocab_size, 49, 1, 2)
+    how = Decoding(Sampling(), tuple(reducers.items()), stop_ids=(), pad_id=0)
+    keys, limit = jax.random.split(jax.random.key(0), 2), jax.numpy.full(2, 16)
+    state = decoding.start(lm.bare, batch, limit, keys, how, new_tokens=16, copies=1)
+    found = plans.plan(here, "-", SHAPE, reducers, task="generate", dtype="float32")
+    size = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
+    assert size <= found.outputs <= size + 512
+    cache = 2 * 2 * 64 * here.num_hidden_layers * 4
+    cache *= here.num_key_value_heads * here.head_dim
+    parts = (lm.params[name] for name in ("blocks", "norm", "embed_tokens"))
+    weights = sum(leaf.nbytes for part in parts for leaf in jax.tree.leaves(part))
+    assert found.step.moving == pytest.approx((weights + cache) / 1e11)
+    assert found.first.flops == bounds.prompts(here, SHAPE)
+    assert found.seconds == found.first.seconds + 15 * found.step.seconds
+    assert found.fits and found.temporaries > 0
 
 
 def test_what_does_not_fit(here, monkeypatch):
@@ -52,17 +96,25 @@ def test_what_does_not_fit(here, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "shape, mesh, message",
+    "shape, changes, message",
     [
-        (Shape(0, 64, 16), None, "answers is 0"),
-        (Shape(2, 16, 16), None, "tokens is 16; give more than the 16"),
-        (Shape(2, 9999, 16), None, "at most the model's context of 512"),
-        (SHAPE, {"data": 2, "model": 1}, "is not all of the topology's 1 devices"),
+        (Shape(0, 64, 16), {}, "answers is 0"),
+        (Shape(2, 16, 16), {}, "tokens is 16; give more than the 16"),
+        (Shape(2, 9999, 16), {}, "at most the model's context of 512"),
+        (SHAPE, {"mesh": {"data": 2, "model": 1}}, "is not all of the topology's 1"),
+        (SHAPE, {"task": "train"}, "task is 'train'; use one of read, generate"),
+        (SHAPE, {"reducers": {}}, "there are no reducers"),
+        (
+            SHAPE,
+            {"task": "generate", "reducers": {"toha": jaxhal.MTopDiv()}},
+            "'toha' needs all response rows at once",
+        ),
     ],
 )
-def test_what_cannot_be_planned(here, shape, mesh, message):
+def test_what_cannot_be_planned(here, shape, changes, message):
+    options = {"reducers": REDUCERS} | changes
     with pytest.raises(ValueError, match=message):
-        plans.plan(here, "-", shape, REDUCERS, mesh=mesh)
+        plans.plan(here, "-", shape, **options)
 
 
 def test_the_command(here, tmp_path, monkeypatch):
@@ -73,30 +125,49 @@ def test_the_command(here, tmp_path, monkeypatch):
     assert done.exit_code == 0, done.output
     for text in ("1 x cpu", "2 of 64 tokens", "seconds, at least", "dollars a million"):
         assert text in done.output
+    done = CliRunner().invoke(app, [*command, "--task", "generate"])
+    assert done.exit_code == 0, done.output
+    for text in ("cache and features", "first token, at least", "tokens a second"):
+        assert text in done.output
     monkeypatch.setitem(devices.PEAKS, "cpu", devices.Peak(1e12, 1e11, 1e3))
     done = CliRunner().invoke(app, command)
     assert done.exit_code == 1 and "does not fit" in done.output
 
 
-def test_without_libtpu_the_extra_is_named(monkeypatch):
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(RuntimeError, match=r"pip install 'jaxhal\[tpu\]'"):
-        plans._described("v5e:2x4")
-
-
-@pytest.mark.skipif(
-    importlib.util.find_spec("libtpu") is None, reason="libtpu is not installed"
+@pytest.mark.parametrize(
+    "topology, extra", [("v5e:2x4", "tpu"), ("h100:8", "cuda"), ("b:8", "tpu")]
 )
-def test_attention_stays_on_its_device_of_a_tpu(tmp_path):
+def test_without_its_plugin_the_extra_is_named(monkeypatch, topology, extra):
+    monkeypatch.setattr(kernels, "installed", dict)
+    with pytest.raises(RuntimeError, match=rf"pip install 'jaxhal\[{extra}\]'"):
+        topologies.described(topology)
+
+
+@pytest.mark.parametrize("topology", ["h100:", "h100:0", "a100:2x4", "h200:many"])
+def test_gpus_are_counted(topology):
+    with pytest.raises(ValueError, match="say how many GPUs a host has, such as"):
+        topologies.described(topology)
+
+
+@pytest.mark.parametrize(
+    "plugin, topology, kind",
+    [("tpu", "v5e:2x2", "TPU v5 lite"), ("cuda", "h100:4", "NVIDIA H100 80GB HBM3")],
+)
+def test_attention_stays_on_its_device(tmp_path, plugin, topology, kind):
+    """Compiled for real, where the plugin that can is installed."""
+    if plugin not in kernels.installed():
+        pytest.skip(f"no plugin compiles for {plugin}")
     small = dict(hidden_size=256, head_dim=32, num_attention_heads=8)
     tiny_lm.write_lm(tmp_path, **small, num_key_value_heads=4)
     code = (
         "import json, sys; from jaxhal.bench import plan; import jaxhal;"
         "from jaxhal.models.config import read_config;"
-        f"found = plan.plan(read_config({str(tmp_path)!r}), 'v5e:2x2',"
-        "plan.Shape(4, 256, 64), {'lookback': jaxhal.LookbackRatio()},"
-        "mesh={'data': 2, 'model': 2});"
-        "print(json.dumps(dict(found.collectives)))"
+        f"config = read_config({str(tmp_path)!r});"
+        "reducers = {'lookback': jaxhal.LookbackRatio()};"
+        "mesh = {'data': 2, 'model': 2};"
+        f"some = config, {topology!r}, plan.Shape(4, 256, 64), reducers;"
+        "made = [plan.plan(*some, task=t, mesh=mesh) for t in plan.TASKS];"
+        "print(json.dumps([[m.kind, m.temporaries, m.collectives] for m in made]))"
     )
     ran = subprocess.run(
         [sys.executable, "-c", code],
@@ -105,4 +176,14 @@ def test_attention_stays_on_its_device_of_a_tpu(tmp_path):
         env=os.environ | {"JAX_PLATFORMS": "cpu"},
     )
     assert ran.returncode == 0, ran.stderr[-3000:]
-    assert set(json.loads(ran.stdout.splitlines()[-1])) == {"all-reduce"}
+    reading, writing = json.loads(ran.stdout.splitlines()[-1])
+    for found, temporaries, collectives in (reading, writing):
+        assert found == kind and temporaries > 0 and "all-reduce" in collectives
+    assert set(reading[2]) == {"all-reduce"}
+
+
+def test_topologies_that_the_plugin_does_not_know():
+    if "tpu" not in kernels.installed():
+        pytest.skip("no plugin compiles for TPUs")
+    with pytest.raises(ValueError, match="libtpu does not know"):
+        topologies.described("v99:2x4")

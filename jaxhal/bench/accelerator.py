@@ -16,7 +16,7 @@ import numpy as np
 
 import jaxhal
 from jaxhal.bench import Timed, interleave, peer, peers, row
-from jaxhal.bench.plan import Shape, flops
+from jaxhal.bench.bounds import Shape, flops
 from jaxhal.bench.read import REDUCERS, random_batch
 from jaxhal.capture import forward as capture
 from jaxhal.features.base import Reducer
@@ -62,7 +62,7 @@ def rows() -> Iterator[dict]:
     # JAX would take most of the memory before torch asks for its part.
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     device = jax.devices()[0]
-    peak = devices.peak(device)
+    peak = devices.peak(device.device_kind)
     if peak is None:
         raise ValueError(
             f"the peak of {device.device_kind!r} is not known, so no share of it can "

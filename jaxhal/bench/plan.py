@@ -1,4 +1,4 @@
-"""What reading would take on devices that are not here, by compiling for them.
+"""What reading or writing takes of devices that are not here, by compiling for them.
 
 XLA compiles for a described topology: memory and collectives are those of the real
 program, and time is a bound by the devices' data sheets.
@@ -6,22 +6,25 @@ program, and time is a bound by the devices' data sheets.
 
 import collections
 import dataclasses
-import importlib.util
 import math
-import os
 import re
-from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from jaxhal.bench import bounds, topologies
+from jaxhal.bench.bounds import Bound, Shape
 from jaxhal.bench.read import random_batch
 from jaxhal.capture import forward as capture
+from jaxhal.capture.taps import Named
 from jaxhal.features.base import Reducer
-from jaxhal.io.checks import at_least
+from jaxhal.generation import Sampling, decoding
+from jaxhal.generation.decoding import Decoding
+from jaxhal.generation.steps import rowwise
+from jaxhal.io.checks import at_least, one_of
 from jaxhal.models import devices
 from jaxhal.models import lm as lm_lib
 from jaxhal.models import mesh as mesh_lib
@@ -29,6 +32,8 @@ from jaxhal.models.config import Config
 from jaxhal.models.lm import LM
 from jaxhal.models.weights import paths
 
+# What there is to plan: `jaxhal.read` of answers, or `jaxhal.generate` of responses.
+TASKS = ("read", "generate")
 # Of a device's memory, what programs and weights may take.
 _USABLE = 0.9
 _COLLECTIVES = re.compile(
@@ -37,32 +42,25 @@ _COLLECTIVES = re.compile(
 )
 
 
-class Shape(NamedTuple):
-    """Answers read together, tokens of each, and how many are the response."""
-
-    answers: int
-    tokens: int
-    response: int
-
-    def __str__(self) -> str:
-        return f"{self.answers} x {self.tokens}"
-
-
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """What reading some answers takes of each device; bytes and seconds."""
+    """What a task takes of each device; bytes and seconds."""
 
+    task: str
     kind: str  # of the devices
     mesh: Mapping[str, int]
     shape: Shape
     weights: int  # a device, as the following
-    temporaries: int
-    features: int
     memory: float
-    flops: int  # of all devices
-    collectives: Mapping[str, int]  # in the program; those of a layer count once
-    arithmetic: float  # seconds at the peak
-    moving: float  # seconds to read the weights once
+    # To read whole answers, or prompts.
+    first: Bound
+    # To write one more token of every response; what it reads of memory is the weights
+    # and the cache.
+    step: Bound | None = None
+    temporaries: int = 0
+    outputs: int = 0  # features, and of responses the cache and what else is kept
+    # In the program that reads answers or writes tokens; those of a layer count once.
+    collectives: Mapping[str, int] = dataclasses.field(default_factory=dict)
     refused: str = ""  # what the compiler said of a program that is too large
 
     @property
@@ -73,17 +71,15 @@ class Plan:
     @property
     def needed(self) -> int:
         """Bytes of a device."""
-        return self.weights + self.temporaries + self.features
+        return self.weights + self.temporaries + self.outputs
 
     @property
     def seconds(self) -> float:
-        """No batch is read in less."""
-        return max(self.arithmetic, self.moving)
-
-    @property
-    def bound(self) -> str:
-        """What takes that time."""
-        return "products" if self.arithmetic > self.moving else "reading the weights"
+        """No batch is read, or read and answered, in less."""
+        if self.step is None:
+            return self.first.seconds
+        # The first token comes with the prompts.
+        return self.first.seconds + (self.shape.response - 1) * self.step.seconds
 
     @property
     def pace(self) -> float:
@@ -97,30 +93,43 @@ def plan(
     shape: Shape,
     reducers: Mapping[str, Reducer],
     *,
+    task: str = "read",
     mesh: Mapping[str, int] | None = None,
     dtype: Any = jnp.bfloat16,
 ) -> Plan:
-    """Compiles a reading pass for a topology such as ``"v5e:2x4"``.
+    """Compiles a task for a topology such as ``"v5e:2x4"`` or ``"h100:8"``.
+
+    To ``read`` is one pass over prompts and responses, with relevance where a reducer
+    asks for it; to ``generate`` is to read the prompts and then to write the responses,
+    while row-wise reducers ride along.
 
     Without a ``mesh`` the one with the fewest devices along ``model`` that shares out
     the answers and fits; if none does, the last that was tried.
 
     Raises:
-      ValueError: on a topology that does not exist, a shape without prompt or answers,
-        a mesh that does not divide the heads or is not of all devices.
-      RuntimeError: without libtpu.
+      ValueError: on an unknown task, a topology that does not exist, a shape without
+        prompt or answers, reducers that the task has no use for, a mesh that does not
+        divide the heads or is not of all devices.
+      RuntimeError: without libtpu, or without JAX's CUDA plugin.
     """
+    one_of(TASKS, task=task)
     at_least(1, answers=shape.answers, response=shape.response)
     if not shape.response < shape.tokens <= config.context_length:
         raise ValueError(
             f"tokens is {shape.tokens}; give more than the {shape.response} of the "
             f"response and at most the model's context of {config.context_length}"
         )
-    described = _described(topology)
-    capture.check(config, reducers)
+    if task == "read" and not reducers:
+        raise ValueError("there are no reducers; name detectors that read a model")
+    lm = jax.eval_shape(lambda: lm_lib.random(config, jax.random.key(0), dtype)).bare
+    if task == "read":
+        named = capture.check(config, reducers)
+    else:
+        named = rowwise(lm, reducers)
+        decoding.check_sampled(reducers)
     found = None
-    for one in _meshes(config, described, shape.answers, mesh):
-        found = _planned(config, one, shape, reducers, dtype)
+    for one in topologies.meshes(topology, config, shape.answers, mesh):
+        found = _planned(_laid_out(lm, one), one, shape, named, task)
         if found.fits:
             break
     if found is None:
@@ -131,138 +140,144 @@ def plan(
     return found
 
 
-def flops(config: Config, shape: Shape) -> int:
-    """Of all layers of a forward pass; of attention the half that is not masked."""
-    answers, seq, _ = shape
-    heads = config.num_attention_heads * config.head_dim
-    kv = config.num_key_value_heads * config.head_dim
-    mlp = (3 if config.gated else 2) * config.intermediate_size
-    weights = config.hidden_size * (2 * heads + 2 * kv + mlp)
-    return config.num_hidden_layers * answers * seq * (2 * weights + 2 * seq * heads)
-
-
-def _described(topology: str) -> list[Any]:
-    """The devices of a topology."""
-    if importlib.util.find_spec("libtpu") is None:
-        raise RuntimeError(
-            "compiling for a TPU needs libtpu; pip install 'jaxhal[tpu]'"
-        )
-    from jax.experimental import topologies
-
-    # Nothing is to be asked of a machine that has none.
-    os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
-    os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
-    try:
-        found = topologies.get_topology_desc(platform="tpu", topology_name=topology)
-    except Exception as error:  # of no one type, by what is wrong with the name
-        raise ValueError(
-            f"topology is {topology!r}, which libtpu does not know "
-            f"({str(error).splitlines()[0]}); use one such as v5e:2x4, v5p:2x2x2 or "
-            "v6e:2x2"
-        ) from error
-    return list(found.devices)
-
-
-def _meshes(
-    config: Config,
-    described: list[Any],
-    answers: int,
-    wanted: Mapping[str, int] | None,
-) -> Iterator[Mesh]:
-    """The mesh asked for, or those that model and answers can be spread over."""
-    count, axes = len(described), (AxisType.Auto,) * 2
-    sides = range(1, count + 1) if wanted is None else [wanted.get("model", 1)]
-    for model in sides:
-        data = count // model if wanted is None else wanted.get("data", 1)
-        if wanted is None and (data * model != count or answers % data):
-            continue
-        if data * model != count:
-            raise ValueError(
-                f"a mesh of data={data} and model={model} is not all of the topology's "
-                f"{count} devices; let the two make {count}"
-            )
-        mesh = Mesh(
-            np.array(described).reshape(data, model), mesh_lib.AXES, axis_types=axes
-        )
-        try:
-            mesh_lib.check_mesh(mesh, config)
-        except ValueError:
-            if wanted is not None:
-                raise
-            continue
-        yield mesh
-
-
-def _planned(
-    config: Config,
-    mesh: Mesh,
-    shape: Shape,
-    reducers: Mapping[str, Reducer],
-    dtype: Any,
-) -> Plan:
-    kind = mesh.devices.flat[0].device_kind
-    peak = devices.peak(mesh.devices.flat[0])
+def _planned(lm: LM, mesh: Mesh, shape: Shape, named: Named, task: str) -> Plan:
+    device, config = mesh.devices.flat[0], lm.config
+    peak = devices.peak(device.device_kind)
     if peak is None:
         raise ValueError(
-            f"the peak of {kind!r} is not known; known are {', '.join(devices.PEAKS)}"
+            f"the peak of {device.device_kind!r} is not known; known are "
+            f"{', '.join(devices.PEAKS)}"
         )
-    lm, batch = abstract(config, mesh, shape, dtype)
-    weights = sum(
-        math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
-        for leaf in jax.tree.leaves(lm.params)
-    )
-    done = flops(config, shape)
+    weights = sum(map(_bytes, jax.tree.leaves(lm.params)))
     # Rows that cannot be shared are read by every row of devices.
-    shared = (
-        mesh.size if shape.answers % mesh.shape["data"] == 0 else mesh.shape["model"]
-    )
+    along = shape.answers % mesh.shape["data"] == 0
+    speed = peak.flops * (mesh.size if along else mesh.shape["model"])
+
+    def bound(flops: int, logits: bool) -> Bound:
+        return Bound(flops, flops / speed, _read_once(lm, logits) / peak.bytes)
+
+    if task == "read":
+        logits = any(reducer.reads in ("logits", "lens") for _, reducer in named)
+        first, step = bound(bounds.reading(config, shape, dict(named)), logits), None
+    else:
+        first = bound(bounds.prompts(config, shape), True)
+        step = bound(bounds.step(config, shape), True)
     made = Plan(
-        kind=kind,
+        task=task,
+        kind=device.device_kind,
         mesh=dict(mesh.shape),
         shape=shape,
         weights=weights,
-        temporaries=0,
-        features=0,
         memory=peak.memory,
-        flops=done,
-        collectives={},
-        arithmetic=done / shared / peak.flops,
-        moving=weights / peak.bytes,
+        first=first,
+        step=step,
     )
     if weights > peak.memory:
         return dataclasses.replace(made, refused="the weights alone are too large")
-    lowered = capture.read_jit.lower(lm, batch, tuple(reducers.items()))
+    rows = NamedSharding(mesh, PartitionSpec("data") if along else PartitionSpec())
+    options = topologies.options(device)
     try:
-        program = lowered.compile()
+        if step is None:
+            return _reading(made, lm, named, rows, options)
+        return _generating(made, step, lm, named, rows, options, peak)
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
         return dataclasses.replace(made, refused=str(error).splitlines()[0])
-    memory: Any = program.memory_analysis()  # which this compiler gives
+
+
+def _reading(
+    made: Plan, lm: LM, named: Named, rows: NamedSharding, options: dict[str, Any]
+) -> Plan:
+    batch = _batch(lm, made.shape, rows)
+    program = capture.read_jit.lower(lm, batch, named).compile(options)
+    memory: Any = program.memory_analysis()  # which these compilers give
     return dataclasses.replace(
         made,
         temporaries=memory.temp_size_in_bytes,
-        features=memory.output_size_in_bytes,
-        collectives=collections.Counter(_COLLECTIVES.findall(program.as_text() or "")),
+        outputs=memory.output_size_in_bytes,
+        collectives=_collectives(program),
     )
 
 
-def abstract(config: Config, mesh: Mesh, shape: Shape, dtype: Any) -> tuple[LM, Any]:
-    """A model and a batch by shape, type and place alone."""
-    lm = jax.eval_shape(lambda: lm_lib.random(config, jax.random.key(0), dtype))
+def _generating(
+    made: Plan,
+    step: Bound,
+    lm: LM,
+    named: Named,
+    rows: NamedSharding,
+    options: dict[str, Any],
+    peak: devices.Peak,
+) -> Plan:
+    """Of a loop that goes on without a second copy of the weights."""
+    answers, tokens, new = made.shape
+    alone = NamedSharding(rows.mesh, PartitionSpec())
+    how = Decoding(Sampling(), named, stop_ids=(), pad_id=0)
+    limit, until = (
+        jax.ShapeDtypeStruct(shape, jnp.int32, sharding=alone)
+        for shape in ((answers,), ())
+    )
+    keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), answers))
+    keys = jax.ShapeDtypeStruct(keys.shape, keys.dtype, sharding=alone)
+    batch = _batch(lm, Shape(answers, tokens - new + 1, 1), rows)
+    begin = decoding.start.lower(lm, batch, limit, keys, how, new_tokens=new, copies=1)
+    begun = begin.compile(options)
+    state = jax.tree.map(
+        lambda leaf, at: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=at),
+        begin.out_info,
+        begun.output_shardings,
+    )
+    going = decoding.go_on.lower(lm, state, until, how).compile(options)
+    cache = state.cache
+    read = sum(map(_bytes, jax.tree.leaves((cache.prefix, cache.key, cache.value))))
+    before: Any = begun.memory_analysis()
+    after: Any = going.memory_analysis()
+    # Of the state, what is not written in its place.
+    again = after.output_size_in_bytes - after.alias_size_in_bytes
+    return dataclasses.replace(
+        made,
+        step=step._replace(moving=step.moving + read / peak.bytes),
+        temporaries=max(before.temp_size_in_bytes, after.temp_size_in_bytes + again),
+        outputs=before.output_size_in_bytes,
+        collectives=_collectives(going),
+    )
+
+
+def _collectives(program: Any) -> Mapping[str, int]:
+    return collections.Counter(_COLLECTIVES.findall(program.as_text() or ""))
+
+
+def _bytes(leaf: Any) -> int:
+    """Those of one device."""
+    return math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
+
+
+def _read_once(lm: LM, logits: bool) -> int:
+    """Bytes of weights that a pass has to read; of tables it takes a few rows."""
+    vocabulary = "embed_tokens" if lm.config.tie_word_embeddings else "lm_head"
+    needed = {"blocks", "norm"} | ({vocabulary} if logits else set())
+    parts = ((path.partition(".")[0], leaf) for path, leaf in paths(lm.params))
+    return sum(_bytes(leaf) for part, leaf in parts if part in needed)
+
+
+def _laid_out(lm: LM, mesh: Mesh) -> LM:
+    """A model by shape, type and place alone."""
     leaves = [
         jax.ShapeDtypeStruct(
             leaf.shape,
             leaf.dtype,
-            sharding=mesh_lib.sharding_of(path, leaf.shape, config, mesh),
+            sharding=mesh_lib.sharding_of(path, leaf.shape, lm.config, mesh),
         )
         for path, leaf in paths(lm.params)
     ]
     params = jax.tree.unflatten(jax.tree.structure(lm.params), leaves)
-    along = shape.answers % mesh.shape["data"] == 0
-    rows = NamedSharding(mesh, PartitionSpec("data") if along else PartitionSpec())
-    batch = random_batch(config.vocab_size, shape.tokens, shape.response, shape.answers)
-    batch = jax.tree.map(
+    return dataclasses.replace(lm, params=params)
+
+
+def _batch(lm: LM, shape: Shape, rows: NamedSharding) -> Any:
+    """A batch by the same."""
+    answers, tokens, response = shape
+    batch = random_batch(lm.config.vocab_size, tokens, response, answers)
+    return jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=rows), batch
     )
-    return dataclasses.replace(lm.bare, params=params), batch

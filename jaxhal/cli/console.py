@@ -22,6 +22,12 @@ Setting = Annotated[
 ]
 
 
+def detectors(default: str) -> Any:
+    """The option that takes detectors by name, and what is taken without it."""
+    text = "A detector by name; repeat for more."
+    return typer.Option("--detector", "-d", help=text, show_default=default)
+
+
 def on_screen(stderr: bool = False) -> bool:
     """Whether people see what is printed, and no program or file gets it."""
     return (sys.stderr if stderr else sys.stdout).isatty()

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from jaxhal.cli.console import brief, tell, usage
+from jaxhal.cli.console import brief, detectors, tell, usage
 from jaxhal.cli.scoring import DEFAULT, BatchSize, Dtype, Model, OnMesh, Weights
 from jaxhal.io.checks import one_of
 
@@ -35,15 +35,7 @@ def fit(
     dtype: Dtype = "float32",
     weights: Weights = None,
     mesh: OnMesh = None,
-    detector: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--detector",
-            "-d",
-            help="A detector by name; repeat for more.",
-            show_default=", ".join(_DEFAULT),
-        ),
-    ] = None,
+    detector: Annotated[list[str] | None, detectors(", ".join(_DEFAULT))] = None,
     folds: Annotated[
         int | None,
         typer.Option(min=2, help="Of cross-validation.", show_default=str(_FOLDS)),

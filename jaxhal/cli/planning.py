@@ -1,16 +1,21 @@
 """``jaxhal plan``."""
 
+import math
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from jaxhal.cli.console import tell, usage
+from jaxhal.cli.console import detectors, tell, usage
 
 if TYPE_CHECKING:
+    from jaxhal.bench.bounds import Bound
     from jaxhal.bench.plan import Plan
     from jaxhal.models.config import Config
+
+# Of what a model's pass gives: attention and logits.
+_DEFAULT = ("toha", "lookback_lens", "token_entropy")
 
 
 def plan(
@@ -19,21 +24,24 @@ def plan(
         typer.Argument(help="A config.json, a folder with one, a GGUF file or a name."),
     ],
     topology: Annotated[
-        str, typer.Option(help="TPUs to compile for, such as v5e:2x4 or v5p:2x2x2.")
+        str,
+        typer.Option(
+            help="Devices to compile for: TPUs such as v5e:2x4 or v5p:2x2x2, or the "
+            "GPUs of a host such as h100, h200:8 or a100:4."
+        ),
     ],
-    batch: Annotated[int, typer.Option(min=1, help="Answers read together.")] = 4,
+    task: Annotated[
+        str, typer.Option(help="read answers, or generate responses to prompts.")
+    ] = "read",
+    batch: Annotated[
+        int, typer.Option(min=1, help="Answers read or written together.")
+    ] = 4,
     tokens: Annotated[
         int, typer.Option(min=2, help="Of a prompt and its response together.")
     ] = 2048,
     response: Annotated[int, typer.Option(min=1, help="Those of the response.")] = 256,
     detector: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--detector",
-            "-d",
-            help="A detector by name; repeat for more.",
-            show_default="toha, lookback_lens, token_entropy",
-        ),
+        list[str] | None, detectors(f"{', '.join(_DEFAULT)}; none to generate")
     ] = None,
     dtype: Annotated[
         str, typer.Option(help="Of the model's parameters: bfloat16 or float32.")
@@ -49,30 +57,30 @@ def plan(
         float | None, typer.Option(min=0, help="Dollars an hour of one device.")
     ] = None,
 ) -> None:
-    """Says what reading answers would take of TPUs that are not here.
+    """Says what reading or writing answers would take of devices that are not here.
 
     It compiles for them: memory and collectives are those of the real program, the time
-    is what the devices need at their best, by their data sheet.  Exits 1 when it does
-    not fit.
+    is what the devices need at their best, by their data sheet.  What detectors read is
+    counted: logits, and relevance there and back.  Exits 1 when it does not fit.
     """
     # Nothing runs, so nothing is asked of a device, which may be somebody else's.
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
-    from jaxhal import detectors
     from jaxhal.bench import plan as plans
+    from jaxhal.detectors import get
     from jaxhal.models.lm import check_dtype
     from jaxhal.models.mesh import sides
 
     with usage():
         check_dtype(dtype)
-        names = detector or ["toha", "lookback_lens", "token_entropy"]
         reducers: dict[str, Any] = {}
-        for one in detectors.get(names):
+        for one in get(detector or (_DEFAULT if task == "read" else ())):
             reducers |= one.reducers
         found = plans.plan(
             _config(source),
             topology,
             plans.Shape(batch, tokens, response),
             reducers,
+            task=task,
             mesh=None if mesh is None else sides(mesh),
             dtype=dtype,
         )
@@ -96,35 +104,43 @@ def _config(source: str) -> "Config":
 
 
 def _rows(found: "Plan", price: float | None) -> list[dict[str, str]]:
-    devices = found.mesh["data"] * found.mesh["model"]
+    devices, (answers, tokens, response) = math.prod(found.mesh.values()), found.shape
+    writes = found.step is not None
     what = {
         "devices": f"{devices} x {found.kind}",
         "mesh": ",".join(f"{axis}={count}" for axis, count in found.mesh.items()),
-        "answers": f"{found.shape.answers} of {found.shape.tokens:,} tokens, "
-        f"{found.shape.response:,} of the response",
+        "answers": f"{answers} of {tokens:,} tokens, {response:,} of the response",
         "weights a device": _bytes(found.weights),
     }
     if not found.refused:
-        called = found.collectives.items()
+        called = [f"{n} {kind}" for kind, n in found.collectives.items()]
+        kept = "cache and features" if writes else "features"
         what |= {
             "temporaries a device": _bytes(found.temporaries),
-            "features a device": _bytes(found.features),
+            f"{kept} a device": _bytes(found.outputs),
             "memory of a device": f"{_bytes(found.memory)}, "
             f"{found.needed / found.memory:.0%} used",
-            "collectives, a layer's once": ", ".join(
-                f"{n} {kind}" for kind, n in called
-            )
-            or "none",
+            "collectives, a layer's once": ", ".join(called) or "none",
         }
-    what |= {
-        "products": f"{found.flops / 1e12:,.1f} TFLOP",
-        "seconds, at least": f"{found.seconds:.3g}, bound by {found.bound}",
-        "answers a second, at most": f"{found.pace:,.3g}",
-    }
+    alone = "; what goes over links is not counted" if found.collectives else ""
+    what["products"] = f"{found.first.flops / 1e12:,.1f} TFLOP"
+    if found.step is None:
+        what["seconds, at least"] = _time(found.first) + alone
+    else:
+        pace = answers / found.step.seconds
+        what["products"] += f", and {found.step.flops / 1e12:,.3g} a token of each"
+        what["seconds to the first token, at least"] = _time(found.first) + alone
+        what["seconds a token of each, at least"] = _time(found.step) + alone
+        what["tokens a second, at most"] = f"{pace:,.0f}"
+    what["answers a second, at most"] = f"{found.pace:,.3g}"
     if price is not None:
         cost = price * devices / 3600 / found.pace * 1e6
         what["dollars a million answers, at least"] = f"{cost:,.0f}"
     return [{"what": name, "value": value} for name, value in what.items()]
+
+
+def _time(bound: "Bound") -> str:
+    return f"{bound.seconds:.3g}, bound by {bound.by}"
 
 
 def _advice(found: "Plan") -> list[str]:
@@ -133,7 +149,7 @@ def _advice(found: "Plan") -> list[str]:
     said = [f"does not fit: {found.refused}"] if found.refused else ["does not fit"]
     if found.weights > found.memory / 2:
         return [*said, "take more devices, as the weights fill half of one's memory"]
-    return [*said, "read fewer or shorter answers together, or take more devices"]
+    return [*said, "take fewer or shorter answers together, or more devices"]
 
 
 def _bytes(size: int | float) -> str:

@@ -34,14 +34,14 @@ class State:
     """Rows that are being written; a pytree."""
 
     cache: Cache  # of all tokens but the last chosen one
-    count: Array  # Int[], tokens chosen of each row, padding included
-    tokens: Array  # Int[batch new], the pad id where none was chosen
-    logprob: Array  # Float[batch new], under the model's own distribution
-    real: Array  # Bool[batch new], whether a token was chosen
-    done: Array  # Bool[batch], rows that go no further
-    limit: Array  # Int[batch], the most tokens of each row
-    keys: Array  # a random key for each row
-    seen: Array | None  # Bool[batch vocab] for a repetition penalty
+    count: Any  # Int[], tokens chosen of each row, padding included
+    tokens: Any  # Int[batch new], the pad id where none was chosen
+    logprob: Any  # Float[batch new], under the model's own distribution
+    real: Any  # Bool[batch new], whether a token was chosen
+    done: Any  # Bool[batch], rows that go no further
+    limit: Any  # Int[batch], the most tokens of each row
+    keys: Any  # a random key for each row
+    seen: Any  # Bool[batch vocab] or None, for a repetition penalty
     clip: Clip | None  # bounds of the state that logits are made of
     features: dict[str, Any]  # of the reducers, with a query axis of length `new`
 

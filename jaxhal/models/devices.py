@@ -32,9 +32,8 @@ PEAKS = {
 }
 
 
-def peak(device: Any) -> Peak | None:
-    """What a device can do, where that is known."""
-    kind = device.device_kind
+def peak(kind: str) -> Peak | None:
+    """What a device of a kind can do, where that is known."""
     return next((at for name, at in PEAKS.items() if kind.startswith(name)), None)
 
 

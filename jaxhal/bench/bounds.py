@@ -1,0 +1,100 @@
+"""The least that passes through a model take: products, and bytes of memory read."""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from jaxhal import lrp
+from jaxhal.features.base import Reducer
+from jaxhal.models.config import Config
+
+_RELEVANCE = lrp.PromptRelevance, lrp.RelevanceMap, lrp.ResponseRelevance
+
+
+class Shape(NamedTuple):
+    """Answers read or written together, tokens of each, those of the response."""
+
+    answers: int
+    tokens: int
+    response: int
+
+    def __str__(self) -> str:
+        return f"{self.answers} x {self.tokens}"
+
+
+class Bound(NamedTuple):
+    """The least time of a pass, by the data sheet of its devices."""
+
+    flops: float  # of all devices
+    arithmetic: float  # seconds at the peak
+    moving: float  # seconds to read what it needs of memory once
+
+    @property
+    def seconds(self) -> float:
+        return max(self.arithmetic, self.moving)
+
+    @property
+    def by(self) -> str:
+        """What takes that time."""
+        return "products" if self.arithmetic > self.moving else "reading memory"
+
+
+def flops(config: Config, shape: Shape) -> int:
+    """Of all layers of a forward pass; of attention the half that is not masked."""
+    return layers(config, shape.answers * shape.tokens, shape.tokens / 2)
+
+
+def layers(config: Config, tokens: int, columns: float) -> int:
+    """Of all layers for some tokens, each of which sees so many columns on average."""
+    heads = config.num_attention_heads * config.head_dim
+    kv = config.num_key_value_heads * config.head_dim
+    mlp = (3 if config.gated else 2) * config.intermediate_size
+    weights = config.hidden_size * (2 * heads + 2 * kv + mlp)
+    attention = round(2 * columns) * heads
+    return config.num_hidden_layers * tokens * 2 * (weights + attention)
+
+
+def vocabulary(config: Config, rows: int) -> int:
+    """Of the logits of some rows."""
+    return 2 * rows * config.hidden_size * config.vocab_size
+
+
+def reading(config: Config, shape: Shape, reducers: Mapping[str, Reducer]) -> int:
+    """Of what reducers read: layers, logits, and relevance there and back.
+
+    Not of what they make of it, nor of layers that are computed again to save memory.
+    """
+    reads = {reducer.reads for reducer in reducers.values()}
+    passes = _relevance_passes(shape, reducers) + bool(reads - {"relevance"})
+    streams = ("logits" in reads) + 2 * config.num_hidden_layers * ("lens" in reads)
+    rows = shape.answers * (shape.response + 1)
+    return round(passes * flops(config, shape)) + streams * vocabulary(config, rows)
+
+
+def prompts(config: Config, shape: Shape) -> int:
+    """Of reading prompts and choosing the first token of each response."""
+    answers, prompt = shape.answers, shape.tokens - shape.response
+    return flops(config, Shape(answers, prompt, 0)) + vocabulary(config, answers)
+
+
+def step(config: Config, shape: Shape) -> int:
+    """Of one more token of every response, on average."""
+    columns = shape.tokens - shape.response / 2
+    return layers(config, shape.answers, columns) + vocabulary(config, shape.answers)
+
+
+def _relevance_passes(shape: Shape, reducers: Mapping[str, Reducer]) -> float:
+    """Forward passes that make as many products as all relevance does at least."""
+    passes, means = 0.0, set()
+    for reducer in reducers.values():
+        if not isinstance(reducer, _RELEVANCE):
+            continue
+        # CP-LRP goes through values and one factor of gates alone: half the products.
+        linear = 0.5 if reducer.rules == "cp_lrp" else 1.0
+        if isinstance(reducer, lrp.RelevanceMap):
+            response = min(reducer.response_bins, shape.response)
+            prompt = min(reducer.prompt_bins, shape.tokens - shape.response)
+            passes += 1 + linear * min(response, prompt)
+        elif (one := (reducer.rules, reducer.seed)) not in means:
+            means.add(one)
+            passes += 1 + 2 * linear  # a push and a pull-back
+    return passes

@@ -1,0 +1,149 @@
+"""Devices that are not here, as XLA is told of them to compile for."""
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+from jax.experimental import topologies
+from jax.sharding import AxisType, Mesh
+
+from jaxhal.models import devices, kernels
+from jaxhal.models import mesh as mesh_lib
+from jaxhal.models.config import Config
+
+
+class Gpu(NamedTuple):
+    """What XLA's choices depend on beside a :class:`~jaxhal.models.devices.Peak`."""
+
+    kind: str
+    capability: tuple[int, int]
+    processors: int
+    lanes: int  # of a processor, for float32
+    clock: float  # GHz
+    cache: int  # MiB, shared by all processors
+    shared: int  # KiB of a processor, all but one of which a block may take
+
+
+GPUS = {
+    "a100": Gpu("NVIDIA A100-SXM4-80GB", (8, 0), 108, 64, 1.41, 40, 164),
+    "h100": Gpu("NVIDIA H100 80GB HBM3", (9, 0), 132, 128, 1.98, 50, 228),
+    "h200": Gpu("NVIDIA H200", (9, 0), 132, 128, 1.98, 50, 228),
+}
+
+
+def described(topology: str) -> list[Any]:
+    """The devices of a topology: TPUs as ``"v5e:2x4"``, GPUs of a host as ``"h100:8"``.
+
+    Raises:
+      ValueError: on a topology that does not exist.
+      RuntimeError: without the plugin that compiles for it.
+    """
+    found = re.fullmatch(rf"({'|'.join(GPUS)})(?::(.*))?", topology)
+    return _tpus(topology) if found is None else _gpus(topology, *found.groups("1"))
+
+
+def meshes(
+    topology: str, config: Config, answers: int, wanted: Mapping[str, int] | None
+) -> Iterator[Mesh]:
+    """Of all devices: the mesh asked for, or those that share out model and answers.
+
+    The fewest devices along ``model`` come first; errors of :func:`described`, and
+    ValueError on a mesh that will not do.
+    """
+    found = described(topology)
+    count, axes = len(found), (AxisType.Auto,) * 2
+    sides = range(1, count + 1) if wanted is None else [wanted.get("model", 1)]
+    for model in sides:
+        data = count // model if wanted is None else wanted.get("data", 1)
+        if wanted is None and (data * model != count or answers % data):
+            continue
+        if data * model != count:
+            raise ValueError(
+                f"a mesh of data={data} and model={model} is not all of the topology's "
+                f"{count} devices; let the two make {count}"
+            )
+        mesh = Mesh(
+            np.array(found).reshape(data, model), mesh_lib.AXES, axis_types=axes
+        )
+        try:
+            mesh_lib.check_mesh(mesh, config)
+        except ValueError:
+            if wanted is not None:
+                raise
+            continue
+        yield mesh
+
+
+def options(device: Any) -> dict[str, Any]:
+    """What a compiler is told that has no device to try programs on."""
+    return {"xla_gpu_autotune_level": 0} if device.platform == "gpu" else {}
+
+
+def _gpus(topology: str, name: str, count: str) -> list[Any]:
+    if not re.fullmatch(r"[1-9]\d{0,2}", count):
+        raise ValueError(
+            f"topology is {topology!r}; say how many GPUs a host has, such as {name}:8"
+        )
+    if "cuda" not in kernels.installed():
+        raise RuntimeError(
+            f"compiling for {name} needs JAX's CUDA plugin; pip install 'jaxhal[cuda]'"
+        )
+    found = topologies.get_topology_desc(
+        platform="cuda", target_config=_target(GPUS[name]), topology=f"1x1x{count}"
+    )
+    return list(found.devices)
+
+
+def _target(gpu: Gpu) -> str:
+    """A GpuTargetConfigProto: every field that XLA divides by or decides by."""
+    peak, (major, minor) = devices.peak(gpu.kind), gpu.capability
+    assert peak is not None
+    return f"""
+        gpu_device_info {{
+          cuda_compute_capability {{ major: {major} minor: {minor} }}
+          core_count: {gpu.processors}
+          fpus_per_core: {gpu.lanes}
+          clock_rate_ghz: {gpu.clock}
+          memory_bandwidth: {peak.bytes:.0f}
+          device_memory_size: {peak.memory:.0f}
+          l2_cache_size: {gpu.cache << 20}
+          shared_memory_per_core: {gpu.shared << 10}
+          shared_memory_per_block_optin: {gpu.shared - 1 << 10}
+          shared_memory_per_block: {48 << 10}
+          registers_per_core_limit: {1 << 16}
+          registers_per_block_limit: {1 << 16}
+          threads_per_core_limit: 2048
+          threads_per_block_limit: 1024
+          threads_per_warp: 32
+          block_dim_limit_x: {(1 << 31) - 1}
+          block_dim_limit_y: {(1 << 16) - 1}
+          block_dim_limit_z: {(1 << 16) - 1}
+        }}
+        platform_name: "CUDA"
+        dnn_version_info {{ major: 9 minor: 8 }}
+        runtime_version {{ major: 12 minor: 8 }}
+        device_description_str: "{gpu.kind}"
+    """
+
+
+def _tpus(topology: str) -> list[Any]:
+    if "tpu" not in kernels.installed():
+        raise RuntimeError(
+            f"topology {topology!r} is of no GPU known ({', '.join(GPUS)}), and to "
+            "compile for TPUs needs libtpu; pip install 'jaxhal[tpu]'"
+        )
+    # Nothing is asked of this machine, nor taken from a program that uses its TPUs.
+    os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
+    os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
+    os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
+    try:
+        found = topologies.get_topology_desc(platform="tpu", topology_name=topology)
+    except Exception as error:  # of no one type, by what is wrong with the name
+        raise ValueError(
+            f"topology is {topology!r}, which libtpu does not know "
+            f"({str(error).splitlines()[0]}); use one such as v5e:2x4, v5p:2x2x2, "
+            f"v6e:2x2 or, of GPUs, {', '.join(GPUS)}:8"
+        ) from error
+    return list(found.devices)
