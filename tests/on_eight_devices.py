@@ -7,11 +7,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
 
 import jaxhal
 import tiny_lm
 from jaxhal import detectors, tuning
 from jaxhal.capture import forward as capture
+from jaxhal.models import kernels
 from jaxhal.models import mesh as mesh_lib
 from jaxhal.types import Example
 
@@ -172,3 +175,25 @@ def test_half_precision(folder):
     lm = jaxhal.load(folder, mesh=jaxhal.make_mesh(model=4), dtype=jnp.bfloat16)
     want = jaxhal.load(folder, dtype=jnp.bfloat16)
     _equal(jax.device_get(lm.params), jax.device_get(want.params), 0)
+
+
+@pytest.mark.parametrize("data, model", [(8, 1), (2, 4)])
+def test_a_kernel_is_given_its_own_heads(data, model):
+    mesh = jaxhal.make_mesh(data=data, model=model)
+    shape = 6, 4, 2, 40, 8  # rows that eight devices copy
+    q = jax.random.normal(jax.random.key(0), shape, jnp.bfloat16)
+    valid = jnp.arange(40) >= 5 * jnp.arange(6)[:, None]
+
+    @jax.jit
+    def attend(q, valid):
+        k, v = q[:, :, 0], q[:, :, 1]
+        return kernels.splash(q, k, v, valid, (0,), jnp.asarray(0), interpret=True)
+
+    heads = NamedSharding(mesh, P("data" if data == 2 else None, "model"))
+    placed = jax.device_put(q, heads), valid
+    _equal(attend(*placed), attend(q, valid), 1e-2)
+    text = attend.lower(*placed).compile().as_text()
+    assert not re.search("all-gather|all-to-all|all-reduce|collective-permute", text)
+    other = NamedSharding(jaxhal.make_mesh(model=8), P())
+    few = [jax.device_put(x, other) for x in (q, q[:, :, 0])]
+    assert kernels.splash_takes(q, q[:, :, 0]) and not kernels.splash_takes(*few)

@@ -12,7 +12,7 @@ import pytest
 import jaxhal
 import tiny
 from jaxhal.capture import forward as capture
-from jaxhal.models import kernels
+from jaxhal.models import kernels, splash
 from jaxhal.models.config import from_huggingface
 from jaxhal.models.lm import LM, random
 from jaxhal.types import Batch
@@ -24,10 +24,15 @@ REDUCERS = {
     "entropy": jaxhal.TokenEntropy(),
 }
 GPU = pytest.mark.skipif(jax.default_backend() != "gpu", reason="no NVIDIA GPU")
-# What the GPU's kernel gives in 16 bits, and what the plain one gives in 32.
-BOTH = [
-    pytest.param("xla", "float32", 1e-5, id="xla"),
-    pytest.param("cudnn", "bfloat16", 2e-2, id="cudnn", marks=GPU),
+TPU = pytest.mark.skipif(jax.default_backend() != "tpu", reason="no TPU")
+XLA = functools.partial(kernels.flash, implementation="xla")
+INTERPRETED = functools.partial(kernels.splash, interpret=True)
+# What the kernels of devices give in 16 bits, and what is computed here in 32.
+EACH = [
+    pytest.param(XLA, "float32", 1e-5, id="xla"),
+    pytest.param(kernels.flash, "bfloat16", 2e-2, id="cudnn", marks=GPU),
+    pytest.param(INTERPRETED, "float32", 1e-5, id="splash"),
+    pytest.param(kernels.splash, "bfloat16", 2e-2, id="tpu", marks=TPU),
 ]
 
 
@@ -40,9 +45,9 @@ def _mask() -> np.ndarray:
     return valid
 
 
-@pytest.mark.parametrize("implementation, dtype, most", BOTH)
+@pytest.mark.parametrize("attend, dtype, most", EACH)
 @pytest.mark.parametrize("windows, window", [((0,), 0), ((0, 16), 0), ((0, 16), 16)])
-def test_rows_mix_what_they_may_see(implementation, dtype, most, windows, window):
+def test_rows_mix_what_they_may_see(attend, dtype, most, windows, window):
     valid, rng = _mask(), np.random.default_rng(0)
     rows, seq = valid.shape
     q = rng.normal(size=(rows, 2, 3, seq, 16)) / 4
@@ -58,7 +63,6 @@ def test_rows_mix_what_they_may_see(implementation, dtype, most, windows, window
     weight /= weight.sum(-1, keepdims=True)
     want = np.einsum("bngqk,bnkd->bngqd", weight, v)
     arrays = (jnp.asarray(x, dtype) for x in (q, k, v))
-    attend = functools.partial(kernels.flash, implementation=implementation)
     got = jax.jit(attend, static_argnums=4)(
         *arrays, jnp.asarray(valid), windows, jnp.asarray(window)
     )
@@ -82,15 +86,48 @@ def _reader(family: str) -> tuple[LM, Batch]:
     return model, Batch(tokens, valid, context, context, valid & False, offsets, 15)
 
 
-@pytest.mark.parametrize("family", ["llama-gqa", "gemma3-gqa"])
-def test_a_fused_reading_pass_is_that_of_blocks(family, monkeypatch):
+def test_the_way_back_is_that_of_blocks():
+    """What fine-tuning a reader goes through."""
+    q, k, v = jax.random.normal(jax.random.key(0), (3, 1, 1, 96, 16))
+    valid = jnp.asarray(_mask()[1:2])
+
+    def loss(attend, q, k, v):
+        out = attend(q[:, :, None], k, v, valid, (0,), jnp.asarray(0))
+        return jnp.sum(jnp.sin(out) * valid[:, None, None, :, None])
+
+    slopes = (
+        jax.jit(jax.grad(functools.partial(loss, attend), (0, 1, 2)))(q, k, v)
+        for attend in (INTERPRETED, XLA)
+    )
+    for got, want in zip(*slopes, strict=True):
+        np.testing.assert_allclose(got, want, atol=1e-5)
+
+
+@pytest.mark.parametrize("seq, left", [(512, None), (512, 0), (640, 100), (640, 300)])
+def test_a_block_says_as_much_as_all_of_it(seq, left):
+    mask = splash._Window(seq, left)
+    rows, columns = np.indices((seq, seq))
+    whole = (columns <= rows) & (rows - columns <= (seq if left is None else left))
+    for i, j in np.ndindex(seq // 128, seq // 128):
+        block = slice(i * 128, i * 128 + 128), slice(j * 128, j * 128 + 128)
+        part, said = whole[block], mask[block]
+        assert (said.any(), said.all()) == (part.any(), part.all())
+        assert said.size == 1 or (said == part).all()
+
+
+@pytest.mark.parametrize(
+    "family, attend",
+    [("llama-gqa", XLA), ("gemma3-gqa", XLA), ("gemma3-gqa", INTERPRETED)],
+    ids=["llama", "gemma3", "gemma3-splash"],
+)
+def test_a_fused_reading_pass_is_that_of_blocks(family, attend, monkeypatch):
     lm, batch = _reader(family)
     want = jaxhal.read(lm, batch, REDUCERS)
     called = []
 
     def fused(q, *rest):
         called.append(q.shape)
-        return kernels.flash(q, *rest, implementation="xla")
+        return attend(q, *rest)
 
     on_gpu = kernels.CUDA._replace(fused=fused)
     monkeypatch.setattr(kernels, "CPU", on_gpu)
@@ -108,7 +145,10 @@ def test_what_kernels_do_not_take_goes_in_blocks(monkeypatch):
     def fused(*arrays):
         raise AssertionError("float32 has no kernel")
 
-    monkeypatch.setattr(kernels, "CPU", kernels.CPU._replace(fused=fused))
+    for takes in (kernels.flash_takes, kernels.splash_takes):
+        assert not takes(jnp.ones((1, 2, 3, 4, 8)), jnp.ones((1, 2, 4, 8)))
+    here = kernels.CPU._replace(fused=fused, takes=kernels.splash_takes)
+    monkeypatch.setattr(kernels, "CPU", here)
     lm, batch = _reader("llama-gqa")
     wide = random(lm.config, jax.random.key(0))
     capture.read_jit.clear_cache()

@@ -12,10 +12,9 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec
 from jaxtyping import Array, Bool, Float, Int
 
-# Heads wider than this are left to blocks: only some devices take them.
-_WIDEST = 128
 # Compute capability of the first GPUs that have cuDNN's flash attention.
 _OLDEST = 8.0
 
@@ -32,8 +31,9 @@ class Platform(NamedTuple):
     segments: int
     # Whether products of 16 bits are asked for in that type, though summed in more.
     rounds: bool = False
-    # (q, k, v, valid, windows, window) -> what all rows mix, for what `takes` them.
+    # (q, k, v, valid, windows, window) -> what all rows mix, where `takes(q, k)`.
     fused: Callable[..., Array] | None = None
+    takes: Callable[[Array, Array], bool] = lambda q, k: False
 
 
 def flash(
@@ -50,13 +50,9 @@ def flash(
     As ``jax.nn.dot_product_attention`` has it; ``windows`` are those of all layers.
     """
     batch, kv, group, seq, d = q.shape
-    # Padding goes after a row's tokens, where a length can say so.
-    real = jnp.cumsum(valid, axis=1, dtype=jnp.int32)
-    count = real[:, -1:]
-    place = jnp.where(valid, real - 1, count + jnp.arange(seq) - real)
-    order = jax.vmap(lambda at: jnp.zeros_like(at).at[at].set(jnp.arange(seq)))(place)
+    order, place = _packed(valid, seq)
     # A row of padding alone has to have a key to look at.
-    length = jnp.maximum(count[:, 0], 1)
+    length = jnp.maximum(jnp.sum(valid, axis=1, dtype=jnp.int32), 1)
 
     def taken(x: Array, at: Array) -> Array:
         return jnp.take_along_axis(x, at[:, :, None, None], axis=1)
@@ -83,6 +79,86 @@ def flash(
     return out.transpose(0, 2, 3, 1, 4)
 
 
+def flash_takes(q: Array, k: Array) -> bool:
+    """Heads of up to 128 numbers of 16 bits, which all devices take."""
+    del k
+    d = q.shape[-1]
+    return q.dtype in (jnp.bfloat16, jnp.float16) and d <= 128 and d % 8 == 0
+
+
+def splash(
+    q: Float[Array, "batch kv_heads group seq head"],
+    k: Float[Array, "batch kv_heads seq head"],
+    v: Float[Array, "batch kv_heads seq head"],
+    valid: Bool[Array, "batch seq"],
+    windows: tuple[int, ...],
+    window: Int[Array, ""],
+    interpret: bool = False,
+) -> Float[Array, "batch kv_heads group seq head"]:
+    """The same by a Pallas kernel for TPUs; each device of a mesh has its own heads."""
+    attend = functools.partial(_splash, windows=windows, interpret=interpret)
+    mesh = jax.typeof(q).sharding.mesh
+    if not mesh.empty:  # XLA cannot split a kernel itself
+        # Rows that do not divide are copied.
+        along = len(q) % mesh.shape.get("data", len(q) + 1) == 0
+        rows = PartitionSpec("data" if along else None)
+        heads = PartitionSpec(*rows, "model" if "model" in mesh.shape else None)
+        parts = heads, heads, heads, rows, PartitionSpec()
+        attend = jax.shard_map(
+            attend, mesh=mesh, in_specs=parts, out_specs=heads, check_vma=False
+        )
+    return attend(q, k, v, valid, window)
+
+
+def splash_takes(q: Array, k: Array) -> bool:
+    """bfloat16, and on a mesh key heads that its devices can share out."""
+    mesh = jax.typeof(q).sharding.mesh
+    whole = k.shape[1] % mesh.shape.get("model", 1) == 0
+    return q.dtype == jnp.bfloat16 and q.shape[-1] % 8 == 0 and whole
+
+
+def _splash(
+    q: Array,
+    k: Array,
+    v: Array,
+    valid: Array,
+    window: Array,
+    windows: tuple[int, ...],
+    interpret: bool,
+) -> Array:
+    from jaxhal.models import splash as kernel
+
+    batch, _, _, seq, d = q.shape
+    block, size = kernel.sizes(seq)
+    order, place = _packed(valid, size)
+
+    def taken(x: Array, at: Array) -> Array:
+        return jnp.take_along_axis(x, at[:, None, :, None], axis=2)
+
+    query = taken(q.reshape(batch, -1, seq, d), order)
+    key, value = taken(k, order), taken(v, order)
+
+    def attend(width: int) -> Callable[[], Array]:
+        left = width - 1 if 0 < width < seq else None
+        return lambda: kernel.attend(query, key, value, block, left, interpret)
+
+    return taken(_by_window(attend, windows, window), place).reshape(q.shape)
+
+
+def _packed(
+    valid: Bool[Array, "batch seq"], size: int
+) -> tuple[Int[Array, "batch size"], Int[Array, "batch seq"]]:
+    """Which column goes where for padding to come last, and where each went.
+
+    The diagonal then masks it for all rows that count, and windows are of tokens.
+    """
+    real = jnp.cumsum(valid, axis=1, dtype=jnp.int32)
+    columns = jnp.arange(valid.shape[1])
+    place = jnp.where(valid, real - 1, real[:, -1:] + columns - real)
+    order = jax.vmap(lambda at: jnp.zeros(size, at.dtype).at[at].set(columns))(place)
+    return order, place
+
+
 def _by_window(
     attend: Callable[[int], Callable[[], Array]],
     windows: tuple[int, ...],
@@ -96,13 +172,6 @@ def _by_window(
     return jax.lax.switch(at, [attend(width) for width in widths])
 
 
-def takes(q: Array) -> bool:
-    """Whether kernels compute what these queries ask for."""
-    return q.dtype in (jnp.bfloat16, jnp.float16) and (
-        q.shape[-1] <= _WIDEST and q.shape[-1] % 8 == 0
-    )
-
-
 # Measured on CPU at (512, 96) and (2048, 256): small enough to stay near the caches,
 # large enough that a block's matrix product is efficient.
 CPU = Platform(plain=8 << 20, tapped=64 << 20, logits=64 << 20, segments=8)
@@ -114,10 +183,17 @@ CUDA = Platform(
     segments=2,
     rounds=True,
     fused=flash,
+    takes=flash_takes,
 )
 # Compiled for a v5e and not measured: blocks of hundreds of rows for its matrix units.
 TPU = Platform(
-    plain=256 << 20, tapped=128 << 20, logits=256 << 20, segments=4, rounds=True
+    plain=256 << 20,
+    tapped=128 << 20,
+    logits=256 << 20,
+    segments=4,
+    rounds=True,
+    fused=splash,
+    takes=splash_takes,
 )
 
 

@@ -190,7 +190,7 @@ class Attention(nnx.Module):
         ordinary = (ops.scores, ops.attend) == (STANDARD.scores, STANDARD.attend)
         fused = platform.fused if whole and ordinary else None
         outputs, seen, segments = [], None, [(0, first)]
-        if fused is not None and kernels.takes(q):
+        if fused is not None and platform.takes(q, k):
             out = fused(q, k, v, geo.key_valid, self.config.windows, window)
             outputs, segments = [out], []
         elif whole:
