@@ -84,7 +84,7 @@ def step(config: Config, shape: Shape) -> int:
 
 def _relevance_passes(shape: Shape, reducers: Mapping[str, Reducer]) -> float:
     """Forward passes that make as many products as all relevance does at least."""
-    passes, means = 0.0, set()
+    passes, means = 0.0, {}
     for reducer in reducers.values():
         if not isinstance(reducer, _RELEVANCE):
             continue
@@ -94,7 +94,6 @@ def _relevance_passes(shape: Shape, reducers: Mapping[str, Reducer]) -> float:
             response = min(reducer.response_bins, shape.response)
             prompt = min(reducer.prompt_bins, shape.tokens - shape.response)
             passes += 1 + linear * min(response, prompt)
-        elif (one := (reducer.rules, reducer.seed)) not in means:
-            means.add(one)
-            passes += 1 + 2 * linear  # a push and a pull-back
-    return passes
+        else:  # a push for the response, a pull-back for the prompt
+            means[(reducer.rules, reducer.seed), type(reducer)] = linear
+    return passes + sum(means.values()) + len({flow for flow, _ in means})
