@@ -143,7 +143,7 @@ def _tpus(topology: str) -> list[Any]:
     except Exception as error:  # of no one type, by what is wrong with the name
         raise ValueError(
             f"topology is {topology!r}, which libtpu does not know "
-            f"({str(error).splitlines()[0]}); use one such as v5e:2x4, v5p:2x2x2, "
-            f"v6e:2x2 or, of GPUs, {', '.join(GPUS)}:8"
+            f"({str(error).splitlines()[0]}); use one such as v5e:2x4, v5p:2x2x2 or "
+            f"v6e:2x2, or a host's GPUs such as h100:8 ({', '.join(GPUS)} are known)"
         ) from error
     return list(found.devices)
