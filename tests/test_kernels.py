@@ -38,7 +38,7 @@ EACH = [
 
 def _mask() -> np.ndarray:
     """Rows whole, padded on either side and on both, with a hole, and of padding."""
-    valid = np.ones((6, 96), bool)
+    valid = np.ones((6, 272), bool)  # three blocks of a TPU's kernel
     valid[1, :40] = valid[2, 70:] = valid[3, :10] = valid[3, 90:] = False
     valid[4, 30:50] = False
     valid[5] = False
@@ -88,11 +88,11 @@ def _reader(family: str) -> tuple[LM, Batch]:
 
 def test_the_way_back_is_that_of_blocks():
     """What fine-tuning a reader goes through."""
-    q, k, v = jax.random.normal(jax.random.key(0), (3, 1, 1, 96, 16))
+    q, k, v = jax.random.normal(jax.random.key(0), (3, 1, 1, 272, 16))
     valid = jnp.asarray(_mask()[1:2])
 
     def loss(attend, q, k, v):
-        out = attend(q[:, :, None], k, v, valid, (0,), jnp.asarray(0))
+        out = attend(q[:, :, None], k, v, valid, (16,), jnp.asarray(16))
         return jnp.sum(jnp.sin(out) * valid[:, None, None, :, None])
 
     slopes = (

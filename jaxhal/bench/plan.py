@@ -46,7 +46,6 @@ _COLLECTIVES = re.compile(
 class Plan:
     """What a task takes of each device; bytes and seconds."""
 
-    task: str
     kind: str  # of the devices
     mesh: Mapping[str, int]
     shape: Shape
@@ -163,7 +162,6 @@ def _planned(lm: LM, mesh: Mesh, shape: Shape, named: Named, task: str) -> Plan:
         first = bound(bounds.prompts(config, shape), True)
         step = bound(bounds.step(config, shape), True)
     made = Plan(
-        task=task,
         kind=device.device_kind,
         mesh=dict(mesh.shape),
         shape=shape,

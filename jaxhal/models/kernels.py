@@ -95,12 +95,15 @@ def splash(
     window: Int[Array, ""],
     interpret: bool = False,
 ) -> Float[Array, "batch kv_heads group seq head"]:
-    """The same by a Pallas kernel for TPUs; each device of a mesh has its own heads."""
+    """What :func:`flash` computes, by JAX's Pallas kernel for TPUs.
+
+    On a mesh each device runs it on its own rows and heads.
+    """
     attend = functools.partial(_splash, windows=windows, interpret=interpret)
     mesh = jax.typeof(q).sharding.mesh
     if not mesh.empty:  # XLA cannot split a kernel itself
         # Rows that do not divide are copied.
-        along = len(q) % mesh.shape.get("data", len(q) + 1) == 0
+        along = "data" in mesh.shape and len(q) % mesh.shape["data"] == 0
         rows = PartitionSpec("data" if along else None)
         heads = PartitionSpec(*rows, "model" if "model" in mesh.shape else None)
         parts = heads, heads, heads, rows, PartitionSpec()
