@@ -149,7 +149,7 @@ def test_clipped_samples(lm, drawn, tmp_path, monkeypatch):
     assert draw(lm, answers(6), clipped, tmp_path) == first and len(passed) == 1
     draw(lm, answers(2), clipped, tmp_path)
     assert len(passed) == 2  # other bounds
-    assert len(list((tmp_path / "samples").glob("[!.]*"))) == 2
+    assert len(list((tmp_path / "samples").glob("*.jsonl"))) == 2
 
 
 def test_published_draws():

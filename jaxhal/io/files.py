@@ -221,21 +221,29 @@ def lines_of(path: str | os.PathLike) -> list[Any]:
 
     Raises ValueError with file and line when a whole line is not JSON.
     """
+    return lines_after(path, 0)[0]
+
+
+def lines_after(path: str | os.PathLike, start: int) -> tuple[list[Any], int]:
+    """The same from a byte on, where a row begins, and the byte after the last row."""
     path = Path(path)
     if not path.is_file():
-        return []
-    raw = path.read_bytes()
+        return [], start
+    with path.open("rb") as file:
+        file.seek(start)
+        raw = file.read()
     whole = raw[: raw.rfind(b"\n") + 1]
     rows = []
-    for number, line in enumerate(whole.split(b"\n")[:-1], start=1):
+    for line in whole.split(b"\n")[:-1]:
         try:
             rows.append(json.loads(line))
         except (ValueError, RecursionError) as error:
+            number = path.read_bytes()[:start].count(b"\n") + len(rows) + 1
             raise ValueError(
                 f"{path}, line {number}: not JSON ({error}); restore the file or "
                 "delete it"
             ) from None
-    return rows
+    return rows, start + len(whole)
 
 
 def append(path: str | os.PathLike, rows: Iterable[Any]) -> None:

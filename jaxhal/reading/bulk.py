@@ -92,6 +92,7 @@ class Bulk:
                 [e for e, why in zip(self.examples, unfit, strict=True) if not why],
                 how,
                 self.store and self.store.root,
+                share=self.store and self.store.share,
                 # Reading weights costs as much for a few rows as for one.
                 batch_size=max(self.batch_size, _PROMPTS * how.n),
                 progress=self.progress,

@@ -1,6 +1,7 @@
 """Other answers of the reader to the prompts of examples, drawn once and kept."""
 
 import dataclasses
+import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,11 +16,12 @@ from jaxhal.features.hidden import HiddenStates
 from jaxhal.generation import Generated, Sampling, generate
 from jaxhal.generation.steps import Clip
 from jaxhal.io.checks import at_least
-from jaxhal.io.files import append, lines_of
+from jaxhal.io.files import append, lines_after
 from jaxhal.io.progress import progress_bar
 from jaxhal.io.showing import quoted
 from jaxhal.models.lm import LM
 from jaxhal.reading.keys import digest, fingerprint
+from jaxhal.reading.sharing import Share, explained, share_out
 from jaxhal.types import Example
 
 # Prompts whose samples are written together.
@@ -109,6 +111,7 @@ def draw(
     how: Draw,
     root: Path | None = None,
     *,
+    share: Share | None = None,
     batch_size: int = 32,
     progress: bool | None = None,
 ) -> list[list[Sample]]:
@@ -117,7 +120,8 @@ def draw(
     Args:
       examples: whose prompts are answered; their own responses are not looked at.
       root: folder where samples are kept as they are drawn; a run that was killed goes
-        on where it stopped.  ``None`` keeps nothing.
+        on where it stopped, and processes share the work.  ``None`` keeps nothing.
+      share: which of several processes this is.
 
     Raises:
       ValueError: as :func:`jaxhal.generate`; on a damaged file; when an example comes
@@ -125,6 +129,7 @@ def draw(
     """
     if how.given:
         return [_given(example, how.n) for example in examples]
+    share = share or Share()
     tokenizer = lm.require_tokenizer()
     wanted = [
         digest(tokenizer.encode_prompt(example).prompt_ids.tobytes())
@@ -133,26 +138,60 @@ def draw(
     prompts = dict(zip(wanted, examples, strict=True))
     clip = None if how.clip is None else _bounds(lm, examples, how.clip)
     path = None if root is None else root / "samples" / f"{_name(lm, how, clip)}.jsonl"
-    kept = [] if path is None else lines_of(path)
-    try:
-        known = {key: [Sample(*one) for one in some] for key, some in kept}
-    except (TypeError, ValueError) as error:
-        raise ValueError(
-            f"{path} holds no samples ({error}); delete it to draw them again"
-        ) from error
-    lacking = [key for key in prompts if key not in known]
-    step = max(_PART, batch_size // how.n)
-    with progress_bar(len(lacking), "sampling", "prompt", progress) as bar:
-        for start in range(0, len(lacking), step):
-            part = lacking[start : start + step]
-            some = {key: prompts[key] for key in part}
-            fresh = _drawn(lm, some, how, clip, batch_size)
-            if path is not None:
-                path.parent.mkdir(parents=True, exist_ok=True)
-                append(path, fresh.items())
-            known |= fresh
-            bar.update(len(part))
-    return [known[key] for key in wanted]
+    kept = _Kept(path)
+    kept.look()
+    # Parts do not depend on what is known, so that processes have the same ones.
+    keys, step = [*prompts], max(_PART, batch_size // how.n)
+    each = (keys[start : start + step] for start in range(0, len(keys), step))
+    parts = {digest(json.dumps(part)): part for part in each}
+    lacking = {n: some for n, part in parts.items() if (some := kept.lacking(part))}
+    total = sum(map(len, lacking.values()))
+    with progress_bar(total, "sampling", "prompt", progress) as bar:
+
+        def work(name: str) -> None:
+            kept.look()
+            if left := kept.lacking(parts[name]):
+                some = {key: prompts[key] for key in left}
+                kept.add(_drawn(lm, some, how, clip, batch_size))
+                share.done["prompts sampled"] += len(left)
+            bar.update(len(lacking[name]))
+
+        if path is None:
+            for name in lacking:
+                work(name)
+        else:
+            locks = path.parent / "locks" / path.stem
+            share_out([*lacking], work, locks, share)
+    return [kept.known[key] for key in wanted]
+
+
+class _Kept:
+    """Samples by prompt, in a file that other processes may add to."""
+
+    def __init__(self, path: Path | None):
+        self.known: dict[str, list[Sample]] = {}
+        self._path, self._seen = path, 0
+
+    def lacking(self, keys: Sequence[str]) -> list[str]:
+        return [key for key in keys if key not in self.known]
+
+    def look(self) -> None:
+        """Reads what the file has by now."""
+        if self._path is None:
+            return
+        rows, self._seen = lines_after(self._path, self._seen)
+        try:
+            self.known |= {key: [Sample(*one) for one in some] for key, some in rows}
+        except (TypeError, ValueError) as error:
+            raise ValueError(
+                f"{self._path} holds no samples ({error}); delete it to draw them again"
+            ) from error
+
+    def add(self, fresh: dict[str, list[Sample]]) -> None:
+        self.known |= fresh
+        if self._path is not None:
+            with explained(self._path):
+                append(self._path, fresh.items())
 
 
 def lacking(example: Example, n: int) -> str:

@@ -11,12 +11,11 @@ the response) and a flat list per feature, whose column is named after the reduc
 shape of one value is in the column's metadata, with -1 for the response's tokens.
 """
 
-import contextlib
 import dataclasses
 import json
 import os
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,6 @@ from jaxhal.capture.forward import check, plan_reading
 from jaxhal.features.base import Reducer
 from jaxhal.io import sealing
 from jaxhal.io.checks import at_least
-from jaxhal.io.files import locked
 from jaxhal.io.progress import progress_bar
 from jaxhal.models.batching import Encoded
 from jaxhal.models.config import Config
@@ -41,6 +39,7 @@ from jaxhal.reading.parts import (
     places,
     write_part,
 )
+from jaxhal.reading.sharing import Share, explained, share_out
 
 # Raised when the same text, model and reducer give other numbers than before.
 _REVISION = 1
@@ -49,11 +48,16 @@ _PART_ROWS = 32
 
 
 class Store:
-    """A folder of features that answers are read into once."""
+    """A folder of features that answers are read into once.
 
-    def __init__(self, root: str | os.PathLike):
-        self.root = Path(root)
-        with _explained(self.root):
+    Args:
+      root: the folder; processes that have the same one share what is to be read.
+      share: which of them this is, where there are several.
+    """
+
+    def __init__(self, root: str | os.PathLike, share: Share | None = None):
+        self.root, self.share = Path(root), share or Share()
+        with explained(self.root):
             self.root.mkdir(parents=True, exist_ok=True)
 
     def columns(
@@ -93,17 +97,17 @@ class Store:
             check_axes(lm, by_column)
             total = sum(len(part.keys) for part in parts.values())
             with progress_bar(total, "reading", "answer", progress) as bar:
-                # What is left after a round is in the hands of other processes.
-                for wait in (False, True):
-                    for name, part in [*parts.items()]:
-                        with _claim(folder, name, wait) as mine:
-                            if not mine:
-                                continue
-                            if not any(folder.glob(f"parts/{name}-*.parquet")):
-                                table = make_table(lm, part, encoded, by_column)
-                                with _explained(folder):
-                                    write_part(table, folder / "parts", name)
-                        bar.update(len(parts.pop(name).keys))
+
+                def work(name: str) -> None:
+                    count = len(parts[name].keys)
+                    if not any(folder.glob(f"parts/{name}-*.parquet")):
+                        table = make_table(lm, parts[name], encoded, by_column)
+                        with explained(folder):
+                            write_part(table, folder / "parts", name)
+                        self.share.done["answers read"] += count
+                    bar.update(count)
+
+                share_out([*parts], work, folder / "locks", self.share)
         found, cache = places(_parts(folder), by_column), ColumnCache()
         return {
             name: Column(column, [found[column][key] for key in keys], cache)
@@ -119,9 +123,8 @@ class Store:
             except ValueError as error:
                 raise damaged(str(about), error) from error
         else:
-            with _explained(folder):
-                for name in ("parts", "locks"):
-                    (folder / name).mkdir(parents=True, exist_ok=True)
+            with explained(folder):
+                (folder / "parts").mkdir(parents=True, exist_ok=True)
                 config = dataclasses.asdict(lm.config)
                 sealing.write(about, {"name": lm.name, "config": config})
         return folder
@@ -129,29 +132,6 @@ class Store:
 
 def _parts(folder: Path) -> list[Path]:
     return sorted((folder / "parts").glob("[!.]*.parquet"))
-
-
-@contextlib.contextmanager
-def _claim(folder: Path, name: str, wait: bool) -> Iterator[bool]:
-    """Whether this process may compute a part; a lock that dies with its process."""
-    with contextlib.ExitStack() as held:
-        with _explained(folder):
-            mine = held.enter_context(locked(folder / "locks" / f"{name}.lock", wait))
-        yield mine
-
-
-@contextlib.contextmanager
-def _explained(path: Path) -> Iterator[None]:
-    """Says what to do when the folder cannot be written."""
-    try:
-        yield
-    except OSError as error:
-        raise OSError(  # of the subclass that belongs to the number
-            error.errno,
-            f"cannot write the feature store: {error.strerror}; make room or choose "
-            "another folder, then run the same again: finished parts are kept",
-            str(path),
-        ) from error
 
 
 def _plan(
