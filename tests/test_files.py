@@ -9,7 +9,15 @@ import children
 import pytest
 
 from jaxhal.io import files
-from jaxhal.io.files import alone, append, check_apart, lines_of, replacing, staged
+from jaxhal.io.files import (
+    alone,
+    append,
+    check_apart,
+    lines_after,
+    lines_of,
+    replacing,
+    staged,
+)
 from jaxhal.io.interrupts import uninterrupted
 
 
@@ -72,8 +80,21 @@ def test_alone(tmp_path):
 def test_a_line_that_is_not_json_is_named(tmp_path):
     path = tmp_path / "points.jsonl"
     path.write_bytes(b'{"a": 1}\n{nonsense}\n')
-    with pytest.raises(ValueError, match=r"points\.jsonl, line 2: not JSON"):
-        lines_of(path)
+    for start in (0, 9):
+        with pytest.raises(ValueError, match=r"points\.jsonl, line 2: not JSON"):
+            lines_after(path, start)
+
+
+def test_what_was_added_since(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    append(path, [1, 2])
+    rows, end = lines_after(path, 0)
+    assert rows == [1, 2] and lines_after(path, end) == ([], end)
+    append(path, ["ä"])
+    with path.open("ab") as file:
+        file.write(b"4")  # torn
+    rows, after = lines_after(path, end)
+    assert rows == ["ä"] and lines_after(path, after) == ([], after)
 
 
 def test_what_a_killed_writer_left_goes_with_the_next(tmp_path):
@@ -89,6 +110,25 @@ def test_what_a_killed_writer_left_goes_with_the_next(tmp_path):
             other.write("first")
     assert [entry.name for entry in tmp_path.iterdir()] == ["scores.jsonl"]
     assert path.read_text() == "whole"
+
+
+def test_two_processes_make_one_folder(tmp_path):
+    path = tmp_path / "run"
+    both = [children.start(_make, path, name, 150) for name in "ab"]
+    for process, line in both:
+        assert children.rest(line) == ["done"]
+        process.join()
+    assert os.listdir(tmp_path) == ["run"]
+    assert [*sorted(os.listdir(path))] == ["one", "other"]
+    assert (path / "one").read_text() == (path / "other").read_text()
+
+
+def _make(path, name, count, line):
+    for _ in range(count):
+        with staged(path) as place:
+            for part in ("one", "other"):
+                (place / part).write_text(name)
+    line.send("done")
 
 
 def _die_writing(path, line):

@@ -16,6 +16,8 @@ try:
 except ImportError:  # Windows: nothing is locked, nor what a kill left deleted
     fcntl = None
 
+_LOCK = ".lock"
+
 
 @contextlib.contextmanager
 def replacing(
@@ -68,19 +70,48 @@ def staged(
     path = Path(path).resolve()
     if not path.parent.is_dir():
         raise FileNotFoundError(f"{path.parent}: no such folder; make it first")
-    if path.exists() and not path.is_dir():
-        raise NotADirectoryError(f"{path} is no folder; give another name")
-    _settle(path, own)
+    with contextlib.suppress(FileNotFoundError):
+        if not stat.S_ISDIR(path.stat().st_mode):
+            raise NotADirectoryError(f"{path} is no folder; give another name")
+    if _beside(path, ".old") or _beside(path, ".new") or _lock_of(path).exists():
+        with _alone_at(path):
+            _settle(path, own)
     with _scratch(path, None) as (_, scratch):
+        yield scratch
+        with _alone_at(path):
+            try:
+                (scratch / _LOCK).unlink()
+                if path.exists():
+                    path.rename(_unused(path, ".old"))
+                scratch.rename(path)
+                _settle(path, own)
+            except BaseException:  # Ctrl-C may come between any two of these
+                _settle(path, own)
+                raise
+
+
+def _lock_of(path: Path) -> Path:
+    return path.with_name(f".{path.name}{_LOCK}")
+
+
+@contextlib.contextmanager
+def _alone_at(path: Path) -> Iterator[None]:
+    """Nobody else moves folders to or from a name meanwhile."""
+    lock = _lock_of(path)
+    while fcntl is not None:
+        handle = os.open(lock, os.O_RDWR | os.O_CREAT, 0o666)
         try:
-            yield scratch
-            if path.exists():
-                path.rename(path.with_name(f".{path.name}.{uuid.uuid4().hex}.old"))
-            scratch.rename(path)
-            _settle(path, own)
-        except BaseException:  # Ctrl-C may come between any two of these
-            _settle(path, own)
-            raise
+            if _locked(handle, lock):
+                try:
+                    yield
+                    lock.unlink()
+                except BaseException:
+                    lock.unlink(missing_ok=True)
+                    raise
+                return
+        finally:
+            os.close(handle)
+    yield
 
 
 def _settle(path: Path, own: Callable[[Path], Iterable[str]]) -> None:
@@ -98,6 +129,11 @@ def _settle(path: Path, own: Callable[[Path], Iterable[str]]) -> None:
     _sweep(path)
 
 
+def _unused(path: Path, ending: str) -> Path:
+    """A name for what is on its way to or from a file or folder."""
+    return path.with_name(f".{path.name}.{uuid.uuid4().hex}{ending}")
+
+
 def _beside(path: Path, ending: str) -> list[Path]:
     """What this module left beside a file or folder on its way there."""
     names = re.compile(re.escape(f".{path.name}.") + "[0-9a-f]{32}" + re.escape(ending))
@@ -106,38 +142,52 @@ def _beside(path: Path, ending: str) -> list[Path]:
 
 @contextlib.contextmanager
 def _scratch(path: Path, permissions: int | None) -> Iterator[tuple[int, Path]]:
-    """An open, locked file beside ``path``, or a folder; who dies loses the lock.
+    """An open, locked file beside ``path``, or a folder that holds the lock.
 
-    It is deleted in the end, if it goes by that name still.
+    It is deleted in the end, if it goes by that name still; who dies loses the lock.
     """
     while True:
-        scratch, handle = path.with_name(f".{path.name}.{uuid.uuid4().hex}.new"), None
+        scratch, handle = _unused(path, ".new"), None
+        # A folder itself is locked on this machine alone.
+        lock = scratch / _LOCK if permissions is None else scratch
         try:  # Ctrl-C may come as soon as it is there
             if permissions is None:
                 scratch.mkdir()
-                handle = os.open(scratch, os.O_RDONLY)
+                with contextlib.suppress(FileNotFoundError):  # swept away already
+                    handle = os.open(lock, os.O_RDWR | os.O_CREAT, 0o666)
             else:
-                handle = os.open(
-                    scratch, os.O_RDWR | os.O_CREAT | os.O_EXCL, permissions
-                )
-            if _locked(handle, scratch):
+                handle = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_EXCL, permissions)
+            if handle is not None and _locked(handle, lock):
                 yield handle, scratch
                 return
         finally:
-            if scratch.is_dir():
-                shutil.rmtree(scratch)
-            scratch.unlink(missing_ok=True)
-            if handle is not None:
-                os.close(handle)
+            _delete(path, scratch, handle)
 
 
-def _locked(handle: int, scratch: Path) -> bool:
-    """Locks it; whether another writer has not swept it away before that."""
+def _delete(path: Path, scratch: Path, handle: int | None) -> None:
+    """Deletes what was on its way to ``path``, if it is there, and unlocks it.
+
+    A folder under another name, so that nobody locks it anew, and its lock first: of
+    files that are open network file systems keep something.
+    """
+    try:
+        gone = scratch.rename(_unused(path, ".new")) if scratch.is_dir() else None
+        (gone / _LOCK if gone else scratch).unlink(missing_ok=True)
+    finally:
+        if handle is not None:
+            os.close(handle)
+    if gone:
+        with contextlib.suppress(FileNotFoundError):  # somebody sweeps it away
+            shutil.rmtree(gone)
+
+
+def _locked(handle: int, lock: Path) -> bool:
+    """Locks a file; whether nobody has deleted it before that."""
     if fcntl is None:
         return True
     fcntl.flock(handle, fcntl.LOCK_EX)
     with contextlib.suppress(FileNotFoundError):
-        return os.path.samestat(os.fstat(handle), os.stat(scratch))
+        return os.path.samestat(os.fstat(handle), os.stat(lock))
     return False
 
 
@@ -146,13 +196,19 @@ def _sweep(path: Path) -> None:
     if fcntl is None:
         return
     for left in _beside(path, ".new"):
-        with contextlib.suppress(FileNotFoundError, BlockingIOError):
-            handle = os.open(left, os.O_RDONLY)
+        with contextlib.suppress(FileNotFoundError):
+            # Network file systems lock only what can be written.
+            handle = (
+                os.open(left / _LOCK, os.O_RDWR | os.O_CREAT, 0o666)
+                if left.is_dir()
+                else os.open(left, os.O_RDWR)
+            )
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(left) if left.is_dir() else left.unlink()
-            finally:
+            except BlockingIOError:
                 os.close(handle)
+            else:
+                _delete(path, left, handle)
 
 
 def check_apart(
