@@ -33,7 +33,7 @@ def test_a_cpu_has_its_processors_name(monkeypatch, kind, named, expected):
     monkeypatch.setattr("platform.machine", lambda: "arm64")
     monkeypatch.setattr(os, "cpu_count", lambda: 3)
     one = types.SimpleNamespace(device_kind=kind)
-    monkeypatch.setattr(jax, "devices", lambda: [one])
+    monkeypatch.setattr(jax, "local_devices", lambda: [one])
     device_name.cache_clear()
     try:
         cores = " cores" if kind == "cpu" else ""

@@ -185,7 +185,7 @@ def test_platforms_are_those_whose_plugins_are_there(monkeypatch):
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     for capability, fused in (("7.5", None), ("8.0", kernels.flash)):
         device = SimpleNamespace(compute_capability=capability)
-        monkeypatch.setattr(jax, "devices", lambda device=device: [device])
+        monkeypatch.setattr(jax, "local_devices", lambda device=device: [device])
         kernels.installed.cache_clear()
         assert kernels.installed()["cuda"].fused is fused
     monkeypatch.setattr(kernels.importlib.util, "find_spec", find)

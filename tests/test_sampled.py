@@ -32,7 +32,7 @@ from jaxhal.reading.extract import extract
 from jaxhal.reading.samples import Draw, Sample, draw
 from jaxhal.reading.store import Store
 from jaxhal.scoring.fitting import untrained
-from jaxhal.scoring.inputs import collect
+from jaxhal.scoring.inputs import collect, prepare
 from jaxhal.texts import sentences
 from jaxhal.types import Example
 from tiny_lm import answers, tiny_lm
@@ -110,6 +110,34 @@ def test_samples_are_kept_and_a_run_goes_on(lm, drawn, tmp_path, monkeypatch):
     path.write_text('["key", 3]\n')
     with pytest.raises(ValueError, match="holds no samples .* delete it to draw"):
         draw(lm, answers(6), HOW, tmp_path)
+
+
+def test_what_is_prepared_is_neither_drawn_nor_read_again(lm, tmp_path):
+    """And to prepare it nobody is asked."""
+    asked = []
+
+    @dataclasses.dataclass(frozen=True)
+    class Asked(FirstLetter):
+        def __call__(self, pairs):
+            asked.append(len(pairs))
+            return super().__call__(pairs)
+
+    options = {"draw": {"n": 3, "max_new_tokens": 12}}
+    chosen = [
+        detectors.build({"semantic_entropy": {**options, "entailment": Asked()}}),
+        detectors.build({"selfcheck_nli": {**options, "entailment": Asked()}}),
+        detectors.build({"eigenscore": options}),
+        detectors.build("context_gain"),
+    ]
+    labelled = [dataclasses.replace(e, label=n % 2) for n, e in enumerate(answers(6))]
+    store = Store(tmp_path)
+    prepare(lm, labelled, chosen, store)
+    assert not asked
+    assert store.share.done["prompts sampled"] == 3
+    assert store.share.done["answers read"] > 12
+    done = store.share.done.copy()
+    collect(lm, labelled, chosen, store)
+    assert asked and store.share.done == done
 
 
 @pytest.mark.parametrize(

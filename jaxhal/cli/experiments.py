@@ -28,6 +28,14 @@ def run(
     config: Configuration,
     settings: Setting = None,
     force: Force = False,
+    distributed: Annotated[
+        bool,
+        typer.Option(
+            "--distributed",
+            help="Share the work with the other processes of a SLURM, GKE, TPU or MPI "
+            "job, or of $JAX_COORDINATOR_ADDRESS, $JAX_NUM_PROCESSES, $JAX_PROCESS_ID.",
+        ),
+    ] = False,
 ) -> None:
     """Runs one experiment and writes its directory.
 
@@ -38,11 +46,22 @@ def run(
 
     Beside files there is the configuration `ragtruth`, which makes the detectors that
     come along.
+
+    With --distributed every process is started with the same command.  All need the
+    same feature store; each reads its part of the answers on its own devices, process 0
+    does the rest.  One that was killed goes on when it is started again; after process
+    0 was, start all of them.
     """
     from jaxhal import experiments
 
     with usage():
-        result = experiments.run(config, settings or (), force=force)
+        function = experiments.run_distributed if distributed else experiments.run
+        result = function(config, settings or (), force=force)
+    if isinstance(result, experiments.Share):
+        done = ", ".join(f"{count:,} {what}" for what, count in result.done.items())
+        where = f"process {result.process} of {result.processes}"
+        tell([], f"{where}: {done or 'nothing was left to read'}")
+        return
     tell([brief(row) for row in result.rows], f"written to {result.folder}")
 
 

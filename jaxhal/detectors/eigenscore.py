@@ -38,6 +38,9 @@ class Embedded(Measure):
     def axes(self) -> dict[str, tuple[str, ...]]:
         return {"values": ("samples", "width"), "valid": ("samples",)}
 
+    def prepare(self, bulk: Bulk) -> None:
+        self(bulk)  # which reads the samples, too
+
     def __call__(self, bulk: Bulk) -> dict[str, np.ndarray]:
         reducer = HiddenStates(layers=(0.5,), tokens=self.tokens)
         shape = (1, bulk.lm.config.hidden_size)

@@ -13,8 +13,10 @@ from jaxhal.experiments.config import Data as Data
 from jaxhal.experiments.config import Experiment as Experiment
 from jaxhal.experiments.config import load_config as load_config
 from jaxhal.experiments.crossing import across_models as across_models
+from jaxhal.experiments.distributed import together
 from jaxhal.experiments.running import Result as Result
 from jaxhal.io.configuration import check_name
+from jaxhal.reading.sharing import Share as Share
 from jaxhal.scoring.collection import FittedDetectors
 
 if TYPE_CHECKING:
@@ -52,12 +54,53 @@ def run(
     return _run(load_config(config, overrides), force, progress)
 
 
-def _run(config: Experiment, force: bool, progress: bool | None) -> Result:
+def run_distributed(
+    config: Any,
+    overrides: Iterable[str] = (),
+    *,
+    force: bool = False,
+    progress: bool | None = None,
+) -> Result | Share:
+    """One of the processes that run an experiment together, sharing its store.
+
+    Each draws samples and reads answers on its own devices; process 0 also asks judges,
+    fits, and writes the directory.  Processes are found as
+    ``jax.distributed.initialize`` finds them, or by the variables
+    ``JAX_COORDINATOR_ADDRESS``, ``JAX_NUM_PROCESSES`` and ``JAX_PROCESS_ID``; call it
+    before anything else is computed.
+
+    Args:
+      config, overrides, force, progress: as :func:`run` takes them; bars are those of
+        process 0.
+
+    Returns:
+      What was found in process 0, in the others what they did.
+
+    Raises:
+      ValueError: as :func:`run`; where no job of several processes is found, when they
+        have other settings, or when they do not share the store.
+      RuntimeError: when the others do not come in 5 minutes.
+    """
+    config = load_config(config, overrides)
+    folder.check_free(Path(config.out) / config.name, config, force)
+    with together(config, running.store_of(config)) as share:
+        if share.process == 0:
+            return _run(config, force, progress, share)
+        running.prepare(config, share)
+        return share
+
+
+def _run(
+    config: Experiment,
+    force: bool,
+    progress: bool | None,
+    share: Share | None = None,
+) -> Result:
     detectors = running.detectors_of(config)
     target = Path(config.out) / config.name
     with folder.building(target, config, force) as place:  # before hours go by
         began = time.perf_counter()
-        data = running.read_data(config, detectors, progress)
+        data = running.read_data(config, detectors, progress, share)
         read = time.perf_counter()
         found = running.judge(config, detectors, data, progress)
         seconds = {"reading": read - began}

@@ -77,7 +77,8 @@ class Experiment:
         supported characters (:func:`jaxhal.evaluation.guaranteed_highlights`).
       model: what reads the answers.
       dtype: of its parameters, ``float32`` or ``bfloat16``.
-      mesh: devices it is spread over, such as ``data=2,model=4``; by default one.
+      mesh: devices of a process that it is spread over, such as ``data=2,model=4``; by
+        default one.
       batch_size: answers read together.
       tuning: of the reader itself, which then judges the answers as well.
       timed: time every detector alone on this many answers of the first data set.

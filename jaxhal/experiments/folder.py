@@ -54,13 +54,13 @@ def building(target: Path, config: Experiment, force: bool) -> Iterator[Path]:
       ValueError: when it holds what another configuration made, naming what differs.
       OSError: when it cannot be written.
     """
-    _check_free(target, config, force)
+    check_free(target, config, force)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with staged(target, own=_own) as place:
             write_config(place, config)
             yield place
-            _check_free(target, config, force)  # a run takes hours
+            check_free(target, config, force)  # a run takes hours
     except OSError as error:
         if error.errno is None:
             raise
@@ -71,7 +71,8 @@ def building(target: Path, config: Experiment, force: bool) -> Iterator[Path]:
         ) from error
 
 
-def _check_free(target: Path, config: Experiment, force: bool) -> None:
+def check_free(target: Path, config: Experiment, force: bool) -> None:
+    """Raises as :func:`building` where a run would replace what it should not."""
     if not target.exists():
         return
     if not target.is_dir():

@@ -30,9 +30,11 @@ from jaxhal.io.progress import progress_bar
 from jaxhal.models.lm import LM
 from jaxhal.models.lm import kept_lm as model
 from jaxhal.models.registry import known_as, private_cache
+from jaxhal.reading.sharing import Share
 from jaxhal.reading.store import Store
 from jaxhal.reporting import results
 from jaxhal.reporting.results import Judged
+from jaxhal.scoring import inputs
 from jaxhal.scoring.collection import (
     FittedDetectors,
     about_answers,
@@ -133,12 +135,34 @@ def examples_of(data: Data, seed: int) -> list[Example]:
     return [example for example in found if example.group in kept]
 
 
+def store_of(config: Experiment, share: Share | None = None) -> Store:
+    """The feature store of a configuration, and which of its processes this is."""
+    return Store(config.store or private_cache("features"), share)
+
+
+def prepare(config: Experiment, share: Share) -> None:
+    """Draws and reads with other processes what :func:`read_data` will look at."""
+    lm, store = model(config.model, config.dtype, config.mesh), store_of(config, share)
+    for data in config.data:
+        inputs.prepare(
+            lm,
+            examples_of(data, config.seed),
+            detectors_of(config),
+            store,
+            unit=config.unit,  # pyright: ignore[reportArgumentType]  (checked before)
+            batch_size=config.batch_size,
+            progress=False,
+        )
+
+
 def read_data(
-    config: Experiment, detectors: Sequence[Detector], progress: bool | None = None
+    config: Experiment,
+    detectors: Sequence[Detector],
+    progress: bool | None = None,
+    share: Share | None = None,
 ) -> dict[str, Inputs]:
     """Every data set of a configuration, read through its store."""
-    lm = model(config.model, config.dtype, config.mesh)
-    store = Store(config.store or private_cache("features"))
+    lm, store = model(config.model, config.dtype, config.mesh), store_of(config, share)
     return {
         data.label: collect(
             lm,

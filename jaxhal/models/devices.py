@@ -39,7 +39,7 @@ def peak(kind: str) -> Peak | None:
 
 def memory(device: Any = None) -> int:
     """Bytes that a device, the first by default, has left; of a CPU the machine's."""
-    known = (device or jax.devices()[0]).memory_stats() or {}
+    known = (device or jax.local_devices()[0]).memory_stats() or {}
     if "bytes_limit" in known:
         return known["bytes_limit"] - known.get("bytes_in_use", 0)
     return psutil.virtual_memory().available
@@ -48,7 +48,7 @@ def memory(device: Any = None) -> int:
 @functools.cache
 def device_name() -> str:
     """The accelerator's kind; of a CPU its name and how many cores there are."""
-    kind = jax.devices()[0].device_kind
+    kind = jax.local_devices()[0].device_kind
     if kind != "cpu":
         return kind
     try:

@@ -207,7 +207,7 @@ def installed() -> dict[str, Platform]:
     if any(map(importlib.util.find_spec, ("jax_cuda12_plugin", "jax_cuda13_plugin"))):
         found["cuda"] = CUDA
         if jax.default_backend() == "gpu":
-            device: Any = jax.devices()[0]
+            device: Any = jax.local_devices()[0]
             if float(device.compute_capability) < _OLDEST:
                 found["cuda"] = CUDA._replace(fused=None)
     if importlib.util.find_spec("libtpu"):

@@ -52,7 +52,7 @@ _MODULES = {
 def make_mesh(
     data: int = 1, model: int = 1, devices: Sequence[Any] | None = None
 ) -> Mesh:
-    """A mesh of ``data x model`` devices, by default the first that JAX has.
+    """A mesh of ``data x model`` devices, by default the first of this process.
 
     Raises:
       ValueError: on counts below 1, or on more devices than there are.
@@ -60,7 +60,7 @@ def make_mesh(
     for name, count in (("data", data), ("model", model)):
         if count < 1:
             raise ValueError(f"{name} is {count}; a mesh has at least 1 device a side")
-    devices = list(jax.devices() if devices is None else devices)
+    devices = list(jax.local_devices() if devices is None else devices)
     if data * model > len(devices):
         raise ValueError(
             f"a mesh of data={data} and model={model} needs {data * model} devices and "

@@ -175,6 +175,12 @@ class Measure(Feature):
         """A pytree of arrays that lead with ``examples``; see :meth:`Bulk.judged`."""
         raise NotImplementedError(f"{type(self).__name__} must define __call__(bulk)")
 
+    def prepare(self, bulk: Bulk) -> None:
+        """Puts into the store what it looks at, and asks no judge: its ``draw``."""
+        how = getattr(self, "draw", None)
+        if how is not None:
+            bulk.samples(how)
+
     def cut(self, values: Any, parts: Sequence[Part]) -> Any:
         """Of answers, or of parts of them, what was computed of all answers."""
         rows = [part.row for part in parts]

@@ -153,9 +153,19 @@ class Extraction:
     @functools.cached_property
     def measured(self) -> tuple[dict[str, Any], dict[int, str]]:
         """What is computed of all kept examples at once, and of which that failed."""
-        examples = [part.example for part in self.parts]
-        bulk = Bulk(self.lm, examples, self.cache, self.batch_size, self.progress)
+        bulk = self._bulk()
         return {n: one(bulk) for n, one in self.kinds.measures.items()}, bulk.errors
+
+    def prepare(self) -> None:
+        """Puts into the cache what is drawn and read, and asks no judge."""
+        bulk = self._bulk()
+        for measure in self.kinds.measures.values():
+            measure.prepare(bulk)
+        self.columns  # noqa: B018
+
+    def _bulk(self) -> Bulk:
+        examples = [part.example for part in self.parts]
+        return Bulk(self.lm, examples, self.cache, self.batch_size, self.progress)
 
     def cut(self, unit: Unit) -> "Extraction":
         """The same answers in parts; without those that a measure failed of.

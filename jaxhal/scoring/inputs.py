@@ -107,19 +107,8 @@ def collect(
       store: where features are kept.
       unit: ``"response"``, or the parts of :func:`jaxhal.reading.units.parts_of`.
     """
-    for example in examples:
-        if example.label is None:
-            raise ValueError(
-                f"example {quoted(example.id)} has no label; give 'label' or 'labels'"
-            )
-    if unit != "response":
-        _check_cuts(detectors, unit)
-    features = features_of(_flat(detectors), fitting=True)
     options: Any = {"batch_size": batch_size, "progress": progress}
-    source = extract(lm, examples, features, cache=store, **options)
-    if not source.kept:
-        first = next(iter(source.errors.values()), "there are none")
-        raise ValueError(f"none of the {len(examples)} examples can be read: {first}")
+    source = _extracted(lm, examples, detectors, store, unit, options)
     whole, source = source, source.cut(unit)
     if not source.parts:
         first = next(iter(whole.measured[1].values()), None)
@@ -132,6 +121,49 @@ def collect(
             )
         )
     return Inputs(_inputs(detectors, source), source)
+
+
+def prepare(
+    lm: LM,
+    examples: Sequence[Example],
+    detectors: Sequence[Detector],
+    store: Store,
+    *,
+    unit: Unit = "response",
+    batch_size: int = 8,
+    progress: bool | None = None,
+) -> None:
+    """Draws and reads into the store what :func:`collect` needs, and asks no judge.
+
+    Arguments and errors are those of :func:`collect`; several processes with one store
+    share the work.
+    """
+    options: Any = {"batch_size": batch_size, "progress": progress}
+    _extracted(lm, examples, detectors, store, unit, options).prepare()
+
+
+def _extracted(
+    lm: LM,
+    examples: Sequence[Example],
+    detectors: Sequence[Detector],
+    store: Store,
+    unit: Unit,
+    options: Any,
+) -> Extraction:
+    """The answers that can be read, of which nothing has been yet."""
+    for example in examples:
+        if example.label is None:
+            raise ValueError(
+                f"example {quoted(example.id)} has no label; give 'label' or 'labels'"
+            )
+    if unit != "response":
+        _check_cuts(detectors, unit)
+    features = features_of(_flat(detectors), fitting=True)
+    source = extract(lm, examples, features, cache=store, **options)
+    if not source.kept:
+        first = next(iter(source.errors.values()), "there are none")
+        raise ValueError(f"none of the {len(examples)} examples can be read: {first}")
+    return source
 
 
 def _check_cuts(detectors: Sequence[Detector], unit: Unit) -> None:

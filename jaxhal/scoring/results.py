@@ -210,7 +210,7 @@ def settings_of(
         "confidence": confidence,
         "jaxhal": jaxhal.__version__,
         "jax": jax.__version__,
-        "device": jax.devices()[0].device_kind,
+        "device": jax.local_devices()[0].device_kind,
     }
 
 

@@ -37,7 +37,7 @@ class Checkpoints:
         if step is None:
             return state
         # On the device that is here, not on the one that wrote it.
-        here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+        here = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
         shapes = {
             name: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=here)
             for name, leaf in _leaves(state).items()
