@@ -1,5 +1,7 @@
 """Readers of any depth: which hidden states are looked at, and the whole catalogue."""
 
+import dataclasses
+
 import jax
 import numpy as np
 import pytest
@@ -26,7 +28,7 @@ NUMBERS = {
     30: (10, 15, 20, 25),
     80: (26, 40, 54, 66),
 }
-DRAW = {"draw": {"max_new_tokens": 3, "n": 2}}
+DRAW = {"draw": {"n": 2, "given": True}}
 
 
 def reader(layers):
@@ -45,7 +47,9 @@ def examples():
         context = f"Crate {source:02} holds pears and apples."
         response = f"It holds {claim:16}, {number:02}."
         text = {"context": context, "question": "What is in it?"}
-        made.append(Example(response, **text, labels=labels, source=str(source)))
+        samples = f"It holds {source:02} pears.", f"It may hold {number:02}."
+        one = Example(response, **text, labels=labels, source=str(source))
+        made.append(dataclasses.replace(one, samples=samples))
     return made
 
 

@@ -33,8 +33,8 @@ def check(
             f"up; give one label per row of axis {rows_axis}"
         )
     _check_finite(x)
-    if not isinstance(y, Tracer) and not np.isin(y, (0, 1)).all():
-        row = int(np.argmin(np.isin(y, (0, 1))))
+    if not isinstance(y, Tracer) and not (known := np.isin(y, (0, 1))).all():
+        row = int(np.argmin(known))
         raise ValueError(f"labels[{row}] is {y[row]}; use 0 or 1")
     checked = [
         None if value is None else _check_weight(name, value, y)
@@ -81,7 +81,7 @@ def check_tokens(
         )
     if not isinstance(row, Tracer):
         within = not len(row) or (0 <= int(row[0]) and int(row[-1]) < len(y))
-        if not within or (jnp.diff(row) < 0).any():
+        if not within or (np.diff(row) < 0).any():
             raise ValueError(
                 f"row must rise from 0 to below the {len(y)} labels; give the tokens "
                 "of one row after those of another"
@@ -94,8 +94,12 @@ def check_tokens(
 
 
 def _check_finite(x: Float[Array, "..."]) -> None:
-    if not isinstance(x, Tracer) and not jnp.isfinite(x).all():
-        where = [int(axis) for axis in np.argwhere(~np.isfinite(x))[0]]
+    if isinstance(x, Tracer):
+        return
+    # By NumPy, as everything here that is not traced: nothing is compiled for a look.
+    finite = np.isfinite(x)
+    if not finite.all():
+        where = np.argwhere(~finite)[0].tolist()
         raise ValueError(f"features{where} is not finite; drop that row or feature")
 
 
@@ -107,12 +111,13 @@ def _check_weight(name: str, weight: Any, y: Array) -> Float[Array, "..."]:
         )
     if isinstance(weight, Tracer) or isinstance(y, Tracer):
         return weight
-    good = np.asarray(jnp.isfinite(weight) & (weight >= 0))
+    values, labels = np.asarray(weight), np.asarray(y)
+    good = np.isfinite(values) & (values >= 0)
     if not good.all():
         at = tuple(np.argwhere(~good)[0].tolist())
-        raise ValueError(f"{name}{[*at]} is {weight[at]}; use 0 or more, but finite")
+        raise ValueError(f"{name}{[*at]} is {values[at]}; use 0 or more, but finite")
     for label, kind in ((1, "hallucinated"), (0, "grounded")):
-        total = np.asarray((weight * (y == label)).sum(-1))
+        total = values[..., labels == label].sum(-1)
         if not total.all():
             where = "".join(f"[{axis}]" for axis in np.argwhere(total == 0)[0])
             raise ValueError(
@@ -129,6 +134,11 @@ def balanced(y: Any, weight: Any) -> Float[Array, "*lead rows"]:
     """
     label = jnp.asarray(y)
     _, positive, (weight,) = check(label[..., None], label, weight=weight)
+    return _balanced(positive, weight)
+
+
+@jax.jit
+def _balanced(positive: Array, weight: Array) -> Array:
     high = (weight * positive).sum(-1, keepdims=True)
     total = weight.sum(-1, keepdims=True)
     return weight * total / 2 / jnp.where(positive == 1, high, total - high)

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, Float
 
@@ -84,7 +85,7 @@ def fit_grid(x: Any, y: Any, train: Any, C: Any, *, standardize: bool = True) ->
     C = jnp.asarray(C, jnp.float32)
     if C.ndim != 1 or not len(C):
         raise ValueError(f"C has shape {C.shape}; pass a flat list of strengths")
-    if not isinstance(C, Tracer) and not (jnp.isfinite(C) & (C > 0)).all():
+    if not isinstance(C, Tracer) and not (np.isfinite(C) & (np.asarray(C) > 0)).all():
         raise ValueError(f"C is {C.tolist()}; every strength must be above 0")
     return _fit_grid(x, y, train, C, standardize)
 

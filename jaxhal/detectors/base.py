@@ -234,8 +234,13 @@ def scores_of(detector: Detector, params: Any, inputs: Any) -> Float[np.ndarray,
     rows = len(jax.tree.leaves(inputs)[0])
     some = range(0, max(rows, 1), _TOGETHER)
     parts = [take(inputs, slice(start, start + _TOGETHER)) for start in some]
-    scores = [detector.decide(params, jax.device_put(part)) for part in parts]
+    scores = [_decided(detector, params, part) for part in parts]
     return np.concatenate(jax.device_get(scores))
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _decided(detector: Detector, params: Any, inputs: Any) -> Array:
+    return detector.decide(params, inputs)
 
 
 def take(inputs: Any, rows: Any) -> Any:
