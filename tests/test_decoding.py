@@ -102,6 +102,11 @@ def test_live(case):
     assert make_golden.greedy(case) == want
 
 
+@pytest.fixture(autouse=True)
+def _as_larger_models(monkeypatch):
+    monkeypatch.setattr(decoding, "_APART_FROM", 0)
+
+
 @pytest.fixture(scope="module")
 def lm():
     settings = {"vocab_size": 300, "num_hidden_layers": 2, "rms_norm_eps": 1e-5}

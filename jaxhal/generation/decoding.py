@@ -24,6 +24,8 @@ from jaxhal.types import Batch
 
 # Share of the memory at hand that weights held a second time, layer by layer, may take.
 _APART_SHARE, _APART_SHARE_OF_DEVICE = 0.25, 0.5
+# Bytes of weights below which that saves less than compiling each layer costs.
+_APART_FROM = 64 << 20
 # Where the query axis of a feature stands.
 QUERY = {"probs": 3, "hidden": 2, "lens": 2, "logits": 1}
 
@@ -108,15 +110,15 @@ def start(
 def ready(lm: LM, state: State) -> tuple[LM, State]:
     """A model and what it has begun, as :func:`go_on` reads them fastest.
 
-    With layers apart, unless a second copy of them would take over a quarter of the
-    machine's memory at hand, or half of an accelerator's.
+    With layers apart, unless the model is tiny, or a second copy of them would take
+    over a quarter of the machine's memory at hand, or half of an accelerator's.
     """
     leaves = jax.tree.leaves(lm.params)
     if "apart" not in vars(lm):  # which holds it once made
         device = next(iter(leaves[0].devices()))
         share = _APART_SHARE if device.platform == "cpu" else _APART_SHARE_OF_DEVICE
         spare = share * devices.memory(device)
-        if sum(leaf.nbytes for leaf in leaves) > spare:
+        if not _APART_FROM <= sum(leaf.nbytes for leaf in leaves) <= spare:
             return lm, state
     return lm.apart, dataclasses.replace(state, cache=cache_lib.apart(state.cache))
 
