@@ -7,16 +7,25 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import NamedSharding
+import test_quantized
+from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+import golden_scores
 import jaxhal
 import tiny_lm
 from jaxhal import detectors, tuning
 from jaxhal.capture import forward as capture
-from jaxhal.models import kernels
+from jaxhal.detectors import Ragged
+from jaxhal.generation import prefill
+from jaxhal.models import devices, kernels, placement, weights
+from jaxhal.models import lm as lms
 from jaxhal.models import mesh as mesh_lib
-from jaxhal.types import Example
+from jaxhal.models.gguf import config_from_gguf, gguf_table
+from jaxhal.reading.keys import fingerprint
+from jaxhal.reading.store import Store
+from jaxhal.scoring.inputs import collect
+from jaxhal.types import Example, Label
 
 MESHES = [(8, 1), (2, 4), (1, 8)]
 REDUCERS = {
@@ -31,9 +40,17 @@ EXAMPLES = [
     Example(f"It was opened in {year}.", context=f"Opened in {year - row}. " * 3)
     for row, year in enumerate(range(1830, 1838))
 ]
-# Eight heads, two of keys: fewer than devices, so those are copied.
+# Eight heads, two of keys: fewer than devices, so some of those share one.
 SHAPE = dict(num_attention_heads=8, num_key_value_heads=2, hidden_size=64, head_dim=8)
 SHAPE |= dict(vocab_size=264, intermediate_size=96)
+
+
+LABELLED = [
+    dataclasses.replace(e, labels=(Label(0, 6),) if n % 2 else (), source=str(n // 2))
+    for n, e in enumerate(EXAMPLES * 3)
+]
+# They sample, or read with a model of their own.
+_OTHERS = golden_scores.TAUGHT + golden_scores.OWN_MODEL
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +61,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def alone(folder):
-    return jaxhal.load(folder)
+    return jaxhal.load(folder, mesh="data=1")
 
 
 @pytest.fixture(scope="module", params=MESHES, ids=lambda m: f"{m[0]}x{m[1]}")
@@ -60,20 +77,25 @@ def crossed(folder):
 
 def _equal(got, want, most=1e-5):
     """Leaf by leaf, within a share of the largest number."""
-    got, want = jax.tree.leaves(got), jax.tree.leaves(want)
+    got, want = map(_leaves, (got, want))
     for one, other in zip(got, want, strict=True):
         scale = max(1.0, np.abs(np.asarray(other, np.float32)).max())
         np.testing.assert_allclose(one, other, atol=most * scale, rtol=0)
 
 
+def _leaves(tree):
+    whole = jax.tree.map(lambda x: vars(x) if isinstance(x, Ragged) else x, tree)
+    return jax.tree.leaves(whole)
+
+
 def test_each_device_holds_its_part(spread):
     mesh = mesh_lib.mesh_of(spread.params)
+    model = mesh.size // mesh.shape["data"]
     up = spread.params["blocks"]["mlp"]["up_proj"]["kernel"].get_value()
     part = up.addressable_shards[0].data.shape
-    assert part == (2, 64, 96 // mesh.shape["model"])
+    assert part == (2, 64, 96 // model)
     key = spread.params["blocks"]["self_attn"]["k_proj"]["kernel"].get_value()
-    heads = 2 // mesh.shape["model"] if mesh.shape["model"] <= 2 else 2
-    assert key.addressable_shards[0].data.shape == (2, 64, heads * 8)
+    assert key.addressable_shards[0].data.shape == (2, 64, max(1, 2 // model) * 8)
 
 
 def test_weights_are_those_of_one_device(spread, alone):
@@ -93,10 +115,10 @@ def test_logits(spread, alone):
 
 
 @pytest.mark.parametrize("rules", ["attnlrp", "cp_lrp"])
-def test_relevance(spread, alone, rules):
+def test_relevance(crossed, alone, rules):
     batch = alone.encode(EXAMPLES[:8])
     for function in (jaxhal.relevance_means, jaxhal.relevance):
-        _equal(function(spread, batch, rules), function(alone, batch, rules))
+        _equal(function(crossed, batch, rules), function(alone, batch, rules))
 
 
 def test_generation(spread, alone):
@@ -126,24 +148,33 @@ def test_tuning(crossed, alone):
     _equal(got.losses, want.losses, 1e-4)
 
 
-def test_scores_of_detectors(spread, alone):
-    names = [n for n in detectors.AT_ONCE if detectors.build(n).fit is None]
+def test_what_detectors_are_fitted_to(crossed, alone, tmp_path):
+    """Of all that read answers: a fit is one of host arrays, whoever read them."""
+    every = [make() for make in detectors.CATALOGUE.values()]
+    every = [d for d in every if d.fit and d.features and d.name not in _OTHERS]
     want, got = (
-        jaxhal.score(lm, EXAMPLES, names, progress=False) for lm in (alone, spread)
+        collect(lm, LABELLED, every, Store(tmp_path / name), progress=False)
+        for name, lm in {"alone": alone, "crossed": crossed}.items()
+    )
+    assert len(every) > 20
+    for one in every:
+        _equal(got.inputs[one.name], want.inputs[one.name])
+
+
+def test_scores_of_detectors(crossed, alone):
+    want, got = (
+        jaxhal.score(lm, EXAMPLES, list(detectors.AT_ONCE), progress=False)
+        for lm in (alone, crossed)
     )
     for one, other in zip(got, want, strict=True):
         assert one.scores == pytest.approx(other.scores, abs=1e-5)
 
 
-def test_one_fit(spread, alone, tmp_path):
-    rows = [
-        dataclasses.replace(e, label=n % 2, source=str(n // 2))
-        for n, e in enumerate(EXAMPLES * 3)
-    ]
+def test_one_fit(crossed, alone, tmp_path):
     scores = []
-    for name, lm in {"alone": alone, "spread": spread}.items():
+    for name, lm in {"alone": alone, "crossed": crossed}.items():
         kept = dict(store=tmp_path / name, progress=False)
-        fitted = jaxhal.fit(lm, rows, ["linear_probe"], folds=3, **kept)
+        fitted = jaxhal.fit(lm, LABELLED, ["linear_probe"], folds=3, **kept)
         reports = jaxhal.score(lm, EXAMPLES, fitted, progress=False)
         scores.append([report.scores["linear_probe"] for report in reports])
     _equal(scores[1], scores[0], 1e-3)
@@ -158,7 +189,8 @@ def test_attention_rows_stay_on_their_device(spread, alone):
     for shape in shapes:
         sizes = [int(size) for size in shape.split(",") if size]
         assert not (columns in sizes and heads in sizes), shape
-    if spread.params and mesh_lib.mesh_of(spread.params).shape["model"] > 1:
+    mesh = mesh_lib.mesh_of(spread.params)
+    if mesh.size > mesh.shape["data"]:
         assert "all-reduce(" in text
 
 
@@ -171,15 +203,97 @@ def test_fully_sharded_weights_are_the_same(folder, alone):
     _equal(lm.forward(tokens), alone.forward(tokens))
 
 
+def test_a_key_head_lies_with_its_queries(crossed):
+    batch = crossed.encode(EXAMPLES)
+    _, cache, _ = prefill(crossed, batch, 4)
+    layers, rows, heads, *_ = cache.key.addressable_shards[0].data.shape
+    assert (layers, rows, heads) == (2, 4, 1)
+
+
+def test_rounded_weights(folder):
+    """Blocks of int8; rows of 64 and 96 are two and three of them."""
+    alone, lm = (
+        jaxhal.load(folder, mesh=mesh, weights="int8")
+        for mesh in ("data=1", "data=4,model=2")
+    )
+    held = dict(weights.paths(lm.params))
+    for name, part in {
+        "mlp.gate_proj": (2, 48, 2),
+        "self_attn.k_proj": (2, 8, 2),
+        "self_attn.o_proj": (2, 64, 1),
+        "mlp.down_proj": (2, 64, 3),
+    }.items():
+        (pack,) = held[f"blocks.{name}.kernel"].packs
+        assert pack.scale.addressable_shards[0].data.shape == part
+    batch, reducers = alone.encode(EXAMPLES), {"lookback": jaxhal.LookbackRatio()}
+    want, got = (jaxhal.read(one, batch, reducers) for one in (alone, lm))
+    _equal(got, want)
+    how = dict(max_new_tokens=8, key=jax.random.key(0))
+    want, got = (jaxhal.generate(one, EXAMPLES, **how) for one in (alone, lm))
+    assert [row[0].text for row in got] == [row[0].text for row in want]
+    assert fingerprint(lm) == fingerprint(alone)
+
+
+def test_blocks_of_a_file(tmp_path, monkeypatch):
+    """Formats differ by layer; the vocabulary is made numbers a part at a time."""
+    monkeypatch.setattr("jaxhal.models.decoder.VOCABULARY_BYTES", 1 << 14)
+    source = test_quantized.write(tmp_path / "tiny.gguf", tied=False)
+    config, table = config_from_gguf(source), gguf_table(config_from_gguf(source))
+
+    def load(mesh, packed):
+        place = placement.on(mesh, config, mesh_lib.RULES)
+        how = dict(packed=packed, place=place)
+        graphdef, params = weights.fill(config, source, table, jnp.float32, **how)
+        return lms.LM(params, graphdef, config)
+
+    alone, mesh = load(jaxhal.make_mesh(), "stored"), jaxhal.make_mesh(data=2, model=4)
+    tokens = np.random.default_rng(1).integers(0, test_quantized.VOCAB, (4, 40))
+    want = alone.forward(tokens)
+    for packed in ("stored", ""):
+        lm = load(mesh, packed)
+        _equal(lm.forward(tokens), want)
+        assert fingerprint(lm) == fingerprint(alone)
+        held = dict(weights.paths(lm.params))
+        up = held["blocks.mlp.up_proj.kernel"]
+        up = up.packs[0].scale if packed else up
+        part = (3, 128, 8) if packed else (3, 256, 128)
+        assert up.addressable_shards[0].data.shape == part
+
+
+def test_by_default_it_lies_on_as_few_as_it_fits(folder, tmp_path, monkeypatch):
+    source = test_quantized.write(tmp_path / "tiny.gguf")
+    config = config_from_gguf(source)
+
+    def chosen(room, weights=None, mesh=None):
+        monkeypatch.setattr(devices, "memory_of_each", lambda devices: room)
+        how = (config, source, jnp.float32, weights, mesh)
+        packed, over = placement.choose(*how)
+        return packed, tuple(over.shape.values())
+
+    whole, blocks = 4 * source.size, source.bytes
+    assert chosen(2.1 * whole) == ("", (8, 1))
+    assert chosen(1.9 * whole) == ("", (4, 2))
+    assert chosen(0.9 * whole) == ("", (2, 4))
+    # Four heads are not for eight devices, and smaller is nothing but blocks.
+    assert chosen(2.1 * blocks) == ("stored", (8, 1))
+    assert chosen(2.1 * blocks, "dequantised") == ("", (2, 4))
+    assert chosen(2.1 * blocks, None, jaxhal.make_mesh(model=2)) == ("stored", (1, 2))
+    assert chosen(1.0) == ("stored", (2, 4))
+    monkeypatch.undo()
+    lm = jaxhal.load(folder)
+    assert dict(mesh_lib.mesh_of(lm.params).shape) == {"data": 8, "model": 1}
+
+
 def test_half_precision(folder):
     lm = jaxhal.load(folder, mesh=jaxhal.make_mesh(model=4), dtype=jnp.bfloat16)
-    want = jaxhal.load(folder, dtype=jnp.bfloat16)
+    want = jaxhal.load(folder, mesh="data=1", dtype=jnp.bfloat16)
     _equal(jax.device_get(lm.params), jax.device_get(want.params), 0)
 
 
-@pytest.mark.parametrize("data, model", [(8, 1), (2, 4)])
-def test_a_kernel_is_given_its_own_heads(data, model):
-    mesh = jaxhal.make_mesh(data=data, model=model)
+@pytest.mark.parametrize("data, model, group", [(8, 1, 1), (2, 4, 1), (1, 4, 2)])
+def test_a_kernel_is_given_its_own_heads(data, model, group):
+    names, types = (*mesh_lib.AXES, "group"), (AxisType.Auto,) * 3
+    mesh = jax.make_mesh((data, model, group), names, axis_types=types)
     shape = 6, 4, 2, 40, 8  # rows that eight devices copy
     q = jax.random.normal(jax.random.key(0), shape, jnp.bfloat16)
     valid = jnp.arange(40) >= 5 * jnp.arange(6)[:, None]
@@ -189,7 +303,7 @@ def test_a_kernel_is_given_its_own_heads(data, model):
         k, v = q[:, :, 0], q[:, :, 1]
         return kernels.splash(q, k, v, valid, (0,), jnp.asarray(0), interpret=True)
 
-    heads = NamedSharding(mesh, P("data" if data == 2 else None, "model"))
+    heads = NamedSharding(mesh, P("data" if data == 2 else None, "model", "group"))
     placed = jax.device_put(q, heads), valid
     _equal(attend(*placed), attend(q, valid), 1e-2)
     text = attend.lower(*placed).compile().as_text()

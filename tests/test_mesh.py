@@ -68,12 +68,6 @@ def test_a_mesh_of_other_axes():
         mesh_lib.check_mesh(mesh, tiny_lm.tiny_lm().config)
 
 
-def test_blocks_cannot_be_spread(tmp_path):
-    folder = tiny_lm.write_lm(tmp_path)
-    with pytest.raises(ValueError, match="weights is 'int8' and a mesh is given"):
-        jaxhal.load(folder, mesh="data=1", weights="int8")
-
-
 def test_a_mesh_of_one_device_and_wrong_weights(tmp_path):
     from safetensors.numpy import load_file, save_file
 

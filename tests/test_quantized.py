@@ -15,8 +15,7 @@ from test_decoding import how
 import jaxhal
 import tiny
 from jaxhal.generation import decoding
-from jaxhal.models import devices, quantized, weights
-from jaxhal.models import lm as lms
+from jaxhal.models import devices, placement, quantized, weights
 from jaxhal.models.batching import Encoded, collate
 from jaxhal.models.gguf import GGUFSource, config_from_gguf, gguf_table
 from jaxhal.models.lm import LM
@@ -59,6 +58,9 @@ def test_numbers_are_those_of_the_gguf_package(kind, once, monkeypatch):
     for most in (1, 4 * 1280 * 2, 1 << 30):
         parts = jax.tree.map(jnp.asarray, packed).parts(most)
         np.testing.assert_array_equal(parts.numbers().reshape(want.shape), want)
+        each = jax.tree.map(jnp.asarray, packed).parts(most, ways=2).numbers()
+        each = each.swapaxes(0, 1).reshape(want.shape)
+        np.testing.assert_array_equal(each, want)
 
 
 # Of each layer.
@@ -299,10 +301,16 @@ def test_a_folder_loads_so(narrow):
 
 def test_what_fits_is_dequantised(tmp_path, monkeypatch):
     source = write(tmp_path / "tiny.gguf")
-    whole = 4 * source.size
+    config, whole = config_from_gguf(source), 4 * source.size
+
+    def chosen(given, source):
+        packing, mesh = placement.choose(config, source, jnp.float32, given, None)
+        assert mesh is None
+        return packing
+
     for memory, packing in ((2 * whole + 2, ""), (2 * whole - 2, "stored")):
         monkeypatch.setattr(devices, "memory", lambda memory=memory: memory)
-        assert lms._packing(None, source, jnp.float32) == packing
+        assert chosen(None, source) == packing
     folder = types.SimpleNamespace(where="a folder", size=source.size)
     for given, source_, packing in (
         ("stored", source, "stored"),
@@ -311,11 +319,11 @@ def test_what_fits_is_dequantised(tmp_path, monkeypatch):
         ("int4", folder, "Q4_0"),
         (None, folder, ""),
     ):
-        assert lms._packing(given, source_, jnp.float32) == packing
+        assert chosen(given, source_) == packing
     for given, source_, message in (
         ("int2", source, "weights is 'int2'; use one of stored, deq"),
         ("stored", folder, "'stored', but a folder is no GGUF file; use int8 or int4"),
         ("int8", source, "'int8', but .*tiny.gguf is a GGUF file; use stored"),
     ):
         with pytest.raises(ValueError, match=message):
-            lms._packing(given, source_, jnp.float32)
+            chosen(given, source_)

@@ -17,7 +17,7 @@ PROMPT, RESPONSE, ANSWERS, COPIES = 512, 192, 8, 2
 
 
 def rows() -> Iterator[dict]:
-    lm = jaxhal.load("smollm2-135m")
+    lm = jaxhal.load("smollm2-135m", mesh="data=1")
     about = lm.config.vocab_size, PROMPT + RESPONSE, RESPONSE, ANSWERS, COPIES
     batch, named = random_batch(*about), tuple(REDUCERS.items())
     attention = tuple((n, r) for n, r in named if n in ("mtop_div", "lookback"))

@@ -30,7 +30,7 @@ _FEATURES = {"lookback": jaxhal.LookbackRatio(), "entropy": jaxhal.TokenEntropy(
 
 
 def rows() -> Iterator[dict]:
-    lm = jaxhal.load("smollm2-135m")
+    lm = jaxhal.load("smollm2-135m", mesh="data=1")
     batch = random_batch(lm.config.vocab_size, PROMPT + 1, 1)
     yield from _beside_peers(lm, batch)
     yield from _features(lm)

@@ -172,7 +172,8 @@ def _planned(lm: LM, mesh: Mesh, shape: Shape, named: Named, task: str) -> Plan:
     )
     if weights > peak.memory:
         return dataclasses.replace(made, refused="the weights alone are too large")
-    rows = NamedSharding(mesh, PartitionSpec("data") if along else PartitionSpec())
+    spec = PartitionSpec("data") if along else PartitionSpec()
+    rows = NamedSharding(mesh_lib.by_heads(mesh, config), spec)
     options = topologies.options(device)
     try:
         if step is None:

@@ -44,8 +44,8 @@ def random_batch(
 
 
 def rows() -> Iterator[dict]:
-    lm = jaxhal.load("smollm2-135m", weights="dequantised")
-    stored = jaxhal.load("smollm2-135m", weights="stored")
+    lm = jaxhal.load("smollm2-135m", weights="dequantised", mesh="data=1")
+    stored = jaxhal.load("smollm2-135m", weights="stored", mesh="data=1")
     models = peer(_peers, lm) or {}
     # SciPy takes minutes on 270 graphs of 2,048 vertices: once is enough there.
     for seq, response, repeats, slow in ((512, 96, 9, 3), (2048, 256, 3, 1)):

@@ -22,7 +22,7 @@ _WHOLE = f"S={SEQ} R={FEW}"
 
 
 def rows() -> Iterator[dict]:
-    lm = jaxhal.load("smollm2-135m")
+    lm = jaxhal.load("smollm2-135m", mesh="data=1")
     batch = random_batch(lm.config.vocab_size, SEQ, RESPONSE)
     functions = {
         "forward": lambda: lm.forward(batch.tokens),

@@ -5,9 +5,8 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-import numpy as np
 from jax.experimental import topologies
-from jax.sharding import AxisType, Mesh
+from jax.sharding import Mesh
 
 from jaxhal.models import devices, kernels
 from jaxhal.models import mesh as mesh_lib
@@ -53,27 +52,20 @@ def meshes(
     ValueError on a mesh that will not do.
     """
     found = described(topology)
-    count, axes = len(found), (AxisType.Auto,) * 2
-    sides = range(1, count + 1) if wanted is None else [wanted.get("model", 1)]
-    for model in sides:
-        data = count // model if wanted is None else wanted.get("data", 1)
-        if wanted is None and (data * model != count or answers % data):
-            continue
-        if data * model != count:
-            raise ValueError(
-                f"a mesh of data={data} and model={model} is not all of the topology's "
-                f"{count} devices; let the two make {count}"
-            )
-        mesh = Mesh(
-            np.array(found).reshape(data, model), mesh_lib.AXES, axis_types=axes
+    if wanted is None:
+        for mesh in mesh_lib.choices(config, found):
+            if answers % mesh.shape["data"] == 0:
+                yield mesh
+        return
+    data, model = wanted.get("data", 1), wanted.get("model", 1)
+    if data * model != len(found):
+        raise ValueError(
+            f"a mesh of data={data} and model={model} is not all of the topology's "
+            f"{len(found)} devices; let the two make {len(found)}"
         )
-        try:
-            mesh_lib.check_mesh(mesh, config)
-        except ValueError:
-            if wanted is not None:
-                raise
-            continue
-        yield mesh
+    mesh = mesh_lib.make_mesh(data, model, found)
+    mesh_lib.check_mesh(mesh, config)
+    yield mesh
 
 
 def options(device: Any) -> dict[str, Any]:

@@ -104,7 +104,9 @@ def _milvus(path: Path, queries: np.ndarray) -> dict:
 def _checks() -> Iterator[dict]:
     """A whole check beside the agent's own answer; no other answers are drawn."""
     queries = [str(one.question) for one in bundled()[::2]]
-    agent = LocalAgent(jaxhal.load("smollm2-135m"), max_new_tokens=_TOKENS)
+    agent = LocalAgent(
+        jaxhal.load("smollm2-135m", mesh="data=1"), max_new_tokens=_TOKENS
+    )
     encoder = "all-minilm-l6-v2"
     known = embed(kept_encoder(encoder), queries, progress=False)
     for size in SIZES:

@@ -55,7 +55,7 @@ OnMesh = Annotated[
     typer.Option(
         "--mesh",
         help="Devices to spread the model over, such as data=2,model=4.",
-        show_default="one",
+        show_default="all that there are",
     ),
 ]
 BatchSize = Annotated[int, typer.Option(min=1, help="Answers read together.")]

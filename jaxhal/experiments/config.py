@@ -78,8 +78,8 @@ class Experiment:
       model: what reads the answers.
       dtype: of its parameters, ``float32`` or ``bfloat16``.
       mesh: devices of a process that it is spread over, such as ``data=2,model=4``; by
-        default one.
-      batch_size: answers read together.
+        default all.
+      batch_size: answers read together, on each device along ``data``.
       tuning: of the reader itself, which then judges the answers as well.
       timed: time every detector alone on this many answers of the first data set.
       seed: of the sources drawn, of the splits ``stratified``, ``grouped``, ``kinds``

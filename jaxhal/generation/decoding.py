@@ -113,12 +113,14 @@ def ready(lm: LM, state: State) -> tuple[LM, State]:
     With layers apart, unless the model is tiny, or a second copy of them would take
     over a quarter of the machine's memory at hand, or half of an accelerator's.
     """
+    state = dataclasses.replace(state, cache=cache_lib.laid(state.cache))
     leaves = jax.tree.leaves(lm.params)
     if "apart" not in vars(lm):  # which holds it once made
-        device = next(iter(leaves[0].devices()))
-        share = _APART_SHARE if device.platform == "cpu" else _APART_SHARE_OF_DEVICE
-        spare = share * devices.memory(device)
-        if not _APART_FROM <= sum(leaf.nbytes for leaf in leaves) <= spare:
+        held = leaves[0].devices()
+        on_cpu = next(iter(held)).platform == "cpu"
+        share = _APART_SHARE if on_cpu else _APART_SHARE_OF_DEVICE
+        size = sum(leaf.addressable_shards[0].data.nbytes for leaf in leaves)
+        if not _APART_FROM <= size <= share * devices.memory_of_each(held):
             return lm, state
     return lm.apart, dataclasses.replace(state, cache=cache_lib.apart(state.cache))
 

@@ -59,7 +59,8 @@ def prefill(
                 f"model's context of {lm.config.context_length}; ask for fewer"
             )
     batch = spread(batch, lm.params)
-    return _prefill(lm.bare, batch, new_tokens, named, target)
+    logits, cache, seen = _prefill(lm.bare, batch, new_tokens, named, target)
+    return logits, cache_lib.laid(cache), seen
 
 
 def step(

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
+from jaxhal.models.mesh import mesh_of
 from jaxhal.types import Batch
 
 
@@ -77,6 +78,17 @@ def start(
         column=jnp.asarray(batch.prompt_length, jnp.int32),
         prompt_length=batch.prompt_length,
     )
+
+
+def laid(cache: Cache) -> Cache:
+    """The same on a mesh: its free columns where those of the prompts are.
+
+    A compiler makes them of nothing, and so on every device.
+    """
+    if mesh_of(cache.prefix) is None:
+        return cache
+    key, value = jax.device_put((cache.key, cache.value), cache.prefix[1].sharding)
+    return dataclasses.replace(cache, key=key, value=value)
 
 
 def positions(valid: Bool[Array, "batch seq"]) -> Array:

@@ -114,11 +114,13 @@ def unembed(
         return ops.linear(hidden, kernel, None, dtype)
 
     def some(rows: quantized.Packed) -> Array:
-        kernel = rows.numbers().astype(table.dtype).T
-        return ops.linear(hidden, kernel, None, dtype)
+        numbers = rows.numbers().astype(table.dtype)
+        kernel = numbers.reshape(-1, numbers.shape[-1]).T
+        logits = ops.linear(hidden, kernel, None, dtype)
+        return logits.reshape(*logits.shape[:-1], table.ways, -1)
 
     # A part of the vocabulary at a time, as all of it may be larger than the file.
-    parts = table.packs[0].parts(VOCABULARY_BYTES)
+    parts = table.packs[0].parts(VOCABULARY_BYTES, table.ways)
     each = jnp.moveaxis(jax.lax.map(some, parts), 0, -2)
     return each.reshape(*hidden.shape[:-1], -1)
 

@@ -4,6 +4,7 @@ import functools
 import os
 import platform
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -43,6 +44,13 @@ def memory(device: Any = None) -> int:
     if "bytes_limit" in known:
         return known["bytes_limit"] - known.get("bytes_in_use", 0)
     return psutil.virtual_memory().available
+
+
+def memory_of_each(devices: Iterable[Any]) -> float:
+    """Bytes that each of some devices has left; CPUs share the machine's equally."""
+    every = list(devices)
+    shared = sum(device.platform == "cpu" for device in every)
+    return min(map(memory, every)) / max(1, shared)
 
 
 @functools.cache

@@ -43,6 +43,7 @@ class GGUFSource:
             ) from error
         self._tensors = {tensor.name: tensor for tensor in self.reader.tensors}
         self.size = sum(int(tensor.n_elements) for tensor in self.reader.tensors)
+        self.bytes = sum(int(tensor.n_bytes) for tensor in self.reader.tensors)
         size = Path(path).stat().st_size
         for tensor in self.reader.tensors:
             if tensor.data_offset + tensor.n_bytes > size:

@@ -106,9 +106,10 @@ def splash(
         along = "data" in mesh.shape and len(q) % mesh.shape["data"] == 0
         rows = PartitionSpec("data" if along else None)
         heads = PartitionSpec(*rows, "model" if "model" in mesh.shape else None)
-        parts = heads, heads, heads, rows, PartitionSpec()
+        queries = PartitionSpec(*heads, "group" if "group" in mesh.shape else None)
+        parts = queries, heads, heads, rows, PartitionSpec()
         attend = jax.shard_map(
-            attend, mesh=mesh, in_specs=parts, out_specs=heads, check_vma=False
+            attend, mesh=mesh, in_specs=parts, out_specs=queries, check_vma=False
         )
     return attend(q, k, v, valid, window)
 

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax.core import Tracer
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxhal.io.checks import one_of
-from jaxhal.models import decoder, devices, registry, tables
+from jaxhal.models import decoder, placement, registry, tables
 from jaxhal.models import mesh as mesh_lib
 from jaxhal.models.batching import check_length, check_rows, collate
 from jaxhal.models.config import Config, read_config
@@ -163,12 +162,14 @@ def load(
         log-probabilities are float32 in both.
       weights: ``"stored"`` keeps a GGUF file's blocks of few bits, and makes numbers of
         them where they are used; ``"dequantised"`` makes all of them now, which takes
-        more memory and less time.  By default what fits into half the memory at hand;
-        the numbers are the same.  ``"int8"`` and ``"int4"`` round the matrices of a
-        folder to such blocks (Q8_0, Q4_0), 8.5 and 4.5 bits a parameter.
+        more memory and less time.  By default what fits into half the memory at hand,
+        that of all devices of a mesh; the numbers are the same.  ``"int8"`` and
+        ``"int4"`` round the matrices of a folder to such blocks (Q8_0, Q4_0), 8.5 and
+        4.5 bits a parameter.
       mesh: devices to spread the model over, :func:`jaxhal.make_mesh` or such as
-        ``"data=2,model=4"``, its weights dequantised; everything then runs on all of
-        them.  Of safetensors each device's part alone is read.
+        ``"data=2,model=4"``; everything then runs on all of them.  Of safetensors each
+        device's part alone is read.  By default all devices of this process, along
+        ``model`` as few of them as the weights fit on; ``"data=1"`` is the first alone.
       rules: along which axis of the mesh parameters lie, by what they count;
         ``jaxhal.models.mesh.FULLY_SHARDED`` keeps one copy of each on the whole mesh.
 
@@ -194,47 +195,10 @@ def load(
         config, tokenizer = config_from_gguf(stored), Tokenizer.from_gguf(stored)
         table = gguf_table(config)
     tokenizer.check_ids(config.vocab_size, str(path))
-    if mesh is None:
-        packed, place = _packing(weights, stored, dtype), None
-    else:
-        packed, place = "", _placing(weights, config, mesh, rules)
+    packed, mesh = placement.choose(config, stored, dtype, weights, mesh, rules)
+    place = None if mesh is None else placement.on(mesh, config, rules)
     graphdef, params = fill(config, stored, table, dtype, packed=packed, place=place)
     return LM(params, graphdef, config, tokenizer, name)
-
-
-def _placing(
-    weights: str | None, config: Config, mesh: Mesh, rules: Mapping[str, str | None]
-) -> Callable[[str, tuple[int, ...]], NamedSharding]:
-    """Where each parameter lies on a mesh."""
-    if weights not in (None, "dequantised"):
-        raise ValueError(
-            f"weights is {weights!r} and a mesh is given; blocks cannot be spread over "
-            "devices, so leave it out or use weights='dequantised'"
-        )
-    mesh_lib.check_mesh(mesh, config)
-    return lambda path, shape: mesh_lib.sharding_of(path, shape, config, mesh, rules)
-
-
-_ROUNDED = {"int8": "Q8_0", "int4": "Q4_0"}
-
-
-def _packing(weights: str | None, source: Any, dtype: Any) -> str:
-    """In which blocks matrices are kept, ``"stored"`` for their own, or in none."""
-    if weights is None:
-        whole = source.size * jnp.dtype(dtype).itemsize
-        large = isinstance(source, GGUFSource) and whole > devices.memory() / 2
-        return "stored" if large else ""
-    one_of(("stored", "dequantised", *_ROUNDED), weights=weights)
-    if weights == "dequantised":
-        return ""
-    if isinstance(source, GGUFSource) != (weights == "stored"):
-        fitting = "int8 or int4" if weights == "stored" else "stored"
-        what = "no" if weights == "stored" else "a"
-        raise ValueError(
-            f"weights is {weights!r}, but {source.where} is {what} GGUF file; use "
-            f"{fitting}, or leave it out"
-        )
-    return _ROUNDED.get(weights, "stored")
 
 
 def check_dtype(dtype: Any) -> None:

@@ -5,8 +5,10 @@ width and the vocabulary lie along ``model``, rows of a batch along ``data``; wh
 leaves a layer is summed over ``model``, and attention rows never leave their device.
 """
 
+import contextlib
+import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -114,6 +116,34 @@ def check_mesh(mesh: Mesh | AbstractMesh, config: Config) -> None:
         )
 
 
+def choices(config: Config, devices: Sequence[Any]) -> Iterator[Mesh]:
+    """Meshes of all of some devices that a model can be spread over.
+
+    The fewest along ``model`` come first.
+    """
+    for model in range(1, len(devices) + 1):
+        if len(devices) % model == 0:
+            mesh = make_mesh(len(devices) // model, model, devices)
+            with contextlib.suppress(ValueError):
+                check_mesh(mesh, config)
+                yield mesh
+
+
+def by_heads(mesh: Mesh, config: Config) -> Mesh:
+    """The same devices, ``model`` cut in two where it has more than key heads.
+
+    Those heads lie along what is left of ``model``; devices along ``group`` share one.
+    """
+    names, sizes = list(mesh.axis_names), list(mesh.devices.shape)
+    count, kv = mesh.shape.get("model", 1), config.num_key_value_heads
+    if count > kv:
+        at = names.index("model")
+        names.insert(at + 1, "group")
+        sizes[at : at + 1] = kv, count // kv
+    types = (AxisType.Auto,) * len(names)
+    return Mesh(mesh.devices.reshape(sizes), tuple(names), axis_types=types)
+
+
 def sharding_of(
     path: str,
     shape: tuple[int, ...],
@@ -121,21 +151,37 @@ def sharding_of(
     mesh: Mesh,
     rules: Mapping[str, str | None] = RULES,
 ) -> NamedSharding:
-    """Where a parameter of a decoder lies.
+    """Where a parameter of a decoder lies, on the mesh of :func:`by_heads`.
 
-    An axis that does not divide among its devices is copied to all of them, as are
-    key heads of which there are fewer than devices.
+    An axis that does not divide among its devices is copied to all of them.
     """
+    mesh = by_heads(mesh, config)
     own = len(shape) - path.startswith("blocks.")  # axes beside that of the layers
     module = path.split(".")[-2] if "." in path else ""
     counts = _MODULES.get(module, (None,) * own)[-own:]
-    spec: list[str | None] = [None] * (len(shape) - own)
+    spec: list[tuple[str, ...] | None] = [None] * (len(shape) - own)
     for size, count in zip(shape[len(spec) :], counts, strict=True):
-        axis = None if count is None else rules[count]
-        devices = mesh.shape.get(axis, 1) if axis else 1
+        axes = _axes(mesh, count, rules)
+        devices = along(mesh, axes)
         whole = config.num_key_value_heads if count == "kv_heads" else size
-        spec.append(axis if devices > 1 and whole % devices == 0 else None)
+        spec.append(axes if devices > 1 and whole % devices == 0 else None)
     return NamedSharding(mesh, PartitionSpec(*spec))
+
+
+def _axes(
+    mesh: Mesh, count: str | None, rules: Mapping[str, str | None]
+) -> tuple[str, ...]:
+    axis = None if count is None else rules[count]
+    if axis is None or axis not in mesh.axis_names:
+        return ()
+    grouped = axis == "model" and count != "kv_heads" and "group" in mesh.axis_names
+    return ("model", "group") if grouped else (axis,)
+
+
+def along(mesh: Mesh | AbstractMesh, axes: str | tuple[str, ...] | None) -> int:
+    """How many devices an array's axis is shared by that lies along some of a mesh."""
+    names = (axes,) if isinstance(axes, str) else axes or ()
+    return math.prod(mesh.shape.get(name, 1) for name in names)
 
 
 def mesh_of(tree: Any) -> Mesh | None:
@@ -147,6 +193,12 @@ def mesh_of(tree: Any) -> Mesh | None:
     return None
 
 
+def rows_at_once(params: Any) -> int:
+    """Of how many rows each is read by devices of its own: what ``data`` counts."""
+    mesh = mesh_of(params)
+    return 1 if mesh is None else along(mesh, "data")
+
+
 def spread(tree: Any, params: Any, copies: int = 1) -> Any:
     """Arrays ``[batch ...]`` laid out along ``data`` of the mesh of some parameters.
 
@@ -155,7 +207,7 @@ def spread(tree: Any, params: Any, copies: int = 1) -> Any:
     mesh = mesh_of(params)
     if mesh is None or any(isinstance(x, Tracer) for x in jax.tree.leaves(tree)):
         return tree
-    count = mesh.shape.get("data", 1)
+    count = along(mesh, "data")
 
     def put(leaf: Any) -> Any:
         runs = np.shape(leaf)[0] // copies if np.ndim(leaf) else 0

@@ -12,7 +12,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, Int
+
+from jaxhal.models.mesh import along
 
 
 @jax.tree_util.register_dataclass
@@ -66,14 +69,20 @@ class Packed:
             value += _each(self.offset, self.offsets)[..., None]
         return value.reshape(*self.scale.shape[:-1], -1)
 
-    def parts(self, most: int) -> "Packed":
-        """The rows of a matrix in equal runs, of ``most`` bytes of float32 at best."""
+    def parts(self, most: int, ways: int = 1) -> "Packed":
+        """The rows of a matrix in parts, of ``most`` bytes of float32 at best.
+
+        ``[parts, ways, rows, ...]``: an equal run of each of ``ways`` runs of rows,
+        which may lie on as many devices.
+        """
         rows, columns = self.shape
+        rows //= ways
         wanted = -(-4 * rows * columns // most)
         runs = max(n for n in range(1, wanted + 1) if rows % n == 0)
 
         def fold(leaf: Array) -> Array:
-            return leaf.reshape(runs, rows // runs, *leaf.shape[1:])
+            each = leaf.reshape(ways, runs, rows // runs, *leaf.shape[1:])
+            return each.swapaxes(0, 1)
 
         return jax.tree.map(fold, self)
 
@@ -104,6 +113,7 @@ class Stored:
       shape: of the parameter when it is not packed.
       transposed: whether its rows are the matrix's columns, as a kernel's are.
       dtype: of its numbers.
+      ways: devices that the matrix's rows are shared by.
     """
 
     packs: tuple[Packed, ...]
@@ -113,6 +123,7 @@ class Stored:
     shape: tuple[int, ...] = dataclasses.field(metadata={"static": True})
     transposed: bool = dataclasses.field(metadata={"static": True})
     dtype: Any = dataclasses.field(metadata={"static": True})
+    ways: int = dataclasses.field(default=1, metadata={"static": True})
 
     @property
     def size(self) -> int:
@@ -314,6 +325,14 @@ _AT_ONCE = 4 << 20
 FORMATS = tuple(_FORMATS)
 
 
+def width(kind: str) -> float:
+    """Bytes of a number in a format."""
+    import gguf
+
+    numbers, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
+    return size / numbers
+
+
 def pack(kind: str, data: np.ndarray) -> Packed:
     """Rows ``UInt8[rows bytes]`` of a file, packed.
 
@@ -366,23 +385,39 @@ def stored(
     shape: tuple[int, ...],
     dtype: Any,
     transposed: bool,
+    sharding: NamedSharding | None = None,
 ) -> Stored:
     """A parameter of its matrices: one, or those of the layers by format.
 
+    Rows lie along the axes of a mesh that the parameter's do.  Columns are shared where
+    each device's are whole blocks, and are otherwise copied.
+
     Args:
       shape: of the parameter, with layers first where there are several.
+      sharding: of the parameter, for one that is spread over devices.
     """
     kinds = [kind for kind, _ in packs]
+    *before, rows, columns = sharding.spec if sharding else [None] * len(shape)
+    rows, columns = (columns, rows) if transposed else (rows, columns)
+
+    def put(leaf: np.ndarray) -> Array:
+        if sharding is None:
+            return jnp.asarray(leaf)
+        whole = leaf.shape[len(before) + 1] % along(sharding.mesh, columns) == 0
+        spec = PartitionSpec(*before, rows, columns if whole else None)
+        return jax.device_put(leaf, NamedSharding(sharding.mesh, spec))
+
     if len(shape) == 2:
         ((_, one),) = packs
-        made, places = (jax.tree.map(jnp.asarray, one),), None
+        made, places = (jax.tree.map(put, one),), None
     else:
         order = list(dict.fromkeys(kinds))
         places = tuple(
             (order.index(kind), kinds[:at].count(kind)) for at, kind in enumerate(kinds)
         )
         made = tuple(
-            jax.tree.map(lambda *leaves: jnp.asarray(np.stack(leaves)), *some)
+            jax.tree.map(lambda *leaves: put(np.stack(leaves)), *some)
             for some in ([one for k, one in packs if k == kind] for kind in order)
         )
-    return Stored(made, places, shape, transposed, jnp.dtype(dtype))
+    ways = along(sharding.mesh, rows) if sharding else 1
+    return Stored(made, places, shape, transposed, jnp.dtype(dtype), ways)

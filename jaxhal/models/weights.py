@@ -3,14 +3,15 @@
 import fnmatch
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jax.sharding import Sharding
+from jax.sharding import NamedSharding, PartitionSpec
 from tqdm import tqdm
 
 from jaxhal.models import quantized
@@ -172,11 +173,12 @@ def fill(
     module: Callable[..., nnx.Module] = Decoder,
     ignored: Sequence[str] = _IGNORED,
     packed: str = "",
-    place: Callable[[str, tuple[int, ...]], Sharding] | None = None,
+    place: Callable[[str, tuple[int, ...]], NamedSharding] | None = None,
 ) -> tuple[Any, Any]:
     """``(graphdef, params)`` read from ``source``, one stored tensor at a time.
 
-    ``place`` says over which devices a parameter of a path and shape is spread.
+    ``place`` says over which devices a parameter of a path and shape is spread; the
+    host then holds one layer's numbers of it at a time, or the blocks of all layers.
 
     ``ignored`` are patterns of stored names that ``module`` does not compute with.
     Matrices that ``source`` has in blocks stay so where ``packed`` is ``"stored"``;
@@ -200,31 +202,18 @@ def fill(
     for path, leaf in tqdm(paths(shapes), "reading weights", leave=False, disable=None):
         origin = table[path]
         names = _names(path, origin, leaf)
-        if packed and _is_matrix(path) and present.issuperset(names):
-            kept, found = _packed(path, leaf, origin, source, config, packed)
-            if kept is not None or found:
-                used.update(names)
-                problems += found
-                arrays.append(kept)
-                continue
         used.update(names)
-        sharding = None if place is None else place(path, leaf.shape)
         if missing := [f"{name} is missing" for name in names if name not in present]:
             problems += missing
-        elif (
-            sharding is not None
-            and isinstance(source, SafetensorsSource)
-            and _cuts(path, source, names, origin, leaf)
-        ):
-            array, found = _in_parts(path, source, names, origin, leaf, sharding)
-            problems += found
-            arrays.append(array)
-        else:
-            array = np.empty(leaf.shape, leaf.dtype)
-            for name, target in _targets(path, origin, array):
-                if found := _into(target, source.get(name), origin, config):
-                    problems.append(f"{name} {found.format(path=path)}")
-            arrays.append(jax.device_put(array, sharding))
+            continue
+        sharding = None if place is None else place(path, leaf.shape)
+        array, found = None, []
+        if packed and _is_matrix(path):
+            array, found = _packed(path, leaf, origin, source, config, packed, sharding)
+        if array is None and not found:
+            array, found = _numbers(path, leaf, origin, source, config, sharding)
+        problems += found
+        arrays.append(array)
     extra = sorted(
         name
         for name in present - used
@@ -240,27 +229,62 @@ def fill(
     return graphdef, jax.tree.unflatten(jax.tree.structure(shapes), arrays)
 
 
-def _cuts(
-    path: str, source: SafetensorsSource, names: list[str], origin: Origin, leaf: Any
-) -> bool:
+def _numbers(
+    path: str,
+    leaf: Any,
+    origin: Origin,
+    source: SafetensorsSource | GGUFSource,
+    config: Config,
+    sharding: NamedSharding | None,
+) -> tuple[jax.Array, list[str]]:
+    """A parameter as one array, and what is wrong with it."""
+    if sharding is not None and isinstance(source, SafetensorsSource):
+        if _cuts(path, leaf, origin, source):
+            return _in_parts(path, leaf, origin, source, sharding)
+    names, stacked, problems = _names(path, origin, leaf), _stacked(path), []
+
+    def read(name: str, target: np.ndarray) -> None:
+        if found := _into(target, source.get(name), origin, config):
+            problems.append(f"{name} {found.format(path=path)}")
+
+    if sharding is None or not stacked:
+        array: Any = np.empty(leaf.shape, leaf.dtype)
+        for name, target in zip(names, array if stacked else [array], strict=True):
+            read(name, target)
+        return jax.device_put(array, sharding), problems
+    # A layer at a time, as the host may not have room for all of them.
+    array = jnp.zeros(leaf.shape, leaf.dtype, device=sharding)
+    of_layer = NamedSharding(sharding.mesh, PartitionSpec(*sharding.spec[1:]))
+    put = jax.jit(_with_layer, donate_argnums=0, out_shardings=sharding)
+    for layer, name in enumerate(names):
+        one = np.empty(leaf.shape[1:], leaf.dtype)
+        read(name, one)
+        array = put(array, jax.device_put(one, of_layer), layer)
+    return array, problems
+
+
+def _with_layer(array: jax.Array, one: jax.Array, layer: Any) -> jax.Array:
+    return jax.lax.dynamic_update_index_in_dim(array, one, layer, 0)
+
+
+def _cuts(path: str, leaf: Any, origin: Origin, source: SafetensorsSource) -> bool:
     """Whether a part of a parameter is a part of what is stored, of the right shape."""
     if origin.turn not in (same, transpose):
         return False
-    shape = leaf.shape[path.startswith("blocks.") :]
+    shape = leaf.shape[_stacked(path) :]
     wanted = shape[::-1] if origin.turn is transpose else shape
-    return all(source.shape(name) == wanted for name in names)
+    return all(source.shape(name) == wanted for name in _names(path, origin, leaf))
 
 
 def _in_parts(
     path: str,
-    source: SafetensorsSource,
-    names: list[str],
-    origin: Origin,
     leaf: Any,
-    sharding: Sharding,
+    origin: Origin,
+    source: SafetensorsSource,
+    sharding: NamedSharding,
 ) -> tuple[jax.Array, list[str]]:
     """A parameter of which each device's part alone is read, and what is wrong."""
-    stacked, turn, problems = path.startswith("blocks."), origin.turn is transpose, []
+    names, turn, problems = _names(path, origin, leaf), origin.turn is transpose, []
 
     def one(name: str, index: tuple[slice, ...]) -> np.ndarray:
         value = source.part(name, index[::-1] if turn else index)
@@ -270,12 +294,17 @@ def _in_parts(
         return value
 
     def part(index: Any) -> np.ndarray:
-        if not stacked:
+        if not _stacked(path):
             return one(names[0], index)
         return np.stack([one(name, index[1:]) for name in names[index[0]]])
 
     array = jax.make_array_from_callback(leaf.shape, sharding, part)
     return array, [f"{name} holds NaN or infinite values" for name in problems]
+
+
+def _stacked(path: str) -> bool:
+    """Whether a parameter leads with an axis of layers."""
+    return path.startswith("blocks.")
 
 
 def _is_matrix(path: str) -> bool:
@@ -289,6 +318,7 @@ def _packed(
     source: SafetensorsSource | GGUFSource,
     config: Config,
     packed: str,
+    sharding: NamedSharding | None,
 ) -> tuple[Stored | None, list[str]]:
     """A parameter in blocks, and what is wrong with it; ``None`` if in none."""
     kernel = path.endswith(".kernel")
@@ -317,7 +347,8 @@ def _packed(
         packs.append((kind, pack))
     if problems:
         return None, problems
-    return quantized.stored(packs, leaf.shape, leaf.dtype, transposed=kernel), []
+    made = quantized.stored(packs, leaf.shape, leaf.dtype, kernel, sharding)
+    return made, []
 
 
 def _into(
@@ -336,16 +367,8 @@ def _into(
     return None if np.isfinite(target).all() else "holds NaN or infinite values"
 
 
-def _targets(
-    path: str, origin: Origin, array: np.ndarray
-) -> Iterator[tuple[str, np.ndarray]]:
-    """The stored names behind one parameter and the part of it each fills."""
-    parts = array if path.startswith("blocks.") else [array]
-    yield from zip(_names(path, origin, array), parts, strict=True)
-
-
 def _names(path: str, origin: Origin, leaf: Any) -> list[str]:
-    if not path.startswith("blocks."):
+    if not _stacked(path):
         return [origin.name]
     layers = range(leaf.shape[0])
     return [origin.name.format(layer, next=layer + 1) for layer in layers]
