@@ -836,12 +836,16 @@ def test_prompts_are_shared_where_that_fills_batches(answers, want):
     assert [(copies, n, size) for (copies, size), n in found.items()] == want
 
 
-@given(st.lists(st.integers(0, 4), max_size=40), st.integers(1, 9))
-def test_shared_plans_hold_every_row_once(prompts, batch_size):
+@given(
+    st.lists(st.integers(0, 4), max_size=40), st.integers(1, 9), st.sampled_from([1, 4])
+)
+def test_shared_plans_hold_every_row_once(prompts, batch_size, ways):
     rows = [encoded(70 * (p + 1), 7 * (at % 5 + 1), p) for at, p in enumerate(prompts)]
-    batches = plan_shared(rows, batch_size)
+    batches = plan_shared(rows, batch_size, ways)
     assert sorted(row for batch in batches for row in batch.rows) == [*range(len(rows))]
     for rows_of, *columns, size, copies in batches:
+        # Each way reads as much as a lone one, and no prompt lies on two.
+        assert size <= ways * batch_size and size % (ways * copies) == 0
         batch = collate([rows[row] for row in rows_of], 0, *columns, size)
         heads = np.asarray(batch.tokens)[:, : columns[0]]
         np.testing.assert_array_equal(heads, np.repeat(heads[::copies], copies, 0))

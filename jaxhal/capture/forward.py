@@ -31,7 +31,7 @@ from jaxhal.models.batching import (
 from jaxhal.models.cache import positions
 from jaxhal.models.config import Config
 from jaxhal.models.lm import LM
-from jaxhal.models.mesh import spread
+from jaxhal.models.mesh import rows_at_once, spread
 from jaxhal.models.ops import STANDARD
 from jaxhal.types import Batch
 
@@ -72,7 +72,7 @@ def read_rows(
     Padding of the response is not cut off.
     """
     pad_id, found = lm.require_tokenizer().pad_id, {}
-    for group in plan_reading(lm.config, rows, batch_size):
+    for group in plan_reading(lm, rows, batch_size):
         some = [rows[place] for place in group.rows]
         batch = collate(
             some, pad_id, group.prompt_length, group.response_length, group.size
@@ -83,16 +83,16 @@ def read_rows(
     return [found[place] for place in range(len(rows))]
 
 
-def plan_reading(
-    config: Config, rows: Sequence[Encoded], batch_size: int
-) -> list[Planned]:
+def plan_reading(lm: LM, rows: Sequence[Encoded], batch_size: int) -> list[Planned]:
     """Batches of answers, whose prompts are read once each where the model allows it.
 
-    ValueError when the batch size is below 1.
+    The batch size is that of each device along ``data`` of a mesh; ValueError when it
+    is below 1.
     """
-    if shares_prompts(config):
-        return plan_shared(rows, batch_size)
-    return plan(rows, rows_together(max(1, len(rows)), batch_size))
+    ways = rows_at_once(lm.params)
+    if shares_prompts(lm.config):
+        return plan_shared(rows, batch_size, ways)
+    return plan(rows, rows_together(max(1, len(rows)), batch_size, ways))
 
 
 def shares_prompts(config: Config) -> bool:

@@ -17,6 +17,7 @@ from jaxhal.io.configuration import check_name
 from jaxhal.io.files import append, lines_of
 from jaxhal.io.progress import progress_bar
 from jaxhal.models.lm import DTYPES, LM
+from jaxhal.models.mesh import rows_at_once
 from jaxhal.reading.keys import digest
 
 
@@ -36,8 +37,8 @@ class Writing:
       top_p: keep the likeliest tokens that hold this much probability.
       model: what answers.
       dtype: of its parameters.
-      mesh: devices it is spread over, such as ``data=2,model=4``; by default one.
-      batch_size: answers written together.
+      mesh: devices it is spread over, such as ``data=2,model=4``; by default all.
+      batch_size: answers written together, on each device along ``data``.
       seed: of all chance.
       out: folder that the named folder goes to.
     """
@@ -108,9 +109,10 @@ def journal(
     lacking = [at for at, key in enumerate(wanted) if key not in known]
     every = [*prompts.values()]
     lacking.sort(key=lambda at: len(every[at]))  # a batch is padded to its longest
+    size = rows_at_once(lm.params) * config.batch_size
     with progress_bar(len(lacking), "writing", "answer", progress) as bar:
-        for start in range(0, len(lacking), config.batch_size):
-            part = lacking[start : start + config.batch_size]
+        for start in range(0, len(lacking), size):
+            part = lacking[start : start + size]
             some = {at: every[at] for at in part}
             errors = requests.unanswerable(lm, some, config.max_new_tokens)
             rows = {at: {**failed, "error": error} for at, error in errors.items()}

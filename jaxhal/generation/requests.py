@@ -19,7 +19,7 @@ from jaxhal.generation.steps import Clip, rowwise
 from jaxhal.io.progress import progress_bar
 from jaxhal.models.batching import Encoded, Planned, collate, plan, rows_together
 from jaxhal.models.lm import LM
-from jaxhal.models.mesh import spread
+from jaxhal.models.mesh import rows_at_once, spread
 from jaxhal.types import Example
 
 # Tokens decoded between looks at the text for stop strings.
@@ -86,7 +86,8 @@ def generate(
       reducers: name -> row-wise reducer, to ride along.
       clip: bounds that the state of each token is kept in before logits are made of it,
         such as :func:`jaxhal.features.eigenscore.clip_thresholds` gives.
-      batch_size: rows decoded together; the ``n`` of one prompt always are.
+      batch_size: rows decoded together, on each device along ``data`` of a mesh; the
+        ``n`` of one prompt always are.
       progress: show a progress bar; ``None`` shows it on a terminal.
 
     Raises:
@@ -107,7 +108,8 @@ def generate(
     how = decoding_of(lm, sampling, reducers)
     keys = prompt_keys(sampling, key, len(rows))
     stop = stops.checked(lm.require_tokenizer(), stop)
-    together = rows_together(len(rows), max(1, batch_size // n))
+    ways = rows_at_once(lm.params)
+    together = rows_together(len(rows), max(1, batch_size // n), ways)
     found: dict[int, list[Generated]] = {}
     with progress_bar(len(rows) * n, "generating", "response", progress) as bar:
         for group in plan(rows, together):

@@ -66,15 +66,20 @@ class Planned(NamedTuple):
     copies: int = 1
 
 
-def rows_together(count: int, most: int) -> int:
+def rows_together(count: int, most: int, ways: int = 1) -> int:
     """Rows of each of as few batches as hold ``count``, a :func:`bucket`.
+
+    So many on each of ``ways`` devices, which share a batch.
 
     >>> [rows_together(count, 32) for count in (1, 5, 40, 1000)]
     [1, 6, 24, 32]
+    >>> [rows_together(count, 32, ways=8) for count in (1, 5, 40, 1000)]
+    [8, 8, 48, 256]
     """
     at_least(1, batch_size=most)
-    batches = -(-count // most)
-    return min(most, bucket(-(-count // batches), 1))
+    each = -(-count // ways)
+    batches = -(-each // most)
+    return ways * min(most, bucket(-(-each // batches), 1))
 
 
 def plan(encoded: Sequence[Encoded], batch_size: int) -> list[Planned]:
@@ -103,11 +108,14 @@ def plan(encoded: Sequence[Encoded], batch_size: int) -> list[Planned]:
     return batches
 
 
-def plan_shared(encoded: Sequence[Encoded], batch_size: int) -> list[Planned]:
+def plan_shared(
+    encoded: Sequence[Encoded], batch_size: int, ways: int = 1
+) -> list[Planned]:
     """Batches in which a prompt stands once for several answers to it.
 
     How many is a power of two.  As each number of copies compiles programs of its own,
-    it has to fill a batch, or to take all rows that are left.
+    it has to fill a batch, or to take all rows that are left.  Each of ``ways`` devices
+    reads up to ``batch_size`` answers of a batch, and a prompt's on one of them.
     """
     at_least(1, batch_size=batch_size)
     by_prompt = collections.defaultdict(list)
@@ -125,10 +133,11 @@ def plan_shared(encoded: Sequence[Encoded], batch_size: int) -> list[Planned]:
             for start in range(0, end, copies)
         ]
         together = batch_size // copies
-        if len(runs) >= together or len(runs) * copies == sum(map(len, left)) > 0:
+        all_left = len(runs) * copies == sum(map(len, left)) > 0
+        if len(runs) >= ways * together or all_left:
             left = [rows[end:] for rows, end in zip(left, split, strict=True)]
             longest = [encoded[run[-1]] for run in runs]
-            for prompt in plan(longest, rows_together(len(runs), together)):
+            for prompt in plan(longest, rows_together(len(runs), together, ways)):
                 rows = [row for at in prompt.rows for row in runs[at]]
                 size = prompt.size * copies
                 batches.append(prompt._replace(rows=rows, size=size, copies=copies))

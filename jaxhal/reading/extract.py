@@ -236,7 +236,7 @@ class Extraction:
     def _read(
         self, wanted: Container[int]
     ) -> Iterator[tuple[list[int], int, int, Any]]:
-        planned = plan_reading(self.lm.config, self.rows, self.batch_size)
+        planned = plan_reading(self.lm, self.rows, self.batch_size)
         todo = [group for group in planned if any(at in wanted for at in group.rows)]
         if todo:
             self.measured  # noqa: B018  (before the bar of what is read)

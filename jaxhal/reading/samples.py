@@ -20,6 +20,7 @@ from jaxhal.io.files import append, lines_after
 from jaxhal.io.progress import progress_bar
 from jaxhal.io.showing import quoted
 from jaxhal.models.lm import LM
+from jaxhal.models.mesh import rows_at_once
 from jaxhal.reading.keys import digest, fingerprint
 from jaxhal.reading.sharing import Share, explained, share_out
 from jaxhal.types import Example
@@ -141,7 +142,8 @@ def draw(
     kept = _Kept(path)
     kept.look()
     # Parts do not depend on what is known, so that processes have the same ones.
-    keys, step = [*prompts], max(_PART, batch_size // how.n)
+    keys = [*prompts]
+    step = max(_PART, rows_at_once(lm.params) * (batch_size // how.n))
     each = (keys[start : start + step] for start in range(0, len(keys), step))
     parts = {digest(json.dumps(part)): part for part in each}
     lacking = {n: some for n, part in parts.items() if (some := kept.lacking(part))}

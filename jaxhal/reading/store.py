@@ -25,7 +25,6 @@ from jaxhal.io import sealing
 from jaxhal.io.checks import at_least
 from jaxhal.io.progress import progress_bar
 from jaxhal.models.batching import Encoded
-from jaxhal.models.config import Config
 from jaxhal.models.lm import LM
 from jaxhal.reading.keys import column_name, digest, fingerprint, key_of
 from jaxhal.reading.parts import (
@@ -92,7 +91,7 @@ class Store:
         by_column = {columns[name]: reducer for name, reducer in named}
         keys = [key_of(row) for row in rows]
         encoded, folder = dict(zip(keys, rows, strict=True)), self._folder(lm)
-        parts = _plan(lm.config, folder, encoded, by_column, batch_size)
+        parts = _plan(lm, folder, encoded, by_column, batch_size)
         if parts:
             check_axes(lm, by_column)
             total = sum(len(part.keys) for part in parts.values())
@@ -135,7 +134,7 @@ def _parts(folder: Path) -> list[Path]:
 
 
 def _plan(
-    config: Config,
+    lm: LM,
     folder: Path,
     encoded: dict[str, Encoded],
     columns: Mapping[str, Reducer],
@@ -155,7 +154,7 @@ def _plan(
         have = places([path for path in files if path not in own], names)
         lack = {key: [c for c in names if key not in have[c]] for key in encoded}
         lack = {key: some for key, some in lack.items() if some}
-        parts = make_plan(config, encoded, lack, batch_size)
+        parts = make_plan(lm, encoded, lack, batch_size)
         planned = {f"{request}-{part.name}": part for part in parts}
         if all(path.name.rpartition("-")[0] in planned for path in own):
             return planned
@@ -164,7 +163,7 @@ def _plan(
 
 
 def make_plan(
-    config: Config,
+    lm: LM,
     encoded: dict[str, Encoded],
     lacking: dict[str, list[str]],
     batch_size: int,
@@ -176,7 +175,7 @@ def make_plan(
     parts = []
     for columns, keys in alike.items():
         groups: list[Group] = []
-        for rows, *how in plan_reading(config, [encoded[k] for k in keys], batch_size):
+        for rows, *how in plan_reading(lm, [encoded[k] for k in keys], batch_size):
             group = Group(tuple(keys[row] for row in rows), *how)
             if groups and sum(len(g.keys) for g in [*groups, group]) > _PART_ROWS:
                 parts.append(StorePart(columns, tuple(groups)))

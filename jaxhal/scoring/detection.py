@@ -86,7 +86,7 @@ def score(
         one's own, such as ``eigenscore(draw={"n": 5})``, or detectors that were fitted;
         by default all that need no second pass and no training, or that the package
         ships fitted for the reader: :data:`jaxhal.scoring.shipped.MODELS`.
-      batch_size: answers read together.
+      batch_size: answers read together, on each device along ``data`` of a mesh.
       progress: ``None`` shows a progress bar on a terminal.
       threshold: a promise that the deciding detector's threshold is to keep on answers
         like those it was calibrated on: ``{"precision": 0.9}`` of those called

@@ -20,6 +20,7 @@ from jaxhal.io.progress import progress_bar
 from jaxhal.models import cache as cache_lib
 from jaxhal.models.batching import plan, rows_together
 from jaxhal.models.lm import LM
+from jaxhal.models.mesh import rows_at_once
 from jaxhal.scoring.detection import resolve_for, response_scores
 from jaxhal.scoring.fitting import Fitted
 from jaxhal.types import Example
@@ -87,7 +88,7 @@ def guide(
     keys = requests.prompt_keys(sampling, key, len(rows))
     found: dict[int, Guided] = {}
     limits = [max_new_tokens] * len(rows)
-    together = rows_together(len(rows), batch_size)
+    together = rows_together(len(rows), batch_size, rows_at_once(lm.params))
     with progress_bar(len(rows), "guiding", "response", progress) as bar:
         for group in plan(rows, together):
             ready, state = requests.begun(
