@@ -23,7 +23,8 @@ class Tuning:
       weight_decay: AdamW's, times the learning rate.
       epochs: at most this many.
       batch_size: answers that a step averages over.
-      micro_batch: answers differentiated at once; changes memory, not the result.
+      micro_batch: answers differentiated at once, on each device along ``data`` of a
+        mesh; changes memory, not the result.
       remat: keep only what enters each layer and compute the rest again on the way
         back.
       validation_share: of the answers, sources whole, that only choose the epoch; 0

@@ -18,6 +18,7 @@ from jaxhal.evaluation.splits import SplitError, holdout
 from jaxhal.io.progress import Bar, progress_bar
 from jaxhal.io.showing import quoted
 from jaxhal.models.lm import LM
+from jaxhal.models.mesh import rows_at_once, spread
 from jaxhal.reading.keys import fingerprint
 from jaxhal.tuning.checkpoints import Checkpoints, opened
 from jaxhal.tuning.classifier import Learned, batches, encode, log_loss, start
@@ -228,8 +229,9 @@ def _gradient(
     task: Task, learned: Learned, numbers: list[int], bar: Bar
 ) -> tuple[Float[Array, ""], Learned]:
     """Mean loss of a batch and its gradient, a micro-batch at a time."""
-    size = task.tuning.micro_batch
-    dtype = learned.head.w.dtype
+    params, dtype = task.lm.params, learned.head.w.dtype
+    ways = rows_at_once(params)
+    size = ways * min(task.tuning.micro_batch, -(-len(numbers) // ways))
     total = jnp.zeros((), dtype), jax.tree.map(jnp.zeros_like, learned)
     pad_id = task.lm.require_tokenizer().pad_id
     for part, rows in batches(task.sequences, numbers, size, pad_id):
@@ -237,9 +239,8 @@ def _gradient(
         labels[: len(part)] = task.labels[part]
         weight[: len(part)] = 1 / len(numbers)
         scale, remat = task.tuning.scale, task.tuning.remat
-        total = _accumulated(
-            remat, total, learned, task.lm.bare, rows, labels, weight, scale
-        )
+        laid = spread((rows, labels, weight), params)
+        total = _accumulated(remat, total, learned, task.lm.bare, *laid, scale)
         bar.update(len(part))
     if not np.isfinite(total[0]):
         raise ValueError(

@@ -17,6 +17,7 @@ from jaxhal.io import sealing
 from jaxhal.io.files import replacing
 from jaxhal.io.progress import progress_bar
 from jaxhal.models.lm import LM
+from jaxhal.models.mesh import rows_at_once, spread
 from jaxhal.models.weights import paths
 from jaxhal.tuning.adapters import Pair
 from jaxhal.tuning.classifier import Head, Learned, batches, encode, log_odds
@@ -141,9 +142,10 @@ def scores(
     """Log odds of encoded answers, in their order."""
     out = np.zeros(len(sequences), learned.head.w.dtype)
     pad_id = lm.require_tokenizer().pad_id
+    size = rows_at_once(lm.params) * tuning.micro_batch
     with progress_bar(len(sequences), "scoring", "answer", progress) as bar:
-        everyone = range(len(sequences))
-        for part, rows in batches(sequences, everyone, tuning.micro_batch, pad_id):
+        for part, rows in batches(sequences, range(len(sequences)), size, pad_id):
+            rows = spread(rows, lm.params)
             found = _log_odds(learned, lm.bare, rows, tuning.scale)
             out[part] = np.asarray(found)[: len(part)]
             bar.update(len(part))
