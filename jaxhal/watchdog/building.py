@@ -42,7 +42,7 @@ def agent_of(config: Watch, one: Talker, progress: bool | None = None) -> Agent:
     agent: Agent
     if endpoint is None:
         prompt = "{query}" if one.passages or not one.prompt else one.prompt
-        lm = model(one.model, one.dtype)
+        lm = model(one.model, one.dtype, one.mesh)
         agent = LocalAgent(lm, prompt, max_new_tokens=one.max_new_tokens)
     else:
         agent = EndpointAgent(

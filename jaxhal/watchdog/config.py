@@ -27,6 +27,7 @@ class Talker:
 
     Attributes:
       model: of this process, or its name behind an endpoint.
+      mesh: devices it is spread over, such as ``data=2,model=4``; by default all.
       endpoint: the base address of an OpenAI-compatible server; none for this process.
       timeout: seconds that an attempt may wait for it to say something more.
       concurrency: requests to it that are open at a time.
@@ -38,6 +39,7 @@ class Talker:
 
     model: str = "smollm2-135m"
     dtype: str = "float32"
+    mesh: str = ""
     endpoint: str = ""
     timeout: float = 60.0
     concurrency: int = 8
@@ -154,6 +156,7 @@ def _itself(talker: Talker) -> Talker:
     """Who answers, wherever it is and however fast it may be asked."""
     return dataclasses.replace(
         talker,
+        mesh=Talker.mesh,
         endpoint="somewhere" if talker.endpoint else "",
         timeout=Talker.timeout,
         concurrency=Talker.concurrency,

@@ -160,7 +160,7 @@ def _judged(
         for number, (question, reply, some, label, group) in enumerate(every)
     ]
     reader = config.agent.model if not config.agent.endpoint else config.reader
-    lm = model(reader, config.agent.dtype)
+    lm = model(reader, config.agent.dtype, config.agent.mesh)
     store = Store(private_cache("features"))
     data = collect(lm, examples, detectors, store, progress=progress)
     key, judged = jax.random.key(config.seed), []
