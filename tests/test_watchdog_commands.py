@@ -199,6 +199,10 @@ def test_who_is_who(written, tmp_path, monkeypatch):
     assert (agent.prompt, agent.agent.prompt) == ("{passages} {query}", "{query}")
     alone = dataclasses.replace(own.agent, passages=0, prompt="Say: {query}")
     assert building.agent_of(own, alone).prompt == "Say: {query}"
+    seen, lm = [], agent.agent.lm
+    monkeypatch.setattr(building, "model", lambda *how: seen.append(how) or lm)
+    building.agent_of(own, dataclasses.replace(alone, mesh="data=2"))
+    assert seen == [(alone.model, "float32", "data=2")]
     far = "endpoint: 'http://x/v1', model: m, timeout: 3, per_second: 2, passages: 0"
     config = configs.load_watch(written, [f"agent={{{far}}}"])
     agent = building.agent_of(config, config.agent)
@@ -278,6 +282,7 @@ def test_how_an_agent_is_reached_is_not_what_was_explored(written):
     more = [
         "reader=other",
         "held_out=7",
+        "agent.mesh=data=2",
         f"out={first.folder}/../../{first.folder.parent.name}",
     ]
     claimed(configs.load_watch(written, [slower, *more]))
