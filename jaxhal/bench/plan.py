@@ -226,8 +226,16 @@ def _generating(
         begin.out_info,
         begun.output_shardings,
     )
+    # As `cache.laid` puts them before the loop.
+    own = jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(
+            leaf.shape, leaf.dtype, sharding=state.cache.prefix[1].sharding
+        ),
+        {"key": state.cache.key, "value": state.cache.value},
+    )
+    cache = dataclasses.replace(state.cache, **own)
+    state = dataclasses.replace(state, cache=cache)
     going = decoding.go_on.lower(lm, state, until, how).compile(options)
-    cache = state.cache
     read = sum(map(_bytes, jax.tree.leaves((cache.prefix, cache.key, cache.value))))
     before: Any = begun.memory_analysis()
     after: Any = going.memory_analysis()
