@@ -192,6 +192,7 @@ def test_features_and_relevance(pair):
 @pytest.mark.parametrize("memory", [0, 1 << 40])
 def test_writing(pair, memory, monkeypatch):
     monkeypatch.setattr(decoding.devices, "memory", lambda device: memory)
+    monkeypatch.setattr(decoding, "_APART_FROM", 0)
     written = []
     for lm in pair:
         lm = dataclasses.replace(lm)  # has not been taken apart yet
