@@ -183,6 +183,27 @@ def test_attention_stays_on_its_device(tmp_path, plugin, topology, kind):
     assert set(reading[2]) == {"all-reduce"}
 
 
+def test_the_bench_of_what_is_compiled(here, monkeypatch, capsys):
+    from jaxhal.bench import compiled
+
+    def described(topology):
+        if topology == "-":
+            return jax.devices()[:1]
+        raise RuntimeError("no compiler; pip install it")
+
+    monkeypatch.setattr(topologies, "described", described)
+    small = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
+    small |= {"vocab_size": 300, "num_attention_heads": 4, "num_key_value_heads": 2}
+    one = compiled.Case("small", compiled.LLAMA_70B | small, "-", SHAPE)
+    monkeypatch.setattr(compiled, "CASES", (one._replace(topology="v0"), one))
+    rows = list(compiled.rows())
+    assert {row["case"] for row in rows} == {"small, 2 x 64, -, data=1,model=1"}
+    found = {row["metric"]: row["value"] for row in rows}
+    assert found["temporaries, all reducers / forward and their features"] > 0
+    assert found["all-reduces, a layer's once"] == found["other collectives"] == 0
+    assert capsys.readouterr().err == "v0 is left out: no compiler; pip install it\n"
+
+
 def test_topologies_that_the_plugin_does_not_know():
     if "tpu" not in kernels.installed():
         pytest.skip("no plugin compiles for TPUs")

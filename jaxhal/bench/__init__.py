@@ -17,18 +17,19 @@ from jaxhal.io.files import replacing
 from jaxhal.models.devices import device_name
 
 # Each module has `rows() -> Iterator[dict]`; its docstring says what it answers.
-# The last needs an accelerator and is run when it is named.
-BENCHES = (
+_BY_DEFAULT = (
     *("read", "extract", "probes", "relevance", "generate"),
-    *("nli", "encoders", "watchdog", "accelerator"),
+    *("nli", "encoders", "watchdog"),
 )
+# The rest needs an accelerator, or a compiler for one.
+BENCHES = (*_BY_DEFAULT, "compiled", "accelerator")
 
 
 def run(names: Sequence[str] = (), json_path: str | Path | None = None) -> list[dict]:
     """Runs benches, prints a table and writes the rows as JSON.
 
-    By default all that need no accelerator.  Rows go to ``json_path`` as one array;
-    ``"-"`` is standard output.
+    By default all that need neither an accelerator nor a compiler for one.  Rows go to
+    ``json_path`` as one array; ``"-"`` is standard output.
 
     Raises:
       ValueError: on an unknown name.
@@ -36,7 +37,7 @@ def run(names: Sequence[str] = (), json_path: str | Path | None = None) -> list[
     for name in names:
         one_of(BENCHES, bench=name)
     rows, standard = [], str(json_path) == "-"
-    for name in names or BENCHES[:-1]:
+    for name in names or _BY_DEFAULT:
         for row in importlib.import_module(f"jaxhal.bench.{name}").rows():
             rows.append(row)
             print(_line(row), file=sys.stderr, flush=True)

@@ -1,0 +1,95 @@
+"""What do large models take of accelerators that are not here?
+
+Programs are compiled for described devices, those whose compiler is installed, and none
+is run.  Random models of Llama 3.1's shapes in bfloat16.
+"""
+
+import sys
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+import jaxhal
+from jaxhal.bench import row, topologies
+from jaxhal.bench.accelerator import LLAMA_8B
+from jaxhal.bench.bounds import Shape
+from jaxhal.bench.plan import Plan, plan
+from jaxhal.bench.read import REDUCERS
+from jaxhal.features.base import Reducer
+from jaxhal.lrp import PromptRelevance, ResponseRelevance
+from jaxhal.models.config import Config, from_huggingface
+
+BENCH = "compiled"
+LLAMA_70B = LLAMA_8B | {
+    "hidden_size": 8192,
+    "intermediate_size": 28672,
+    "num_hidden_layers": 80,
+    "num_attention_heads": 64,
+}
+
+
+class Case(NamedTuple):
+    """A model, where it is read, and what."""
+
+    name: str
+    config: Mapping[str, object]
+    topology: str
+    shape: Shape
+
+
+CASES = (
+    Case("8B", LLAMA_8B, "v5e:2x4", Shape(1, 32768, 512)),
+    Case("70B", LLAMA_70B, "v5p:2x2x2", Shape(4, 2048, 256)),
+    Case("8B", LLAMA_8B, "h100", Shape(8, 2048, 256)),
+    Case("8B", LLAMA_8B, "h100", Shape(1, 32768, 512)),
+)
+# A forward pass and no more: the last state of each response.
+_FORWARD: dict[str, Reducer] = {
+    "last": jaxhal.HiddenStates(layers=(-1,), tokens="last")
+}
+_RELEVANCE: dict[str, Reducer] = {
+    "prompt": PromptRelevance(),
+    "response": ResponseRelevance(),
+}
+
+
+def rows() -> Iterator[dict]:
+    for case in CASES:
+        try:
+            topologies.described(case.topology)
+        except RuntimeError as error:  # its compiler is not installed
+            print(f"{case.topology} is left out: {error}", file=sys.stderr)
+            continue
+        yield from _rows(case)
+
+
+def _rows(case: Case) -> Iterator[dict]:
+    config = from_huggingface(dict(case.config))
+    forward = _plan(config, case, _FORWARD)
+    mesh = ",".join(f"{axis}={count}" for axis, count in forward.mesh.items())
+    about = BENCH, f"{case.name}, {case.shape}, {case.topology}, {mesh}"
+    yield row(*about, "GiB of weights a device", forward.weights / 2**30)
+    yield row(*about, "GiB of temporaries, forward", forward.temporaries / 2**30)
+    every = _plan(config, case, REDUCERS, forward.mesh)
+    metric = "temporaries, all reducers / forward and their features"
+    beside = forward.temporaries + every.outputs
+    yield row(*about, metric, every.temporaries / beside, target=1.15)
+    yield row(*about, "GiB of features", every.outputs / 2**30)
+    others = every.collectives.keys() - {"all-reduce"}
+    moved = float(sum(every.collectives[kind] for kind in others))
+    summed = float(every.collectives.get("all-reduce", 0))
+    yield row(*about, "all-reduces, a layer's once", summed)
+    yield row(*about, "other collectives", moved, target=0.0)
+    means = _plan(config, case, _RELEVANCE, forward.mesh)
+    metric = "GiB of temporaries, relevance means"
+    yield row(*about, metric, means.temporaries / 2**30)
+    metric = "share of memory, relevance means"
+    yield row(*about, metric, means.needed / means.memory, target=0.9)
+
+
+def _plan(
+    config: Config,
+    case: Case,
+    reducers: Mapping[str, Reducer],
+    mesh: Mapping[str, int] | None = None,
+) -> Plan:
+    return plan(config, case.topology, case.shape, reducers, mesh=mesh)
