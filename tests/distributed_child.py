@@ -9,7 +9,7 @@ import children
 import forked
 
 from jaxhal.experiments import distributed
-from jaxhal.reading import samples, store
+from jaxhal.reading import bulk, samples, store
 
 _FLAGS = "--xla_force_host_platform_device_count=4"
 
@@ -31,7 +31,9 @@ def _run(arguments, folder, errors, job, seconds, line):
 
     telling(store, "make_table", lambda lm, part, *_: ("read", part.name))
     telling(samples, "_drawn", lambda lm, prompts, *_: ("drew", " ".join(prompts)))
-    store._PART_ROWS, samples._PART, distributed._COMING = 6, 2, seconds
+    # Parts enough for two processes to have one each at any time.
+    store._PART_ROWS, samples._PART, bulk._PROMPTS = 6, 2, 2
+    distributed._COMING = seconds
     os.environ |= job
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_FLAGS}"
     forked.command(arguments, folder, errors, line)
@@ -49,6 +51,11 @@ class Child:
         self._errors.touch()
         options = (arguments, folder, str(self._errors), job or {}, seconds)
         self.process, self.line = children.start(_run, *options)
+
+    def says(self):
+        """What it is about to do."""
+        assert self.line.poll(120), f"nothing: {self._errors.read_text('utf-8')}"
+        return self.line.recv()
 
     def ended(self):
         """Its exit code, what else it did, and what it said on standard error."""

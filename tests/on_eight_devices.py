@@ -115,10 +115,10 @@ def test_logits(spread, alone):
 
 
 @pytest.mark.parametrize("rules", ["attnlrp", "cp_lrp"])
-def test_relevance(crossed, alone, rules):
+def test_relevance(spread, alone, rules):
     batch = alone.encode(EXAMPLES[:8])
     for function in (jaxhal.relevance_means, jaxhal.relevance):
-        _equal(function(crossed, batch, rules), function(alone, batch, rules))
+        _equal(function(spread, batch, rules), function(alone, batch, rules))
 
 
 def test_generation(spread, alone):
@@ -148,31 +148,31 @@ def test_tuning(crossed, alone):
     _equal(got.losses, want.losses, 1e-4)
 
 
-def test_what_detectors_are_fitted_to(crossed, alone, tmp_path):
+def test_what_detectors_are_fitted_to(spread, alone, tmp_path):
     """Of all that read answers: a fit is one of host arrays, whoever read them."""
     every = [make() for make in detectors.CATALOGUE.values()]
     every = [d for d in every if d.fit and d.features and d.name not in _OTHERS]
     want, got = (
         collect(lm, LABELLED, every, Store(tmp_path / name), progress=False)
-        for name, lm in {"alone": alone, "crossed": crossed}.items()
+        for name, lm in {"alone": alone, "spread": spread}.items()
     )
     assert len(every) > 20
     for one in every:
         _equal(got.inputs[one.name], want.inputs[one.name])
 
 
-def test_scores_of_detectors(crossed, alone):
+def test_scores_of_detectors(spread, alone):
     want, got = (
         jaxhal.score(lm, EXAMPLES, list(detectors.AT_ONCE), progress=False)
-        for lm in (alone, crossed)
+        for lm in (alone, spread)
     )
     for one, other in zip(got, want, strict=True):
         assert one.scores == pytest.approx(other.scores, abs=1e-5)
 
 
-def test_one_fit(crossed, alone, tmp_path):
+def test_one_fit(spread, alone, tmp_path):
     scores = []
-    for name, lm in {"alone": alone, "crossed": crossed}.items():
+    for name, lm in {"alone": alone, "spread": spread}.items():
         kept = dict(store=tmp_path / name, progress=False)
         fitted = jaxhal.fit(lm, LABELLED, ["linear_probe"], folds=3, **kept)
         reports = jaxhal.score(lm, EXAMPLES, fitted, progress=False)

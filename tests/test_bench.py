@@ -56,7 +56,7 @@ def test_extracting_is_also_measured_in_answers_per_second(monkeypatch):
 
     config = types.SimpleNamespace(vocab_size=99)
     lm = types.SimpleNamespace(config=config)
-    monkeypatch.setattr(extract.jaxhal, "load", lambda name: lm)
+    monkeypatch.setattr(extract.jaxhal, "load", lambda name, mesh: lm)
     monkeypatch.setattr(peers, "torch_llama", without_torch)
     seconds = {"shared": [2.0, 4.0, 8.0], "alone": [4.0, 8.0, 16.0]}
     times = bench.Timed("extract", "case", seconds)

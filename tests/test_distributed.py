@@ -22,6 +22,7 @@ CONFIG = {
     "protocol": "holdout",
     "model": "model",
     "mesh": "data=2,model=2",
+    "batch_size": 4,
     "store": "store",
 }
 VARIABLES = distributed._ADDRESS, distributed._COUNT, distributed._NUMBER
@@ -60,21 +61,21 @@ def test_two_processes_do_what_one_does_also_when_one_is_killed(folder):
     command = ["run", "config.yaml", "--distributed", "store=both", "out=together"]
     places = job()
     first, second = (Child(command, folder, place) for place in places)
-    did = [[child.line.recv()] for child in (first, second)]
+    did = [[child.says()] for child in (first, second)]
     assert {kind for kind, _ in sum(did, [])} == {"drew"}
     for child in (first, second):
         child.line.send("go")
-    did[0].append(first.line.recv())  # holds a part from here on
-    did[1].append(second.line.recv())
+    did[0].append(first.says())  # holds a part from here on
+    did[1].append(second.says())
     second.line.send("go")
-    lost = second.line.recv()
+    lost = second.says()
     assert lost[0] == "read"
     second.process.kill()
     code, rest, _ = second.ended()
     assert code < 0 and not rest
 
     again = Child(command, folder, places[1])
-    assert again.line.recv() == lost  # and nothing before it
+    assert again.says() == lost  # and nothing before it
     for child in (first, again):
         child.line.send("go on alone")
     code, rest, said = again.ended()
