@@ -22,6 +22,7 @@ from jaxhal.models import devices, kernels, placement, weights
 from jaxhal.models import lm as lms
 from jaxhal.models import mesh as mesh_lib
 from jaxhal.models.gguf import config_from_gguf, gguf_table
+from jaxhal.models.tables import huggingface_table
 from jaxhal.reading.keys import fingerprint
 from jaxhal.reading.store import Store
 from jaxhal.scoring.inputs import collect
@@ -225,6 +226,8 @@ def test_rounded_weights(folder):
     }.items():
         (pack,) = held[f"blocks.{name}.kernel"].packs
         assert pack.scale.addressable_shards[0].data.shape == part
+    table, mesh = huggingface_table(lm.config), jaxhal.make_mesh(data=4, model=2)
+    test_quantized.check_outline(lm, None, table, "Q8_0", mesh)
     batch, reducers = alone.encode(EXAMPLES), {"lookback": jaxhal.LookbackRatio()}
     want, got = (jaxhal.read(one, batch, reducers) for one in (alone, lm))
     _equal(got, want)
@@ -251,6 +254,7 @@ def test_blocks_of_a_file(tmp_path, monkeypatch):
     want = alone.forward(tokens)
     for packed in ("stored", ""):
         lm = load(mesh, packed)
+        test_quantized.check_outline(lm, source, table, packed, mesh)
         _equal(lm.forward(tokens), want)
         assert fingerprint(lm) == fingerprint(alone)
         held = dict(weights.paths(lm.params))

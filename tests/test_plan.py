@@ -7,6 +7,7 @@ import sys
 
 import jax
 import pytest
+import test_quantized
 from typer.testing import CliRunner
 
 import jaxhal
@@ -89,6 +90,16 @@ def test_a_plan_of_writing_is_that_of_the_loop(here):
     assert found.fits and found.temporaries > 0
 
 
+def test_weights_in_blocks_are_those_that_loading_packs(here, tmp_path):
+    lm = jaxhal.load(tiny_lm.write_lm(tmp_path), weights="int8", mesh="data=1")
+    found = plans.plan(here, "-", SHAPE, REDUCERS, dtype="float32", packed="Q8_0")
+    held = sum(leaf.nbytes for leaf in jax.tree.leaves(lm.params))
+    read = jax.tree.leaves((lm.params["blocks"], lm.params["norm"]))
+    whole = jax.tree.leaves(tiny_lm.tiny_lm().params)
+    assert found.weights == held < 0.3 * sum(leaf.nbytes for leaf in whole)
+    assert found.first.moving == sum(leaf.nbytes for leaf in read) / 1e11
+
+
 def test_what_does_not_fit(here, monkeypatch):
     small = devices.Peak(1e12, 1e11, 1e3)
     monkeypatch.setitem(devices.PEAKS, "cpu", small)
@@ -130,6 +141,13 @@ def test_the_command(here, tmp_path, monkeypatch):
     assert done.exit_code == 0, done.output
     for text in ("cache and features", "first token, at least", "tokens a second"):
         assert text in done.output
+    done = CliRunner().invoke(app, [*command, "--weights", "stored"])
+    assert done.exit_code == 2 and "is no GGUF file; use int8 or" in done.output
+    file = tmp_path / "tiny.gguf"
+    test_quantized.write(file)
+    options = ["--weights", "stored", "--dtype", "float32"]
+    done = CliRunner().invoke(app, ["plan", str(file), *command[2:], *options])
+    assert done.exit_code == 0, done.output
     monkeypatch.setitem(devices.PEAKS, "cpu", devices.Peak(1e12, 1e11, 1e3))
     done = CliRunner().invoke(app, command)
     assert done.exit_code == 1 and "does not fit" in done.output

@@ -25,12 +25,13 @@ from jaxhal.generation import Sampling, decoding
 from jaxhal.generation.decoding import Decoding
 from jaxhal.generation.steps import rowwise
 from jaxhal.io.checks import at_least, one_of
-from jaxhal.models import devices
+from jaxhal.models import devices, placement, weights
 from jaxhal.models import lm as lm_lib
 from jaxhal.models import mesh as mesh_lib
 from jaxhal.models.config import Config
+from jaxhal.models.gguf import GGUFSource, gguf_table
 from jaxhal.models.lm import LM
-from jaxhal.models.weights import paths
+from jaxhal.models.tables import huggingface_table
 
 # What there is to plan: `jaxhal.read` of answers, or `jaxhal.generate` of responses.
 TASKS = ("read", "generate")
@@ -95,6 +96,8 @@ def plan(
     task: str = "read",
     mesh: Mapping[str, int] | None = None,
     dtype: Any = jnp.bfloat16,
+    packed: str = "",
+    file: GGUFSource | None = None,
 ) -> Plan:
     """Compiles a task for a topology such as ``"v5e:2x4"`` or ``"h100:8"``.
 
@@ -105,10 +108,14 @@ def plan(
     Without a ``mesh`` the one with the fewest devices along ``model`` that shares out
     the answers and fits; if none does, the last that was tried.
 
+    Weights are numbers of ``dtype``, or where ``packed`` is a format such as ``"Q8_0"``
+    in blocks of it; where it is ``"stored"``, in those of ``file``.
+
     Raises:
       ValueError: on an unknown task, a topology that does not exist, a shape without
         prompt or answers, reducers that the task has no use for, a mesh that does not
-        divide the heads or is not of all devices.
+        divide the heads or is not of all devices, or a format that ``file`` has and
+        weights cannot stay in.
       RuntimeError: without libtpu, or without JAX's CUDA plugin.
     """
     one_of(TASKS, task=task)
@@ -126,9 +133,13 @@ def plan(
     else:
         named = rowwise(lm, reducers)
         decoding.check_sampled(reducers)
+    table = huggingface_table(config) if file is None else gguf_table(config)
     found = None
     for one in topologies.meshes(topology, config, shape.answers, mesh):
-        found = _planned(_laid_out(lm, one), one, shape, named, task)
+        place = placement.on(one, config, mesh_lib.RULES)
+        params = weights.laid_out(lm.params, file, table, packed, place)
+        laid_out = dataclasses.replace(lm, params=params)
+        found = _planned(laid_out, one, shape, named, task)
         if found.fits:
             break
     if found is None:
@@ -147,7 +158,7 @@ def _planned(lm: LM, mesh: Mesh, shape: Shape, named: Named, task: str) -> Plan:
             f"the peak of {device.device_kind!r} is not known; known are "
             f"{', '.join(devices.PEAKS)}"
         )
-    weights = sum(map(_bytes, jax.tree.leaves(lm.params)))
+    held = _bytes(lm.params)
     # Rows that cannot be shared are read by every row of devices.
     along = shape.answers % mesh.shape["data"] == 0
     speed = peak.flops * (mesh.size if along else mesh.shape["model"])
@@ -165,12 +176,12 @@ def _planned(lm: LM, mesh: Mesh, shape: Shape, named: Named, task: str) -> Plan:
         kind=device.device_kind,
         mesh=dict(mesh.shape),
         shape=shape,
-        weights=weights,
+        weights=held,
         memory=peak.memory,
         first=first,
         step=step,
     )
-    if weights > peak.memory:
+    if held > peak.memory:
         return dataclasses.replace(made, refused="the weights alone are too large")
     spec = PartitionSpec("data") if along else PartitionSpec()
     rows = NamedSharding(mesh_lib.by_heads(mesh, config), spec)
@@ -236,7 +247,7 @@ def _generating(
     cache = dataclasses.replace(state.cache, **own)
     state = dataclasses.replace(state, cache=cache)
     going = decoding.go_on.lower(lm, state, until, how).compile(options)
-    read = sum(map(_bytes, jax.tree.leaves((cache.prefix, cache.key, cache.value))))
+    read = _bytes((cache.prefix, cache.key, cache.value))
     before: Any = begun.memory_analysis()
     after: Any = going.memory_analysis()
     # Of the state, what is not written in its place.
@@ -254,31 +265,20 @@ def _collectives(program: Any) -> Mapping[str, int]:
     return collections.Counter(_COLLECTIVES.findall(program.as_text() or ""))
 
 
-def _bytes(leaf: Any) -> int:
+def _bytes(arrays: Any) -> int:
     """Those of one device."""
-    return math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
+    return sum(
+        math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
+        for leaf in jax.tree.leaves(arrays)
+    )
 
 
 def _read_once(lm: LM, logits: bool) -> int:
     """Bytes of weights that a pass has to read; of tables it takes a few rows."""
     vocabulary = "embed_tokens" if lm.config.tie_word_embeddings else "lm_head"
     needed = {"blocks", "norm"} | ({vocabulary} if logits else set())
-    parts = ((path.partition(".")[0], leaf) for path, leaf in paths(lm.params))
-    return sum(_bytes(leaf) for part, leaf in parts if part in needed)
-
-
-def _laid_out(lm: LM, mesh: Mesh) -> LM:
-    """A model by shape, type and place alone."""
-    leaves = [
-        jax.ShapeDtypeStruct(
-            leaf.shape,
-            leaf.dtype,
-            sharding=mesh_lib.sharding_of(path, leaf.shape, lm.config, mesh),
-        )
-        for path, leaf in paths(lm.params)
-    ]
-    params = jax.tree.unflatten(jax.tree.structure(lm.params), leaves)
-    return dataclasses.replace(lm, params=params)
+    parts = weights.paths(lm.params)
+    return _bytes([leaf for path, leaf in parts if path.partition(".")[0] in needed])
 
 
 def _batch(lm: LM, shape: Shape, rows: NamedSharding) -> Any:

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from jaxhal.bench.bounds import Bound
     from jaxhal.bench.plan import Plan
     from jaxhal.models.config import Config
+    from jaxhal.models.gguf import GGUFSource
 
 # Of what a model's pass gives: attention and logits.
 _DEFAULT = ("toha", "lookback_lens", "token_entropy")
@@ -46,6 +47,13 @@ def plan(
     dtype: Annotated[
         str, typer.Option(help="Of the model's parameters: bfloat16 or float32.")
     ] = "bfloat16",
+    weights: Annotated[
+        str,
+        typer.Option(
+            help="dequantised are numbers of that type; matrices in blocks of few "
+            "bits are stored, as a GGUF file has them, or int8 or int4 of another."
+        ),
+    ] = "dequantised",
     mesh: Annotated[
         str | None,
         typer.Option(
@@ -69,28 +77,33 @@ def plan(
     from jaxhal.detectors import get
     from jaxhal.models.lm import check_dtype
     from jaxhal.models.mesh import sides
+    from jaxhal.models.placement import packings_of
 
     with usage():
         check_dtype(dtype)
         reducers: dict[str, Any] = {}
         for one in get(detector or (_DEFAULT if task == "read" else ())):
             reducers |= one.reducers
+        config, file = _config(source)
+        (packed,) = packings_of(weights, source, in_blocks=file is not None)
         found = plans.plan(
-            _config(source),
+            config,
             topology,
             plans.Shape(batch, tokens, response),
             reducers,
             task=task,
             mesh=None if mesh is None else sides(mesh),
             dtype=dtype,
+            packed=packed,
+            file=file,
         )
     tell(_rows(found, price), *_advice(found))
     if not found.fits:
         raise typer.Exit(1)
 
 
-def _config(source: str) -> "Config":
-    """The configuration alone; no weights are read."""
+def _config(source: str) -> "tuple[Config, GGUFSource | None]":
+    """The configuration, and the file if it is one's; no weights are read."""
     from jaxhal.models import registry
     from jaxhal.models.config import from_huggingface, read_config
     from jaxhal.models.gguf import GGUFSource, config_from_gguf
@@ -98,9 +111,12 @@ def _config(source: str) -> "Config":
 
     path = Path(source)
     if path.suffix == ".json":
-        return from_huggingface(Settings(read_json(path), source), source)
+        return from_huggingface(Settings(read_json(path), source), source), None
     path = registry.locate(source)
-    return read_config(path) if path.is_dir() else config_from_gguf(GGUFSource(path))
+    if path.is_dir():
+        return read_config(path), None
+    file = GGUFSource(path)
+    return config_from_gguf(file), file
 
 
 def _rows(found: "Plan", price: float | None) -> list[dict[str, str]]:
@@ -148,7 +164,8 @@ def _advice(found: "Plan") -> list[str]:
         return []
     said = [f"does not fit: {found.refused}"] if found.refused else ["does not fit"]
     if found.weights > found.memory / 2:
-        return [*said, "take more devices, as the weights fill half of one's memory"]
+        fewer = "take more devices, or weights of fewer bits"
+        return [*said, f"{fewer}, as they fill half of one's memory"]
     return [*said, "take fewer or shorter answers together, or more devices"]
 
 

@@ -68,25 +68,33 @@ class GGUFSource:
                 "the gguf package cannot dequantise; use another quantisation"
             ) from error
 
-    def packed(
-        self, name: str, turn: Callable[[np.ndarray], np.ndarray], into: str
-    ) -> tuple[str, quantized.Packed] | None:
-        """A matrix as it is stored, and its format's name; ``None`` if not in blocks.
+    def kind(self, name: str) -> str:
+        """The format of a tensor's blocks, ``""`` of numbers.
 
-        ``turn`` puts rows, of bytes here, in the order of the parameter; ``into`` is
-        ``"stored"``, which is the format that it has.
+        Raises:
+          ValueError: on a tensor that is missing, or that cannot stay in its format.
         """
-        tensor = self._tensors[name]
-        kind = tensor.tensor_type.name
+        if name not in self._tensors:
+            raise ValueError(f"{self.where} has no tensor {name}; download it again")
+        kind = self._tensors[name].tensor_type.name
         if kind in ("F32", "F16", "BF16"):
-            return None
+            return ""
         if kind not in quantized.FORMATS:
             raise ValueError(
                 f"{self.where}: {name} is stored as {kind}, which cannot stay so; load "
                 f"it with weights='dequantised', or use a file of "
                 f"{', '.join(quantized.FORMATS)}"
             )
-        return kind, quantized.pack(kind, turn(tensor.data))
+        return kind
+
+    def packed(
+        self, name: str, turn: Callable[[np.ndarray], np.ndarray], kind: str
+    ) -> quantized.Packed:
+        """A matrix as it is stored, in blocks of its format.
+
+        ``turn`` puts rows, of bytes here, in the order of the parameter.
+        """
+        return quantized.pack(kind, turn(self._tensors[name].data))
 
     def settings(self, prefix: str) -> Settings:
         """The metadata whose keys begin so, without that beginning."""

@@ -35,7 +35,8 @@ def choose(
     numbers.  Numbers come first, and meshes with few devices along ``model``; where
     nothing fits, the smallest.  ``None`` is for one device.
     """
-    packings, meshes = _packings(weights, source), _meshes(config, mesh)
+    packings = packings_of(weights, source.where, isinstance(source, GGUFSource))
+    meshes = _meshes(config, mesh)
     ways = list(itertools.product(packings, meshes))
     for packed, over in ways[:-1]:
         held = _width(source, dtype, packed) * _numbers(config, source, over, rules)
@@ -51,9 +52,12 @@ def on(
     return lambda path, shape: mesh_lib.sharding_of(path, shape, config, mesh, rules)
 
 
-def _packings(weights: str | None, source: Any) -> Sequence[str]:
-    """The blocks that matrices may be kept in."""
-    in_blocks = isinstance(source, GGUFSource)
+def packings_of(weights: str | None, where: str, in_blocks: bool) -> Sequence[str]:
+    """The blocks that matrices may be kept in, ``in_blocks`` being of a GGUF file.
+
+    Raises:
+      ValueError: on ``weights`` that are unknown, or not for such a source.
+    """
     if weights is None:
         return ("", "stored") if in_blocks else ("",)
     one_of(("stored", "dequantised", *_ROUNDED), weights=weights)
@@ -63,7 +67,7 @@ def _packings(weights: str | None, source: Any) -> Sequence[str]:
         fitting = "int8 or int4" if weights == "stored" else "stored"
         what = "no" if weights == "stored" else "a"
         raise ValueError(
-            f"weights is {weights!r}, but {source.where} is {what} GGUF file; use "
+            f"weights is {weights!r}, but {where} is {what} GGUF file; use "
             f"{fitting}, or leave it out"
         )
     return (_ROUNDED.get(weights, "stored"),)

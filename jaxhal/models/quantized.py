@@ -327,10 +327,14 @@ FORMATS = tuple(_FORMATS)
 
 def width(kind: str) -> float:
     """Bytes of a number in a format."""
+    return _FORMATS[kind][0] / numbers_of_a_block(kind)
+
+
+def numbers_of_a_block(kind: str) -> int:
+    """What the length of a row is a multiple of."""
     import gguf
 
-    numbers, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
-    return size / numbers
+    return gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]][0]
 
 
 def pack(kind: str, data: np.ndarray) -> Packed:
@@ -357,18 +361,31 @@ def _pack(kind: str, data: np.ndarray) -> Packed:
     return Packed(low, high, *scaled, bits=found.bits, zero=found.zero)
 
 
-def blocks(kind: str, rows: Float[np.ndarray, "rows columns"]) -> Packed | None:
-    """Numbers rounded to blocks of a format; ``None`` if rows make no whole blocks.
+def rounded(kind: str, rows: Float[np.ndarray, "rows columns"]) -> Packed:
+    """Numbers rounded to blocks of a format.
 
     Args:
       kind: one of those without K.
+
+    Raises:
+      ValueError: on rows that make no whole blocks.
     """
     import gguf
 
-    raw = gguf.GGMLQuantizationType[kind]
-    if rows.shape[1] % gguf.GGML_QUANT_SIZES[raw][0]:
-        return None
-    return pack(kind, gguf.quants.quantize(rows, raw))
+    if (columns := rows.shape[1]) % (size := numbers_of_a_block(kind)):
+        raise ValueError(f"rows of {columns} make no whole blocks of {size}")
+    return pack(kind, gguf.quants.quantize(rows, gguf.GGMLQuantizationType[kind]))
+
+
+def outline(kind: str, rows: int, columns: int) -> Packed:
+    """What :func:`pack` gives for a matrix, by shapes and types alone."""
+    count = columns // numbers_of_a_block(kind)
+    one = pack(kind, np.zeros((1, _FORMATS[kind][0]), np.uint8))
+
+    def whole(leaf: np.ndarray) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct((rows, count, *leaf.shape[2:]), leaf.dtype)
+
+    return jax.tree.map(whole, one)
 
 
 def _repacked(whole: np.ndarray, bits: int) -> np.ndarray:
@@ -393,6 +410,8 @@ def stored(
     each device's are whole blocks, and are otherwise copied.
 
     Args:
+      packs: each with its format, on the host or of shapes and types alone; so is what
+        comes out.
       shape: of the parameter, with layers first where there are several.
       sharding: of the parameter, for one that is spread over devices.
     """
@@ -400,14 +419,18 @@ def stored(
     *before, rows, columns = sharding.spec if sharding else [None] * len(shape)
     rows, columns = (columns, rows) if transposed else (rows, columns)
 
-    def put(leaf: np.ndarray) -> Array:
-        if sharding is None:
-            return jnp.asarray(leaf)
-        whole = leaf.shape[len(before) + 1] % along(sharding.mesh, columns) == 0
-        spec = PartitionSpec(*before, rows, columns if whole else None)
-        return jax.device_put(leaf, NamedSharding(sharding.mesh, spec))
+    def put(*leaves: Any) -> Any:
+        first, at = leaves[0], None
+        if sharding is not None:
+            whole = first.shape[1] % along(sharding.mesh, columns) == 0
+            spec = PartitionSpec(*before, rows, columns if whole else None)
+            at = NamedSharding(sharding.mesh, spec)
+        if isinstance(first, jax.ShapeDtypeStruct):
+            lead = (len(leaves),) * len(before)
+            return jax.ShapeDtypeStruct((*lead, *first.shape), first.dtype, sharding=at)
+        return jax.device_put(np.stack(leaves) if before else first, at)
 
-    if len(shape) == 2:
+    if not before:
         ((_, one),) = packs
         made, places = (jax.tree.map(put, one),), None
     else:
@@ -416,7 +439,7 @@ def stored(
             (order.index(kind), kinds[:at].count(kind)) for at, kind in enumerate(kinds)
         )
         made = tuple(
-            jax.tree.map(lambda *leaves: put(np.stack(leaves)), *some)
+            jax.tree.map(put, *some)
             for some in ([one for k, one in packs if k == kind] for kind in order)
         )
     ways = along(sharding.mesh, rows) if sharding else 1

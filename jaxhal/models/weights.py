@@ -108,14 +108,11 @@ class SafetensorsSource:
         return handle.get_slice(stored)[index]
 
     def packed(
-        self, name: str, turn: Callable[[np.ndarray], np.ndarray], into: str
-    ) -> tuple[str, quantized.Packed] | None:
-        """A matrix in blocks of a format; ``None`` if its rows make no whole blocks.
-
-        ``turn`` makes rows of what is stored.
-        """
+        self, name: str, turn: Callable[[np.ndarray], np.ndarray], kind: str
+    ) -> quantized.Packed:
+        """A matrix in blocks of a format; ``turn`` makes rows of what is stored."""
         rows = np.asarray(turn(self.get(name)), np.float32)
-        return None if (one := quantized.blocks(into, rows)) is None else (into, one)
+        return quantized.rounded(kind, rows)
 
     def shape(self, name: str) -> tuple[int, ...]:
         handle, stored = self._files[name]
@@ -207,10 +204,9 @@ def fill(
             problems += missing
             continue
         sharding = None if place is None else place(path, leaf.shape)
-        array, found = None, []
-        if packed and _is_matrix(path):
-            array, found = _packed(path, leaf, origin, source, config, packed, sharding)
-        if array is None and not found:
+        if kinds := _kinds(path, leaf, origin, source, packed):
+            array, found = _packed(path, leaf, origin, source, config, kinds, sharding)
+        else:
             array, found = _numbers(path, leaf, origin, source, config, sharding)
         problems += found
         arrays.append(array)
@@ -227,6 +223,36 @@ def fill(
             f"{source.where} does not fit its own configuration: {listed}{more}"
         )
     return graphdef, jax.tree.unflatten(jax.tree.structure(shapes), arrays)
+
+
+def laid_out(
+    shapes: Any,
+    source: GGUFSource | None,
+    table: Table,
+    packed: str,
+    place: Callable[[str, tuple[int, ...]], NamedSharding],
+) -> Any:
+    """Parameters as :func:`fill` gives them, by shapes, types and places alone.
+
+    Args:
+      shapes: of the parameters as numbers, as :func:`abstract` gives them.
+      source: asked for its formats alone, and only where they are kept.
+
+    Raises:
+      ValueError: on a tensor that is missing, or that cannot stay in its format.
+    """
+
+    def one(path: str, leaf: Any) -> Any:
+        sharding = place(path, leaf.shape)
+        kinds = _kinds(path, leaf, table[path], source, packed)
+        if not kinds:
+            return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+        shape, kernel = _matrix(path, leaf), path.endswith(".kernel")
+        packs = [(kind, quantized.outline(kind, *shape)) for kind in kinds]
+        return quantized.stored(packs, leaf.shape, leaf.dtype, kernel, sharding)
+
+    leaves = [one(path, leaf) for path, leaf in paths(shapes)]
+    return jax.tree.unflatten(jax.tree.structure(shapes), leaves)
 
 
 def _numbers(
@@ -307,8 +333,31 @@ def _stacked(path: str) -> bool:
     return path.startswith("blocks.")
 
 
-def _is_matrix(path: str) -> bool:
-    return path.endswith((".kernel", ".embedding"))
+def _kinds(
+    path: str,
+    leaf: Any,
+    origin: Origin,
+    source: SafetensorsSource | GGUFSource | None,
+    packed: str,
+) -> Sequence[str]:
+    """The format of each of a parameter's matrices; none of one kept as numbers."""
+    if not packed or not path.endswith((".kernel", ".embedding")):
+        return ()
+    names, (_, columns) = _names(path, origin, leaf), _matrix(path, leaf)
+    kinds = [packed] * len(names)
+    if packed == "stored":
+        assert isinstance(source, GGUFSource)
+        kinds = [source.kind(name) for name in names]
+    whole = (
+        kind and columns % quantized.numbers_of_a_block(kind) == 0 for kind in kinds
+    )
+    return kinds if all(whole) else ()
+
+
+def _matrix(path: str, leaf: Any) -> tuple[int, int]:
+    """Rows and columns of a parameter's matrices as they are packed."""
+    rows, columns = leaf.shape[-2:]
+    return (columns, rows) if path.endswith(".kernel") else (rows, columns)
 
 
 def _packed(
@@ -317,28 +366,23 @@ def _packed(
     origin: Origin,
     source: SafetensorsSource | GGUFSource,
     config: Config,
-    packed: str,
+    kinds: Sequence[str],
     sharding: NamedSharding | None,
 ) -> tuple[Stored | None, list[str]]:
-    """A parameter in blocks, and what is wrong with it; ``None`` if in none."""
-    kernel = path.endswith(".kernel")
+    """A parameter in blocks, or what is wrong with it."""
+    kernel, shape = path.endswith(".kernel"), _matrix(path, leaf)
 
     def turn(rows: np.ndarray) -> np.ndarray:
-        try:
-            turned = origin.turn(rows, config)
-        except ValueError as error:  # a shape that cannot be split
-            raise ValueError(
-                f"{source.where}: {list(rows.shape)} do not give {path} "
-                f"{list(leaf.shape)} ({error}); convert the checkpoint again"
-            ) from error
+        turned = origin.turn(rows, config)
         return turned.T if kernel else turned
 
-    shape = leaf.shape[-2:][::-1] if kernel else leaf.shape[-2:]
     packs, problems = [], []
-    for name in _names(path, origin, leaf):
-        if (found := source.packed(name, turn, packed)) is None:
-            return None, []
-        kind, pack = found
+    for name, kind in zip(_names(path, origin, leaf), kinds, strict=True):
+        try:
+            pack = source.packed(name, turn, kind)
+        except ValueError as error:  # a shape that cannot be split, or has no blocks
+            problems.append(f"{name} does not give {path} {list(shape)} ({error})")
+            continue
         if pack.shape != shape:
             given, wanted = list(pack.shape), list(shape)
             problems.append(f"{name} has shape {given} and {path} needs {wanted}")
