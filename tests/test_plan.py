@@ -222,8 +222,9 @@ def test_the_bench_of_what_is_compiled(here, monkeypatch, capsys):
     assert capsys.readouterr().err == "v0 is left out: no compiler; pip install it\n"
 
 
-def test_topologies_that_the_plugin_does_not_know():
+def test_topologies_that_the_plugin_knows_or_not():
     if "tpu" not in kernels.installed():
         pytest.skip("no plugin compiles for TPUs")
+    assert len(topologies.described("v5e:1x1")) == 1
     with pytest.raises(ValueError, match="libtpu does not know"):
         topologies.described("v99:2x4")

@@ -35,6 +35,8 @@ GPUS = {
 def described(topology: str) -> list[Any]:
     """The devices of a topology: TPUs as ``"v5e:2x4"``, GPUs of a host as ``"h100:8"``.
 
+    One chip is ``"v5e:1x1"``.
+
     Raises:
       ValueError: on a topology that does not exist.
       RuntimeError: without the plugin that compiles for it.
@@ -130,12 +132,15 @@ def _tpus(topology: str) -> list[Any]:
     os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
     os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
     os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
+    # Hosts have four chips where nothing is said, and one chip has to be on one.
+    alone = re.fullmatch(r"\w+:1(x1)+", topology)
+    bounds = {"chips_per_host_bounds": (1, 1, 1)} if alone else {}
     try:
-        found = topologies.get_topology_desc(platform="tpu", topology_name=topology)
+        found = topologies.get_topology_desc(topology, "tpu", **bounds)
     except Exception as error:  # of no one type, by what is wrong with the name
         raise ValueError(
             f"topology is {topology!r}, which libtpu does not know "
-            f"({str(error).splitlines()[0]}); use one such as v5e:2x4, v5p:2x2x2 or "
-            f"v6e:2x2, or a host's GPUs such as h100:8 ({', '.join(GPUS)} are known)"
+            f"({str(error).splitlines()[0]}); use one such as v5e:1x1, v5e:2x4 or "
+            f"v5p:2x2x2, or a host's GPUs such as h100:8 ({', '.join(GPUS)} are known)"
         ) from error
     return list(found.devices)

@@ -27,8 +27,8 @@ def plan(
     topology: Annotated[
         str,
         typer.Option(
-            help="Devices to compile for: TPUs such as v5e:2x4 or v5p:2x2x2, or the "
-            "GPUs of a host such as h100, h200:8 or a100:4."
+            help="Devices to compile for: TPUs such as v5e:1x1, v5e:2x4 or v5p:2x2x2, "
+            "or the GPUs of a host such as h100, h200:8 or a100:4."
         ),
     ],
     task: Annotated[
