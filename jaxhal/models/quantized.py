@@ -7,11 +7,13 @@ bit, what dequantising the file gives: every product is exact in float32.
 
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental.layout import Layout, with_layout_constraint
 from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, Int
 
@@ -28,9 +30,11 @@ class Packed:
     those of the second, and what is above in ``high``, likewise in more parts.
 
     Attributes:
-      low: ``[..., rows, blocks, bytes]``, or the whole numbers themselves (8 bits).
+      low: ``[..., rows, blocks * bytes]``, or the whole numbers themselves (8 bits).
+        Like the following it has no axis of a block's own, which is so short that a
+        TPU would lay it out in many times the memory.
       scale, offset: ``[..., rows, blocks]``, float16.
-      scales, offsets: ``[..., rows, blocks, parts]``, of equal parts of a block.
+      scales, offsets: ``[..., rows, blocks * parts]``, of equal parts of a block.
     """
 
     low: Any
@@ -46,8 +50,8 @@ class Packed:
     def shape(self) -> tuple[int, ...]:
         """Of the matrices."""
         halves = 1 if self.bits == 8 else 2
-        *lead, blocks, size = self.low.shape
-        return *lead, blocks * size * halves
+        *lead, size = self.low.shape
+        return *lead, size * halves
 
     @property
     def finite(self) -> bool:
@@ -57,16 +61,23 @@ class Packed:
 
     def numbers(self) -> Float[Array, "*lead rows columns"]:
         """The matrices in float32."""
-        whole = self.low
+
+        def blocks(leaf: Any) -> Any:
+            blocked = (*self.scale.shape, -1)
+            return None if leaf is None else _by_rows(leaf).reshape(blocked)
+
+        parts = self.low, self.high, self.scales, self.offsets
+        low, high, scales, offsets = map(blocks, parts)
+        whole = low
         if self.bits < 8:
-            whole = _unpacked(self.low, 4)
-            if self.high is not None:
-                whole |= _unpacked(self.high, self.bits - 4) << 4
+            whole = _unpacked(low, 4)
+            if high is not None:
+                whole |= _unpacked(high, self.bits - 4) << 4
         value = whole.astype(jnp.float32) - self.zero
-        scale = _each(self.scale, self.scales)
+        scale = _each(self.scale, scales)
         value = value.reshape(*scale.shape, -1) * scale[..., None]
         if self.offset is not None:
-            value += _each(self.offset, self.offsets)[..., None]
+            value += _each(self.offset, offsets)[..., None]
         return value.reshape(*self.scale.shape[:-1], -1)
 
     def parts(self, most: int, ways: int = 1) -> "Packed":
@@ -85,6 +96,11 @@ class Packed:
             return each.swapaxes(0, 1)
 
         return jax.tree.map(fold, self)
+
+
+def _by_rows(leaf: Array) -> Array:
+    """As it lies in memory; XLA would copy the packs of all layers to turn them."""
+    return with_layout_constraint(leaf, Layout(tuple(range(leaf.ndim))))
 
 
 def _unpacked(packed: Array, bits: int) -> Array:
@@ -358,7 +374,8 @@ def _pack(kind: str, data: np.ndarray) -> Packed:
         if found.bits > 4:
             high = _repacked(found.whole >> 4, found.bits - 4)
     scaled = found.scale, found.offset, found.scales, found.offsets
-    return Packed(low, high, *scaled, bits=found.bits, zero=found.zero)
+    made = Packed(low, high, *scaled, bits=found.bits, zero=found.zero)
+    return jax.tree.map(lambda leaf: leaf.reshape(len(data), -1), made)
 
 
 def rounded(kind: str, rows: Float[np.ndarray, "rows columns"]) -> Packed:
@@ -383,7 +400,7 @@ def outline(kind: str, rows: int, columns: int) -> Packed:
     one = pack(kind, np.zeros((1, _FORMATS[kind][0]), np.uint8))
 
     def whole(leaf: np.ndarray) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct((rows, count, *leaf.shape[2:]), leaf.dtype)
+        return jax.ShapeDtypeStruct((rows, count * leaf.shape[1]), leaf.dtype)
 
     return jax.tree.map(whole, one)
 
@@ -419,10 +436,10 @@ def stored(
     *before, rows, columns = sharding.spec if sharding else [None] * len(shape)
     rows, columns = (columns, rows) if transposed else (rows, columns)
 
-    def put(*leaves: Any) -> Any:
+    def put(blocks: int, *leaves: Any) -> Any:
         first, at = leaves[0], None
         if sharding is not None:
-            whole = first.shape[1] % along(sharding.mesh, columns) == 0
+            whole = blocks % along(sharding.mesh, columns) == 0
             spec = PartitionSpec(*before, rows, columns if whole else None)
             at = NamedSharding(sharding.mesh, spec)
         if isinstance(first, jax.ShapeDtypeStruct):
@@ -430,17 +447,17 @@ def stored(
             return jax.ShapeDtypeStruct((*lead, *first.shape), first.dtype, sharding=at)
         return jax.device_put(np.stack(leaves) if before else first, at)
 
+    def together(some: Sequence[Packed]) -> Packed:
+        return jax.tree.map(partial(put, some[0].scale.shape[1]), *some)
+
     if not before:
         ((_, one),) = packs
-        made, places = (jax.tree.map(put, one),), None
+        made, places = (together([one]),), None
     else:
         order = list(dict.fromkeys(kinds))
         places = tuple(
             (order.index(kind), kinds[:at].count(kind)) for at, kind in enumerate(kinds)
         )
-        made = tuple(
-            jax.tree.map(put, *some)
-            for some in ([one for k, one in packs if k == kind] for kind in order)
-        )
+        made = tuple(together([one for k, one in packs if k == kind]) for kind in order)
     ways = along(sharding.mesh, rows) if sharding else 1
     return Stored(made, places, shape, transposed, jnp.dtype(dtype), ways)
