@@ -17,6 +17,7 @@ from jaxhal.lrp import programs
 from jaxhal.models import ops, tables, weights
 from jaxhal.models.config import read_config
 from jaxhal.models.lm import LM
+from jaxhal.models.safetensors import SafetensorsSource
 from jaxhal.types import Batch
 from tiny_lm import answers, tiny_lm
 
@@ -51,7 +52,7 @@ def two() -> Batch:
 def lxt(name: str, dtype) -> tuple[LM, Batch]:
     folder = LXT / name
     config = read_config(folder)
-    source = weights.SafetensorsSource(folder, "model.")
+    source = SafetensorsSource(folder, "model.")
     table = tables.huggingface_table(config)
     graphdef, params = weights.fill(config, source, table, dtype)
     with np.load(folder / "attnlrp.npz") as stored:

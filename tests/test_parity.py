@@ -9,6 +9,7 @@ import tiny
 from jaxhal.models import tables, weights
 from jaxhal.models.config import from_huggingface
 from jaxhal.models.lm import LM
+from jaxhal.models.safetensors import SafetensorsSource
 from jaxhal.types import Batch
 
 
@@ -16,7 +17,7 @@ def load(folder, config, shapes, dtype=jnp.float32) -> LM:
     tiny.write_folder(folder, config, shapes)
     ours = from_huggingface(config)
     bare = "transformer." if ours.family in ("gpt2", "falcon") else "model."
-    source = weights.SafetensorsSource(folder, bare)
+    source = SafetensorsSource(folder, bare)
     graphdef, params = weights.fill(ours, source, tables.huggingface_table(ours), dtype)
     return LM(params, graphdef, ours)
 

@@ -17,11 +17,13 @@ import jaxhal
 import tiny
 import tiny_lm
 from jaxhal.generation import decoding
+from jaxhal.models import blocks as blocks_lib
 from jaxhal.models import devices, placement, quantized, weights
 from jaxhal.models import mesh as mesh_lib
 from jaxhal.models.batching import Encoded, collate
 from jaxhal.models.gguf import GGUFSource, config_from_gguf, gguf_table
 from jaxhal.models.lm import LM
+from jaxhal.models.safetensors import SafetensorsSource
 from jaxhal.models.tables import huggingface_table
 from jaxhal.reading.keys import fingerprint
 
@@ -48,12 +50,12 @@ def blocks(kind: str, rows: int, columns: int, seed: int = 0, size: float = 0.01
 
 
 @pytest.mark.parametrize("once", [1, 4 << 20])
-@pytest.mark.parametrize("kind", quantized.FORMATS)
+@pytest.mark.parametrize("kind", blocks_lib.FORMATS)
 def test_numbers_are_those_of_the_gguf_package(kind, once, monkeypatch):
-    monkeypatch.setattr(quantized, "_AT_ONCE", once)
+    monkeypatch.setattr(blocks_lib, "_AT_ONCE", once)
     data = blocks(kind, 6, 1280)
     want = gguf.quants.dequantize(data, gguf.GGMLQuantizationType[kind])
-    packed = quantized.pack(kind, data)
+    packed = blocks_lib.pack(kind, data)
     found = jax.jit(quantized.Packed.numbers)(jax.tree.map(jnp.asarray, packed))
     assert packed.shape == want.shape
     np.testing.assert_array_equal(found, want)
@@ -289,7 +291,7 @@ def test_matrices_of_a_folder_are_rounded(case, kind, tmp_path):
     whole = test_parity.load(tmp_path, want["config"], want["shapes"])
     config, raw = whole.config, gguf.GGMLQuantizationType[kind]
     bare = "model." if case.startswith("llama") else "transformer."
-    source, table = weights.SafetensorsSource(tmp_path, bare), huggingface_table(config)
+    source, table = SafetensorsSource(tmp_path, bare), huggingface_table(config)
     graphdef, params = weights.fill(config, source, table, jnp.float32, packed=kind)
     kept = LM(params, graphdef, config)
     check_outline(kept, None, table, kind)

@@ -25,6 +25,7 @@ from jaxhal.models import decoder, tables, weights
 from jaxhal.models.config import from_huggingface
 from jaxhal.models.lm import LM
 from jaxhal.models.ops import STANDARD
+from jaxhal.models.safetensors import SafetensorsSource
 from jaxhal.models.weights import paths
 from jaxhal.tuning import Tuning, adapters, checkpoints, classifier, training
 from jaxhal.tuning.adapters import Pair
@@ -372,7 +373,7 @@ def test_one_step_is_that_of_torch(tmp_path):
         state = {k: v for k, v in theirs.state_dict().items() if "score" not in k}
         save_file({k: v.clone() for k, v in state.items()}, tmp_path / name)
         mine = from_huggingface({**config.to_dict(), "model_type": "llama"})
-        source = weights.SafetensorsSource(tmp_path, "model.")
+        source = SafetensorsSource(tmp_path, "model.")
         table = tables.huggingface_table(mine)
         graphdef, params = weights.fill(mine, source, table, jnp.float32)
         return LM(params, graphdef, mine)

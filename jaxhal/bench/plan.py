@@ -282,7 +282,7 @@ def _read_once(lm: LM, logits: bool) -> int:
 
 
 def _batch(lm: LM, shape: Shape, rows: NamedSharding) -> Any:
-    """A batch by the same."""
+    """A batch by shape, type and place alone."""
     answers, tokens, response = shape
     batch = random_batch(lm.config.vocab_size, tokens, response, answers)
     return jax.tree.map(

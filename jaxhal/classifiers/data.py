@@ -94,13 +94,15 @@ def check_tokens(
 
 
 def _check_finite(x: Float[Array, "..."]) -> None:
-    if isinstance(x, Tracer):
-        return
-    # By NumPy, as everything here that is not traced: nothing is compiled for a look.
-    finite = np.isfinite(x)
-    if not finite.all():
-        where = np.argwhere(~finite)[0].tolist()
+    # Where they lie: a device may be far, and they are many.
+    if not isinstance(x, Tracer) and not _all_finite(x):
+        where = np.argwhere(~np.isfinite(x))[0].tolist()
         raise ValueError(f"features{where} is not finite; drop that row or feature")
+
+
+@jax.jit
+def _all_finite(x: Array) -> Array:
+    return jnp.isfinite(x).all()
 
 
 def _check_weight(name: str, weight: Any, y: Array) -> Float[Array, "..."]:

@@ -234,13 +234,9 @@ def scores_of(detector: Detector, params: Any, inputs: Any) -> Float[np.ndarray,
     rows = len(jax.tree.leaves(inputs)[0])
     some = range(0, max(rows, 1), _TOGETHER)
     parts = [take(inputs, slice(start, start + _TOGETHER)) for start in some]
-    scores = [_decided(detector, params, part) for part in parts]
-    return np.concatenate(jax.device_get(scores))
-
-
-@functools.partial(jax.jit, static_argnums=0)
-def _decided(detector: Detector, params: Any, inputs: Any) -> Array:
-    return detector.decide(params, inputs)
+    # Detectors that decide by the same function share its programs.
+    decide = jax.jit(detector.decide)
+    return np.concatenate(jax.device_get([decide(params, part) for part in parts]))
 
 
 def take(inputs: Any, rows: Any) -> Any:

@@ -103,7 +103,8 @@ def _connected() -> Any:
             f"{state.coordinator_address}; start all of them, also where process 0 "
             "alone has ended: what was read is kept"
         )
-    for error in failed:
+    if failed:
+        error = failed[0]
         if not isinstance(error, ValueError):
             raise error
         raise ValueError(

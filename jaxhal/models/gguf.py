@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from jaxhal.io.showing import shown
-from jaxhal.models import quantized
+from jaxhal.models import blocks
 from jaxhal.models.config import (
     FAMILIES,
     Config,
@@ -17,6 +17,7 @@ from jaxhal.models.config import (
     layer_count,
     rope_from,
 )
+from jaxhal.models.quantized import Packed
 from jaxhal.models.settings import LENGTH, Settings
 from jaxhal.models.tables import QKV, Origin, Turn, fused, origins, split
 
@@ -79,22 +80,22 @@ class GGUFSource:
         kind = self._tensors[name].tensor_type.name
         if kind in ("F32", "F16", "BF16"):
             return ""
-        if kind not in quantized.FORMATS:
+        if kind not in blocks.FORMATS:
             raise ValueError(
                 f"{self.where}: {name} is stored as {kind}, which cannot stay so; load "
                 f"it with weights='dequantised', or use a file of "
-                f"{', '.join(quantized.FORMATS)}"
+                f"{', '.join(blocks.FORMATS)}"
             )
         return kind
 
     def packed(
         self, name: str, turn: Callable[[np.ndarray], np.ndarray], kind: str
-    ) -> quantized.Packed:
+    ) -> Packed:
         """A matrix as it is stored, in blocks of its format.
 
         ``turn`` puts rows, of bytes here, in the order of the parameter.
         """
-        return quantized.pack(kind, turn(self._tensors[name].data))
+        return blocks.pack(kind, turn(self._tensors[name].data))
 
     def settings(self, prefix: str) -> Settings:
         """The metadata whose keys begin so, without that beginning."""

@@ -22,8 +22,9 @@ from jaxhal.models.config import Config, read_config
 from jaxhal.models.gguf import GGUFSource, config_from_gguf, gguf_table
 from jaxhal.models.ops import STANDARD
 from jaxhal.models.quantized import is_stored
+from jaxhal.models.safetensors import SafetensorsSource
 from jaxhal.models.tokenizer import Tokenizer
-from jaxhal.models.weights import SafetensorsSource, fill
+from jaxhal.models.weights import fill
 from jaxhal.types import Batch, Example
 
 #: Of parameters, as configurations name them.

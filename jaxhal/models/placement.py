@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding
 
 from jaxhal.io.checks import one_of
-from jaxhal.models import devices, quantized
+from jaxhal.models import blocks, devices
 from jaxhal.models import mesh as mesh_lib
 from jaxhal.models.config import Config
 from jaxhal.models.gguf import GGUFSource
@@ -98,7 +98,7 @@ def _width(source: Any, dtype: Any, packed: str) -> float:
     """Bytes of a weight."""
     if packed == "stored":
         return source.bytes / source.size
-    return quantized.width(packed) if packed else float(jnp.dtype(dtype).itemsize)
+    return blocks.width(packed) if packed else float(jnp.dtype(dtype).itemsize)
 
 
 def _memory(mesh: Mesh | None) -> float:

@@ -17,8 +17,8 @@ from typing import Any
 
 from jaxhal.io.showing import shown
 from jaxhal.models import registry
+from jaxhal.models.safetensors import SafetensorsSource
 from jaxhal.models.settings import Settings
-from jaxhal.models.weights import SafetensorsSource
 
 MODEL_TYPES = ("HHEMv2Config", "HHEMv2")  # in its config.json, and in its code
 _FOUNDATION = "google/flan-t5-base"

@@ -8,8 +8,9 @@ import numpy as np
 
 from jaxhal.models.encoders.config import EncoderConfig
 from jaxhal.models.encoders.encoder import Encoder
+from jaxhal.models.safetensors import SafetensorsSource
 from jaxhal.models.tables import QKV, Table, fused, origins, split
-from jaxhal.models.weights import SafetensorsSource, fill
+from jaxhal.models.weights import fill
 
 _PREFIXES = {
     "bert": "bert.",
