@@ -231,6 +231,9 @@ def test_rounded_weights(folder):
     batch, reducers = alone.encode(EXAMPLES), {"lookback": jaxhal.LookbackRatio()}
     want, got = (jaxhal.read(one, batch, reducers) for one in (alone, lm))
     _equal(got, want)
+    rows, named = mesh_lib.spread(batch, lm.params), tuple(reducers.items())
+    text = capture.read_jit.lower(lm.bare, rows, named).compile().as_text()
+    assert not re.search(r"= \(?[su]8\[\S* all-gather\(", text)  # blocks stay, too
     how = dict(max_new_tokens=8, key=jax.random.key(0))
     want, got = (jaxhal.generate(one, EXAMPLES, **how) for one in (alone, lm))
     assert [row[0].text for row in got] == [row[0].text for row in want]

@@ -274,9 +274,12 @@ def _scanned(blocks: Block, layer, carry, each, tap: Tap, remat: bool):
     if groups == 1:
         return finished(*jax.lax.scan(body, carry, (weights, each)))
 
-    # By number, as a group's slice of the weights would be a copy of them.
+    # By number, as a group's slice of the weights would be a copy of them; and each as
+    # it comes, or a TPU turns those of all layers, in a copy as well.
     def numbered(carry, at):
-        return body(carry, jax.tree.map(lambda leaf: leaf[at], (weights, each)))
+        part, beside = jax.tree.map(lambda leaf: leaf[at], (weights, each))
+        part = jax.tree.map(jax.lax.optimization_barrier, part)
+        return body(carry, (part, beside))
 
     def group(carry, numbers):
         return finished(*jax.lax.scan(numbered, carry, numbers))

@@ -99,7 +99,12 @@ class Packed:
 
 
 def _by_rows(leaf: Array) -> Array:
-    """As it lies in memory; XLA would copy the packs of all layers to turn them."""
+    """As it lies in memory; XLA would copy the packs of all layers to turn them.
+
+    Not on a mesh, whose devices would gather all of it: XLA cannot split this.
+    """
+    if jax.typeof(leaf).sharding.mesh.size > 1:
+        return leaf
     return with_layout_constraint(leaf, Layout(tuple(range(leaf.ndim))))
 
 
