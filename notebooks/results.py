@@ -108,18 +108,20 @@ def bench(name: str) -> list[str]:
     # Cases of the same metrics stand side by side, if there are a few.
     alike = [case for case in count if 2 * count[case] > max(count.values()) > 6]
     beside = [row for row in rows if len(alike) > 1 and row["case"] in alike]
-    lines = ["| case | | | target |", "|---|---|---|---|"]
+    lines = []
     for row in rows:
         if row not in beside:
             target, value = _target(row, _value(row))
             line = f"| {row['case']} | {row['metric']} | {value} | {target} |"
             lines.append(unbroken(line))
+    if lines:
+        lines = ["| case | | | target |", "|---|---|---|---|", *lines, ""]
     if beside:
-        lines += ["", *_side_by_side(beside, alike)]
+        lines += [*_side_by_side(beside, alike), ""]
     on = dict.fromkeys(
         f"{row['device']}, jax {row['jax']}, {row['date']}" for row in rows
     )
-    return [*lines, "", f"Measured on {'; '.join(on)}."]
+    return [*lines, f"Measured on {'; '.join(on)}."]
 
 
 def _side_by_side(rows: list[dict[str, Any]], cases: list[str]) -> list[str]:

@@ -111,9 +111,13 @@ def ready(lm: LM, state: State) -> tuple[LM, State]:
     """A model and what it has begun, as :func:`go_on` reads them fastest.
 
     With layers apart, unless the model is tiny, or a second copy of them would take
-    over a quarter of the machine's memory at hand, or half of an accelerator's.
+    over a quarter of the machine's memory at hand, or half of an accelerator's.  Packed
+    weights stay together: the numbers of one layer are held at a time, where XLA would
+    make those of all layers before the first token and keep them.
     """
     state = dataclasses.replace(state, cache=cache_lib.laid(state.cache))
+    if lm.packed:
+        return lm, state
     leaves = jax.tree.leaves(lm.params)
     if "apart" not in vars(lm):  # which holds it once made
         held = leaves[0].devices()

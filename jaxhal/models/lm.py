@@ -52,12 +52,17 @@ class LM:
         leaves = jax.tree.leaves(self.params, is_leaf=is_stored)
         count = sum(leaf.size for leaf in leaves)
         dtypes = " and ".join(sorted({str(leaf.dtype) for leaf in leaves}))
-        stored = ", packed weights" if any(map(is_stored, leaves)) else ""
+        stored = ", packed weights" if self.packed else ""
         return (
             f"LM({self.name!r}, {self.config.family}, "
             f"{self.config.num_hidden_layers} layers, {count:,} parameters, "
             f"{dtypes}{stored})"
         )
+
+    @property
+    def packed(self) -> bool:
+        """Whether weights are kept as blocks of whole numbers, as a GGUF file's are."""
+        return any(map(is_stored, jax.tree.leaves(self.params, is_leaf=is_stored)))
 
     def forward(
         self,

@@ -210,6 +210,10 @@ def is_stored(value: Any) -> bool:
     return isinstance(value, Stored)
 
 
+def is_packed(value: Any) -> bool:
+    return isinstance(value, Stored | OfLayer)
+
+
 def dense(value: Any) -> Any:
     """A parameter as one array, whether or not it was stored."""
     match value:

@@ -15,7 +15,6 @@ from jaxhal.models import decoder
 from jaxhal.models.batching import bucket, check_length
 from jaxhal.models.lm import LM
 from jaxhal.models.ops import wide
-from jaxhal.models.quantized import is_stored
 from jaxhal.models.weights import paths
 from jaxhal.tuning import adapters
 from jaxhal.tuning.settings import Tuning
@@ -58,7 +57,7 @@ def start(lm: LM, tuning: Tuning, key: Array) -> Learned:
     if tuning.method == "lora":
         weights = adapters.pairs(lm.params, tuning.targets, tuning.rank, key_pairs)
     else:
-        if any(map(is_stored, names.values())):
+        if lm.packed:
             raise ValueError(
                 f"model {lm.name!r} has packed weights, and method 'full' learns every "
                 "weight; load it with weights='dequantised', or give method 'lora'"
