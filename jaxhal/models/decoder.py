@@ -257,7 +257,8 @@ def _scanned(blocks: Block, layer, carry, each, tap: Tap, remat: bool):
     """The same as a loop over stacked layers, rows finished a group at a time."""
     definition, weights = nnx.split(blocks)
     weights, block = quantized.unstacked(weights)
-    groups = tap.groups
+    layers = len(each[0].layer)
+    size = layers // tap.groups
 
     def body(carry, scanned):
         part, (at, before) = scanned
@@ -266,27 +267,42 @@ def _scanned(blocks: Block, layer, carry, each, tap: Tap, remat: bool):
 
     if remat:
         body = jax.checkpoint(body, prevent_cse=False)
-
-    def finished(carry, beside):
-        rows, kept = beside
+    if tap.groups == 1:
+        carry, (rows, kept) = jax.lax.scan(body, carry, (weights, each))
         return carry, (None if rows is None else tap.finish(rows), kept)
 
-    if groups == 1:
-        return finished(*jax.lax.scan(body, carry, (weights, each)))
+    # One loop, not a loop of loops, which would copy a group's weights.
+    def waiting(carry, scanned):
+        carry, rows, done = carry
+        carry, (new, kept) = body(carry, scanned)
+        at = scanned[1][0].layer
+        rows = _entered(rows, jax.tree.map(lambda leaf: leaf[None], new), at % size)
+        done = jax.lax.cond(
+            at % size == size - 1,
+            lambda: _entered(done, tap.finish(rows), at - at % size),
+            lambda: done,
+        )
+        return (carry, rows, done), kept
 
-    # By number, as a group's slice of the weights would be a copy of them; and each as
-    # it comes, or a TPU turns those of all layers, in a copy as well.
-    def numbered(carry, at):
-        part, beside = jax.tree.map(lambda leaf: leaf[at], (weights, each))
-        part = jax.tree.map(jax.lax.optimization_barrier, part)
-        return body(carry, (part, beside))
+    def group(carry, scanned):
+        first = jax.tree.map(lambda leaf: leaf[:size], scanned)
+        rows = jax.lax.scan(body, carry, first)[1][0]
+        return rows, tap.finish(rows)
 
-    def group(carry, numbers):
-        return finished(*jax.lax.scan(numbered, carry, numbers))
+    rows, done = jax.eval_shape(group, carry, (weights, each))
+    carry = carry, _zeros(rows, size), _zeros(done, layers)
+    (carry, _, done), kept = jax.lax.scan(waiting, carry, (weights, each))
+    return carry, (done, kept)
 
-    numbers = jnp.arange(len(each[0].layer)).reshape(groups, -1)
-    carry, beside = jax.lax.scan(group, carry, numbers)
-    return carry, jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), beside)
+
+def _zeros(shapes: Any, length: int) -> Any:
+    """Arrays of such shapes but for the length."""
+    return jax.tree.map(lambda x: jnp.zeros((length, *x.shape[1:]), x.dtype), shapes)
+
+
+def _entered(whole: Any, part: Any, at: Any) -> Any:
+    put = functools.partial(jax.lax.dynamic_update_slice_in_dim, axis=0)
+    return jax.tree.map(lambda a, b: put(a, b, at), whole, part)
 
 
 def _append(layer, stored, new, column):
