@@ -22,7 +22,8 @@ _SHOWN = {
     "lookback_window": ("8-token windows of RAGTruth QA", "Llama-2-7b"),
     "halueval": ("HaluEval QA", "people, ChatGPT"),
     "selfmade_squad_qwen15b_whitebox": ("SQuAD", "its reader"),
-    "selfmade_coqa_detectors": ("CoQA", "its reader"),
+    "selfmade_coqa_qwen15b_whitebox": ("CoQA", "its reader"),
+    "selfmade_coqa_detectors": ("the same questions", "its reader"),
     "halmit_treatment": ("MedQuAD, by a watchdog", "its reader"),
 }
 
