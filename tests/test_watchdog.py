@@ -299,7 +299,8 @@ class Writing:
         first, *rest = self.pieces
         try:
             yield first
-            await asyncio.to_thread(self.go.wait, 20)
+            if rest:
+                await asyncio.to_thread(self.go.wait, 20)
             for piece in rest:
                 yield piece
         finally:
