@@ -64,7 +64,7 @@ class Rows:
     prompt_length: int
     first: int  # explicit row among those computed
     explicit: int  # rows
-    column: Any  # the first explicit row stands in
+    column: Any  # the first explicit row stands in, of all samples or of each
     aligned: bool = False
 
     @property
@@ -119,7 +119,7 @@ class Rows:
             }
 
         def reduce(probs: Array, rows: Array) -> dict[str, Any]:
-            column = rows - self.first + self.column
+            column = self._columns(rows - self.first)
             return {n: self._mapped(r.rows, probs, column, True) for n, r in attention}
 
         def lens(before: Array, after: Array) -> dict[str, Any]:
@@ -175,18 +175,23 @@ class Rows:
     def _mapped(self, function: Any, x: Any, column: Array, heads: bool = False) -> Any:
         """``function(x, view)`` of every sample, and of every head where there are."""
 
-        def sample(x, target, *rest):
+        def sample(x, column, target, *rest):
             length = self.prompt_length
             view = View(column, target[column], *rest, prompt_length=length)
             if heads:
                 return jax.vmap(lambda head: function(head, view))(x)
             return function(x, view)
 
-        return jax.vmap(sample)(x, *self.masks)
+        along = 0, None if column.ndim == 1 else 0, *(0 for _ in self.masks)
+        return jax.vmap(sample, along)(x, column, *self.masks)
+
+    def _columns(self, row: Array) -> Array:
+        """Those of explicit rows ``[query]``; ``[batch query]`` where samples differ."""
+        return jnp.asarray(self.column)[..., None] + row
 
     def _rows(self, reducer: Reducer, x: Array) -> Any:
         """``rows`` of every sample, for what has no heads: ``[batch query ...]``."""
-        column = self.column + jnp.arange(x.shape[1])
+        column = self._columns(jnp.arange(x.shape[1]))
         return self._mapped(reducer.rows, x, column)
 
     def _finish(self, reducer: Reducer, rows: Any, heads: bool = False) -> Any:
@@ -267,10 +272,10 @@ class Rows:
 
         def blocks(platform: kernels.Platform, *arrays: Array) -> dict[str, Any]:
             size = max(1, platform.logits // wide)
-            axes = 0, *(1 for _ in streams)
+            axes = column.ndim - 1, *(1 for _ in streams)
             return in_blocks(block, arrays, axes, (1,), size)[0]
 
-        column = self.column + jnp.arange(rows)
+        column = self._columns(jnp.arange(rows))
         return kernels.by_platform(blocks, column, *streams)
 
 

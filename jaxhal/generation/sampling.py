@@ -89,6 +89,32 @@ def choose(
     return _inverse(jax.nn.softmax(warp(logits, sampling, seen)), uniform)
 
 
+def choose_each(
+    logits: Float[Array, "batch vocab"],
+    keys: Key[Array, " batch"],
+    temperature: Float[Array, " batch"],
+    top_p: Float[Array, " batch"],
+) -> Int[Array, " batch"]:
+    """:func:`choose` where each row has settings of its own; a ``top_p`` of 1 keeps
+    all.
+    """
+    likeliest = jnp.argmax(logits, -1).astype(jnp.int32)
+    some, all_of_it = temperature > 0, top_p >= 1
+
+    def cut(warm: Array) -> Array:
+        p = jax.nn.softmax(warm)
+        out = (p < _nucleus(p, top_p)) & ~all_of_it[:, None]
+        return jnp.where(out, -jnp.inf, warm)
+
+    def draw() -> Array:
+        warm = logits / jnp.where(some, temperature, 1.0)[:, None]
+        warm = jax.lax.cond((some & ~all_of_it).any(), cut, lambda same: same, warm)
+        uniform = jax.vmap(lambda key: jax.random.uniform(key))(keys)
+        return jnp.where(some, _inverse(jax.nn.softmax(warm), uniform), likeliest)
+
+    return jax.lax.cond(some.any(), draw, lambda: likeliest)
+
+
 def _penalised(logits: Array, sampling: Sampling, seen: Array | None) -> Array:
     if seen is None or sampling.repetition_penalty == 1.0:
         return logits
@@ -96,7 +122,9 @@ def _penalised(logits: Array, sampling: Sampling, seen: Array | None) -> Array:
     return jnp.where(seen, jnp.where(logits > 0, logits / by, logits * by), logits)
 
 
-def _nucleus(p: Float[Array, "batch vocab"], mass: float) -> Float[Array, "batch 1"]:
+def _nucleus(
+    p: Float[Array, "batch vocab"], mass: float | Float[Array, " batch"]
+) -> Float[Array, "batch 1"]:
     """The largest probability from which on tokens hold at least ``mass``."""
     # Found by halving the range of a float's bits, which order like the floats: exact,
     # and on CPU a twentieth of the time of sorting the vocabulary.

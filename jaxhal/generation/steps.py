@@ -231,8 +231,5 @@ def _clipped(hidden: Array, clip: Clip | None) -> Array:
 def _entered(cache: Cache, column: Array, tokens: Array, following: Array) -> Array:
     """``Int[batch capacity]``: the token after each of the columns just entered."""
     after = jnp.concatenate([tokens[:, 1:], following[:, None]], axis=1)
-    return jax.lax.dynamic_update_slice(
-        jnp.zeros(cache.valid.shape, tokens.dtype),
-        after.astype(tokens.dtype),
-        (jnp.zeros_like(column), column),
-    )
+    none = jnp.zeros(cache.valid.shape, tokens.dtype)
+    return cache_lib.put_columns(none, after, column)

@@ -1,11 +1,12 @@
 """The KV cache: a pytree in the same seam layout as a batch."""
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Int
+from jaxtyping import Array, Bool, Int, Shaped
 
 from jaxhal.models.mesh import mesh_of
 from jaxhal.types import Batch
@@ -35,13 +36,18 @@ class Cache:
     tokens: Any  # Int[batch capacity]
     length: Any  # Int[batch], tokens read so far: the next one's position
     rope_length: Any  # Int[batch], the length that `dynamic` rope assumes throughout
-    column: Any  # Int[], the next to be written
+    column: Any  # Int[], the next to be written, or Int[batch] where rows differ
     prompt_length: int = dataclasses.field(metadata={"static": True})
 
     @property
     def capacity(self) -> int:
         """Columns that exist; writing past them is an error."""
         return self.valid.shape[1]
+
+    @property
+    def shared(self) -> int:
+        """Columns of ``prefix``; those of ``key`` and ``value`` come after them."""
+        return jax.tree.leaves(self.prefix[1])[0].shape[-2]
 
 
 # What a row of a cache has of its own beside its keys and values.
@@ -101,11 +107,7 @@ def write(
 ) -> tuple[Cache, Array]:
     """Enters the next columns, not yet their keys and values; returns positions too."""
     new = cache.length[:, None] + positions(valid)
-    origin = (jnp.zeros_like(cache.column), cache.column)
-
-    def put(old: Array, part: Array) -> Array:
-        return jax.lax.dynamic_update_slice(old, part.astype(old.dtype), origin)
-
+    put = functools.partial(put_columns, at=cache.column)
     entered = dataclasses.replace(
         cache,
         position=put(cache.position, new),
@@ -115,6 +117,20 @@ def write(
         column=cache.column + valid.shape[1],
     )
     return entered, new
+
+
+def put_columns(
+    rows: Shaped[Array, "*batch column"], part: Array, at: Int[Array, "*each"]
+) -> Array:
+    """Rows with a part written from a column on, one for all or one for each.
+
+    Where each has its own, what lies outside is dropped.
+    """
+    part = part.astype(rows.dtype)
+    if not at.ndim:
+        return jax.lax.dynamic_update_slice_in_dim(rows, part, at, axis=1)
+    row = jnp.arange(len(rows))[:, None]
+    return rows.at[row, at[:, None] + jnp.arange(part.shape[1])].set(part, mode="drop")
 
 
 def take(cache: Cache, rows: Int[Array, " chosen"]) -> Cache:

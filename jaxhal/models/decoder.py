@@ -212,7 +212,7 @@ def run(
     index = LayerIndex.of(config)
     stored = None if cache is None else (cache.key, cache.value)
     prefix = prefix if cache is None else cache.prefix
-    column = 0 if cache is None else cache.column - cache.prompt_length - x.shape[1]
+    column = 0 if cache is None else cache.column - cache.shared - x.shape[1]
 
     def layer(carry, block: Block, at: LayerIndex, before, append):
         x, state, stored = carry
@@ -307,11 +307,14 @@ def _entered(whole: Any, part: Any, at: Any) -> Any:
 
 def _append(layer, stored, new, column):
     """Writes one layer's new keys and values in place and returns its whole buffers."""
-    zero = jnp.zeros_like(layer)
-    start = (layer, zero, zero, column.astype(layer.dtype), zero)
 
     def put(buffer, part):
-        buffer = jax.lax.dynamic_update_slice(buffer, part[None], start)
+        if column.ndim:
+            buffer = _put_rows(buffer, (layer,), part, column)
+        else:
+            zero = jnp.zeros_like(layer)
+            start = (layer, zero, zero, column.astype(layer.dtype), zero)
+            buffer = jax.lax.dynamic_update_slice(buffer, part[None], start)
         return buffer, jax.lax.dynamic_index_in_dim(buffer, layer, keepdims=False)
 
     (key, k), (value, v) = put(stored[0], new[0]), put(stored[1], new[1])
@@ -320,12 +323,24 @@ def _append(layer, stored, new, column):
 
 def _append_apart(number: int, stored, new, column):
     """The same where each layer has buffers of its own."""
-    zero = jnp.zeros_like(column)
 
     def put(buffers, part):
-        start = (zero, zero, column, zero)
-        buffer = jax.lax.dynamic_update_slice(buffers[number], part, start)
+        if column.ndim:
+            buffer = _put_rows(buffers[number], (), part, column)
+        else:
+            buffer = jax.lax.dynamic_update_slice_in_dim(
+                buffers[number], part, column, axis=2
+            )
         return (*buffers[:number], buffer, *buffers[number + 1 :]), buffer
 
     (key, k), (value, v) = put(stored[0], new[0]), put(stored[1], new[1])
     return (key, value), (k, v)
+
+
+def _put_rows(buffer, layer: tuple, part: Array, column: Array) -> Array:
+    """Keys or values ``[batch kv_heads new head]`` where each row has its own column;
+    what lies outside is dropped.
+    """
+    row = jnp.arange(len(part))[:, None]
+    at = (*layer, row, slice(None), column[:, None] + jnp.arange(part.shape[2]))
+    return buffer.at[at].set(part.swapaxes(1, 2), mode="drop")

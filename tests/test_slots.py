@@ -1,0 +1,174 @@
+"""Rows that enter and leave one running decode are written as if they were alone."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxhal.features.hidden import HiddenStates
+from jaxhal.features.lookback import LookbackRatio
+from jaxhal.features.uncertainty import TokenEntropy, TokenLogprob
+from jaxhal.generation import GREEDY, Sampling, requests, slots
+from jaxhal.generation.decoding import QUERY
+from jaxhal.generation.slots import PIECE, How, Size
+from jaxhal.generation.stops import cut
+from jaxhal.models.lm import LM
+from jaxhal.types import Example
+from tiny_lm import tiny_lm
+
+# Of a token's own row and of its predictor's; heads, layers and neither.
+REDUCERS = {
+    "lookback": LookbackRatio(),
+    "hidden": HiddenStates((1,)),
+    "logprob": TokenLogprob(),
+    "entropy": TokenEntropy(),
+}
+LONG = "It rained for many days, and the river rose. " * 7
+# What is asked, in how many tokens, how it is drawn, and after how many rounds.
+ASKED = [
+    (Example("-", context="The sky is red.", question="Which colour?"), 9, GREEDY, 0),
+    (Example("-", prompt="A"), 4, Sampling(), 0),
+    (Example("-", prompt=LONG), 12, Sampling(temperature=0.7, top_p=0.8), 1),
+    (Example("-", prompt="Later, and short."), 20, Sampling(top_p=0.5), 3),
+    (Example("-", prompt="The last one waits for a slot."), 7, GREEDY, 0),
+]
+
+
+@pytest.fixture(scope="module")
+def lm() -> LM:
+    return tiny_lm()
+
+
+@pytest.fixture(scope="module")
+def how(lm) -> How:
+    made = requests.decoding_of(lm, GREEDY, REDUCERS)
+    return How(made.named, made.stop_ids, made.pad_id)
+
+
+def read(lm, how, example, limit):
+    """A prompt, read but for its last token."""
+    (row,) = requests.encoded(lm, [example])
+    prompt = slots.begin(lm, row)
+    while not prompt.complete:
+        prompt = slots.read_piece(lm, prompt, limit, how.pad_id)
+    return prompt
+
+
+def of_slot(state, how, at):
+    """Tokens, log probabilities and features of one slot, as far as they are there."""
+    count = int(slots.written(state, how)[at])
+    features = slots.features_of(state, how)
+    found = {}
+    for name, reducer in how.named:
+        there = reducer.batch_axis, QUERY[reducer.reads]
+        found[name] = np.moveaxis(features[name], there, (0, 1))[at, :count]
+    assert (np.asarray(features["valid"][at]).sum()) == count
+    return state.tokens[at, :count], state.logprob[at, :count], found
+
+
+def check_alone(lm, example, limit, sampling, key, found):
+    """Compares a slot with the same response, streamed."""
+    tokens, logprob, features = found
+    alone = requests.stream(
+        lm,
+        example,
+        max_new_tokens=limit,
+        sampling=sampling,
+        key=key,
+        reducers=REDUCERS,
+    )
+    alone = [*alone]
+    assert tokens.tolist() == [token.id for token in alone]
+    assert np.allclose(logprob, [token.logprob for token in alone], atol=1e-5)
+    for name in REDUCERS:
+        want = np.stack([token.features[name] for token in alone])
+        assert np.allclose(features[name], want, atol=1e-5), name
+
+
+def keys_of(number):
+    """A key for a slot, and the one that makes a stream draw the same."""
+    key = jax.random.key(number)
+    return requests.row_keys(requests.prompt_keys(Sampling(), key, 1), 1)[0], key
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_company_changes_nothing(lm, how, apart):
+    model = (lm.apart if apart else lm).bare
+    state = slots.empty(model, Size(3, 4 * PIECE, 24), how)
+    waiting, places, done, rounds = [*range(len(ASKED))], {}, {}, 0
+    while waiting or places:
+        live = np.asarray(state.live)
+        for at, number in [*places.items()]:
+            if not live[at]:
+                done[number] = of_slot(state, how, at)
+                del places[at]
+        for number in [n for n in waiting if ASKED[n][3] <= rounds]:
+            if at := [at for at in range(3) if at not in places]:
+                example, limit, sampling, _ = ASKED[number]
+                state = slots.enter(
+                    state,
+                    at[0],
+                    read(lm, how, example, limit),
+                    limit=limit,
+                    key=keys_of(number)[0],
+                    temperature=sampling.temperature,
+                    top_p=1.0 if sampling.top_p is None else sampling.top_p,
+                )
+                places[at[0]] = number
+                waiting.remove(number)
+        state = slots.go_on(model, state, jnp.asarray(2), how)
+        rounds += 1
+    assert sorted(done) == [*range(len(ASKED))]
+    for number, found in done.items():
+        example, limit, sampling, _ = ASKED[number]
+        check_alone(lm, example, limit, sampling, keys_of(number)[1], found)
+
+
+def test_another_size_changes_nothing(lm, how):
+    """Rows move, and columns are added on both sides and taken away again."""
+    model, (example, limit, sampling, _) = lm.bare, ASKED[0]
+    state = slots.empty(model, Size(2, PIECE, 16), how)
+    own = {"limit": limit, "key": keys_of(0)[0]}
+    state = slots.enter(state, 1, read(lm, how, example, limit), **own)
+    state = slots.go_on(model, state, jnp.asarray(3), how)
+    state = slots.resized(state, jnp.array([5, 1, 7, 9]), Size(4, 2 * PIECE, 32), how)
+    assert state.live.tolist() == [False, True, False, False]
+    state = slots.go_on(model, state, jnp.asarray(2), how)
+    state = slots.resized(state, jnp.array([1]), Size(1, PIECE, 16), how)
+    state = slots.go_on(model, state, jnp.asarray(99), how)
+    found = of_slot(state, how, 0)
+    check_alone(lm, example, limit, sampling, keys_of(0)[1], found)
+
+
+@pytest.mark.parametrize("kept", [0, 3])
+def test_going_back(lm, how, kept):
+    """What follows the first tokens is as if nothing else had been written."""
+    model, (example, limit, _, _) = lm.bare, ASKED[0]
+    state = slots.empty(model, Size(2, PIECE, 16), how)
+    own = {"limit": limit, "key": keys_of(5)[0], "temperature": 1.0}
+    state = slots.enter(state, 0, read(lm, how, example, limit), **own)
+    state = slots.go_on(model, state, jnp.asarray(6), how)
+    first = np.asarray(state.tokens[0])
+    state = slots.rewind(state, 0, kept, keys_of(6)[0])
+    state = slots.go_on(model, state, jnp.asarray(99), how)
+    tokens, logprob, features = of_slot(state, how, 0)
+    assert tokens[:kept].tolist() == first[:kept].tolist()
+    assert tokens.tolist() != first[: len(tokens)].tolist()
+    text, ids, _ = cut(lm.require_tokenizer(), (), np.asarray(tokens))
+    (row,) = requests.encoded(lm, [example])
+    whole = jnp.concatenate([row.prompt_ids, ids])[None]
+    logits = jax.nn.log_softmax(lm.forward(whole)[0])
+    want = [logits[len(row.prompt_ids) - 1 + n, token] for n, token in enumerate(ids)]
+    assert np.allclose(logprob, np.asarray(want), atol=1e-5)
+    assert np.allclose(features["logprob"], np.asarray(want), atol=1e-5)
+
+
+def test_a_slot_that_is_freed_writes_no_more(lm, how):
+    model = lm.bare
+    state = slots.empty(model, Size(2, PIECE, 16), how)
+    own = {"limit": 16, "key": keys_of(0)[0], "temperature": 1.0}
+    state = slots.enter(state, 0, read(lm, how, ASKED[0][0], 16), **own)
+    state = slots.go_on(model, state, jnp.asarray(3), how)
+    state = slots.free(state, 0)
+    state = slots.go_on(model, state, jnp.asarray(5), how)
+    assert state.count.tolist() == [3, 0] and not state.live.any()
