@@ -186,7 +186,7 @@ class Rows:
         return jax.vmap(sample, along)(x, column, *self.masks)
 
     def _columns(self, row: Array) -> Array:
-        """Those of explicit rows ``[query]``; ``[batch query]`` where samples differ."""
+        """``[query]`` of explicit rows, or ``[batch query]`` where samples differ."""
         return jnp.asarray(self.column)[..., None] + row
 
     def _rows(self, reducer: Reducer, x: Array) -> Any:

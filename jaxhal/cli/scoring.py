@@ -226,7 +226,7 @@ def detect(
             },
         )
         # What is wrong with a name or a promise should cost no download.
-        threshold, sure = _promised(promise, confidence)
+        threshold, sure = promised(promise, confidence)
         reader = known_as(model)
         names = placed(reader, detector) if detector else None
         resolve(reader, names, threshold, sure)
@@ -294,12 +294,12 @@ def detect(
     finish(console, errors)
 
 
-def _promised(
+def promised(
     text: str | None, confidence: float | None
 ) -> tuple[dict[str, float] | None, float]:
     """A promise of the command line, and how sure to be of it.
 
-    >>> _promised("recall=0.9", None)
+    >>> promised("recall=0.9", None)
     ({'recall': 0.9}, 0.9)
     """
     if text is None:

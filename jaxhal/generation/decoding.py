@@ -108,16 +108,23 @@ def start(
 
 
 def ready(lm: LM, state: State) -> tuple[LM, State]:
-    """A model and what it has begun, as :func:`go_on` reads them fastest.
+    """A model and what it has begun, as :func:`go_on` reads them fastest."""
+    state = dataclasses.replace(state, cache=cache_lib.laid(state.cache))
+    if (fast := fastest(lm)) is lm:
+        return lm, state
+    return fast, dataclasses.replace(state, cache=cache_lib.apart(state.cache))
+
+
+def fastest(lm: LM) -> LM:
+    """The model as few tokens are read fastest with it.
 
     With layers apart, unless the model is tiny, or a second copy of them would take
     over a quarter of the machine's memory at hand, or half of an accelerator's.  Packed
     weights stay together: the numbers of one layer are held at a time, where XLA would
     make those of all layers before the first token and keep them.
     """
-    state = dataclasses.replace(state, cache=cache_lib.laid(state.cache))
     if lm.packed:
-        return lm, state
+        return lm
     leaves = jax.tree.leaves(lm.params)
     if "apart" not in vars(lm):  # which holds it once made
         held = leaves[0].devices()
@@ -125,8 +132,8 @@ def ready(lm: LM, state: State) -> tuple[LM, State]:
         share = _APART_SHARE if on_cpu else _APART_SHARE_OF_DEVICE
         size = sum(leaf.addressable_shards[0].data.nbytes for leaf in leaves)
         if not _APART_FROM <= size <= share * devices.memory_of_each(held):
-            return lm, state
-    return lm.apart, dataclasses.replace(state, cache=cache_lib.apart(state.cache))
+            return lm
+    return lm.apart
 
 
 @jax.jit(static_argnames="how", donate_argnames="state")

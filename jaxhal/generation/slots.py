@@ -228,7 +228,7 @@ def enter(
 ) -> Slots:
     """The slots with a prompt, read but for its last token, in one that is free."""
     row, (_, width, new) = prompt.row, slots.size
-    assert prompt.complete and prompt.width <= width and limit <= new
+    assert prompt.complete and prompt.width <= width
     before = len(row.prompt_ids) - 1
     there = slice(width - before, width + 1)
 

@@ -1,0 +1,104 @@
+"""``jaxhal serve``: verdicts over HTTP, and answers judged while they are written."""
+
+import logging
+from typing import Annotated
+
+import typer
+
+from jaxhal.cli.console import terminal, usage
+from jaxhal.cli.scoring import DEFAULT, Dtype, OnMesh, Weights, promised
+from jaxhal.serve import LARGEST
+
+
+def serve(
+    model: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--model",
+            "-m",
+            help="A reader, as for detect; repeat for more.",
+            show_default=DEFAULT,
+        ),
+    ] = None,
+    dtype: Dtype = "float32",
+    weights: Weights = None,
+    mesh: OnMesh = None,
+    detector: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--detector",
+            "-d",
+            help="A detector by name, or a folder or hub id of detectors that jaxhal "
+            "fit wrote; repeat for more.",
+        ),
+    ] = None,
+    promise: Annotated[
+        str | None,
+        typer.Option(
+            "--threshold",
+            metavar="KIND=SHARE",
+            help="A promise for the verdicts to keep: precision=0.9, recall=0.9 or "
+            "false_alarms=0.05.",
+        ),
+    ] = None,
+    confidence: Annotated[
+        float | None,
+        typer.Option(help="How sure to be of that promise.", show_default="0.9"),
+    ] = None,
+    host: Annotated[str, typer.Option(help="Where to listen.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535)] = 8000,
+    slots: Annotated[int, typer.Option(min=1, help="Answers written at once.")] = 16,
+    max_tokens: Annotated[
+        int, typer.Option(min=1, help="Of an answer, where a request does not say.")
+    ] = 256,
+    token: Annotated[
+        str | None,
+        typer.Option(envvar="JAXHAL_TOKEN", help="What a client has to show."),
+    ] = None,
+    largest: Annotated[int, typer.Option(min=1, help="Bytes of a request.")] = LARGEST,
+    drain: Annotated[
+        int, typer.Option(min=0, help="Seconds that open answers get at the end.")
+    ] = 120,
+) -> None:
+    """Serves verdicts on answers, and answers with verdicts while they are written.
+
+    POST /v1/verdict says of an answer whether it is hallucinated, and where; POST
+    /v1/chat/completions and /v1/completions speak as OpenAI's do, with the reader as
+    the model.  A page to try both is at /, what may be asked in /openapi.json.
+    """
+    import jaxhal
+    from jaxhal.scoring.detection import placed, resolve_for
+    from jaxhal.serve.app import Reader, Server
+    from jaxhal.serve.running import run
+
+    console = terminal(stderr=True)
+    with usage():
+        threshold, sure = promised(promise, confidence)
+        readers = {}
+        for source in model or [DEFAULT]:
+            lm = jaxhal.load(source, dtype=dtype, weights=weights, mesh=mesh)
+            if lm.name in readers:
+                raise ValueError(f"--model {source} is given twice; give it once")
+            names = placed(lm.name, detector) if detector else None
+            chosen = resolve_for(lm, names, threshold, sure)
+            readers[lm.name] = Reader.of(lm, chosen, slots)
+        server = Server(readers, max_tokens=max_tokens, token=token, largest=largest)
+    if host not in ("127.0.0.1", "::1", "localhost") and token is None:
+        console.print(f"anyone who reaches {host} can ask: give --token", style="bold")
+    for reader in readers.values():
+        about = reader.about
+        console.print(f"{about.name}: {about.because}", soft_wrap=True)
+        if about.rides is None:
+            console.print(
+                f"{about.name}: answers are written without a verdict: no detector "
+                "that may decide judges while a token is written",
+                soft_wrap=True,
+            )
+    console.print(f"http://{host}:{port}")
+    logging.basicConfig(format="%(message)s")
+    logging.getLogger("jaxhal.serve").setLevel(logging.INFO)
+    try:
+        run(server.app(host), host, port, drain)
+    finally:
+        for reader in readers.values():
+            reader.close()

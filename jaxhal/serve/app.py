@@ -1,0 +1,410 @@
+"""The server: verdicts on answers, and answers that are judged while they are written.
+
+What it takes and says is in :mod:`jaxhal.serve.wire`, and in ``/openapi.json``.
+"""
+
+import asyncio
+import hmac
+import json
+import logging
+import time
+from collections.abc import AsyncIterator, Awaitable, Mapping
+from importlib.resources import files
+from typing import Annotated, Any, NamedTuple, TypeVar
+
+import prometheus_client
+from fastapi import Depends, FastAPI, Query, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
+from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+
+import jaxhal
+from jaxhal.datasets.jsonl import Row, parse, to_row
+from jaxhal.models.lm import LM
+from jaxhal.reporting.report import Report
+from jaxhal.scoring import verdicts
+from jaxhal.scoring.fitting import Fitted
+from jaxhal.serve import LARGEST
+from jaxhal.serve.judge import Judge
+from jaxhal.serve.limits import Limited, problem
+from jaxhal.serve.openai import Form
+from jaxhal.serve.response import Ended, News, Wish
+from jaxhal.serve.watched import Watched
+from jaxhal.serve.wire import (
+    VERSION,
+    About,
+    ChatRequest,
+    CompletionRequest,
+    Deciding,
+    Failure,
+    Message,
+    Ready,
+    Verdict,
+    VerdictRequest,
+    Verdicts,
+)
+from jaxhal.serve.writer import Busy, Writer, riding
+from jaxhal.types import Example, Turn
+
+_T = TypeVar("_T")
+_LINES = "application/x-ndjson"
+_FAILURES: dict[int | str, Any] = {
+    code: {"model": Failure} for code in (400, 401, 404, 413, 421, 503)
+}
+
+
+class Fault(HTTPException):
+    """What is wrong with a request: the response's status, and the error's kind."""
+
+    def __init__(self, status: int, message: str, kind: str = "invalid_request_error"):
+        shown = {"WWW-Authenticate": "Bearer"} if status == 401 else None
+        super().__init__(status, message, shown)
+        self.kind = kind
+
+
+class Reader(NamedTuple):
+    """A model that judges answers, and writes them."""
+
+    lm: LM
+    judge: Judge
+    writer: Writer
+
+    @classmethod
+    def of(cls, lm: LM, chosen: list[Fitted], most: int = 16) -> "Reader":
+        """One with detectors of :func:`jaxhal.scoring.detection.resolve_for`."""
+        return cls(lm, Judge(lm, chosen), Writer(lm, riding(chosen), most=most))
+
+    @property
+    def about(self) -> Deciding:
+        chosen, rides = self.judge.chosen, self.writer.detector
+        decides = verdicts.decider(chosen)
+        return Deciding(
+            name=self.lm.name,
+            decides=decides and decides.detector.name,
+            because=verdicts.described(chosen, self.lm.name),
+            rides=rides and rides.detector.name,
+            detectors={o.detector.name: o.detector.summary for o in chosen},
+            context=self.lm.config.context_length,
+        )
+
+    def close(self) -> None:
+        self.writer.close()
+        self.judge.close()
+
+
+class Server:
+    """The application and what it holds.
+
+    Args:
+      readers: models by name; the first is used where a request names none.
+      max_tokens: of an answer, where a request does not say.
+      token: that a client has to show; ``None`` asks for none, and then answers only by
+        its own name, as :class:`jaxhal.serve.limits.Limited` has it.
+      largest: bytes of a request's body.
+    """
+
+    def __init__(
+        self,
+        readers: Mapping[str, Reader],
+        *,
+        max_tokens: int = 256,
+        token: str | None = None,
+        largest: int = LARGEST,
+    ):
+        if token is not None and not token.strip():
+            raise ValueError("token is empty; give one, or leave it out")
+        self.readers, self.max_tokens = dict(readers), max_tokens
+        self.token, self.largest = token, largest
+        self.watched = Watched()
+        self.watched.gauge("writing", "Answers being written.", lambda: self._load[0])
+        self.watched.gauge("waiting", "Answers that wait.", lambda: self._load[1])
+
+    def app(self, host: str = "127.0.0.1") -> FastAPI:
+        """As an ASGI application, for the address that it is served at."""
+        own = host if self.token is None else None
+        app = FastAPI(
+            title="jaxhal",
+            version=VERSION,
+            summary="Verdicts on what language models write.",
+            docs_url=None,
+            redoc_url=None,
+            middleware=[
+                Middleware(self.watched.middleware),
+                Middleware(Limited, largest=self.largest, host=own),
+            ],
+            exception_handlers={
+                HTTPException: _fault,
+                RequestValidationError: _invalid,
+                Busy: _busy,
+                Exception: _broken,
+            },
+        )
+        locked: Any = {
+            "dependencies": [Depends(self._allow)],
+            "responses": _FAILURES,
+        }
+        unset = {"response_model_exclude_unset": True}
+        app.get("/", include_in_schema=False)(_page)
+        app.post("/v1/verdict", response_model=Verdict | Verdicts, **unset, **locked)(
+            self.verdict
+        )
+        app.post("/v1/verdict/lines", response_model=None, **locked)(self.lines)
+        app.post("/v1/chat/completions", response_model=None, **locked)(self.chat)
+        app.post("/v1/completions", response_model=None, **locked)(self.complete)
+        app.get("/v1/models", **locked)(self.models)
+        app.get("/v1/about", **locked)(self.about)
+        app.get("/health")(_health)
+        app.get("/ready", responses={503: {"model": Ready}})(self.ready)
+        app.get("/metrics", response_class=Response, **locked)(self.metrics)
+        return app
+
+    # --- verdicts -------------------------------------------------------------------
+
+    async def verdict(self, want: VerdictRequest, request: Request) -> Any:
+        """The verdict on an answer, or on many, each with an error of its own."""
+        reader = self._reader(want.model)
+        rows = [
+            to_row(number, "row", lambda fields=fields: fields)
+            for number, fields in enumerate(want.answers, 1)
+        ]
+        if want.rows is None and rows[0].error is not None:
+            raise Fault(400, rows[0].error.removeprefix("row 1: "))
+        said = self._said(reader, rows, want.tokens, want.all)
+        found = await heard(request, _listed(said))
+        if want.rows is None:
+            if found[0]["error"] is not None:
+                raise Fault(400, found[0]["error"])
+            return found[0]
+        return {"object": "list", "data": found}
+
+    async def lines(
+        self,
+        request: Request,
+        model: Annotated[str | None, Query()] = None,
+        tokens: Annotated[bool, Query()] = False,
+        all: Annotated[bool, Query()] = False,
+    ) -> StreamingResponse:
+        """Verdicts on JSON Lines of answers, a line each as they are done."""
+        reader, raw = self._reader(model), await request.body()
+        lines = [line for line in raw.splitlines() if line.strip()]
+        rows = [
+            to_row(number, "line", lambda line=line: parse(line))
+            for number, line in enumerate(lines, 1)
+        ]
+        said = self._said(reader, rows, tokens, all)
+
+        async def written() -> AsyncIterator[str]:
+            async for one in said:
+                yield f"{json.dumps(one)}\n"
+
+        return StreamingResponse(written(), media_type=_LINES)
+
+    async def _said(
+        self, reader: Reader, rows: list[Row], tokens: bool, every: bool
+    ) -> AsyncIterator[dict[str, Any]]:
+        """What is said of rows, in order."""
+        good = [row.example for row in rows if row.example is not None]
+        reports = reader.judge.reports(good)
+        for row in rows:
+            if row.example is None:
+                nothing: Any = dict.fromkeys(("verdict", "probability", "by"))
+                yield {"id": row.id, **nothing, "spans": [], "error": row.error}
+                continue
+            report = await anext(reports)
+            self.watched.verdicts.labels(report.verdict or "none").inc()
+            found = report.to_dict(every)
+            if tokens:
+                found["tokens"] = _tokens(report)
+            yield found
+
+    # --- answers --------------------------------------------------------------------
+
+    async def chat(self, want: ChatRequest, request: Request) -> Response:
+        """Goes on with a conversation, in the form of OpenAI's chat completions."""
+        turns = tuple(_turn(message) for message in want.messages)
+        limit = want.max_completion_tokens or want.max_tokens
+        return await self._write(want, {"turns": turns}, limit, request)
+
+    async def complete(self, want: CompletionRequest, request: Request) -> Response:
+        """Goes on with a text as it is, in the form of OpenAI's completions."""
+        prompt = {"prompt": want.prompt, "templated": True}
+        return await self._write(want, prompt, want.max_tokens, request)
+
+    async def _write(
+        self,
+        want: ChatRequest | CompletionRequest,
+        prompt: dict[str, Any],
+        limit: int | None,
+        request: Request,
+    ) -> Response:
+        reader, on = self._reader(want.model), want.stop_on
+        try:
+            wish = Wish(
+                Example("-", **prompt),
+                self.max_tokens if limit is None else limit,
+                temperature=1.0 if want.temperature is None else want.temperature,
+                top_p=1.0 if want.top_p is None else want.top_p,
+                seed=None if want.seed is None else want.seed % 2**32,
+                stop=want.stops,
+                most=on and on.probability,
+                anew=on is not None and on.then == "regenerate",
+            )
+            told = await reader.writer.write(wish)
+        except ValueError as error:
+            raise Fault(400, str(error)) from error
+        told = self._timed(told)
+        form = Form(want, reader.lm.name, reader.lm.require_tokenizer(), told)
+        if want.stream:
+            return StreamingResponse(
+                _failing(form.events()), media_type="text/event-stream"
+            )
+        return JSONResponse(await heard(request, form.whole()))
+
+    async def _timed(
+        self, told: AsyncIterator[News | Ended]
+    ) -> AsyncIterator[News | Ended]:
+        began, first = time.perf_counter(), True
+        async for one in told:
+            if first:
+                self.watched.first.observe(time.perf_counter() - began)
+                first = False
+            if isinstance(one, News):
+                self.watched.tokens.inc(len(one.tokens))
+            elif one.report is not None:
+                self.watched.verdicts.labels(one.report.verdict or "none").inc()
+            yield one
+
+    # --- about the server -----------------------------------------------------------
+
+    async def models(self) -> dict[str, Any]:
+        """The readers, in the form of OpenAI's models."""
+        each = {"object": "model", "created": 0, "owned_by": "jaxhal"}
+        return {"object": "list", "data": [{"id": n, **each} for n in self.readers]}
+
+    async def about(self) -> About:
+        """The readers, and what judges with them."""
+        each = [reader.about for reader in self.readers.values()]
+        return About(jaxhal=jaxhal.__version__, contract=VERSION, readers=each)
+
+    async def ready(self, response: Response) -> Ready:
+        """Whether every reader has a detector that decides."""
+        writing, waiting = self._load
+        undecided = [a for r in self.readers.values() if not (a := r.about).decides]
+        if not undecided:
+            return Ready(status="ready", writing=writing, waiting=waiting)
+        why = "; ".join(one.because for one in undecided)
+        response.status_code = 503
+        return Ready(status="undecided", why=why, writing=writing, waiting=waiting)
+
+    async def metrics(self) -> Response:
+        """Counts and times, as Prometheus reads them."""
+        text = await asyncio.to_thread(self.watched.latest)
+        return Response(text, media_type=prometheus_client.CONTENT_TYPE_LATEST)
+
+    @property
+    def _load(self) -> tuple[int, int]:
+        """Answers being written, and what waits to be written or judged."""
+        loads = [reader.writer.load for reader in self.readers.values()]
+        judged = sum(reader.judge.waiting for reader in self.readers.values())
+        return sum(one for one, _ in loads), judged + sum(more for _, more in loads)
+
+    def _reader(self, name: str | None) -> Reader:
+        if name is None:
+            return next(iter(self.readers.values()))
+        if name not in self.readers:
+            known = ", ".join(self.readers)
+            why = f"no model {name[:80]!r} is served; use {known}"
+            raise Fault(404, why, "model_not_found")
+        return self.readers[name]
+
+    async def _allow(
+        self,
+        shown: Annotated[
+            HTTPAuthorizationCredentials | None, Depends(HTTPBearer(auto_error=False))
+        ],
+    ) -> None:
+        if self.token is None:
+            return
+        said = "" if shown is None else shown.credentials
+        if not hmac.compare_digest(said.encode(), self.token.encode()):
+            raise Fault(401, "no token, or a wrong one", "authentication_error")
+
+
+async def heard(request: Request, work: Awaitable[_T]) -> _T:
+    """What some work gives; given up when the client has left."""
+
+    async def left() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    tasks = asyncio.ensure_future(work), asyncio.ensure_future(left())
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        if not tasks[0].done():
+            raise Fault(499, "the client left")
+        return tasks[0].result()
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+async def _listed(each: AsyncIterator[_T]) -> list[_T]:
+    return [one async for one in each]
+
+
+async def _failing(events: AsyncIterator[str]) -> AsyncIterator[str]:
+    """Events; an error as the last of them, for the status is told already."""
+    try:
+        async for one in events:
+            yield one
+    except RuntimeError as error:
+        logging.getLogger(__name__).error("a stream failed", exc_info=error)
+        yield f"data: {json.dumps(problem(str(error), 'internal_error'))}\n\n"
+
+
+def _tokens(report: Report) -> list[dict[str, Any]]:
+    return [token._asdict() for token in report.tokens]
+
+
+def _turn(message: Message) -> Turn:
+    role = "system" if message.role == "developer" else message.role
+    return Turn(role, message.text)
+
+
+async def _health() -> dict[str, str]:
+    """That the server lives."""
+    return {"status": "ok"}
+
+
+async def _page() -> HTMLResponse:
+    return HTMLResponse(_html())
+
+
+def _html() -> str:
+    return (files("jaxhal.serve") / "page.html").read_text("utf-8")
+
+
+async def _fault(request: Request, error: Any) -> JSONResponse:
+    kind = error.kind if isinstance(error, Fault) else "invalid_request_error"
+    body = problem(str(error.detail), kind)
+    return JSONResponse(body, error.status_code, headers=error.headers)
+
+
+async def _invalid(request: Request, error: Any) -> JSONResponse:
+    first = error.errors()[0]
+    place = ".".join(map(str, first["loc"][1:]))
+    why = first["msg"].removeprefix("Value error, ")
+    body = problem(f"{place}: {why}" if place else why, "invalid_request_error")
+    body["error"]["param"] = place or None
+    return JSONResponse(body, 400)
+
+
+async def _busy(request: Request, error: Any) -> JSONResponse:
+    return JSONResponse(problem(str(error), "unavailable_error"), 503)
+
+
+async def _broken(request: Request, error: Exception) -> JSONResponse:
+    logging.getLogger(__name__).error("a request failed", exc_info=error)
+    return JSONResponse(problem("the server failed", "internal_error"), 500)

@@ -1,0 +1,149 @@
+"""What a writer makes, in the form of OpenAI's completions, whole or streamed."""
+
+import json
+import time
+import uuid
+from collections.abc import AsyncIterator
+from typing import Any
+
+from jaxhal.models.tokenizer import Tokenizer
+from jaxhal.serve.response import Ended, News, Written
+from jaxhal.serve.wire import ChatRequest, CompletionRequest
+
+Told = AsyncIterator[News | Ended]
+
+# Why a text ends, in OpenAI's words.
+_REASONS = {
+    "eos": "stop",
+    "stop": "stop",
+    "length": "length",
+    "probability": "content_filter",
+}
+
+
+class Form:
+    """How one answer is told.
+
+    Args:
+      want: what was asked.
+      model: the name of the one that writes.
+      told: what it writes.
+    """
+
+    def __init__(
+        self,
+        want: ChatRequest | CompletionRequest,
+        model: str,
+        tokenizer: Tokenizer,
+        told: Told,
+    ):
+        self.want, self._told, self._tokenizer = want, told, tokenizer
+        self._chat = isinstance(want, ChatRequest)
+        self._logprobs = want.logprobs not in (None, False)
+        self._offset = 0
+        kind = "chatcmpl" if self._chat else "cmpl"
+        self._about = {
+            "id": f"{kind}-{uuid.uuid4().hex}",
+            "created": int(time.time()),
+            "model": model,
+        }
+
+    async def whole(self) -> dict[str, Any]:
+        """The answer at once."""
+        tokens: list[Written] = []
+        ended = None
+        async for one in self._told:
+            if isinstance(one, News):
+                tokens += one.tokens
+            else:
+                ended = one
+        assert ended is not None
+        text = "".join(token.text for token in tokens)
+        said: dict[str, Any] = {"text": text}
+        if self._chat:
+            said = {"message": {"role": "assistant", "content": text, "refusal": None}}
+        choice = self._choice(said, tokens, _REASONS[ended.why])
+        kind = "chat.completion" if self._chat else "text_completion"
+        whole = {**self._about, "object": kind, "choices": [choice]}
+        return whole | {"usage": _usage(ended), "jaxhal": _verdict(ended)}
+
+    async def events(self) -> AsyncIterator[str]:
+        """The answer as it grows: the scores of its tokens, last the verdict."""
+        chat = self._chat
+        if chat:
+            yield self._event({"delta": {"role": "assistant", "content": ""}})
+        async for one in self._told:
+            if isinstance(one, News):
+                text = "".join(token.text for token in one.tokens)
+                said = {"delta": {"content": text}} if chat else {"text": text}
+                yield self._event(said, one.tokens, jaxhal=_scores(one))
+                continue
+            said = {"delta": {}} if chat else {"text": ""}
+            yield self._event(said, [], _REASONS[one.why], _verdict(one))
+            if self.want.wants_usage:
+                yield self._chunk([], usage=_usage(one))
+        yield "data: [DONE]\n\n"
+
+    def _event(
+        self,
+        said: dict[str, Any],
+        tokens: list[Written] | None = None,
+        reason: str | None = None,
+        jaxhal: dict[str, Any] | None = None,
+    ) -> str:
+        more = {} if jaxhal is None else {"jaxhal": jaxhal}
+        return self._chunk([self._choice(said, tokens or [], reason)], **more)
+
+    def _chunk(self, choices: list[Any], **more: Any) -> str:
+        kind = "chat.completion.chunk" if self._chat else "text_completion"
+        whole = {**self._about, "object": kind, "choices": choices, **more}
+        return f"data: {json.dumps(whole)}\n\n"
+
+    def _choice(
+        self, said: dict[str, Any], tokens: list[Written], reason: str | None
+    ) -> dict[str, Any]:
+        known = None
+        if self._logprobs and tokens:
+            known = self._of_chat(tokens) if self._chat else self._of_text(tokens)
+        return {"index": 0, **said, "logprobs": known, "finish_reason": reason}
+
+    def _of_chat(self, tokens: list[Written]) -> dict[str, Any]:
+        def one(token: Written) -> dict[str, Any]:
+            text = self._tokenizer.decode([token.id])
+            known = {"token": text, "bytes": [*text.encode()]}
+            return known | {"logprob": token.logprob, "top_logprobs": []}
+
+        return {"content": [one(token) for token in tokens], "refusal": None}
+
+    def _of_text(self, tokens: list[Written]) -> dict[str, Any]:
+        offsets = []
+        for token in tokens:
+            offsets.append(self._offset)
+            self._offset += len(token.text)
+        return {
+            "tokens": [self._tokenizer.decode([token.id]) for token in tokens],
+            "token_logprobs": [token.logprob for token in tokens],
+            "top_logprobs": None,
+            "text_offset": offsets,
+        }
+
+
+def _scores(news: News) -> dict[str, Any]:
+    tokens = [{"text": one.text, "score": one.score} for one in news.tokens]
+    return {"probability": news.probability, "tokens": tokens}
+
+
+def _verdict(ended: Ended) -> dict[str, Any] | None:
+    if ended.report is None:
+        return None
+    found = ended.report.to_dict()
+    return {name: it for name, it in found.items() if name not in ("id", "error")}
+
+
+def _usage(ended: Ended) -> dict[str, int]:
+    prompt, own = ended.prompt_tokens, ended.tokens
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": own,
+        "total_tokens": prompt + own,
+    }

@@ -1,0 +1,247 @@
+"""What the server is told and what it says: version 1 of its contract.
+
+Names and types are those of OpenAI's completions where these have them; what jaxhal
+adds stands under ``jaxhal``.
+"""
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+#: Of the contract; a change that an older client would not understand raises it.
+VERSION = "1"
+
+# Characters of an unknown name that an error shows.
+_NAME = 40
+# Wishes of OpenAI's that change nothing where they have these values.
+_IDLE = {
+    "frequency_penalty": (0,),
+    "presence_penalty": (0,),
+    "top_logprobs": (0,),
+    "n": (1,),
+    "best_of": (1,),
+    "echo": (False,),
+    "store": (False,),
+    "parallel_tool_calls": (True, False),
+    "logit_bias": ({},),
+    "tools": ([],),
+    "response_format": ({"type": "text"},),
+}
+# What says who asks, and of how many things, and nothing of the answer.
+_ASIDE = ("user", "metadata", "safety_identifier", "prompt_cache_key", "service_tier")
+
+
+class _Told(BaseModel):
+    """A request; what it holds is of the type it should be, or an error."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+
+
+class Part(_Told):
+    """A part of a message."""
+
+    type: Literal["text"]
+    text: str
+
+
+class Message(_Told):
+    """What somebody said in a conversation."""
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | list[Part]
+    name: str | None = None
+
+    @property
+    def text(self) -> str:
+        """The content; parts stand in lines of their own."""
+        if isinstance(self.content, str):
+            return self.content
+        return "\n".join(part.text for part in self.content)
+
+
+class VerdictRequest(_Told):
+    """An answer, with what it should rest on; or ``rows`` of such, each an object.
+
+    The keys of a row are those below, as ``jaxhal detect`` has them; others in it are
+    passed over.
+    """
+
+    model: str | None = Field(None, description="A reader; by default the first.")
+    id: str | int | None = None
+    response: str | None = Field(None, description="The answer.")
+    answer: str | None = Field(None, description="The same as response.")
+    context: str | list[str] | None = Field(None, description="What it rests on.")
+    contexts: list[str] | None = Field(None, description="The same as context.")
+    question: str | None = None
+    prompt: str | None = Field(None, description="In place of context and question.")
+    templated: bool | None = Field(
+        None, description="The prompt went through a chat template."
+    )
+    messages: list[Message] | None = Field(
+        None, description="A conversation that ends with the answer, in place of all."
+    )
+    rows: list[dict[str, Any]] | None = Field(
+        None, description="Answers, each an object with these keys."
+    )
+    tokens: bool = Field(False, description="Say the score of every token.")
+    all: bool = Field(False, description="Say what every detector finds.")
+
+    @property
+    def answers(self) -> list[dict[str, Any]]:
+        """The rows, or the one that the request is."""
+        if self.rows is not None:
+            return self.rows
+        names = {"model", "rows", "tokens", "all"}
+        return [self.model_dump(exclude_unset=True, exclude=names)]
+
+
+class StopOn(_Told):
+    """When an answer goes no further."""
+
+    probability: float = Field(
+        gt=0, le=1, description="That the answer so far is hallucinated."
+    )
+    then: Literal["end", "regenerate"] = Field(
+        "end", description="regenerate writes what was not shown again, three times."
+    )
+
+
+class _Written(_Told):
+    """What completions of both kinds are asked with."""
+
+    model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
+
+    model: str | None = Field(None, description="A reader; by default the first.")
+    max_tokens: int | None = Field(None, ge=1)
+    temperature: float | None = Field(1.0, ge=0, le=2)
+    top_p: float | None = Field(1.0, gt=0, le=1)
+    seed: int | None = Field(None, ge=-(2**63), lt=2**63)
+    stop: str | list[str] | None = None
+    stream: bool | None = False
+    stream_options: dict[str, Any] | None = None
+    stop_on: StopOn | None = Field(None, description="An addition of jaxhal's.")
+
+    @model_validator(mode="after")
+    def _known(self) -> "_Written":
+        for name, value in (self.model_extra or {}).items():
+            idle = value is None or name in _ASIDE
+            if not (idle or any(_same(value, one) for one in _IDLE.get(name, ()))):
+                raise ValueError(f"{name[:_NAME]!r} is not supported; leave it out")
+        return self
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """Texts that end the answer."""
+        if self.stop is None:
+            return ()
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+
+    @property
+    def wants_usage(self) -> bool:
+        """Whether a stream ends with how many tokens it took."""
+        return bool((self.stream_options or {}).get("include_usage"))
+
+
+class ChatRequest(_Written):
+    """A conversation to go on with."""
+
+    messages: list[Message] = Field(min_length=1, max_length=1000)
+    max_completion_tokens: int | None = Field(None, ge=1)
+    logprobs: bool | None = False
+
+
+class CompletionRequest(_Written):
+    """A text to go on with, as it is: control tokens in it are control tokens."""
+
+    prompt: str
+    logprobs: int | None = Field(None, ge=0, le=1)
+
+
+# --- what is said ---------------------------------------------------------------------
+
+
+class Span(BaseModel):
+    """Characters of an answer held for made up."""
+
+    start: int
+    end: int
+    text: str
+    confidence: float
+
+
+class Token(BaseModel):
+    """A token of an answer: its characters, and its score by detector."""
+
+    text: str
+    start: int
+    end: int
+    scores: dict[str, float]
+
+
+class Verdict(BaseModel):
+    """What is said of one answer, or why nothing can be."""
+
+    id: str
+    verdict: Literal["hallucinated", "unsure", "supported"] | None
+    probability: float | None
+    by: str | None
+    spans: list[Span]
+    error: str | None
+    tokens: list[Token] | None = None
+    basis: dict[str, Any] | None = None
+    promise: str | None = None
+    undecided: str | None = None
+    scores: dict[str, float] | None = None
+    probabilities: dict[str, float] | None = None
+    flagged: list[str] | None = None
+    helpers: dict[str, str] | None = None
+
+
+class Verdicts(BaseModel):
+    """What is said of many, in their order."""
+
+    object: Literal["list"] = "list"
+    data: list[Verdict]
+
+
+class Problem(BaseModel):
+    """What is wrong, in OpenAI's form."""
+
+    message: str
+    type: str
+    param: str | None = None
+    code: str | None = None
+
+
+class Failure(BaseModel):
+    error: Problem
+
+
+class Deciding(BaseModel):
+    """A reader, and the detectors that judge with it."""
+
+    name: str
+    decides: str | None = Field(description="The detector whose verdict counts.")
+    because: str = Field(description="What it was measured on, or why none decides.")
+    rides: str | None = Field(description="The detector that judges while it writes.")
+    detectors: dict[str, str] = Field(description="All of them: what each measures.")
+    context: int = Field(description="Tokens that prompt and answer may have.")
+
+
+class About(BaseModel):
+    jaxhal: str
+    contract: str
+    readers: list[Deciding]
+
+
+class Ready(BaseModel):
+    """Whether verdicts can be had, and how much waits."""
+
+    status: Literal["ready", "undecided"]
+    why: str | None = None
+    writing: int
+    waiting: int
+
+
+def _same(value: Any, other: Any) -> bool:
+    return type(value) is type(other) and value == other
