@@ -27,7 +27,7 @@ from jaxhal.models.lm import LM
 from jaxhal.models.ops import STANDARD
 
 # Tokens of a prompt that are read at once; what is being written waits so long.
-PIECE = 128
+PIECE = 64
 
 
 class Size(NamedTuple):

@@ -56,8 +56,12 @@ def linear(
     def product(platform: kernels.Platform, x: Array, kernel: Array) -> Array:
         asked = out if platform.rounds else wide(x.dtype)
         exact = precision(x.dtype)
-        y = jnp.matmul(x, kernel, precision=exact, preferred_element_type=asked)
-        return y.astype(out)
+        # CPU multiplies two rows of 16 bits eight times as fast as one.
+        alone = x.ndim > 1 and x.size == x.shape[-1]
+        alone = alone and x.dtype.itemsize < 4 and not platform.rounds
+        rows = jnp.repeat(x, 2, axis=0) if alone else x
+        y = jnp.matmul(rows, kernel, precision=exact, preferred_element_type=asked)
+        return (y[:1] if alone else y).astype(out)
 
     y = kernels.by_platform(product, x, kernel)
     return y if bias is None else y + bias.astype(y.dtype)

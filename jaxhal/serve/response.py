@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from jaxtyping import Array, Key
 
-from jaxhal.generation import Sampling, requests, stops
+from jaxhal.generation import stops
 from jaxhal.models.batching import Encoded
 from jaxhal.models.lm import LM
 from jaxhal.reporting.report import Report
@@ -101,10 +101,13 @@ class Response:
         return len(self._ids)
 
     def key(self) -> Key[Array, ""]:
-        """Of chance, another one for each try; that of :func:`jaxhal.generate`."""
-        keys = requests.prompt_keys(Sampling(), jax.random.key(self._seed), 1)
-        key = requests.row_keys(keys, 1)[0]
-        return jax.random.fold_in(key, self.tries) if self.tries else key
+        """Of chance, another one for each try; the first is that which the first
+        response to the first prompt of :func:`jaxhal.generate` has.
+        """
+        key = jax.random.key(self._seed)
+        for number in (0, 0, self.tries)[: 2 + bool(self.tries)]:
+            key = jax.random.fold_in(key, number)
+        return key
 
     @property
     def probability(self) -> float | None:

@@ -24,8 +24,9 @@ from jaxhal.scoring import verdicts
 from jaxhal.scoring.fitting import Fitted
 from jaxhal.serve.response import Ended, News, Response, Wish
 
-# Tokens of every row between looks at what was written.
-_STEPS = 4
+# Tokens of every row between looks at what was written, and pieces of prompts read
+# meanwhile, which are as much work.
+_STEPS, _PIECES = 4, 4
 # Rows and columns for new tokens: of one alone, of a few, of as many as there may be.
 _FEW, _NEW = 4, 64
 # Responses that wait for a slot.
@@ -185,11 +186,12 @@ class Writer:
         self._read = self._slots = None
 
     def _round(self) -> None:
-        """A piece of a prompt, and a few tokens of every row."""
+        """A few pieces of prompts, and a few tokens of every row."""
         for at, row in [*self._rows.items()]:
             if row.left:
                 self._free(at)
-        self._read_on()
+        for _ in range(_PIECES):
+            self._read_on()
         if self._rows:
             self._decode()
 

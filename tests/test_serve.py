@@ -1,0 +1,428 @@
+"""The server says what the library says, to many at once, and nothing is lost."""
+
+import asyncio
+import json
+import threading
+import time
+from pathlib import Path
+
+import httpx
+import jax
+import numpy as np
+import openai
+import pytest
+from serve_world import reader, renamed, served
+
+import jaxhal
+from jaxhal.generation import GREEDY, Sampling, generate
+from jaxhal.serve.app import Server
+from jaxhal.types import Example, Turn
+from tiny_lm import tiny_lm
+
+CONTRACT = Path(__file__).parent / "golden" / "openapi.json"
+ROW = {"context": "A crate of red pears.", "question": "What is in it?"}
+CHAT = [{"role": "user", "content": "What is in the crate?"}]
+TURNS = (Turn("user", "What is in the crate?"),)
+
+
+@pytest.fixture(scope="module")
+def lm():
+    return renamed(tiny_lm(), "tiny")
+
+
+@pytest.fixture(scope="module")
+def made(lm):
+    one = reader(lm)
+    yield Server({"tiny": one}, max_tokens=12)
+    one.close()
+
+
+@pytest.fixture(scope="module")
+def url(made):
+    with served(made) as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def http(url):
+    with httpx.Client(base_url=url, timeout=120) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def client(url):
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as one:
+        yield one
+
+
+# --- the contract ---------------------------------------------------------------------
+
+
+def test_the_contract_is_as_written_down(made):
+    """A change here is one for clients: raise VERSION where an old one would break."""
+    known = made.app().openapi()
+    assert known == json.loads(CONTRACT.read_text()), (
+        "the contract changed; if that is meant, write it down: "
+        "python tests/make_contract.py"
+    )
+
+
+# --- verdicts -------------------------------------------------------------------------
+
+
+def said_by_the_library(made, lm, row, **more):
+    found = jaxhal.score(
+        lm,
+        [Example(**row, **more)],
+        made.readers["tiny"].judge.chosen,
+        progress=False,
+    )
+    return found[0]
+
+
+def alike(found, want):
+    """Whether JSON says the same, numbers within 1e-5."""
+    if isinstance(want, list):
+        pairs = zip(found, want, strict=True)
+        return all(alike(*pair) for pair in pairs)
+    if isinstance(want, dict):
+        same = found.keys() == want.keys()
+        return same and all(alike(found[name], want[name]) for name in want)
+    return found == (pytest.approx(want, abs=1e-5) if type(want) is float else want)
+
+
+def test_a_verdict_is_that_of_the_library(made, lm, http):
+    row = ROW | {"response": "Red pears, and a green dog of 1999.", "id": "a"}
+    found = http.post("/v1/verdict", json=row | {"tokens": True, "all": True})
+    assert found.status_code == 200, found.text
+    want, said = said_by_the_library(made, lm, row), found.json()
+    tokens = said.pop("tokens")
+    for name, value in want.to_dict(every=True).items():
+        assert alike(said[name], value), name
+    assert [token["text"] for token in tokens] == [t.text for t in want.tokens]
+    for token, known in zip(tokens, want.tokens, strict=True):
+        assert token["scores"] == pytest.approx(known.scores, abs=1e-5)
+    short = http.post("/v1/verdict", json=row).json()
+    assert set(short) == {"id", "verdict", "probability", "by", "spans", "error"}
+    assert short["by"] == "token_probe" and short["verdict"] is not None
+
+
+def test_many_rows_each_with_an_error_of_its_own(http, lm):
+    rows = [
+        ROW | {"response": "Pears.", "id": "good"},
+        ROW | {"id": "nothing said"},
+        {"answer": "Pears.", "contexts": ["A crate.", "Of pears."], "extra": 1},
+        ROW | {"response": "pear " * lm.config.context_length, "id": "long"},
+        {"messages": [*CHAT, {"role": "assistant", "content": "Pears."}]},
+    ]
+    said = http.post("/v1/verdict", json={"rows": rows}).json()["data"]
+    assert [one["error"] is None for one in said] == [True, False, True, False, True]
+    assert "'response' is missing" in said[1]["error"]
+    assert "over the model's context" in said[3]["error"]
+    assert [one["id"] for one in said] == [
+        *("good", "nothing said", "row 3", "long", "row 5")
+    ]
+    lines = "\n".join(map(json.dumps, rows)) + "\nnot json\n"
+    found = http.post("/v1/verdict/lines?tokens=true", content=lines)
+    assert found.headers["content-type"].startswith("application/x-ndjson")
+    each = [json.loads(line) for line in found.text.splitlines()]
+    assert [one["verdict"] for one in each[:-1]] == [one["verdict"] for one in said]
+    assert "not JSON" in each[-1]["error"] and each[0]["tokens"]
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "message"),
+    [
+        (ROW, 400, "'response' is missing"),
+        ({"response": "Yes."}, 400, "neither 'prompt' nor 'context'"),
+        (ROW | {"response": "  "}, 400, "visible character"),
+        (ROW | {"response": 3}, 400, "response: Input should be a valid string"),
+        (ROW | {"response": "x", "shape": 1}, 400, "shape: Extra inputs"),
+        (ROW | {"response": "x", "model": "other"}, 404, "use tiny"),
+        (ROW | {"response": "pear " * 600}, 400, "over the model's context"),
+        ({"messages": CHAT}, 400, "has to end with the answer"),
+        ([ROW], 400, "valid dictionary"),
+    ],
+)
+def test_bad_answers(http, body, status, message):
+    found = http.post("/v1/verdict", json=body)
+    assert found.status_code == status
+    assert message in found.json()["error"]["message"]
+
+
+# --- answers --------------------------------------------------------------------------
+
+
+def test_an_answer_is_that_of_the_library(lm, client):
+    """Whole and streamed: text, log probabilities, usage, and the verdict on it."""
+    options = {"model": "tiny", "messages": CHAT, "max_tokens": 9, "seed": 3}
+    whole = client.chat.completions.create(**options, top_p=0.9, logprobs=True)
+    ((want,),) = generate(
+        lm,
+        [Example("-", turns=TURNS)],
+        max_new_tokens=9,
+        sampling=Sampling(top_p=0.9),
+        key=jax.random.key(3),
+        progress=False,
+    )
+    choice = whole.choices[0]
+    assert choice.message.content == want.text
+    assert choice.finish_reason == {"eos": "stop"}.get(want.stopped, want.stopped)
+    known = [one.logprob for one in choice.logprobs.content]
+    assert np.allclose(known, want.logprobs, atol=1e-5)
+    assert whole.usage.completion_tokens == len(want.tokens)
+    parts = list(
+        client.chat.completions.create(
+            **options,
+            top_p=0.9,
+            stream=True,
+            logprobs=True,
+            stream_options={"include_usage": True},
+        )
+    )
+    *parts, last = parts
+    assert last.usage == whole.usage and not last.choices
+    text = "".join(part.choices[0].delta.content or "" for part in parts)
+    assert text == want.text
+    assert parts[-1].jaxhal == whole.jaxhal
+    tokens = [one for part in parts[1:-1] for one in part.jaxhal["tokens"]]
+    assert "".join(one["text"] for one in tokens) == text
+    assert len(tokens) == len(want.tokens)
+    assert all(0 <= one["score"] <= 1 for one in tokens)
+
+
+def test_the_verdict_on_an_answer_is_that_of_reading_it(made, lm, client):
+    """As far as the tokens are those that its text has."""
+    found = client.completions.create(
+        model="tiny", prompt="A crate of ", max_tokens=30, temperature=0.0
+    )
+    text = found.choices[0].text
+    row = lm.tokenizer.encode(text)
+    if found.choices[0].finish_reason == "stop" and len(row) + 1 == (
+        found.usage.completion_tokens
+    ):
+        want = said_by_the_library(
+            made, lm, {"prompt": "A crate of ", "response": text}, templated=True
+        )
+        assert found.jaxhal["probability"] == pytest.approx(want.probability, abs=1e-4)
+    assert found.jaxhal["by"] == "token_probe"
+
+
+def test_many_at_once_are_as_each_alone(client, url):
+    """More than there are slots, of all lengths, hot and cold."""
+    asked = [
+        {
+            "prompt": "word " * (3 + 11 * number),
+            "max_tokens": 3 + 5 * number,
+            "seed": number,
+            "temperature": [0.0, 1.0, 0.5][number % 3],
+            "top_p": [1.0, 0.7][number % 2],
+        }
+        for number in range(7)
+    ]
+
+    async def together():
+        async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none") as many:
+            return await asyncio.gather(
+                *(many.completions.create(model="tiny", **one) for one in asked)
+            )
+
+    for one, found in zip(asked, asyncio.run(together()), strict=True):
+        alone = client.completions.create(model="tiny", **one)
+        assert alone.choices[0].text == found.choices[0].text
+        assert alone.usage == found.usage
+        assert alone.jaxhal["probability"] == pytest.approx(
+            found.jaxhal["probability"], abs=1e-5
+        )
+
+
+def test_a_stop_string_ends_an_answer(client):
+    options = {"model": "tiny", "prompt": "A", "max_tokens": 30, "temperature": 0.0}
+    whole = client.completions.create(**options).choices[0].text
+    end = whole[8:10]
+    found = client.completions.create(**options, stop=[end]).choices[0]
+    assert found.text == whole[: whole.index(end)] and found.finish_reason == "stop"
+
+
+def test_an_answer_that_turns_goes_no_further(client):
+    """What made it suspicious is not shown; written anew it may be another one."""
+    options = {"model": "tiny", "prompt": "A", "max_tokens": 40, "seed": 1}
+    free = list(client.completions.create(**options, stream=True))
+    seen = [one.jaxhal["probability"] for one in free[:-1]]
+    assert free[-1].choices[0].finish_reason == "length"
+    most = (max(seen) + seen[0]) / 2  # reached on the way
+    shown = "".join(one.choices[0].text for one in free)
+    for then in ("end", "regenerate"):
+        on = {"stop_on": {"probability": most, "then": then}}
+        found = client.completions.create(**options, extra_body=on)
+        if found.choices[0].finish_reason == "content_filter":
+            assert found.jaxhal is None or found.jaxhal["probability"] >= most
+        else:
+            assert then == "regenerate" and found.jaxhal["probability"] < most
+        if then == "end":
+            assert found.choices[0].finish_reason == "content_filter"
+            assert shown.startswith(found.choices[0].text)
+            assert len(found.choices[0].text) < len(shown)
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"n": 2}, "'n' is not supported"),
+        ({"tools": [{"type": "function"}]}, "'tools' is not supported"),
+        ({"top_logprobs": 3}, "'top_logprobs' is not supported"),
+        ({"temperature": 3.0}, "less than or equal to 2"),
+        ({"max_tokens": 0}, "greater than or equal to 1"),
+        ({"max_tokens": 5000}, "over the model's context"),
+        ({"stop": [""]}, "give a list of strings that hold text"),
+        ({"stop_on": {"probability": 2}}, "less than or equal to 1"),
+        (
+            {"temperature": 0, "stop_on": {"probability": 0.5, "then": "regenerate"}},
+            "give a temperature above 0",
+        ),
+        ({"messages": []}, "at least 1 item"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "'system'"),
+        ({"messages": [{"role": "assistant", "content": "x"}]}, "to the user"),
+    ],
+)
+def test_bad_wishes(http, more, message):
+    body = {"model": "tiny", "messages": CHAT, "stream": True} | more
+    found = http.post("/v1/chat/completions", json=body)
+    assert found.status_code == 400
+    assert message in found.json()["error"]["message"]
+
+
+def test_what_changes_nothing_may_be_said(client):
+    options = {"model": "tiny", "messages": CHAT, "max_tokens": 2, "user": "me"}
+    client.chat.completions.create(**options, n=1, frequency_penalty=0, tools=[])
+
+
+# --- the server -----------------------------------------------------------------------
+
+
+def test_who_leaves_frees_the_slot(made, url):
+    with httpx.Client(base_url=url, timeout=60) as one:
+        body = {"prompt": "A", "max_tokens": 400, "stream": True}
+        with one.stream("POST", "/v1/completions", json=body) as stream:
+            next(stream.iter_lines())
+            assert made.readers["tiny"].writer.load[0] == 1
+    until = time.monotonic() + 60
+    while made.readers["tiny"].writer.load != (0, 0):
+        assert time.monotonic() < until, "the slot is still taken"
+        time.sleep(0.02)
+
+
+def test_what_a_server_says_of_itself(http, client):
+    assert [one.id for one in client.models.list().data] == ["tiny"]
+    assert http.get("/health").json() == {"status": "ok"}
+    assert http.get("/ready").json()["status"] == "ready"
+    (about,) = http.get("/v1/about").json()["readers"]
+    assert about["decides"] == about["rides"] == "token_probe"
+    assert "AUROC 0.80" in about["because"]
+    said = http.get("/metrics").text
+    assert 'jaxhal_requests_total{path="/health",status="200"}' in said
+    assert "jaxhal_tokens_total" in said and "jaxhal_writing 0.0" in said
+    assert http.get("/nowhere").status_code == 404
+
+
+def test_without_a_detector_that_decides(lm):
+    """Answers come without a verdict, and the server says that none is to be had."""
+    from jaxhal.detectors import build
+    from jaxhal.scoring.fitting import untrained
+
+    one = reader(lm, untrained(build("token_entropy")))
+    try:
+        with served(Server({"tiny": one})) as url, httpx.Client(base_url=url) as http:
+            found = http.get("/ready")
+            assert found.status_code == 503 and "fitted" in found.json()["why"]
+            body = {"prompt": "A", "max_tokens": 2}
+            said = http.post("/v1/completions", json=body, timeout=60).json()
+            assert said["jaxhal"] is None
+            on = body | {"stop_on": {"probability": 0.5}}
+            found = http.post("/v1/completions", json=on)
+            assert "nothing can stop" in found.json()["error"]["message"]
+    finally:
+        one.close()
+
+
+def test_a_token_and_a_name_of_its_own(made, http):
+    locked = Server(made.readers, token="secret", largest=1000)
+    with served(locked) as url, httpx.Client(base_url=url) as client:
+        for shown in (None, "Bearer wrong", "Basic secret"):
+            headers = {} if shown is None else {"Authorization": shown}
+            found = client.get("/v1/models", headers=headers)
+            assert found.status_code == 401, shown
+        bearer = {"Authorization": "Bearer secret"}
+        assert client.get("/v1/models", headers=bearer).status_code == 200
+        assert client.get("/health").status_code == 200
+        body = {"prompt": "A" * 2000}
+        found = client.post("/v1/completions", json=body, headers=bearer)
+        assert found.status_code == 413
+    found = http.get("/v1/models", headers={"Host": "elsewhere.example"})
+    assert found.status_code == 421
+    with pytest.raises(ValueError, match="token is empty"):
+        Server(made.readers, token=" ")
+
+
+def test_a_model_that_fails_says_so_and_goes_on(made, http, monkeypatch):
+    from jaxhal.generation import slots
+
+    def broken(*args, **options):
+        raise RuntimeError("no memory")
+
+    body = {"prompt": "A", "max_tokens": 2}
+    with monkeypatch.context() as patch:
+        patch.setattr(slots, "go_on", broken)
+        found = http.post("/v1/completions", json=body)
+        assert found.status_code == 500
+        streamed = http.post("/v1/completions", json=body | {"stream": True})
+        assert "no memory" in streamed.text and "[DONE]" not in streamed.text
+    assert http.post("/v1/completions", json=body).status_code == 200
+
+
+def test_too_many_are_told_so(made, http, monkeypatch):
+    from jaxhal.serve import judge, writer
+
+    monkeypatch.setattr(writer, "_WAITING", 0)
+    monkeypatch.setattr(judge, "_WAITING", 0)
+    for path, body in (
+        ("/v1/completions", {"prompt": "A", "stream": True}),
+        ("/v1/verdict", ROW | {"response": "Pears."}),
+    ):
+        found = http.post(path, json=body)
+        assert found.status_code == 503
+        assert "try again later" in found.json()["error"]["message"]
+
+
+def test_answers_that_are_read_together_are_as_each_alone(made, lm, url):
+    """Asked by threads at once."""
+    texts = [f"Pears, {n} of them, and {'more ' * n}." for n in range(9)]
+    found = {}
+
+    def ask(text):
+        with httpx.Client(base_url=url, timeout=120) as one:
+            row = ROW | {"response": text}
+            found[text] = one.post("/v1/verdict", json=row).json()
+
+    threads = [threading.Thread(target=ask, args=(text,)) for text in texts]
+    for one in threads:
+        one.start()
+    for one in threads:
+        one.join()
+    for text in texts:
+        want = said_by_the_library(made, lm, ROW | {"response": text})
+        assert found[text]["probability"] == pytest.approx(want.probability, abs=1e-5)
+
+
+def test_greedy_is_the_likeliest(lm, client):
+    ((want,),) = generate(
+        lm,
+        [Example("-", turns=TURNS)],
+        max_new_tokens=8,
+        sampling=GREEDY,
+        progress=False,
+    )
+    found = client.chat.completions.create(
+        model="tiny", messages=CHAT, temperature=0, max_completion_tokens=8
+    )
+    assert found.choices[0].message.content == want.text
