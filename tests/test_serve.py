@@ -6,7 +6,7 @@ import threading
 import time
 from pathlib import Path
 
-import httpx
+import httpx2 as httpx
 import jax
 import numpy as np
 import openai

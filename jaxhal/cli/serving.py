@@ -45,6 +45,14 @@ def serve(
         float | None,
         typer.Option(help="How sure to be of that promise.", show_default="0.9"),
     ] = None,
+    upstream: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="Have another engine write, that speaks as OpenAI does there, such as "
+            "http://localhost:8001/v1; its answers are judged here.",
+        ),
+    ] = None,
     host: Annotated[str, typer.Option(help="Where to listen.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535)] = 8000,
     slots: Annotated[int, typer.Option(min=1, help="Answers written at once.")] = 16,
@@ -70,6 +78,7 @@ def serve(
     from jaxhal.scoring.detection import placed, resolve_for
     from jaxhal.serve.app import Reader, Server
     from jaxhal.serve.running import run
+    from jaxhal.serve.upstream import Upstream
 
     console = terminal(stderr=True)
     with usage():
@@ -82,13 +91,16 @@ def serve(
             names = placed(lm.name, detector) if detector else None
             chosen = resolve_for(lm, names, threshold, sure)
             readers[lm.name] = Reader.of(lm, chosen, slots)
-        server = Server(readers, max_tokens=max_tokens, token=token, largest=largest)
+        judge = next(iter(readers.values())).judge
+        engine = None if upstream is None else Upstream(upstream, judge)
+        options = {"max_tokens": max_tokens, "token": token, "largest": largest}
+        server = Server(readers, upstream=engine, **options)
     if host not in ("127.0.0.1", "::1", "localhost") and token is None:
         console.print(f"anyone who reaches {host} can ask: give --token", style="bold")
     for reader in readers.values():
         about = reader.about
         console.print(f"{about.name}: {about.because}", soft_wrap=True)
-        if about.rides is None:
+        if about.rides is None and upstream is None:
             console.print(
                 f"{about.name}: answers are written without a verdict: no detector "
                 "that may decide judges while a token is written",

@@ -31,6 +31,7 @@ from jaxhal.serve.judge import Judge
 from jaxhal.serve.limits import Limited, problem
 from jaxhal.serve.openai import Form
 from jaxhal.serve.response import Ended, News, Wish
+from jaxhal.serve.upstream import Unreachable, Upstream
 from jaxhal.serve.watched import Watched
 from jaxhal.serve.wire import (
     VERSION,
@@ -99,6 +100,7 @@ class Server:
 
     Args:
       readers: models by name; the first is used where a request names none.
+      upstream: another engine that writes instead.
       max_tokens: of an answer, where a request does not say.
       token: that a client has to show; ``None`` asks for none, and then answers only by
         its own name, as :class:`jaxhal.serve.limits.Limited` has it.
@@ -109,13 +111,15 @@ class Server:
         self,
         readers: Mapping[str, Reader],
         *,
+        upstream: Upstream | None = None,
         max_tokens: int = 256,
         token: str | None = None,
         largest: int = LARGEST,
     ):
         if token is not None and not token.strip():
             raise ValueError("token is empty; give one, or leave it out")
-        self.readers, self.max_tokens = dict(readers), max_tokens
+        self.readers, self.upstream = dict(readers), upstream
+        self.max_tokens = max_tokens
         self.token, self.largest = token, largest
         self.watched = Watched()
         self.watched.gauge("writing", "Answers being written.", lambda: self._load[0])
@@ -151,9 +155,13 @@ class Server:
             self.verdict
         )
         app.post("/v1/verdict/lines", response_model=None, **locked)(self.lines)
-        app.post("/v1/chat/completions", response_model=None, **locked)(self.chat)
-        app.post("/v1/completions", response_model=None, **locked)(self.complete)
-        app.get("/v1/models", **locked)(self.models)
+        writes = (self.chat, self.complete, self.models)
+        if self.upstream is not None:
+            writes = self.chat_upstream, self.complete_upstream, self.upstream.models
+        chat, complete, models = writes
+        app.post("/v1/chat/completions", response_model=None, **locked)(chat)
+        app.post("/v1/completions", response_model=None, **locked)(complete)
+        app.get("/v1/models", response_model=None, **locked)(models)
         app.get("/v1/about", **locked)(self.about)
         app.get("/health")(_health)
         app.get("/ready", responses={503: {"model": Ready}})(self.ready)
@@ -213,7 +221,7 @@ class Server:
                 yield {"id": row.id, **nothing, "spans": [], "error": row.error}
                 continue
             report = await anext(reports)
-            self.watched.verdicts.labels(report.verdict or "none").inc()
+            self._count(report)
             found = report.to_dict(every)
             if tokens:
                 found["tokens"] = _tokens(report)
@@ -273,8 +281,32 @@ class Server:
             if isinstance(one, News):
                 self.watched.tokens.inc(len(one.tokens))
             elif one.report is not None:
-                self.watched.verdicts.labels(one.report.verdict or "none").inc()
+                self._count(one.report)
             yield one
+
+    async def chat_upstream(self, body: dict[str, Any], request: Request) -> Response:
+        """Has the engine go on with a conversation, and says the verdict on it."""
+        return await self._upstream("chat/completions", body, request)
+
+    async def complete_upstream(
+        self, body: dict[str, Any], request: Request
+    ) -> Response:
+        """Has the engine go on with a text, and says the verdict on it."""
+        return await self._upstream("completions", body, request)
+
+    async def _upstream(
+        self, kind: str, body: dict[str, Any], request: Request
+    ) -> Response:
+        assert self.upstream is not None
+        if "stop_on" in body:
+            raise Fault(400, "'stop_on' needs a reader that writes; leave it out")
+        try:
+            return await heard(request, self.upstream.write(kind, body, self._count))
+        except Unreachable as error:
+            raise Fault(502, str(error), "upstream_error") from error
+
+    def _count(self, report: Report) -> None:
+        self.watched.verdicts.labels(report.verdict or "none").inc()
 
     # --- about the server -----------------------------------------------------------
 

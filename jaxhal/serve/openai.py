@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from jaxhal.models.tokenizer import Tokenizer
+from jaxhal.reporting.report import Report
 from jaxhal.serve.response import Ended, News, Written
 from jaxhal.serve.wire import ChatRequest, CompletionRequest
 
@@ -65,7 +66,10 @@ class Form:
         choice = self._choice(said, tokens, _REASONS[ended.why])
         kind = "chat.completion" if self._chat else "text_completion"
         whole = {**self._about, "object": kind, "choices": [choice]}
-        return whole | {"usage": _usage(ended), "jaxhal": _verdict(ended)}
+        return whole | {
+            "usage": _usage(ended),
+            "jaxhal": _judged(ended),
+        }
 
     async def events(self) -> AsyncIterator[str]:
         """The answer as it grows: the scores of its tokens, last the verdict."""
@@ -79,7 +83,7 @@ class Form:
                 yield self._event(said, one.tokens, jaxhal=_scores(one))
                 continue
             said = {"delta": {}} if chat else {"text": ""}
-            yield self._event(said, [], _REASONS[one.why], _verdict(one))
+            yield self._event(said, [], _REASONS[one.why], _judged(one))
             if self.want.wants_usage:
                 yield self._chunk([], usage=_usage(one))
         yield "data: [DONE]\n\n"
@@ -133,11 +137,13 @@ def _scores(news: News) -> dict[str, Any]:
     return {"probability": news.probability, "tokens": tokens}
 
 
-def _verdict(ended: Ended) -> dict[str, Any] | None:
-    if ended.report is None:
-        return None
-    found = ended.report.to_dict()
-    return {name: it for name, it in found.items() if name not in ("id", "error")}
+def _judged(ended: Ended) -> dict[str, Any] | None:
+    return None if ended.report is None else said_of(ended.report)
+
+
+def said_of(report: Report) -> dict[str, Any]:
+    """What stands under ``jaxhal`` of an answer."""
+    return {name: it for name, it in report.to_dict().items() if name != "id"}
 
 
 def _usage(ended: Ended) -> dict[str, int]:

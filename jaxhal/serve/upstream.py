@@ -1,0 +1,230 @@
+"""Verdicts in front of another engine: it writes, and what it writes is judged here.
+
+Requests and answers of OpenAI's completions go through as they are; a verdict is added
+to the body under ``jaxhal`` and, where the answer comes whole, to the headers.
+"""
+
+import dataclasses
+import json
+import os
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import httpx2
+from fastapi.responses import JSONResponse, Response, StreamingResponse
+
+from jaxhal.llm import hosts
+from jaxhal.llm.endpoint import MOST_BYTES, PATIENCE
+from jaxhal.reporting.report import Report
+from jaxhal.serve.judge import Judge
+from jaxhal.serve.limits import problem
+from jaxhal.serve.openai import said_of
+from jaxhal.types import Example, Turn
+
+# Seconds for a connection; those for an answer are an endpoint's.
+_CONNECT = 10.0
+
+
+class Unreachable(RuntimeError):
+    """The other engine gave nothing of use."""
+
+
+class Upstream:
+    """Another engine.
+
+    Args:
+      url: its base address, such as ``http://localhost:8001/v1``.
+      judge: reads its answers.
+      key: what it is shown, by default $OPENAI_API_KEY; never unencrypted, unless the
+        engine is on this machine.
+    """
+
+    def __init__(self, url: str, judge: Judge, key: str | None = None):
+        self.url, self.judge = url.rstrip("/"), judge
+        safe = hosts.keyed(self.url)
+        key = os.environ.get("OPENAI_API_KEY") if key is None else key
+        shown = {"Authorization": f"Bearer {key}"} if key and safe else {}
+        timeout = httpx2.Timeout(PATIENCE, connect=_CONNECT)
+        self._client = httpx2.AsyncClient(headers=shown, timeout=timeout)
+
+    async def models(self) -> Response:
+        """What the engine serves, in its own words."""
+        found = await self._sent("GET", "models", None)
+        return _passed(found, await _read(found))
+
+    async def write(
+        self, kind: str, body: dict[str, Any], count: Callable[[Report], None]
+    ) -> Response:
+        """An answer of the engine with the verdict on it.
+
+        Args:
+          kind: of completions, ``"chat/completions"`` or ``"completions"``.
+          body: the request.
+          count: is told every report.
+        """
+        example = example_of(body)
+        found = await self._sent("POST", kind, body)
+        if body.get("stream") and found.status_code == 200:
+            events = self._events(found, example, count)
+            return StreamingResponse(events, media_type="text/event-stream")
+        raw = await _read(found)
+        if found.status_code != 200:
+            return _passed(found, raw)
+        try:
+            whole = json.loads(raw)
+            texts = {int(one["index"]): _said(one) for one in whole["choices"]}
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
+            raise Unreachable(
+                f"{self.url} answered something else than a completion: {error!r}"
+            ) from error
+        said = await self._judged(example, texts, count)
+        for one in whole["choices"]:
+            one["jaxhal"] = said[one["index"]]
+        first = whole["jaxhal"] = next(iter(said.values()), None)
+        return JSONResponse(whole, headers=_headers(first or {}))
+
+    async def close(self) -> None:
+        await self._client.aclose()
+
+    async def _sent(
+        self, method: str, path: str, body: dict[str, Any] | None
+    ) -> httpx2.Response:
+        request = self._client.build_request(method, f"{self.url}/{path}", json=body)
+        try:
+            return await self._client.send(request, stream=True)
+        except httpx2.HTTPError as error:
+            why = hosts.hidden(str(error) or type(error).__name__)
+            raise Unreachable(f"{self.url} gave no answer: {why}") from error
+
+    async def _events(
+        self,
+        found: httpx2.Response,
+        example: Example | str,
+        count: Callable[[Report], None],
+    ) -> AsyncIterator[str]:
+        """The engine's events as they come, before its last one the verdict."""
+        texts: dict[int, str] = defaultdict(str)
+        about: dict[str, Any] = {}
+        try:
+            async for line in found.aiter_lines():
+                data = line.removeprefix("data:").strip()
+                if not line.startswith("data:") or data == "[DONE]":
+                    continue
+                yield f"data: {data}\n\n"
+                chunk = json.loads(data)
+                about = {n: chunk.get(n) for n in ("id", "object", "created", "model")}
+                for one in chunk.get("choices") or ():
+                    texts[int(one["index"])] += _said(one)
+            said = await self._judged(example, texts, count)
+            first = next(iter(said.values()), None)
+            each = [{"index": at, **one} for at, one in said.items()]
+            more = {"choices": [], "jaxhal": first, "verdicts": each}
+            yield f"data: {json.dumps({**about, **more})}\n\n"
+            yield "data: [DONE]\n\n"
+        except (httpx2.HTTPError, ValueError, TypeError, KeyError) as error:
+            why = f"{self.url} broke off: {hosts.hidden(repr(error))}"
+            yield f"data: {json.dumps(problem(why, 'upstream_error'))}\n\n"
+        finally:
+            await found.aclose()
+
+    async def _judged(
+        self,
+        example: Example | str,
+        texts: dict[int, str],
+        count: Callable[[Report], None],
+    ) -> dict[int, dict[str, Any]]:
+        """Verdicts by the number of the answer; an error where there is none."""
+        if isinstance(example, str):
+            return {at: _unjudged(example) for at in texts}
+        found = {at: _unjudged("the answer holds no text") for at in texts}
+        good = {at: text for at, text in texts.items() if text.strip()}
+        examples = [dataclasses.replace(example, response=t) for t in good.values()]
+        reports = self.judge.reports(examples)
+        for at in good:
+            report = await anext(reports)
+            count(report)
+            found[at] = said_of(report)
+        return found
+
+
+def example_of(body: dict[str, Any]) -> Example | str:
+    """What an answer to a request should rest on, or why nothing can be said of it.
+
+    What tools gave is the context, and the user's last turn the question; without any
+    the conversation is the prompt.
+    """
+    try:
+        if "messages" not in body:
+            return Example("-", prompt=_text(body["prompt"]))
+        turns = [
+            Turn(_role(one["role"]), _text(one["content"]))
+            for one in body["messages"]
+            if one.get("content") is not None
+        ]
+        given = [turn.content for turn in turns if turn.role == "tool"]
+        if not given:
+            return Example("-", turns=tuple(turns))
+        asked = [turn.content for turn in turns if turn.role == "user"]
+        context = "\n\n".join(given)
+        return Example("-", context=context, question=asked[-1] if asked else None)
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        return f"the request cannot be judged: {error!r}"
+
+
+def _role(name: Any) -> str:
+    return {"developer": "system", "function": "tool"}.get(name, name)
+
+
+def _text(content: Any) -> str:
+    if isinstance(content, str):
+        return content
+    parts = [part["text"] for part in content if part["type"] == "text"]
+    if len(parts) < len(content):
+        raise ValueError("it holds something other than text")
+    return "\n".join(parts)
+
+
+def _said(choice: dict[str, Any]) -> str:
+    """The text of a choice, or of a piece of one."""
+    message = choice.get("message") or choice.get("delta")
+    return (choice.get("text") if message is None else message.get("content")) or ""
+
+
+def _unjudged(why: str) -> dict[str, Any]:
+    return {
+        **dict.fromkeys(("verdict", "probability", "by")),
+        "spans": [],
+        "error": why,
+    }
+
+
+def _headers(said: dict[str, Any]) -> dict[str, str]:
+    """The verdict for who looks at headers alone."""
+    shown = {"X-Jaxhal-Verdict": said.get("verdict") or "none"}
+    if (probability := said.get("probability")) is not None:
+        shown["X-Jaxhal-Probability"] = f"{probability:.4f}"
+    if by := said.get("by"):
+        shown["X-Jaxhal-By"] = by
+    return shown
+
+
+async def _read(found: httpx2.Response) -> bytes:
+    """A body that is not endless."""
+    raw = b""
+    try:
+        async for piece in found.aiter_bytes():
+            raw += piece
+            if len(raw) > MOST_BYTES:
+                raise Unreachable(f"an answer is over {MOST_BYTES} bytes")
+    except httpx2.HTTPError as error:
+        raise Unreachable(f"an answer broke off: {error!r}") from error
+    finally:
+        await found.aclose()
+    return raw
+
+
+def _passed(found: httpx2.Response, raw: bytes) -> Response:
+    """What the engine said, as it is."""
+    kind = found.headers.get("content-type", "application/json")
+    return Response(raw, found.status_code, media_type=kind)
