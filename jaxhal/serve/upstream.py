@@ -106,16 +106,20 @@ class Upstream:
         """The engine's events as they come, before its last one the verdict."""
         texts: dict[int, str] = defaultdict(str)
         about: dict[str, Any] = {}
+        done = False
         try:
             async for line in found.aiter_lines():
                 data = line.removeprefix("data:").strip()
-                if not line.startswith("data:") or data == "[DONE]":
+                done = done or data == "[DONE]"
+                if done or not line.startswith("data:"):
                     continue
                 yield f"data: {data}\n\n"
                 chunk = json.loads(data)
                 about = {n: chunk.get(n) for n in ("id", "object", "created", "model")}
                 for one in chunk.get("choices") or ():
                     texts[int(one["index"])] += _said(one)
+            if not done:
+                raise ValueError("the stream has no end")
             said = await self._judged(example, texts, count)
             first = next(iter(said.values()), None)
             each = [{"index": at, **one} for at, one in said.items()]
@@ -172,7 +176,7 @@ def example_of(body: dict[str, Any]) -> Example | str:
         return f"the request cannot be judged: {error!r}"
 
 
-def _role(name: Any) -> str:
+def _role(name: str) -> str:
     return {"developer": "system", "function": "tool"}.get(name, name)
 
 
