@@ -19,7 +19,7 @@ from jaxhal.models.devices import device_name
 # Each module has `rows() -> Iterator[dict]`; its docstring says what it answers.
 _BY_DEFAULT = (
     *("read", "extract", "probes", "relevance", "generate"),
-    *("nli", "encoders", "watchdog"),
+    *("nli", "encoders", "serve", "watchdog"),
 )
 # The rest needs an accelerator, or a compiler for one.
 BENCHES = (*_BY_DEFAULT, "compiled", "accelerator")

@@ -1,0 +1,208 @@
+"""How many tokens and verdicts does a server give, to how many clients, with scores?
+
+The reader is SmolLM2-135M in float32; servers are processes of their own, with a
+detector that rides along and without, asked in turn over HTTP.
+"""
+
+import asyncio
+import contextlib
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import httpx2
+import numpy as np
+
+import jaxhal
+from jaxhal.bench import interleave, peer, peers, row
+from jaxhal.bench.read import random_batch
+from jaxhal.datasets import bundled_answers
+
+CLIENTS = (1, 4, 16)
+NEW, ROUNDS, ANSWERS = 96, 3, 32
+_MODEL = "smollm2-135m"
+_PATIENCE = 600.0
+
+
+class _Asked(NamedTuple):
+    """What some clients got at once."""
+
+    seconds: float
+    tokens: int
+    first: list[float]  # seconds to the first tokens of each
+    verdicts: int = 0
+
+    @property
+    def pace(self) -> float:
+        return (self.tokens or self.verdicts) / self.seconds
+
+
+def rows() -> Iterator[dict]:
+    with _server() as rich, _server("--detector", "token_entropy") as plain:
+        yield from _written(rich, plain)
+        yield from _judged(rich)
+    yield from _beside_peers()
+
+
+@contextlib.contextmanager
+def _server(*options: str) -> Iterator[str]:
+    """The address of one that is ready."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "jaxhal", "serve", "--port", str(port)]
+    quiet: Any = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    with subprocess.Popen([*command, "-m", _MODEL, *options], **quiet) as process:
+        try:
+            url, until = f"http://127.0.0.1:{port}", time.monotonic() + _PATIENCE
+            while not _lives(url):
+                if process.poll() is not None or time.monotonic() > until:
+                    raise RuntimeError(f"{' '.join(command)} did not begin to serve")
+                time.sleep(0.1)
+            yield url
+        finally:
+            process.terminate()
+
+
+def _lives(url: str) -> bool:
+    try:
+        return httpx2.get(f"{url}/health").status_code == 200
+    except httpx2.TransportError:
+        return False
+
+
+def _write(url: str, clients: int) -> _Asked:
+    """Answers to as many clients at once, each of them streamed."""
+
+    async def one(client: httpx2.AsyncClient, number: int) -> tuple[int, float]:
+        begin, first, tokens = time.perf_counter(), 0.0, 0
+        asked = f"Tell a long story about the {number}. voyage of a small ship."
+        body = {
+            "messages": [{"role": "user", "content": asked}],
+            "max_tokens": NEW,
+            "seed": number,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        path = f"{url}/v1/chat/completions"
+        async with client.stream("POST", path, json=body) as stream:
+            stream.raise_for_status()
+            async for line in stream.aiter_lines():
+                if '"probability"' in line or '"content": "' in line:
+                    first = first or time.perf_counter() - begin
+                if '"completion_tokens": ' in line:
+                    count = line.partition('"completion_tokens": ')[2]
+                    tokens = int(count.partition(",")[0])
+        return tokens, first
+
+    async def all_of_them() -> list[tuple[int, float]]:
+        async with httpx2.AsyncClient(timeout=_PATIENCE) as client:
+            return await asyncio.gather(*(one(client, n) for n in range(clients)))
+
+    begin = time.perf_counter()
+    found = asyncio.run(all_of_them())
+    seconds = time.perf_counter() - begin
+    return _Asked(seconds, sum(n for n, _ in found), [first for _, first in found])
+
+
+def _written(rich: str, plain: str) -> Iterator[dict]:
+    runs = {(url, n): [] for n in CLIENTS for url in (rich, plain)}
+    for url, clients in runs:
+        _write(url, clients)  # compiles
+    for _ in range(ROUNDS):
+        for (url, clients), found in runs.items():
+            found.append(_write(url, clients))
+    for clients in CLIENTS:
+        found, case = runs[rich, clients], f"{clients} clients"
+        paces = np.array([one.pace for one in found])
+        yield _spread(case, "tokens per second, with scores", paces, "higher")
+        first = 1000 * np.concatenate([one.first for one in found])
+        for share in (50, 99):
+            value = float(np.percentile(first, share))
+            yield row("serve", case, f"first tokens, p{share}, ms", value)
+        bare = np.array([one.pace for one in runs[plain, clients]])
+        yield _spread(
+            case, "with scores / without, time a token", bare / paces, target=1.05
+        )
+    paces = {n: np.array([one.pace for one in runs[rich, n]]) for n in CLIENTS}
+    most = max(CLIENTS)
+    metric, ratio = "tokens per second / those of one client", paces[most] / paces[1]
+    yield _spread(f"{most} clients", metric, ratio, "higher", 6.0)
+
+
+def _spread(
+    case: str,
+    metric: str,
+    values: np.ndarray,
+    better: str = "lower",
+    target: float | None = None,
+) -> dict:
+    low, middle, high = np.percentile(values, [25, 50, 75])
+    return row("serve", case, metric, middle, target, better, (low, high))
+
+
+def _judge(url: str, together: bool) -> _Asked:
+    """Verdicts on answers, asked for all at once or one after another."""
+    answers = bundled_answers()[:ANSWERS]
+    asked = [
+        {"context": one.context, "question": one.question, "response": one.response}
+        for one in answers
+    ]
+
+    async def one(client: httpx2.AsyncClient, body: dict) -> float:
+        begin = time.perf_counter()
+        found = await client.post(f"{url}/v1/verdict", json=body)
+        found.raise_for_status()
+        return time.perf_counter() - begin
+
+    async def all_of_them() -> list[float]:
+        async with httpx2.AsyncClient(timeout=_PATIENCE) as client:
+            if together:
+                return await asyncio.gather(*(one(client, body) for body in asked))
+            return [await one(client, body) for body in asked]
+
+    begin = time.perf_counter()
+    each = asyncio.run(all_of_them())
+    return _Asked(time.perf_counter() - begin, 0, each, len(asked))
+
+
+def _judged(url: str) -> Iterator[dict]:
+    runs: dict[bool, list[_Asked]] = {True: [], False: []}
+    for together in runs:
+        _judge(url, together)
+    for _ in range(ROUNDS):
+        for together, found in runs.items():
+            found.append(_judge(url, together))
+    case = f"{ANSWERS} answers"
+    paces = {key: np.array([one.pace for one in some]) for key, some in runs.items()}
+    yield _spread(case, "verdicts per second, one by one", paces[False], "higher")
+    metric = "verdicts per second, all at once / one by one"
+    yield _spread(case, metric, paces[True] / paces[False], "higher")
+    each = 1000 * np.concatenate([one.first for one in runs[False]])
+    for share in (50, 99):
+        value = float(np.percentile(each, share))
+        yield row("serve", case, f"a verdict, p{share}, ms", value)
+
+
+def _beside_peers() -> Iterator[dict]:
+    """As many rows as clients, in one batch of Hugging Face's, without a server."""
+    lm = jaxhal.load(_MODEL, mesh="data=1")
+    if (model := peer(peers.torch_llama, lm, "sdpa")) is None:
+        return
+    tokens = np.asarray(random_batch(lm.config.vocab_size, 40, 1).tokens)[:, :40]
+    most = max(CLIENTS)
+    with _server() as url:
+        times = interleave(
+            "serve",
+            f"{most} clients",
+            {
+                "theirs": lambda: peers.sampled(model, tokens, most, NEW),
+                "ours": lambda: _write(url, most).tokens,
+            },
+            ROUNDS,
+        )
+        metric = "Hugging Face generate of one batch / served, time"
+        yield times.ratio(metric, "theirs", "ours", None, "higher")
