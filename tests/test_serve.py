@@ -123,11 +123,21 @@ def test_many_rows_each_with_an_error_of_its_own(http, lm):
         *("good", "nothing said", "row 3", "long", "row 5")
     ]
     lines = "\n".join(map(json.dumps, rows)) + "\nnot json\n"
-    found = http.post("/v1/verdict/lines?tokens=true", content=lines)
+    path, lined = "/v1/verdict/lines?tokens=true", {"content-type": "application/jsonl"}
+    found = http.post(path, content=lines, headers=lined)
     assert found.headers["content-type"].startswith("application/x-ndjson")
     each = [json.loads(line) for line in found.text.splitlines()]
     assert [one["verdict"] for one in each[:-1]] == [one["verdict"] for one in said]
     assert "not JSON" in each[-1]["error"] and each[0]["tokens"]
+
+
+def test_what_a_page_elsewhere_may_send_is_not_taken(http):
+    """A browser asks before it sends JSON to a server of another name; not text."""
+    raw = json.dumps(ROW | {"response": "Pears."})
+    for path in ("/v1/verdict", "/v1/verdict/lines", "/v1/completions"):
+        for kind in ("text/plain", "application/x-www-form-urlencoded"):
+            found = http.post(path, content=raw, headers={"content-type": kind})
+            assert found.status_code in (400, 415), path
 
 
 @pytest.mark.parametrize(

@@ -50,9 +50,10 @@ from jaxhal.serve.writer import Busy, Writer, riding
 from jaxhal.types import Example, Turn
 
 _T = TypeVar("_T")
-_LINES = "application/x-ndjson"
+# Of JSON Lines, which have no type of their own.
+_LINES = ("application/x-ndjson", "application/jsonl")
 _FAILURES: dict[int | str, Any] = {
-    code: {"model": Failure} for code in (400, 401, 404, 413, 421, 503)
+    code: {"model": Failure} for code in (400, 401, 404, 413, 415, 421, 503)
 }
 
 
@@ -195,6 +196,11 @@ class Server:
         all: Annotated[bool, Query()] = False,
     ) -> StreamingResponse:
         """Verdicts on JSON Lines of answers, a line each as they are done."""
+        # What a web page may send anywhere without asking is not taken.
+        kind = request.headers.get("content-type", "").partition(";")[0].strip()
+        if kind.lower() not in _LINES:
+            why = f"the body is {kind[:80] or 'of no type'}; send {' or '.join(_LINES)}"
+            raise Fault(415, why)
         reader, raw = self._reader(model), await request.body()
         lines = [line for line in raw.splitlines() if line.strip()]
         rows = [
@@ -207,7 +213,7 @@ class Server:
             async for one in said:
                 yield f"{json.dumps(one)}\n"
 
-        return StreamingResponse(written(), media_type=_LINES)
+        return StreamingResponse(written(), media_type=_LINES[0])
 
     async def _said(
         self, reader: Reader, rows: list[Row], tokens: bool, every: bool
