@@ -82,10 +82,7 @@ def _each_layer(weights: Any, layers: int) -> list[Any]:
 
 
 def _layer(stacked: Any, at: int) -> Any:
-    def one(leaf: Any) -> Any:
-        return leaf.at(at) if quantized.is_stored(leaf) else leaf[at]
-
-    return jax.tree.map(one, stacked, is_leaf=quantized.is_stored)
+    return jax.tree.map(lambda leaf: leaf[at], stacked)
 
 
 def embed(
