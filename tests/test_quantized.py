@@ -385,3 +385,10 @@ def test_what_fits_is_dequantised(tmp_path, monkeypatch):
     ):
         with pytest.raises(ValueError, match=message):
             chosen(given, source_)
+
+
+def test_packed_layers_stay_together(pair):
+    kept, whole = pair if pair[0].packed else pair[::-1]
+    with pytest.raises(ValueError, match="has packed weights"):
+        kept.apart  # noqa: B018
+    assert whole.apart.config == whole.config

@@ -109,8 +109,13 @@ class LM:
     def apart(self) -> "LM":
         """The same model, each layer's weights in arrays of their own; kept once made.
 
-        See :func:`jaxhal.models.decoder.apart`.
+        See :func:`jaxhal.models.decoder.apart`.  ValueError where weights are packed.
         """
+        if self.packed:
+            raise ValueError(
+                f"model {self.name!r} has packed weights, whose numbers would all be "
+                "made at once with layers apart; use it as it is"
+            )
         model = decoder.apart(nnx.merge(self.graphdef, self.params))
         graphdef, params = nnx.split(model)
         return dataclasses.replace(self, graphdef=graphdef, params=params)
