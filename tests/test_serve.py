@@ -436,3 +436,36 @@ def test_greedy_is_the_likeliest(lm, client):
         model="tiny", messages=CHAT, temperature=0, max_completion_tokens=8
     )
     assert found.choices[0].message.content == want.text
+
+
+def test_a_watchdog_is_a_mode_of_the_same_server(made, tmp_path_factory):
+    """It has the conversations; verdicts are beside it."""
+    from test_encoding import write, write_pooling
+    from test_watchdog import KNOWN, watchdog
+
+    from jaxhal.watchdog import Guard
+    from jaxhal.watchdog.serve import Service
+
+    folder = write(tmp_path_factory.mktemp("encoder"))
+    write_pooling(folder, normalize=True, mean=True)
+    for points, ready in ((None, 200), ([], 503)):
+        given = {} if points is None else {"points": points}
+        dog = Service(watchdog(str(folder), Guard(similarity=0.2), **given))
+        both = Server(made.readers, watchdog=dog)
+        with served(both) as url, httpx.Client(base_url=url, timeout=60) as http:
+            assert http.get("/ready").status_code == ready
+            said = http.post(
+                "/v1/chat/completions",
+                json={"messages": [{"role": "user", "content": KNOWN[0]}]},
+            )
+            assert said.json()["watchdog"]["flagged"] is (points is None)
+            name = said.json()["id"]
+            body = {"id": name, "hallucinated": True}
+            assert http.post("/v1/feedback", json=body).status_code == 200
+            assert http.post("/v1/feedback", json={}).status_code == 400
+            row = ROW | {"response": "Pears."}
+            assert http.post("/v1/verdict", json=row).json()["verdict"] is not None
+            assert http.post("/v1/completions", json={"prompt": "A"}).status_code == 404
+            metrics = http.get("/metrics").text
+            assert "watchdog_checks_total" in metrics
+            assert "jaxhal_requests_total" in metrics

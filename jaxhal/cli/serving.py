@@ -1,6 +1,7 @@
 """``jaxhal serve``: verdicts over HTTP, and answers judged while they are written."""
 
 import logging
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -53,6 +54,25 @@ def serve(
             "http://localhost:8001/v1; its answers are judged here.",
         ),
     ] = None,
+    watchdog: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="CONFIG",
+            help="Have the agent of a watchdog's configuration answer conversations, "
+            "guarded by its bound, as jaxhal watchdog serve does.",
+        ),
+    ] = None,
+    block: Annotated[
+        bool, typer.Option("--block", help="Hold back answers to flagged queries.")
+    ] = False,
+    teacher: Annotated[
+        str | None,
+        typer.Option(
+            envvar="JAXHAL_TEACHER",
+            help="What one who gives feedback to the watchdog has to show; by default "
+            "the token.",
+        ),
+    ] = None,
     host: Annotated[str, typer.Option(help="Where to listen.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535)] = 8000,
     slots: Annotated[int, typer.Option(min=1, help="Answers written at once.")] = 16,
@@ -75,6 +95,7 @@ def serve(
     the model.  A page to try both is at /, what may be asked in /openapi.json.
     """
     import jaxhal
+    from jaxhal.cli.watchdog import service_of
     from jaxhal.scoring.detection import placed, resolve_for
     from jaxhal.serve.app import Reader, Server
     from jaxhal.serve.running import run
@@ -82,6 +103,10 @@ def serve(
 
     console = terminal(stderr=True)
     with usage():
+        if watchdog is not None and upstream is not None:
+            raise ValueError("--watchdog and --upstream both answer; give one of them")
+        if watchdog is None and (block or teacher is not None):
+            raise ValueError("--block and --teacher are a watchdog's; give --watchdog")
         threshold, sure = promised(promise, confidence)
         readers = {}
         for source in model or [DEFAULT]:
@@ -94,13 +119,17 @@ def serve(
         judge = next(iter(readers.values())).judge
         engine = None if upstream is None else Upstream(upstream, judge)
         options = {"max_tokens": max_tokens, "token": token, "largest": largest}
-        server = Server(readers, upstream=engine, **options)
+        dog = None
+        if watchdog is not None:
+            shown = {"token": token, "teacher": teacher, "largest": largest}
+            dog = service_of(watchdog, (), block, **shown)
+        server = Server(readers, upstream=engine, watchdog=dog, **options)
     if host not in ("127.0.0.1", "::1", "localhost") and token is None:
         console.print(f"anyone who reaches {host} can ask: give --token", style="bold")
     for reader in readers.values():
         about = reader.about
         console.print(f"{about.name}: {about.because}", soft_wrap=True)
-        if about.rides is None and upstream is None:
+        if about.rides is None and upstream is None and watchdog is None:
             console.print(
                 f"{about.name}: answers are written without a verdict: no detector "
                 "that may decide judges while a token is written",

@@ -2,13 +2,17 @@
 
 import asyncio
 import json
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from jaxhal.cli.console import Configuration, Setting, tell, terminal, usage
 from jaxhal.serve import LARGEST
+
+if TYPE_CHECKING:
+    from jaxhal.watchdog.serve import Service
 
 app = typer.Typer(no_args_is_help=True, help="Guards an agent by its bound.")
 
@@ -135,20 +139,10 @@ def serve(
     largest: Annotated[int, typer.Option(min=1, help="Bytes of a request.")] = LARGEST,
 ) -> None:
     """Stands in front of the agent and speaks as OpenAI's chat completions do."""
-    from jaxhal.watchdog.building import watchdog_of
-    from jaxhal.watchdog.config import load_watch
-    from jaxhal.watchdog.serve import Service
-
     with usage():
-        dog = watchdog_of(load_watch(config, settings or ()))
-        if not len(dog.store) and block:
-            raise ValueError(
-                f"the bound holds no point, so nothing would be blocked; run jaxhal "
-                f"watchdog explore {config} first"
-            )
-        service = Service(
-            dog, block=block, largest=largest, token=token, teacher=teacher
-        )
+        shown = {"token": token, "teacher": teacher, "largest": largest}
+        service = service_of(config, settings or (), block, **shown)
+    dog = service.watchdog
     console = terminal(stderr=True)
     if host not in ("127.0.0.1", "::1", "localhost") and token is None:
         console.print(f"anyone who reaches {host} can ask: give --token", style="bold")
@@ -158,3 +152,20 @@ def serve(
         f"{dog.agent.name} behind {len(dog.store)} points at http://{host}:{port}/v1"
     )
     service.run(host, port)
+
+
+def service_of(
+    config: str | Path, settings: Sequence[str], block: bool, **options: Any
+) -> "Service":
+    """The proxy of a configuration; ValueError where it would block nothing."""
+    from jaxhal.watchdog.building import watchdog_of
+    from jaxhal.watchdog.config import load_watch
+    from jaxhal.watchdog.serve import Service
+
+    dog = watchdog_of(load_watch(config, settings))
+    if not len(dog.store) and block:
+        raise ValueError(
+            f"the bound holds no point, so nothing would be blocked; run jaxhal "
+            f"watchdog explore {config} first"
+        )
+    return Service(dog, block=block, **options)

@@ -10,7 +10,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Mapping
 from importlib.resources import files
-from typing import Annotated, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar
 
 import prometheus_client
 from fastapi import Depends, FastAPI, Query, Request
@@ -48,6 +48,9 @@ from jaxhal.serve.wire import (
 )
 from jaxhal.serve.writer import Busy, Writer, riding
 from jaxhal.types import Example, Turn
+
+if TYPE_CHECKING:
+    from jaxhal.watchdog.serve import Service
 
 _T = TypeVar("_T")
 # Of JSON Lines, which have no type of their own.
@@ -102,6 +105,7 @@ class Server:
     Args:
       readers: models by name; the first is used where a request names none.
       upstream: another engine that writes instead.
+      watchdog: has an agent answer conversations, and guards it.
       max_tokens: of an answer, where a request does not say.
       token: that a client has to show; ``None`` asks for none, and then answers only by
         its own name, as :class:`jaxhal.serve.limits.Limited` has it.
@@ -113,6 +117,7 @@ class Server:
         readers: Mapping[str, Reader],
         *,
         upstream: Upstream | None = None,
+        watchdog: "Service | None" = None,
         max_tokens: int = 256,
         token: str | None = None,
         largest: int = LARGEST,
@@ -120,6 +125,7 @@ class Server:
         if token is not None and not token.strip():
             raise ValueError("token is empty; give one, or leave it out")
         self.readers, self.upstream = dict(readers), upstream
+        self.watchdog = watchdog
         self.max_tokens = max_tokens
         self.token, self.largest = token, largest
         self.watched = Watched()
@@ -156,13 +162,16 @@ class Server:
             self.verdict
         )
         app.post("/v1/verdict/lines", response_model=None, **locked)(self.lines)
-        writes = (self.chat, self.complete, self.models)
-        if self.upstream is not None:
-            writes = self.chat_upstream, self.complete_upstream, self.upstream.models
-        chat, complete, models = writes
-        app.post("/v1/chat/completions", response_model=None, **locked)(chat)
-        app.post("/v1/completions", response_model=None, **locked)(complete)
-        app.get("/v1/models", response_model=None, **locked)(models)
+        if self.watchdog is not None:
+            app.router.routes += self.watchdog.routes()
+        else:
+            writes = (self.chat, self.complete, self.models)
+            if (up := self.upstream) is not None:
+                writes = self.chat_upstream, self.complete_upstream, up.models
+            chat, complete, models = writes
+            app.post("/v1/chat/completions", response_model=None, **locked)(chat)
+            app.post("/v1/completions", response_model=None, **locked)(complete)
+            app.get("/v1/models", response_model=None, **locked)(models)
         app.get("/v1/about", **locked)(self.about)
         app.get("/health")(_health)
         app.get("/ready", responses={503: {"model": Ready}})(self.ready)
@@ -327,18 +336,25 @@ class Server:
         return About(jaxhal=jaxhal.__version__, contract=VERSION, readers=each)
 
     async def ready(self, response: Response) -> Ready:
-        """Whether every reader has a detector that decides."""
+        """Whether every reader has a detector that decides, and a bound has points."""
         writing, waiting = self._load
-        undecided = [a for r in self.readers.values() if not (a := r.about).decides]
-        if not undecided:
+        abouts = [reader.about for reader in self.readers.values()]
+        lacks = [one.because for one in abouts if not one.decides]
+        if self.watchdog is not None:
+            store = self.watchdog.watchdog.store
+            if not await asyncio.to_thread(len, store):
+                lacks.append("the bound holds no point: no query will be near it")
+        if not lacks:
             return Ready(status="ready", writing=writing, waiting=waiting)
-        why = "; ".join(one.because for one in undecided)
         response.status_code = 503
-        return Ready(status="undecided", why=why, writing=writing, waiting=waiting)
+        why = "; ".join(lacks)
+        return Ready(status="unready", why=why, writing=writing, waiting=waiting)
 
     async def metrics(self) -> Response:
         """Counts and times, as Prometheus reads them."""
         text = await asyncio.to_thread(self.watched.latest)
+        if self.watchdog is not None:
+            text += await asyncio.to_thread(self.watchdog.latest)
         return Response(text, media_type=prometheus_client.CONTENT_TYPE_LATEST)
 
     @property

@@ -237,7 +237,7 @@ class About(BaseModel):
 class Ready(BaseModel):
     """Whether verdicts can be had, and how much waits."""
 
-    status: Literal["ready", "undecided"]
+    status: Literal["ready", "unready"]
     why: str | None = None
     writing: int
     waiting: int

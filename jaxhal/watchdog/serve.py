@@ -7,35 +7,33 @@ query is judged; pieces of an endpoint's answer are passed on as they come.
 import asyncio
 import collections
 import concurrent.futures
-import gc
 import hmac
 import json
 import logging
 import math
-import sys
 import time
 import uuid
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any, NamedTuple
 
 try:
-    import anyio
     import jiter
     import prometheus_client
-    import uvicorn
     from starlette.applications import Starlette
     from starlette.exceptions import HTTPException
     from starlette.middleware import Middleware
     from starlette.requests import ClientDisconnect, Request
     from starlette.responses import JSONResponse, Response, StreamingResponse
     from starlette.routing import Route
+
+    from jaxhal.serve.limits import Limited, problem
+    from jaxhal.serve.running import run
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(
         f"the proxy needs {error.name}; pip install 'jaxhal[watchdog]'"
     ) from error
 
 from jaxhal.serve import LARGEST
-from jaxhal.serve.limits import OPTIONS, Limited, problem
 from jaxhal.watchdog import agents
 from jaxhal.watchdog.agents import Pieces, Reply
 from jaxhal.watchdog.conversation import Conversation, turns_of
@@ -123,9 +121,7 @@ class Service:
         own = host if self.token is None else None
         return Starlette(
             routes=[
-                Route(_CHAT, self._complete, methods=["POST"]),
-                Route("/v1/feedback", self._learn, methods=["POST"]),
-                Route("/v1/models", self._models, methods=["GET"]),
+                *self.routes(),
                 Route("/health", self._health, methods=["GET"]),
                 Route("/metrics", self._metrics, methods=["GET"]),
             ],
@@ -133,25 +129,31 @@ class Service:
             exception_handlers={HTTPException: self._fault, Exception: self._broken},
         )
 
-    def run(self, host: str = "127.0.0.1", port: int = 8080) -> None:
-        """Serves until it is told to stop; open requests are then answered first.
+    def routes(self) -> list[Route]:
+        """What a server has that asks the agent through the watchdog."""
 
-        What only the event loop can do, such as saying that the server lives, waits for
-        little then: threads of this process take shorter turns from then on, and what
-        was imported, which is all, is never looked at again by the garbage collector.
-        """
-        anyio.run(anyio.sleep, 0)  # imports what it runs on
-        sys.setswitchinterval(0.0005)
-        gc.collect()
-        gc.freeze()
-        uvicorn.run(
-            self.app(host),
-            host=host,
-            port=port,
-            log_level="warning",
-            timeout_graceful_shutdown=30,
-            **OPTIONS,
-        )
+        def told(work: Callable[[Request], Awaitable[Response]]) -> Any:
+            async def answer(request: Request) -> Response:
+                try:
+                    return await work(request)
+                except Fault as error:
+                    return await self._fault(request, error)
+
+            return answer
+
+        return [
+            Route(_CHAT, told(self._complete), methods=["POST"]),
+            Route("/v1/feedback", told(self._learn), methods=["POST"]),
+            Route("/v1/models", told(self._models), methods=["GET"]),
+        ]
+
+    def run(self, host: str = "127.0.0.1", port: int = 8080) -> None:
+        """Serves until it is told to stop; open requests are then answered first."""
+        run(self.app(host), host, port)
+
+    def latest(self) -> bytes:
+        """What is counted, as Prometheus reads it."""
+        return prometheus_client.generate_latest(self._registry)
 
     async def _complete(self, request: Request) -> Response:
         began = time.perf_counter()
@@ -313,8 +315,7 @@ class Service:
 
     async def _metrics(self, request: Request) -> Response:
         _allow(request, self.token)
-        latest = prometheus_client.generate_latest
-        text = await asyncio.to_thread(latest, self._registry)
+        text = await asyncio.to_thread(self.latest)
         kind = prometheus_client.CONTENT_TYPE_LATEST
         return Response(text, headers={"Content-Type": kind})
 
