@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 import jaxhal
 from jaxhal.cli import app as cli
-from jaxhal.cli import console
+from jaxhal.cli import console, listing
 from jaxhal.cli import scoring as scoring_commands
 from jaxhal.cli.verdicts import excerpt
 from jaxhal.datasets import bundled, bundled_answers
@@ -555,6 +555,25 @@ def test_list(kind, words):
 
 def test_list_has_a_line_a_name():
     names = [row.split()[0] for row in run("list", "detectors").stdout.splitlines()[1:]]
+    assert names == list(jaxhal.detectors.CATALOGUE)
+
+
+@pytest.mark.parametrize("kind", ["models", "detectors", "datasets"])
+def test_list_as_json(kind):
+    """What the table holds, an object a line."""
+    rows = lines(run("list", kind, "--json").stdout)
+    head, *table = run("list", kind).stdout.splitlines()
+    assert [row["name"] for row in rows] == [line.split()[0] for line in table]
+    assert list(rows[0]) == re.split(r"  +", head.strip())
+
+
+def test_on_a_terminal_detectors_are_listed_in_two_columns(monkeypatch):
+    for module in (console, listing):
+        monkeypatch.setattr(module, "on_screen", lambda stderr=False: True)
+    monkeypatch.setenv("COLUMNS", "70")
+    rows = run("list", "detectors").stdout.splitlines()
+    assert rows[0].split() == ["name", "what"] and max(map(len, rows)) <= 70
+    names = [row.split()[0] for row in rows[1:] if not row.startswith(" ")]
     assert names == list(jaxhal.detectors.CATALOGUE)
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxhal.datasets.jsonl import kind, numbered_lines, parse
+from jaxhal.io.progress import taking
 from jaxhal.io.showing import quoted
 
 _BESIDE = Path("../shared/data")
@@ -60,7 +61,8 @@ def downloaded(folder: str, files: Mapping[str, str]) -> list[Path]:
     manager, found = datasets.DownloadManager(download_config=settings), []
     for name, known in files.items():
         try:
-            path = Path(str(manager.download(f"{folder}/{name}")))
+            with taking(f"{folder}/{name}, or from a cache", datasets):
+                path = Path(str(manager.download(f"{folder}/{name}")))
         except (OSError, aiohttp.ClientError) as error:
             raise FileNotFoundError(
                 f"{folder}/{name} could not be downloaded ({error}); put the data set "

@@ -18,7 +18,14 @@ import uuid
 from collections.abc import AsyncIterator, Mapping
 from typing import Any, NamedTuple
 
-try:
+from jaxhal.io.extras import brought_by
+from jaxhal.serve import LARGEST
+from jaxhal.watchdog import agents
+from jaxhal.watchdog.agents import Pieces, Reply
+from jaxhal.watchdog.conversation import Conversation, turns_of
+from jaxhal.watchdog.guarding import BLOCKED, Check, Watchdog, verdict
+
+with brought_by("watchdog"):
     import anyio
     import jiter
     import prometheus_client
@@ -29,18 +36,9 @@ try:
     from starlette.requests import ClientDisconnect, Request
     from starlette.responses import JSONResponse, Response, StreamingResponse
     from starlette.routing import Route
-except ModuleNotFoundError as error:
-    raise ModuleNotFoundError(
-        f"the proxy needs {error.name}; pip install 'jaxhal[watchdog]'"
-    ) from error
 
-from jaxhal.serve import LARGEST
-from jaxhal.serve.limits import OPTIONS, Limited, problem
-from jaxhal.watchdog import agents
-from jaxhal.watchdog.agents import Pieces, Reply
-from jaxhal.watchdog.conversation import Conversation, turns_of
-from jaxhal.watchdog.guarding import BLOCKED, Check, Watchdog, verdict
-from jaxhal.watchdog.wire import Fault, Wanted, asked, bounded, must
+    from jaxhal.serve.limits import OPTIONS, Limited, problem
+    from jaxhal.watchdog.wire import Fault, Wanted, asked, bounded, must
 
 # Of the last answers that feedback may name; of how many characters, and of how many a
 # conversation that is looked at, as long as reading them five times.
