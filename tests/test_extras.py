@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 import jaxhal
 from jaxhal import plotting
 from jaxhal.cli import app as cli
+from jaxhal.datasets.sources import downloaded
 from jaxhal.io.extras import MODULES, MissingExtra, brought_by, need
 from jaxhal.llm.endpoint import Endpoint
 from jaxhal.texts import _pysbd, sentences
@@ -120,6 +121,7 @@ def test_commands_name_their_extra(tmp_path, monkeypatch, extra, command):
         ("sentences", "pysbd", lambda: (_pysbd.cache_clear(), sentences("A b. C d."))),
         ("plots", "matplotlib", lambda: plotting.roc_curves({"a": [0.0, 1.0]}, [0, 1])),
         ("prompt", "openai", lambda: Endpoint("http://localhost/v1", "judge")),
+        ("experiments", "aiohttp", lambda: downloaded("http://localhost", {})),
         ("watchdog", "pymilvus", lambda: MilvusStore(2, "bound.db")),
         ("watchdog", "starlette", "jaxhal.watchdog.serve"),
         ("agentscope", "agentscope", "jaxhal.watchdog.middleware"),

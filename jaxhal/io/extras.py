@@ -6,7 +6,7 @@ from importlib.util import find_spec
 
 _SENTENCES = ("pysbd",)
 _PLOTS = ("matplotlib",)
-_EXPERIMENTS = (*_PLOTS, *_SENTENCES, "omegaconf", "markdown_it")
+_EXPERIMENTS = (*_PLOTS, *_SENTENCES, "omegaconf", "markdown_it", "aiohttp")
 _PROMPT = ("openai",)
 _PROXY = ("anyio", "jiter", "prometheus_client", "starlette", "uvicorn")
 _MILVUS = ("pymilvus", "milvus_lite")
