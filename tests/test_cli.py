@@ -704,11 +704,15 @@ def test_what_was_compiled_is_kept(own, tmp_path, monkeypatch):
     """Below the cache folder, unless jax was told of another one."""
     monkeypatch.setenv("JAXHAL_CACHE", str(tmp_path))
     monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", own or "")
+    least = "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"
+    monkeypatch.setenv(least, "")
+    monkeypatch.delenv(least)
     if own is None:
         monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR")
     assert CliRunner().invoke(cli.app, ["list", "models"]).exit_code == 0
     found = os.environ["JAX_COMPILATION_CACHE_DIR"]
     assert found == (own or str(tmp_path / "compiled"))
+    assert os.environ[least] == "0"  # programs that compile in no time are many
 
 
 def test_run_and_sweep(narrow, tmp_path):
