@@ -9,6 +9,8 @@ import warnings
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from jaxhal.io.extras import brought_by
+
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
 # Characters, and items of lists among them, that are cut into sentences together: the
@@ -218,5 +220,6 @@ def _pysbd() -> Any:
     with warnings.catch_warnings():
         # Its own patterns are not raw strings, which Python 3.12 warns of.
         warnings.simplefilter("ignore", SyntaxWarning)
-        import pysbd
+        with brought_by("sentences"):
+            import pysbd
     return pysbd

@@ -9,7 +9,7 @@ from jaxhal.__main__ import main
 for name in (
     "jaxhal.cli.app",
     "jaxhal.experiments.guiding",
-    "jaxhal.watchdog.serve",
+    "jaxhal.serve.proxy",
     "matplotlib.pyplot",
     "orbax.checkpoint",
     "pandas",

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 import jaxhal
 from jaxhal.cli import app as cli
-from jaxhal.cli import console
+from jaxhal.cli import console, listing
 from jaxhal.cli import scoring as scoring_commands
 from jaxhal.cli.verdicts import excerpt
 from jaxhal.datasets import bundled, bundled_answers
@@ -558,6 +558,25 @@ def test_list_has_a_line_a_name():
     assert names == list(jaxhal.detectors.CATALOGUE)
 
 
+@pytest.mark.parametrize("kind", ["models", "detectors", "datasets"])
+def test_list_as_json(kind):
+    """What the table holds, an object a line."""
+    rows = lines(run("list", kind, "--json").stdout)
+    head, *table = run("list", kind).stdout.splitlines()
+    assert [row["name"] for row in rows] == [line.split()[0] for line in table]
+    assert list(rows[0]) == re.split(r"  +", head.strip())
+
+
+def test_on_a_terminal_detectors_are_listed_in_two_columns(monkeypatch):
+    for module in (console, listing):
+        monkeypatch.setattr(module, "on_screen", lambda stderr=False: True)
+    monkeypatch.setenv("COLUMNS", "70")
+    rows = run("list", "detectors").stdout.splitlines()
+    assert rows[0].split() == ["name", "what"] and max(map(len, rows)) <= 70
+    names = [row.split()[0] for row in rows[1:] if not row.startswith(" ")]
+    assert names == list(jaxhal.detectors.CATALOGUE)
+
+
 def test_data_counts():
     found = run("data", "bundled")
     assert found.exit_code == 0 and found.stderr == ""
@@ -685,11 +704,15 @@ def test_what_was_compiled_is_kept(own, tmp_path, monkeypatch):
     """Below the cache folder, unless jax was told of another one."""
     monkeypatch.setenv("JAXHAL_CACHE", str(tmp_path))
     monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", own or "")
+    least = "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"
+    monkeypatch.setenv(least, "")
+    monkeypatch.delenv(least)
     if own is None:
         monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR")
     assert CliRunner().invoke(cli.app, ["list", "models"]).exit_code == 0
     found = os.environ["JAX_COMPILATION_CACHE_DIR"]
     assert found == (own or str(tmp_path / "compiled"))
+    assert os.environ[least] == "0"  # programs that compile in no time are many
 
 
 def test_run_and_sweep(narrow, tmp_path):

@@ -20,16 +20,16 @@ RANK = {
     "generation": 6,
     "llm": 7,
     "reading": 8,
-    "serve": 8,
     "detectors": 9,
     "tuning": 9,
     "reporting": 10,
     "scoring": 11,
     "experiments": 12,
     "watchdog": 12,
-    "bench": 13,
-    "cli": 14,
-    "__main__": 15,
+    "serve": 13,
+    "bench": 14,
+    "cli": 15,
+    "__main__": 16,
 }
 
 

@@ -158,7 +158,7 @@ def test_the_command(here, tmp_path, monkeypatch):
 )
 def test_without_its_plugin_the_extra_is_named(monkeypatch, topology, extra):
     monkeypatch.setattr(kernels, "installed", dict)
-    with pytest.raises(RuntimeError, match=rf"pip install 'jaxhal\[{extra}\]'"):
+    with pytest.raises(RuntimeError, match=rf'pip install "jaxhal\[{extra}\]"'):
         topologies.described(topology)
 
 

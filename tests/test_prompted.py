@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import sys
 
 import jax
 import jax.numpy as jnp
@@ -560,12 +559,6 @@ def test_a_key_is_needed_at_openai(server):
     ask = Endpoint("https://api.openai.com/v1", "judge").ask
     with pytest.raises(RuntimeError, match=r"\$OPENAI_API_KEY is not set, which"):
         ask("Anyone?")
-
-
-def test_the_client_is_an_extra(server, monkeypatch):
-    monkeypatch.setitem(sys.modules, "openai", None)
-    with pytest.raises(ModuleNotFoundError, match=r"pip install 'jaxhal\[prompt\]'"):
-        Endpoint(server.url, "judge").ask("Anyone?")
 
 
 @pytest.mark.parametrize(

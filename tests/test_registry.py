@@ -64,7 +64,7 @@ def test_fetch_once_then_silence(model, monkeypatch, capsys):
     path = registry.fetch("tiny")
     assert path.read_bytes() == PAYLOAD
     assert left_behind(model.folder) == ["tiny.gguf"]
-    assert capsys.readouterr().out == ""
+    assert capsys.readouterr() == ("", "")  # a bar is for a terminal
     monkeypatch.setattr(subprocess, "run", None)
     assert registry.fetch("tiny") == path
     assert model.calls == 1
@@ -287,6 +287,26 @@ def test_a_model_of_the_hub_is_proved_each_time(on_hub, monkeypatch):
         RuntimeError, match=r"could not get tiny\.gguf of .*no such file"
     ):
         registry.fetch("tiny")
+
+
+def test_a_hub_draws_no_bar_into_a_pipe(on_hub, monkeypatch, capsys):
+    """A line says what is taken; what comes after may draw bars as before."""
+    from huggingface_hub import utils
+
+    def download(repo, file, *, local_files_only):
+        for _ in utils.tqdm(range(3), "downloading"):
+            on_hub.path.write_bytes(PAYLOAD)
+        return str(on_hub.path)
+
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", download)
+    registry.fetch("tiny")
+    said = "jaxhal: taking tiny from the Hugging Face hub or its cache\n"
+    assert capsys.readouterr() == ("", said)
+    assert not utils.are_progress_bars_disabled()
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    registry.fetch("tiny")
+    said = capsys.readouterr().err
+    assert "downloading: 100%" in said and "taking" not in said
 
 
 def test_a_file_is_known_by_what_is_in_it(model, tmp_path):

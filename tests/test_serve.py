@@ -443,8 +443,8 @@ def test_a_watchdog_is_a_mode_of_the_same_server(made, tmp_path_factory):
     from test_encoding import write, write_pooling
     from test_watchdog import KNOWN, watchdog
 
+    from jaxhal.serve.proxy import Service
     from jaxhal.watchdog import Guard
-    from jaxhal.watchdog.serve import Service
 
     folder = write(tmp_path_factory.mktemp("encoder"))
     write_pooling(folder, normalize=True, mean=True)

@@ -33,7 +33,7 @@ def test_the_readme_begins_with_the_two_commands():
     assert block
     commands = [line.partition("#")[0].strip() for line in block[1].splitlines()]
     assert commands == [
-        "pip install -e . && jaxhal demo",
+        'pip install -e ".[all]" && jaxhal demo',
         'pip install -e ".[test]" && pytest -q',
     ]
 

@@ -275,16 +275,20 @@ def test_hub_never_runs_a_script(hub_cache):
     assert not mark.exists()
 
 
-def test_hub_asks_for_what_is_named(monkeypatch):
+def test_hub_asks_for_what_is_named(monkeypatch, capsys):
     seen = []
 
     def load_dataset(*names, **options):
         seen.append((names, options))
+        list(hf.utils.tqdm(range(3)))
         return hf.Dataset.from_list([GOOD])
 
     monkeypatch.setattr(hf, "load_dataset", load_dataset)
     assert [row.example.response for row in from_hub("a/b", "dev", "c")] == ["So."]
     assert seen == [(("a/b", "c"), {"split": "dev"})]
+    said = "jaxhal: taking a/b from the Hugging Face hub or its cache\n"
+    assert capsys.readouterr().err == said  # no bar
+    assert not hf.are_progress_bars_disabled()
 
 
 OFFSETS = st.lists(

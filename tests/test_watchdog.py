@@ -25,7 +25,9 @@ from chat_server import serving
 from explore_world import Same
 from jaxhal.llm.endpoint import Endpoint, Useless
 from jaxhal.models.encoders.encoding import embed, kept_encoder
-from jaxhal.serve.limits import OPTIONS, Limited
+from jaxhal.serve.limits import OPTIONS, Fault, Limited
+from jaxhal.serve.proxy import Service
+from jaxhal.serve.proxy_wire import asked
 from jaxhal.watchdog import (
     CallableAgent,
     Conversation,
@@ -38,8 +40,6 @@ from jaxhal.watchdog import (
     monitor,
 )
 from jaxhal.watchdog.guarding import BLOCKED
-from jaxhal.watchdog.serve import Service
-from jaxhal.watchdog.wire import Fault, asked
 
 WIDTH = 32
 KNOWN = [f"w{n} w{n + 1} w{n + 2}" for n in range(0, 27, 3)]
@@ -632,7 +632,7 @@ def test_what_is_learnt_of_a_conversation(encoder):
 
 
 def test_only_so_much_is_remembered(encoder, monkeypatch):
-    monkeypatch.setattr("jaxhal.watchdog.serve._CHARACTERS", 90)
+    monkeypatch.setattr("jaxhal.serve.proxy._CHARACTERS", 90)
     service = Service(watchdog(encoder))
     with proxy(service) as port, client(port) as one:
         names = []

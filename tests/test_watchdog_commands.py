@@ -28,6 +28,7 @@ from jaxhal.experiments import making
 from jaxhal.io.configuration import claim
 from jaxhal.io.files import lines_of
 from jaxhal.plotting.series import ablations, entropy_trend
+from jaxhal.serve.proxy import Service
 from jaxhal.watchdog import (
     CallableAgent,
     EndpointAgent,
@@ -45,7 +46,6 @@ from jaxhal.watchdog import evaluate as evaluating
 from jaxhal.watchdog import page as pages
 from jaxhal.watchdog.agents.rag import FROM_PASSAGES
 from jaxhal.watchdog.journal import Journal, Recorded
-from jaxhal.watchdog.serve import Service
 from tiny_lm import tiny_lm
 
 

@@ -13,6 +13,7 @@ import jax
 import numpy as np
 
 from jaxhal.io.checks import one_of
+from jaxhal.io.extras import need
 from jaxhal.io.files import replacing
 from jaxhal.models.devices import device_name
 
@@ -23,6 +24,8 @@ _BY_DEFAULT = (
 )
 # The rest needs an accelerator, or a compiler for one.
 BENCHES = (*_BY_DEFAULT, "compiled", "accelerator")
+# What some need that not everyone installs.
+_EXTRAS = {"nli": "sentences", "watchdog": "watchdog"}
 
 
 def run(names: Sequence[str] = (), json_path: str | Path | None = None) -> list[dict]:
@@ -33,9 +36,12 @@ def run(names: Sequence[str] = (), json_path: str | Path | None = None) -> list[
 
     Raises:
       ValueError: on an unknown name.
+      MissingExtra: where one needs what is not installed.
     """
-    for name in names:
+    for name in names or _BY_DEFAULT:
         one_of(BENCHES, bench=name)
+        if name in _EXTRAS:
+            need(_EXTRAS[name])
     rows, standard = [], str(json_path) == "-"
     for name in names or _BY_DEFAULT:
         for row in importlib.import_module(f"jaxhal.bench.{name}").rows():

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from jax.experimental import topologies
 from jax.sharding import Mesh
 
+from jaxhal.io.extras import remedy
 from jaxhal.models import devices, kernels
 from jaxhal.models import mesh as mesh_lib
 from jaxhal.models.config import Config
@@ -82,7 +83,7 @@ def _gpus(topology: str, name: str, count: str) -> list[Any]:
         )
     if "cuda" not in kernels.installed():
         raise RuntimeError(
-            f"compiling for {name} needs JAX's CUDA plugin; pip install 'jaxhal[cuda]'"
+            f"compiling for {name} needs JAX's CUDA plugin; {remedy('cuda')}"
         )
     found = topologies.get_topology_desc(
         platform="cuda", target_config=_target(GPUS[name]), topology=f"1x1x{count}"
@@ -126,7 +127,7 @@ def _tpus(topology: str) -> list[Any]:
     if "tpu" not in kernels.installed():
         raise RuntimeError(
             f"topology {topology!r} is of no GPU known ({', '.join(GPUS)}), and to "
-            "compile for TPUs needs libtpu; pip install 'jaxhal[tpu]'"
+            f"compile for TPUs needs libtpu; {remedy('tpu')}"
         )
     # Nothing is asked of this machine, nor taken from a program that uses its TPUs.
     os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")

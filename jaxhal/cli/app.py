@@ -76,8 +76,8 @@ def _jaxhal(
     # What one command compiled, the next one finds; jax reads this when it is imported.
     compiled = str(registry.cache_dir() / "compiled")
     os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", compiled)
-    # Without torch transformers begins with what it cannot do, none of which is needed.
-    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
+    # Many small programs take as long as a large one.
+    os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
     with usage():
         for name in allowed or ():
             hosts.place_of(name)

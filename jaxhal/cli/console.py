@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from jaxhal.cli.stopping import begun, notes_of
+from jaxhal.io.extras import MissingExtra, need
 from jaxhal.io.showing import printable
 
 if TYPE_CHECKING:
@@ -90,12 +91,17 @@ def check_place(path: str | Path | None) -> None:
 
 
 @contextlib.contextmanager
-def usage() -> Iterator[None]:
-    """Turns what is wrong with the arguments into one line and exit code 2."""
+def usage(extra: str = "") -> Iterator[None]:
+    """Turns what is wrong with the arguments into one line and exit code 2.
+
+    So it does with an ``extra`` of the package that is needed and not installed.
+    """
     begun()
     try:
+        if extra:
+            need(extra)
         yield
-    except (ValueError, KeyError, OSError, RuntimeError) as error:
+    except (ValueError, KeyError, OSError, RuntimeError, MissingExtra) as error:
         # A KeyError shows its message quoted.
         text = error.args[0] if isinstance(error, KeyError) and error.args else error
         line = "; ".join([f"jaxhal: {text}", *notes_of(error)])

@@ -52,9 +52,9 @@ def run(
     does the rest.  One that was killed goes on when it is started again; after process
     0 was, start all of them.
     """
-    from jaxhal import experiments
+    with usage("experiments"):
+        from jaxhal import experiments
 
-    with usage():
         function = experiments.run_distributed if distributed else experiments.run
         result = function(config, settings or (), force=force)
     if isinstance(result, experiments.Share):
@@ -93,9 +93,9 @@ def sweep(
     force: Force = False,
 ) -> None:
     """Runs every combination of settings; the model is loaded and read once."""
-    from jaxhal import experiments
+    with usage("experiments"):
+        from jaxhal import experiments
 
-    with usage():
         check_apart({"the configuration": config}, {"--output": output})
         check_place(output)
         pairs = [pair_of(setting) for setting in settings]
@@ -125,9 +125,9 @@ def generate(
     answers.jsonl, every answer with its verdict.  A run that was stopped goes on where
     it was; the command exits 1 when an answer could not be judged.
     """
-    from jaxhal.experiments.making import make
+    with usage("experiments"):
+        from jaxhal.experiments.making import make
 
-    with usage():
         made = make(config, settings or ())
     counts = ", ".join(f"{n} {kind}" for kind, n in made.counts.items())
     tell([], counts, f"written to {made.folder}")
@@ -145,9 +145,9 @@ def guide(
     whole references, novel words and length of each way, report.html and a figure.  A
     run that was stopped goes on where it was.
     """
-    from jaxhal.experiments.guiding import WAYS, compare
+    with usage("experiments"):
+        from jaxhal.experiments.guiding import WAYS, compare
 
-    with usage():
         compared = compare(config, settings or ())
     rows = [{key: row[key] for key in ("measure", *WAYS)} for row in compared.rows]
     tell(rows, f"written to {compared.folder}")

@@ -60,13 +60,12 @@ def fit(
     they are downloaded.
     """
     import jaxhal
-    from jaxhal import experiments
     from jaxhal.datasets import load_dataset
     from jaxhal.scoring.collection import beside_controls, check_folder
 
     names = detector or list(_DEFAULT)
     options: Any = {"seed": seed, "batch_size": batch_size}
-    with usage():
+    with usage("experiments" if preset else ""):
         check_folder(output, force)  # before hours go into it
         if preset is None:
             if data is None:
@@ -77,6 +76,8 @@ def fit(
             options |= {"data": Path(data).stem, "folds": folds or _FOLDS}
             ready = jaxhal.fit(lm, examples, names, **options)
         else:
+            from jaxhal import experiments
+
             one_of(experiments.PRESETS, preset=preset)
             if data or detector or folds or weights:
                 raise ValueError(

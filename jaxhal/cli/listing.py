@@ -6,7 +6,14 @@ from typing import Annotated, Any
 
 import typer
 
-from jaxhal.cli.console import as_table, finish, pair_of, terminal, usage
+from jaxhal.cli.console import (
+    as_table,
+    finish,
+    on_screen,
+    pair_of,
+    terminal,
+    usage,
+)
 
 
 class Kind(enum.StrEnum):
@@ -17,10 +24,25 @@ class Kind(enum.StrEnum):
     datasets = "datasets"
 
 
-def list_(kind: Annotated[Kind, typer.Argument(help="What to list.")]) -> None:
-    """Lists what can be named on the command line."""
-    rows = {"models": _models, "detectors": _detectors, "datasets": _datasets}
-    terminal().print(as_table(rows[kind]()))
+def list_(
+    kind: Annotated[Kind, typer.Argument(help="What to list.")],
+    json: Annotated[bool, typer.Option("--json", help="Print JSON Lines.")] = False,
+) -> None:
+    """Lists what can be named on the command line.
+
+    On a terminal detectors have a name and what they are; with --json, and where the
+    lines go elsewhere, also a unit, a reference, and whether they are trained, come
+    fitted or are controls.
+    """
+    from jaxhal.datasets.jsonl import write_rows
+
+    rows = {"models": _models, "detectors": _detectors, "datasets": _datasets}[kind]()
+    if json:
+        write_rows("-", rows)
+        return
+    if kind == Kind.detectors and on_screen():
+        rows = [{key: row[key] for key in ("name", "what")} for row in rows]
+    terminal().print(as_table(rows))
 
 
 def data(
@@ -82,7 +104,7 @@ def _models() -> list[dict[str, Any]]:
 
 
 def _detectors() -> list[dict[str, Any]]:
-    from jaxhal.detectors import CATALOGUE, get
+    from jaxhal.detectors import CATALOGUE
     from jaxhal.scoring.shipped import MODELS, shipped
 
     return [
@@ -95,7 +117,7 @@ def _detectors() -> list[dict[str, Any]]:
             "control": each.control,
             "reference": each.reference,
         }
-        for each in get(list(CATALOGUE))
+        for each in (make() for make in CATALOGUE.values())
     ]
 
 

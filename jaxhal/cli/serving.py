@@ -94,15 +94,15 @@ def serve(
     /v1/chat/completions and /v1/completions speak as OpenAI's do, with the reader as
     the model.  A page to try both is at /, what may be asked in /openapi.json.
     """
-    import jaxhal
-    from jaxhal.cli.watchdog import service_of
-    from jaxhal.scoring.detection import placed, resolve_for
-    from jaxhal.serve.app import Reader, Server
-    from jaxhal.serve.running import run
-    from jaxhal.serve.upstream import Upstream
-
     console = terminal(stderr=True)
-    with usage():
+    with usage("serve" if watchdog is None else "watchdog"):
+        import jaxhal
+        from jaxhal.cli.watchdog import service_of
+        from jaxhal.scoring.detection import placed, resolve_for
+        from jaxhal.serve.app import Reader, Server
+        from jaxhal.serve.running import run
+        from jaxhal.serve.upstream import Upstream
+
         if watchdog is not None and upstream is not None:
             raise ValueError("--watchdog and --upstream both answer; give one of them")
         if watchdog is None and (block or teacher is not None):

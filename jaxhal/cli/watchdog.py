@@ -12,7 +12,7 @@ from jaxhal.cli.console import Configuration, Setting, tell, terminal, usage
 from jaxhal.serve import LARGEST
 
 if TYPE_CHECKING:
-    from jaxhal.watchdog.serve import Service
+    from jaxhal.serve.proxy import Service
 
 app = typer.Typer(no_args_is_help=True, help="Guards an agent by its bound.")
 
@@ -25,10 +25,10 @@ def explore(config: Configuration, settings: Setting = None) -> None:
     summary.json, and review.jsonl: give a row there a "label" of 0 or 1 and explore
     again.  An exploration that was stopped goes on where it was.
     """
-    from jaxhal.watchdog.building import explorer_of
-    from jaxhal.watchdog.config import load_watch
+    with usage("watchdog"):
+        from jaxhal.watchdog.building import explorer_of
+        from jaxhal.watchdog.config import load_watch
 
-    with usage():
         loaded = load_watch(config, settings or ())
         plan = loaded.plan
         found = explorer_of(loaded).run()
@@ -59,11 +59,11 @@ def evaluate(
     The exploration's folder gets evaluation.md, evaluation.json and figures.  An
     evaluation that was stopped goes on where it was.
     """
-    from jaxhal.watchdog.config import beside as explored_beside
-    from jaxhal.watchdog.config import load_watch
-    from jaxhal.watchdog.evaluate import evaluate as judge
+    with usage("watchdog"):
+        from jaxhal.watchdog.config import beside as explored_beside
+        from jaxhal.watchdog.config import load_watch
+        from jaxhal.watchdog.evaluate import evaluate as judge
 
-    with usage():
         loaded = load_watch(config, settings or ())
         others = [explored_beside(loaded, name) for name in beside or ()]
         found = judge(loaded, others)
@@ -88,12 +88,12 @@ def check(
     ] = None,
 ) -> None:
     """Says of queries whether the agent may hallucinate, a JSON object a line."""
-    from jaxhal.datasets.jsonl import numbered_lines
-    from jaxhal.watchdog.building import watchdog_of
-    from jaxhal.watchdog.config import load_watch
-    from jaxhal.watchdog.guarding import verdict
+    with usage("watchdog"):
+        from jaxhal.datasets.jsonl import numbered_lines
+        from jaxhal.watchdog.building import watchdog_of
+        from jaxhal.watchdog.config import load_watch
+        from jaxhal.watchdog.guarding import verdict
 
-    with usage():
         loaded = load_watch(config, setting or ())
         queries = [*(query or [])]
         if source is not None:
@@ -139,7 +139,7 @@ def serve(
     largest: Annotated[int, typer.Option(min=1, help="Bytes of a request.")] = LARGEST,
 ) -> None:
     """Stands in front of the agent and speaks as OpenAI's chat completions do."""
-    with usage():
+    with usage("watchdog"):
         shown = {"token": token, "teacher": teacher, "largest": largest}
         service = service_of(config, settings or (), block, **shown)
     dog = service.watchdog
@@ -158,9 +158,9 @@ def service_of(
     config: str | Path, settings: Sequence[str], block: bool, **options: Any
 ) -> "Service":
     """The proxy of a configuration; ValueError where it would block nothing."""
+    from jaxhal.serve.proxy import Service
     from jaxhal.watchdog.building import watchdog_of
     from jaxhal.watchdog.config import load_watch
-    from jaxhal.watchdog.serve import Service
 
     dog = watchdog_of(load_watch(config, settings))
     if not len(dog.store) and block:

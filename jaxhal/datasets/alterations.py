@@ -17,6 +17,7 @@ from jaxhal.datasets.rules import KINDS, Change
 from jaxhal.datasets.sources import chosen
 from jaxhal.datasets.spans import ragtruth
 from jaxhal.io.checks import at_least
+from jaxhal.io.extras import need
 from jaxhal.io.showing import quoted
 from jaxhal.texts import sentences
 from jaxhal.types import Example, Label
@@ -81,6 +82,7 @@ def alterations(
       root, task, model, split: of :func:`jaxhal.datasets.ragtruth`.
       kinds, seed, each: of :func:`altered`.
     """
+    need("sentences")
     options: Any = {"task": task, "model": model, "split": split}
     answers = [one for one in ragtruth(root, **options) if not one.label]
     return [

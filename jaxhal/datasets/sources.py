@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from jaxhal.datasets.jsonl import kind, numbered_lines, parse
+from jaxhal.io.extras import brought_by
+from jaxhal.io.progress import taking
 from jaxhal.io.showing import quoted
 
 _BESIDE = Path("../shared/data")
@@ -53,14 +55,17 @@ def downloaded(folder: str, files: Mapping[str, str]) -> list[Path]:
     ``datasets`` keeps them in its cache, where they are found without a network.
     Raises FileNotFoundError where one cannot be had, ValueError where it is another.
     """
-    import aiohttp
     import datasets
+
+    with brought_by("experiments"):
+        import aiohttp
 
     settings = datasets.DownloadConfig(use_etag=False)
     manager, found = datasets.DownloadManager(download_config=settings), []
     for name, known in files.items():
         try:
-            path = Path(str(manager.download(f"{folder}/{name}")))
+            with taking(f"{folder}/{name}, or from a cache", datasets):
+                path = Path(str(manager.download(f"{folder}/{name}")))
         except (OSError, aiohttp.ClientError) as error:
             raise FileNotFoundError(
                 f"{folder}/{name} could not be downloaded ({error}); put the data set "

@@ -23,6 +23,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from jaxhal.datasets.jsonl import Row, existing, kind, numbered_lines, parse, to_row
+from jaxhal.io.progress import taking
 from jaxhal.types import Example
 
 if TYPE_CHECKING:
@@ -114,8 +115,11 @@ def from_hub(id: str, split: str, name: str | None = None) -> Iterator[Row]:
       name: of the configuration, where there are several.
     """
     import datasets
+    from huggingface_hub import utils
 
-    return from_dataset(datasets.load_dataset(id, name, split=split))
+    with taking(f"{id} from the Hugging Face hub or its cache", datasets, utils):
+        found = datasets.load_dataset(id, name, split=split)
+    return from_dataset(found)
 
 
 def examples(rows: Iterable[Row]) -> list[Example]:

@@ -87,6 +87,7 @@ from jaxhal.detectors.uncertainty import (
 from jaxhal.detectors.uncertainty import token_entropy as token_entropy
 from jaxhal.detectors.uncertainty import token_entropy_mean as token_entropy_mean
 from jaxhal.features.base import OfText, Reducer
+from jaxhal.io.extras import need
 from jaxhal.llm import hosts
 
 # What makes each of those named, in this order.
@@ -165,6 +166,10 @@ def get(names: Sequence[str] | None = None) -> list[Detector]:
 
     A name with a colon has behind it what the detector is loaded from.
 
+    Raises:
+      ValueError: on an unknown name.
+      MissingExtra: where one computes with what is not installed.
+
     Example:
       >>> [detector.name for detector in get(["mtop_div", "novel_words"])]
       ['mtop_div', 'novel_words']
@@ -185,7 +190,11 @@ def get(names: Sequence[str] | None = None) -> list[Detector]:
             raise ValueError(
                 f"unknown detector {name!r}{hint} (known: {', '.join(CATALOGUE)})"
             )
-        chosen.append(build({name: source}) if ":" in spec else CATALOGUE[name]())
+        made = build({name: source}) if ":" in spec else CATALOGUE[name]()
+        for _, feature in made.features:
+            if feature.extra:
+                need(feature.extra)
+        chosen.append(made)
     return chosen
 
 

@@ -44,6 +44,10 @@ class OfSentences(Measure):
     of_sentences = True
 
     @property
+    def extra(self) -> str:
+        return "sentences"
+
+    @property
     def axes(self) -> dict[str, tuple[str, ...]]:
         return {"values": ("sentences",), "valid": ("sentences",)}
 
@@ -189,6 +193,10 @@ class Places(OfTokens):
     """Which sentence each token is in, -1 for none."""
 
     dtype, beyond = np.int32, -1
+
+    @property
+    def extra(self) -> str:
+        return "sentences"
 
     def __call__(self, bulk: Bulk) -> np.ndarray:
         tokenizer = bulk.lm.require_tokenizer()

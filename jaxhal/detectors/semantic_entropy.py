@@ -77,6 +77,10 @@ class Meanings(Measure):
     def by(self) -> str:
         return entailment.named(self.entailment)
 
+    @property
+    def extra(self) -> str:  # likeness is that of sentences
+        return "sentences" if self.entailment == "similarity" else ""
+
     def __call__(self, bulk: Bulk) -> np.ndarray:
         backend = entailment.resolve(self.entailment, bulk.lm)
         said = [

@@ -6,10 +6,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from omegaconf import MISSING
-
 from jaxhal.evaluation.guarantees import KINDS, check_promise
-from jaxhal.io.configuration import check_name, structured
+from jaxhal.io.configuration import MISSING, check_name, structured
+from jaxhal.io.extras import need
 from jaxhal.models.lm import DTYPES
 from jaxhal.tuning.settings import Tuning, check
 
@@ -125,6 +124,7 @@ def load_config(
       source: a path, a name in :data:`PRESETS`, a mapping or an :class:`Experiment`.
 
     Raises:
+      MissingExtra: unless all that experiments need is installed.
       FileNotFoundError: when the file does not exist.
       ValueError: on what is not YAML, an unknown key, or a value that is missing, of
         the wrong kind or out of range.
@@ -133,6 +133,7 @@ def load_config(
     >>> load_config(config, ["folds=3", "data.0.sources=20"]).folds
     3
     """
+    need("experiments")
     if isinstance(source, str):
         source = PRESETS.get(source, source)
     config = structured(Experiment, source, overrides)

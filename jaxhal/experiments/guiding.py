@@ -24,6 +24,7 @@ from jaxhal.experiments.writing import (
 from jaxhal.features.controls import novel_word_share, response_length
 from jaxhal.generation import GREEDY, Sampling, generate
 from jaxhal.io.configuration import claim, structured
+from jaxhal.io.extras import need
 from jaxhal.io.files import alone, replacing
 from jaxhal.llm.judges import references
 from jaxhal.models.lm import LM
@@ -92,6 +93,7 @@ def compare(
     References:
       Chuang et al., Lookback Lens, EMNLP 2024, section 4.
     """
+    need("experiments")
     config = structured(Guiding, source, overrides)
     check_writing(config)
     folder = Path(config.out) / config.name

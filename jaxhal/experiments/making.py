@@ -26,6 +26,7 @@ from jaxhal.experiments.writing import (
 from jaxhal.generation import Sampling, generate
 from jaxhal.io.checks import one_of
 from jaxhal.io.configuration import claim, structured, write_config
+from jaxhal.io.extras import need
 from jaxhal.io.files import alone
 from jaxhal.io.progress import progress_bar
 from jaxhal.llm import hosts
@@ -99,6 +100,7 @@ def make(
       Bazarova et al., Hallucination Detection in LLMs with Topological Divergence on
       Attention Graphs, 2025, appendix C.
     """
+    need("experiments")
     config = structured(Making, source, overrides)
     _check(config)
     folder = Path(config.out) / config.name

@@ -8,12 +8,11 @@ from typing import Any
 import jax
 import numpy as np
 from jaxtyping import Array
-from omegaconf import MISSING
 
 from jaxhal.datasets import Question, check_questions, load_questions
 from jaxhal.generation import requests
 from jaxhal.io.checks import one_of
-from jaxhal.io.configuration import check_name
+from jaxhal.io.configuration import MISSING, check_name
 from jaxhal.io.files import append, lines_of
 from jaxhal.io.progress import progress_bar
 from jaxhal.models.lm import DTYPES, LM

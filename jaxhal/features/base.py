@@ -32,6 +32,11 @@ class Feature:
         """Of the feature of one answer: ``"response"`` runs along its tokens."""
         raise NotImplementedError(f"{type(self).__name__} must define axes")
 
+    @property
+    def extra(self) -> str:
+        """The extra that brings what it computes with, such as ``"sentences"``."""
+        return ""
+
 
 @dataclasses.dataclass(frozen=True)
 class Reducer(Feature):

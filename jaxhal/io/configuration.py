@@ -8,12 +8,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
+from jaxhal.io.extras import brought_by
 from jaxhal.io.files import replacing
 from jaxhal.io.showing import shown
+
+with brought_by("experiments"):
+    from omegaconf import MISSING as MISSING
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
 
 # Bytes of a folder's name; systems allow 255, and what is built beside it has more.
 _LONGEST_NAME = 150

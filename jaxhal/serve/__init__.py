@@ -1,4 +1,4 @@
-"""What a server of any kind needs in front of clients."""
+"""Verdicts over HTTP, and answers that are judged while they are written."""
 
 #: Bytes of a request's body.
 LARGEST = 1 << 20

@@ -28,7 +28,7 @@ from jaxhal.scoring import verdicts
 from jaxhal.scoring.fitting import Fitted
 from jaxhal.serve import LARGEST
 from jaxhal.serve.judge import Judge
-from jaxhal.serve.limits import Limited, problem
+from jaxhal.serve.limits import Fault, Limited, problem
 from jaxhal.serve.openai import Form
 from jaxhal.serve.response import Ended, News, Wish
 from jaxhal.serve.upstream import Unreachable, Upstream
@@ -50,7 +50,7 @@ from jaxhal.serve.writer import Busy, Writer, riding
 from jaxhal.types import Example, Turn
 
 if TYPE_CHECKING:
-    from jaxhal.watchdog.serve import Service
+    from jaxhal.serve.proxy import Service
 
 _T = TypeVar("_T")
 # Of JSON Lines, which have no type of their own.
@@ -58,15 +58,6 @@ _LINES = ("application/x-ndjson", "application/jsonl")
 _FAILURES: dict[int | str, Any] = {
     code: {"model": Failure} for code in (400, 401, 404, 413, 415, 421, 503)
 }
-
-
-class Fault(HTTPException):
-    """What is wrong with a request: the response's status, and the error's kind."""
-
-    def __init__(self, status: int, message: str, kind: str = "invalid_request_error"):
-        shown = {"WWW-Authenticate": "Bearer"} if status == 401 else None
-        super().__init__(status, message, shown)
-        self.kind = kind
 
 
 class Reader(NamedTuple):

@@ -73,6 +73,15 @@ class Limited:
                 await refuse(503, "the server is stopping", "unavailable_error")
 
 
+class Fault(HTTPException):
+    """What is wrong with a request: the response's status, and the error's kind."""
+
+    def __init__(self, status: int, message: str, kind: str = "invalid_request_error"):
+        shown = {"WWW-Authenticate": "Bearer"} if status == 401 else None
+        super().__init__(status, message, shown)
+        self.kind = kind
+
+
 def problem(message: str, kind: str) -> dict[str, Any]:
     """What is wrong, in OpenAI's form."""
     return {"error": {"message": message, "type": kind, "param": None, "code": None}}

@@ -6,11 +6,10 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from omegaconf import MISSING
-
 from jaxhal.datasets import check_questions
 from jaxhal.io.checks import at_least, one_of
-from jaxhal.io.configuration import check_name, structured
+from jaxhal.io.configuration import MISSING, check_name, structured
+from jaxhal.io.extras import need
 from jaxhal.models.lm import DTYPES
 from jaxhal.watchdog.monitor import PRESETS, Guard
 from jaxhal.watchdog.plan import Plan, Training
@@ -108,8 +107,10 @@ def load_watch(
     """A checked configuration, from a YAML file, a mapping or another one.
 
     Raises:
+      MissingExtra: unless all that a watchdog needs is installed.
       ValueError: on an unknown key, or a value that makes no sense.
     """
+    need("watchdog")
     config = structured(Watch, source, overrides)
     check_name(config.name)
     check_questions(config.questions)

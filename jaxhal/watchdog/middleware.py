@@ -4,18 +4,15 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable
 from typing import TYPE_CHECKING, Any
 
-try:
-    from agentscope import event as events
-    from agentscope.message import AssistantMsg, Msg, UserMsg
-    from agentscope.middleware import MiddlewareBase
-except ModuleNotFoundError as error:
-    raise ModuleNotFoundError(
-        "AgentScope is not installed; pip install 'jaxhal[agentscope]'"
-    ) from error
-
+from jaxhal.io.extras import brought_by
 from jaxhal.watchdog.agents import CallableAgent
 from jaxhal.watchdog.conversation import Conversation
 from jaxhal.watchdog.guarding import BLOCKED, Watchdog, verdict
+
+with brought_by("agentscope"):
+    from agentscope import event as events
+    from agentscope.message import AssistantMsg, Msg, UserMsg
+    from agentscope.middleware import MiddlewareBase
 
 if TYPE_CHECKING:
     from agentscope.agent import Agent

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from jaxhal.io.checks import at_least
+from jaxhal.io.extras import brought_by
 from jaxhal.io.showing import quoted
 from jaxhal.watchdog.bounds import Hit, Point, is_name, paired
 from jaxhal.watchdog.index import checked
@@ -39,12 +40,8 @@ class MilvusStore:
     def __init__(
         self, width: int, uri: str | Path, collection: str = "boundary", token: str = ""
     ):
-        try:
+        with brought_by("watchdog"):
             import pymilvus
-        except ModuleNotFoundError as error:
-            raise ModuleNotFoundError(
-                "a Milvus store needs pymilvus; pip install 'jaxhal[watchdog]'"
-            ) from error
         self.width, self._name = width, collection
         self._error = pymilvus.MilvusException
         try:

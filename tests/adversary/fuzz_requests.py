@@ -16,8 +16,8 @@ import children
 from test_encoding import write, write_pooling
 from test_watchdog import KNOWN, send, watchdog
 
+from jaxhal.serve.proxy import Service
 from jaxhal.watchdog import Guard
-from jaxhal.watchdog.serve import Service
 
 PATHS = ["/v1/chat/completions"] * 30 + [*["/v1/feedback"] * 6, "/v1/models", "/health"]
 PATHS += ["/metrics", "/", "/%00", "/v1/chat/completions/", "*", "//", "/?" + "a" * 999]

@@ -27,13 +27,13 @@ from chat_server import serving
 from jaxhal.llm.endpoint import Endpoint
 from jaxhal.reading.store import Store
 from jaxhal.serve import limits
-from jaxhal.serve.limits import Limited, is_own
+from jaxhal.serve.limits import Fault, Limited, is_own
+from jaxhal.serve.proxy import Service
+from jaxhal.serve.proxy_wire import asked
 from jaxhal.watchdog import EndpointAgent, ExactStore, Guard, Passages, Reply
 from jaxhal.watchdog.agents import Gate
 from jaxhal.watchdog.conversation import Conversation, looked_at
 from jaxhal.watchdog.guarding import BLOCKED
-from jaxhal.watchdog.serve import Service
-from jaxhal.watchdog.wire import Fault, asked
 
 CHAT = "/v1/chat/completions"
 

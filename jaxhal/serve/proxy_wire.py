@@ -3,8 +3,7 @@
 import json
 from typing import Any, NamedTuple
 
-from starlette.exceptions import HTTPException
-
+from jaxhal.serve.limits import Fault
 from jaxhal.watchdog.conversation import LENGTHS, Conversation
 
 # Of names that are not known, so many are told, each up to so many characters.
@@ -26,15 +25,6 @@ _HEARD = (
     *("top_p", "top_k", "min_p", "seed", "stop", "response_format"),
     *("reasoning_effort", "verbosity", "user"),
 )
-
-
-class Fault(HTTPException):
-    """What is wrong with a request: the response's status, and the error's kind."""
-
-    def __init__(self, status: int, message: str, kind: str = "invalid_request_error"):
-        shown = {"WWW-Authenticate": "Bearer"} if status == 401 else None
-        super().__init__(status, message, shown)
-        self.kind = kind
 
 
 def must(holds: bool, why: str) -> None:

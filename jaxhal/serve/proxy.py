@@ -16,7 +16,14 @@ import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any, NamedTuple
 
-try:
+from jaxhal.io.extras import brought_by
+from jaxhal.serve import LARGEST
+from jaxhal.watchdog import agents
+from jaxhal.watchdog.agents import Pieces, Reply
+from jaxhal.watchdog.conversation import Conversation, turns_of
+from jaxhal.watchdog.guarding import BLOCKED, Check, Watchdog, verdict
+
+with brought_by("watchdog"):
     import jiter
     import prometheus_client
     from starlette.applications import Starlette
@@ -26,19 +33,9 @@ try:
     from starlette.responses import JSONResponse, Response, StreamingResponse
     from starlette.routing import Route
 
-    from jaxhal.serve.limits import Limited, problem
+    from jaxhal.serve.limits import Fault, Limited, problem
+    from jaxhal.serve.proxy_wire import Wanted, asked, bounded, must
     from jaxhal.serve.running import run
-except ModuleNotFoundError as error:
-    raise ModuleNotFoundError(
-        f"the proxy needs {error.name}; pip install 'jaxhal[watchdog]'"
-    ) from error
-
-from jaxhal.serve import LARGEST
-from jaxhal.watchdog import agents
-from jaxhal.watchdog.agents import Pieces, Reply
-from jaxhal.watchdog.conversation import Conversation, turns_of
-from jaxhal.watchdog.guarding import BLOCKED, Check, Watchdog, verdict
-from jaxhal.watchdog.wire import Fault, Wanted, asked, bounded, must
 
 # Of the last answers that feedback may name; of how many characters, and of how many a
 # conversation that is looked at, as long as reading them five times.

@@ -1,0 +1,56 @@
+"""What a wheel carries, and what it says of itself."""
+
+import email
+import re
+import zipfile
+from pathlib import Path
+
+import pytest
+from hatchling.build import build_wheel
+
+from jaxhal.detectors import CATALOGUE
+from jaxhal.scoring.shipped import MODELS, shipped
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("wheel")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(ROOT)
+        return folder / build_wheel(str(folder))
+
+
+def test_a_wheel_carries_the_package_and_nothing_else(wheel):
+    """Shipped detectors, templates, data and types; no tests, and under 5 MB."""
+    assert wheel.stat().st_size < 5_000_000
+    names = zipfile.ZipFile(wheel).namelist()
+    found = {name for name in names if not name.startswith("jaxhal-0")}
+    package = ROOT / "jaxhal"
+    assert found == {
+        path.relative_to(ROOT).as_posix()
+        for path in package.rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+    assert {"jaxhal/py.typed", "jaxhal/__init__.pyi"} <= found
+    assert {"jaxhal/models/registry.toml", "jaxhal/datasets/bundled.jsonl"} <= found
+    for name in ("report.html", "report.css", "report.js", "verdict.html"):
+        assert f"jaxhal/reporting/templates/{name}" in found
+    for model in MODELS:
+        assert shipped(model).keys() - {"ensemble"} <= CATALOGUE.keys()
+        for name in shipped(model):
+            folder = f"jaxhal/scoring/shipped/{model}/{name}"
+            assert {f"{folder}/card.json", f"{folder}/params.safetensors"} <= found
+
+
+def test_a_wheel_says_what_it_is(wheel):
+    archive = zipfile.ZipFile(wheel)
+    (place,) = (name for name in archive.namelist() if name.endswith("/METADATA"))
+    about = email.message_from_bytes(archive.read(place))
+    assert about["License-Expression"] == "Apache-2.0"
+    assert "Typing :: Typed" in about.get_all("Classifier", [])
+    core = [one for one in about.get_all("Requires-Dist", []) if "extra ==" not in one]
+    assert len(core) == len({re.split(r"[<>=!~ ]", one)[0] for one in core}) < 30
+    (scripts,) = (n for n in archive.namelist() if n.endswith("/entry_points.txt"))
+    assert b"jaxhal = jaxhal.__main__:main" in archive.read(scripts)
