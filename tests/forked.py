@@ -1,4 +1,4 @@
-"""A command in a process forked off a server that has imported all it needs."""
+"""Commands and notebooks in processes forked off what has imported all they need."""
 
 import importlib
 import os
@@ -10,6 +10,7 @@ for name in (
     "jaxhal.cli.app",
     "jaxhal.experiments.guiding",
     "jaxhal.serve.proxy",
+    "ipykernel.kernelapp",
     "matplotlib.pyplot",
     "orbax.checkpoint",
     "pandas",
@@ -33,3 +34,13 @@ def command(arguments, folder, errors, line):
         os.dup2(os.open(name, os.O_WRONLY), number)
     sys.argv[1:] = arguments
     main()
+
+
+def kernel(connection, line):
+    """Runs what a notebook sends, which has to import what it uses of jaxhal itself."""
+    from ipykernel.kernelapp import IPKernelApp
+
+    os.environ["MPLBACKEND"] = "agg"
+    for module in [name for name in sys.modules if name.split(".")[0] == "jaxhal"]:
+        del sys.modules[module]
+    IPKernelApp.launch_instance(argv=["-f", connection])

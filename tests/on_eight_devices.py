@@ -171,9 +171,9 @@ def test_scores_of_detectors(spread, alone):
         assert one.scores == pytest.approx(other.scores, abs=1e-5)
 
 
-def test_one_fit(spread, alone, tmp_path):
+def test_one_fit(crossed, alone, tmp_path):
     scores = []
-    for name, lm in {"alone": alone, "spread": spread}.items():
+    for name, lm in {"alone": alone, "crossed": crossed}.items():
         kept = dict(store=tmp_path / name, progress=False)
         fitted = jaxhal.fit(lm, LABELLED, ["linear_probe"], folds=3, **kept)
         reports = jaxhal.score(lm, EXAMPLES, fitted, progress=False)

@@ -160,10 +160,11 @@ def test_states_are_clipped_before_a_token_is_chosen(lm):
     free = np.asarray(hidden_states(lm, whole, jnp.ones(whole.shape, bool))[1])[0]
     low, high = np.quantile(free, 0.2, axis=0), np.quantile(free, 0.8, axis=0)
     want = list(row)
-    for _ in range(new):
-        tokens = jnp.asarray([want])
-        model, hidden = hidden_states(lm, tokens, jnp.ones(tokens.shape, bool))
-        cut = np.clip(hidden[0, -1], low, high)
+    for at in range(len(row), len(row) + new):
+        tokens = jnp.asarray([want + [0] * (len(row) + new - at)])
+        valid = jnp.arange(tokens.shape[1])[None] < at
+        model, hidden = hidden_states(lm, tokens, valid)
+        cut = np.clip(hidden[0, at - 1], low, high)
         want.append(int(np.argmax(cut @ np.asarray(unembedding(model)))))
     assert want[len(row) :] != write(lm, [row], new, how()).tokens[0].tolist()
     batch, keys = prompts([row]), jax.random.split(jax.random.key(0), 1)

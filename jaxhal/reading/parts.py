@@ -178,6 +178,8 @@ class Column(Sequence[np.ndarray]):
 _DTYPES = ("float32", "float16", "int32")
 # Padded tokens of a prompt and a response, of a batch that is never computed.
 _PROMPT, _RESPONSE = 1009, 503
+# What has been found fit: a reducer, and the structure of the model that it reads.
+_fit: set[tuple[Reducer, Any]] = set()
 
 
 def check_axes(lm: LM, reducers: Mapping[str, Reducer]) -> None:
@@ -186,15 +188,21 @@ def check_axes(lm: LM, reducers: Mapping[str, Reducer]) -> None:
     It has to be one array of float32, float16 or int32, with the axes that are
     declared.
     """
-    named, length = tuple(reducers.items()), _PROMPT + _RESPONSE
+    leaves, tree = jax.tree.flatten(lm.bare)
+    model = tree, tuple((leaf.shape, leaf.dtype) for leaf in leaves)
+    new = {n: r for n, r in reducers.items() if (r, model) not in _fit}
+    if not new:
+        return
+    named, length = tuple(new.items()), _PROMPT + _RESPONSE
     mask = jax.ShapeDtypeStruct((1, length), jnp.bool_)
     ids = jax.ShapeDtypeStruct((1, length), jnp.int32)
     offsets = jax.ShapeDtypeStruct((1, _RESPONSE, 2), jnp.int32)
     batch = Batch(ids, mask, mask, mask, mask, offsets, _PROMPT)
-    shapes = jax.eval_shape(lambda lm, b: read_jit(lm, b, named), lm, batch)
-    for name, reducer in reducers.items():
+    shapes = jax.eval_shape(lambda lm, b: read_jit(lm, b, named), lm.bare, batch)
+    for name, reducer in new.items():
         if why := _unfit(reducer, shapes[name]):
             raise TypeError(f"reducer {name} {why}")
+        _fit.add((reducer, model))
 
 
 def _unfit(reducer: Reducer, value: Any) -> str:

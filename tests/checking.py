@@ -1,0 +1,24 @@
+"""Annotations under test: of parameters before a call, of its result after it."""
+
+import functools
+from typing import Any
+
+from beartype import beartype
+
+
+def beartyped(stub: Any) -> Any:
+    """One of the two stubs that jaxtyping calls beside a function, made at first use.
+
+    The first one has the parameters, the second one these and the result: there the
+    result is checked alone, against the axes that the first one has bound.
+    """
+
+    @functools.cache
+    def made() -> Any:
+        hints = {n: h for n, h in stub.__annotations__.items() if h is not Any}
+        if "return" in hints:
+            hints = {"return": hints["return"]}
+        stub.__annotations__ = hints
+        return beartype(stub)
+
+    return lambda *values, **named: made()(*values, **named)
