@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from jaxhal.cli import experiments, fitting, listing, planning, scoring
+from jaxhal.cli import experiments, exported, fitting, listing, planning, scoring
 from jaxhal.cli.console import usage
 from jaxhal.cli.stopping import orderly
 from jaxhal.cli.watchdog import app as watchdog
@@ -22,6 +22,7 @@ app.add_typer(watchdog, name="watchdog")
 for command in (
     scoring.demo,
     scoring.detect,
+    exported.score,
     fitting.fit,
     fitting.rate,
     listing.list_,
