@@ -17,12 +17,14 @@ import jaxhal
 from jaxhal.classifiers.linear import Linear
 from jaxhal.classifiers.selection import Chosen
 from jaxhal.cli import app as cli
+from jaxhal.datasets import bundled_answers
 from jaxhal.datasets.jsonl import read_rows
 from jaxhal.datasets.logprobs import logprobs_of
 from jaxhal.evaluation import Measured
 from jaxhal.io.files import fcntl
 from jaxhal.models.lm import outline
 from jaxhal.models.safetensors import SafetensorsSource
+from jaxhal.models.weights import paths
 from jaxhal.scoring.exported import reader_for
 from jaxhal.scoring.saving import save as save_detector
 from jaxhal.types import Example, Logprob
@@ -174,6 +176,31 @@ def test_hand_made_states_of_the_library_itself(tmp_path, lm, probe):
     agree(found, jaxhal.score(lm, EXAMPLES, [probe]))
 
 
+def test_what_ships_for_a_reader_by_its_name(smollm2):
+    """From a GGUF file, of which the norm and the embeddings alone are read."""
+    some = bundled_answers()[:3]
+    arrays = []
+    for example in some:
+        row, ids = encoded(smollm2, example)
+        batch = smollm2.encode([example])
+        states = jaxhal.HiddenStates(layers=(20,))
+        read = jaxhal.read(smollm2, batch, {"it": states})["it"][0, 0]
+        whole = np.zeros((len(ids), 1, read.shape[-1]), np.float32)
+        whole[len(row.prompt_ids) :, 0] = read[: len(row.response_ids)]
+        arrays.append({"token_ids": ids, "hidden_states": whole})
+    found = jaxhal.score_states("smollm2-135m", some, arrays, layers=[20])
+    names = [*found[0].scores]
+    assert "token_probe" in names and "mtop_div" not in names
+    agree(found, jaxhal.score(smollm2, some, names))
+    assert {one.by for one in found} == {"token_probe"}
+    part = outline("smollm2-135m", only=("norm.", "embed_tokens."))
+    whole = dict(paths(smollm2.params))
+    read = {path: x for path, x in paths(part.params) if isinstance(x, jax.Array)}
+    assert {*read} == {"norm.scale", "embed_tokens.embedding"}
+    for path, leaf in read.items():
+        np.testing.assert_array_equal(np.asarray(leaf), np.asarray(whole[path]))
+
+
 def test_weights_are_read_only_where_they_are_needed(
     tmp_path, folder, probe, by_transformers, monkeypatch
 ):
@@ -322,8 +349,12 @@ def test_a_file_is_found_by_name_in_its_folder(tmp_path, folder, probe, one):
     assert "lie outside" in error("/etc/passwd")
     assert "is not a whole safetensors file" in error("cut.safetensors")
     assert "has no hidden_states" in error("poor.safetensors")
-    with pytest.raises(ValueError, match="nowhere is no folder"):
-        error("", str(tmp_path / "nowhere"))
+    for missing in (tmp_path / "nowhere", str(tmp_path / "nowhere")):
+        with pytest.raises(ValueError, match="nowhere is no folder"):
+            error("", missing)
+    held = load_file(place / "cmpl-1.safetensors")
+    with pytest.raises(ValueError, match="states of 1 answers, and 2 examples; give"):
+        jaxhal.score_states(folder, [example] * 2, [held], [probe], layers=[2])
 
 
 @pytest.mark.skipif(fcntl is None, reason="nothing is locked here")

@@ -69,7 +69,7 @@ class Exported:
                 f"layers is {tuple(wanted)}; name at least one, ascending, as the "
                 "files have them whatever order an engine was told"
             )
-        if isinstance(states, str) and not os.path.isdir(states):
+        if isinstance(states, str | os.PathLike) and not os.path.isdir(states):
             raise ValueError(f"{states} is no folder; give that of the hidden states")
         return cls(states, numbers)
 
@@ -148,6 +148,13 @@ def extract_exported(
       features: of those that :meth:`Exported.lacks` nothing of.
     """
     at_least(1, batch_size=batch_size)
+    given = exported.states
+    if isinstance(given, Sequence) and not isinstance(given, str):
+        if len(given) != len(examples):
+            raise ValueError(
+                f"there are states of {len(given)} answers, and {len(examples)} "
+                "examples; give those of each, in their order"
+            )
     found = FromEngine(
         lm, kinds(features), None, batch_size, progress, exported=exported
     )
