@@ -46,6 +46,7 @@ from .scoring.collection import FittedDetectors as FittedDetectors
 from .scoring.collection import fit as fit
 from .scoring.detection import detect as detect
 from .scoring.detection import score as score
+from .scoring.exported import score_states as score_states
 from .scoring.rating import rate as rate
 from .scoring.streaming import stream_scores as stream_scores
 from .types import Batch as Batch

@@ -36,6 +36,17 @@ class Turn(NamedTuple):
     content: str
 
 
+class Logprob(NamedTuple):
+    """A token as an engine wrote it, and its log probability in nats.
+
+    ``top`` are those of the likeliest tokens in its place, as many as were asked for.
+    """
+
+    token: str
+    logprob: float
+    top: tuple[float, ...] = ()
+
+
 @dataclasses.dataclass(frozen=True)
 class Example:
     """One answer to be judged, with what it was supposed to rest on.
@@ -66,6 +77,9 @@ class Example:
         tokens.
       turns: the conversation up to the user's last turn; ``prompt`` is then its texts,
         a blank line between them.
+      states: the file, in a folder of them, into which the engine that wrote the
+        response put its hidden states; ``id`` and ``.safetensors`` when left out.
+      logprobs: what that engine said of each token of the response.
 
     Raises:
       ValueError: on an empty response or prompt, on neither ``prompt`` nor ``context``,
@@ -86,6 +100,8 @@ class Example:
     samples: tuple[str, ...] = ()
     templated: bool = False
     turns: tuple[Turn, ...] = ()
+    states: str = ""
+    logprobs: tuple[Logprob, ...] | None = None
 
     def __post_init__(self):
         where = f"example {quoted(self.id)}: " if self.id else ""

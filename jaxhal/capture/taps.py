@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -164,13 +165,40 @@ class Rows:
                 if last in wanted:
                     final = self._finish(reducer, self._rows(reducer, explicit))
                     out[name] = _put(state[name], final, wanted.index(last))
-        if logits := tuple((n, r) for n, r in named if r.reads == "logits"):
-            seen = self._of_logits(logits, model, explicit)
-            out |= {name: self._finish(r, seen[name]) for name, r in logits}
+        out |= self._logits(named, model, explicit)
         if later := [(n, r) for n, r in named if r.settles]:
             whole = hidden if before is None else jnp.concatenate([before, hidden], 1)
             out |= {name: self._settled(r, out[name], whole) for name, r in later}
         return {name: out[name] for name, _ in named}
+
+    def of_states(
+        self, named: Named, model: decoder.Decoder, states: Mapping[int, Array]
+    ) -> dict[str, Any]:
+        """Features of the explicit rows of hidden states, by their numbers.
+
+        The last of all has gone through the final norm.
+        """
+        out = {}
+        for name, reducer in named:
+            if reducer.reads == "hidden":
+                wanted = layer_indices(reducer, model.config)
+
+                def one(x: Array, reducer: Reducer = reducer) -> Any:
+                    return self._finish(reducer, self._rows(reducer, x))
+
+                out[name] = jax.vmap(one)(jnp.stack([states[n] for n in wanted]))
+        last = states.get(model.config.num_hidden_layers)
+        return out if last is None else out | self._logits(named, model, last)
+
+    def _logits(
+        self, named: Named, model: decoder.Decoder, explicit: Array
+    ) -> dict[str, Any]:
+        """Features of the logits that normed rows of the last hidden state make."""
+        logits = tuple((n, r) for n, r in named if r.reads == "logits")
+        if not logits:
+            return {}
+        seen = self._of_logits(logits, model, explicit)
+        return {name: self._finish(r, seen[name]) for name, r in logits}
 
     def _mapped(self, function: Any, x: Any, column: Array, heads: bool = False) -> Any:
         """``function(x, view)`` of every sample, and of every head where there are."""

@@ -5,7 +5,15 @@ from typing import Annotated
 
 import typer
 
-from jaxhal.cli import experiments, fitting, listing, planning, scoring, serving
+from jaxhal.cli import (
+    experiments,
+    exported,
+    fitting,
+    listing,
+    planning,
+    scoring,
+    serving,
+)
 from jaxhal.cli.console import usage
 from jaxhal.cli.stopping import orderly
 from jaxhal.cli.watchdog import app as watchdog
@@ -23,6 +31,7 @@ for command in (
     scoring.demo,
     scoring.detect,
     serving.serve,
+    exported.score,
     fitting.fit,
     fitting.rate,
     listing.list_,

@@ -1,7 +1,8 @@
 """``jaxhal demo`` and ``jaxhal detect``: answers and verdicts on them."""
 
+import functools
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,14 +17,12 @@ from jaxhal.cli.console import (
     terminal,
     usage,
 )
-from jaxhal.cli.verdicts import counted, verdict_table
-from jaxhal.io.files import check_apart
+from jaxhal.cli.verdicts import check_results, counted, deliver
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from jaxhal.reporting.report import Report, Verdict
-    from jaxhal.scoring.results import Partial
+    from jaxhal.reporting.report import Report
 
 DEFAULT = "smollm2-135m"
 _SURE = 0.9  # of a promise
@@ -59,6 +58,51 @@ OnMesh = Annotated[
     ),
 ]
 BatchSize = Annotated[int, typer.Option(min=1, help="Answers read together.")]
+Input = Annotated[
+    str,
+    typer.Option("--input", "-i", help="JSON Lines of answers to judge, - for stdin."),
+]
+Output = Annotated[
+    str | None,
+    typer.Option(
+        "--output",
+        "-o",
+        help="JSON Lines of verdicts, - for stdout.",
+        show_default="a table on a terminal, else -",
+    ),
+]
+Detectors = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--detector",
+        "-d",
+        help="A detector by name, or a folder or hub id of detectors that jaxhal fit "
+        "wrote; repeat for more.",
+    ),
+]
+Promise = Annotated[
+    str | None,
+    typer.Option(
+        "--threshold",
+        metavar="KIND=SHARE",
+        help="A promise for the verdicts to keep: precision=0.9, recall=0.9 or "
+        "false_alarms=0.05.",
+    ),
+]
+Confidence = Annotated[
+    float | None,
+    typer.Option(help="How sure to be of that promise.", show_default=str(_SURE)),
+]
+Every = Annotated[
+    bool,
+    typer.Option("--all", help="Rows of what every detector says, and no table."),
+]
+Page = Annotated[
+    Path | None, typer.Option("--html", help="Write a page to read as well.")
+]
+Force = Annotated[
+    bool, typer.Option("--force", help="Start over, whatever is done already.")
+]
 
 
 def demo(
@@ -126,54 +170,17 @@ def demo(
 
 
 def detect(
-    source: Annotated[
-        str,
-        typer.Option(
-            "--input", "-i", help="JSON Lines of answers to judge, - for stdin."
-        ),
-    ],
+    source: Input,
     model: Model = DEFAULT,
     dtype: Dtype = "float32",
     weights: Weights = None,
     mesh: OnMesh = None,
-    output: Annotated[
-        str | None,
-        typer.Option(
-            "--output",
-            "-o",
-            help="JSON Lines of verdicts, - for stdout.",
-            show_default="a table on a terminal, else -",
-        ),
-    ] = None,
-    detector: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--detector",
-            "-d",
-            help="A detector by name, or a folder or hub id of detectors that jaxhal "
-            "fit wrote; repeat for more.",
-        ),
-    ] = None,
-    promise: Annotated[
-        str | None,
-        typer.Option(
-            "--threshold",
-            metavar="KIND=SHARE",
-            help="A promise for the verdicts to keep: precision=0.9, recall=0.9 or "
-            "false_alarms=0.05.",
-        ),
-    ] = None,
-    confidence: Annotated[
-        float | None,
-        typer.Option(help="How sure to be of that promise.", show_default=str(_SURE)),
-    ] = None,
-    every: Annotated[
-        bool,
-        typer.Option("--all", help="Rows of what every detector says, and no table."),
-    ] = False,
-    page: Annotated[
-        Path | None, typer.Option("--html", help="Write a page to read as well.")
-    ] = None,
+    output: Output = None,
+    detector: Detectors = None,
+    promise: Promise = None,
+    confidence: Confidence = None,
+    every: Every = False,
+    page: Page = None,
     relevance: Annotated[
         str | None,
         typer.Option(
@@ -183,9 +190,7 @@ def detect(
         ),
     ] = None,
     batch_size: BatchSize = 8,
-    force: Annotated[
-        bool, typer.Option("--force", help="Start over, whatever is done already.")
-    ] = False,
+    force: Force = False,
 ) -> None:
     """Says of the answers of a JSON Lines file which are hallucinated, and where.
 
@@ -203,28 +208,15 @@ def detect(
     """
     import jaxhal
     from jaxhal import lrp
-    from jaxhal.datasets.jsonl import read_rows, write_rows
-    from jaxhal.io.files import is_file
+    from jaxhal.datasets.jsonl import read_rows
     from jaxhal.models.registry import known_as
-    from jaxhal.reporting.page import write_html
-    from jaxhal.reporting.summary import summarize, verdict
     from jaxhal.scoring.detection import placed, resolve, resolve_for
-    from jaxhal.scoring.results import beside, results, resuming, rows_of, settings_of
+    from jaxhal.scoring.results import results, settings_of
     from jaxhal.scoring.verdicts import described
 
     as_rows = every or output is not None or not on_screen()
-    output = "-" if output is None else output
-    keeps = is_file(output)
     with usage():
-        check_apart(
-            # What the shell reads from may be a file as well.
-            {"--input": "/dev/stdin" if source == "-" else source} | _files_of(model),
-            {
-                "--output": output,
-                "--html": page,
-                "what is done so far,": beside(output) if keeps else None,
-            },
-        )
+        check_results(source, files_of(model, "--model"), output, page)
         # What is wrong with a name or a promise should cost no download.
         threshold, sure = promised(promise, confidence)
         reader = known_as(model)
@@ -242,56 +234,24 @@ def detect(
         lm = jaxhal.load(model, dtype=dtype, weights=weights, mesh=mesh)
         # A folder may be called like a model.
         chosen = resolve_for(lm, names, threshold, sure)
-        options: dict[str, Any] = {
-            "batch_size": batch_size,
-            "relevance": relevance,
-            "reports": page is not None or not as_rows,
-            "every": every,
-        }
-        kept: list[Report] = []
-        errors: list[str | None] = []
-        said: list[Verdict | None] = []
-
-        def done(partial: "Partial | None" = None) -> Iterator[Mapping[str, Any]]:
-            for row, report in results(lm, rows, chosen, partial=partial, **options):
-                errors.append(row["error"])
-                said.append(row["verdict"])
-                kept.extend([report] if report is not None else [])
-                yield row
-
-        def write_page() -> None:
-            if page is not None:
-                table = summarize(kept)
-                note = verdict(table) if table else ""
-                title = f"jaxhal detect: {Path(source).name}"
-                write_html(page, kept, title, table, note)
-
-        if keeps:
-            settings = settings_of(
-                lm, chosen, threshold=threshold, confidence=sure, **options
-            )
-            with resuming(output, settings, force=force) as partial:
-                for _ in done(partial):
-                    pass
-                write_page()
-                write_rows(output, rows_of(partial))
-        elif as_rows:
-            write_rows(output, done())
-            write_page()
-        else:
-            for _ in done():
-                pass
-            terminal().print(verdict_table(kept))
-            write_page()
-    console = terminal(stderr=True)
-    console.print(described(chosen, lm.name), soft_wrap=True)
-    scored = f"{errors.count(None)} of {len(errors)} answers scored"
-    if found := counted(said):
-        scored += f": {found}"
-    if as_rows:
-        scored += f"; written to {'standard output' if output == '-' else output}"
-    console.print(scored, soft_wrap=True)
-    finish(console, errors)
+    options: dict[str, Any] = {
+        "batch_size": batch_size,
+        "relevance": relevance,
+        "reports": page is not None or not as_rows,
+        "every": every,
+    }
+    said: dict[str, Any] = {"threshold": threshold, "confidence": sure}
+    deliver(
+        functools.partial(results, lm, rows, chosen, **options),
+        functools.partial(settings_of, lm, chosen, **said, **options),
+        described(chosen, lm.name),
+        command="detect",
+        source=source,
+        output=output,
+        page=page,
+        as_rows=as_rows,
+        force=force,
+    )
 
 
 def promised(
@@ -318,15 +278,15 @@ def promised(
         ) from None
 
 
-def _files_of(model: str) -> dict[str, Path]:
-    """What a model is read from, where that is on this machine, by what it is called.
+def files_of(place: str, option: str) -> dict[str, Path]:
+    """What is read of a file or a folder on this machine, by what it is called.
 
-    >>> _files_of("smollm2-135m")
+    >>> files_of("smollm2-135m", "--model")
     {}
     """
-    path = Path(model)
+    path = Path(place)
     files = sorted(path.iterdir()) if path.is_dir() else [path]
-    return {f"--model {file}": file for file in files if file.is_file()}
+    return {f"{option} {file}": file for file in files if file.is_file()}
 
 
 def _counted(reports: Sequence["Report"]) -> str:

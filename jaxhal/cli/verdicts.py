@@ -1,20 +1,113 @@
-"""Verdicts on a terminal."""
+"""Verdicts to a file, a pipe or a terminal."""
 
 import collections
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+from jaxhal.cli.console import finish, terminal, usage
+from jaxhal.io.files import check_apart, is_file
 from jaxhal.io.showing import printable, shown
 
 if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
-    from jaxhal.reporting.report import Report
+    from jaxhal.reporting.report import Report, Verdict
+    from jaxhal.scoring.results import OutputRow
 
 _STYLES = {"hallucinated": "bold red", "unsure": "yellow", "supported": "green"}
 # Characters of an answer in the table, and of them before its first span.
 _WIDTH, _BEFORE = 160, 40
+
+
+def check_results(
+    source: str, read: Mapping[str, Path], output: str | None, page: Path | None
+) -> None:
+    """ValueError where results, or what is done of them, would replace what is read."""
+    from jaxhal.scoring.results import beside
+
+    output = "-" if output is None else output
+    check_apart(
+        # What the shell reads from may be a file as well.
+        {"--input": "/dev/stdin" if source == "-" else source} | {**read},
+        {
+            "--output": output,
+            "--html": page,
+            "what is done so far,": beside(output) if is_file(output) else None,
+        },
+    )
+
+
+def deliver(
+    made: Callable[..., Iterator["OutputRow"]],
+    settings: Callable[[], Mapping[str, Any]],
+    by: str,
+    *,
+    command: str,
+    source: str,
+    output: str | None,
+    page: Path | None,
+    as_rows: bool,
+    force: bool,
+) -> None:
+    """Writes verdicts where they are wanted, says how many, and exits 1 on an error.
+
+    Args:
+      made: of :func:`jaxhal.scoring.results.results`, what is left to give is
+        ``partial``.
+      settings: of a result that can be taken up again.
+      by: what decides, in words.
+      as_rows: as JSON Lines, even on a terminal.
+    """
+    from jaxhal.datasets.jsonl import write_rows
+    from jaxhal.reporting.page import write_html
+    from jaxhal.reporting.summary import summarize, verdict
+    from jaxhal.scoring.results import resuming, rows_of
+
+    output = "-" if output is None else output
+    kept: list[Report] = []
+    errors: list[str | None] = []
+    said: list[Verdict | None] = []
+
+    def done(**options: Any) -> Iterator[Mapping[str, Any]]:
+        for row, report in made(**options):
+            errors.append(row["error"])
+            said.append(row["verdict"])
+            kept.extend([report] if report is not None else [])
+            yield row
+
+    def write_page() -> None:
+        if page is not None:
+            table = summarize(kept)
+            note = verdict(table) if table else ""
+            title = f"jaxhal {command}: {Path(source).name}"
+            write_html(page, kept, title, table, note)
+
+    with usage():
+        if is_file(output):
+            with resuming(output, settings(), force=force) as partial:
+                for _ in done(partial=partial):
+                    pass
+                write_page()
+                write_rows(output, rows_of(partial))
+        elif as_rows:
+            write_rows(output, done())
+            write_page()
+        else:
+            for _ in done():
+                pass
+            terminal().print(verdict_table(kept))
+            write_page()
+    console = terminal(stderr=True)
+    console.print(by, soft_wrap=True)
+    scored = f"{errors.count(None)} of {len(errors)} answers scored"
+    if found := counted(said):
+        scored += f": {found}"
+    if as_rows:
+        scored += f"; written to {'standard output' if output == '-' else output}"
+    console.print(scored, soft_wrap=True)
+    finish(console, errors)
 
 
 def verdict_table(reports: Iterable["Report"]) -> "Table":

@@ -13,6 +13,7 @@ from jaxhal.datasets.alterations import altered as altered
 from jaxhal.datasets.handwritten import bundled as bundled
 from jaxhal.datasets.handwritten import bundled_answers as bundled_answers
 from jaxhal.datasets.jsonl import Row as Row
+from jaxhal.datasets.logprobs import logprobs_of as logprobs_of
 from jaxhal.datasets.published import halueval as halueval
 from jaxhal.datasets.published import medquad as medquad
 from jaxhal.datasets.published import toha as toha

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from jaxhal.datasets.logprobs import logprobs_of
 from jaxhal.io.files import replacing
 from jaxhal.types import ROLES, Example, Label, Turn
 
@@ -30,8 +31,10 @@ def read_rows(source: str | os.PathLike | Iterable[bytes]) -> Iterator[Row]:
     ``source`` (text or a whole number), ``split``, ``samples`` (a list of texts), and
     ``labels`` (``[{"start", "end", "label"}]``, characters of the response, end
     exclusive) or ``label`` (0 or 1), and ``templated`` (true where the prompt went
-    through a chat template already).  ``null`` means left out; other keys are ignored,
-    and ids may repeat.  A bad row comes back with its error and never raises.
+    through a chat template already); of the engine that wrote the answer, ``states``
+    (the name of a file) and ``logprobs`` (as :func:`logprobs_of` takes them).  ``null``
+    means left out; other keys are ignored, and ids may repeat.  A bad row comes back
+    with its error and never raises.
 
     Args:
       source: a path, ``"-"`` for standard input, or the lines themselves.
@@ -141,6 +144,7 @@ def _example(fields: Mapping[str, Any], name: str) -> Example:
         )
     spans = _items(fields, "labels", "spans")
     samples = _items(fields, "samples", "texts") or []
+    said_of = fields.get("logprobs")
     return Example(
         **said,
         id=name,
@@ -151,6 +155,8 @@ def _example(fields: Mapping[str, Any], name: str) -> Example:
         samples=tuple(
             text_field(f"samples[{n}]", one) for n, one in enumerate(samples)
         ),
+        states=name_field(fields, "states"),
+        logprobs=None if said_of is None else logprobs_of(said_of),
     )
 
 

@@ -3,9 +3,9 @@
 import dataclasses
 import functools
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -24,11 +24,12 @@ from jaxhal.models.ops import STANDARD
 from jaxhal.models.quantized import is_stored
 from jaxhal.models.safetensors import SafetensorsSource
 from jaxhal.models.tokenizer import Tokenizer
-from jaxhal.models.weights import fill
+from jaxhal.models.weights import abstract, fill
 from jaxhal.types import Batch, Example
 
 #: Of parameters, as configurations name them.
 DTYPES = ("float32", "bfloat16")
+_NO_WEIGHTS = tuple(one for one in registry.WANTED if one != "*.safetensors")
 
 
 @jax.tree_util.register_dataclass
@@ -192,24 +193,66 @@ def load(
     """
     check_dtype(dtype)
     mesh = mesh_lib.parse_mesh(mesh) if isinstance(mesh, str) else mesh
-    name, path = registry.known_as(source), registry.locate(source)
+    found = _opened(source)
+    config, stored = found.config, found.weights()
+    packed, mesh = placement.choose(config, stored, dtype, weights, mesh, rules)
+    place = None if mesh is None else placement.on(mesh, config, rules)
+    graphdef, params = fill(
+        config, stored, found.table, dtype, packed=packed, place=place
+    )
+    return LM(params, graphdef, config, found.tokenizer, found.name)
+
+
+def outline(
+    source: str | os.PathLike,
+    *,
+    dtype: Any = jnp.float32,
+    only: tuple[str, ...] = (),
+) -> LM:
+    """A checkpoint's tokenizer and configuration, its parameters as shapes alone.
+
+    Enough to look at states that an engine wrote.  Weights are opened, and asked of the
+    hub, where parameters are loaded whose path begins with one of ``only``, such as
+    ``"norm."``.  What is given and raised is as in :func:`load`.
+    """
+    check_dtype(dtype)
+    found = _opened(source, registry.WANTED if only else _NO_WEIGHTS)
+    if only:
+        weights = found.weights()
+        graphdef, params = fill(found.config, weights, found.table, dtype, only=only)
+    else:
+        graphdef, params = abstract(found.config, dtype)
+    return LM(params, graphdef, found.config, found.tokenizer, found.name)
+
+
+class _Checkpoint(NamedTuple):
+    """What :func:`load` makes a model of; its weights are opened when asked for."""
+
+    name: str
+    config: Config
+    tokenizer: Tokenizer
+    table: tables.Table
+    weights: Callable[[], SafetensorsSource | GGUFSource]
+
+
+def _opened(
+    source: str | os.PathLike, wanted: Sequence[str] = registry.WANTED
+) -> _Checkpoint:
+    name, path = registry.known_as(source), registry.locate(source, wanted=wanted)
     if Path(source).is_dir() and name in registry.names():
         # By its name alone a model gets the detectors that were fitted for it.
         name = f"./{name}"
     if path.is_dir():
         config, tokenizer = read_config(path), Tokenizer.from_folder(path)
         bare = "transformer." if config.family in ("gpt2", "falcon") else "model."
-        stored = SafetensorsSource(path, bare)
+        weights = functools.partial(SafetensorsSource, path, bare)
         table = tables.huggingface_table(config)
     else:
         stored = GGUFSource(path)
         config, tokenizer = config_from_gguf(stored), Tokenizer.from_gguf(stored)
-        table = gguf_table(config)
+        table, weights = gguf_table(config), lambda: stored
     tokenizer.check_ids(config.vocab_size, str(path))
-    packed, mesh = placement.choose(config, stored, dtype, weights, mesh, rules)
-    place = None if mesh is None else placement.on(mesh, config, rules)
-    graphdef, params = fill(config, stored, table, dtype, packed=packed, place=place)
-    return LM(params, graphdef, config, tokenizer, name)
+    return _Checkpoint(name, config, tokenizer, table, weights)
 
 
 def check_dtype(dtype: Any) -> None:

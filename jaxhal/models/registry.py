@@ -129,8 +129,18 @@ def _known_as(path: Path, size: int, changed: int) -> str | None:
     return None
 
 
-def locate(source: str | os.PathLike, kind: Kind = "decoder") -> Path:
+#: Of a model, the files that the hub is asked for.
+WANTED = ("*.json", "*.safetensors", "*.model", "*.jinja")
+
+
+def locate(
+    source: str | os.PathLike,
+    kind: Kind = "decoder",
+    wanted: Sequence[str] = WANTED,
+) -> Path:
     """The folder of a model, or its .gguf file, by path, known name or hub id.
+
+    ``wanted`` are patterns of the files that the hub is asked for.
 
     Raises:
       ValueError: on what is none of these, or cannot be had from the hub.
@@ -146,7 +156,7 @@ def locate(source: str | os.PathLike, kind: Kind = "decoder") -> Path:
     if name in known:
         return fetch(name)
     if name.count("/") == 1 and not path.is_absolute() and not name.startswith("."):
-        return from_hub(name)
+        return from_hub(name, wanted)
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.3)
     hint = f"; did you mean {near[0]!r}?" if near else ""
     what, file = "text encoder", ""
@@ -158,10 +168,7 @@ def locate(source: str | os.PathLike, kind: Kind = "decoder") -> Path:
     )
 
 
-_WANTED = ("*.json", "*.safetensors", "*.model", "*.jinja")
-
-
-def from_hub(repo: str, wanted: Sequence[str] = _WANTED) -> Path:
+def from_hub(repo: str, wanted: Sequence[str] = WANTED) -> Path:
     """What the Hugging Face hub keeps by a name; ValueError where it cannot be had.
 
     ``wanted`` are patterns of its files.

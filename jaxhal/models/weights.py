@@ -61,6 +61,7 @@ def fill(
     ignored: Sequence[str] = _IGNORED,
     packed: str = "",
     place: Callable[[str, tuple[int, ...]], NamedSharding] | None = None,
+    only: tuple[str, ...] = ("",),
 ) -> tuple[Any, Any]:
     """``(graphdef, params)`` read from ``source``, one stored tensor at a time.
 
@@ -69,7 +70,8 @@ def fill(
 
     ``ignored`` are patterns of stored names that ``module`` does not compute with.
     Matrices that ``source`` has in blocks stay so where ``packed`` is ``"stored"``;
-    where it is a format's name they are put into blocks of that.
+    where it is a format's name they are put into blocks of that.  Parameters whose path
+    begins with none of ``only`` are left as shapes.
 
     Raises:
       ValueError: listing together every tensor that is missing, has the wrong shape,
@@ -92,6 +94,9 @@ def fill(
         used.update(names)
         if missing := [f"{name} is missing" for name in names if name not in present]:
             problems += missing
+            continue
+        if not path.startswith(only):
+            arrays.append(leaf)
             continue
         sharding = None if place is None else place(path, leaf.shape)
         if kinds := _kinds(path, leaf, origin, source, packed):

@@ -82,31 +82,8 @@ def extract(
       cache: where features are kept, and found again; ``None`` keeps none.
     """
     at_least(1, batch_size=batch_size)
-    sorted_, tokenizer = kinds(features), lm.require_tokenizer()
-    found = Extraction(lm, sorted_, cache, batch_size, progress)
-    for number, example in enumerate(examples):
-        try:
-            row = tokenizer.encode_example(example)
-            others = {
-                of: tokenizer.encode_example(_rewritten(of, example, named))
-                for of, named in sorted_.rewrites.items()
-            }
-            for one in (row, *others.values()):
-                check_length(one, lm.config.context_length)
-            numbers = {
-                name: np.asarray(of.function(example), np.float32)
-                for name, of in sorted_.texts.items()
-            }
-        except ValueError as error:
-            found.errors[number] = str(error)
-            continue
-        whole = np.ones(len(row.response_ids), bool)
-        found.parts.append(Part(len(found.rows), whole, example))
-        found.marked.append(token_labels(row.offsets, example.labels or ()))
-        found.kept.append(number)
-        found.rows.append(row)
-        found.rewritten.append(others)
-        found.numbers.append(numbers)
+    found = Extraction(lm, kinds(features), cache, batch_size, progress)
+    found.enter(examples)
     return found
 
 
@@ -149,6 +126,38 @@ class Extraction:
     numbers: list[dict[str, np.ndarray]] = dataclasses.field(default_factory=list)
     parts: list[Part] = dataclasses.field(default_factory=list)
     marked: list[np.ndarray] = dataclasses.field(default_factory=list)
+
+    def enter(self, examples: Sequence[Example]) -> None:
+        """Encodes examples, and computes what is of their texts."""
+        tokenizer = self.lm.require_tokenizer()
+        for number, example in enumerate(examples):
+            try:
+                row = self.encode(number, example)
+                others = {
+                    of: tokenizer.encode_example(_rewritten(of, example, named))
+                    for of, named in self.kinds.rewrites.items()
+                }
+                for one in (row, *others.values()):
+                    check_length(one, self.lm.config.context_length)
+                numbers = {
+                    name: np.asarray(of.function(example), np.float32)
+                    for name, of in self.kinds.texts.items()
+                }
+            except ValueError as error:
+                self.errors[number] = str(error)
+                continue
+            whole = np.ones(len(row.response_ids), bool)
+            self.parts.append(Part(len(self.rows), whole, example))
+            self.marked.append(token_labels(row.offsets, example.labels or ()))
+            self.kept.append(number)
+            self.rows.append(row)
+            self.rewritten.append(others)
+            self.numbers.append(numbers)
+
+    def encode(self, number: int, example: Example) -> Encoded:
+        """The tokens of an example; ValueError where it cannot be read."""
+        del number
+        return self.lm.require_tokenizer().encode_example(example)
 
     @functools.cached_property
     def measured(self) -> tuple[dict[str, Any], dict[int, str]]:

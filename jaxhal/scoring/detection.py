@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,7 +16,7 @@ from jaxhal.detectors import Detector
 from jaxhal.features.base import OfRewrite, Reducer
 from jaxhal.models.batching import Encoded
 from jaxhal.models.lm import LM
-from jaxhal.reading.extract import extract
+from jaxhal.reading.extract import Extraction, extract
 from jaxhal.reporting.attribution import trace
 from jaxhal.reporting.report import Report, Token
 from jaxhal.scoring import verdicts
@@ -128,10 +128,13 @@ def score_batches(
     token_threshold: float | None = None,
     relevance: str | lrp.RuleSet | None = None,
     known: Collection[int] = (),
+    reading: Callable[..., Extraction] = extract,
 ) -> Iterator[list[tuple[int, Report]]]:
     """The reports of :func:`score` with their numbers, those read together at a time.
 
     Args:
+      reading: what makes features of examples, called as
+        :func:`~jaxhal.reading.extract.extract` is.
       known: numbers of examples whose reports are there already.  What was read
         together is read together still, so the others come out bit for bit as they
         would with these; batches of nothing but known examples are passed over.
@@ -140,7 +143,7 @@ def score_batches(
     chosen = resolve_for(lm, detectors, threshold, confidence)
     features = catalogue.features_of(one.detector for one in chosen)
     options: Any = {"batch_size": batch_size, "progress": progress}
-    found = extract(lm, examples, features, **options)
+    found = reading(lm, examples, features, **options)
     if bad := [pair for pair in found.errors.items() if pair[0] not in known]:
         yield [(n, empty(lm.name, examples[n], chosen, why)) for n, why in bad]
     wanted = {at for at, number in enumerate(found.kept) if number not in known}

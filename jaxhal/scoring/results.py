@@ -10,7 +10,14 @@ import itertools
 import json
 import os
 import stat
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import (
+    Callable,
+    Container,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -23,6 +30,7 @@ from jaxhal.evaluation.held_out import Measured
 from jaxhal.io.files import fcntl, whole_lines, write_through
 from jaxhal.io.showing import shown
 from jaxhal.models.lm import LM
+from jaxhal.reading.extract import Extraction, extract
 from jaxhal.reading.keys import digest, fingerprint
 from jaxhal.reporting.attribution import Sources
 from jaxhal.reporting.report import Report, Span, Token
@@ -224,6 +232,7 @@ def results(
     reports: bool = False,
     every: bool = False,
     partial: Partial | None = None,
+    reading: Callable[..., Extraction] = extract,
 ) -> Iterator[OutputRow]:
     """The result of each row, in order, bad rows among them.
 
@@ -238,11 +247,12 @@ def results(
       every: rows say all, as :meth:`Report.to_dict` has it.
       partial: where results are kept as they are done.  Those that are there are not
         made again; the others come out bit for bit as if they had been made with them.
+      reading: as :func:`jaxhal.scoring.detection.score_batches` takes it.
     """
     most = _PART_WAITED_FOR if partial is None else _PART
     if any(one.detector.measures for one in chosen):
         most = _PART_MEASURED
-    options = {"batch_size": batch_size, "relevance": relevance}
+    options = {"batch_size": batch_size, "relevance": relevance, "reading": reading}
     rows = iter(rows)
     saved = itertools.groupby(partial or (), lambda record: record["part"])
     while part := list(itertools.islice(rows, most)):

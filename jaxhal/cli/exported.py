@@ -1,0 +1,124 @@
+"""``jaxhal score``: verdicts by what an engine exported of its answers."""
+
+import functools
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from jaxhal.cli.console import check_place, on_screen, usage
+from jaxhal.cli.scoring import (
+    DEFAULT,
+    BatchSize,
+    Confidence,
+    Detectors,
+    Dtype,
+    Every,
+    Force,
+    Input,
+    Model,
+    Output,
+    Page,
+    Promise,
+    files_of,
+    promised,
+)
+from jaxhal.cli.verdicts import check_results, deliver
+
+
+def score(
+    source: Input,
+    states: Annotated[
+        Path | None,
+        typer.Option(help="Folder of hidden states, a .safetensors file an answer."),
+    ] = None,
+    layers: Annotated[
+        str | None,
+        typer.Option(
+            help="Which they are, as vLLM's eagle_aux_hidden_state_layer_ids: 10,20.",
+            show_default="all of the model's",
+        ),
+    ] = None,
+    model: Model = DEFAULT,
+    dtype: Dtype = "float32",
+    output: Output = None,
+    detector: Detectors = None,
+    promise: Promise = None,
+    confidence: Confidence = None,
+    every: Every = False,
+    page: Page = None,
+    batch_size: BatchSize = 8,
+    force: Force = False,
+) -> None:
+    """Says the same as jaxhal detect, of what the engine that wrote answers exported.
+
+    No layer of the model runs, and of its weights none are loaded that are not needed.
+    Rows are those of jaxhal detect.  The hidden states of an answer are the file in
+    STATES that its row names in "states", else "id" with .safetensors behind it, as
+    vLLM writes it; its log probabilities are "logprobs" of the row, as an
+    OpenAI-compatible server gives them with a choice.  An answer of whose tokens
+    something else was exported gets an error.  Detectors that look at something else,
+    such as attention, are none of these.
+    """
+    from jaxhal.datasets.jsonl import read_rows
+    from jaxhal.models.registry import known_as
+    from jaxhal.scoring.detection import placed, resolve
+    from jaxhal.scoring.exported import reader_for, reading_of
+    from jaxhal.scoring.results import results, settings_of
+    from jaxhal.scoring.verdicts import described
+
+    as_rows = every or output is not None or not on_screen()
+    with usage():
+        read = files_of(model, "--model")
+        if states is not None:
+            read |= files_of(str(states), "--states")
+        check_results(source, read, output, page)
+        threshold, sure = promised(promise, confidence)
+        names = placed(known_as(model), detector) if detector else None
+        if names is not None:  # a wrong one should cost no download
+            resolve(known_as(model), names, threshold, sure)
+        rows = read_rows(source)
+        for path in (output, page):
+            check_place(path)
+        numbers = None if layers is None else _numbers(layers)
+        said: dict[str, Any] = {"threshold": threshold, "confidence": sure}
+        lm, chosen, exported = reader_for(
+            model, states, names, layers=numbers, dtype=dtype, **said
+        )
+    options: dict[str, Any] = {
+        "batch_size": batch_size,
+        "reports": page is not None or not as_rows,
+        "every": every,
+    }
+
+    def settings() -> dict[str, Any]:
+        of = {"states": states and str(states.resolve()), "layers": exported.numbers}
+        return settings_of(lm, chosen, **said, **options) | of
+
+    deliver(
+        functools.partial(
+            results, lm, rows, chosen, reading=reading_of(exported), **options
+        ),
+        settings,
+        described(chosen, lm.name),
+        command="score",
+        source=source,
+        output=output,
+        page=page,
+        as_rows=as_rows,
+        force=force,
+    )
+
+
+def _numbers(layers: str) -> list[int]:
+    """Layers of the command line.
+
+    >>> _numbers("10,20")
+    [10, 20]
+    """
+    try:
+        return [int(one) for one in layers.split(",")]
+    except ValueError:
+        raise ValueError(
+            f"--layers {layers!r} are no numbers; write them as 10,20"
+        ) from None
