@@ -8,9 +8,10 @@ import pytest
 from jaxhal.features.hidden import HiddenStates
 from jaxhal.features.lookback import LookbackRatio
 from jaxhal.features.uncertainty import TokenEntropy, TokenLogprob
-from jaxhal.generation import GREEDY, Sampling, requests, slots
+from jaxhal.generation import GREEDY, Sampling, pieces, requests, slots
 from jaxhal.generation.decoding import QUERY
-from jaxhal.generation.slots import PIECE, How, Size
+from jaxhal.generation.pieces import PIECE
+from jaxhal.generation.slots import How, Size
 from jaxhal.generation.stops import cut
 from jaxhal.models.lm import LM
 from jaxhal.types import Example
@@ -48,9 +49,9 @@ def how(lm) -> How:
 def read(lm, how, example, limit):
     """A prompt, read but for its last token."""
     (row,) = requests.encoded(lm, [example])
-    prompt = slots.begin(lm, row)
+    prompt = pieces.begin(lm, row)
     while not prompt.complete:
-        prompt = slots.read_piece(lm, prompt, limit, how.pad_id)
+        prompt = pieces.read_piece(lm, prompt, limit, how.pad_id)
     return prompt
 
 

@@ -6,18 +6,15 @@ What it takes and says is in :mod:`jaxhal.serve.wire`, and in ``/openapi.json``.
 import asyncio
 import hmac
 import json
-import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from importlib.resources import files
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar
 
 import prometheus_client
 from fastapi import Depends, FastAPI, Query, Request
-from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
-from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 
 import jaxhal
@@ -27,8 +24,9 @@ from jaxhal.reporting.report import Report
 from jaxhal.scoring import verdicts
 from jaxhal.scoring.fitting import Fitted
 from jaxhal.serve import LARGEST
+from jaxhal.serve.failing import HANDLERS, failing, heard
 from jaxhal.serve.judge import Judge
-from jaxhal.serve.limits import Fault, Limited, problem
+from jaxhal.serve.limits import Fault, Limited
 from jaxhal.serve.openai import Form
 from jaxhal.serve.response import Ended, News, Wish
 from jaxhal.serve.upstream import Unreachable, Upstream
@@ -46,7 +44,7 @@ from jaxhal.serve.wire import (
     VerdictRequest,
     Verdicts,
 )
-from jaxhal.serve.writer import Busy, Writer, riding
+from jaxhal.serve.writer import Writer, riding
 from jaxhal.types import Example, Turn
 
 if TYPE_CHECKING:
@@ -136,12 +134,7 @@ class Server:
                 Middleware(self.watched.middleware),
                 Middleware(Limited, largest=self.largest, host=own),
             ],
-            exception_handlers={
-                HTTPException: _fault,
-                RequestValidationError: _invalid,
-                Busy: _busy,
-                Exception: _broken,
-            },
+            exception_handlers=HANDLERS,
         )
         locked: Any = {
             "dependencies": [Depends(self._allow)],
@@ -272,7 +265,7 @@ class Server:
         form = Form(want, reader.lm.name, reader.lm.require_tokenizer(), told)
         if want.stream:
             return StreamingResponse(
-                _failing(form.events()), media_type="text/event-stream"
+                failing(form.events()), media_type="text/event-stream"
             )
         return JSONResponse(await heard(request, form.whole()))
 
@@ -377,36 +370,8 @@ class Server:
             raise Fault(401, "no token, or a wrong one", "authentication_error")
 
 
-async def heard(request: Request, work: Awaitable[_T]) -> _T:
-    """What some work gives; given up when the client has left."""
-
-    async def left() -> None:
-        while (await request.receive())["type"] != "http.disconnect":
-            pass
-
-    tasks = asyncio.ensure_future(work), asyncio.ensure_future(left())
-    try:
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        if not tasks[0].done():
-            raise Fault(499, "the client left")
-        return tasks[0].result()
-    finally:
-        for task in tasks:
-            task.cancel()
-
-
 async def _listed(each: AsyncIterator[_T]) -> list[_T]:
     return [one async for one in each]
-
-
-async def _failing(events: AsyncIterator[str]) -> AsyncIterator[str]:
-    """Events; an error as the last of them, for the status is told already."""
-    try:
-        async for one in events:
-            yield one
-    except RuntimeError as error:
-        logging.getLogger(__name__).error("a stream failed", exc_info=error)
-        yield f"data: {json.dumps(problem(str(error), 'internal_error'))}\n\n"
 
 
 def _tokens(report: Report) -> list[dict[str, Any]]:
@@ -429,27 +394,3 @@ async def _page() -> HTMLResponse:
 
 def _html() -> str:
     return (files("jaxhal.serve") / "page.html").read_text("utf-8")
-
-
-async def _fault(request: Request, error: Any) -> JSONResponse:
-    kind = error.kind if isinstance(error, Fault) else "invalid_request_error"
-    body = problem(str(error.detail), kind)
-    return JSONResponse(body, error.status_code, headers=error.headers)
-
-
-async def _invalid(request: Request, error: Any) -> JSONResponse:
-    first = error.errors()[0]
-    place = ".".join(map(str, first["loc"][1:]))
-    why = first["msg"].removeprefix("Value error, ")
-    body = problem(f"{place}: {why}" if place else why, "invalid_request_error")
-    body["error"]["param"] = place or None
-    return JSONResponse(body, 400)
-
-
-async def _busy(request: Request, error: Any) -> JSONResponse:
-    return JSONResponse(problem(str(error), "unavailable_error"), 503)
-
-
-async def _broken(request: Request, error: Exception) -> JSONResponse:
-    logging.getLogger(__name__).error("a request failed", exc_info=error)
-    return JSONResponse(problem("the server failed", "internal_error"), 500)

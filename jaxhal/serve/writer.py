@@ -14,9 +14,10 @@ import jax
 import jax.numpy as jnp
 
 from jaxhal.detectors import Detector
-from jaxhal.generation import GREEDY, requests, slots, stops
+from jaxhal.generation import GREEDY, pieces, requests, slots, stops
 from jaxhal.generation.decoding import fastest
-from jaxhal.generation.slots import How, Prompt, Size, Slots, doubled
+from jaxhal.generation.pieces import Prompt, doubled
+from jaxhal.generation.slots import How, Size, Slots
 from jaxhal.io.checks import at_least
 from jaxhal.models.batching import Encoded
 from jaxhal.models.lm import LM
@@ -199,13 +200,13 @@ class Writer:
         """Reads a piece of the prompt that has waited longest, if a slot is free."""
         if self._read is None and self._waiting and len(self._rows) < self.most:
             row = self._waiting.popleft()
-            self._read = row, slots.begin(self.lm, row.encoded)
+            self._read = row, pieces.begin(self.lm, row.encoded)
         if self._read is None:
             return
         row, prompt = self._read
         if not (row.left or prompt.complete):
             limit, pad = row.wish.limit, self._how.pad_id
-            prompt = slots.read_piece(self.lm, prompt, limit, pad)
+            prompt = pieces.read_piece(self.lm, prompt, limit, pad)
         self._read = row, prompt
         if row.left or prompt.complete:
             self._read = None
@@ -236,7 +237,7 @@ class Writer:
         new = doubled(_NEW, max(counts, default=0) + _STEPS + 1)
         few = min(_FEW, self.most)
         rows = next(n for n in sorted({1, few, self.most}) if n >= rows)
-        size = Size(rows, doubled(slots.PIECE, prompt), new)
+        size = Size(rows, doubled(pieces.PIECE, prompt), new)
         state = self._slots
         if state is None:
             return slots.empty(self._model, size, self._how)

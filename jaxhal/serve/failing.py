@@ -1,0 +1,78 @@
+"""What becomes of requests that cannot be answered, in OpenAI's form."""
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncIterator, Awaitable
+from typing import Any, TypeVar
+
+from fastapi import Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+from jaxhal.serve.limits import Fault, problem
+from jaxhal.serve.writer import Busy
+
+_T = TypeVar("_T")
+
+
+async def heard(request: Request, work: Awaitable[_T]) -> _T:
+    """What some work gives; given up when the client has left."""
+
+    async def left() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    tasks = asyncio.ensure_future(work), asyncio.ensure_future(left())
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        if not tasks[0].done():
+            raise Fault(499, "the client left")
+        return tasks[0].result()
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+async def failing(events: AsyncIterator[str]) -> AsyncIterator[str]:
+    """Events; an error as the last of them, for the status is told already."""
+    try:
+        async for one in events:
+            yield one
+    except RuntimeError as error:
+        logging.getLogger(__name__).error("a stream failed", exc_info=error)
+        yield f"data: {json.dumps(problem(str(error), 'internal_error'))}\n\n"
+
+
+async def _fault(request: Request, error: Any) -> JSONResponse:
+    kind = error.kind if isinstance(error, Fault) else "invalid_request_error"
+    body = problem(str(error.detail), kind)
+    return JSONResponse(body, error.status_code, headers=error.headers)
+
+
+async def _invalid(request: Request, error: Any) -> JSONResponse:
+    first = error.errors()[0]
+    place = ".".join(map(str, first["loc"][1:]))
+    why = first["msg"].removeprefix("Value error, ")
+    body = problem(f"{place}: {why}" if place else why, "invalid_request_error")
+    body["error"]["param"] = place or None
+    return JSONResponse(body, 400)
+
+
+async def _busy(request: Request, error: Any) -> JSONResponse:
+    return JSONResponse(problem(str(error), "unavailable_error"), 503)
+
+
+async def _broken(request: Request, error: Exception) -> JSONResponse:
+    logging.getLogger(__name__).error("a request failed", exc_info=error)
+    return JSONResponse(problem("the server failed", "internal_error"), 500)
+
+
+#: What answers for each kind of error.
+HANDLERS: Any = {
+    HTTPException: _fault,
+    RequestValidationError: _invalid,
+    Busy: _busy,
+    Exception: _broken,
+}
