@@ -96,6 +96,7 @@ def test_what_no_extra_brings_is_no_missing_extra():
         ("watchdog", "watchdog evaluate c.yaml"),
         ("watchdog", "watchdog check c.yaml -q Why?"),
         ("watchdog", "watchdog serve c.yaml"),
+        ("serve", "serve"),
     ],
 )
 def test_commands_name_their_extra(tmp_path, monkeypatch, extra, command):
@@ -123,7 +124,7 @@ def test_commands_name_their_extra(tmp_path, monkeypatch, extra, command):
         ("prompt", "openai", lambda: Endpoint("http://localhost/v1", "judge")),
         ("experiments", "aiohttp", lambda: downloaded("http://localhost", {})),
         ("watchdog", "pymilvus", lambda: MilvusStore(2, "bound.db")),
-        ("watchdog", "starlette", "jaxhal.serve.proxy"),
+        ("watchdog", "jiter", "jaxhal.serve.proxy"),
         ("agentscope", "agentscope", "jaxhal.watchdog.middleware"),
         ("experiments", "omegaconf", "jaxhal.io.configuration"),
     ],

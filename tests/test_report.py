@@ -301,11 +301,12 @@ def test_the_page_opens_with_the_verdicts(tmp_path, look):
     def see(shown):
         shown.goto((tmp_path / "report.html").as_uri())
         first = shown.locator("main section").first.inner_text()
-        before = shown.locator("#cards article").all_inner_texts()
-        shown.select_option("#order", label="most likely hallucinated first")
-        return first, before, shown.locator("#cards h3").all_text_contents()
+        cards = shown.locator("#cards article").all_inner_texts()
+        order = shown.locator("#cards h3").all_text_contents()
+        shown.select_option("#order", label="as given")
+        return first, cards, order, shown.locator("#cards h3").all_text_contents()
 
-    first, before, order = look(see)
+    first, cards, order, given = look(see)
     assert first.split("\n")[0] == "Verdicts"
     assert "1 hallucinated" in first and "1 supported" in first
     assert (
@@ -316,9 +317,11 @@ def test_the_page_opens_with_the_verdicts(tmp_path, look):
     assert [row.split() for row in first.split("\n")[-2:]] == [
         *(["hallucinated", "1", "0"], ["supported", "0", "1"])
     ]
-    assert re.search(r"fine\s+supported\s+25 %\s+label: grounded", before[0])
-    assert "toha 0.25" not in before[0] and "What 2 detectors say" in before[0]
+    assert re.search(r"fine\s+supported\s+25 %\s+label: grounded", cards[1])
+    assert "toha 0.25" not in cards[1] and "What 2 detectors say" in cards[1]
+    assert "It is blue." in cards[1], "the context is not open"
     assert order == ["a", "fine", "open", "failed"]
+    assert given == ["fine", "open", "failed", "a"]
 
 
 def test_tokens_may_lack_a_detector(tmp_path):

@@ -51,6 +51,12 @@ if TYPE_CHECKING:
     from jaxhal.serve.proxy import Service
 
 _T = TypeVar("_T")
+# What a page cannot say of itself: that no other may show it, nor learn of it.
+_SHUT = {
+    "Content-Security-Policy": "frame-ancestors 'none'",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+}
 # Of JSON Lines, which have no type of their own.
 _LINES = ("application/x-ndjson", "application/jsonl")
 _FAILURES: dict[int | str, Any] = {
@@ -389,7 +395,7 @@ async def _health() -> dict[str, str]:
 
 
 async def _page() -> HTMLResponse:
-    return HTMLResponse(_html())
+    return HTMLResponse(_html(), headers=_SHUT)
 
 
 def _html() -> str:

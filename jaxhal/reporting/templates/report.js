@@ -281,8 +281,12 @@ function card(answer) {
     `label: ${answer.label ? "hallucinated" : "grounded"}`));
   const node = make("article", {className: "card"}, top);
   if (answer.question) node.append(make("p", {}, make("b", {}, answer.question)));
-  if (answer.source[1] !== null) node.append(unfold(answer.source[0],
-    () => make("p", {className: "text"}, answer.source[1])));
+  if (answer.source[1] !== null) {
+    const source = unfold(answer.source[0],
+      () => make("p", {className: "text", tabIndex: 0}, answer.source[1]));
+    source.unfold();
+    node.append(source);
+  }
   if (answer.pieces.length) {
     const box = make("p", {className: "answer"});
     node.append(box);
@@ -386,7 +390,10 @@ function legend() {
 }
 
 for (const name of data.detectors) at("detector").append(make("option", {}, name));
-if (data.answers.some(a => a.verdict !== null)) ordered("most likely hallucinated", a => a.probability);
+if (data.answers.some(a => a.verdict !== null)) {
+  ordered("most likely hallucinated", a => a.probability);
+  at("order").selectedIndex = 1;
+}
 for (const name of data.scores) ordered(`${name}, highest`, a => held(a.scores, name));
 const usual = data.answers.find(a => Object.hasOwn(a.tokens, a.detector));
 if (usual) at("detector").value = usual.detector;
