@@ -12,7 +12,7 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from jaxhal.serve.limits import Fault, problem
-from jaxhal.serve.writer import Busy
+from jaxhal.serve.writer import Busy, Failed
 
 _T = TypeVar("_T")
 
@@ -40,7 +40,7 @@ async def failing(events: AsyncIterator[str]) -> AsyncIterator[str]:
     try:
         async for one in events:
             yield one
-    except RuntimeError as error:
+    except Failed as error:
         logging.getLogger(__name__).error("a stream failed", exc_info=error)
         yield f"data: {json.dumps(problem(str(error), 'internal_error'))}\n\n"
 
@@ -64,6 +64,11 @@ async def _busy(request: Request, error: Any) -> JSONResponse:
     return JSONResponse(problem(str(error), "unavailable_error"), 503)
 
 
+async def _failed(request: Request, error: Any) -> JSONResponse:
+    logging.getLogger(__name__).error("a request failed", exc_info=error)
+    return JSONResponse(problem(str(error), "internal_error"), 500)
+
+
 async def _broken(request: Request, error: Exception) -> JSONResponse:
     logging.getLogger(__name__).error("a request failed", exc_info=error)
     return JSONResponse(problem("the server failed", "internal_error"), 500)
@@ -74,5 +79,6 @@ HANDLERS: Any = {
     HTTPException: _fault,
     RequestValidationError: _invalid,
     Busy: _busy,
+    Failed: _failed,
     Exception: _broken,
 }

@@ -13,7 +13,7 @@ from jaxhal.reporting.report import Report
 from jaxhal.scoring import detection
 from jaxhal.scoring.fitting import Fitted
 from jaxhal.scoring.results import checked
-from jaxhal.serve.writer import Busy
+from jaxhal.serve.writer import Busy, Failed
 from jaxhal.types import Example
 
 # Seconds in which others may come along; answers read at once, and that may wait.
@@ -32,7 +32,7 @@ class _Asked(NamedTuple):
             if self.report.done():  # nobody waits for it any more
                 return
             if isinstance(found, BaseException):
-                self.report.set_exception(RuntimeError(f"the reader failed: {found}"))
+                self.report.set_exception(Failed(f"the reader failed: {found}"))
             else:
                 self.report.set_result(found)
 
@@ -62,8 +62,8 @@ class Judge:
     async def reports(self, examples: Sequence[Example]) -> AsyncIterator[Report]:
         """Reports on answers, in order, as they are done.
 
-        One that cannot be read has its ``error``.  Raises :class:`Busy`, and
-        RuntimeError where the reader fails.
+        One that cannot be read has its ``error``.  Raises :class:`Busy` and
+        :class:`Failed`.
         """
         if self.waiting + len(examples) > _WAITING:
             raise Busy(

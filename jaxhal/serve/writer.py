@@ -41,6 +41,10 @@ class Busy(RuntimeError):
     """More responses wait than a server should promise."""
 
 
+class Failed(RuntimeError):
+    """A model that could not go on; what was asked may be asked again."""
+
+
 class _Seen(NamedTuple):
     """What the host looks at after some steps."""
 
@@ -128,8 +132,8 @@ class Writer:
         """A response as it grows; the last of it is how it ended.
 
         It is begun when the first of it is asked for, and who leaves early frees the
-        slot.  Raises ValueError as :meth:`check`, and :class:`Busy`; later RuntimeError
-        where the model fails.
+        slot.  Raises ValueError as :meth:`check`, and :class:`Busy`; later
+        :class:`Failed`.
         """
         if self._closing:
             raise Busy("the server is stopping")
@@ -147,7 +151,7 @@ class Writer:
             while True:
                 news = await row.news.get()
                 if isinstance(news, BaseException):
-                    raise RuntimeError(f"the model failed: {news}") from news
+                    raise Failed(f"the model failed: {news}") from news
                 yield news
                 if isinstance(news, Ended):
                     return
