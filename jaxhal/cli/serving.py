@@ -7,7 +7,16 @@ from typing import Annotated
 import typer
 
 from jaxhal.cli.console import terminal, usage
-from jaxhal.cli.scoring import DEFAULT, Dtype, OnMesh, Weights, promised
+from jaxhal.cli.scoring import (
+    DEFAULT,
+    Confidence,
+    Detectors,
+    Dtype,
+    OnMesh,
+    Promise,
+    Weights,
+    promised,
+)
 from jaxhal.serve import LARGEST
 
 
@@ -24,28 +33,9 @@ def serve(
     dtype: Dtype = "float32",
     weights: Weights = None,
     mesh: OnMesh = None,
-    detector: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--detector",
-            "-d",
-            help="A detector by name, or a folder or hub id of detectors that jaxhal "
-            "fit wrote; repeat for more.",
-        ),
-    ] = None,
-    promise: Annotated[
-        str | None,
-        typer.Option(
-            "--threshold",
-            metavar="KIND=SHARE",
-            help="A promise for the verdicts to keep: precision=0.9, recall=0.9 or "
-            "false_alarms=0.05.",
-        ),
-    ] = None,
-    confidence: Annotated[
-        float | None,
-        typer.Option(help="How sure to be of that promise.", show_default="0.9"),
-    ] = None,
+    detector: Detectors = None,
+    promise: Promise = None,
+    confidence: Confidence = None,
     upstream: Annotated[
         str | None,
         typer.Option(
