@@ -95,7 +95,7 @@ def keys_of(number):
 @pytest.mark.parametrize("apart", [False, True])
 def test_company_changes_nothing(lm, how, apart):
     model = (lm.apart if apart else lm).bare
-    state = slots.empty(model, Size(3, 4 * PIECE, 24), how)
+    state = slots.empty(model, Size(3, 8 * PIECE, 24), how)
     waiting, places, done, rounds = [*range(len(ASKED))], {}, {}, 0
     while waiting or places:
         live = np.asarray(state.live)

@@ -82,7 +82,7 @@ def rows_of(
 
 def name_of(tensors: Tensors) -> str:
     """What an error calls some states."""
-    return "the states" if isinstance(tensors, Mapping) else shown(str(tensors))
+    return "the states" if isinstance(tensors, Mapping) else shown(tensors.name)
 
 
 def check_tokens(
