@@ -91,7 +91,7 @@ def _write(url: str, clients: int) -> _Asked:
         async with client.stream("POST", path, json=body) as stream:
             stream.raise_for_status()
             async for line in stream.aiter_lines():
-                if '"probability"' in line or '"content": "' in line:
+                if '"delta": {"content": "' in line:
                     first = first or time.perf_counter() - begin
                 if '"completion_tokens": ' in line:
                     count = line.partition('"completion_tokens": ')[2]
