@@ -122,13 +122,13 @@ def test_many_rows_each_with_an_error_of_its_own(http, lm):
     assert [one["id"] for one in said] == [
         *("good", "nothing said", "row 3", "long", "row 5")
     ]
-    lines = "\n".join(map(json.dumps, rows)) + "\nnot json\n"
+    lines = "\n\n".join(map(json.dumps, rows)) + "\nnot json\n"
     path, lined = "/v1/verdict/lines?tokens=true", {"content-type": "application/jsonl"}
     found = http.post(path, content=lines, headers=lined)
     assert found.headers["content-type"].startswith("application/x-ndjson")
     each = [json.loads(line) for line in found.text.splitlines()]
     assert [one["verdict"] for one in each[:-1]] == [one["verdict"] for one in said]
-    assert "not JSON" in each[-1]["error"] and each[0]["tokens"]
+    assert each[-1]["error"].startswith("line 10: not JSON") and each[0]["tokens"]
 
 
 def test_what_a_page_elsewhere_may_send_is_not_taken(http):
@@ -395,11 +395,13 @@ def test_too_many_are_told_so(made, http, monkeypatch):
 
     monkeypatch.setattr(writer, "_WAITING", 0)
     monkeypatch.setattr(judge, "_WAITING", 0)
-    for path, body in (
-        ("/v1/completions", {"prompt": "A", "stream": True}),
-        ("/v1/verdict", ROW | {"response": "Pears."}),
+    for path, kind, body in (
+        ("/v1/completions", "json", {"prompt": "A", "stream": True}),
+        ("/v1/verdict", "json", ROW | {"response": "Pears."}),
+        ("/v1/verdict/lines", "jsonl", ROW | {"response": "Pears."}),
     ):
-        found = http.post(path, json=body)
+        kind = {"content-type": f"application/{kind}"}
+        found = http.post(path, content=json.dumps(body), headers=kind)
         assert found.status_code == 503
         assert "try again later" in found.json()["error"]["message"]
 
@@ -469,3 +471,18 @@ def test_a_watchdog_is_a_mode_of_the_same_server(made, tmp_path_factory):
             metrics = http.get("/metrics").text
             assert "watchdog_checks_total" in metrics
             assert "jaxhal_requests_total" in metrics
+
+
+def test_a_reader_that_fails_says_so_in_the_line(http, monkeypatch):
+    from jaxhal.scoring import detection
+
+    def broken(*args, **options):
+        raise RuntimeError("no memory")
+
+    row, lined = ROW | {"response": "Pears."}, {"content-type": "application/jsonl"}
+    with monkeypatch.context() as patch:
+        patch.setattr(detection, "score_batches", broken)
+        found = http.post("/v1/verdict/lines", content=json.dumps(row), headers=lined)
+        assert "no memory" in json.loads(found.text)["error"]["message"]
+        assert http.post("/v1/verdict", json=row).status_code == 500
+    assert http.post("/v1/verdict", json=row).status_code == 200

@@ -116,7 +116,7 @@ def _written(rich: str, plain: str) -> Iterator[dict]:
         for (url, clients), found in runs.items():
             found.append(_write(url, clients))
     for clients in CLIENTS:
-        found, case = runs[rich, clients], f"{clients} clients"
+        found, case = runs[rich, clients], f"{clients} client{'s' * (clients > 1)}"
         paces = np.array([one.pace for one in found])
         yield _spread(case, "tokens per second, with scores", paces, "higher")
         first = 1000 * np.concatenate([one.first for one in found])

@@ -18,7 +18,7 @@ from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from starlette.middleware import Middleware
 
 import jaxhal
-from jaxhal.datasets.jsonl import Row, parse, to_row
+from jaxhal.datasets.jsonl import Row, read_rows, to_row
 from jaxhal.models.lm import LM
 from jaxhal.reporting.report import Report
 from jaxhal.scoring import verdicts
@@ -26,7 +26,7 @@ from jaxhal.scoring.fitting import Fitted
 from jaxhal.serve import LARGEST
 from jaxhal.serve.failing import HANDLERS, failing, heard
 from jaxhal.serve.judge import Judge
-from jaxhal.serve.limits import Fault, Limited
+from jaxhal.serve.limits import Fault, Limited, problem
 from jaxhal.serve.openai import Form
 from jaxhal.serve.response import Ended, News, Wish
 from jaxhal.serve.upstream import Unreachable, Upstream
@@ -44,7 +44,7 @@ from jaxhal.serve.wire import (
     VerdictRequest,
     Verdicts,
 )
-from jaxhal.serve.writer import Writer, riding
+from jaxhal.serve.writer import Busy, Failed, Writer, riding
 from jaxhal.types import Example, Turn
 
 if TYPE_CHECKING:
@@ -201,16 +201,16 @@ class Server:
             why = f"the body is {kind[:80] or 'of no type'}; send {' or '.join(_LINES)}"
             raise Fault(415, why)
         reader, raw = self._reader(model), await request.body()
-        lines = [line for line in raw.splitlines() if line.strip()]
-        rows = [
-            to_row(number, "line", lambda line=line: parse(line))
-            for number, line in enumerate(lines, 1)
-        ]
+        rows = [*read_rows(raw.splitlines())]
+        reader.judge.check(len(rows))
         said = self._said(reader, rows, tokens, all)
 
         async def written() -> AsyncIterator[str]:
-            async for one in said:
-                yield f"{json.dumps(one)}\n"
+            try:
+                async for one in said:
+                    yield f"{json.dumps(one)}\n"
+            except (Busy, Failed) as error:
+                yield f"{json.dumps(problem(str(error), 'internal_error'))}\n"
 
         return StreamingResponse(written(), media_type=_LINES[0])
 
@@ -395,8 +395,5 @@ async def _health() -> dict[str, str]:
 
 
 async def _page() -> HTMLResponse:
-    return HTMLResponse(_html(), headers=_SHUT)
-
-
-def _html() -> str:
-    return (files("jaxhal.serve") / "page.html").read_text("utf-8")
+    html = (files("jaxhal.serve") / "page.html").read_text("utf-8")
+    return HTMLResponse(html, headers=_SHUT)

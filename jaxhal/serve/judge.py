@@ -59,17 +59,21 @@ class Judge:
         """Answers that nobody reads yet."""
         return self._asked.qsize()
 
+    def check(self, count: int) -> None:
+        """Raises :class:`Busy` where so many more answers would wait too long."""
+        if self.waiting + count > _WAITING:
+            raise Busy(
+                f"{self.waiting} answers wait, and with {count} more that is over "
+                f"{_WAITING}; try again later"
+            )
+
     async def reports(self, examples: Sequence[Example]) -> AsyncIterator[Report]:
         """Reports on answers, in order, as they are done.
 
         One that cannot be read has its ``error``.  Raises :class:`Busy` and
         :class:`Failed`.
         """
-        if self.waiting + len(examples) > _WAITING:
-            raise Busy(
-                f"{self.waiting} answers wait, and with {len(examples)} more that is "
-                f"over {_WAITING}; try again later"
-            )
+        self.check(len(examples))
         loop = asyncio.get_running_loop()
         asked = [_Asked(one, loop, loop.create_future()) for one in examples]
         for one in asked:

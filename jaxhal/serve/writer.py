@@ -145,6 +145,8 @@ class Writer:
 
     async def _told(self, row: Response) -> AsyncIterator[News | Ended]:
         with self._changed:
+            if self._closing:
+                raise Failed("the server is stopping")
             self._waiting.append(row)
             self._changed.notify()
         try:
