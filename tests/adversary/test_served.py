@@ -65,7 +65,7 @@ def sent(draw) -> bytes:
     return "\r\n".join(lines).encode("utf-8", "surrogatepass") + b"\r\n\r\n" + raw
 
 
-@hypothesis.settings(max_examples=150, deadline=None, database=None)
+@hypothesis.settings(max_examples=60, deadline=None, database=None)
 @hypothesis.given(st.randoms(use_true_random=False))
 def test_fuzzed_requests(url, draw):
     port = int(url.rpartition(":")[2])
