@@ -118,6 +118,9 @@ def test_an_engine_that_fails(engine, url, client):
         found = http.post("/chat/completions", json=body | {"stream": True})
         assert "Red" in found.text and "broke off" in found.text
         assert "[DONE]" not in found.text
+        engine.replies[:] = [[b"data: [1]\n\n"]]
+        found = http.post("/chat/completions", json=body | {"stream": True})
+        assert "broke off" in found.text and "[DONE]" not in found.text
         found = http.post("/chat/completions", json=body | {"stop_on": {}})
         assert found.status_code == 400
     with pytest.raises(openai.BadRequestError, match="dictionary"):

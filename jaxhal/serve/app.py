@@ -27,7 +27,7 @@ from jaxhal.serve import LARGEST
 from jaxhal.serve.failing import HANDLERS, failing, heard
 from jaxhal.serve.judge import Judge
 from jaxhal.serve.limits import Fault, Limited, problem
-from jaxhal.serve.openai import Form
+from jaxhal.serve.openai import Form, unjudged
 from jaxhal.serve.response import Ended, News, Wish
 from jaxhal.serve.upstream import Unreachable, Upstream
 from jaxhal.serve.watched import Watched
@@ -222,8 +222,7 @@ class Server:
         reports = reader.judge.reports(good)
         for row in rows:
             if row.example is None:
-                nothing: Any = dict.fromkeys(("verdict", "probability", "by"))
-                yield {"id": row.id, **nothing, "spans": [], "error": row.error}
+                yield {"id": row.id, **unjudged(row.error)}
                 continue
             report = await anext(reports)
             self._count(report)

@@ -146,6 +146,12 @@ def said_of(report: Report) -> dict[str, Any]:
     return {name: it for name, it in report.to_dict().items() if name != "id"}
 
 
+def unjudged(why: str | None) -> dict[str, Any]:
+    """The same where nothing can be said."""
+    none: dict[str, Any] = dict.fromkeys(("verdict", "probability", "by"))
+    return {**none, "spans": [], "error": why}
+
+
 def _usage(ended: Ended) -> dict[str, int]:
     prompt, own = ended.prompt_tokens, ended.tokens
     return {

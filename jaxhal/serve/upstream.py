@@ -19,11 +19,14 @@ from jaxhal.llm.endpoint import MOST_BYTES, PATIENCE
 from jaxhal.reporting.report import Report
 from jaxhal.serve.judge import Judge
 from jaxhal.serve.limits import problem
-from jaxhal.serve.openai import said_of
+from jaxhal.serve.openai import said_of, unjudged
+from jaxhal.serve.writer import Busy, Failed
 from jaxhal.types import Example, Turn
 
 # Seconds for a connection; those for an answer are an endpoint's.
 _CONNECT = 10.0
+# What comes of JSON of another shape than expected.
+_MALFORMED = (ValueError, TypeError, KeyError, AttributeError, RecursionError)
 
 
 class Unreachable(RuntimeError):
@@ -36,14 +39,14 @@ class Upstream:
     Args:
       url: its base address, such as ``http://localhost:8001/v1``.
       judge: reads its answers.
-      key: what it is shown, by default $OPENAI_API_KEY; never unencrypted, unless the
-        engine is on this machine.
+
+    It is shown $OPENAI_API_KEY, but never unencrypted, unless it is on this machine.
     """
 
-    def __init__(self, url: str, judge: Judge, key: str | None = None):
+    def __init__(self, url: str, judge: Judge):
         self.url, self.judge = url.rstrip("/"), judge
         safe = hosts.keyed(self.url)
-        key = os.environ.get("OPENAI_API_KEY") if key is None else key
+        key = os.environ.get("OPENAI_API_KEY")
         shown = {"Authorization": f"Bearer {key}"} if key and safe else {}
         timeout = httpx2.Timeout(PATIENCE, connect=_CONNECT)
         self._client = httpx2.AsyncClient(headers=shown, timeout=timeout)
@@ -74,18 +77,15 @@ class Upstream:
         try:
             whole = json.loads(raw)
             texts = {int(one["index"]): _said(one) for one in whole["choices"]}
-        except (ValueError, TypeError, KeyError, RecursionError) as error:
+        except _MALFORMED as error:
             raise Unreachable(
                 f"{self.url} answered something else than a completion: {error!r}"
             ) from error
         said = await self._judged(example, texts, count)
         for one in whole["choices"]:
-            one["jaxhal"] = said[one["index"]]
+            one["jaxhal"] = said[int(one["index"])]
         first = whole["jaxhal"] = next(iter(said.values()), None)
         return JSONResponse(whole, headers=_headers(first or {}))
-
-    async def close(self) -> None:
-        await self._client.aclose()
 
     async def _sent(
         self, method: str, path: str, body: dict[str, Any] | None
@@ -106,9 +106,11 @@ class Upstream:
         """The engine's events as they come, before its last one the verdict."""
         texts: dict[int, str] = defaultdict(str)
         about: dict[str, Any] = {}
-        done = False
+        done, size = False, 0
         try:
             async for line in found.aiter_lines():
+                if (size := size + len(line)) > MOST_BYTES:
+                    raise ValueError(f"the stream is over {MOST_BYTES} bytes")
                 data = line.removeprefix("data:").strip()
                 done = done or data == "[DONE]"
                 if done or not line.startswith("data:"):
@@ -126,8 +128,8 @@ class Upstream:
             more = {"choices": [], "jaxhal": first, "verdicts": each}
             yield f"data: {json.dumps({**about, **more})}\n\n"
             yield "data: [DONE]\n\n"
-        except (httpx2.HTTPError, ValueError, TypeError, KeyError) as error:
-            why = f"{self.url} broke off: {hosts.hidden(repr(error))}"
+        except (httpx2.HTTPError, Busy, Failed, *_MALFORMED) as error:
+            why = f"the answer of {self.url} broke off: {hosts.hidden(repr(error))}"
             yield f"data: {json.dumps(problem(why, 'upstream_error'))}\n\n"
         finally:
             await found.aclose()
@@ -140,8 +142,8 @@ class Upstream:
     ) -> dict[int, dict[str, Any]]:
         """Verdicts by the number of the answer; an error where there is none."""
         if isinstance(example, str):
-            return {at: _unjudged(example) for at in texts}
-        found = {at: _unjudged("the answer holds no text") for at in texts}
+            return {at: unjudged(example) for at in texts}
+        found = {at: unjudged("the answer holds no text") for at in texts}
         good = {at: text for at, text in texts.items() if text.strip()}
         examples = [dataclasses.replace(example, response=t) for t in good.values()]
         reports = self.judge.reports(examples)
@@ -172,7 +174,7 @@ def example_of(body: dict[str, Any]) -> Example | str:
         asked = [turn.content for turn in turns if turn.role == "user"]
         context = "\n\n".join(given)
         return Example("-", context=context, question=asked[-1] if asked else None)
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except _MALFORMED as error:
         return f"the request cannot be judged: {error!r}"
 
 
@@ -193,14 +195,6 @@ def _said(choice: dict[str, Any]) -> str:
     """The text of a choice, or of a piece of one."""
     message = choice.get("message") or choice.get("delta")
     return (choice.get("text") if message is None else message.get("content")) or ""
-
-
-def _unjudged(why: str) -> dict[str, Any]:
-    return {
-        **dict.fromkeys(("verdict", "probability", "by")),
-        "spans": [],
-        "error": why,
-    }
 
 
 def _headers(said: dict[str, Any]) -> dict[str, str]:
