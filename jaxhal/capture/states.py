@@ -16,7 +16,7 @@ from jaxhal.models.config import Config
 from jaxhal.models.lm import LM
 from jaxhal.models.mesh import spread
 from jaxhal.models.ops import STANDARD
-from jaxhal.models.weights import paths
+from jaxhal.models.weights import is_outline, paths
 from jaxhal.types import Batch
 
 
@@ -60,22 +60,18 @@ def read_states(
     """
     named, known = check(lm.config, reducers), needed(reducers.values(), lm.config)
     for path, leaf in paths(lm.params) if known else ():
-        if _is_outline(leaf) and path.startswith(known):
+        if is_outline(leaf) and path.startswith(known):
             raise ValueError(
                 f"weights {path!r} of {lm.name!r} were not loaded, and the last hidden "
                 "state goes through them; use jaxhal.load, or give its name instead"
             )
     leaves, tree = jax.tree.flatten(lm.params)
-    known = {at: x for at, x in enumerate(leaves) if not _is_outline(x)}
-    shapes = tuple(x if _is_outline(x) else None for x in leaves)
+    known = {at: x for at, x in enumerate(leaves) if not is_outline(x)}
+    shapes = tuple(x if is_outline(x) else None for x in leaves)
     outline = lm.graphdef, tree, shapes
     batch, states = spread((batch, states), lm.params)
     features = _read_states(outline, known, batch, named, numbers, states)
     return {name: features[name] for name in reducers}
-
-
-def _is_outline(leaf: Any) -> bool:
-    return isinstance(leaf, jax.ShapeDtypeStruct)
 
 
 @jax.jit(static_argnames=("outline", "named", "numbers"))

@@ -42,6 +42,11 @@ def abstract(
     return nnx.split(model)
 
 
+def is_outline(leaf: Any) -> bool:
+    """Whether a parameter was not loaded, and is a shape alone."""
+    return isinstance(leaf, jax.ShapeDtypeStruct)
+
+
 def paths(params: Any) -> list[tuple[str, Any]]:
     """``("blocks.mlp.up_proj.kernel", leaf)`` for every parameter."""
     keystr = jax.tree_util.keystr

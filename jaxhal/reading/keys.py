@@ -16,6 +16,7 @@ from jaxhal.models.batching import Encoded
 from jaxhal.models.encoders.text_encoder import TextEncoder
 from jaxhal.models.lm import LM
 from jaxhal.models.quantized import is_stored
+from jaxhal.models.weights import is_outline
 
 
 def key_of(row: Encoded) -> str:
@@ -94,7 +95,7 @@ def fingerprint(model: LM | TextEncoder) -> str:
 
     That of weights which have been read before, and are the same arrays, is known.
     """
-    leaves = [leaf for leaf in jax.tree.leaves(model.params) if not _is_outline(leaf)]
+    leaves = [leaf for leaf in jax.tree.leaves(model.params) if not is_outline(leaf)]
     named = (repr(model.config), *map(id, leaves))
     weights, known = _KNOWN.get(named, ([], ""))
     if known and all(ref() is leaf for ref, leaf in zip(weights, leaves, strict=True)):
@@ -112,17 +113,12 @@ def _fingerprint(model: LM | TextEncoder) -> str:
     leaves = jax.tree_util.tree_leaves_with_path(model.params, is_leaf=is_stored)
     for path, leaf in leaves:
         digest.update(f"{jax.tree_util.keystr(path)}{leaf.dtype}{leaf.shape}".encode())
-        if _is_outline(leaf):
+        if is_outline(leaf):
             continue
         # Weights that are kept as they are stored are the numbers that they stand for.
         for part in leaf.each() if is_stored(leaf) else [leaf]:
             digest.update(np.ascontiguousarray(part).view(np.uint8).data)
     return digest.hexdigest()[:16]
-
-
-def _is_outline(leaf: Any) -> bool:
-    """Whether a weight was not loaded."""
-    return isinstance(leaf, jax.ShapeDtypeStruct)
 
 
 def digest(data: str | bytes) -> str:
