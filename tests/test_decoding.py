@@ -213,6 +213,24 @@ def test_layers_apart_and_stacked_say_the_same(lm, monkeypatch):
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-4), one, two)
 
 
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_where_weights_lie_changes_no_number(lm, dtype, tied):
+    """Of few tokens and of many, alone and together; with biases."""
+    settings = {"tie_word_embeddings": tied, "qkv_bias": True}
+    config = dataclasses.replace(lm.config, **settings)
+    one = random(config, jax.random.key(1), dtype)
+    moved = jax.tree.map(
+        lambda x: x + jnp.linspace(0, 0.1, x.shape[-1], dtype=x.dtype), one.params
+    )
+    one = dataclasses.replace(one, params=moved)
+    for shape in ((1, 1), (3, 5), (3, 30)):
+        tokens = jax.random.randint(jax.random.key(3), shape, 0, config.vocab_size)
+        want, got = (np.asarray(model.forward(tokens)) for model in (one, one.apart))
+        exact = 1e-5 if dtype == jnp.float32 else 0.02
+        np.testing.assert_allclose(got, want, atol=exact * np.abs(want).max())
+
+
 @pytest.mark.parametrize("copies", [1, 2])
 def test_features_are_those_of_reading_what_was_written(lm, copies):
     new, keys = 6, jax.random.split(jax.random.key(4), 2 * copies)

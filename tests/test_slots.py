@@ -1,5 +1,7 @@
 """Rows that enter and leave one running decode are written as if they were alone."""
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -46,10 +48,10 @@ def how(lm) -> How:
     return How(made.named, made.stop_ids, made.pad_id)
 
 
-def read(lm, how, example, limit):
+def read(lm, how, example, limit, prefixes=None):
     """A prompt, read but for its last token."""
     (row,) = requests.encoded(lm, [example])
-    prompt = pieces.begin(lm, row)
+    prompt = pieces.begin(lm, row, prefixes or pieces.Prefixes())
     while not prompt.complete:
         prompt = pieces.read_piece(lm, prompt, limit, how.pad_id)
     return prompt
@@ -173,3 +175,57 @@ def test_a_slot_that_is_freed_writes_no_more(lm, how):
     state = slots.free(state, 0)
     state = slots.go_on(model, state, jnp.asarray(5), how)
     assert state.count.tolist() == [3, 0] and not state.live.any()
+
+
+def test_what_was_read_before_is_not_read_again(lm, how):
+    """Prompts that begin alike, longer and shorter, are written as if read alone."""
+    prefixes = pieces.Prefixes()
+    asked = [LONG, LONG + "Then what?", LONG + "And the boats?", LONG[:100], "Other."]
+    reused = []
+    for text in asked:
+        example = Example("-", prompt=text)
+        prompt = read(lm, how, example, 6, prefixes)
+        reused.append(prompt.reused)
+        state = slots.empty(lm.bare, Size(1, 8 * PIECE, 8), how)
+        state = slots.enter(state, 0, prompt, limit=6, key=keys_of(0)[0])
+        state = slots.go_on(lm.bare, state, jnp.asarray(8), how)
+        check_alone(lm, example, 6, GREEDY, keys_of(0)[1], of_slot(state, how, 0))
+        prefixes.add(prompt)
+    ids = [row.prompt_ids for row in requests.encoded(lm, [*map(_asked, asked)])]
+    alike = [0]
+    for at in range(1, len(ids)):
+        pairs = [zip(ids[at][:-1], one[:-1], strict=False) for one in ids[:at]]
+        alike.append(max(_alike(pair) for pair in pairs))
+    assert reused == alike and reused[1] > 3 * PIECE > reused[-1]
+    again = pieces.begin(lm, requests.encoded(lm, [_asked(asked[0])])[0], prefixes)
+    assert again.complete
+
+
+def _asked(text):
+    return Example("-", prompt=text)
+
+
+def _alike(pairs):
+    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+
+
+def test_prompts_of_no_use_leave(lm, how):
+    """Of three that do not fit together, the one that was asked for last stays."""
+    one, two, three = (read(lm, how, _asked(text), 2) for text in ("AAA", "BBB", "CCC"))
+    size = sum(buffer.nbytes for buffer in one.buffers)
+    prefixes = pieces.Prefixes(2 * size)
+    prefixes.add(one)
+    prefixes.add(two)
+    assert prefixes.longest(lm, one.before)[0] == len(one.before)
+    prefixes.add(three)
+    found = [prefixes.longest(lm, row.before)[0] for row in (one, two, three)]
+    assert [count == len(one.before) for count in found] == [True, False, True]
+
+
+def test_keys_that_depend_on_the_length_are_not_used_again(how):
+    lm = tiny_lm(
+        rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
+    )
+    prompt, prefixes = read(lm, how, _asked(LONG), 2), pieces.Prefixes()
+    prefixes.add(prompt)
+    assert prefixes.longest(lm, prompt.before) == (0, None)

@@ -1,13 +1,17 @@
-"""A prompt that is read in pieces, beside what is being written."""
+"""A prompt that is read in pieces, beside what is being written.
+
+What it begins with like one that was read before is not read again.
+"""
 
 import functools
+from collections import OrderedDict
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jaxtyping import Array
+from jaxtyping import Array, Int
 
 from jaxhal.models import decoder
 from jaxhal.models.batching import Encoded
@@ -17,6 +21,10 @@ from jaxhal.models.ops import STANDARD
 
 # Tokens of a prompt that are read at once; what is being written waits so long.
 PIECE = 64
+# Of what is left over, a piece of fewer.
+_SMALL = 16
+# Prompts that are kept once read, and bytes of their keys and values.
+_KEPT, _KEPT_BYTES = 128, 512 << 20
 
 
 class Prompt(NamedTuple):
@@ -25,6 +33,7 @@ class Prompt(NamedTuple):
     row: Encoded
     buffers: tuple[Array, Array]  # as a cache's prefix has them, of one row
     read: int  # columns, padding included
+    reused: int  # tokens that were read with another prompt
 
     @property
     def width(self) -> int:
@@ -35,6 +44,60 @@ class Prompt(NamedTuple):
     def complete(self) -> bool:
         """Whether only the last token is left."""
         return self.read == self.width
+
+    @property
+    def before(self) -> Int[np.ndarray, " tokens"]:
+        """All tokens but the last."""
+        return self.row.prompt_ids[:-1]
+
+
+class Prefixes:
+    """Prompts that were read, for others that begin like them.
+
+    Those that were of no use for longest leave where there would be too many.
+    """
+
+    def __init__(self, most_bytes: int = _KEPT_BYTES):
+        self._most, self._kept = most_bytes, OrderedDict[bytes, Prompt]()
+
+    def add(self, prompt: Prompt) -> None:
+        """Keeps a prompt that is complete, in place of those it begins with."""
+        if _bytes(prompt) > self._most:
+            return
+        ids = prompt.before
+        for key, one in [*self._kept.items()]:
+            if _common(one.before, ids) == len(one.before):
+                del self._kept[key]
+        self._kept[ids.tobytes()] = prompt
+        while (
+            len(self._kept) > _KEPT
+            or sum(map(_bytes, self._kept.values())) > self._most
+        ):
+            self._kept.popitem(last=False)
+
+    def longest(
+        self, lm: LM, ids: Int[np.ndarray, " tokens"]
+    ) -> tuple[int, Prompt | None]:
+        """How many of the tokens one of the prompts begins with, and that prompt."""
+        # Keys under `dynamic` rope depend on the length of the whole.
+        if not self._kept or any(rope.kind == "dynamic" for rope in lm.config.ropes):
+            return 0, None
+        count, key = max(
+            (_common(one.before, ids), key) for key, one in self._kept.items()
+        )
+        self._kept.move_to_end(key)
+        return count, self._kept[key]
+
+
+def _bytes(prompt: Prompt) -> int:
+    return sum(buffer.nbytes for buffer in prompt.buffers)
+
+
+def _common(one: np.ndarray, other: np.ndarray) -> int:
+    """How many numbers two rows begin with alike."""
+    some = min(len(one), len(other))
+    differ = one[:some] != other[:some]
+    return int(differ.argmax()) if differ.any() else some
 
 
 def doubled(least: int, count: int) -> int:
@@ -48,16 +111,36 @@ def doubled(least: int, count: int) -> int:
     return least
 
 
-def begin(lm: LM, row: Encoded) -> Prompt:
-    """A prompt of which nothing is read yet."""
-    config, before = lm.config, len(row.prompt_ids) - 1
-    width = doubled(PIECE, before)
-    shape = (config.num_hidden_layers, 1, config.num_key_value_heads)
-    dtype = lm.params["embed_tokens"]["embedding"].get_value().dtype
-    d = config.head_dim
-    buffers = jnp.zeros((*shape, d, width), dtype), jnp.zeros((*shape, width, d), dtype)
+def begin(lm: LM, row: Encoded, prefixes: Prefixes) -> Prompt:
+    """A prompt of which nothing is read yet but what one of the prefixes has."""
+    config, before = lm.config, row.prompt_ids[:-1]
+    width = doubled(PIECE, len(before))
+    reused, like = prefixes.longest(lm, before)
+    if like is not None and reused:
+        first = like.width - len(like.before)
+        buffers = _moved(like.buffers, first, width - len(before), reused, width)
+    else:
+        dtype = lm.params["embed_tokens"]["embedding"].get_value().dtype
+        shape = (config.num_hidden_layers, 1, config.num_key_value_heads)
+        d = config.head_dim
+        buffers = (
+            jnp.zeros((*shape, d, width), dtype),
+            jnp.zeros((*shape, width, d), dtype),
+        )
     # Pieces of padding alone are passed over.
-    return Prompt(row, buffers, (width - before) // PIECE * PIECE)
+    return Prompt(row, buffers, width - _columns(len(before) - reused), reused)
+
+
+def _columns(tokens: int) -> int:
+    """Columns of the pieces in which so many tokens are read.
+
+    >>> [_columns(tokens) for tokens in (0, 1, 16, 17, 64, 65, 130, 150)]
+    [0, 16, 16, 64, 64, 80, 144, 192]
+    """
+    whole, rest = divmod(tokens, PIECE)
+    if rest > _SMALL:
+        return (whole + 1) * PIECE
+    return whole * PIECE + (_SMALL if rest else 0)
 
 
 def read_piece(lm: LM, prompt: Prompt, limit: int, pad_id: int) -> Prompt:
@@ -66,9 +149,21 @@ def read_piece(lm: LM, prompt: Prompt, limit: int, pad_id: int) -> Prompt:
     length, first = len(ids) + limit, prompt.width - len(ids) + 1
     tokens = np.full(prompt.width, pad_id, np.int32)
     tokens[first:] = ids[:-1]
-    piece = tokens[prompt.read : prompt.read + PIECE]
+    size = (prompt.width - prompt.read) % PIECE or PIECE
+    piece = tokens[prompt.read : prompt.read + size]
     buffers = _read_piece(lm.bare, prompt.buffers, piece, first, prompt.read, length)
-    return prompt._replace(buffers=buffers, read=prompt.read + PIECE)
+    return prompt._replace(buffers=buffers, read=prompt.read + size)
+
+
+@functools.partial(jax.jit, static_argnames="width")
+def _moved(buffers, first, start, count, width: int):
+    """A prompt's first columns from where they stand to where another's do."""
+    keys, values = buffers
+    token = jnp.arange(width) - start
+    there = (token >= 0) & (token < count)
+    at = jnp.where(there, first + token, 0)
+    keys = jnp.where(there, keys[..., at], 0)
+    return keys, jnp.where(there[:, None], values[..., at, :], 0)
 
 
 @functools.partial(jax.jit, donate_argnames="buffers")

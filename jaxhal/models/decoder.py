@@ -13,7 +13,7 @@ from jaxhal.models import quantized, rope
 from jaxhal.models.cache import Cache, positions
 from jaxhal.models.config import Config
 from jaxhal.models.layers import Block, Geometry, LayerIndex, Norm, RowTap, linear
-from jaxhal.models.ops import Ops, wide
+from jaxhal.models.ops import Ops, Turned, wide
 
 # Bytes of the part of a stored vocabulary that is made numbers at once.
 VOCABULARY_BYTES = 64 << 20
@@ -64,8 +64,11 @@ class Decoder(nnx.Module):
         )
 
 
-def apart(model: Decoder) -> Decoder:
-    """The same, each layer's weights in arrays of their own; so must a cache be."""
+def apart(model: Decoder, on_cpu: bool) -> Decoder:
+    """The same, each layer's weights in arrays of their own; so must a cache be.
+
+    On CPU they also lie as products with few rows go fastest: see :class:`Turned`.
+    """
     # A scan over stacked layers copies a layer's weights out before it multiplies by
     # them.  Where a pass reads few tokens that is most of its time on CPU; a program
     # with every layer written out takes seconds longer to compile.
@@ -73,6 +76,20 @@ def apart(model: Decoder) -> Decoder:
     layers = _each_layer(weights, model.config.num_hidden_layers)
     parts = nnx.clone(model)
     parts.blocks = nnx.List([nnx.merge(definition, layer) for layer in layers])
+    table = model.embed_tokens.embedding.get_value()
+    if on_cpu and table.dtype.itemsize >= 4:
+        for _, part in nnx.iter_modules(parts.blocks):
+            if isinstance(part, nnx.Linear):
+                turned: Any = Turned(part.kernel.get_value().T)
+                part.kernel.set_value(turned)
+    elif on_cpu and model.lm_head is None:
+        # With 16 bits it is kernels that are not turned.
+        vocabulary, width = table.shape
+        head = nnx.eval_shape(
+            lambda: linear(width, vocabulary, False, table.dtype, nnx.Rngs(0))
+        )
+        head.kernel.set_value(table.T)
+        parts.lm_head = nnx.data(head)
     return parts
 
 
@@ -107,8 +124,9 @@ def unembed(
     """Logits, float32 or wider, of hidden states that went through the final norm."""
     table, dtype = _vocabulary(model), wide(hidden.dtype)
     if not quantized.is_stored(table):
-        kernel = table.T if model.lm_head is None else table
-        return ops.linear(hidden, kernel, None, dtype)
+        if model.lm_head is None:
+            return Turned(table).linear(hidden, None, ops, dtype)
+        return ops.linear(hidden, table, None, dtype)
 
     def some(rows: quantized.Packed) -> Array:
         numbers = rows.numbers().astype(table.dtype)

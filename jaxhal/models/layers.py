@@ -16,7 +16,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxhal.models import kernels, quantized, rope
 from jaxhal.models.config import Config
-from jaxhal.models.ops import STANDARD, Ops, attend_after
+from jaxhal.models.ops import STANDARD, Ops, Turned, attend_after
 
 # Of one layer's attention, what a way back may keep; beyond it blocks run again.
 KEPT_BYTES = 4 << 30
@@ -88,6 +88,8 @@ def apply(layer: nnx.Linear, x: Array, ops: Ops) -> Array:
     bias = None if layer.bias is None else layer.bias[...]
     # Not `kernel[...]`: a primitive may know kernels that are not one array.
     kernel = layer.kernel.get_value()
+    if isinstance(kernel, Turned):
+        return kernel.linear(x, bias, ops)
     if quantized.is_packed(kernel) and x.size == x.shape[-1]:
         # XLA on CPU would make the numbers within the product with a single row, one by
         # one: 7B parameters take a third of the time with a second row.

@@ -117,7 +117,9 @@ class LM:
                 f"model {self.name!r} has packed weights, whose numbers would all be "
                 "made at once with layers apart; use it as it is"
             )
-        model = decoder.apart(nnx.merge(self.graphdef, self.params))
+        model = nnx.merge(self.graphdef, self.params)
+        held = jax.tree.leaves(self.params)[0].devices()
+        model = decoder.apart(model, next(iter(held)).platform == "cpu")
         graphdef, params = nnx.split(model)
         return dataclasses.replace(self, graphdef=graphdef, params=params)
 

@@ -4,6 +4,7 @@ Swapping an entry swaps how relevance flows back through it, and nothing is patc
 inference passes :data:`STANDARD`.
 """
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -15,6 +16,9 @@ from jaxhal.models import kernels
 
 # Accelerators may round float32 products to fewer bits unless told otherwise.
 EXACT = jax.lax.Precision.HIGHEST
+
+# Rows that CPU multiplies faster with a kernel that is turned.
+_FEW = 64
 
 
 def precision(*operands: Any) -> jax.lax.Precision:
@@ -65,6 +69,37 @@ def linear(
 
     y = kernels.by_platform(product, x, kernel)
     return y if bias is None else y + bias.astype(y.dtype)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Turned:
+    """A kernel that lies in memory as ``Float[width_out width_in]``; a pytree."""
+
+    rows: Any
+
+    def linear(
+        self, x: Array, bias: Array | None, ops: "Ops", dtype: Any = None
+    ) -> Array:
+        """``ops.linear(x, rows.T, bias, dtype)``, faster with few rows of ``x`` on CPU.
+
+        There a kernel is copied into blocks for each product, which takes longer where
+        it stands on the right.
+        """
+        few = x.size <= _FEW * x.shape[-1]
+        if ops.linear is not linear or not few or x.dtype.itemsize < 4:
+            return ops.linear(x, self.rows.T, bias, dtype)
+
+        def product(platform: kernels.Platform, x: Array, rows: Array) -> Array:
+            if platform.rounds:
+                return linear(x, rows.T, None, dtype)
+            y = jnp.matmul(rows, x.reshape(-1, x.shape[-1]).T, precision=EXACT)
+            # Or the compiler would turn the product.
+            y = jax.lax.optimization_barrier(y).T
+            return y.reshape(*x.shape[:-1], -1).astype(dtype or x.dtype)
+
+        y = kernels.by_platform(product, x, self.rows)
+        return y if bias is None else y + bias.astype(y.dtype)
 
 
 def scores(

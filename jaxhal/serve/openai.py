@@ -152,10 +152,11 @@ def unjudged(why: str | None) -> dict[str, Any]:
     return {**none, "spans": [], "error": why}
 
 
-def _usage(ended: Ended) -> dict[str, int]:
+def _usage(ended: Ended) -> dict[str, Any]:
     prompt, own = ended.prompt_tokens, ended.tokens
     return {
         "prompt_tokens": prompt,
+        "prompt_tokens_details": {"cached_tokens": ended.reused},
         "completion_tokens": own,
         "total_tokens": prompt + own,
     }

@@ -67,6 +67,7 @@ class Ended(NamedTuple):
 
     why: str  # "eos", "stop", "length", or "probability" where it may not go on
     prompt_tokens: int
+    reused: int  # of them, which were read with another prompt
     tokens: int
     report: Report | None
 
@@ -85,6 +86,7 @@ class Response:
         self.wish, self.encoded = wish, encoded
         self.news: asyncio.Queue[Any] = asyncio.Queue()
         self.left = False  # nobody waits for it any more
+        self.reused = 0  # tokens of the prompt that were read with another
         self.shown, self.tries, self.score = 0, 0, 0.0
         self._lm, self._detector, self._loop = lm, detector, loop
         self._tokenizer = lm.require_tokenizer()

@@ -25,9 +25,9 @@ from jaxhal.scoring import verdicts
 from jaxhal.scoring.fitting import Fitted
 from jaxhal.serve.response import Ended, News, Response, Wish
 
-# Tokens of every row between looks at what was written, and pieces of prompts read
+# Tokens of every row between looks at what was written, and columns of prompts read
 # meanwhile, which are as much work.
-_STEPS, _PIECES = 4, 4
+_STEPS, _COLUMNS = 4, 4 * pieces.PIECE
 # Rows and columns for new tokens: of one alone, of a few, of as many as there may be.
 _FEW, _NEW = 4, 64
 # Responses that wait for a slot.
@@ -98,6 +98,7 @@ class Writer:
         self._how = How(found.named, found.stop_ids, found.pad_id)
         self._model = fastest(lm).bare
         self._slots: Slots | None = None
+        self._prefixes = pieces.Prefixes()
         self._waiting: deque[Response] = deque()
         self._read: tuple[Response, Prompt] | None = None
         self._rows: dict[int, Response] = {}
@@ -197,27 +198,35 @@ class Writer:
         for at, row in [*self._rows.items()]:
             if row.left:
                 self._free(at)
-        for _ in range(_PIECES):
-            self._read_on()
+        left = _COLUMNS
+        while left > 0 and (read := self._read_on()) is not None:
+            left -= read
         if self._rows:
             self._decode()
 
-    def _read_on(self) -> None:
-        """Reads a piece of the prompt that has waited longest, if a slot is free."""
+    def _read_on(self) -> int | None:
+        """Reads a piece of the prompt that has waited longest, if a slot is free.
+
+        Returns the columns read, or None where there is nothing to read.
+        """
         if self._read is None and self._waiting and len(self._rows) < self.most:
             row = self._waiting.popleft()
-            self._read = row, pieces.begin(self.lm, row.encoded)
+            prompt = pieces.begin(self._model, row.encoded, self._prefixes)
+            self._read = row, prompt
         if self._read is None:
-            return
+            return None
         row, prompt = self._read
+        before = prompt.read
         if not (row.left or prompt.complete):
             limit, pad = row.wish.limit, self._how.pad_id
-            prompt = pieces.read_piece(self.lm, prompt, limit, pad)
+            prompt = pieces.read_piece(self._model, prompt, limit, pad)
         self._read = row, prompt
         if row.left or prompt.complete:
             self._read = None
         if prompt.complete and not row.left:
+            self._prefixes.add(prompt)
             self._enter(row, prompt)
+        return prompt.read - before
 
     def _enter(self, row: Response, prompt: Prompt) -> None:
         state = self._sized(len(self._rows) + 1, prompt.width)
@@ -232,7 +241,7 @@ class Writer:
             temperature=wish.temperature,
             top_p=wish.top_p,
         )
-        self._rows[at] = row
+        self._rows[at], row.reused = row, prompt.reused
 
     def _sized(self, rows: int, prompt: int = 0) -> Slots:
         """The slots, with room for so many rows, a prompt, and everyone's next tokens.
@@ -286,7 +295,8 @@ class Writer:
             self._end(at, row, row.ending)
 
     def _end(self, at: int, row: Response, why: str) -> None:
-        row.tell(Ended(why, len(row.encoded.prompt_ids), row.shown, row.report()))
+        prompt = len(row.encoded.prompt_ids)
+        row.tell(Ended(why, prompt, row.reused, row.shown, row.report()))
         self._free(at)
 
     def _free(self, at: int) -> None:
