@@ -1,10 +1,11 @@
-"""Comparing an answer with references in words, and cutting a text into sentences."""
+"""Comparing an answer with references, and cutting a text into sentences and words."""
 
 import collections
 import functools
 import itertools
 import re
 import string
+import unicodedata
 import warnings
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -19,6 +20,14 @@ _WINDOW, _ITEMS = 4000, 50
 _ITEM = re.compile(r"(?<![^\W_])(?:[a-z]{1,5}\)|[a-z]\.|\d{1,2}[.)])", re.IGNORECASE)
 # White space that the segmenter stumbles over before a digit.
 _SEPARATORS = dict.fromkeys(range(0x1C, 0x20), " ")
+# Of a text spelled by `_spelled`: a letter that is a word, or letters and digits with
+# what joins them inside: hyphens, apostrophes, and between digits what numbers, times
+# and dates are written with.
+_PIECE = re.compile(
+    r"cm*|[wd][wdm]*(?:[-\u2010\u2011'\u2019][wd][wdm]*|(?<=d)[.,:/](?=d)[wd][wdm]*)*"
+)
+# Scripts that put no space between words.
+_UNSPACED = {"CJK", "HIRAGANA", "KATAKANA", "THAI", "LAO", "KHMER", "MYANMAR"}
 _DECLINES = re.compile(
     r"\bunable to (?:answer|determine|find|say|tell)\b"
     r"|\b(?:can ?not|can't|could not|couldn't|not possible to|impossible to) "
@@ -206,6 +215,31 @@ def _starts_in(text: str) -> list[int]:
 def sentences_of(text: str) -> list[str]:
     """The sentences of a text, the whole text where none is found."""
     return [each.text for each in sentences(text)] or [text]
+
+
+def whole_words(text: str) -> list[tuple[int, int]]:
+    """The characters ``[start, end)`` of words and numbers, in order.
+
+    >>> text = "It's the well-known 3,400.5 km, in 2021."
+    >>> [text[start:end] for start, end in whole_words(text)]
+    ["It's", 'the', 'well-known', '3,400.5', 'km', 'in', '2021']
+    """
+    return [found.span() for found in _PIECE.finditer(_spelled(text))]
+
+
+def _spelled(text: str) -> str:
+    """A letter for the kind of each character, and what is of none as it is."""
+    return "".join(map(_kind, text))
+
+
+def _kind(letter: str) -> str:
+    if letter.isdecimal():
+        return "d"
+    if unicodedata.category(letter)[0] == "M" or letter in "\u200c\u200d":
+        return "m"
+    if not letter.isalnum() and letter != "_":
+        return letter
+    return "c" if unicodedata.name(letter, "").split(" ")[0] in _UNSPACED else "w"
 
 
 def _stripped(text: str, start: int, end: int) -> Sentence:

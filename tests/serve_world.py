@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import jax
 import jax.numpy as jnp
+import pytest
 import uvicorn
 
 from jaxhal.classifiers.linear import Linear
@@ -59,3 +60,14 @@ def served(server: Server, **options: object) -> Iterator[str]:
 def renamed(lm: LM, name: str) -> LM:
     """The same model, called otherwise."""
     return dataclasses.replace(lm, name=name)
+
+
+def alike(found, want):
+    """Whether JSON says the same, numbers within 1e-5."""
+    if isinstance(want, list):
+        pairs = zip(found, want, strict=True)
+        return all(alike(*pair) for pair in pairs)
+    if isinstance(want, dict):
+        same = found.keys() == want.keys()
+        return same and all(alike(found[name], want[name]) for name in want)
+    return found == (pytest.approx(want, abs=1e-5) if type(want) is float else want)

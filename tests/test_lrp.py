@@ -193,6 +193,13 @@ def test_no_relevance_of_later_tokens(model, two):
         assert (matrix[0, row, : PROMPT + row] != 0).all()
 
 
+def test_sums_of_rows_without_the_matrix(model, two):
+    matrix = np.asarray(lrp.relevance(model, two).matrix)
+    weights = np.random.default_rng(0).normal(size=(2, 3, matrix.shape[1]))
+    ours = lrp.relevance_sums(model, two, weights)
+    assert relative(ours, weights @ matrix) < 1e-5
+
+
 def test_blocks_change_nothing(model, two, monkeypatch):
     once = np.asarray(lrp.relevance(model, two).matrix)
     for block in (1, 4, 100):

@@ -17,11 +17,13 @@ from typer.testing import CliRunner
 import jaxhal
 from jaxhal import lrp
 from jaxhal.cli import app as cli
+from jaxhal.datasets.jsonl import Row
 from jaxhal.models.lm import LM
 from jaxhal.models.tokenizer import Tokenizer
 from jaxhal.reporting.attribution import Sources, page_data, pieces
 from jaxhal.reporting.page import write_html
 from jaxhal.reporting.report import Report, Token
+from jaxhal.scoring import results
 from jaxhal.types import Example
 from tiny_lm import tiny_lm
 
@@ -145,6 +147,16 @@ def test_relevance_that_is_no_number_is_an_error_of_its_row(lm, monkeypatch):
     assert "'attnlrp' holds numbers that are not finite" in bad.error
     assert bad.scores == {} and bad.tokens == [] and bad.relevance is None
     assert good.error is None and good.relevance is not None
+
+
+def test_what_a_command_keeps_is_what_was_found(lm):
+    options = {"token_threshold": 0.0, "relevance": "attnlrp"}
+    (found,) = jaxhal.score(lm, [SHORT], ["token_entropy"], **options)
+    assert found.spans[0].relevance.words
+    done = results.OutputRow(found.to_dict(), found)
+    record = json.loads(json.dumps(results._packed("a", 0, done)))
+    kept = results._unpacked(lm, Row(1, "short", SHORT, None), record)
+    assert kept.report.spans == found.spans and kept.row == done.row
 
 
 def test_rules_of_ones_own(lm, no_passes):

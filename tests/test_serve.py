@@ -11,7 +11,7 @@ import jax
 import numpy as np
 import openai
 import pytest
-from serve_world import reader, renamed, served
+from serve_world import alike, reader, renamed, served
 
 import jaxhal
 from jaxhal.generation import GREEDY, Sampling, generate
@@ -78,17 +78,6 @@ def said_by_the_library(made, lm, row, **more):
         progress=False,
     )
     return found[0]
-
-
-def alike(found, want):
-    """Whether JSON says the same, numbers within 1e-5."""
-    if isinstance(want, list):
-        pairs = zip(found, want, strict=True)
-        return all(alike(*pair) for pair in pairs)
-    if isinstance(want, dict):
-        same = found.keys() == want.keys()
-        return same and all(alike(found[name], want[name]) for name in want)
-    return found == (pytest.approx(want, abs=1e-5) if type(want) is float else want)
 
 
 def test_a_verdict_is_that_of_the_library(made, lm, http):

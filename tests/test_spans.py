@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxhal.reporting.report import Token
-from jaxhal.scoring.spans import find_spans, whole_words
+from jaxhal.scoring.spans import find_spans
+from jaxhal.texts import whole_words
 
 
 def cut(text, *pieces):

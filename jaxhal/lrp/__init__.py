@@ -5,6 +5,7 @@ from jaxhal.lrp.passes import Relevance as Relevance
 from jaxhal.lrp.passes import relevance as relevance
 from jaxhal.lrp.passes import relevance_means as relevance_means
 from jaxhal.lrp.passes import relevance_resampled as relevance_resampled
+from jaxhal.lrp.passes import relevance_sums as relevance_sums
 from jaxhal.lrp.programs import Means as Means
 from jaxhal.lrp.reducers import PromptRelevance as PromptRelevance
 from jaxhal.lrp.reducers import RelevanceMap as RelevanceMap

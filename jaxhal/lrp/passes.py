@@ -97,6 +97,24 @@ def relevance(
     return Relevance(matrix / over**2, jnp.asarray(batch.valid), batch.prompt_length)
 
 
+def relevance_sums(
+    lm: LM,
+    batch: Batch,
+    weights: Float[Any, "batch count response"],
+    rules: str | RuleSet = "attnlrp",
+    *,
+    seed: str = "logit",
+) -> Float[Array, "batch count seq"]:
+    """Weighted sums of the rows of ``R*``, a pull-back each, without ``R*``.
+
+    What several tokens rest on together: their weights are 1 and those of others 0.
+    Other arguments and errors as :func:`relevance`.
+    """
+    flow = _check(lm, batch, rules, seed)
+    spread_out = spread(batch, lm.params)
+    return programs.sums(lm.bare, spread_out, jnp.asarray(weights), flow, seed)
+
+
 def relevance_means(
     lm: LM, batch: Batch, rules: str | RuleSet = "attnlrp", *, seed: str = "logit"
 ) -> programs.Means:

@@ -118,6 +118,17 @@ def matrix(lm, batch, rules: RuleSet, seed: str):
     return jnp.moveaxis(_pulled(pull, x, cotangents, block_size(lm, batch)), 0, 1)
 
 
+@functools.partial(jax.jit, static_argnames=("rules", "seed"))
+def sums(
+    lm, batch, weights, rules: RuleSet, seed: str
+) -> Float[Array, "batch count seq"]:
+    x, function = _seeds(lm, batch, rules.ops(), seed)
+    out, pull = jax.vjp(function, x)
+    cotangents = jnp.moveaxis(weights, 1, 0).astype(out.dtype)
+    block = min(block_size(lm, batch), len(cotangents))
+    return jnp.moveaxis(_pulled(pull, x, cotangents, block), 0, 1)
+
+
 def _in_memory(lm: LM, function: Callable[..., Any], batch: Batch, *rest: Any) -> Any:
     """A function of a batch, row by row where all rows would keep too much."""
     if _kept(lm, batch) <= KEPT_BYTES:

@@ -32,7 +32,7 @@ class Prompt(NamedTuple):
 
     text: str
     user: tuple[int, int]  # what the user wrote, all turns of a conversation
-    document: Places
+    document: Places  # of a conversation, each turn in their order
     question: tuple[int, int]
     # Where control tokens are recognised: what the template wrote, or all of a finished
     # prompt but the context and the question.
@@ -253,13 +253,14 @@ class Tokenizer:
 
     def _conversation(self, turns: Sequence[Turn]) -> Prompt:
         frame = self._frame(tuple(turn.role for turn in turns))
-        text, places = frame.pieces[0], []
+        text, found = frame.pieces[0], {}
         for turn, after in zip(frame.order, frame.pieces[1:], strict=True):
             start = len(text)
             text += frame.trim(turn, turns[turn].content)
-            places.append((start, len(text)))
+            found[turn] = start, len(text)
             text += after
-        start, end = places[0][0], places[-1][1]
+        places = [found[turn] for turn in sorted(found)]
+        start, end = min(places)[0], max(places)[1]
         control = _around(places, len(text))
         return Prompt(text, (start, end), places, (end, end), control)
 

@@ -1,19 +1,27 @@
-"""What each token of an answer rests on, in text that a reader can point at."""
+"""What tokens and spans of an answer rest on, in text that a reader can point at."""
 
 import itertools
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Int
 
 from jaxhal.features.relevance import normalized
-from jaxhal.lrp.passes import relevance
+from jaxhal.lrp.passes import relevance, relevance_sums
 from jaxhal.lrp.rules import RuleSet
-from jaxhal.models.batching import Encoded, collate
+from jaxhal.models.batching import Encoded, bucket, collate
 from jaxhal.models.lm import LM
-from jaxhal.models.tokenizer import Tokenizer
+from jaxhal.models.tokenizer import Prompt, Tokenizer
+from jaxhal.texts import sentences, whole_words
 from jaxhal.types import Example
+
+if TYPE_CHECKING:
+    from jaxhal.reporting.report import Span
+
+# Sentences and words that are named of all that a span rests on.
+_SENTENCES, _WORDS = 3, 50
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,14 +51,49 @@ class Sources:
                 "tokens; give a column for each of them and for each row"
             )
         if not np.isfinite(self.matrix).all():
-            raise ValueError(
-                f"relevance by {self.rules!r} holds numbers that are not finite; look "
-                "for NaN in the model's weights, or take other rules"
-            )
+            raise ValueError(_not_finite(self.rules))
 
 
-def trace(lm: LM, example: Example, row: Encoded, rules: RuleSet) -> Sources:
-    """What every token of an answer rests on; ``row`` is the answer as tokens.
+class Piece(NamedTuple):
+    """A sentence or a word that a span rests on.
+
+    Attributes:
+      of: the text it stands in: ``"context"`` or ``"question"``; ``"prompt"`` where
+        one was given; ``"messages[n]"`` of a conversation; ``"response"``, before the
+        span.
+      start, end: its characters there, end exclusive.
+      text: these characters.
+      share: its part in the relevance of all tokens before the span, those of the chat
+        template too; signed, and over the sum of absolute values.
+    """
+
+    of: str
+    start: int
+    end: int
+    text: str
+    share: float
+
+
+class SpanRelevance(NamedTuple):
+    """What a span of an answer rests on: relevance of the sum of its tokens' seeds.
+
+    Attributes:
+      rules: the name of the rule set.
+      sentences: up to three that have the largest shares, in size; largest first.
+      words: up to fifty such words and numbers.
+    """
+
+    rules: str
+    sentences: list[Piece]
+    words: list[Piece]
+
+
+def trace(
+    lm: LM, example: Example, row: Encoded, rules: RuleSet, spans: Sequence["Span"]
+) -> tuple[Sources, list["Span"]]:
+    """What every token of an answer rests on, and its spans with what each does.
+
+    ``row`` is the answer as tokens.
 
     Raises:
       ValueError: when relevance is not finite.
@@ -64,7 +107,31 @@ def trace(lm: LM, example: Example, row: Encoded, rules: RuleSet) -> Sources:
     prompt = np.arange(start - len(row.prompt_ids), start)
     columns = np.concatenate([prompt, start + kept])
     texts = _prompt_pieces(tokenizer, example, row)
-    return Sources(texts, matrix[np.ix_(kept, columns)], rules.name)
+    sources = Sources(texts, matrix[np.ix_(kept, columns)], rules.name)
+    sums = _inside(row, spans) @ np.asarray(found.matrix[0, : len(row.offsets)])
+    first = start - len(row.prompt_ids)
+    return sources, _explained(lm, example, row, spans, sums[:, first:], rules.name)
+
+
+def explain(
+    lm: LM, example: Example, spans: Sequence["Span"], rules: RuleSet
+) -> list["Span"]:
+    """The spans of an answer with what each rests on, a pass back for each.
+
+    Raises ValueError when relevance is not finite.
+    """
+    if not spans:
+        return []
+    tokenizer = lm.require_tokenizer()
+    row = tokenizer.encode_example(example)
+    batch = collate([row], tokenizer.pad_id)
+    # Few numbers of spans, so that few programs are compiled; the others are zeros.
+    count, columns = bucket(len(spans), 1), batch.offsets.shape[1]
+    weights = np.zeros((1, count, columns), np.float32)
+    weights[0, : len(spans), : len(row.offsets)] = _inside(row, spans)
+    sums = np.asarray(relevance_sums(lm, batch, weights, rules)[0, : len(spans)])
+    first = batch.prompt_length - len(row.prompt_ids)
+    return _explained(lm, example, row, spans, sums[:, first:], rules.name)
 
 
 def pieces(text: str, spans: Int[np.ndarray, "tokens 2"]) -> list[str]:
@@ -113,11 +180,133 @@ def page_data(
     }
 
 
+class _Text(NamedTuple):
+    """A text that was sent: numbers and characters of its tokens, and its parts."""
+
+    of: str
+    text: str
+    tokens: Int[np.ndarray, " tokens"]
+    characters: Int[np.ndarray, "tokens 2"]
+    sentences: list[tuple[int, int]]
+    words: list[tuple[int, int]]
+
+
+def _explained(
+    lm: LM,
+    example: Example,
+    row: Encoded,
+    spans: Sequence["Span"],
+    sums: Float[np.ndarray, "spans some"],
+    rules: str,
+) -> list["Span"]:
+    """The spans with their shares, from the relevance of each by token of the row."""
+    if not spans:
+        return []
+    if not np.isfinite(sums).all():
+        raise ValueError(_not_finite(rules))
+    *texts, own = _texts(lm.require_tokenizer(), example, row)
+    firsts = len(row.prompt_ids) + _inside(row, spans).argmax(1)
+    found = []
+    for span, first, values in zip(spans, firsts, sums, strict=True):
+        values = np.where(np.arange(len(values)) < first, values, 0.0)
+        shares = values / max(np.abs(values).sum(), np.finfo(values.dtype).tiny)
+        before = len(example.response[: span.start].rstrip())
+        cut = [(a, min(b, before)) for a, b in own.sentences if a < before]
+        each = *texts, own._replace(sentences=cut)
+        strongest = _pieces(((text, text.sentences) for text in each), shares)
+        words = _pieces(((text, text.words) for text in each), shares)
+        rests = SpanRelevance(rules, strongest[:_SENTENCES], words[:_WORDS])
+        found.append(span._replace(relevance=rests))
+    return found
+
+
+def _pieces(
+    cut: Iterable[tuple[_Text, list[tuple[int, int]]]],
+    shares: Float[np.ndarray, " some"],
+) -> list[Piece]:
+    """The pieces of texts that have a share, the largest in size first."""
+    found = [
+        Piece(text.of, start, end, text.text[start:end], float(share))
+        for text, places in cut
+        for (start, end), share in zip(
+            places, _summed(places, text.characters, shares[text.tokens]), strict=True
+        )
+        if share
+    ]
+    return sorted(found, key=lambda piece: -abs(piece.share))
+
+
+def _summed(
+    places: Sequence[tuple[int, int]],
+    characters: Int[np.ndarray, "tokens 2"],
+    shares: Float[np.ndarray, " tokens"],
+) -> Float[np.ndarray, " places"]:
+    """The sum over each place's tokens; one that several places share is split."""
+    starts, ends = np.array(places, int).reshape(-1, 2).T
+    first = np.searchsorted(ends, characters[:, 0], "right")
+    last = np.searchsorted(starts, characters[:, 1], "left")
+    sums = np.zeros(len(places))
+    for a, b, share in zip(first, last, shares, strict=True):
+        sums[a:b] += share / max(b - a, 1)
+    return sums
+
+
+def _texts(tokenizer: Tokenizer, example: Example, row: Encoded) -> Iterator[_Text]:
+    """What was sent of the prompt, by name, and last the response."""
+    prompt = tokenizer.prompt(example)
+    _, spans = tokenizer.encode_with_offsets(prompt.text, prompt.control)
+    added, count = len(row.prompt_ids) - len(spans), len(row.prompt_ids)
+
+    def one(of: str, text: str, tokens: np.ndarray, characters: np.ndarray) -> _Text:
+        cut = [(each.start, each.end) for each in sentences(text)]
+        return _Text(of, text, tokens, characters, cut, whole_words(text))
+
+    for name, text, (start, end) in _sent(example, prompt):
+        at = np.flatnonzero((spans[:, 0] < end) & (spans[:, 1] > start))
+        shift = text.index(prompt.text[start:end]) - start  # what a template trims
+        yield one(name, text, added + at, spans[at].clip(start, end) + shift)
+    there = np.arange(len(row.offsets))
+    yield one("response", example.response, count + there, row.offsets)
+
+
+def _sent(
+    example: Example, prompt: Prompt
+) -> Iterator[tuple[str, str, tuple[int, int]]]:
+    """Texts of the prompt as they were sent, and where the prompt has them."""
+    if example.turns:
+        for number, (turn, at) in enumerate(
+            zip(example.turns, prompt.document, strict=True)
+        ):
+            yield f"messages[{number}]", turn.content, at
+    elif example.prompt is not None:
+        yield "prompt", example.prompt, prompt.user
+    else:
+        yield "context", example.context or "", prompt.document[0]
+        yield "question", example.question or "", prompt.question
+
+
+def _inside(
+    row: Encoded, spans: Sequence["Span"]
+) -> Float[np.ndarray, "spans response"]:
+    """1 for tokens of the answer that have a character of each span, else 0."""
+    places = np.array([(span.start, span.end) for span in spans], int)
+    starts, ends = places.reshape(-1, 2, 1).swapaxes(0, 1)
+    first, last = row.offsets.T
+    return ((first < ends) & (last > starts) & (first < last)).astype(np.float32)
+
+
 def _prompt_pieces(tokenizer: Tokenizer, example: Example, row: Encoded) -> list[str]:
     prompt = tokenizer.prompt(example)
     ids, spans = tokenizer.encode_with_offsets(prompt.text, prompt.control)
     added = row.prompt_ids[: len(row.prompt_ids) - len(ids)]  # a BOS, or nothing
     return [*map(tokenizer.decode, added[:, None]), *pieces(prompt.text, spans)]
+
+
+def _not_finite(rules: str) -> str:
+    return (
+        f"relevance by {rules!r} holds numbers that are not finite; look for NaN in "
+        "the model's weights, or take other rules"
+    )
 
 
 def _unit_starts(texts: list[str]) -> Int[np.ndarray, " units"]:

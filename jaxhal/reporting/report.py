@@ -13,7 +13,7 @@ import numpy as np
 
 from jaxhal.evaluation.held_out import Measured
 from jaxhal.io.showing import printable, shown
-from jaxhal.reporting.attribution import Sources
+from jaxhal.reporting.attribution import Sources, SpanRelevance
 from jaxhal.types import Label
 
 if TYPE_CHECKING:
@@ -37,12 +37,30 @@ class Token(NamedTuple):
 
 
 class Span(NamedTuple):
-    """Characters of the response held for made up, with a confidence in [0, 1]."""
+    """Characters of the response held for made up, with a confidence in [0, 1].
+
+    ``relevance`` is what the reader rests them on, if that was asked for.
+    """
 
     start: int
     end: int
     text: str
     confidence: float
+    relevance: SpanRelevance | None = None
+
+    def to_dict(self, own: str) -> dict[str, Any]:
+        """As JSON; ``own`` names the answer in errors."""
+        row = self._asdict() | {
+            "confidence": finite(self.confidence, f"{own}: confidence")
+        }
+        del row["relevance"]
+        if (found := self.relevance) is None:
+            return row
+        pieces = {
+            name: [piece._asdict() for piece in getattr(found, name)]
+            for name in ("sentences", "words")
+        }
+        return row | {"relevance": {"rules": found.rules} | pieces}
 
 
 class Segment(NamedTuple):
@@ -151,15 +169,7 @@ class Report:
             if self.probability is None
             else finite(self.probability, f"{own}: probability"),
             "by": self.by,
-            "spans": [
-                {
-                    "start": int(start),
-                    "end": int(end),
-                    "text": text,
-                    "confidence": finite(confidence, f"{own}: confidence"),
-                }
-                for start, end, text, confidence in self.spans
-            ],
+            "spans": [span.to_dict(own) for span in self.spans],
             "error": self.error,
         }
         if not every:

@@ -14,6 +14,7 @@ from jaxhal import detectors as catalogue
 from jaxhal import lrp
 from jaxhal.detectors import Detector
 from jaxhal.features.base import OfRewrite, Reducer
+from jaxhal.io.extras import need
 from jaxhal.models.batching import Encoded
 from jaxhal.models.lm import LM
 from jaxhal.reading.extract import Extraction, extract
@@ -97,9 +98,10 @@ def score(
       token_threshold: token score from which on a token belongs to a span, whatever
         the detector that scores tokens is worth; by default that of :data:`PREFERRED`,
         and no span of a detector that may not flag.
-      relevance: also trace what each response token rests on, by a name of
-        :data:`jaxhal.lrp.RULE_SETS` or a rule set of one's own, for the page of
-        :func:`jaxhal.reporting.page.write_html`; a pass back for every token.
+      relevance: also trace what each response token and each span rests on, by a name
+        of :data:`jaxhal.lrp.RULE_SETS` or a rule set of one's own, for the page of
+        :func:`jaxhal.reporting.page.write_html`; a pass back for every token.  Needs
+        the extra ``sentences``.
     """
     found = score_batches(
         lm,
@@ -139,7 +141,10 @@ def score_batches(
         together is read together still, so the others come out bit for bit as they
         would with these; batches of nothing but known examples are passed over.
     """
-    flow = None if relevance is None else lrp.resolve(relevance)
+    flow = None
+    if relevance is not None:
+        flow = lrp.resolve(relevance)
+        need("sentences")
     chosen = resolve_for(lm, detectors, threshold, confidence)
     features = catalogue.features_of(one.detector for one in chosen)
     options: Any = {"batch_size": batch_size, "progress": progress}
@@ -160,8 +165,8 @@ def score_batches(
                 one = report(chosen, lm.name, example, row, judged, at, token_threshold)
                 if flow is not None:
                     try:
-                        rests = trace(lm, example, row, flow)
-                        one = dataclasses.replace(one, relevance=rests)
+                        rests, spans = trace(lm, example, row, flow, one.spans)
+                        one = dataclasses.replace(one, relevance=rests, spans=spans)
                     except ValueError as error:
                         one = empty(lm.name, example, [], str(error))
             done.append((number, one))

@@ -32,7 +32,7 @@ from jaxhal.io.showing import shown
 from jaxhal.models.lm import LM
 from jaxhal.reading.extract import Extraction, extract
 from jaxhal.reading.keys import digest, fingerprint
-from jaxhal.reporting.attribution import Sources
+from jaxhal.reporting.attribution import Piece, Sources, SpanRelevance
 from jaxhal.reporting.report import Report, Span, Token
 from jaxhal.scoring import detection
 from jaxhal.scoring.detection import empty
@@ -356,7 +356,7 @@ def _unpacked(lm: LM, row: Row, record: Mapping[str, Any]) -> OutputRow:
         return OutputRow(record["row"], None)
     kept = dict(record["report"])
     kept["tokens"] = [Token(*token) for token in kept["tokens"]]
-    kept["spans"] = [Span(*span) for span in kept["spans"]]
+    kept["spans"] = [_span(*span) for span in kept["spans"]]
     if (basis := kept["basis"]) is not None:
         kept["basis"] = Measured(*basis)
     heads = kept["heads"].items()
@@ -366,6 +366,14 @@ def _unpacked(lm: LM, row: Row, record: Mapping[str, Any]) -> OutputRow:
         kept["relevance"] = Sources(prompt, _array_unpacked(matrix), rules)
     blank = _bad(lm, row) if row.example is None else empty(lm.name, row.example, [])
     return OutputRow(record["row"], dataclasses.replace(blank, **kept))
+
+
+def _span(start: int, end: int, text: str, confidence: float, rests: Any) -> Span:
+    if rests is not None:
+        rules, *pieces = rests
+        found = ([Piece(*piece) for piece in some] for some in pieces)
+        rests = SpanRelevance(rules, *found)
+    return Span(start, end, text, confidence, rests)
 
 
 def _array_packed(values: np.ndarray) -> list[Any]:

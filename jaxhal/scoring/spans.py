@@ -1,7 +1,6 @@
 """Spans of an answer that its token scores mark, whole words and numbers each."""
 
 import itertools
-import re
 import unicodedata
 from collections.abc import Sequence
 
@@ -9,15 +8,7 @@ import numpy as np
 from jaxtyping import Float
 
 from jaxhal.reporting.report import Span, Token
-
-# Of a text spelled by `_spelled`: a letter that is a word, or letters and digits with
-# what joins them inside: hyphens, apostrophes, and between digits what numbers, times
-# and dates are written with.
-_PIECE = re.compile(
-    r"cm*|[wd][wdm]*(?:[-\u2010\u2011'\u2019][wd][wdm]*|(?<=d)[.,:/](?=d)[wd][wdm]*)*"
-)
-# Scripts that put no space between words.
-_UNSPACED = {"CJK", "HIRAGANA", "KATAKANA", "THAI", "LAO", "KHMER", "MYANMAR"}
+from jaxhal.texts import whole_words
 
 
 def find_spans(
@@ -66,33 +57,8 @@ def span_levels(
     return found
 
 
-def whole_words(text: str) -> list[tuple[int, int]]:
-    """The characters ``[start, end)`` of words and numbers, in order.
-
-    >>> text = "It's the well-known 3,400.5 km, in 2021."
-    >>> [text[start:end] for start, end in whole_words(text)]
-    ["It's", 'the', 'well-known', '3,400.5', 'km', 'in', '2021']
-    """
-    return [found.span() for found in _PIECE.finditer(_spelled(text))]
-
-
 def _says(letter: str) -> bool:
     return not letter.isspace() and unicodedata.category(letter)[0] != "P"
-
-
-def _spelled(text: str) -> str:
-    """A letter for the kind of each character, and what is of none as it is."""
-    return "".join(map(_kind, text))
-
-
-def _kind(letter: str) -> str:
-    if letter.isdecimal():
-        return "d"
-    if unicodedata.category(letter)[0] == "M" or letter in "\u200c\u200d":
-        return "m"
-    if not letter.isalnum() and letter != "_":
-        return letter
-    return "c" if unicodedata.name(letter, "").split(" ")[0] in _UNSPACED else "w"
 
 
 def _widened(start: int, end: int, words: Sequence[tuple[int, int]]) -> tuple[int, int]:

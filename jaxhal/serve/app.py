@@ -179,7 +179,7 @@ class Server:
         ]
         if want.rows is None and rows[0].error is not None:
             raise Fault(400, rows[0].error.removeprefix("row 1: "))
-        said = self._said(reader, rows, want.tokens, want.all)
+        said = self._said(reader, rows, want.tokens, want.all, want.relevance)
         found = await heard(request, _listed(said))
         if want.rows is None:
             if found[0]["error"] is not None:
@@ -193,6 +193,7 @@ class Server:
         model: Annotated[str | None, Query()] = None,
         tokens: Annotated[bool, Query()] = False,
         all: Annotated[bool, Query()] = False,
+        relevance: Annotated[bool, Query()] = False,
     ) -> StreamingResponse:
         """Verdicts on JSON Lines of answers, a line each as they are done."""
         # What a web page may send anywhere without asking is not taken.
@@ -203,7 +204,7 @@ class Server:
         reader, raw = self._reader(model), await request.body()
         rows = [*read_rows(raw.splitlines())]
         reader.judge.check(len(rows))
-        said = self._said(reader, rows, tokens, all)
+        said = self._said(reader, rows, tokens, all, relevance)
 
         async def written() -> AsyncIterator[str]:
             try:
@@ -215,11 +216,16 @@ class Server:
         return StreamingResponse(written(), media_type=_LINES[0])
 
     async def _said(
-        self, reader: Reader, rows: list[Row], tokens: bool, every: bool
+        self,
+        reader: Reader,
+        rows: list[Row],
+        tokens: bool,
+        every: bool,
+        relevance: bool,
     ) -> AsyncIterator[dict[str, Any]]:
         """What is said of rows, in order."""
         good = [row.example for row in rows if row.example is not None]
-        reports = reader.judge.reports(good)
+        reports = reader.judge.reports(good, relevance)
         for row in rows:
             if row.example is None:
                 yield {"id": row.id, **unjudged(row.error)}

@@ -2,13 +2,16 @@
 
 import asyncio
 import contextlib
+import dataclasses
 import queue
 import threading
 import time
 from collections.abc import AsyncIterator, Sequence
 from typing import Any, NamedTuple
 
+from jaxhal import lrp
 from jaxhal.models.lm import LM
+from jaxhal.reporting.attribution import explain
 from jaxhal.reporting.report import Report
 from jaxhal.scoring import detection
 from jaxhal.scoring.fitting import Fitted
@@ -24,6 +27,7 @@ class _Asked(NamedTuple):
     """An answer that waits for its report."""
 
     example: Example
+    relevance: bool
     loop: asyncio.AbstractEventLoop
     report: asyncio.Future[Report]
 
@@ -67,15 +71,17 @@ class Judge:
                 f"{_WAITING}; try again later"
             )
 
-    async def reports(self, examples: Sequence[Example]) -> AsyncIterator[Report]:
+    async def reports(
+        self, examples: Sequence[Example], relevance: bool = False
+    ) -> AsyncIterator[Report]:
         """Reports on answers, in order, as they are done.
 
-        One that cannot be read has its ``error``.  Raises :class:`Busy` and
-        :class:`Failed`.
+        With ``relevance`` spans have what they rest on, a pass back for each.  One that
+        cannot be read has its ``error``.  Raises :class:`Busy` and :class:`Failed`.
         """
         self.check(len(examples))
         loop = asyncio.get_running_loop()
-        asked = [_Asked(one, loop, loop.create_future()) for one in examples]
+        asked = [_Asked(one, relevance, loop, loop.create_future()) for one in examples]
         for one in asked:
             self._asked.put(one)
         try:
@@ -106,10 +112,24 @@ class Judge:
     def _read(self, some: list[_Asked]) -> None:
         options: Any = {"batch_size": _BATCH, "progress": False}
         examples = [one.example for one in some]
+        later = []  # who did not ask for passes back waits for none
         try:
             batches = detection.score_batches(self.lm, examples, self.chosen, **options)
             for number, report in (pair for batch in batches for pair in batch):
-                some[number].tell(checked(report))
+                one, report = some[number], checked(report)
+                if one.relevance:
+                    later.append((one, report))
+                else:
+                    one.tell(report)
+            for one, report in later:
+                one.tell(self._explained(one.example, report))
         except BaseException as error:
             for one in some:
                 one.tell(error)
+
+    def _explained(self, example: Example, report: Report) -> Report:
+        try:
+            spans = explain(self.lm, example, report.spans, lrp.attnlrp())
+        except ValueError as error:
+            return detection.empty(self.lm.name, example, [], str(error))
+        return dataclasses.replace(report, spans=spans)

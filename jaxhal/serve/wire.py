@@ -85,13 +85,16 @@ class VerdictRequest(_Told):
     )
     tokens: bool = Field(False, description="Say the score of every token.")
     all: bool = Field(False, description="Say what every detector finds.")
+    relevance: bool = Field(
+        False, description="Say what each span rests on; a pass back for each."
+    )
 
     @property
     def answers(self) -> list[dict[str, Any]]:
         """The rows, or the one that the request is."""
         if self.rows is not None:
             return self.rows
-        names = {"model", "rows", "tokens", "all"}
+        names = {"model", "rows", "tokens", "all", "relevance"}
         return [self.model_dump(exclude_unset=True, exclude=names)]
 
 
@@ -160,6 +163,30 @@ class CompletionRequest(_Written):
 # --- what is said ---------------------------------------------------------------------
 
 
+class Piece(BaseModel):
+    """A sentence or a word that a span rests on: characters of a text that was sent."""
+
+    of: str = Field(
+        description="context, question, prompt, messages[n], or response before the "
+        "span; what was sent as a list is one text."
+    )
+    start: int
+    end: int
+    text: str
+    share: float = Field(
+        description="Of the relevance of all before the span, in [-1, 1]: above 0 it "
+        "speaks for the span, below 0 against it."
+    )
+
+
+class Relevance(BaseModel):
+    """What the reader rests a span on, the largest shares in size first."""
+
+    rules: str = Field(description="Of layer-wise relevance propagation.")
+    sentences: list[Piece] = Field(description="Three at most.")
+    words: list[Piece] = Field(description="Fifty at most.")
+
+
 class Span(BaseModel):
     """Characters of an answer held for made up."""
 
@@ -167,6 +194,7 @@ class Span(BaseModel):
     end: int
     text: str
     confidence: float
+    relevance: Relevance | None = None
 
 
 class Token(BaseModel):
