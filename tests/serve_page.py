@@ -2,12 +2,13 @@
 
 import json
 from collections.abc import Callable
-from importlib.resources import files
 from typing import Any
 
 import pytest
 
-HTML = (files("jaxhal.serve") / "page.html").read_text("utf-8")
+from jaxhal.reporting.page import whole
+
+HTML = whole("serve")
 HERE = "http://jaxhal.test/"  # where no server is
 CONTEXT = (
     "The museum in Harwick shows paintings of the sea. It is open from Tuesday to "
@@ -75,6 +76,20 @@ def found(text: str, spans: list[str], tokens: list[str], **changes) -> dict[str
         "flagged": ["mine"],
         "undecided": None,
     } | changes
+
+
+def resting(verdict: dict[str, Any], texts: dict[str, str]) -> dict[str, Any]:
+    """The verdict, each of its spans resting on words of texts, against the last."""
+    words = [(of, word) for of, text in texts.items() for word in text.split()]
+    shares = [0.5 - n / (len(words) - 1) for n in range(len(words))]
+    each = [
+        {"of": of, "start": texts[of].index(word), "text": word, "share": share}
+        for (of, word), share in zip(words, shares, strict=True)
+    ]
+    each = [one | {"end": one["start"] + len(one["text"])} for one in each]
+    rests = {"rules": "attnlrp", "words": each, "sentences": [*each[:2], each[-1]]}
+    spans = [span | {"relevance": rests} for span in verdict["spans"]]
+    return verdict | {"spans": spans}
 
 
 def streamed(*news: dict[str, Any], why: str = "stop", ends: bool = True) -> str:

@@ -243,8 +243,7 @@ def test_page_escapes_everything(tmp_path):
     assert parsed.elements == expected.elements
     answer = data["answers"][0]
     assert answer["id"] == answer["question"] == EVIL
-    assert answer["source"] == ["Context", EVIL]
-    assert "".join(piece[0] for piece in answer["pieces"]) == EVIL
+    assert answer["source"] == ["context", EVIL] and answer["response"] == EVIL
 
 
 def test_page_needs_no_network(tmp_path):
@@ -265,7 +264,11 @@ def test_page_data(tmp_path):
     first, second = data["answers"]
     assert first["heads"] == {"lookback": [[0.1, 0.2, 0.3], [0.4, 0.5, 0.333]]}
     assert first["tokens"]["entropy"] == [0.1, 0.5, 0.9, 1.0]
-    assert first["pieces"][3] == ["red", [2], "conflict", 0.9]
+    assert first["places"] == [[0, 2], [2, 5], [5, 10], [10, 10]]
+    red = {"start": 6, "end": 9, "text": "red", "confidence": 0.9}
+    assert first["spans"] == [red] and first["response"] == "It is red."
+    assert first["labels"] == [{"start": 6, "end": 10, "label": "conflict"}]
+    assert second["labels"] == []
     assert (first["label"], second["label"], second["id"]) == (1, None, "b")
     assert "read by tiny" in text and "2 answers" in text
     assert "1 hallucinated and 0 grounded" in text
@@ -277,8 +280,8 @@ def test_page_of_a_prompt_and_of_a_failure(tmp_path):
         response="", scores={}, tokens=[], spans=[], heads={}, labels=None, error="long"
     )
     text, data = page(tmp_path, [prompted, failed])
-    assert data["answers"][0]["source"] == ["Prompt", "Why?"]
-    assert data["answers"][1]["error"] == "long" and data["answers"][1]["pieces"] == []
+    assert data["answers"][0]["source"] == ["prompt", "Why?"]
+    assert data["answers"][1]["error"] == "long" and data["answers"][1]["places"] == []
     assert "1 not scored" in text
 
 

@@ -48,11 +48,8 @@ def write_html(
       FileNotFoundError: when the folder of ``path`` does not exist.
       ValueError: on a number that is not finite.
     """
-    pages = templates()
-    style, script = (
-        pages.loader.get_source(pages, name)[0] for name in ("report.css", "report.js")
-    )
-    text = pages.get_template("report.html").render(
+    text = whole(
+        "report",
         title=title,
         models=", ".join(sorted({report.model for report in reports})),
         total=len(reports),
@@ -64,13 +61,29 @@ def write_html(
         note=note,
         body=body,
         data=_script(_page_data(reports)),
-        style=style,
-        script=script,
-        # The page's own style and script are the only ones that a browser takes.
-        allowed={"style": _digest(style), "script": _digest(script)},
     )
     with replacing(path) as file:
         file.write(text)
+
+
+def whole(name: str, **filled: Any) -> str:
+    """A page in one file, of the template of that name.
+
+    It has the style and the script that pages share, and its own after them; a browser
+    takes no other.
+    """
+    pages = templates()
+    style, script = (
+        "\n".join(
+            pages.loader.get_source(pages, f"{part}.{kind}")[0]
+            for part in ("page", name)
+        )
+        for kind in ("css", "js")
+    )
+    allowed = {"style": _digest(style), "script": _digest(script)}
+    return pages.get_template(f"{name}.html").render(
+        style=style, script=script, allowed=allowed, **filled
+    )
 
 
 def _decided(reports: Sequence[Report]) -> dict[str, Any]:
@@ -108,11 +121,14 @@ def _answer(report: Report) -> dict[str, Any]:
     spans = np.array([(t.start, t.end) for t in report.tokens], int).reshape(-1, 2)
     return {
         "id": report.id,
-        "source": ("Context", report.context)
+        "source": ("context", report.context)
         if report.prompt is None
-        else ("Prompt", report.prompt),
+        else ("prompt", report.prompt),
         "question": report.question,
-        "pieces": report.segments(),
+        "response": report.response,
+        "spans": row["spans"],
+        "labels": [label._asdict() for label in report.labels or ()],
+        "places": spans.tolist(),
         "tokens": {
             name: [
                 None

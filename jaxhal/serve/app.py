@@ -8,7 +8,6 @@ import hmac
 import json
 import time
 from collections.abc import AsyncIterator, Mapping
-from importlib.resources import files
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar
 
 import prometheus_client
@@ -20,6 +19,7 @@ from starlette.middleware import Middleware
 import jaxhal
 from jaxhal.datasets.jsonl import Row, read_rows, to_row
 from jaxhal.models.lm import LM
+from jaxhal.reporting.page import whole
 from jaxhal.reporting.report import Report
 from jaxhal.scoring import verdicts
 from jaxhal.scoring.fitting import Fitted
@@ -234,7 +234,7 @@ class Server:
             self._count(report)
             found = report.to_dict(every)
             if tokens:
-                found["tokens"] = _tokens(report)
+                found["tokens"] = [token._asdict() for token in report.tokens]
             yield found
 
     # --- answers --------------------------------------------------------------------
@@ -385,10 +385,6 @@ async def _listed(each: AsyncIterator[_T]) -> list[_T]:
     return [one async for one in each]
 
 
-def _tokens(report: Report) -> list[dict[str, Any]]:
-    return [token._asdict() for token in report.tokens]
-
-
 def _turn(message: Message) -> Turn:
     role = "system" if message.role == "developer" else message.role
     return Turn(role, message.text)
@@ -400,5 +396,4 @@ async def _health() -> dict[str, str]:
 
 
 async def _page() -> HTMLResponse:
-    html = (files("jaxhal.serve") / "page.html").read_text("utf-8")
-    return HTMLResponse(html, headers=_SHUT)
+    return HTMLResponse(whole("serve"), headers=_SHUT)

@@ -381,8 +381,8 @@ def test_page_data_is_what_was_given(tmp_path_factory, text, name):
     first, second = json.loads(raw)["answers"]
     assert first["scores"] == {name: 0.5} and second["scores"][text] == 0.5
     assert first["id"] == first["question"] == first["detector"] == text
-    assert first["source"] == ["Context", text] and first["helpers"] == {text: text}
-    assert "".join(piece[0] for piece in first["pieces"]) == text
+    assert first["source"] == ["context", text] and first["helpers"] == {text: text}
+    assert first["response"] == first["spans"][0]["text"] == text
 
 
 ESCAPES = "\x1b]0;title\x07\x1b[2Jred\u202e"

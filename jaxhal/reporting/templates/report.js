@@ -1,28 +1,6 @@
-"use strict";
 const PAGE = 200;
-const data = JSON.parse(document.getElementById("data").textContent);
-const at = id => document.getElementById(id);
-
-// Text enters the page through append and properties only, so markup in it stays text.
-function make(name, props = {}, ...inside) {
-  const node = Object.assign(document.createElement(name), props);
-  node.append(...inside);
-  return node;
-}
-
-function draw(name, attributes, ...inside) {
-  const node = document.createElementNS("http://www.w3.org/2000/svg", name);
-  for (const key in attributes) node.setAttribute(key, attributes[key]);
-  node.append(...inside);
-  return node;
-}
-
-// Names of detectors are anybody's: "constructor" is none that objects have anyway.
-const held = (object, name) => Object.hasOwn(object, name) ? object[name] : undefined;
-const percent = value => `${Math.round(100 * value)} %`;
-const number = value => Number(value.toFixed(3)).toString();
+const data = JSON.parse(at("data").textContent);
 const share = value => `${value < 0 ? "−" : "+"}${Math.abs(value / 100).toFixed(2)}`;
-const quote = text => `“${text.replace(/\n/g, "↵").replace(/\t/g, "⇥")}”`;
 
 function heatMap(name, values, low, high, signed) {
   const layers = values.length, heads = values[0].length;
@@ -78,62 +56,6 @@ function overview() {
   }
 }
 
-// The share of answers that score lower, to say where a score of any unit stands.
-const sorted = Object.create(null);
-for (const name of data.scores) {
-  sorted[name] = data.answers.map(a => held(a.scores, name)).filter(s => s !== undefined);
-  sorted[name].sort((a, b) => a - b);
-}
-
-function below(name, score) {
-  let low = 0, high = sorted[name].length;
-  while (low < high) {
-    const middle = (low + high) >> 1;
-    if (sorted[name][middle] < score) low = middle + 1; else high = middle;
-  }
-  return low;
-}
-
-function paint(answer, box, detector) {
-  const scores = held(answer.tokens, detector) || [];
-  // Spans belong to the answer's own detector; under another's colours they mislead.
-  const own = detector === answer.detector || !data.detectors.includes(answer.detector);
-  const guessed = answer.pieces.map(piece => own && piece[3] !== null);
-  box.replaceChildren(...answer.pieces.map(([text, tokens, label, confidence], i) => {
-    const known = tokens.map(token => scores[token]).filter(s => s != null);
-    const node = make("span", {}, text), says = [];
-    if (known.length) {
-      const score = Math.max(...known);
-      node.classList.add("token");
-      node.style.setProperty("--s", Math.min(1, Math.max(0, score)));
-      says.push(`${detector} ${number(score)}`);
-    }
-    if (label !== null) {
-      node.classList.add("label");
-      says.push(`annotated: ${label}`);
-    }
-    if (guessed[i]) {
-      node.classList.add("guess");
-      node.classList.toggle("first", !guessed[i - 1]);
-      node.classList.toggle("last", !guessed[i + 1]);
-      says.push(`predicted by ${answer.detector}, confidence ${number(confidence)}`);
-    }
-    if (says.length) node.title = says.join("\n");
-    if (answer.relevance && tokens.length) node.dataset.unit = answer.relevance.units[tokens[0]];
-    return node;
-  }));
-}
-
-function unfold(title, fill) {
-  const node = make("details", {}, make("summary", {}, title));
-  node.unfold = () => {
-    if (node.children.length === 1) node.append(fill());
-    node.open = true;
-  };
-  node.addEventListener("toggle", () => { if (node.open) node.unfold(); });
-  return node;
-}
-
 // The unit that a key leads to; up and down, the nearest one of the next line.
 function neighbour(nodes, here, key) {
   const row = {ArrowLeft: here - 1, ArrowRight: here + 1, Home: 0, End: nodes.length - 1};
@@ -175,12 +97,6 @@ function units(name, texts, first) {
   return [box, nodes];
 }
 
-function tint(node, value) {
-  node.classList.add(value > 0 ? "for" : "against");
-  node.style.setProperty("--s", Math.abs(value) / 100);
-  return node;
-}
-
 // The words beside the text: which unit is chosen, and the strongest of the others.
 function chosen(unit, found, kept, {prompt, response}) {
   const start = prompt.length, asked = unit < start;
@@ -189,13 +105,13 @@ function chosen(unit, found, kept, {prompt, response}) {
     each < start ? `prompt ${each + 1}` : `answer ${each - start + 1}`);
   const best = [...found].sort((a, b) => Math.abs(b[1]) - Math.abs(a[1])).slice(0, 5);
   const items = best.map(([each, value]) => {
-    const amount = tint(make("b", {}, share(value)), value);
+    const amount = lean(make("b", {className: "share"}, share(value)), value, 100);
     return make("li", {}, amount, name(each), place(each));
   });
   return [
     make("h4", {}, asked ? "What rests on" : "What it rests on"),
     make("p", {}, name(unit), " ", place(unit)),
-    make("ol", {}, ...items),
+    make("ol", {className: "shares"}, ...items),
     make("p", {className: "soft"}, found.length > 5 ? `The strongest 5 of ${found.length} tokens.`
       : found.length ? "" : "No token."),
     make("p", {className: "soft"}, kept ? "Kept; Escape lets it go." : ""),
@@ -227,7 +143,7 @@ function view(relevance) {
       : rows[unit - start].map((value, other) => [other, value]);
     const found = all.filter(([, value]) => value);
     for (const [other, value] of found) {
-      tint(nodes[other], value).title = share(value);
+      lean(nodes[other], value, 100).title = share(value);
     }
     nodes[unit].classList.add("pick");
     shown = [nodes[unit], ...found.map(([other]) => nodes[other])];
@@ -263,7 +179,7 @@ function view(relevance) {
     make("p", {className: "soft"}, "Relevance by the rules ", make("b", {}, rules), "\u2003",
       make("span", {className: "whole"}, "against −1",
         make("span", {className: "scale sides"}), "+1 for")),
-    make("div", {className: "rests"}, text, side),
+    make("div", {className: "trace"}, text, side),
     make("p", {className: "soft"}, "A token of the answer rests on tokens of the prompt and on " +
       "earlier ones of the answer; a token of the prompt shows what rests on it. Numbers are " +
       "relative to the largest of each token of the answer and rounded to 0.01; they do not " +
@@ -272,6 +188,17 @@ function view(relevance) {
   return {node, pin: unit => pin(start + unit), letGo: () => { pinned = null; show(null); }};
 }
 
+// The answer as it is drawn, its characters counted as code points.
+function drawn({response, places, tokens, relevance, spans, labels}) {
+  const chars = [...response], names = Object.keys(tokens);
+  return {text: response, spans, labels, tokens: places.map(([start, end], i) => ({
+    start, end, text: chars.slice(start, end).join(""), unit: relevance?.units[i],
+    scores: Object.fromEntries(names.map(name => [name, tokens[name][i]])),
+  }))};
+}
+
+const UNTRACED = "This page was made without relevance; jaxhal detect --relevance attnlrp adds it.";
+
 function card(answer) {
   const top = make("div", {className: "top"}, make("h3", {}, answer.id || "answer"));
   if (answer.verdict !== null) top.append(
@@ -279,30 +206,36 @@ function card(answer) {
     make("span", {title: `of a hallucination, by ${answer.by}`}, percent(answer.probability)));
   if (answer.label !== null) top.append(make("span", {className: "soft"},
     `label: ${answer.label ? "hallucinated" : "grounded"}`));
-  const node = make("article", {className: "card"}, top);
+  const node = make("article", {className: "card"}, top), [kind, source] = answer.source;
   if (answer.question) node.append(make("p", {}, make("b", {}, answer.question)));
-  if (answer.source[1] !== null) {
-    const source = unfold(answer.source[0],
-      () => make("p", {className: "text", tabIndex: 0}, answer.source[1]));
-    source.unfold();
-    node.append(source);
+  if (source !== null) {
+    const text = fold(kind === "context" ? "Context" : "Prompt",
+      () => make("p", {className: "text", tabIndex: 0}, source));
+    text.unfold();
+    node.append(text);
   }
-  if (answer.pieces.length) {
-    const box = make("p", {className: "answer"});
-    node.append(box);
-    node.repaint = () => paint(answer, box, at("detector").value);
-    node.repaint();
-  }
+  const whole = drawn(answer), shown = make("p", {className: "answer"});
+  const names = [answer.detector, ...Object.keys(answer.tokens)]
+    .filter((name, i, all) => held(answer.tokens, name) && all.indexOf(name) === i);
+  const {box, choose, letGo} = panel(node, (box, span) =>
+    rests(box, span, whole, names, [kind, source ?? ""])(span.relevance ?? UNTRACED));
+  if (answer.response) node.append(shown, box);
+  node.repaint = () => {
+    letGo();
+    // Spans belong to the answer's own detector; under another's colours they mislead.
+    const detector = at("detector").value;
+    const own = detector === answer.detector || !data.detectors.includes(answer.detector);
+    paint(shown, own ? whole : {...whole, spans: []}, detector, choose);
+  };
+  node.repaint();
   if (answer.error !== null) {
     node.append(make("p", {className: "error"}, `Not scored: ${answer.error}`));
     return node;
   }
-  const names = Object.keys(answer.scores);
-  if (names.length) node.append(unfold(
-    `What ${names.length === 1 ? "the detector says" : `${names.length} detectors say`}`,
-    () => everyone(answer)));
+  if (Object.keys(answer.scores).length)
+    node.append(fold(detectorsSay(answer.scores), () => everyone(answer)));
   if (answer.relevance) trace(node, answer.relevance);
-  if (Object.keys(answer.heads).length) node.append(unfold("Layer by head heat map", () => {
+  if (Object.keys(answer.heads).length) node.append(fold("Layer by head heat map", () => {
     const maps = make("div", {className: "maps"});
     for (const name in answer.heads) {
       const flat = answer.heads[name].flat();
@@ -315,40 +248,20 @@ function card(answer) {
   return node;
 }
 
-// The score of each detector, its bar the share of answers that score lower.
-function everyone(answer) {
-  const list = make("ul", {className: "scores", ariaLabel: "Response scores"});
-  for (const name in answer.scores) {
-    const score = answer.scores[name], lower = below(name, score);
-    const chance = held(answer.probabilities, name), flagged = answer.flagged.includes(name);
-    const says = chance === undefined ? "" : ` · ${percent(chance)}`;
-    const item = make("li", {className: flagged ? "chip flagged" : "chip"},
-      `${name} ${number(score)}${says}`);
-    item.title = `higher than ${lower} of ${sorted[name].length} answers` +
-      (says && `; probability of a hallucination${says.slice(2)}`) +
-      (flagged ? "; flagged" : "") +
-      (held(answer.helpers, name) ? `; asks ${answer.helpers[name]}` : "");
-    item.style.setProperty("--s", lower / Math.max(1, sorted[name].length - 1));
-    list.append(item);
-  }
-  return data.answers.length === 1 ? list : make("div", {}, list,
-    make("p", {className: "soft"}, "A bar is the share of answers that score lower."));
-}
-
-// Adds what the answer's tokens rest on; a click on one in the answer leads there.
+// Adds what the answer's tokens rest on; a click on one outside of spans leads there.
 function trace(node, relevance) {
   let made = null;
   const sight = () => made ??= view(relevance);
-  const fold = unfold("What its tokens rest on", () => sight().node);
-  node.append(fold);
+  const more = fold("What its tokens rest on", () => sight().node);
+  node.append(more);
   node.letGo = () => made?.letGo();
   node.querySelector(".answer").addEventListener("click", event => {
-    if (!event.target.dataset.unit) return;
-    fold.unfold();
-    fold.scrollIntoView({block: "nearest"});
+    if (!event.target.dataset.unit || event.target.closest(".guess")) return;
+    more.unfold();
+    more.scrollIntoView({block: "nearest"});
     sight().pin(Number(event.target.dataset.unit));
   });
-  if (traced <= 3) fold.unfold();
+  if (traced <= 3) more.unfold();
 }
 
 // What answers are ordered by, a choice each; the first is as given.
@@ -380,12 +293,11 @@ function restart() {
   more();
 }
 
-function legend() {
-  const detector = at("detector").value, parts = [];
-  if (detector) parts.push(make("span", {}, "token score 0", make("span", {className: "scale"}), "1"));
-  const any = test => data.answers.some(a => a.pieces.some(test));
-  if (any(p => p[2] !== null)) parts.push(make("span", {className: "label sample"}, "annotated"));
-  if (any(p => p[3] !== null)) parts.push(make("span", {className: "guess first last sample"}, "predicted"));
+function key() {
+  const parts = at("detector").value ? [legend.score()] : [];
+  if (data.answers.some(answer => answer.labels.length))
+    parts.push(make("span", {className: "label sample"}, "annotated"));
+  if (data.answers.some(answer => answer.spans.length)) parts.push(legend.span());
   at("legend").replaceChildren(...parts.flatMap(part => [part, "\u2003"]));
 }
 
@@ -409,6 +321,6 @@ document.addEventListener("keydown", event => {
 new IntersectionObserver(entries => {
   if (entries.some(entry => entry.isIntersecting) && shown < order.length) more();
 }).observe(at("more"));
-legend();
+key();
 overview();
 restart();
