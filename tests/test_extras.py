@@ -81,6 +81,7 @@ def test_what_no_extra_brings_is_no_missing_extra():
     [
         ("sentences", "detect -i {answers} -d selfcheck_ngram"),
         ("sentences", "detect -i {answers} -d semantic_entropy"),
+        ("sentences", "detect -i {answers} --html page.html --relevance attnlrp"),
         ("sentences", "fit {answers} -o out -d nli_context"),
         ("sentences", "rate {answers} -d selfcheck_nli"),
         ("sentences", "data alterations"),

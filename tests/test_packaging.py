@@ -35,7 +35,8 @@ def test_a_wheel_carries_the_package_and_nothing_else(wheel):
     }
     assert {"jaxhal/py.typed", "jaxhal/__init__.pyi"} <= found
     assert {"jaxhal/models/registry.toml", "jaxhal/datasets/bundled.jsonl"} <= found
-    for name in ("report.html", "report.css", "report.js", "verdict.html"):
+    pages = (f"{p}.{k}" for p in ("report", "serve") for k in ("html", "css", "js"))
+    for name in (*pages, "page.css", "page.js", "verdict.html"):
         assert f"jaxhal/reporting/templates/{name}" in found
     for model in MODELS:
         assert shipped(model).keys() - {"ensemble"} <= CATALOGUE.keys()

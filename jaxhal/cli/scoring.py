@@ -185,8 +185,8 @@ def detect(
         str | None,
         typer.Option(
             metavar="RULES",
-            help="Show in the page what each token rests on, by these rules of "
-            "relevance propagation, such as attnlrp; a pass back for every token.",
+            help="Show in the page what each span and token rests on, by these rules "
+            "of relevance propagation, such as attnlrp; a pass back for every token.",
         ),
     ] = None,
     batch_size: BatchSize = 8,
@@ -209,6 +209,7 @@ def detect(
     import jaxhal
     from jaxhal import lrp
     from jaxhal.datasets.jsonl import read_rows
+    from jaxhal.io.extras import need
     from jaxhal.models.registry import known_as
     from jaxhal.scoring.detection import placed, resolve, resolve_for
     from jaxhal.scoring.results import results, settings_of
@@ -224,6 +225,7 @@ def detect(
         resolve(reader, names, threshold, sure)
         if relevance is not None:
             lrp.resolve(relevance)
+            need("sentences")
             if page is None:
                 raise ValueError(
                     f"--relevance {relevance} is shown in the page; give --html as well"
