@@ -3,7 +3,7 @@
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -17,11 +17,11 @@ from jaxhal.models.tokenizer import Prompt, Tokenizer
 from jaxhal.texts import sentences, whole_words
 from jaxhal.types import Example
 
-if TYPE_CHECKING:
-    from jaxhal.reporting.report import Span
-
 # Sentences and words that are named of all that a span rests on.
 _SENTENCES, _WORDS = 3, 50
+
+#: Characters ``[start, end)`` of a text.
+Place = tuple[int, int]
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,11 +89,13 @@ class SpanRelevance(NamedTuple):
 
 
 def trace(
-    lm: LM, example: Example, row: Encoded, rules: RuleSet, spans: Sequence["Span"]
-) -> tuple[Sources, list["Span"]]:
-    """What every token of an answer rests on, and its spans with what each does.
+    lm: LM, example: Example, row: Encoded, rules: RuleSet, places: Sequence[Place]
+) -> tuple[Sources, list[SpanRelevance]]:
+    """What every token of an answer rests on, and what spans of it do.
 
-    ``row`` is the answer as tokens.
+    Args:
+      row: the answer as tokens.
+      places: the characters of the spans.
 
     Raises:
       ValueError: when relevance is not finite.
@@ -108,30 +110,27 @@ def trace(
     columns = np.concatenate([prompt, start + kept])
     texts = _prompt_pieces(tokenizer, example, row)
     sources = Sources(texts, matrix[np.ix_(kept, columns)], rules.name)
-    sums = _inside(row, spans) @ np.asarray(found.matrix[0, : len(row.offsets)])
+    sums = _inside(row, places) @ np.asarray(found.matrix[0, : len(row.offsets)])
     first = start - len(row.prompt_ids)
-    return sources, _explained(lm, example, row, spans, sums[:, first:], rules.name)
+    return sources, _explained(lm, example, row, places, sums[:, first:], rules.name)
 
 
 def explain(
-    lm: LM, example: Example, spans: Sequence["Span"], rules: RuleSet
-) -> list["Span"]:
-    """The spans of an answer with what each rests on, a pass back for each.
-
-    Raises ValueError when relevance is not finite.
-    """
-    if not spans:
+    lm: LM, example: Example, places: Sequence[Place], rules: RuleSet
+) -> list[SpanRelevance]:
+    """What spans of an answer rest on, a pass back for each; as :func:`trace`."""
+    if not places:
         return []
     tokenizer = lm.require_tokenizer()
     row = tokenizer.encode_example(example)
     batch = collate([row], tokenizer.pad_id)
     # Few numbers of spans, so that few programs are compiled; the others are zeros.
-    count, columns = bucket(len(spans), 1), batch.offsets.shape[1]
+    count, columns = bucket(len(places), 1), batch.offsets.shape[1]
     weights = np.zeros((1, count, columns), np.float32)
-    weights[0, : len(spans), : len(row.offsets)] = _inside(row, spans)
-    sums = np.asarray(relevance_sums(lm, batch, weights, rules)[0, : len(spans)])
+    weights[0, : len(places), : len(row.offsets)] = _inside(row, places)
+    sums = np.asarray(relevance_sums(lm, batch, weights, rules)[0, : len(places)])
     first = batch.prompt_length - len(row.prompt_ids)
-    return _explained(lm, example, row, spans, sums[:, first:], rules.name)
+    return _explained(lm, example, row, places, sums[:, first:], rules.name)
 
 
 def pieces(text: str, spans: Int[np.ndarray, "tokens 2"]) -> list[str]:
@@ -187,41 +186,40 @@ class _Text(NamedTuple):
     text: str
     tokens: Int[np.ndarray, " tokens"]
     characters: Int[np.ndarray, "tokens 2"]
-    sentences: list[tuple[int, int]]
-    words: list[tuple[int, int]]
+    sentences: list[Place]
+    words: list[Place]
 
 
 def _explained(
     lm: LM,
     example: Example,
     row: Encoded,
-    spans: Sequence["Span"],
+    places: Sequence[Place],
     sums: Float[np.ndarray, "spans some"],
     rules: str,
-) -> list["Span"]:
-    """The spans with their shares, from the relevance of each by token of the row."""
-    if not spans:
+) -> list[SpanRelevance]:
+    """The shares of each span, from its relevance by token of the row."""
+    if not places:
         return []
     if not np.isfinite(sums).all():
         raise ValueError(_not_finite(rules))
     *texts, own = _texts(lm.require_tokenizer(), example, row)
-    firsts = len(row.prompt_ids) + _inside(row, spans).argmax(1)
+    firsts = len(row.prompt_ids) + _inside(row, places).argmax(1)
     found = []
-    for span, first, values in zip(spans, firsts, sums, strict=True):
+    for (start, _), first, values in zip(places, firsts, sums, strict=True):
         values = np.where(np.arange(len(values)) < first, values, 0.0)
         shares = values / max(np.abs(values).sum(), np.finfo(values.dtype).tiny)
-        before = len(example.response[: span.start].rstrip())
+        before = len(example.response[:start].rstrip())
         cut = [(a, min(b, before)) for a, b in own.sentences if a < before]
         each = *texts, own._replace(sentences=cut)
         strongest = _pieces(((text, text.sentences) for text in each), shares)
         words = _pieces(((text, text.words) for text in each), shares)
-        rests = SpanRelevance(rules, strongest[:_SENTENCES], words[:_WORDS])
-        found.append(span._replace(relevance=rests))
+        found.append(SpanRelevance(rules, strongest[:_SENTENCES], words[:_WORDS]))
     return found
 
 
 def _pieces(
-    cut: Iterable[tuple[_Text, list[tuple[int, int]]]],
+    cut: Iterable[tuple[_Text, list[Place]]],
     shares: Float[np.ndarray, " some"],
 ) -> list[Piece]:
     """The pieces of texts that have a share, the largest in size first."""
@@ -237,7 +235,7 @@ def _pieces(
 
 
 def _summed(
-    places: Sequence[tuple[int, int]],
+    places: Sequence[Place],
     characters: Int[np.ndarray, "tokens 2"],
     shares: Float[np.ndarray, " tokens"],
 ) -> Float[np.ndarray, " places"]:
@@ -269,9 +267,7 @@ def _texts(tokenizer: Tokenizer, example: Example, row: Encoded) -> Iterator[_Te
     yield one("response", example.response, count + there, row.offsets)
 
 
-def _sent(
-    example: Example, prompt: Prompt
-) -> Iterator[tuple[str, str, tuple[int, int]]]:
+def _sent(example: Example, prompt: Prompt) -> Iterator[tuple[str, str, Place]]:
     """Texts of the prompt as they were sent, and where the prompt has them."""
     if example.turns:
         for number, (turn, at) in enumerate(
@@ -286,11 +282,10 @@ def _sent(
 
 
 def _inside(
-    row: Encoded, spans: Sequence["Span"]
+    row: Encoded, places: Sequence[Place]
 ) -> Float[np.ndarray, "spans response"]:
     """1 for tokens of the answer that have a character of each span, else 0."""
-    places = np.array([(span.start, span.end) for span in spans], int)
-    starts, ends = places.reshape(-1, 2, 1).swapaxes(0, 1)
+    starts, ends = np.array(places, int).reshape(-1, 2, 1).swapaxes(0, 1)
     first, last = row.offsets.T
     return ((first < ends) & (last > starts) & (first < last)).astype(np.float32)
 

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
@@ -202,6 +202,17 @@ class Report:
                 finite(score, f"{shown(self.id)}: {name} of a token")
         for name, heads in self.heads.items():
             rounded(heads, f"{shown(self.id)}: {name}")
+
+    @property
+    def places(self) -> list[tuple[int, int]]:
+        """The characters of the spans."""
+        return [(span.start, span.end) for span in self.spans]
+
+    def resting(self, found: Sequence[SpanRelevance]) -> "Report":
+        """The same, and what each of the spans rests on."""
+        pairs = zip(self.spans, found, strict=True)
+        spans = [span._replace(relevance=one) for span, one in pairs]
+        return dataclasses.replace(self, spans=spans)
 
     def to_pandas(self) -> "pandas.DataFrame":
         """One row per token: ``token``, ``start``, ``end``, a column per detector."""

@@ -165,8 +165,8 @@ def score_batches(
                 one = report(chosen, lm.name, example, row, judged, at, token_threshold)
                 if flow is not None:
                     try:
-                        rests, spans = trace(lm, example, row, flow, one.spans)
-                        one = dataclasses.replace(one, relevance=rests, spans=spans)
+                        rests, spans = trace(lm, example, row, flow, one.places)
+                        one = dataclasses.replace(one.resting(spans), relevance=rests)
                     except ValueError as error:
                         one = empty(lm.name, example, [], str(error))
             done.append((number, one))

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import dataclasses
 import queue
 import threading
 import time
@@ -129,7 +128,7 @@ class Judge:
 
     def _explained(self, example: Example, report: Report) -> Report:
         try:
-            spans = explain(self.lm, example, report.spans, lrp.attnlrp())
+            rests = explain(self.lm, example, report.places, lrp.attnlrp())
         except ValueError as error:
             return detection.empty(self.lm.name, example, [], str(error))
-        return dataclasses.replace(report, spans=spans)
+        return report.resting(rests)
