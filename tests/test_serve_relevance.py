@@ -6,9 +6,12 @@ import json
 import httpx2 as httpx
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from serve_world import alike, probe, reader, served
 
 import jaxhal
+from jaxhal import lrp
 from jaxhal.reporting import attribution
 from jaxhal.reporting.attribution import Piece
 from jaxhal.serve.app import Server
@@ -174,3 +177,32 @@ def test_relevance_is_asked_for_with_true(http, value):
     found = http.post("/v1/verdict", json=ROW | {"relevance": value})
     assert found.status_code == 400
     assert "relevance: Input should be a valid boolean" in found.text
+
+
+TEXT = st.text(st.sampled_from("ab1 .\n\t\u00a0é🙂中👩\u200d💻<|im_end|>"), max_size=30)
+SEEN = TEXT.filter(str.strip)
+
+
+@settings(
+    max_examples=60,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(context=SEEN, question=TEXT, response=SEEN, data=st.data())
+def test_any_text_is_pointed_at(lm, monkeypatch, context, question, response, data):
+    """Whatever a template trims and a tokenizer cuts, by relevance drawn at random."""
+
+    def drawn(lm, batch, weights, rules):
+        shape = 1, weights.shape[1], batch.tokens.shape[1]
+        return np.random.default_rng(0).normal(size=shape)
+
+    monkeypatch.setattr(attribution, "relevance_sums", drawn)
+    start = data.draw(st.integers(0, len(response) - 1))
+    end = data.draw(st.integers(start + 1, len(response)))
+    texts = {"context": context, "question": question, "response": response[:start]}
+    example = Example(response, context=context, question=question)
+    (found,) = attribution.explain(lm, example, [(start, end)], lrp.attnlrp())
+    for pieces in (found.sentences, found.words):
+        assert sum(abs(one.share) for one in pieces) < 1 + 1e-6
+        for one in pieces:
+            assert texts[one.of][one.start : one.end] == one.text and one.text.strip()
