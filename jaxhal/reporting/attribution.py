@@ -210,8 +210,11 @@ def _explained(
         values = np.where(np.arange(len(values)) < first, values, 0.0)
         shares = values / max(np.abs(values).sum(), np.finfo(values.dtype).tiny)
         before = len(example.response[:start].rstrip())
-        cut = [(a, min(b, before)) for a, b in own.sentences if a < before]
-        each = *texts, own._replace(sentences=cut)
+        sentences, words = (
+            [(a, min(b, before)) for a, b in parts if a < before]
+            for parts in (own.sentences, own.words)
+        )
+        each = *texts, own._replace(sentences=sentences, words=words)
         strongest = _pieces(((text, text.sentences) for text in each), shares)
         words = _pieces(((text, text.words) for text in each), shares)
         found.append(SpanRelevance(rules, strongest[:_SENTENCES], words[:_WORDS]))
