@@ -9,6 +9,7 @@ from jaxhal.__main__ import main
 for name in (
     "jaxhal.cli.app",
     "jaxhal.experiments.guiding",
+    "jaxhal.serve.app",
     "jaxhal.serve.proxy",
     "ipykernel.kernelapp",
     "matplotlib.pyplot",

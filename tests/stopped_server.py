@@ -25,6 +25,12 @@ _CONFIG = {
 }
 _CLIENTS = 3
 _POINTS = "runs/mine/points.jsonl"
+#: Commands that serve it: the proxy alone, and beside verdicts of a reader.
+SERVERS = {
+    "watchdog serve": ["watchdog", "serve", "config.yaml"],
+    "serve": ["serve", "--watchdog", "config.yaml", "-m", "model", "--detector"]
+    + ["token_entropy"],
+}
 
 prepare = prepare_watch(_CONFIG)
 
@@ -34,13 +40,15 @@ class Clients:
 
     Attributes:
       acknowledged: queries whose feedback the server has said to have.
+      points: that it had before, at least.
       errors: what else it said.
     """
 
-    def __init__(self, port: int, name: str):
+    def __init__(self, port: int, points: int):
         self.acknowledged: list[str] = []
         self.errors: list[str] = []
-        self._port, self._name, self._over = port, name, threading.Event()
+        self.points = points
+        self._port, self._over = port, threading.Event()
         self._threads = [
             threading.Thread(target=self._teach, args=(each,))
             for each in range(_CLIENTS)
@@ -59,9 +67,9 @@ class Clients:
     def _teach(self, client: int) -> None:
         number = 0
         while not self._over.is_set():
-            query = f"w{number % 40} {self._name} {client} {number}"
+            query = f"w{number % 40} v{self.points} {client} {number}"
             try:
-                found = asked(self._port, "v1/feedback", query=query, hallucinated=True)
+                found = teach(self._port, query=query, hallucinated=True)
             except urllib.error.HTTPError as error:
                 said = error.read().decode()
                 if "the answer is empty" not in said:  # as random weights will have it
@@ -72,16 +80,16 @@ class Clients:
             ):  # nobody listens yet, or any more
                 time.sleep(0.01)
             else:
-                assert found["gained"] == 1
+                assert found["gained"] == 1 and found["points"] > self.points
                 self.acknowledged.append(query)
             number += 1
 
 
-def asked(port: int, path: str, **body: Any) -> dict[str, Any]:
-    """What the server says to a request; without a body it is a GET."""
+def teach(port: int, **feedback: Any) -> dict[str, Any]:
+    """What the server says to feedback."""
     request = urllib.request.Request(
-        f"http://127.0.0.1:{port}/{path}",
-        json.dumps(body).encode() if body else None,
+        f"http://127.0.0.1:{port}/v1/feedback",
+        json.dumps(feedback).encode(),
         {"Content-Type": "application/json"},
     )
     with urllib.request.urlopen(request, timeout=60) as response:
@@ -98,20 +106,19 @@ def stop(
     number: int,
     after: Callable[[Clients], bool],
     fresh: bool = False,
+    server: str = "watchdog serve",
 ) -> Ended:
     """Serves in a folder, under load, and is stopped as soon as something is true."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    arguments = ["watchdog", "serve", "config.yaml", "--port", str(port)]
+    arguments = [*SERVERS[server], "--port", str(port)]
     command = Command(prepare, arguments, lambda folder: {"": b""}, lines(_POINTS))
     before, killed = known(folder), hidden(folder)
     process = Running(command, folder, fresh)
-    with Clients(port, f"v{len(before)}") as clients:
+    with Clients(port, len(before)) as clients:
         while not after(clients) and process.code() is None:
             time.sleep(0.002)
-        if clients.acknowledged:
-            assert asked(port, "health")["points"] > len(before)
         kept = command.kept(folder)
         process.send(number)
         code, errors = process.ended(120)

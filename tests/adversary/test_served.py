@@ -1,7 +1,9 @@
 """Whatever is sent to the server of verdicts, it answers, and loses nothing."""
 
+import asyncio
 import contextlib
 import json
+import os
 import threading
 
 import httpx2 as httpx
@@ -16,6 +18,7 @@ from jaxhal.serve.app import Server
 from jaxhal.serve.limits import OPTIONS
 from tiny_lm import tiny_lm
 
+EXAMPLES = int(os.environ.get("EXAMPLES", "60"))
 PATHS = ["/v1/verdict", "/v1/chat/completions", "/v1/completions", "/v1/verdict/lines"]
 NAMES = ["model", "id", "response", "answer", "context", "contexts", "question"]
 NAMES += ["prompt", "templated", "messages", "rows", "tokens", "all", "max_tokens"]
@@ -65,7 +68,7 @@ def sent(draw) -> bytes:
     return "\r\n".join(lines).encode("utf-8", "surrogatepass") + b"\r\n\r\n" + raw
 
 
-@hypothesis.settings(max_examples=60, deadline=None, database=None)
+@hypothesis.settings(max_examples=EXAMPLES, deadline=None, database=None)
 @hypothesis.given(st.randoms(use_true_random=False))
 def test_fuzzed_requests(url, draw):
     port = int(url.rpartition(":")[2])
@@ -73,7 +76,7 @@ def test_fuzzed_requests(url, draw):
 
 
 def test_a_server_that_is_told_to_stop_ends_what_is_open(made):
-    """A stream comes to its end, and nothing new is taken."""
+    """More streams than slots come to their ends, and nothing new is taken."""
     config = uvicorn.Config(made.app(), port=0, log_level="warning", **OPTIONS)
     running = uvicorn.Server(config)
     thread = threading.Thread(target=running.run)
@@ -82,16 +85,26 @@ def test_a_server_that_is_told_to_stop_ends_what_is_open(made):
         assert thread.is_alive()
     port = running.servers[0].sockets[0].getsockname()[1]
     body = {"prompt": "A", "max_tokens": 60, "stream": True}
-    with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=120) as http:
-        with http.stream("POST", "/v1/completions", json=body) as stream:
-            lines = stream.iter_lines()
-            next(lines)
-            running.should_exit = True
-            rest = [*lines]
-        assert rest[-1] == "" and rest[-2] == "data: [DONE]"
-        thread.join()
-        with contextlib.suppress(httpx.TransportError):
-            pytest.fail(f"it still answers: {http.get('/health')}")
+    streams, begun = made.readers["tiny"].writer.most + 2, []
+
+    async def one(http):
+        async with http.stream("POST", "/v1/completions", json=body) as stream:
+            begun.append(stream.status_code)
+            running.should_exit = len(begun) == streams
+            return [line async for line in stream.aiter_lines()]
+
+    async def all_of_them():
+        url = f"http://127.0.0.1:{port}"
+        async with httpx.AsyncClient(base_url=url, timeout=120) as http:
+            found = await asyncio.gather(*(one(http) for _ in range(streams)))
+            await asyncio.to_thread(thread.join)
+            with contextlib.suppress(httpx.TransportError):
+                pytest.fail(f"it still answers: {await http.get('/health')}")
+            return found
+
+    found = asyncio.run(all_of_them())
+    assert begun == [200] * streams
+    assert all(lines[-2:] == ["data: [DONE]", ""] for lines in found)
 
 
 def test_all_is_well_after_all_of_that(made, url):

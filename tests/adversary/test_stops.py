@@ -63,13 +63,20 @@ def test_a_command_loses_nothing(name, tmp_path):
     assert sorted(os.listdir(folder)) == sorted(os.listdir(whole))
 
 
-def test_a_server_loses_no_feedback(tmp_path):
+@pytest.mark.parametrize(
+    ("server", "then"),
+    [("watchdog serve", signal.SIGINT), ("serve", signal.SIGTERM)],
+)
+def test_a_server_loses_no_feedback(server, then, tmp_path):
     """What was acknowledged is there after every stop, and the next one has it."""
     stopped_server.prepare(tmp_path)
-    for number in stops.SIGNALS:
+    for number in (signal.SIGKILL, then):
         before = len(stopped_server.known(tmp_path))
         found = stopped_server.stop(
-            tmp_path, number, lambda clients: len(clients.acknowledged) >= 3
+            tmp_path,
+            number,
+            lambda clients: len(clients.acknowledged) >= 3,
+            server=server,
         )
         assert len(found.kept) >= before + 3
 
