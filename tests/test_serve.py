@@ -267,9 +267,11 @@ def test_an_answer_that_turns_goes_no_further(client):
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        ({"n": 2}, "'n' is not supported"),
-        ({"tools": [{"type": "function"}]}, "'tools' is not supported"),
-        ({"top_logprobs": 3}, "'top_logprobs' is not supported"),
+        ({"n": 2}, "n: Input should be less than or equal to 1"),
+        ({"n": True}, "n: Input should be a valid integer"),
+        ({"tools": [{"type": "function"}]}, "tools: List should have at most 0"),
+        ({"top_logprobs": 3}, "top_logprobs: Input should be less"),
+        ({"x" * 9000: 3}, f"{'x' * 80}: this is not supported; leave it out"),
         ({"temperature": 3.0}, "less than or equal to 2"),
         ({"max_tokens": 0}, "greater than or equal to 1"),
         ({"max_tokens": 5000}, "over the model's context"),
@@ -293,7 +295,8 @@ def test_bad_wishes(http, more, message):
 
 def test_what_changes_nothing_may_be_said(client):
     options = {"model": "tiny", "messages": CHAT, "max_tokens": 2, "user": "me"}
-    client.chat.completions.create(**options, n=1, frequency_penalty=0, tools=[])
+    options |= {"n": 1, "frequency_penalty": 0.0, "tools": []}
+    client.chat.completions.create(**options, extra_body={"functions": None})
 
 
 # --- the server -----------------------------------------------------------------------

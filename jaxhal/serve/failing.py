@@ -15,6 +15,8 @@ from jaxhal.serve.limits import Fault, problem
 from jaxhal.serve.writer import Busy, Failed
 
 _T = TypeVar("_T")
+# Characters of a name that an error shows.
+_NAME = 80
 
 
 async def heard(request: Request, work: Awaitable[_T]) -> _T:
@@ -53,7 +55,7 @@ async def _fault(request: Request, error: Any) -> JSONResponse:
 
 async def _invalid(request: Request, error: Any) -> JSONResponse:
     first = error.errors()[0]
-    place = ".".join(map(str, first["loc"][1:]))
+    place = ".".join(map(str, first["loc"][1:]))[:_NAME]
     why = first["msg"].removeprefix("Value error, ")
     body = problem(f"{place}: {why}" if place else why, "invalid_request_error")
     body["error"]["param"] = place or None

@@ -4,31 +4,12 @@ Names and types are those of OpenAI's completions where these have them; what ja
 adds stands under ``jaxhal``.
 """
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 #: Of the contract; a change that an older client would not understand raises it.
 VERSION = "1"
-
-# Characters of an unknown name that an error shows.
-_NAME = 40
-# Wishes of OpenAI's that change nothing where they have these values.
-_IDLE = {
-    "frequency_penalty": (0,),
-    "presence_penalty": (0,),
-    "top_logprobs": (0,),
-    "n": (1,),
-    "best_of": (1,),
-    "echo": (False,),
-    "store": (False,),
-    "parallel_tool_calls": (True, False),
-    "logit_bias": ({},),
-    "tools": ([],),
-    "response_format": ({"type": "text"},),
-}
-# What says who asks, and of how many things, and nothing of the answer.
-_ASIDE = ("user", "metadata", "safety_identifier", "prompt_cache_key", "service_tier")
 
 
 class _Told(BaseModel):
@@ -109,10 +90,34 @@ class StopOn(_Told):
     )
 
 
+class StreamOptions(_Told):
+    """What a stream says beside the text."""
+
+    include_usage: bool | None = Field(
+        None, description="At the end, how many tokens it took."
+    )
+    include_obfuscation: bool | None = Field(None, description="Changes nothing.")
+
+
+class TextFormat(_Told):
+    """The one form that answers have."""
+
+    type: Literal["text"]
+
+
+def _unknown(value: Any) -> None:
+    if value is not None:
+        raise ValueError("this is not supported; leave it out")
+
+
+_Unknown = Annotated[None, BeforeValidator(_unknown)]
+
+
 class _Written(_Told):
     """What completions of both kinds are asked with."""
 
-    model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
+    model_config = ConfigDict(extra="allow")
+    __pydantic_extra__: dict[str, _Unknown]  # pyright: ignore[reportIncompatibleVariableOverride]
 
     model: str | None = Field(None, description="A reader; by default the first.")
     max_tokens: int | None = Field(None, ge=1)
@@ -121,16 +126,26 @@ class _Written(_Told):
     seed: int | None = Field(None, ge=-(2**63), lt=2**63)
     stop: str | list[str] | None = None
     stream: bool | None = False
-    stream_options: dict[str, Any] | None = None
+    stream_options: StreamOptions | None = None
     stop_on: StopOn | None = Field(None, description="An addition of jaxhal's.")
-
-    @model_validator(mode="after")
-    def _known(self) -> "_Written":
-        for name, value in (self.model_extra or {}).items():
-            idle = value is None or name in _ASIDE
-            if not (idle or any(_same(value, one) for one in _IDLE.get(name, ()))):
-                raise ValueError(f"{name[:_NAME]!r} is not supported; leave it out")
-        return self
+    # What clients of OpenAI's say and changes nothing: other values are not taken.
+    n: int | None = Field(None, ge=1, le=1)
+    best_of: int | None = Field(None, ge=1, le=1)
+    echo: Literal[False] | None = None
+    store: Literal[False] | None = None
+    top_logprobs: int | None = Field(None, ge=0, le=0)
+    frequency_penalty: float | None = Field(None, ge=0, le=0)
+    presence_penalty: float | None = Field(None, ge=0, le=0)
+    logit_bias: dict[str, float] | None = Field(None, max_length=0)
+    tools: list[Any] | None = Field(None, max_length=0)
+    parallel_tool_calls: bool | None = None
+    response_format: TextFormat | None = None
+    # Who asks, and of how many things.
+    user: str | None = None
+    metadata: dict[str, str] | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    service_tier: str | None = None
 
     @property
     def stops(self) -> tuple[str, ...]:
@@ -142,7 +157,8 @@ class _Written(_Told):
     @property
     def wants_usage(self) -> bool:
         """Whether a stream ends with how many tokens it took."""
-        return bool((self.stream_options or {}).get("include_usage"))
+        options = self.stream_options
+        return options is not None and bool(options.include_usage)
 
 
 class ChatRequest(_Written):
@@ -269,7 +285,3 @@ class Ready(BaseModel):
     why: str | None = None
     writing: int
     waiting: int
-
-
-def _same(value: Any, other: Any) -> bool:
-    return type(value) is type(other) and value == other
