@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import test_quantized
+import test_slots
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -17,7 +18,8 @@ import tiny_lm
 from jaxhal import detectors, tuning
 from jaxhal.capture import forward as capture
 from jaxhal.detectors import Ragged
-from jaxhal.generation import prefill
+from jaxhal.generation import GREEDY, prefill, requests, slots
+from jaxhal.generation.pieces import PIECE
 from jaxhal.models import devices, kernels, placement, weights
 from jaxhal.models import lm as lms
 from jaxhal.models import mesh as mesh_lib
@@ -137,6 +139,31 @@ def test_a_stream(crossed, alone):
         for lm in (alone, crossed)
     )
     assert got == want
+
+
+@pytest.mark.parametrize("data, model, apart", [(1, 4, False), (2, 2, True)])
+def test_slots_of_a_server(folder, alone, data, model, apart):
+    """One enters, then another while the first is written; then there is more room."""
+    lm = jaxhal.load(folder, mesh=jaxhal.make_mesh(data=data, model=model))
+
+    def written(lm, apart):
+        how = requests.decoding_of(lm, GREEDY, test_slots.REDUCERS)
+        model = (lm.apart if apart else lm).bare
+        state = slots.empty(model, slots.Size(2, PIECE, 16), how)
+        for at, number in enumerate((1, 3)):
+            example, limit, sampling, _ = test_slots.ASKED[number]
+            limit = min(limit, 12)
+            own = {"limit": limit, "key": test_slots.keys_of(number)[0]}
+            own |= {"temperature": sampling.temperature}
+            prompt = test_slots.read(lm, how, example, limit)
+            state = slots.enter(state, at, prompt, **own)
+            state = slots.go_on(model, state, jnp.asarray(3), how)
+        size = slots.Size(4, 2 * PIECE, 32)
+        state = slots.resized(state, jnp.array([1, 0, 9, 9]), size, how)
+        state = slots.go_on(model, state, jnp.asarray(99), how)
+        return [test_slots.of_slot(state, how, at) for at in range(2)]
+
+    _equal(written(lm, apart), written(alone, False))
 
 
 def test_tuning(crossed, alone):

@@ -11,9 +11,9 @@ from jaxhal.features.hidden import HiddenStates
 from jaxhal.features.lookback import LookbackRatio
 from jaxhal.features.uncertainty import TokenEntropy, TokenLogprob
 from jaxhal.generation import GREEDY, Sampling, pieces, requests, slots
-from jaxhal.generation.decoding import QUERY
+from jaxhal.generation.decoding import QUERY, Decoding
 from jaxhal.generation.pieces import PIECE
-from jaxhal.generation.slots import How, Size
+from jaxhal.generation.slots import Size
 from jaxhal.generation.stops import cut
 from jaxhal.models.lm import LM
 from jaxhal.types import Example
@@ -43,9 +43,8 @@ def lm() -> LM:
 
 
 @pytest.fixture(scope="module")
-def how(lm) -> How:
-    made = requests.decoding_of(lm, GREEDY, REDUCERS)
-    return How(made.named, made.stop_ids, made.pad_id)
+def how(lm) -> Decoding:
+    return requests.decoding_of(lm, GREEDY, REDUCERS)
 
 
 def read(lm, how, example, limit, prefixes=None):

@@ -52,10 +52,15 @@ class State:
 class Decoding:
     """What does not change while decoding, static by value."""
 
-    sampling: Sampling
+    sampling: Sampling  # of all rows; slots have wishes of their own
     named: Named  # row-wise reducers that ride along
     stop_ids: tuple[int, ...]  # tokens that end a row; they belong to it
     pad_id: int
+
+    @property
+    def behind(self) -> bool:
+        """Whether a token's features come a step after it, with its own row."""
+        return any(reducer.row == "token" for _, reducer in self.named)
 
 
 @jax.jit(static_argnames=("how", "new_tokens", "copies"))
@@ -156,8 +161,7 @@ def read_last(lm: LM, state: State, how: Decoding) -> State:
 
     The state itself goes on as it was, its last tokens not read.
     """
-    behind = any(reducer.row == "token" for _, reducer in how.named)
-    return _read_last(lm.bare, state, how) if behind else state
+    return _read_last(lm.bare, state, how) if how.behind else state
 
 
 @jax.jit(static_argnames="how")

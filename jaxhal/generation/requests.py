@@ -180,7 +180,6 @@ def stream(
     how = decoding_of(lm, sampling, reducers)
     keys = prompt_keys(sampling, key, 1)
     ends = stops.checked(tokenizer, stop)
-    behind = int(any(reducer.row == "token" for _, reducer in how.named))
 
     def tokens() -> Iterator[StreamedToken]:
         (group,) = plan(rows, 1)
@@ -190,7 +189,7 @@ def stream(
             done = bool(state.done[0])
             if done:
                 state = decoding.read_last(ready, state, how)
-            for at in range(len(ids), count - (0 if done else behind)):
+            for at in range(len(ids), count - (how.behind and not done)):
                 read = jax.device_get(decoding.column(state, at, how))
                 token, logprob, features = read
                 ids.append(int(token[0]))

@@ -16,13 +16,12 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from jaxhal.capture.taps import Named
-from jaxhal.generation.decoding import QUERY, mapped, with_text
+from jaxhal.generation.decoding import QUERY, Decoding, mapped, with_text
 from jaxhal.generation.pieces import Prompt
 from jaxhal.generation.sampling import choose_each
 from jaxhal.generation.steps import advance
 from jaxhal.models import decoder
-from jaxhal.models.cache import Cache
+from jaxhal.models.cache import OWN, Cache
 from jaxhal.models.lm import LM
 
 
@@ -32,20 +31,6 @@ class Size(NamedTuple):
     slots: int
     prompt: int
     new: int
-
-
-@dataclasses.dataclass(frozen=True)
-class How:
-    """What does not change while decoding, static by value."""
-
-    named: Named  # row-wise reducers that ride along
-    stop_ids: tuple[int, ...]  # tokens that end a row; they belong to it
-    pad_id: int
-
-    @property
-    def behind(self) -> bool:
-        """Whether a token's features come a step after it, with its own row."""
-        return any(reducer.row == "token" for _, reducer in self.named)
 
 
 @jax.tree_util.register_dataclass
@@ -77,7 +62,7 @@ class Slots:
 
 
 @functools.partial(jax.jit, static_argnames=("size", "how"))
-def empty(lm: LM, size: Size, how: How) -> Slots:
+def empty(lm: LM, size: Size, how: Decoding) -> Slots:
     """Slots that are free, for a model whose layers are stacked or apart."""
     model, config = nnx.merge(lm.graphdef, lm.params), lm.config
     rows, prompt, new = size
@@ -202,7 +187,7 @@ def _enter(slots: Slots, at, buffers, cache: dict, own: dict) -> Slots:
 
 
 @functools.partial(jax.jit, static_argnames="how", donate_argnames="slots")
-def go_on(lm: LM, slots: Slots, steps: Int[Array, ""], how: How) -> Slots:
+def go_on(lm: LM, slots: Slots, steps: Int[Array, ""], how: Decoding) -> Slots:
     """Decodes some steps, or until every slot is free."""
     model = nnx.merge(lm.graphdef, lm.params)
 
@@ -215,7 +200,7 @@ def go_on(lm: LM, slots: Slots, steps: Int[Array, ""], how: How) -> Slots:
     return jax.lax.while_loop(unfinished, body, (jnp.asarray(0), slots))[1]
 
 
-def _step(model: decoder.Decoder, slots: Slots, how: How) -> Slots:
+def _step(model: decoder.Decoder, slots: Slots, how: Decoding) -> Slots:
     """Reads the newest token of every live slot and chooses the next one."""
     goes, count = slots.live & ~slots.done, slots.count
 
@@ -261,13 +246,13 @@ def _step(model: decoder.Decoder, slots: Slots, how: How) -> Slots:
     )
 
 
-def written(slots: Slots, how: How) -> Int[Array, " slots"]:
+def written(slots: Slots, how: Decoding) -> Int[Array, " slots"]:
     """Tokens of each slot whose features are all there."""
     waits = slots.live & (slots.count > 0) if how.behind else jnp.zeros_like(slots.live)
     return slots.count - waits
 
 
-def features_of(slots: Slots, how: How) -> dict[str, Any]:
+def features_of(slots: Slots, how: Decoding) -> dict[str, Any]:
     """Features of what is written, as :meth:`Extraction.batches` has them."""
     new = jnp.arange(slots.tokens.shape[1])
     real = new < written(slots, how)[:, None]
@@ -317,7 +302,9 @@ def rewind(
 
 
 @functools.partial(jax.jit, static_argnames=("size", "how"))
-def resized(slots: Slots, rows: Int[Array, " slots"], size: Size, how: How) -> Slots:
+def resized(
+    slots: Slots, rows: Int[Array, " slots"], size: Size, how: Decoding
+) -> Slots:
     """Slots of another size; each is what the one of its number in ``rows`` was.
 
     A number outside stands for a free one.
@@ -339,18 +326,15 @@ def resized(slots: Slots, rows: Int[Array, " slots"], size: Size, how: How) -> S
         )
 
     cache = slots.cache
-    columns = ("position", "valid", "context", "document", "question", "tokens")
-    changed: dict[str, Any] = {
-        name: fit(getattr(cache, name), 1, before, after) for name in columns
-    }
+    changed: dict[str, Any] = {name: getattr(cache, name) for name in OWN}
+    for name, x in changed.items():
+        changed[name] = fit(x, 1, before, after) if x.ndim > 1 else fit(x)
     keys, values = cache.prefix
     cache = dataclasses.replace(
         cache,
         prefix=(fit_all(keys, -1, before, 0), fit_all(values, -2, before, 0)),
         key=fit_all(cache.key, -2, 0, after),
         value=fit_all(cache.value, -2, 0, after),
-        length=fit(cache.length),
-        rope_length=fit(cache.rope_length),
         column=fit(cache.column) + before,
         prompt_length=size.prompt + 1,
         **changed,

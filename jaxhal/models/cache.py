@@ -50,8 +50,8 @@ class Cache:
         return jax.tree.leaves(self.prefix[1])[0].shape[-2]
 
 
-# What a row of a cache has of its own beside its keys and values.
-_OWN = (
+#: What a row of a cache has of its own beside its keys and values.
+OWN = (
     *("position", "valid", "context", "document", "question", "tokens"),
     *("length", "rope_length"),
 )
@@ -138,7 +138,7 @@ def take(cache: Cache, rows: Int[Array, " chosen"]) -> Cache:
 
     They must stand in the order of their prompts, equally many for each.
     """
-    own = {name: jnp.take(getattr(cache, name), rows, axis=0) for name in _OWN}
+    own = {name: jnp.take(getattr(cache, name), rows, axis=0) for name in OWN}
     # [batch kv_heads new head] come last, whether layers are stacked or apart.
     key, value = jax.tree.map(
         lambda leaf: jnp.take(leaf, rows, axis=leaf.ndim - 4), (cache.key, cache.value)

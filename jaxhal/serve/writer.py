@@ -15,9 +15,9 @@ import jax.numpy as jnp
 
 from jaxhal.detectors import Detector
 from jaxhal.generation import GREEDY, pieces, requests, slots, stops
-from jaxhal.generation.decoding import fastest
+from jaxhal.generation.decoding import Decoding, fastest
 from jaxhal.generation.pieces import Prompt, doubled
-from jaxhal.generation.slots import How, Size, Slots
+from jaxhal.generation.slots import Size, Slots
 from jaxhal.io.checks import at_least
 from jaxhal.models.batching import Encoded
 from jaxhal.models.lm import LM
@@ -57,7 +57,7 @@ class _Seen(NamedTuple):
 
 
 @jax.jit(static_argnames=("how", "judge"))
-def _seen(state: Slots, params: Any, how: How, judge: Detector | None) -> _Seen:
+def _seen(state: Slots, params: Any, how: Decoding, judge: Detector | None) -> _Seen:
     scores = marks = None
     if judge is not None:
         features = slots.features_of(state, how)
@@ -94,8 +94,7 @@ class Writer:
         at_least(1, most=most)
         self.lm, self.detector, self.most = lm, detector, most
         judge = None if detector is None else detector.detector
-        found = requests.decoding_of(lm, GREEDY, judge and judge.reducers)
-        self._how = How(found.named, found.stop_ids, found.pad_id)
+        self._how = requests.decoding_of(lm, GREEDY, judge and judge.reducers)
         self._model = fastest(lm).bare
         self._slots: Slots | None = None
         self._prefixes = pieces.Prefixes()
