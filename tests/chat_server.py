@@ -38,6 +38,10 @@ class ChatServer(http.server.ThreadingHTTPServer):
 class _Chat(http.server.BaseHTTPRequestHandler):
     server: ChatServer
 
+    def handle(self):
+        with contextlib.suppress(ConnectionError):  # nobody listens any more
+            super().handle()
+
     def do_POST(self):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         server = self.server
@@ -76,12 +80,11 @@ class _Chat(http.server.BaseHTTPRequestHandler):
         self.send_header("Connection", "close")
         self.end_headers()
         self.close_connection = True
-        with contextlib.suppress(ConnectionError):  # nobody listens any more
-            for piece in pieces:
-                self.wfile.write(piece)
-                self.wfile.flush()
-                if self.server.closing.wait(0.05):
-                    return
+        for piece in pieces:
+            self.wfile.write(piece)
+            self.wfile.flush()
+            if self.server.closing.wait(0.05):
+                return
 
     def stream(self, reply):
         self.send_response(200)

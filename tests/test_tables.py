@@ -21,6 +21,7 @@ from jaxhal.datasets import (
     token_labels,
 )
 from jaxhal.datasets.jsonl import read_rows
+from jaxhal.io import progress
 from jaxhal.types import Example, Label
 
 GOOD = {"prompt": "Why?", "response": "So."}
@@ -277,6 +278,7 @@ def test_hub_never_runs_a_script(hub_cache):
 
 def test_hub_asks_for_what_is_named(monkeypatch, capsys):
     seen = []
+    progress._tell.cache_clear()
 
     def load_dataset(*names, **options):
         seen.append((names, options))

@@ -1,6 +1,7 @@
 """Progress of long work: bars on a terminal, a line elsewhere, all alike."""
 
 import contextlib
+import functools
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -18,7 +19,7 @@ def progress_bar(
 
 @contextlib.contextmanager
 def taking(what: str, *libraries: Any) -> Iterator[None]:
-    """What libraries download, or find: their bars on a terminal, a line elsewhere.
+    """What libraries download, or find: bars on a terminal, once a line elsewhere.
 
     ``libraries`` are ``datasets`` and ``huggingface_hub.utils``, or one of these.
     """
@@ -26,7 +27,7 @@ def taking(what: str, *libraries: Any) -> Iterator[None]:
     if sys.stderr.isatty():
         loud = []
     else:
-        print(f"jaxhal: taking {what}", file=sys.stderr, flush=True)
+        _tell(f"jaxhal: taking {what}")
     for one in loud:
         one.disable_progress_bars()
     try:
@@ -34,3 +35,9 @@ def taking(what: str, *libraries: Any) -> Iterator[None]:
     finally:
         for one in loud:
             one.enable_progress_bars()
+
+
+@functools.cache
+def _tell(line: str) -> None:
+    """Says it the first time."""
+    print(line, file=sys.stderr, flush=True)
