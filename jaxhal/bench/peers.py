@@ -1,6 +1,7 @@
 """What users run today: Hugging Face torch models, with this library's own weights."""
 
 import tempfile
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -8,6 +9,7 @@ import numpy as np
 
 from jaxhal.models.encoders.text_encoder import TextEncoder, load_encoder
 from jaxhal.models.lm import LM
+from jaxhal.models.tokenizer import Tokenizer
 
 
 def torch_device() -> str:
@@ -97,6 +99,30 @@ def torch_llama(lm: LM, attention: str) -> Any:
     # Buffers were emptied together with the weights.
     model.model.rotary_emb = type(model.model.rotary_emb)(settings).to(device)
     return model
+
+
+def server(model: Any, tokenizer: Tokenizer, folder: str) -> Sequence[str]:
+    """The module, and what it is told, that serves a model by Hugging Face.
+
+    The model is put into a folder, to sample from its own distribution.
+
+    Raises:
+      ImportError: without what that server needs.
+    """
+    from transformers.utils import import_utils as has
+
+    if not (has.is_serve_available() and has.is_accelerate_available()):
+        raise ImportError("install transformers[serving] for its server")
+    model.generation_config.update(
+        do_sample=True,
+        top_k=0,
+        eos_token_id=[*tokenizer.stop_ids],
+        pad_token_id=tokenizer.pad_id,
+    )
+    model.save_pretrained(folder)
+    tokenizer.hf.save_pretrained(folder)
+    entry = "transformers.cli.transformers"
+    return entry, "serve", folder, "--device", torch_device()
 
 
 def _state(lm: LM) -> dict[str, Any]:

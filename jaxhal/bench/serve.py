@@ -6,11 +6,14 @@ detector that rides along and without, asked in turn over HTTP.
 
 import asyncio
 import contextlib
+import functools
+import re
 import socket
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import httpx2
@@ -24,6 +27,15 @@ from jaxhal.datasets import bundled_answers
 CLIENTS = (1, 4, 16)
 NEW, ROUNDS, ANSWERS = 96, 3, 32
 _MODEL = "smollm2-135m"
+_OURS = ("jaxhal", "serve", "-m", _MODEL)
+# How Hugging Face's server is started for one client and for many.  On a CPU too it
+# would take most of the memory for keys and values, and masks as wide as they are.
+_THEIRS = {
+    1: (),
+    16: ("--continuous-batching", "--cb-num-blocks=64", "--cb-max-batch-tokens=512"),
+}
+# Hugging Face's says it unasked, and takes no such wish.
+_USAGE = {"stream_options": {"include_usage": True}}
 _PATIENCE = 600.0
 
 
@@ -41,26 +53,28 @@ class _Asked(NamedTuple):
 
 
 def rows() -> Iterator[dict]:
-    with _server() as rich, _server("--detector", "token_entropy") as plain:
-        yield from _written(rich, plain)
+    with _server(*_OURS) as rich:
+        with _server(*_OURS, "--detector", "token_entropy") as plain:
+            yield from _written(rich, plain)
         yield from _judged(rich)
-    yield from _beside_peers()
+        yield from _beside_peers(rich)
 
 
 @contextlib.contextmanager
-def _server(*options: str) -> Iterator[str]:
-    """The address of one that is ready."""
+def _server(*command: str) -> Iterator[str]:
+    """The address of one that is ready, of a module and what it is told."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    command = [sys.executable, "-m", "jaxhal", "serve", "--port", str(port)]
+    place = ["--host", "127.0.0.1", "--port", str(port)]
     quiet: Any = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    with subprocess.Popen([*command, "-m", _MODEL, *options], **quiet) as process:
+    whole = [sys.executable, "-m", *command, *place]
+    with subprocess.Popen(whole, **quiet) as process:
         try:
             url, until = f"http://127.0.0.1:{port}", time.monotonic() + _PATIENCE
             while not _lives(url):
                 if process.poll() is not None or time.monotonic() > until:
-                    raise RuntimeError(f"{' '.join(command)} did not begin to serve")
+                    raise RuntimeError(f"{' '.join(whole)} did not begin to serve")
                 time.sleep(0.1)
             yield url
         finally:
@@ -74,7 +88,7 @@ def _lives(url: str) -> bool:
         return False
 
 
-def _write(url: str, clients: int) -> _Asked:
+def _write(url: str, clients: int, wishes: dict[str, Any] = _USAGE) -> _Asked:
     """Answers to as many clients at once, each of them streamed."""
 
     async def one(client: httpx2.AsyncClient, number: int) -> tuple[int, float]:
@@ -85,17 +99,18 @@ def _write(url: str, clients: int) -> _Asked:
             "max_tokens": NEW,
             "seed": number,
             "stream": True,
-            "stream_options": {"include_usage": True},
+            **wishes,
         }
         path = f"{url}/v1/chat/completions"
         async with client.stream("POST", path, json=body) as stream:
             stream.raise_for_status()
             async for line in stream.aiter_lines():
-                if '"delta": {"content": "' in line:
+                if re.search('"delta": ?{"content"', line):
                     first = first or time.perf_counter() - begin
-                if '"completion_tokens": ' in line:
-                    count = line.partition('"completion_tokens": ')[2]
-                    tokens = int(count.partition(",")[0])
+                if count := re.search('"completion_tokens": ?([0-9]+)', line):
+                    tokens = int(count[1])
+        if not tokens:
+            raise RuntimeError(f"{url} did not say how many tokens it wrote")
         return tokens, first
 
     async def all_of_them() -> list[tuple[int, float]]:
@@ -116,7 +131,7 @@ def _written(rich: str, plain: str) -> Iterator[dict]:
         for (url, clients), found in runs.items():
             found.append(_write(url, clients))
     for clients in CLIENTS:
-        found, case = runs[rich, clients], f"{clients} client{'s' * (clients > 1)}"
+        found, case = runs[rich, clients], _case(clients)
         paces = np.array([one.pace for one in found])
         yield _spread(case, "tokens per second, with scores", paces, "higher")
         first = 1000 * np.concatenate([one.first for one in found])
@@ -130,7 +145,11 @@ def _written(rich: str, plain: str) -> Iterator[dict]:
     paces = {n: np.array([one.pace for one in runs[rich, n]]) for n in CLIENTS}
     most = max(CLIENTS)
     metric, ratio = "tokens per second / those of one client", paces[most] / paces[1]
-    yield _spread(f"{most} clients", metric, ratio, "higher", 6.0)
+    yield _spread(_case(most), metric, ratio, "higher", 6.0)
+
+
+def _case(clients: int) -> str:
+    return f"{clients} client{'s' * (clients > 1)}"
 
 
 def _spread(
@@ -187,20 +206,34 @@ def _judged(url: str) -> Iterator[dict]:
         yield row("serve", case, f"a verdict, p{share}, ms", value)
 
 
-def _beside_peers() -> Iterator[dict]:
-    """As many rows as clients, in one batch of Hugging Face's, without a server."""
+def _beside_peers(url: str) -> Iterator[dict]:
+    """Hugging Face's model: as many rows in one batch, and behind its own server."""
     lm = jaxhal.load(_MODEL, mesh="data=1")
     if (model := peer(peers.torch_llama, lm, "sdpa")) is None:
         return
     tokens = np.asarray(random_batch(lm.config.vocab_size, 40, 1).tokens)[:, :40]
     most = max(CLIENTS)
-    paces = []
-    with _server() as url:
-        _write(url, most)
-        for _ in range(ROUNDS):
-            begin = time.perf_counter()
-            peers.sampled(model, tokens, most, NEW)
-            theirs = most * NEW / (time.perf_counter() - begin)
-            paces.append(_write(url, most).pace / theirs)
-    metric = "tokens per second / those of Hugging Face in one batch"
-    yield _spread(f"{most} clients", metric, np.array(paces), "higher")
+
+    def batch() -> float:
+        begin = time.perf_counter()
+        peers.sampled(model, tokens, most, NEW)
+        return most * NEW / (time.perf_counter() - begin)
+
+    yield _beside(url, most, "Hugging Face in one batch", batch)
+    with tempfile.TemporaryDirectory() as folder:
+        command = peer(peers.server, model, lm.require_tokenizer(), folder)
+        for clients, options in _THEIRS.items() if command else ():
+            with _server(*command, *options) as other:
+                pace = functools.partial(_pace, other, clients)
+                yield _beside(url, clients, "transformers serve", pace)
+
+
+def _pace(url: str, clients: int) -> float:
+    return _write(url, clients, {}).pace
+
+
+def _beside(url: str, clients: int, name: str, theirs: Callable[[], float]) -> dict:
+    """Taking turns, of which the first compiles."""
+    ratios = [_write(url, clients).pace / theirs() for _ in range(1 + ROUNDS)]
+    metric = f"tokens per second / those of {name}"
+    return _spread(_case(clients), metric, np.array(ratios[1:]), "higher")
