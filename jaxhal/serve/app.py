@@ -32,6 +32,8 @@ from jaxhal.serve.response import Ended, News, Wish
 from jaxhal.serve.upstream import Unreachable, Upstream
 from jaxhal.serve.watched import Watched
 from jaxhal.serve.wire import (
+    LINES,
+    LINES_BODY,
     VERSION,
     About,
     ChatRequest,
@@ -57,8 +59,6 @@ _SHUT = {
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
 }
-# Of JSON Lines, which have no type of their own.
-_LINES = ("application/x-ndjson", "application/jsonl")
 _FAILURES: dict[int | str, Any] = {
     code: {"model": Failure} for code in (400, 401, 404, 413, 415, 421, 503)
 }
@@ -151,7 +151,8 @@ class Server:
         app.post("/v1/verdict", response_model=Verdict | Verdicts, **unset, **locked)(
             self.verdict
         )
-        app.post("/v1/verdict/lines", response_model=None, **locked)(self.lines)
+        body = {"openapi_extra": {"requestBody": LINES_BODY}}
+        app.post("/v1/verdict/lines", response_model=None, **body, **locked)(self.lines)
         if self.watchdog is not None:
             app.router.routes += self.watchdog.routes()
         else:
@@ -198,8 +199,8 @@ class Server:
         """Verdicts on JSON Lines of answers, a line each as they are done."""
         # What a web page may send anywhere without asking is not taken.
         kind = request.headers.get("content-type", "").partition(";")[0].strip()
-        if kind.lower() not in _LINES:
-            why = f"the body is {kind[:80] or 'of no type'}; send {' or '.join(_LINES)}"
+        if kind.lower() not in LINES:
+            why = f"the body is {kind[:80] or 'of no type'}; send {' or '.join(LINES)}"
             raise Fault(415, why)
         reader, raw = self._reader(model), await request.body()
         rows = [*read_rows(raw.splitlines())]
@@ -213,7 +214,7 @@ class Server:
             except (Busy, Failed) as error:
                 yield f"{json.dumps(problem(str(error), 'internal_error'))}\n"
 
-        return StreamingResponse(written(), media_type=_LINES[0])
+        return StreamingResponse(written(), media_type=LINES[0])
 
     async def _said(
         self,

@@ -10,6 +10,12 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 #: Of the contract; a change that an older client would not understand raises it.
 VERSION = "1"
+#: Types of JSON Lines, which have none of their own, and a body of them in OpenAPI.
+LINES = ("application/x-ndjson", "application/jsonl")
+LINES_BODY: dict[str, Any] = {
+    "required": True,
+    "content": {kind: {"schema": {"type": "string"}} for kind in LINES},
+}
 
 
 class _Told(BaseModel):
@@ -172,7 +178,7 @@ class ChatRequest(_Written):
 class CompletionRequest(_Written):
     """A text to go on with, as it is: control tokens in it are control tokens."""
 
-    prompt: str
+    prompt: str = Field(min_length=1)
     logprobs: int | None = Field(None, ge=0, le=1)
 
 
