@@ -146,10 +146,11 @@ def test_slots_of_a_server(folder, alone, data, model, apart):
     """One enters, then another while the first is written; then there is more room."""
     lm = jaxhal.load(folder, mesh=jaxhal.make_mesh(data=data, model=model))
 
-    def written(lm, apart):
+    def written(lm, apart, part):
         how = requests.decoding_of(lm, GREEDY, test_slots.REDUCERS)
         model = (lm.apart if apart else lm).bare
         state = slots.empty(model, slots.Size(2, PIECE, 16), how)
+        state = slots.laid(model, state, how)
         for at, number in enumerate((1, 3)):
             example, limit, sampling, _ = test_slots.ASKED[number]
             limit = min(limit, 12)
@@ -160,10 +161,14 @@ def test_slots_of_a_server(folder, alone, data, model, apart):
             state = slots.go_on(model, state, jnp.asarray(3), how)
         size = slots.Size(4, 2 * PIECE, 32)
         state = slots.resized(state, jnp.array([1, 0, 9, 9]), size, how)
+        state = slots.laid(model, state, how)
         state = slots.go_on(model, state, jnp.asarray(99), how)
+        key = jax.tree.leaves(state.cache.key)[0]
+        assert key.addressable_shards[0].data.shape[-4:-2] == part
         return [test_slots.of_slot(state, how, at) for at in range(2)]
 
-    _equal(written(lm, apart), written(alone, False))
+    got = written(lm, apart, (4 // data, 1))  # of rows, and of key heads
+    _equal(got, written(alone, False, (4, 2)))
 
 
 def test_tuning(crossed, alone):

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from jaxhal.generation.decoding import QUERY, Decoding, mapped, with_text
@@ -23,6 +24,7 @@ from jaxhal.generation.steps import advance
 from jaxhal.models import decoder
 from jaxhal.models.cache import OWN, Cache
 from jaxhal.models.lm import LM
+from jaxhal.models.mesh import along, mesh_of
 
 
 class Size(NamedTuple):
@@ -117,6 +119,35 @@ def empty(lm: LM, size: Size, how: Decoding) -> Slots:
         logprob=jnp.zeros((rows, new), jnp.float32),
         features=mapped(room, how.named, jax.eval_shape(read)),
     )
+
+
+def laid(lm: LM, slots: Slots, how: Decoding) -> Slots:
+    """The same where the model lies on a mesh, as decoding leaves them there.
+
+    Each device along ``data`` has rows of its own, and the others share out the heads,
+    as far as they divide.
+    """
+    if (mesh := mesh_of(lm.params)) is None:
+        return slots
+    reducers = dict(how.named)
+    others = tuple(name for name in mesh.axis_names if name != "data")
+
+    def fitting(names: tuple[str, ...], size: int) -> tuple[str, ...]:
+        ways = along(mesh, names)
+        return names if ways > 1 and size % ways == 0 else ()
+
+    def put(path: Any, leaf: Array) -> Array:
+        axis, heads = 0, ()
+        if path[0].name == "features":
+            reducer = reducers[path[1].key]
+            axis = reducer.batch_axis
+            heads = others if reducer.reads == "probs" else ()
+        elif leaf.ndim > 2:  # keys and values
+            axis, heads = leaf.ndim - 4, ("model",)
+        spec = map(fitting, [*[()] * axis, ("data",), heads], leaf.shape)
+        return jax.device_put(leaf, NamedSharding(mesh, PartitionSpec(*spec)))
+
+    return jax.tree_util.tree_map_with_path(put, slots)
 
 
 def enter(

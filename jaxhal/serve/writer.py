@@ -254,11 +254,12 @@ class Writer:
         size = Size(rows, doubled(pieces.PIECE, prompt), new)
         state = self._slots
         if state is None:
-            return slots.empty(self._model, size, self._how)
-        size = Size(*map(max, state.size, size))
-        if size == state.size:
+            state = slots.empty(self._model, size, self._how)
+        elif (size := Size(*map(max, state.size, size))) == state.size:
             return state
-        return slots.resized(state, jnp.arange(size.slots), size, self._how)
+        else:
+            state = slots.resized(state, jnp.arange(size.slots), size, self._how)
+        return slots.laid(self._model, state, self._how)
 
     def _decode(self) -> None:
         state = self._sized(len(self._rows))
