@@ -23,8 +23,8 @@ from jaxhal.generation.pieces import PIECE
 from jaxhal.models import devices, kernels, placement, weights
 from jaxhal.models import lm as lms
 from jaxhal.models import mesh as mesh_lib
+from jaxhal.models.families import huggingface_table
 from jaxhal.models.gguf import config_from_gguf, gguf_table
-from jaxhal.models.tables import huggingface_table
 from jaxhal.reading.keys import fingerprint
 from jaxhal.reading.store import Store
 from jaxhal.scoring.inputs import collect

@@ -15,7 +15,7 @@ from jaxhal.capture import forward as capture
 from jaxhal.capture import taps as rows_lib
 from jaxhal.features.knowledge import ExternalContext, ParametricKnowledge
 from jaxhal.models import kernels
-from jaxhal.models.config import from_huggingface
+from jaxhal.models.families import from_huggingface
 from jaxhal.models.lm import random
 from jaxhal.types import Batch, View
 

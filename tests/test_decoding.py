@@ -16,7 +16,7 @@ import tiny
 from jaxhal.generation import GREEDY, Sampling, decoding
 from jaxhal.generation.sampling import choose, warp
 from jaxhal.models.batching import Encoded, collate
-from jaxhal.models.config import from_huggingface
+from jaxhal.models.families import from_huggingface
 from jaxhal.models.lm import hidden_states, random
 
 
@@ -69,6 +69,15 @@ FAMILIES = [
     "falcon-40b",
     "gpt2-mha",
     "gemma3-scaled",
+    "gemma2-gqa",
+    "granite-gqa",
+    "granite4-nope",
+    "smollm3-window",
+    "olmo2-gqa",
+    "olmo3-yarn",
+    "phi3-short",
+    "glm4-gqa",
+    "ministral3-gqa",
 ]
 
 

@@ -18,7 +18,7 @@ from jaxhal.features.arrays import reduce
 from jaxhal.features.forest import Forest, SinkShare
 from jaxhal.features.graphs import Barcode, VertexDegree
 from jaxhal.features.topology import MTopDiv, mtop_div
-from jaxhal.models.config import from_huggingface
+from jaxhal.models.families import from_huggingface
 from jaxhal.models.lm import random
 from jaxhal.types import Batch
 

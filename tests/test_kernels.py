@@ -13,7 +13,7 @@ import jaxhal
 import tiny
 from jaxhal.capture import forward as capture
 from jaxhal.models import kernels, splash
-from jaxhal.models.config import from_huggingface
+from jaxhal.models.families import from_huggingface
 from jaxhal.models.lm import LM, random
 from jaxhal.types import Batch
 

@@ -14,8 +14,8 @@ import tiny
 from jaxhal import lrp
 from jaxhal.features.relevance import bin_weights
 from jaxhal.lrp import programs
-from jaxhal.models import ops, tables, weights
-from jaxhal.models.config import read_config
+from jaxhal.models import families, ops, weights
+from jaxhal.models.families import read_config
 from jaxhal.models.lm import LM
 from jaxhal.models.safetensors import SafetensorsSource
 from jaxhal.types import Batch
@@ -53,7 +53,7 @@ def lxt(name: str, dtype) -> tuple[LM, Batch]:
     folder = LXT / name
     config = read_config(folder)
     source = SafetensorsSource(folder, "model.")
-    table = tables.huggingface_table(config)
+    table = families.huggingface_table(config)
     graphdef, params = weights.fill(config, source, table, dtype)
     with np.load(folder / "attnlrp.npz") as stored:
         tokens, prompt = stored["input_ids"].astype(np.int32), stored["prompt_length"]
@@ -78,7 +78,8 @@ def test_equal_to_lxt(name, rules):
 
 
 # One of each wiring: biases, windows, two norms in parallel, one norm in parallel,
-# sequential with biases, learned positions, sandwiched norms, normed queries.
+# sequential with biases, learned positions, sandwiched norms, normed queries, capped
+# scores and logits, norms of sums alone, scaled parts, part of a head turned.
 FAMILIES = [
     "llama-biases",
     "mistral-gqa",
@@ -88,6 +89,10 @@ FAMILIES = [
     "gpt2-mha",
     "gemma3-gqa",
     "qwen3-gqa",
+    "gemma2-gqa",
+    "olmo2-gqa",
+    "granite-gqa",
+    "glm4-gqa",
 ]
 
 

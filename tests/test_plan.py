@@ -180,7 +180,7 @@ def test_attention_stays_on_its_device(tmp_path, plugin, topology, kind):
     tiny_lm.write_lm(tmp_path, **small, num_key_value_heads=4)
     code = (
         "import json, sys; from jaxhal.bench import plan; import jaxhal;"
-        "from jaxhal.models.config import read_config;"
+        "from jaxhal.models.families import read_config;"
         f"config = read_config({str(tmp_path)!r});"
         "reducers = {'lookback': jaxhal.LookbackRatio()};"
         "mesh = {'data': 2, 'model': 2};"

@@ -21,10 +21,10 @@ from jaxhal.models import blocks as blocks_lib
 from jaxhal.models import devices, placement, quantized, weights
 from jaxhal.models import mesh as mesh_lib
 from jaxhal.models.batching import Encoded, collate
+from jaxhal.models.families import huggingface_table
 from jaxhal.models.gguf import GGUFSource, config_from_gguf, gguf_table
 from jaxhal.models.lm import LM
 from jaxhal.models.safetensors import SafetensorsSource
-from jaxhal.models.tables import huggingface_table
 from jaxhal.reading.keys import fingerprint
 
 # Where the blocks of a format have what they are scaled by, in bytes of a block.

@@ -21,8 +21,8 @@ from jaxhal import experiments, plotting, tuning
 from jaxhal.cli import app as cli
 from jaxhal.experiments import running
 from jaxhal.experiments.config import load_config
-from jaxhal.models import decoder, tables, weights
-from jaxhal.models.config import from_huggingface
+from jaxhal.models import decoder, families, weights
+from jaxhal.models.families import from_huggingface
 from jaxhal.models.lm import LM
 from jaxhal.models.ops import STANDARD
 from jaxhal.models.safetensors import SafetensorsSource
@@ -374,7 +374,7 @@ def test_one_step_is_that_of_torch(tmp_path):
         save_file({k: v.clone() for k, v in state.items()}, tmp_path / name)
         mine = from_huggingface({**config.to_dict(), "model_type": "llama"})
         source = SafetensorsSource(tmp_path, "model.")
-        table = tables.huggingface_table(mine)
+        table = families.huggingface_table(mine)
         graphdef, params = weights.fill(mine, source, table, jnp.float32)
         return LM(params, graphdef, mine)
 

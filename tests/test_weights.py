@@ -12,7 +12,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 import tiny
 from jaxhal.models import registry, rope, weights
-from jaxhal.models.config import from_huggingface, read_config
+from jaxhal.models.families import from_huggingface, read_config
 from jaxhal.models.gguf import GGUFSource, config_from_gguf, gguf_table
 from jaxhal.models.lm import LM, load
 from tiny_lm import tiny_lm
@@ -164,7 +164,8 @@ def test_unknown_names(folder):
 @pytest.mark.parametrize(
     "extra, message",
     [
-        ({"rope_scaling": {"rope_type": "longrope", "factor": 2}}, "longrope"),
+        ({"rope_scaling": {"rope_type": "longrope"}}, "lacks short_factor; give a"),
+        ({"rope_scaling": {"rope_type": "su"}}, "rope_scaling: rope_type is su; known"),
         ({"rope_scaling": {"rope_type": "linear"}}, "lacks factor; rope sc"),
         ({"hidden_act": "relu6"}, "hidden_act is relu6; known: silu"),
     ],
@@ -179,7 +180,9 @@ def test_settings_that_cannot_be_computed(extra, message):
 @pytest.mark.parametrize("case", tiny.CASES)
 def test_old_and_new_config_spellings_agree(case):
     new = tiny.golden(case)["config"]
-    old = {k: v for k, v in new.items() if k not in ("rope_parameters", "layer_types")}
+    old = {k: v for k, v in new.items() if k != "rope_parameters"}
+    if new["model_type"] == "gemma3_text":
+        del old["layer_types"]
     rope = new.get("rope_parameters") or {}
     if "full_attention" in rope:
         old["rope_theta"] = rope["full_attention"]["rope_theta"]
@@ -214,10 +217,54 @@ def test_settings_of_other_families_say_nothing(case, stray):
     assert from_huggingface(config | stray) == from_huggingface(config)
 
 
-def test_capped_logits_are_not_computed():
-    config = tiny.golden("gemma3-gqa")["config"] | {"final_logit_softcapping": 30.0}
-    with pytest.raises(ValueError, match="final_logit_softcapping is 30.0; logits are"):
-        from_huggingface(config)
+def test_caps_may_be_left_out_turned_off_or_given():
+    """Null turns off what a family has where nothing is said."""
+    config = tiny.golden("gemma2-gqa")["config"]
+    keys = "attn_logit_softcapping", "final_logit_softcapping"
+    bare = {key: value for key, value in config.items() if key not in keys}
+    for given, want in (
+        ({}, (50.0, 30.0)),
+        (dict.fromkeys(keys), (None, None)),
+        (dict.fromkeys(keys, 0.0), (None, None)),
+        ({keys[0]: 2.0}, (2.0, 30.0)),
+    ):
+        found = from_huggingface(bare | given)
+        assert (found.attention_cap, found.logit_cap) == want
+
+
+@pytest.mark.parametrize(
+    "case, extra, message",
+    [
+        ("granite4-dense", {"num_local_experts": 8}, "num_local_experts is 8; only th"),
+        (
+            "granite4-dense",
+            {"layer_types": ["mamba"] * 3},
+            "layer_types is mamba|known",
+        ),
+        (
+            "smollm3-gqa",
+            {"no_rope_layers": [1, 2, 1]},
+            "give whole numbers from 0 to 1",
+        ),
+        (
+            "smollm3-gqa",
+            {"no_rope_layers": [1]},
+            "no_rope_layers is .*give a list of 3",
+        ),
+        ("glm4-gqa", {"partial_rotary_factor": 0.2}, "give a share of 16 that is even"),
+        (
+            "granite-gqa",
+            {"logits_scaling": 0},
+            "logits_scaling is 0; give a number abo",
+        ),
+        ("gemma2-gqa", {"final_logit_softcapping": -1}, "give a number at least 0"),
+    ],
+)
+def test_settings_of_a_family_that_cannot_be_computed(case, extra, message):
+    config = tiny.golden(case)["config"]
+    config = {k: v for k, v in config.items() if k != "rope_parameters"}
+    with pytest.raises(ValueError, match=message):
+        from_huggingface(config | extra)
 
 
 # -- GGUF ---------------------------------------------------------------------------
@@ -415,8 +462,8 @@ _BIASES = ("qkv_bias", "o_bias", "mlp_bias")
             {"windows": (8,) * 7, "mlp_bias": True, "activation": "silu"},
         ),
         ("qwen2", {}, [], {"qkv_bias": False}),
-        ("qwen3", {}, [], {"head_dim": 8, "qk_norm": False}),
-        ("qwen3", {}, ["blk.0.attn_q_norm.weight"], {"qk_norm": True}),
+        ("qwen3", {}, [], {"head_dim": 8, "qk_norm": None}),
+        ("qwen3", {}, ["blk.0.attn_q_norm.weight"], {"qk_norm": "head"}),
         (
             "falcon",
             {"attention.sliding_window": 8},
@@ -491,7 +538,7 @@ def test_gguf_headers(arch, metadata, tensors, want, tmp_path):
         (
             "llama",
             {"rope.scaling.type": "longrope", "rope.scaling.factor": 2.0},
-            "rope.scaling.type is longrope; known: default",
+            "rope.scaling.type is longrope; known: linear",
         ),
     ],
 )

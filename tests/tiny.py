@@ -48,6 +48,20 @@ _GEMMA = dict(
     layer_types=["sliding_attention", "sliding_attention", "full_attention"] * 2,
 )
 _GEMMA["layer_types"] = _GEMMA["layer_types"][:4]
+_MULTIPLIERS = dict(
+    embedding_multiplier=3.0,
+    attention_multiplier=0.2,
+    residual_multiplier=0.5,
+    logits_scaling=4.0,
+)
+_DENSE = dict(
+    num_local_experts=0,
+    layer_types=["attention"] * 3,
+    shared_intermediate_size=48,
+    position_embedding_type="rope",
+    mamba_n_heads=8,
+)
+_PADDED = {"pad_token_id": 0}
 
 # name -> (model_type, settings)
 CASES = {
@@ -123,6 +137,89 @@ CASES = {
                 "sliding_attention": {"rope_type": "default", "rope_theta": 1000.0},
             }
         },
+    ),
+    "gemma2-gqa": ("gemma2", _GEMMA | {"attn_logit_softcapping": 2.0}),
+    "gemma2-uncapped": (
+        "gemma2",
+        _GEMMA | {"attn_logit_softcapping": None, "final_logit_softcapping": None},
+    ),
+    "granite-gqa": ("granite", _BASE | _MULTIPLIERS),
+    "granite4-dense": ("granitemoehybrid", _BASE | _MULTIPLIERS | _DENSE),
+    "granite4-nope": (
+        "granitemoehybrid",
+        _BASE | _DENSE | {"position_embedding_type": None},
+    ),
+    "smollm3-gqa": ("smollm3", _BASE | _PADDED | {"no_rope_layer_interval": 2}),
+    "smollm3-window": (
+        "smollm3",
+        _BASE
+        | _PADDED
+        | dict(no_rope_layers=[1, 0, 0], use_sliding_window=True, sliding_window=6),
+    ),
+    "olmo2-gqa": ("olmo2", _BASE),
+    "olmo2-mha": ("olmo2", _BASE | _MHA | {"attention_bias": True}),
+    "olmo3-gqa": ("olmo3", _BASE | {"num_hidden_layers": 4, "sliding_window": 8}),
+    "olmo3-yarn": (
+        "olmo3",
+        _BASE
+        | {
+            "num_hidden_layers": 4,
+            "sliding_window": 8,
+            "rope_parameters": {
+                "full_attention": {
+                    **_rope("yarn", original_max_position_embeddings=16)[
+                        "rope_parameters"
+                    ]
+                },
+                "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+            },
+        },
+    ),
+    "phi3-mha": ("phi3", _BASE | _MHA | _PADDED | {"sliding_window": 8}),
+    "phi3-long": (
+        "phi3",
+        _BASE
+        | _PADDED
+        | {
+            "head_dim": 8,
+            "original_max_position_embeddings": 16,
+            "rope_parameters": {
+                "rope_type": "longrope",
+                "rope_theta": 10000.0,
+                "partial_rotary_factor": 0.75,
+                "short_factor": [1.0, 1.1, 1.2],
+                "long_factor": [1.5, 2.0, 3.0],
+            },
+        },
+    ),
+    "phi3-short": (
+        "phi3",
+        _BASE
+        | _PADDED
+        | {
+            "original_max_position_embeddings": 32,
+            "rope_parameters": {
+                "rope_type": "longrope",
+                "rope_theta": 10000.0,
+                "short_factor": [1.0, 1.1, 1.2, 1.4],
+                "long_factor": [1.5, 2.0, 3.0, 4.0],
+            },
+        },
+    ),
+    "glm4-gqa": ("glm4", _BASE | {"head_dim": 16, "pad_token_id": 0}),
+    "ministral3-gqa": (
+        "ministral3",
+        _BASE
+        | {"head_dim": 16, "pad_token_id": 0}
+        | _rope(
+            "yarn",
+            original_max_position_embeddings=8,
+            llama_4_scaling_beta=0.1,
+            beta_fast=32.0,
+            beta_slow=1.0,
+            mscale=1.0,
+            mscale_all_dim=1.0,
+        ),
     ),
 }
 TOKENS = (np.arange(2 * 24).reshape(2, 24) * 37 % 59 + 2).astype(np.int32)

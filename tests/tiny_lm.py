@@ -12,7 +12,7 @@ from safetensors.numpy import save_file
 from tokenizers import decoders, models, pre_tokenizers
 
 from jaxhal.detectors.series import Ragged
-from jaxhal.models.config import from_huggingface
+from jaxhal.models.families import from_huggingface
 from jaxhal.models.lm import LM, random
 from jaxhal.models.tokenizer import Tokenizer
 from jaxhal.reading.extract import extract

@@ -25,7 +25,8 @@ from jaxhal.generation.decoding import Decoding
 from jaxhal.lrp import programs, resolve
 from jaxhal.models import devices
 from jaxhal.models import lm as lm_lib
-from jaxhal.models.config import Config, from_huggingface
+from jaxhal.models.config import Config
+from jaxhal.models.families import from_huggingface
 from jaxhal.models.lm import LM
 
 BENCH = "accelerator"

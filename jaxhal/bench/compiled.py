@@ -16,7 +16,8 @@ from jaxhal.bench.plan import Plan, plan
 from jaxhal.bench.read import REDUCERS
 from jaxhal.features.base import Reducer
 from jaxhal.lrp import PromptRelevance, ResponseRelevance
-from jaxhal.models.config import Config, from_huggingface
+from jaxhal.models.config import Config
+from jaxhal.models.families import from_huggingface
 
 BENCH = "compiled"
 LLAMA_70B = LLAMA_8B | {

@@ -128,7 +128,8 @@ def server(model: Any, tokenizer: Tokenizer, folder: str) -> Sequence[str]:
 def _state(lm: LM) -> dict[str, Any]:
     import torch
 
-    from jaxhal.models.tables import huggingface_table, same
+    from jaxhal.models.families import huggingface_table
+    from jaxhal.models.tables import same
     from jaxhal.models.weights import paths
 
     table = huggingface_table(lm.config)

@@ -97,7 +97,7 @@ def plan_reading(lm: LM, rows: Sequence[Encoded], batch_size: int) -> list[Plann
 
 def shares_prompts(config: Config) -> bool:
     """Whether a prompt's keys are the same whatever response follows it."""
-    return all(rope.kind != "dynamic" for rope in config.ropes)
+    return not any(rope.by_length for rope in config.ropes)
 
 
 def _check_copies(config: Config, batch: Batch, copies: int) -> None:

@@ -79,8 +79,7 @@ class Prefixes:
         self, lm: LM, ids: Int[np.ndarray, " tokens"]
     ) -> tuple[int, Prompt | None]:
         """How many of the tokens one of the prompts begins with, and that prompt."""
-        # Keys under `dynamic` rope depend on the length of the whole.
-        if not self._kept or any(rope.kind == "dynamic" for rope in lm.config.ropes):
+        if not self._kept or any(rope.by_length for rope in lm.config.ropes):
             return 0, None
         count, key = max(
             (_common(one.before, ids), key) for key, one in self._kept.items()

@@ -3,11 +3,10 @@
 import dataclasses
 import difflib
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
 
 from jaxhal.io.showing import shown
-from jaxhal.models.settings import LAYERS, LENGTH, VOCABULARY, Settings, read_json
+from jaxhal.models.settings import LAYERS, LENGTH, VOCABULARY, Settings
 
 
 @dataclasses.dataclass(frozen=True)
@@ -15,7 +14,10 @@ class Rope:
     """Rotary position parameters, in the names of the Hugging Face config."""
 
     theta: float = 10000.0
-    kind: Literal["default", "linear", "dynamic", "yarn", "llama3"] = "default"
+    # none: of layers without positions.
+    kind: Literal[
+        "default", "linear", "dynamic", "yarn", "llama3", "longrope", "none"
+    ] = "default"
     factor: float = 1.0
     original_length: int = 0
     low_freq_factor: float = 1.0
@@ -26,7 +28,15 @@ class Rope:
     mscale: float | None = None
     mscale_all_dim: float | None = None
     truncate: bool = True
-    divisors: tuple[float, ...] = ()  # per channel pair, as GGUF stores llama3 scaling
+    # Per channel pair, as GGUF stores llama3 scaling; under `longrope` of texts up to
+    # the original length, and of longer ones.
+    divisors: tuple[float, ...] = ()
+    long_divisors: tuple[float, ...] = ()
+
+    @property
+    def by_length(self) -> bool:
+        """Whether angles depend on the length of the whole text."""
+        return self.kind in ("dynamic", "longrope")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,17 +62,26 @@ class Config:
     qkv_bias: bool = False
     o_bias: bool = False
     mlp_bias: bool = False
-    qk_norm: bool = False
-    # pre: norm -> part -> add; sandwich: also a norm after each part; parallel:
-    # attention and MLP read the same residual, through one norm or two.
-    block: Literal["pre", "sandwich", "parallel", "parallel_two_norms"] = "pre"
+    # Of queries and keys: of each head, or of all heads as one.
+    qk_norm: Literal["head", "whole"] | None = None
+    # pre: norm -> part -> add; sandwich: also a norm after each part; post: only that;
+    # parallel: attention and MLP read the same residual, through one norm or two.
+    block: Literal["pre", "post", "sandwich", "parallel", "parallel_two_norms"] = "pre"
     positions: Literal["rope", "learned"] = "rope"
     # Of each layer; they become arrays that the scan over layers carries along.
     ropes: tuple[Rope, ...] = (Rope(),)
     rope_of_layer: tuple[int, ...] = ()
     windows: tuple[int, ...] = ()  # keys a query may see, itself included; 0 = all
+    rotary_dim: int | None = None  # channels of a head that turn; None = all
+    # (b, n): queries grow as 1 + b log(1 + position // n).
+    query_growth: tuple[float, int] | None = None
     embedding_scale: float = 1.0
     attention_scale: float | None = None  # None = head_dim ** -0.5
+    residual_scale: float = 1.0  # of what attention and MLP add
+    logit_scale: float = 1.0
+    # Scores of attention, and logits, are c tanh(x / c).
+    attention_cap: float | None = None
+    logit_cap: float | None = None
     tie_word_embeddings: bool = False
 
     @property
@@ -73,33 +92,18 @@ class Config:
         return self.attention_scale
 
 
-def read_config(folder: Path) -> Config:
-    """Reads ``config.json`` of a Hugging Face folder.
-
-    Raises:
-      FileNotFoundError: when the folder has no config.json.
-      ValueError: on an unknown architecture or a setting this decoder does not compute.
-    """
-    path = Path(folder) / "config.json"
-    return from_huggingface(Settings(read_json(path), str(path)), str(path))
-
-
-def from_huggingface(raw: Mapping[str, Any], where: str = "config.json") -> Config:
-    """A :class:`Config` from the dictionary of a Hugging Face config.json."""
-    settings = Settings(raw, where)
-    if settings.get("model_type") == "gemma3" and "text_config" in settings:
-        settings = settings.inside("text_config").over({"model_type": "gemma3_text"})
-    return of_family(Config, FAMILIES, settings)
-
-
 class Family(NamedTuple):
-    """What the settings of a family mean, beside what they mean for Llama."""
+    """What the settings of a family mean, beside what they mean for Llama, and where
+    its checkpoints have the parameters.
+    """
 
     switches: Mapping[str, Any] = {}  # fields that no setting changes
     rule: Callable[[Settings], Mapping[str, Any]] = lambda raw: {}  # those some change
     names: Mapping[str, str] = {}  # of settings, the family's -> Llama's
     defaults: Mapping[str, Any] = {}  # of settings by Llama's names
     only: Mapping[str, Any] = {}  # what settings have to be, if they are there
+    table: Callable[["Config"], Any] | None = None  # see jaxhal.models.tables
+    bare: str = "model."  # what names begin with that leave it out of a bare decoder
 
 
 def check_family(family: Any, known: Mapping[str, Any], where: str) -> str:
@@ -123,7 +127,7 @@ def of_family(kind: type[Made], families: Mapping[str, Family], raw: Settings) -
     family = families[name]
     raw = raw.named(family.names)
     raw.only(family.only)
-    raw = raw.over({**family.defaults, **raw})
+    raw = raw.filled(family.defaults)
     return build(kind, name, raw, {**family.switches, **family.rule(raw)})
 
 
@@ -197,17 +201,17 @@ def activation(raw: Settings, key: str, default: str) -> str:
     return _ACTIVATIONS[raw.one_of(key, default, _ACTIVATIONS)]
 
 
-_ROPES = ("default", "linear", "dynamic", "yarn", "llama3")
+_ROPES = ("default", "linear", "dynamic", "yarn", "llama3", "longrope")
 
 
 def rope_from(raw: Settings, theta: float, length: int) -> Rope:
     """One rotary description; ``raw`` is ``rope_scaling`` or ``rope_parameters``."""
     key = "rope_type" if "rope_type" in raw else "type"
     kind: Any = raw.one_of(key, "default", _ROPES)
-    if kind != "default" and "factor" not in raw:
+    if kind not in ("default", "longrope") and "factor" not in raw:
         raw.refuse("factor", f"rope scaling {kind!r} needs one")
     original = length
-    if kind in ("yarn", "llama3"):
+    if kind in ("yarn", "llama3", "longrope"):
         key = "original_max_position_embeddings"
         original = raw.whole(key, length, most=LENGTH)
     values: dict[str, Any] = {
@@ -221,6 +225,13 @@ def rope_from(raw: Settings, theta: float, length: int) -> Rope:
         "original_length": original,
         "truncate": raw.flag("truncate", True),
     }
+    if kind == "longrope":
+        values.setdefault("factor", length / original)
+        for name, key in (
+            ("divisors", "short_factor"),
+            ("long_divisors", "long_factor"),
+        ):
+            values[name] = tuple(raw.numbers(key))
     rope = Rope(**values)
     if kind == "llama3" and rope.low_freq_factor == rope.high_freq_factor:
         raw.refuse("high_freq_factor", "give more than low_freq_factor")
@@ -237,134 +248,3 @@ def sliding(raw: Settings, default: Sequence[int | bool]) -> tuple[int, ...]:
         return tuple(map(int, default))
     kinds = ("full_attention", "sliding_attention")
     return tuple(map(kinds.index, raw.each("layer_types", kinds, len(default))))
-
-
-def _attention_bias(raw: Settings) -> dict[str, Any]:
-    return dict.fromkeys(("qkv_bias", "o_bias"), raw.flag("attention_bias"))
-
-
-def _llama(raw: Settings) -> dict[str, Any]:
-    return _attention_bias(raw) | {"mlp_bias": raw.flag("mlp_bias")}
-
-
-def _mistral(raw: Settings) -> dict[str, Any]:
-    """All layers see a window, or none does."""
-    window = raw.whole("sliding_window", 0, least=0, most=LENGTH)
-    return {"windows": (window,) * layer_count(raw)}
-
-
-def _qwen(raw: Settings) -> dict[str, Any]:
-    """The layers above the first few may see a window."""
-    layers = layer_count(raw)
-    window = raw.whole("sliding_window", 0, least=0, most=LENGTH)
-    if not raw.flag("use_sliding_window"):
-        return {}
-    first = raw.whole("max_window_layers", layers, least=0)
-    default = [layer >= first for layer in range(layers)]
-    return {"windows": tuple(window * slides for slides in sliding(raw, default))}
-
-
-def _qwen3(raw: Settings) -> dict[str, Any]:
-    return _attention_bias(raw) | _qwen(raw)
-
-
-def _gemma3(raw: Settings) -> dict[str, Any]:
-    for key in ("final_logit_softcapping", "attn_logit_softcapping"):
-        if raw.get(key):  # 0 is off, as none is
-            raw.refuse(key, "logits are not capped here; give null")
-    layers = layer_count(raw)
-    length = raw.whole("max_position_embeddings", most=LENGTH)
-    pattern = raw.whole("sliding_window_pattern", 6)
-    local = sliding(raw, [(layer + 1) % pattern != 0 for layer in range(layers)])
-    nested = raw.inside("rope_parameters")
-    whole = nested if "full_attention" in nested else raw
-    key = "full_attention" if "full_attention" in nested else "rope_scaling"
-    theta = raw.number("rope_theta", 1e6, above=1.0)
-    local_theta = raw.number("rope_local_base_freq", 10000.0, above=1.0)
-    full_rope = rope_from(whole.inside(key), theta, length)
-    local_rope = rope_from(nested.inside("sliding_attention"), local_theta, length)
-    window = raw.whole("sliding_window", 4096, most=LENGTH)
-    return _attention_bias(raw) | {
-        "ropes": (full_rope, local_rope),
-        "rope_of_layer": local,
-        "windows": tuple(window * slides for slides in local),
-        # The published length already counts the scaling of the global layers.
-        "context_length": length,
-        "activation": activation(raw, "hidden_activation", "gelu_pytorch_tanh"),
-        "embedding_scale": raw.whole("hidden_size") ** 0.5,
-        "attention_scale": raw.number("query_pre_attn_scalar", 256.0) ** -0.5,
-    }
-
-
-def _falcon(raw: Settings) -> dict[str, Any]:
-    heads = raw.whole("num_attention_heads")
-    if raw.flag("new_decoder_architecture"):
-        kv_heads = raw.whole("num_key_value_heads", heads)
-        norms = raw.whole("num_ln_in_parallel_attn", 2, most=2)
-        block = "parallel_two_norms" if norms == 2 else "parallel"
-    else:
-        kv_heads = 1 if raw.flag("multi_query", True) else heads
-        block = "parallel" if raw.flag("parallel_attn", True) else "pre"
-    biases = _attention_bias(raw) | {"mlp_bias": raw.flag("attention_bias")}
-    return biases | _inner(raw) | {"num_key_value_heads": kv_heads, "block": block}
-
-
-def _inner(raw: Settings) -> dict[str, Any]:
-    """The width of a perceptron that is four times the model's unless it says."""
-    inner = raw.whole(
-        "intermediate_size", 4 * raw.whole("hidden_size"), most=VOCABULARY
-    )
-    return {"intermediate_size": inner}
-
-
-_PLAIN = {"norm": "layer", "gated": False}
-_TIED = {"rms_norm_eps": 1e-5, "tie_word_embeddings": True}
-FAMILIES = {
-    "llama": Family(rule=_llama),
-    "mistral": Family(rule=_mistral),
-    "qwen2": Family({"qkv_bias": True}, _qwen),
-    "qwen3": Family({"qk_norm": True}, _qwen3, defaults={"head_dim": 128}),
-    "falcon": Family(
-        _PLAIN,
-        _falcon,
-        names={
-            "ffn_hidden_size": "intermediate_size",
-            "num_kv_heads": "num_key_value_heads",
-            "activation": "hidden_act",
-            "layer_norm_epsilon": "rms_norm_eps",
-            "bias": "attention_bias",
-        },
-        defaults=_TIED | {"hidden_act": "gelu"},
-        only={"alibi": False},
-    ),
-    "gpt2": Family(
-        _PLAIN
-        | {"positions": "learned", "qkv_bias": True, "o_bias": True, "mlp_bias": True},
-        _inner,
-        names={
-            "n_embd": "hidden_size",
-            "n_inner": "intermediate_size",
-            "n_layer": "num_hidden_layers",
-            "n_head": "num_attention_heads",
-            "n_positions": "max_position_embeddings",
-            "activation_function": "hidden_act",
-            "layer_norm_epsilon": "rms_norm_eps",
-        },
-        defaults=_TIED | {"hidden_act": "gelu_new", "max_position_embeddings": 1024},
-        only={
-            "scale_attn_by_inverse_layer_idx": False,
-            "reorder_and_upcast_attn": False,
-            "scale_attn_weights": True,
-        },
-    ),
-    "gemma3_text": Family(
-        {"qk_norm": True, "norm_offset": 1.0, "block": "sandwich"},
-        _gemma3,
-        defaults={
-            "max_position_embeddings": 131072,
-            "head_dim": 256,
-            "tie_word_embeddings": True,
-        },
-        only={"use_bidirectional_attention": False},
-    ),
-}

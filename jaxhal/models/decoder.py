@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
+from jaxhal.models import ops as ops_lib
 from jaxhal.models import quantized, rope
 from jaxhal.models.cache import Cache, positions
 from jaxhal.models.config import Config
@@ -122,6 +123,14 @@ def unembed(
     model: Decoder, hidden: Float[Array, "*rows width"], ops: Ops
 ) -> Float[Array, "*rows vocab"]:
     """Logits, float32 or wider, of hidden states that went through the final norm."""
+    return _logits(model.config, _products(model, hidden, ops), ops)
+
+
+def _logits(config: Config, products: Array, ops: Ops) -> Array:
+    return ops_lib.capped(products * config.logit_scale, config.logit_cap, ops)
+
+
+def _products(model: Decoder, hidden: Array, ops: Ops) -> Array:
     table, dtype = _vocabulary(model), wide(hidden.dtype)
     if not quantized.is_stored(table):
         if model.lm_head is None:
@@ -156,7 +165,7 @@ def unembed_at(
     def one(hidden: Array, kernel: Array) -> Array:
         return ops.linear(hidden, kernel[:, None], None, wide(hidden.dtype))[0]
 
-    return jax.vmap(jax.vmap(one))(hidden, kernel)
+    return _logits(model.config, jax.vmap(jax.vmap(one))(hidden, kernel), ops)
 
 
 def _vocabulary(model: Decoder) -> Any:
@@ -176,7 +185,8 @@ def geometry(
     """Positions, masks and rotary tables of one call; ``length`` as in rope."""
     cos = sin = None
     if config.positions == "rope":
-        cos, sin = rope.tables(config.ropes, config.head_dim, query_position, length)
+        turned = config.rotary_dim or config.head_dim
+        cos, sin = rope.tables(config.ropes, turned, query_position, length)
     return Geometry(query_position, key_position, key_valid, cos, sin)
 
 

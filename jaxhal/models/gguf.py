@@ -9,7 +9,6 @@ import numpy as np
 from jaxhal.io.showing import shown
 from jaxhal.models import blocks
 from jaxhal.models.config import (
-    FAMILIES,
     Config,
     Rope,
     build,
@@ -17,9 +16,10 @@ from jaxhal.models.config import (
     layer_count,
     rope_from,
 )
+from jaxhal.models.families import FAMILIES
 from jaxhal.models.quantized import Packed
 from jaxhal.models.settings import LENGTH, Settings
-from jaxhal.models.tables import QKV, Origin, Turn, fused, origins, split
+from jaxhal.models.tables import QKV, Origin, fused, origins, split, unpaired
 
 
 class GGUFSource:
@@ -160,6 +160,8 @@ def config_from_gguf(source: GGUFSource) -> Config:
     raw = _named(stored, _KEYS | {f"attention.{eps}": "rms_norm_eps"})
     scaled = stored.get("rope.scaling.type", "none") != "none"
     scaling = _named(stored, _SCALING if scaled else {})
+    if scaled:
+        scaling.one_of("rope_type", None, ("linear", "yarn", "llama3", "dynamic"))
     theta = raw.number("rope_theta", 10000.0, above=1.0)
     length = raw.whole("max_position_embeddings", most=LENGTH)
     raw = raw.over(
@@ -178,7 +180,7 @@ def config_from_gguf(source: GGUFSource) -> Config:
         "qkv_bias": not names.isdisjoint(("blk.0.attn_q.bias", "blk.0.attn_qkv.bias")),
         "o_bias": "blk.0.attn_output.bias" in names,
         "mlp_bias": "blk.0.ffn_down.bias" in names,
-        "qk_norm": "blk.0.attn_q_norm.weight" in names,
+        "qk_norm": "head" if "blk.0.attn_q_norm.weight" in names else None,
     }
     if arch == "falcon":  # whose older forms are cases of the new one
         two = "blk.0.attn_norm_2.weight" in names
@@ -235,17 +237,6 @@ def _gemma3(config: Config, raw: Settings) -> Config:
     )
 
 
-def _unpermuted(heads: str) -> Turn:
-    """llama.cpp interleaves the two halves of each rotary head; this undoes it."""
-
-    def restore(x: np.ndarray, config: Config) -> np.ndarray:
-        count = getattr(config, heads)
-        halves = x.reshape(count, config.head_dim // 2, 2, *x.shape[1:])
-        return halves.swapaxes(1, 2).reshape(x.shape).T
-
-    return restore
-
-
 def _less_one(x: np.ndarray, config: Config) -> np.ndarray:
     """Gemma norms are stored with their 1 already added."""
     return x - 1.0
@@ -285,7 +276,7 @@ def gguf_table(config: Config) -> dict[str, Origin]:
     if config.family == "llama":
         heads = ("num_attention_heads", "num_key_value_heads")
         for name, count in zip(QKV[:2], heads, strict=True):
-            table |= origins({name: _TABLE[name]}, _unpermuted(count))
+            table |= origins({name: _TABLE[name]}, unpaired(count))
     if config.norm_offset:
         for path, origin in table.items():
             if path.endswith("norm.scale"):

@@ -16,7 +16,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxhal.models import kernels, quantized, rope
 from jaxhal.models.config import Config
-from jaxhal.models.ops import STANDARD, Ops, Turned, attend_after
+from jaxhal.models.ops import STANDARD, Ops, Turned, attend_after, capped, wide
 
 # Of one layer's attention, what a way back may keep; beyond it blocks run again.
 KEPT_BYTES = 4 << 30
@@ -28,8 +28,8 @@ class Geometry(NamedTuple):
     query_position: Int[Array, "batch query"]
     key_position: Int[Array, "batch key"]
     key_valid: Bool[Array, "batch key"]
-    cos: Float[Array, "rope batch query 1 head"] | None
-    sin: Float[Array, "rope batch query 1 head"] | None
+    cos: Float[Array, "rope batch query 1 turned"] | None
+    sin: Float[Array, "rope batch query 1 turned"] | None
     # Of an encoder of n rows, added to scores: by key - query, from 1 - n on.
     by_distance: Float[Array, "heads distance"] | None = None
 
@@ -110,8 +110,9 @@ class Attention(nnx.Module):
         self.k_proj = linear(width, kv_heads, config.qkv_bias, dtype, rngs)
         self.v_proj = linear(width, kv_heads, config.qkv_bias, dtype, rngs)
         self.o_proj = linear(heads, width, config.o_bias, dtype, rngs)
-        self.q_norm = Norm(config, d, dtype) if config.qk_norm else None
-        self.k_norm = Norm(config, d, dtype) if config.qk_norm else None
+        widths = (heads, kv_heads) if config.qk_norm == "whole" else (d, d)
+        norms = [Norm(config, of, dtype) if config.qk_norm else None for of in widths]
+        self.q_norm, self.k_norm = norms
 
     def project(
         self, x: Float[Array, "batch query width"], geo: Geometry, at: LayerIndex, ops
@@ -120,16 +121,26 @@ class Attention(nnx.Module):
         config, (batch, query, _) = self.config, x.shape
         d, kv = config.head_dim, config.num_key_value_heads
         layers = (self.q_proj, self.k_proj, self.v_proj)
-        parts = [apply(layer, x, ops) for layer in layers]
-        q, k, v = (part.reshape(batch, query, -1, d) for part in parts)
-        if self.q_norm is not None and self.k_norm is not None:
-            q, k = self.q_norm(q, ops), self.k_norm(k, ops)
+        q, k, v = (apply(layer, x, ops) for layer in layers)
+        if config.qk_norm == "whole":
+            q, k = self._normed(q, k, ops)
+        q, k, v = (part.reshape(batch, query, -1, d) for part in (q, k, v))
+        if config.qk_norm == "head":
+            q, k = self._normed(q, k, ops)
         if geo.cos is not None and geo.sin is not None:
             cos, sin = geo.cos[at.rope], geo.sin[at.rope]
             q, k = rope.rotate(q, cos, sin), rope.rotate(k, cos, sin)
+        if config.query_growth is not None:
+            by, over = config.query_growth
+            grown = jnp.log1p((geo.query_position // over).astype(wide(q.dtype)))
+            q = (q * (1 + by * grown[:, :, None, None])).astype(q.dtype)
         q = (q * config.scale).reshape(batch, query, kv, -1, d)
         swap = (0, 2, 1, 3)
         return q.transpose(0, 2, 3, 1, 4), k.transpose(swap), v.transpose(swap)
+
+    def _normed(self, q: Array, k: Array, ops: Ops) -> tuple[Array, Array]:
+        assert self.q_norm is not None and self.k_norm is not None
+        return self.q_norm(q, ops), self.k_norm(k, ops)
 
     def mix(
         self,
@@ -170,21 +181,21 @@ class Attention(nnx.Module):
         """The same on one platform: a kernel, and blocks where none will do."""
         batch, _, _, rows, _ = q.shape
         columns = k.shape[2] + (0 if prefix is None else prefix[1].shape[2])
-        first = rows if tap is None else tap.first_row
+        first, cap = rows if tap is None else tap.first_row, self.config.attention_cap
         row_bytes = 4 * batch * self.config.num_attention_heads * columns
         index = jnp.arange(rows)
 
         def block(q, position, index, keys: int, reduce=None, values=True):
             bias = _bias(position, geo, keys, window, self.config.causal)
             if prefix is None:
-                scores = ops.scores(q, k[:, :, :keys])
+                scores = capped(ops.scores(q, k[:, :, :keys]), cap, ops)
                 if geo.by_distance is not None:
                     distance = jnp.arange(keys) - index[:, None]
                     added = geo.by_distance[:, distance + rows - 1]
                     scores = scores + added.reshape(*scores.shape[1:])
                 out, probs = ops.attend(scores, bias, v[:, :, :keys])
             else:
-                out, probs = attend_after(q, prefix, (k, v), bias)
+                out, probs = attend_after(q, prefix, (k, v), bias, cap)
             out = out if values else None
             if reduce is None:
                 return out, None
@@ -195,7 +206,7 @@ class Attention(nnx.Module):
         # than columns) cannot know its columns and looks at all of them.
         whole = rows == columns and self.config.causal
         ordinary = (ops.scores, ops.attend) == (STANDARD.scores, STANDARD.attend)
-        fused = platform.fused if whole and ordinary else None
+        fused = platform.fused if whole and ordinary and cap is None else None
         outputs, seen, segments = [], None, [(0, first)]
         if fused is not None and platform.takes(q, k):
             out = fused(q, k, v, geo.key_valid, self.config.windows, window)
@@ -317,15 +328,17 @@ class Block(nnx.Module):
 
     def __init__(self, config: Config, dtype: Any, rngs: nnx.Rngs):
         self.config = config
-        width = config.hidden_size
+        width, block = config.hidden_size, config.block
         self.self_attn = Attention(config, dtype, rngs)
         self.mlp = MLP(config, dtype, rngs)
-        self.input_norm = Norm(config, width, dtype)
-        two_norms = config.block != "parallel"
-        self.mlp_norm = Norm(config, width, dtype) if two_norms else None
-        sandwich = config.block == "sandwich"
-        self.post_attention_norm = Norm(config, width, dtype) if sandwich else None
-        self.post_mlp_norm = Norm(config, width, dtype) if sandwich else None
+
+        def norm(*blocks: str) -> Norm | None:
+            return Norm(config, width, dtype) if block in blocks else None
+
+        self.input_norm = norm("pre", "sandwich", "parallel", "parallel_two_norms")
+        self.mlp_norm = norm("pre", "sandwich", "parallel_two_norms")
+        self.post_attention_norm = norm("sandwich", "post")
+        self.post_mlp_norm = norm("sandwich", "post")
 
     def __call__(
         self,
@@ -339,18 +352,21 @@ class Block(nnx.Module):
 
         What leaves the layer comes with what would without its feed-forward part.
         """
-        normed = self.input_norm(x, ops)
-        mixed, beside = attend(self.self_attn, normed)
+        scale = self.config.residual_scale
+
+        def normed(norm: Norm | None, x: Array) -> Array:
+            return x if norm is None else norm(x, ops)
+
+        def scaled(part: Array) -> Array:
+            return part if scale == 1.0 else part * scale
+
+        read = normed(self.input_norm, x)
+        mixed, beside = attend(self.self_attn, read)
         mixed = self.self_attn.output(mixed, ops)
         if self.config.block in ("parallel", "parallel_two_norms"):
-            other = normed if self.mlp_norm is None else self.mlp_norm(x, ops)
+            other = read if self.mlp_norm is None else self.mlp_norm(x, ops)
             out = ops.add(x, ops.add(mixed, self.mlp(other, ops)))
             return out, ops.add(x, mixed), beside
-        if self.post_attention_norm is not None:
-            mixed = self.post_attention_norm(mixed, ops)
-        x = ops.add(x, mixed)
-        assert self.mlp_norm is not None
-        inner = self.mlp(self.mlp_norm(x, ops), ops)
-        if self.post_mlp_norm is not None:
-            inner = self.post_mlp_norm(inner, ops)
-        return ops.add(x, inner), x, beside
+        x = ops.add(x, scaled(normed(self.post_attention_norm, mixed)))
+        inner = self.mlp(normed(self.mlp_norm, x), ops)
+        return ops.add(x, scaled(normed(self.post_mlp_norm, inner))), x, beside

@@ -15,10 +15,11 @@ from jax.core import Tracer
 from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxhal.models import decoder, placement, registry, tables
+from jaxhal.models import decoder, families, placement, registry, tables
 from jaxhal.models import mesh as mesh_lib
 from jaxhal.models.batching import check_length, check_rows, collate
-from jaxhal.models.config import Config, read_config
+from jaxhal.models.config import Config
+from jaxhal.models.families import read_config
 from jaxhal.models.gguf import GGUFSource, config_from_gguf, gguf_table
 from jaxhal.models.ops import STANDARD
 from jaxhal.models.quantized import is_stored
@@ -246,9 +247,9 @@ def _opened(
         name = f"./{name}"
     if path.is_dir():
         config, tokenizer = read_config(path), Tokenizer.from_folder(path)
-        bare = "transformer." if config.family in ("gpt2", "falcon") else "model."
+        bare = families.FAMILIES[config.family].bare
         weights = functools.partial(SafetensorsSource, path, bare)
-        table = tables.huggingface_table(config)
+        table = families.huggingface_table(config)
     else:
         stored = GGUFSource(path)
         config, tokenizer = config_from_gguf(stored), Tokenizer.from_gguf(stored)

@@ -40,6 +40,7 @@ _ACTIVATIONS = {
     "silu": jax.nn.silu,
     "gelu": lambda x: jax.nn.gelu(x, approximate=False),
     "gelu_tanh": lambda x: jax.nn.gelu(x, approximate=True),
+    "tanh": jnp.tanh,
 }
 
 
@@ -153,11 +154,13 @@ def attend_after(
     prefix: tuple[Array, Array],
     own: tuple[Array, Array],
     bias: Float[Array, "batch 1 1 query key"],
+    cap: float | None = None,
 ) -> tuple[
     Float[Array, "batch kv_heads group query head"],
     Float[Array, "batch kv_heads group query key"],
 ]:
-    """:func:`scores` and :func:`attend` over shared keys and values and a row's own.
+    """:func:`scores`, capped, and :func:`attend` over keys and values that several rows
+    share and a row's own.
 
     A row of ``prefix``, keys ``[prompts kv_heads head prompt]`` and values ``[prompts
     kv_heads prompt head]``, stands before those of as many consecutive rows of ``own``
@@ -184,8 +187,9 @@ def attend_after(
 
     bias = gather(bias)
     queries = grouped(gather(query))
-    shared = apart(scores(queries, keys.swapaxes(-1, -2))) + bias[..., :columns]
-    lone = gather(scores(query, own[0])) + bias[..., columns:]
+    shared = capped(apart(scores(queries, keys.swapaxes(-1, -2))), cap)
+    lone = capped(gather(scores(query, own[0])), cap)
+    shared, lone = shared + bias[..., :columns], lone + bias[..., columns:]
     top = jnp.maximum(shared.max(-1, keepdims=True), lone.max(-1, keepdims=True))
     shared, lone = jnp.exp(shared - top), jnp.exp(lone - top)
     total = shared.sum(-1, keepdims=True) + lone.sum(-1, keepdims=True)
@@ -206,7 +210,7 @@ def normalize(
 
 
 def activate(x: Float[Array, "*shape"], kind: str) -> Float[Array, "*shape"]:
-    """The MLP's non-linearity."""
+    """The MLP's non-linearity, and that of :func:`capped`."""
     return _ACTIVATIONS[kind](x)
 
 
@@ -223,3 +227,8 @@ class Ops(NamedTuple):
 
 
 STANDARD = Ops()
+
+
+def capped(x: Array, limit: float | None, ops: Ops = STANDARD) -> Array:
+    """``limit tanh(x / limit)``; ``x`` where there is no limit."""
+    return x if limit is None else ops.activate(x / limit, "tanh") * limit

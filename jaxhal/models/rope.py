@@ -20,8 +20,8 @@ def frequencies(
 ) -> Float[Array, "batch half"]:
     """Radians per position of each pair of channels, per sample.
 
-    Only ``dynamic`` depends on ``length``, the sample's tokens, so that each row of a
-    batch gets the frequencies it would get alone.
+    Only ``dynamic`` and ``longrope`` depend on ``length``, the sample's tokens, so that
+    each row of a batch gets the frequencies it would get alone.
     """
     exponents = np.arange(0, head_dim, 2, dtype=np.float64) / head_dim
     base = rope.theta**-exponents
@@ -31,11 +31,17 @@ def frequencies(
         base = _llama3(rope, base)
     elif rope.kind == "yarn":
         base = _yarn(rope, base, head_dim)
+    elif rope.kind == "none":
+        base = np.zeros_like(base)
+    longer = base / np.asarray(rope.long_divisors or 1.0)
     if rope.divisors:
         base = base / np.asarray(rope.divisors)
     inverse = jnp.broadcast_to(
         jnp.asarray(base, jnp.float32), (length.shape[0], len(base))
     )
+    if rope.kind == "longrope":
+        over = (length > rope.original_length)[:, None]
+        inverse = jnp.where(over, jnp.asarray(longer, jnp.float32), inverse)
     if rope.kind == "dynamic":
         longest = jnp.maximum(length, rope.original_length).astype(jnp.float32)
         stretch = rope.factor * longest / rope.original_length - (rope.factor - 1)
@@ -67,11 +73,14 @@ def _yarn(rope: Rope, base: np.ndarray, head_dim: int) -> np.ndarray:
 
 
 def amplitude(rope: Rope) -> float:
-    """The factor yarn puts on cos and sin (1 for every other kind)."""
-    if rope.kind != "yarn":
+    """The factor yarn and longrope put on cos and sin (1 for every other kind)."""
+    if rope.kind not in ("yarn", "longrope"):
         return 1.0
     if rope.attention_factor is not None:
         return rope.attention_factor
+    if rope.kind == "longrope":
+        stretch = math.log(max(rope.factor, 1.0)) / math.log(rope.original_length)
+        return math.sqrt(1 + stretch)
 
     def growth(mscale: float) -> float:
         return 0.1 * mscale * math.log(rope.factor) + 1 if rope.factor > 1 else 1.0
@@ -83,14 +92,14 @@ def amplitude(rope: Rope) -> float:
 
 def tables(
     ropes: tuple[Rope, ...],
-    head_dim: int,
+    turned: int,
     positions: Int[Array, "batch query"],
     length: Int[Array, " batch"],
-) -> tuple[Float[Array, "rope batch query 1 head"], ...]:
+) -> tuple[Float[Array, "rope batch query 1 turned"], ...]:
     """``(cos, sin)`` of every rope a model uses, float32."""
     cos, sin = [], []
     for rope in ropes:
-        inverse = frequencies(rope, head_dim, length)
+        inverse = frequencies(rope, turned, length)
         angle = positions[:, :, None].astype(jnp.float32) * inverse[:, None, :]
         angle = jnp.concatenate([angle, angle], axis=-1)[:, :, None, :]
         cos.append(jnp.cos(angle) * amplitude(rope))
@@ -100,10 +109,16 @@ def tables(
 
 def rotate(
     x: Float[Array, "batch query heads head"],
-    cos: Float[Array, "batch query 1 head"],
-    sin: Float[Array, "batch query 1 head"],
+    cos: Float[Array, "batch query 1 turned"],
+    sin: Float[Array, "batch query 1 turned"],
 ) -> Float[Array, "batch query heads head"]:
-    """Turns each channel pair ``(i, i + head/2)`` by its position's angle."""
+    """Turns each channel pair ``(i, i + head/2)`` by its position's angle.
+
+    Where there are angles for the first channels only, the others stay.
+    """
+    if cos.shape[-1] < x.shape[-1]:
+        x, rest = jnp.split(x, [cos.shape[-1]], axis=-1)
+        return jnp.concatenate([rotate(x, cos, sin), rest], axis=-1)
     exact = x.astype(wide(x.dtype))
     first, second = jnp.split(exact, 2, axis=-1)
     turned = jnp.concatenate([-second, first], axis=-1)

@@ -39,12 +39,18 @@ class Settings(dict[str, Any]):
         super().__init__({key: raw[key] for key in raw if raw[key] is not None})
         self.where = where
         self.spelled: dict[str, str] = {}
+        self.off = frozenset(key for key in raw if raw[key] is None)
 
     def over(self, values: Mapping[str, Any]) -> "Settings":
         """With these values instead of its own."""
         made = Settings({**self, **values}, self.where)
-        made.spelled = self.spelled
+        made.spelled, made.off = self.spelled, self.off - made.keys()
         return made
+
+    def filled(self, values: Mapping[str, Any]) -> "Settings":
+        """With these values where it says nothing, not even null."""
+        missing = {key: values[key] for key in values if key not in self.off}
+        return self.over({**missing, **self})
 
     def named(self, names: Mapping[str, str]) -> "Settings":
         """Under other names, its own -> those to go by; errors keep its own.
@@ -55,6 +61,7 @@ class Settings(dict[str, Any]):
         rest = {key: self[key] for key in self if key not in names.values()}
         made = Settings({**rest, **given}, self.where)
         made.spelled = {ours: key for key, ours in names.items()}
+        made.off = frozenset(names.get(key, key) for key in self.off)
         return made
 
     def refuse(self, key: str, remedy: str) -> NoReturn:
@@ -71,12 +78,41 @@ class Settings(dict[str, Any]):
             self.refuse(key, f"give a whole number from {least} to {most}")
         return value
 
+    def wholes(
+        self, key: str, count: int, least: int = 0, most: int = WIDTH
+    ) -> list[int]:
+        """A list of ``count`` whole numbers."""
+        values = self.get(key)
+        if not isinstance(values, list) or len(values) != count:
+            self.refuse(key, f"give a list of {count}")
+        for value in values:
+            if type(value) is not int or not least <= value <= most:
+                self.refuse(key, f"give whole numbers from {least} to {most} in it")
+        return values
+
+    def numbers(self, key: str) -> list[float]:
+        """A list of numbers above 0."""
+        values = self.get(key)
+        if not isinstance(values, list) or not values:
+            self.refuse(key, "give a list of numbers")
+        for value in values:
+            if type(value) not in (int, float) or not 0 < value < 1e30:
+                self.refuse(key, "give numbers above 0 in it")
+        return [*map(float, values)]
+
     def number(
-        self, key: str, default: float | None = None, above: float = 0.0
+        self,
+        key: str,
+        default: float | None = None,
+        above: float = 0.0,
+        least: float | None = None,
     ) -> float:
+        """One above a number, or at least another."""
         value = self.get(key, default)
-        if type(value) not in (int, float) or not above < value < 1e30:
-            self.refuse(key, f"give a number above {above:g}")
+        known = type(value) in (int, float) and value < 1e30
+        if not known or (value <= above if least is None else value < least):
+            how = f"above {above:g}" if least is None else f"at least {least:g}"
+            self.refuse(key, f"give a number {how}")
         return float(value)
 
     def flag(self, key: str, default: bool = False) -> bool:

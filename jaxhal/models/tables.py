@@ -44,7 +44,7 @@ def split(which: int) -> Turn:
     return part
 
 
-def _split_columns(which: int) -> Turn:
+def split_columns(which: int) -> Turn:
     """The same of a tensor that is stored as ``[in, out]``."""
 
     def part(x: np.ndarray, config: Config) -> np.ndarray:
@@ -69,6 +69,33 @@ def grouped(which: int) -> Turn:
     return part
 
 
+def halves(which: int) -> Turn:
+    """The first or the second half of a fused tensor, such as a gate's and what it
+    lets through.
+    """
+
+    def part(x: np.ndarray, config: Config) -> np.ndarray:
+        return np.split(x, 2)[which].T
+
+    return part
+
+
+def unpaired(heads: str) -> Turn:
+    """Rotary channels of a head that lie side by side in pairs, as two halves.
+
+    ``heads`` is the field that counts the heads.
+    """
+
+    def restore(x: np.ndarray, config: Config) -> np.ndarray:
+        turned, rest = config.rotary_dim or config.head_dim, x.shape[1:]
+        x = x.reshape(getattr(config, heads), config.head_dim, *rest)
+        pairs = x[:, :turned].reshape(len(x), turned // 2, 2, *rest)
+        first = pairs.swapaxes(1, 2).reshape(len(x), turned, *rest)
+        return np.concatenate([first, x[:, turned:]], 1).reshape(-1, *rest).T
+
+    return restore
+
+
 def origins(modules: Mapping[str, str], turn: Turn = transpose) -> dict[str, Origin]:
     """Where all parameters come from that a module may have, ours -> stored."""
     table = {}
@@ -81,6 +108,7 @@ def origins(modules: Mapping[str, str], turn: Turn = transpose) -> dict[str, Ori
 
 
 QKV = tuple(f"blocks.self_attn.{name}_proj" for name in "qkv")
+GATED = "blocks.mlp.gate_proj", "blocks.mlp.up_proj"
 
 
 def fused(
@@ -93,7 +121,7 @@ def fused(
     return table
 
 
-_LLAMA = {
+LLAMA = {
     "embed_tokens": "model.embed_tokens",
     "lm_head": "lm_head",
     "norm": "model.norm",
@@ -107,45 +135,3 @@ _LLAMA = {
         *(f"mlp.{part}_proj" for part in ("gate", "up", "down")),
     )
 }
-_GEMMA3 = _LLAMA | {
-    "blocks.post_attention_norm": "model.layers.{}.post_attention_layernorm",
-    "blocks.mlp_norm": "model.layers.{}.pre_feedforward_layernorm",
-    "blocks.post_mlp_norm": "model.layers.{}.post_feedforward_layernorm",
-}
-_GPT2 = {
-    "embed_tokens": "transformer.wte",
-    "embed_positions": "transformer.wpe",
-    "norm": "transformer.ln_f",
-    "blocks.input_norm": "transformer.h.{}.ln_1",
-    "blocks.mlp_norm": "transformer.h.{}.ln_2",
-    "blocks.self_attn.o_proj": "transformer.h.{}.attn.c_proj",
-    "blocks.mlp.up_proj": "transformer.h.{}.mlp.c_fc",
-    "blocks.mlp.down_proj": "transformer.h.{}.mlp.c_proj",
-}
-_FALCON = {
-    "embed_tokens": "transformer.word_embeddings",
-    "lm_head": "lm_head",
-    "norm": "transformer.ln_f",
-    "blocks.input_norm": "transformer.h.{}.input_layernorm",
-    "blocks.mlp_norm": "transformer.h.{}.post_attention_layernorm",
-    "blocks.self_attn.o_proj": "transformer.h.{}.self_attention.dense",
-    "blocks.mlp.up_proj": "transformer.h.{}.mlp.dense_h_to_4h",
-    "blocks.mlp.down_proj": "transformer.h.{}.mlp.dense_4h_to_h",
-}
-_FALCON_TWO_NORMS = {
-    "blocks.input_norm": "transformer.h.{}.ln_attn",
-    "blocks.mlp_norm": "transformer.h.{}.ln_mlp",
-}
-
-
-def huggingface_table(config: Config) -> dict[str, Origin]:
-    """The key table of a Hugging Face checkpoint."""
-    if config.family == "gpt2":
-        # It stores its layers as [in, out] already.
-        parts = fused("transformer.h.{}.attn.c_attn", _split_columns)
-        return origins({"lm_head": "lm_head"}) | origins(_GPT2, same) | parts
-    if config.family == "falcon":
-        two = _FALCON_TWO_NORMS if config.block == "parallel_two_norms" else {}
-        stored = "transformer.h.{}.self_attention.query_key_value"
-        return origins(_FALCON | two) | fused(stored, grouped)
-    return origins(_GEMMA3 if config.family == "gemma3_text" else _LLAMA)

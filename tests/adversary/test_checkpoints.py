@@ -12,7 +12,7 @@ from test_weights import write_gguf
 
 import jaxhal
 import tiny_encoders
-from jaxhal.models import tables, weights
+from jaxhal.models import families, weights
 from jaxhal.models.encoders.config import read_encoder_config
 from jaxhal.models.gguf import GGUFSource, config_from_gguf
 from jaxhal.models.lm import load
@@ -382,7 +382,7 @@ def test_absurd_metadata(tiny_gguf, tmp_path, key, value, monkeypatch):
     source = GGUFSource(path)
     with pytest.raises(ValueError) as caught:
         config = config_from_gguf(source)
-        weights.fill(config, source, tables.huggingface_table(config), np.float32)
+        weights.fill(config, source, families.huggingface_table(config), np.float32)
     one_line(caught, str(path))
 
 

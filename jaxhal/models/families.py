@@ -1,0 +1,430 @@
+"""The families of decoders: what their settings mean and where parameters are stored.
+
+A family is a row of :data:`FAMILIES`: in it stands what differs from Llama.
+"""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from jaxhal.models.config import (
+    Config,
+    Family,
+    Rope,
+    activation,
+    layer_count,
+    of_family,
+    rope_from,
+    sliding,
+)
+from jaxhal.models.settings import LENGTH, VOCABULARY, Settings, read_json
+from jaxhal.models.tables import (
+    GATED,
+    LLAMA,
+    QKV,
+    Origin,
+    fused,
+    grouped,
+    halves,
+    origins,
+    same,
+    split,
+    split_columns,
+    unpaired,
+)
+
+
+def read_config(folder: Path) -> Config:
+    """Reads ``config.json`` of a Hugging Face folder.
+
+    Raises:
+      FileNotFoundError: when the folder has no config.json.
+      ValueError: on an unknown architecture or a setting this decoder does not compute.
+    """
+    path = Path(folder) / "config.json"
+    return from_huggingface(Settings(read_json(path), str(path)), str(path))
+
+
+def from_huggingface(raw: Mapping[str, Any], where: str = "config.json") -> Config:
+    """A :class:`Config` from the dictionary of a Hugging Face config.json."""
+    settings = Settings(raw, where)
+    if settings.get("model_type") == "gemma3" and "text_config" in settings:
+        settings = settings.inside("text_config").over({"model_type": "gemma3_text"})
+    return of_family(Config, FAMILIES, settings)
+
+
+def huggingface_table(config: Config) -> Mapping[str, Origin]:
+    """The key table of a Hugging Face checkpoint."""
+    table = FAMILIES[config.family].table
+    return origins(LLAMA) if table is None else table(config)
+
+
+def _attention_bias(raw: Settings) -> dict[str, Any]:
+    return dict.fromkeys(("qkv_bias", "o_bias"), raw.flag("attention_bias"))
+
+
+def _llama(raw: Settings) -> dict[str, Any]:
+    return _attention_bias(raw) | {"mlp_bias": raw.flag("mlp_bias")}
+
+
+def _mistral(raw: Settings) -> dict[str, Any]:
+    """All layers see a window, or none does."""
+    window = raw.whole("sliding_window", 0, least=0, most=LENGTH)
+    return {"windows": (window,) * layer_count(raw)}
+
+
+def _qwen(raw: Settings) -> dict[str, Any]:
+    """The layers above the first few may see a window."""
+    layers = layer_count(raw)
+    window = raw.whole("sliding_window", 0, least=0, most=LENGTH)
+    if not raw.flag("use_sliding_window"):
+        return {}
+    first = raw.whole("max_window_layers", layers, least=0)
+    default = [layer >= first for layer in range(layers)]
+    return {"windows": tuple(window * slides for slides in sliding(raw, default))}
+
+
+def _qwen3(raw: Settings) -> dict[str, Any]:
+    return _attention_bias(raw) | _qwen(raw)
+
+
+def _gemma(raw: Settings, period: int) -> dict[str, Any]:
+    """All of ``period`` layers but the last see a window; 0 is a cap that is off."""
+    layers, length = layer_count(raw), raw.whole("max_position_embeddings", most=LENGTH)
+    local = sliding(raw, [(layer + 1) % period != 0 for layer in range(layers)])
+    window = raw.whole("sliding_window", 4096, most=LENGTH)
+    keys = {"attention_cap": "attn_logit_softcapping"}
+    keys |= {"logit_cap": "final_logit_softcapping"}
+    caps = {name: raw.number(key, 0.0, least=0.0) for name, key in keys.items()}
+    return _attention_bias(raw) | {
+        "windows": tuple(window * slides for slides in local),
+        # The published length already counts the scaling of the global layers.
+        "context_length": length,
+        "activation": activation(raw, "hidden_activation", "gelu_pytorch_tanh"),
+        "embedding_scale": raw.whole("hidden_size") ** 0.5,
+        "attention_scale": raw.number("query_pre_attn_scalar", 256.0) ** -0.5,
+        **{name: cap or None for name, cap in caps.items()},
+    }
+
+
+def _gemma3(raw: Settings) -> dict[str, Any]:
+    found = _gemma(raw, raw.whole("sliding_window_pattern", 6))
+    ropes = _by_kind(raw, 1e6, raw.number("rope_local_base_freq", 10000.0, above=1.0))
+    local = tuple(int(window > 0) for window in found["windows"])
+    return found | {"ropes": ropes, "rope_of_layer": local}
+
+
+def _by_kind(raw: Settings, theta: float, local_theta: float) -> tuple[Rope, Rope]:
+    """Of layers that see all keys, and of those that see a window."""
+    length = raw.whole("max_position_embeddings", most=LENGTH)
+    nested = raw.inside("rope_parameters")
+    whole = nested if "full_attention" in nested else raw
+    key = "full_attention" if "full_attention" in nested else "rope_scaling"
+    theta = raw.number("rope_theta", theta, above=1.0)
+    return (
+        rope_from(whole.inside(key), theta, length),
+        rope_from(nested.inside("sliding_attention"), local_theta, length),
+    )
+
+
+def _olmo3(raw: Settings) -> dict[str, Any]:
+    """Three layers of four see a window, and turn unscaled."""
+    layers = layer_count(raw)
+    local = sliding(raw, [(layer + 1) % 4 != 0 for layer in range(layers)])
+    window = raw.whole("sliding_window", 4096, most=LENGTH)
+    theta = raw.number("rope_theta", 500000.0, above=1.0)
+    return _attention_bias(raw) | {
+        "windows": tuple(window * slides for slides in local),
+        "ropes": _by_kind(raw, theta, theta),
+        "rope_of_layer": local,
+    }
+
+
+def _smollm3(raw: Settings) -> dict[str, Any]:
+    """Every fourth layer is without positions, unless the settings say which."""
+    layers, length = layer_count(raw), raw.whole("max_position_embeddings", most=LENGTH)
+    interval = raw.whole("no_rope_layer_interval", 4)
+    bare = [(layer + 1) % interval == 0 for layer in range(layers)]
+    if raw.get("no_rope_layers"):
+        bare = [not turns for turns in raw.wholes("no_rope_layers", layers, most=1)]
+    window = raw.whole("sliding_window", 0, least=0, most=LENGTH)
+    slides = sliding(raw, bare) if raw.flag("use_sliding_window") else [0] * layers
+    theta = raw.number("rope_theta", 2e6, above=1.0)
+    return _llama(raw) | {
+        "ropes": (rope_from(_rope(raw), theta, length), Rope(kind="none")),
+        "rope_of_layer": tuple(map(int, bare)),
+        "windows": tuple(window * one for one in slides),
+    }
+
+
+def _granite(raw: Settings) -> dict[str, Any]:
+    return _llama(raw) | {
+        "embedding_scale": raw.number("embedding_multiplier", 1.0),
+        "attention_scale": raw.number("attention_multiplier", 1.0),
+        "residual_scale": raw.number("residual_multiplier", 1.0),
+        "logit_scale": 1 / raw.number("logits_scaling", 1.0),
+    }
+
+
+def _granite4(raw: Settings) -> dict[str, Any]:
+    """The dense ones, of attention alone."""
+    if raw.whole("num_local_experts", 8, least=0):
+        raw.refuse("num_local_experts", "only those without experts are computed")
+    if not raw.get("layer_types"):
+        raw.refuse("layer_types", "give that of each layer")
+    raw.each("layer_types", ("attention", "full_attention"), layer_count(raw))
+    turned = raw.one_of("position_embedding_type", "nope", ("rope", "nope")) == "rope"
+    return _granite(raw) | ({} if turned else {"ropes": (Rope(kind="none"),)})
+
+
+def _phi3(raw: Settings) -> dict[str, Any]:
+    """``su`` and ``yarn`` are what older settings call ``longrope``."""
+    length = raw.whole("max_position_embeddings", 4096, most=LENGTH)
+    original = raw.whole("original_max_position_embeddings", length, most=LENGTH)
+    nested = _rope(raw)
+    key = "rope_type" if "rope_type" in nested else "type"
+    if nested.get(key) in ("su", "yarn"):
+        nested = nested.over({key: "longrope"})
+    theta = raw.number("rope_theta", 10000.0, above=1.0)
+    rope = rope_from(
+        nested.over({"original_max_position_embeddings": original, **nested}),
+        theta,
+        length,
+    )
+    return _mistral(raw) | {"ropes": (rope,), "rotary_dim": _part(raw, nested, 1.0)}
+
+
+def _glm4(raw: Settings) -> dict[str, Any]:
+    part = _part(raw, _rope(raw), 0.5)
+    return {"qkv_bias": raw.flag("attention_bias"), "rotary_dim": part}
+
+
+def _rope(raw: Settings) -> Settings:
+    """Of positions, by their new name or the old one."""
+    return raw.inside(
+        "rope_parameters" if raw.get("rope_parameters") else "rope_scaling"
+    )
+
+
+def _part(raw: Settings, nested: Settings, default: float) -> int | None:
+    """Channels of a head that turn, where not all do."""
+    share = raw.number("partial_rotary_factor", default)
+    share = nested.number("partial_rotary_factor", share)
+    heads = raw.whole("num_attention_heads")
+    head = raw.whole("head_dim", raw.whole("hidden_size") // heads)
+    part = int(head * share)
+    if part > head or part % 2:
+        raw.refuse("partial_rotary_factor", f"give a share of {head} that is even")
+    return None if part == head else part
+
+
+def _ministral3(raw: Settings) -> dict[str, Any]:
+    nested = _rope(raw)
+    beta = nested.number("llama_4_scaling_beta", 0.0, least=0.0)
+    original = nested.whole("original_max_position_embeddings", 16384, most=LENGTH)
+    length = raw.whole("max_position_embeddings", 262144, most=LENGTH)
+    return _mistral(raw) | {
+        "query_growth": (beta, original) if beta else None,
+        # The published length already counts the scaling.
+        "context_length": length,
+    }
+
+
+def _falcon(raw: Settings) -> dict[str, Any]:
+    heads = raw.whole("num_attention_heads")
+    if raw.flag("new_decoder_architecture"):
+        kv_heads = raw.whole("num_key_value_heads", heads)
+        norms = raw.whole("num_ln_in_parallel_attn", 2, most=2)
+        block = "parallel_two_norms" if norms == 2 else "parallel"
+    else:
+        kv_heads = 1 if raw.flag("multi_query", True) else heads
+        block = "parallel" if raw.flag("parallel_attn", True) else "pre"
+    biases = _attention_bias(raw) | {"mlp_bias": raw.flag("attention_bias")}
+    return biases | _inner(raw) | {"num_key_value_heads": kv_heads, "block": block}
+
+
+def _inner(raw: Settings) -> dict[str, Any]:
+    """The width of a perceptron that is four times the model's unless it says."""
+    inner = raw.whole(
+        "intermediate_size", 4 * raw.whole("hidden_size"), most=VOCABULARY
+    )
+    return {"intermediate_size": inner}
+
+
+def _of(
+    names: dict[str, str], *more: Mapping[str, Origin]
+) -> Callable[[Config], Mapping[str, Origin]]:
+    """A table of names like Llama's but for these."""
+    table = origins(LLAMA | names)
+    for part in more:
+        table |= part
+    return lambda config: table
+
+
+_GEMMA = {
+    "blocks.post_attention_norm": "model.layers.{}.post_attention_layernorm",
+    "blocks.mlp_norm": "model.layers.{}.pre_feedforward_layernorm",
+    "blocks.post_mlp_norm": "model.layers.{}.post_feedforward_layernorm",
+}
+_OLMO = {
+    "blocks.post_attention_norm": "model.layers.{}.post_attention_layernorm",
+    "blocks.post_mlp_norm": "model.layers.{}.post_feedforward_layernorm",
+}
+_GLM4 = {
+    "blocks.post_attention_norm": "model.layers.{}.post_self_attn_layernorm",
+    "blocks.post_mlp_norm": "model.layers.{}.post_mlp_layernorm",
+}
+_GPT2 = {
+    "embed_tokens": "transformer.wte",
+    "embed_positions": "transformer.wpe",
+    "norm": "transformer.ln_f",
+    "blocks.input_norm": "transformer.h.{}.ln_1",
+    "blocks.mlp_norm": "transformer.h.{}.ln_2",
+    "blocks.self_attn.o_proj": "transformer.h.{}.attn.c_proj",
+    "blocks.mlp.up_proj": "transformer.h.{}.mlp.c_fc",
+    "blocks.mlp.down_proj": "transformer.h.{}.mlp.c_proj",
+}
+_FALCON = {
+    "embed_tokens": "transformer.word_embeddings",
+    "lm_head": "lm_head",
+    "norm": "transformer.ln_f",
+    "blocks.input_norm": "transformer.h.{}.input_layernorm",
+    "blocks.mlp_norm": "transformer.h.{}.post_attention_layernorm",
+    "blocks.self_attn.o_proj": "transformer.h.{}.self_attention.dense",
+    "blocks.mlp.up_proj": "transformer.h.{}.mlp.dense_h_to_4h",
+    "blocks.mlp.down_proj": "transformer.h.{}.mlp.dense_4h_to_h",
+}
+_FALCON_TWO_NORMS = {
+    "blocks.input_norm": "transformer.h.{}.ln_attn",
+    "blocks.mlp_norm": "transformer.h.{}.ln_mlp",
+}
+
+
+def _gpt2_table(config: Config) -> Mapping[str, Origin]:
+    """It stores its layers as [in, out] already."""
+    parts = fused("transformer.h.{}.attn.c_attn", split_columns)
+    return origins({"lm_head": "lm_head"}) | origins(_GPT2, same) | parts
+
+
+def _falcon_table(config: Config) -> Mapping[str, Origin]:
+    two = _FALCON_TWO_NORMS if config.block == "parallel_two_norms" else {}
+    stored = "transformer.h.{}.self_attention.query_key_value"
+    return origins(_FALCON | two) | fused(stored, grouped)
+
+
+def _glm4_table(config: Config) -> Mapping[str, Origin]:
+    """Channels that turn together lie side by side."""
+    table = origins(LLAMA | _GLM4) | _GATE_UP
+    heads = ("num_attention_heads", "num_key_value_heads")
+    for name, count in zip(QKV[:2], heads, strict=True):
+        table |= origins({name: LLAMA[name]}, unpaired(count))
+    return table
+
+
+_GATE_UP = fused("model.layers.{}.mlp.gate_up_proj", halves, GATED)
+_PLAIN = {"norm": "layer", "gated": False}
+_GEMMA_DEFAULTS = {
+    "max_position_embeddings": 8192,
+    "head_dim": 256,
+    "tie_word_embeddings": True,
+}
+_TIED = {"rms_norm_eps": 1e-5, "tie_word_embeddings": True}
+FAMILIES = {
+    "llama": Family(rule=_llama),
+    "mistral": Family(rule=_mistral),
+    "qwen2": Family({"qkv_bias": True}, _qwen),
+    "qwen3": Family({"qk_norm": "head"}, _qwen3, defaults={"head_dim": 128}),
+    "falcon": Family(
+        _PLAIN,
+        _falcon,
+        names={
+            "ffn_hidden_size": "intermediate_size",
+            "num_kv_heads": "num_key_value_heads",
+            "activation": "hidden_act",
+            "layer_norm_epsilon": "rms_norm_eps",
+            "bias": "attention_bias",
+        },
+        defaults=_TIED | {"hidden_act": "gelu"},
+        only={"alibi": False},
+        table=_falcon_table,
+        bare="transformer.",
+    ),
+    "gpt2": Family(
+        _PLAIN
+        | {"positions": "learned", "qkv_bias": True, "o_bias": True, "mlp_bias": True},
+        _inner,
+        names={
+            "n_embd": "hidden_size",
+            "n_inner": "intermediate_size",
+            "n_layer": "num_hidden_layers",
+            "n_head": "num_attention_heads",
+            "n_positions": "max_position_embeddings",
+            "activation_function": "hidden_act",
+            "layer_norm_epsilon": "rms_norm_eps",
+        },
+        defaults=_TIED | {"hidden_act": "gelu_new", "max_position_embeddings": 1024},
+        only={
+            "scale_attn_by_inverse_layer_idx": False,
+            "reorder_and_upcast_attn": False,
+            "scale_attn_weights": True,
+        },
+        table=_gpt2_table,
+        bare="transformer.",
+    ),
+    "gemma2": Family(
+        {"norm_offset": 1.0, "block": "sandwich"},
+        lambda raw: _gemma(raw, 2),
+        defaults=_GEMMA_DEFAULTS
+        | {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
+        only={"use_bidirectional_attention": False},
+        table=_of(_GEMMA),
+    ),
+    "gemma3_text": Family(
+        {"qk_norm": "head", "norm_offset": 1.0, "block": "sandwich"},
+        _gemma3,
+        defaults=_GEMMA_DEFAULTS | {"max_position_embeddings": 131072},
+        only={"use_bidirectional_attention": False},
+        table=_of(_GEMMA),
+    ),
+    "granite": Family(rule=_granite),
+    "granitemoehybrid": Family(
+        rule=_granite4,
+        names={"shared_intermediate_size": "intermediate_size"},
+        defaults={"intermediate_size": 1024},
+        table=_of(
+            {"blocks.mlp.down_proj": "model.layers.{}.shared_mlp.output_linear"},
+            fused("model.layers.{}.shared_mlp.input_linear", halves, GATED),
+        ),
+    ),
+    "smollm3": Family(
+        rule=_smollm3,
+        defaults={"tie_word_embeddings": True, "max_position_embeddings": 32768},
+    ),
+    "olmo2": Family(
+        {"qk_norm": "whole", "block": "post"},
+        _attention_bias,
+        defaults={"rms_norm_eps": 1e-5},
+        table=_of(_OLMO),
+    ),
+    "olmo3": Family(
+        {"qk_norm": "whole", "block": "post"},
+        _olmo3,
+        defaults={"rms_norm_eps": 1e-5, "max_position_embeddings": 2048},
+        table=_of(_OLMO),
+    ),
+    "phi3": Family(
+        rule=_phi3,
+        defaults={"rms_norm_eps": 1e-5},
+        table=_of({}, fused("model.layers.{}.self_attn.qkv_proj", split), _GATE_UP),
+    ),
+    "glm4": Family(
+        {"block": "sandwich"},
+        _glm4,
+        defaults={"rms_norm_eps": 1.5625e-7, "attention_bias": True, "head_dim": 128},
+        table=_glm4_table,
+    ),
+    "ministral3": Family(
+        rule=_ministral3,
+        defaults={"rms_norm_eps": 1e-5, "head_dim": 128, "rope_theta": 1e6},
+    ),
+}
