@@ -89,6 +89,17 @@ class Bench(SphinxDirective):
         return holder.children
 
 
+class Families(SphinxDirective):
+    """What the tests showed of each family of models."""
+
+    def run(self) -> list[nodes.Node]:
+        self.env.note_dependency(str(results.RESULTS / "families.json"))
+        holder = nodes.container()
+        lines = StringList(results.families())
+        self.state.nested_parse(lines, self.content_offset, holder)
+        return holder.children
+
+
 class Cell(SphinxRole):
     """A figure of a results file: ``{cell}`halueval / linear_probe / AUROC```."""
 
@@ -106,6 +117,7 @@ class Rooms(SphinxDirective):
 def setup(app: Any) -> dict[str, bool]:
     app.add_directive("results", Results)
     app.add_directive("bench", Bench)
+    app.add_directive("families", Families)
     app.add_directive("rooms", Rooms)
     app.add_role("cell", Cell())
     app.connect("builder-inited", lambda app: generate.pages(HERE / "generated"))

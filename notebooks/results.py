@@ -94,6 +94,24 @@ def cell(name: str, row: str, column: str = "AUROC", title: str = "") -> str:
     raise KeyError(f"{name} has no {column!r} of {row!r}")
 
 
+# What tests show of a family, as the table of the site has it.
+_SHOWN = (
+    *("hidden states", "attention", "logits", "greedy decoding", "relevance"),
+    *("mesh", "GGUF", "stored weights"),
+)
+
+
+def families() -> list[str]:
+    """What the tests showed of each family: ``configs/results/families.json``."""
+    table = json.loads((RESULTS / "families.json").read_text("utf-8"))
+    lines = ["| `model_type` | " + " | ".join(_SHOWN) + " |"]
+    lines.append("|---" * (len(_SHOWN) + 1) + "|")
+    for family, what in table.items():
+        cells = ("✓" if name in what else "" for name in _SHOWN)
+        lines.append(f"| `{family}` | " + " | ".join(cells) + " |")
+    return lines
+
+
 def bench(name: str) -> list[str]:
     """What a bench measured, as a table, and on what: ``configs/results/bench.json``.
 

@@ -36,6 +36,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 from browser import chromium
 from jaxhal.models import registry
 
+pytest_plugins = ["shown"]
+
 # No test is timed: a loaded machine is slow.
 hypothesis.settings.register_profile("untimed", deadline=None)
 hypothesis.settings.load_profile("untimed")

@@ -48,6 +48,16 @@ def run(case: str) -> tuple[dict, dict[str, np.ndarray]]:
     return meta, {"hidden": hidden, "logits": out.logits.numpy()}
 
 
+def attention(case: str) -> np.ndarray:
+    """Hugging Face eager's ``[layer, batch, heads, query, key]``."""
+    import torch
+
+    model, *_ = model_of(case)
+    with torch.no_grad():
+        out = model(torch.from_numpy(tiny.TOKENS).long(), output_attentions=True)
+    return torch.stack(out.attentions).numpy()
+
+
 def greedy(case: str) -> list[list[int]]:
     """What Hugging Face writes greedily after each of the prompts, one at a time."""
     import torch

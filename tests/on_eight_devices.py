@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import test_parity
 import test_quantized
 import test_slots
 from jax.sharding import AxisType, NamedSharding
@@ -14,6 +15,7 @@ from jax.sharding import PartitionSpec as P
 
 import golden_scores
 import jaxhal
+import tiny
 import tiny_lm
 from jaxhal import detectors, tuning
 from jaxhal.capture import forward as capture
@@ -225,6 +227,14 @@ def test_attention_rows_stay_on_their_device(spread, alone):
     mesh = mesh_lib.mesh_of(spread.params)
     if mesh.size > mesh.shape["data"]:
         assert "all-reduce(" in text
+
+
+@pytest.mark.shows("mesh")
+@pytest.mark.parametrize("case", tiny.ONE_EACH)
+def test_every_family(case, tmp_path):
+    want, mesh = tiny.golden(case), jaxhal.make_mesh(data=2, model=2)
+    lm = test_parity.load(tmp_path, want["config"], want["shapes"], mesh=mesh)
+    _equal(lm.forward(tiny.TOKENS), want["logits"], 1e-4)
 
 
 def test_fully_sharded_weights_are_the_same(folder, alone):

@@ -1,24 +1,30 @@
 """Every family against Hugging Face eager: hidden states of all layers and logits."""
 
+import dataclasses
+import json
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import shown
 
 import jaxhal
 import tiny
-from jaxhal.models import families, weights
+from jaxhal.models import families, placement, weights
 from jaxhal.models.families import from_huggingface
 from jaxhal.models.lm import LM
+from jaxhal.models.mesh import RULES
 from jaxhal.models.safetensors import SafetensorsSource
 from jaxhal.types import Batch
 
 
-def load(folder, config, shapes, dtype=jnp.float32) -> LM:
+def load(folder, config, shapes, dtype=jnp.float32, mesh=None) -> LM:
     tiny.write_folder(folder, config, shapes)
     ours = from_huggingface(config)
     source = SafetensorsSource(folder, families.FAMILIES[ours.family].bare)
     table = families.huggingface_table(ours)
-    graphdef, params = weights.fill(ours, source, table, dtype)
+    place = mesh and placement.on(mesh, ours, RULES)
+    graphdef, params = weights.fill(ours, source, table, dtype, place=place)
     return LM(params, graphdef, ours)
 
 
@@ -41,6 +47,7 @@ def compare(lm: LM, hidden: np.ndarray, logits: np.ndarray, tolerance: float):
         assert error(ours, theirs[:, 1:]) < tolerance, f"hidden state {layer}"
 
 
+@pytest.mark.shows("hidden states", "logits")
 @pytest.mark.parametrize("case", tiny.CASES)
 def test_golden(case, tmp_path):
     want = tiny.golden(case)
@@ -64,6 +71,27 @@ def test_golden_values_are_those_of_hugging_face(case):
         assert error(live[name], want[name]) < 1e-5
 
 
+@dataclasses.dataclass(frozen=True)
+class Row(jaxhal.Reducer):
+    """The attention row itself."""
+
+    def rows(self, probs, view):
+        return probs
+
+
+@pytest.mark.shows("attention")
+@pytest.mark.parametrize("case", tiny.ONE_EACH)
+def test_attention_rows_are_those_of_hugging_face(case, tmp_path):
+    pytest.importorskip("torch", reason="torch is not installed")
+    import make_golden
+
+    want = tiny.golden(case)
+    lm = load(tmp_path, want["config"], want["shapes"])
+    rows = jaxhal.read(lm, batch(tiny.TOKENS, 1), {"row": Row()})["row"]
+    theirs = make_golden.attention(case)[..., 1:, :]
+    np.testing.assert_allclose(rows, theirs, atol=1e-5)
+
+
 @pytest.mark.parametrize("case", ["llama-gqa", "gemma3-gqa", "falcon-7b", "gpt2-mha"])
 def test_bfloat16(case, tmp_path):
     # Against float32, root mean square over root mean square: three layers of random
@@ -74,3 +102,11 @@ def test_bfloat16(case, tmp_path):
     assert np.linalg.norm(logits - want["logits"]) < 0.04 * np.linalg.norm(
         want["logits"]
     )
+
+
+def test_the_table_of_the_site_has_every_family():
+    """``JAXHAL_RECORD=1 pytest`` writes it anew."""
+    table = json.loads(shown.TABLE.read_text("utf-8"))
+    assert table.keys() == families.FAMILIES.keys()
+    for name, what in table.items():
+        assert {"hidden states", "logits", "greedy decoding"} <= {*what}, name

@@ -222,6 +222,8 @@ CASES = {
         ),
     ),
 }
+# One case of each family.
+ONE_EACH = [*{family: case for case, (family, _) in reversed(CASES.items())}.values()]
 TOKENS = (np.arange(2 * 24).reshape(2, 24) * 37 % 59 + 2).astype(np.int32)
 # To go on from, and how far.
 PROMPTS = [TOKENS[0, :10].tolist(), TOKENS[1, :7].tolist()]

@@ -1,0 +1,47 @@
+"""What tests show of each family of models: the table of the site is theirs.
+
+A test that is marked ``shows("logits")`` and takes a ``case`` of :mod:`tiny` shows that
+of the case's family, once it has passed.  ``JAXHAL_RECORD=1`` writes the table.
+"""
+
+import json
+import os
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+import tiny
+
+TABLE = Path(__file__).parents[1] / "configs/results/families.json"
+_found: dict[str, set[str]] = defaultdict(set)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item, call):
+    report = yield
+    marks = [*item.iter_markers("shows")]
+    if marks and report.when == "call" and report.passed:
+        family = tiny.CASES[item.callspec.params["case"]][0]
+        report.user_properties += [("shows", (family, mark.args)) for mark in marks]
+    return report
+
+
+def pytest_runtest_logreport(report):
+    for name, value in report.user_properties:
+        if name == "shows":
+            family, what = value
+            _found[family].update(what)
+
+
+def pytest_sessionfinish(session):
+    """Columns that this run showed, anew; workers leave them to the main process."""
+    if "JAXHAL_RECORD" not in os.environ or hasattr(session.config, "workerinput"):
+        return
+    table = json.loads(TABLE.read_text("utf-8")) if TABLE.exists() else {}
+    shown = set().union(*_found.values())
+    for family in {*table, *_found}:
+        rest = {*table.get(family, ())} - shown
+        table[family] = sorted(rest | _found.get(family, set()))
+    text = json.dumps(dict(sorted(table.items())), indent=1)
+    TABLE.write_text(text + "\n", encoding="utf-8")
