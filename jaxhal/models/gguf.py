@@ -1,13 +1,14 @@
 """Decoders from GGUF files: metadata to :class:`Config`, quantised blocks to arrays."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from jaxhal.io.showing import shown
-from jaxhal.models import blocks
+from jaxhal.models import blocks, hub
 from jaxhal.models.config import (
     Config,
     Rope,
@@ -23,7 +24,7 @@ from jaxhal.models.tables import QKV, Origin, fused, origins, split, unpaired
 
 
 class GGUFSource:
-    """Metadata and dequantised tensors of one GGUF file."""
+    """Metadata and dequantised tensors of one GGUF file, or of all its parts."""
 
     def __init__(self, path: Path):
         import gguf
@@ -36,23 +37,33 @@ class GGUFSource:
             )
 
         self.where = str(path)
-        try:
-            self.reader = Reader(path)
-        except (ValueError, IndexError, OSError, UnicodeDecodeError) as error:
-            raise ValueError(
-                f"{path} is not a whole GGUF file ({error}); download it again"
-            ) from error
-        self._tensors = {tensor.name: tensor for tensor in self.reader.tensors}
-        self.size = sum(int(tensor.n_elements) for tensor in self.reader.tensors)
-        self.bytes = sum(int(tensor.n_bytes) for tensor in self.reader.tensors)
-        size = Path(path).stat().st_size
-        for tensor in self.reader.tensors:
-            if tensor.data_offset + tensor.n_bytes > size:
+        self._tensors, self.bytes = {}, 0
+        for number, name in enumerate(hub.parts(path.name)):
+            part = path.with_name(name)
+            if not part.is_file():
+                raise FileNotFoundError(f"{part} does not exist")
+            try:
+                reader = Reader(part)
+            except (ValueError, IndexError, OSError, UnicodeDecodeError) as error:
                 raise ValueError(
-                    f"{path} is cut short: {tensor.name} ends at byte "
-                    f"{tensor.data_offset + tensor.n_bytes} of {size}; download it "
-                    "again"
+                    f"{part} is not a whole GGUF file ({error}); download it again"
+                ) from error
+            if not number:
+                self.reader = reader
+            self._add(part, reader.tensors)
+        self.size = sum(int(tensor.n_elements) for tensor in self._tensors.values())
+
+    def _add(self, path: Path, tensors: Sequence[Any]) -> None:
+        size = path.stat().st_size
+        for tensor in tensors:
+            end = tensor.data_offset + tensor.n_bytes
+            if end > size:
+                raise ValueError(
+                    f"{path} is cut short: {tensor.name} ends at byte {end} of {size}; "
+                    "download it again"
                 )
+            self._tensors[tensor.name] = tensor
+            self.bytes += int(tensor.n_bytes)
 
     def names(self) -> set[str]:
         return set(self._tensors)

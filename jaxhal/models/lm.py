@@ -15,7 +15,7 @@ from jax.core import Tracer
 from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxhal.models import decoder, families, placement, registry, tables
+from jaxhal.models import decoder, families, hub, placement, registry, tables
 from jaxhal.models import mesh as mesh_lib
 from jaxhal.models.batching import check_length, check_rows, collate
 from jaxhal.models.config import Config
@@ -30,7 +30,7 @@ from jaxhal.types import Batch, Example
 
 #: Of parameters, as configurations name them.
 DTYPES = ("float32", "bfloat16")
-_NO_WEIGHTS = tuple(one for one in registry.WANTED if one != "*.safetensors")
+_NO_WEIGHTS = tuple(one for one in hub.WANTED if one != "*.safetensors")
 
 
 @jax.tree_util.register_dataclass
@@ -219,7 +219,7 @@ def outline(
     ``"norm."``.  What is given and raised is as in :func:`load`.
     """
     check_dtype(dtype)
-    found = _opened(source, registry.WANTED if only else _NO_WEIGHTS)
+    found = _opened(source, hub.WANTED if only else _NO_WEIGHTS)
     if only:
         weights = found.weights()
         graphdef, params = fill(found.config, weights, found.table, dtype, only=only)
@@ -239,9 +239,11 @@ class _Checkpoint(NamedTuple):
 
 
 def _opened(
-    source: str | os.PathLike, wanted: Sequence[str] = registry.WANTED
+    source: str | os.PathLike, wanted: Sequence[str] = hub.WANTED
 ) -> _Checkpoint:
-    name, path = registry.known_as(source), registry.locate(source, wanted=wanted)
+    path = registry.locate(source, wanted=wanted)
+    found = registry.known_as(path)
+    name = str(source) if found == str(path) else found
     if Path(source).is_dir() and name in registry.names():
         # By its name alone a model gets the detectors that were fitted for it.
         name = f"./{name}"

@@ -25,6 +25,7 @@ from jaxhal.io.files import replacing
 from jaxhal.io.progress import taking
 from jaxhal.io.sealing import sha256
 from jaxhal.io.showing import printable
+from jaxhal.models import hub
 
 Kind = Literal["decoder", "encoder"]
 _CHUNK = 1 << 20
@@ -129,18 +130,15 @@ def _known_as(path: Path, size: int, changed: int) -> str | None:
     return None
 
 
-#: Of a model, the files that the hub is asked for.
-WANTED = ("*.json", "*.safetensors", "*.model", "*.jinja")
-
-
 def locate(
     source: str | os.PathLike,
     kind: Kind = "decoder",
-    wanted: Sequence[str] = WANTED,
+    wanted: Sequence[str] = hub.WANTED,
 ) -> Path:
-    """The folder of a model, or its .gguf file, by path, known name or hub id.
+    """The folder of a model, or its .gguf file, by path, known name or on the hub.
 
-    ``wanted`` are patterns of the files that the hub is asked for.
+    ``wanted`` are patterns of the files that the hub is asked for, of a folder; what it
+    understands stands in :mod:`jaxhal.models.hub`.
 
     Raises:
       ValueError: on what is none of these, or cannot be had from the hub.
@@ -149,14 +147,17 @@ def locate(
     name, path, known = str(source), Path(source), names(kind)
     if path.is_dir():
         return path
-    if kind == "decoder" and path.suffix == ".gguf":
-        if not path.is_file():
-            raise FileNotFoundError(f"{path} does not exist")
+    if kind == "decoder" and path.is_file() and path.suffix == ".gguf":
         return path
     if name in known:
         return fetch(name)
-    if name.count("/") == 1 and not path.is_absolute() and not name.startswith("."):
-        return from_hub(name, wanted)
+    there = hub.reference(name)
+    if kind == "decoder" and there and there.gguf and not path.parent.is_dir():
+        return hub.gguf(there)
+    if kind == "decoder" and path.suffix == ".gguf":
+        raise FileNotFoundError(f"{path} does not exist")
+    if there and not there.gguf:
+        return hub.model(name, wanted)
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.3)
     hint = f"; did you mean {near[0]!r}?" if near else ""
     what, file = "text encoder", ""
@@ -166,24 +167,6 @@ def locate(
         f"{name!r} is no folder{file}, no known {what} and no hub id ('owner/name')"
         f"{hint} (known {what.split()[-1]}s: {', '.join(known)})"
     )
-
-
-def from_hub(repo: str, wanted: Sequence[str] = WANTED) -> Path:
-    """What the Hugging Face hub keeps by a name; ValueError where it cannot be had.
-
-    ``wanted`` are patterns of its files.
-    """
-    from huggingface_hub import snapshot_download, utils
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
-
-    try:
-        with taking(f"{repo} from the Hugging Face hub or its cache", utils):
-            return Path(snapshot_download(repo, allow_patterns=[*wanted]))
-    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
-        raise ValueError(
-            f"could not get {repo!r} from the Hugging Face hub ({error}); check the "
-            "name, log in for gated models, or give a local folder"
-        ) from error
 
 
 def fetch(name: str) -> Path:

@@ -18,8 +18,9 @@ from jaxhal.evaluation.splits import SplitError, grouped_kfold
 from jaxhal.io.files import replacing, staged
 from jaxhal.io.progress import progress_bar
 from jaxhal.io.showing import shown
+from jaxhal.models import hub
 from jaxhal.models.lm import LM
-from jaxhal.models.registry import from_hub, private_cache
+from jaxhal.models.registry import private_cache
 from jaxhal.reading.keys import fingerprint
 from jaxhal.reading.store import Store
 from jaxhal.reporting import results
@@ -127,7 +128,7 @@ class FittedDetectors:
         """
         if not is_place(str(name)):
             raise ValueError(f"{str(name)!r} is no folder and no hub id ('owner/name')")
-        folder = Path(name) if Path(name).is_dir() else from_hub(str(name))
+        folder = Path(name) if Path(name).is_dir() else hub.folder(str(name))
         if not (saved := _saved(folder)):
             raise ValueError(
                 f"{name} holds no detectors, which are folders with card.json; give "

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxhal.io.showing import shown
-from jaxhal.models import registry
+from jaxhal.models import hub
 from jaxhal.models.safetensors import SafetensorsSource
 from jaxhal.models.settings import Settings
 
@@ -95,4 +95,4 @@ def tokenizer_folder(source: str | os.PathLike, folder: Path, foundation: str) -
             f"{folder} has no tokenizer.json; copy that of {shown(foundation)} beside "
             "the weights, with its tokenizer_config.json"
         )
-    return registry.from_hub(foundation, ("tokenizer*.json", "special_tokens_map.json"))
+    return hub.folder(foundation, ("tokenizer*.json", "special_tokens_map.json"))
