@@ -21,7 +21,7 @@ from jaxhal.models import blocks as blocks_lib
 from jaxhal.models import devices, placement, quantized, weights
 from jaxhal.models import mesh as mesh_lib
 from jaxhal.models.batching import Encoded, collate
-from jaxhal.models.families import huggingface_table
+from jaxhal.models.families import FAMILIES, huggingface_table
 from jaxhal.models.gguf import GGUFSource, config_from_gguf, gguf_table
 from jaxhal.models.lm import LM
 from jaxhal.models.safetensors import SafetensorsSource
@@ -305,14 +305,17 @@ def test_a_matrix_that_is_not_in_blocks_in_every_layer_becomes_numbers(tmp_path)
     assert quantized.is_stored(leaves["blocks.mlp.down_proj.kernel"])
 
 
-@pytest.mark.parametrize("case", ["llama-gqa", "gpt2-mha", "falcon-7b"])
-@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0"])
+@pytest.mark.shows("stored weights")
+@pytest.mark.parametrize(
+    ("case", "kind"),
+    [("llama-gqa", "Q4_0"), *((case, "Q8_0") for case in tiny.ONE_EACH)],
+)
 def test_matrices_of_a_folder_are_rounded(case, kind, tmp_path):
     want = tiny.golden(case)
     whole = test_parity.load(tmp_path, want["config"], want["shapes"])
     config, raw = whole.config, gguf.GGMLQuantizationType[kind]
-    bare = "model." if case.startswith("llama") else "transformer."
-    source, table = SafetensorsSource(tmp_path, bare), huggingface_table(config)
+    source = SafetensorsSource(tmp_path, FAMILIES[config.family].bare)
+    table = huggingface_table(config)
     graphdef, params = weights.fill(config, source, table, jnp.float32, packed=kind)
     kept = LM(params, graphdef, config)
     check_outline(kept, None, table, kind)
