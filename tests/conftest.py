@@ -92,7 +92,8 @@ def narrow(smollm2_gguf: Path, tmp_path_factory) -> Path:
     It has the real one's tokens, layers and heads: detectors of heads that come with
     the package fit it.
     """
-    from jaxhal.models.gguf import GGUFSource, config_from_gguf
+    from jaxhal.models.gguf import GGUFSource
+    from jaxhal.models.gguf_config import config_from_gguf
     from jaxhal.models.tokenizer import Tokenizer
     from tiny_lm import write_lm
 

@@ -26,7 +26,8 @@ from jaxhal.models import devices, kernels, placement, weights
 from jaxhal.models import lm as lms
 from jaxhal.models import mesh as mesh_lib
 from jaxhal.models.families import huggingface_table
-from jaxhal.models.gguf import config_from_gguf, gguf_table
+from jaxhal.models.gguf import gguf_table
+from jaxhal.models.gguf_config import config_from_gguf
 from jaxhal.reading.keys import fingerprint
 from jaxhal.reading.store import Store
 from jaxhal.scoring.inputs import collect

@@ -22,7 +22,8 @@ from jaxhal.models import devices, placement, quantized, weights
 from jaxhal.models import mesh as mesh_lib
 from jaxhal.models.batching import Encoded, collate
 from jaxhal.models.families import FAMILIES, huggingface_table
-from jaxhal.models.gguf import GGUFSource, config_from_gguf, gguf_table
+from jaxhal.models.gguf import GGUFSource, gguf_table
+from jaxhal.models.gguf_config import config_from_gguf
 from jaxhal.models.lm import LM
 from jaxhal.models.safetensors import SafetensorsSource
 from jaxhal.reading.keys import fingerprint
@@ -84,7 +85,7 @@ WIDTH, HEADS, KV, INNER, VOCAB = 256, 4, 2, 512, 96
 def write(path, arch="llama", tied=True, other=(), kinds=KINDS) -> GGUFSource:
     """A file of a small model; ``other`` puts further tensors in place of its own."""
     writer = gguf.GGUFWriter(path, arch)
-    layers = len(kinds["attn_q"])
+    layers = len(kinds["attn_output"])
     writer.add_block_count(layers)
     writer.add_context_length(128)
     writer.add_embedding_length(WIDTH)
@@ -101,14 +102,15 @@ def write(path, arch="llama", tied=True, other=(), kinds=KINDS) -> GGUFSource:
         "attn_q": (WIDTH, WIDTH),
         "attn_k": (kv, WIDTH),
         "attn_v": (kv, WIDTH),
+        "attn_qkv": (WIDTH + 2 * kv, WIDTH),
         "attn_output": (WIDTH, WIDTH),
         "ffn_gate": (INNER, WIDTH),
-        "ffn_up": (INNER, WIDTH),
+        "ffn_up": (INNER if "ffn_gate" in kinds else 2 * INNER, WIDTH),
         "ffn_down": (WIDTH, INNER),
     }
     for layer in range(layers):
-        for name, shape in shapes.items():
-            tensors[f"blk.{layer}.{name}"] = (kinds[name][layer], *shape, 1e-3)
+        for name, found in kinds.items():
+            tensors[f"blk.{layer}.{name}"] = (found[layer], *shapes[name], 1e-3)
         for name in ("attn_norm", "ffn_norm"):
             tensors[f"blk.{layer}.{name}"] = ones
     for seed, (name, made) in enumerate((tensors | dict(other)).items()):
@@ -303,6 +305,23 @@ def test_a_matrix_that_is_not_in_blocks_in_every_layer_becomes_numbers(tmp_path)
     leaves = dict(weights.paths(lm.params))
     assert isinstance(leaves["blocks.mlp.up_proj.kernel"], jax.Array)
     assert quantized.is_stored(leaves["blocks.mlp.down_proj.kernel"])
+
+
+def test_parts_of_a_fused_matrix_stay(tmp_path):
+    kinds = {
+        "attn_qkv": ("Q4_0", "Q8_0"),
+        "attn_output": ("Q4_0", "Q4_0"),
+        "ffn_up": ("Q8_0", "Q4_0"),
+        "ffn_down": ("Q8_0", "Q8_0"),
+    }
+    source = write(tmp_path / "tiny.gguf", "phi3", kinds=kinds)
+    kept, whole = (read_in(source, packed) for packed in (True, False))
+    want = dict(weights.paths(whole.params))
+    for name, leaf in weights.paths(kept.params):
+        assert quantized.is_stored(leaf) == name.endswith((".kernel", ".embedding"))
+        if quantized.is_stored(leaf):
+            leaf = np.stack([*leaf.each()]).reshape(leaf.shape)
+        np.testing.assert_array_equal(leaf, want[name])
 
 
 @pytest.mark.shows("stored weights")

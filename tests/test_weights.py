@@ -1,5 +1,6 @@
 """Checkpoints of every kind, whole and broken."""
 
+import dataclasses
 import fnmatch
 import json
 
@@ -13,7 +14,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 import tiny
 from jaxhal.models import registry, rope, weights
 from jaxhal.models.families import from_huggingface, read_config
-from jaxhal.models.gguf import GGUFSource, config_from_gguf, gguf_table
+from jaxhal.models.gguf import GGUFSource, gguf_table
+from jaxhal.models.gguf_config import config_from_gguf
 from jaxhal.models.lm import LM, load
 from tiny_lm import tiny_lm
 
@@ -269,51 +271,11 @@ def test_settings_of_a_family_that_cannot_be_computed(case, extra, message):
 
 # -- GGUF ---------------------------------------------------------------------------
 
-_NAMES = {
-    "model.embed_tokens": "token_embd",
-    "model.norm": "output_norm",
-    "lm_head": "output",
-    "model.layers.": "blk.",
-    "input_layernorm": "attn_norm",
-    "self_attn.q_norm": "attn_q_norm",
-    "self_attn.k_norm": "attn_k_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-    "post_attention_layernorm": "ffn_norm",
-}
-_GEMMA_NAMES = _NAMES | {
-    "post_attention_layernorm": "post_attention_norm",
-    "pre_feedforward_layernorm": "ffn_norm",
-    "post_feedforward_layernorm": "post_ffw_norm",
-}
-_GPT2_NAMES = {
-    "transformer.wte": "token_embd",
-    "transformer.wpe": "position_embd",
-    "transformer.ln_f": "output_norm",
-    "transformer.h.": "blk.",
-    "ln_1": "attn_norm",
-    "ln_2": "ffn_norm",
-    "attn.c_attn": "attn_qkv",
-    "attn.c_proj": "attn_output",
-    "mlp.c_fc": "ffn_up",
-    "mlp.c_proj": "ffn_down",
-}
-_FALCON_NAMES = {
-    "transformer.word_embeddings": "token_embd",
-    "transformer.ln_f": "output_norm",
-    "transformer.h.": "blk.",
-    "input_layernorm": "attn_norm",
-    "ln_attn": "attn_norm_2",
-    "ln_mlp": "attn_norm",
-    "self_attention.query_key_value": "attn_qkv",
-    "self_attention.dense": "attn_output",
-    "mlp.dense_h_to_4h": "ffn_up",
-    "mlp.dense_4h_to_h": "ffn_down",
+_ARCHITECTURES = {
+    "gemma3_text": "gemma3",
+    "granitemoehybrid": "granite",
+    "olmo3": "olmo2",
+    "ministral3": "mistral3",
 }
 
 
@@ -330,45 +292,94 @@ def _falcon_fused(x: np.ndarray, kv_heads: int, head_dim: int) -> np.ndarray:
     return np.concatenate([part.reshape(-1, x.shape[-1]) for part in parts])
 
 
-def write_gguf(path, case: str):
-    """One tiny case as a GGUF file, converted by llama.cpp's rules."""
-    family = tiny.CASES[case][0]
-    arch = {"gemma3_text": "gemma3"}.get(family, family)
-    want = tiny.golden(case)
-    config = from_huggingface(want["config"])
-    writer = gguf.GGUFWriter(path, arch)
+def _describe(writer, arch: str, raw: dict, config):
+    """The metadata that llama.cpp's converter writes of a config.json."""
+    rope_of = raw.get("rope_parameters") or {}
+    rope_of = rope_of.get("full_attention", rope_of)
     writer.add_block_count(config.num_hidden_layers)
     writer.add_context_length(config.context_length)
     writer.add_embedding_length(config.hidden_size)
     writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count(config.num_attention_heads)
     writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_key_length(config.head_dim)
-    writer.add_rope_freq_base(config.ropes[0].theta)
     if config.norm == "layer":
         writer.add_layer_norm_eps(config.norm_eps)
     else:
         writer.add_layer_norm_rms_eps(config.norm_eps)
-    if arch == "gemma3":
-        writer.add_sliding_window(8)
-    tables = {"gemma3": _GEMMA_NAMES, "gpt2": _GPT2_NAMES, "falcon": _FALCON_NAMES}
+    if arch not in ("phi3", "granite"):
+        writer.add_key_length(config.head_dim)
+    if arch != "gemma2":
+        writer.add_rope_freq_base(config.ropes[0].theta)
+    if arch in ("llama", "granite", "smollm3", "mistral3", "phi3", "glm4"):
+        writer.add_rope_dimension_count(config.rotary_dim or config.head_dim)
+    if arch in ("gemma2", "gemma3", "olmo2", "phi3") and "sliding_window" in raw:
+        writer.add_sliding_window(raw["sliding_window"] or 0)
+    if arch == "olmo2" and "sliding_window" in raw:
+        slides = [kind == "sliding_attention" for kind in raw["layer_types"]]
+        writer.add_sliding_window_pattern(slides)
+    if arch == "gemma2":
+        writer.add_attn_logit_softcapping(raw["attn_logit_softcapping"])
+        writer.add_final_logit_softcapping(raw["final_logit_softcapping"])
+    if arch == "granite":
+        writer.add_attention_scale(raw["attention_multiplier"])
+        writer.add_embedding_scale(raw["embedding_multiplier"])
+        writer.add_residual_scale(raw["residual_multiplier"])
+        writer.add_logit_scale(raw["logits_scaling"])
+        turned = raw.get("position_embedding_type", "rope") == "rope"
+        writer.add_rope_scaling_finetuned(turned)
+    if "original_max_position_embeddings" in {**raw, **rope_of}:
+        original = rope_of.get("original_max_position_embeddings")
+        writer.add_rope_scaling_orig_ctx_len(original or config.context_length)
+    match rope_of.get("rope_type"):
+        case "yarn":
+            writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+            writer.add_rope_scaling_factor(rope_of["factor"])
+            if "beta_fast" in rope_of:
+                writer.add_rope_scaling_yarn_beta_fast(rope_of["beta_fast"])
+                writer.add_rope_scaling_yarn_beta_slow(rope_of["beta_slow"])
+        case "longrope":  # of which these files do not say the type
+            writer.add_rope_scaling_attn_factors(rope.amplitude(config.ropes[0]))
+            for which in ("long", "short"):
+                factors = np.float32(rope_of[f"{which}_factor"])
+                writer.add_tensor(f"rope_factors_{which}.weight", factors)
+        case "llama3":
+            plain = rope.Rope(theta=config.ropes[0].theta)
+            base, scaled = (
+                rope.frequencies(r, config.head_dim, jnp.array([1]))[0]
+                for r in (plain, config.ropes[0])
+            )
+            writer.add_tensor("rope_freqs.weight", np.asarray(base / scaled))
+    if arch == "mistral3":
+        writer.add_rope_scaling_yarn_log_mul(rope_of["mscale_all_dim"])
+        writer.add_attn_temperature_scale(rope_of["llama_4_scaling_beta"])
+
+
+def write_gguf(path, case: str):
+    """One tiny case as a GGUF file, converted by llama.cpp's rules."""
+    family = tiny.CASES[case][0]
+    arch = _ARCHITECTURES.get(family, family)
+    want = tiny.golden(case)
+    config = from_huggingface(want["config"])
+    writer = gguf.GGUFWriter(path, arch)
+    _describe(writer, arch, want["config"], config)
+    kinds = {name: kind for kind, name in gguf.MODEL_ARCH_NAMES.items()}
+    names = gguf.get_tensor_name_map(kinds[arch], config.num_hidden_layers)
     heads = {"q": config.num_attention_heads, "k": config.num_key_value_heads}
-    if config.ropes[0].kind == "llama3":
-        plain = rope.Rope(theta=config.ropes[0].theta)
-        base, scaled = (
-            rope.frequencies(r, config.head_dim, jnp.array([1]))[0]
-            for r in (plain, config.ropes[0])
-        )
-        writer.add_tensor("rope_freqs.weight", np.asarray(base / scaled))
     for stored, shape in want["shapes"].items():
         x = tiny.weight(stored, tuple(shape))
-        name = stored
-        for theirs, ours in tables.get(arch, _NAMES).items():
-            name = name.replace(theirs, ours)
+        if "shared_mlp" in stored:  # what a Granite 4 calls the dense part
+            layer = f"blk.{stored.split('.')[2]}"
+            parts = ("gate", "up") if "input" in stored else ("down",)
+            for part, each in zip(parts, np.split(x, len(parts)), strict=True):
+                writer.add_tensor(f"{layer}.ffn_{part}.weight", each)
+            continue
+        name = names.get_name(stored, try_suffixes=(".weight", ".bias"))
+        assert name is not None, stored
         part = name.rsplit(".", 2)[-2]
-        if arch == "llama" and part in ("attn_q", "attn_k"):
+        paired = arch in ("llama", "granite", "smollm3", "mistral3")
+        if paired and part in ("attn_q", "attn_k"):
             x = _permuted(x, heads[part[-1]])
-        if arch == "gemma3" and name.endswith("norm.weight"):
+        if arch in ("gemma2", "gemma3") and name.endswith("norm.weight"):
             x = x + 1
         if arch == "gpt2" and x.ndim == 2 and "embd" not in name:
             x = x.T
@@ -382,35 +393,61 @@ def write_gguf(path, case: str):
     return path
 
 
+# What these cases have in another way than the published models, which alone the files
+# can be of.
+_LEFT_OUT = {
+    "gemma2-gqa": ("windows", "attention_scale"),
+    "gemma3-gqa": ("windows", "attention_scale", "rope_of_layer"),
+    "smollm3-gqa": ("rope_of_layer",),
+    "granite4-dense": ("family",),
+}
+
+
+def _tables(config) -> np.ndarray:
+    """Angles of short and long texts."""
+    at, turned = jnp.arange(48)[None] * jnp.ones((2, 1), int), config.rotary_dim
+    lengths = jnp.array([8, 60])
+    return np.stack(rope.tables(config.ropes, turned or config.head_dim, at, lengths))
+
+
 @pytest.mark.parametrize(
     "case",
     [
         "llama-gqa",
         "llama-biases",
+        "llama-llama3",
         "qwen2-gqa",
         "qwen3-gqa",
         "gpt2-mha",
         "falcon-7b",
         "falcon-40b",
+        "gemma2-gqa",
+        "gemma3-gqa",
+        "granite-gqa",
+        "granite4-dense",
+        "granite4-nope",
+        "smollm3-gqa",
+        "olmo2-gqa",
+        "olmo3-yarn",
+        "phi3-mha",
+        "phi3-long",
+        "glm4-gqa",
+        "ministral3-gqa",
     ],
 )
 def test_gguf_equals_huggingface(case, tmp_path):
     source = GGUFSource(write_gguf(tmp_path / "tiny.gguf", case))
     config = config_from_gguf(source)
+    theirs = from_huggingface(tiny.golden(case)["config"])
+    given = {name: getattr(theirs, name) for name in _LEFT_OUT.get(case, ())}
+    config = dataclasses.replace(config, **given)
+    for field in dataclasses.fields(config):
+        ours, want = getattr(config, field.name), getattr(theirs, field.name)
+        if field.name != "ropes":
+            assert ours == pytest.approx(want), field.name
+    np.testing.assert_allclose(_tables(config), _tables(theirs), atol=1e-5)
     graphdef, params = weights.fill(config, source, gguf_table(config), jnp.float32)
     _close(LM(params, graphdef, config), case)
-
-
-def test_gguf_gemma3(tmp_path):
-    """The file lacks the layer pattern and query scale; the rest must be restored."""
-    source = GGUFSource(write_gguf(tmp_path / "tiny.gguf", "gemma3-gqa"))
-    config = config_from_gguf(source)
-    assert config.rope_of_layer == (1, 1, 1, 1)  # every sixth layer would be global
-    assert config.windows == (8, 8, 8, 8)
-    _, params = weights.fill(config, source, gguf_table(config), jnp.float32)
-    theirs = from_huggingface(tiny.golden("gemma3-gqa")["config"])
-    graphdef, _ = weights.abstract(theirs, jnp.float32)
-    _close(LM(params, graphdef, theirs), "gemma3-gqa")
 
 
 def _header(path, arch: str, changes: dict, tensors=()) -> GGUFSource:
@@ -426,7 +463,13 @@ def _header(path, arch: str, changes: dict, tensors=()) -> GGUFSource:
         f"attention.{eps}": 0.5,
     } | changes
     writer = gguf.GGUFWriter(path, arch)
-    add = {int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
+    add = {
+        int: writer.add_uint32,
+        float: writer.add_float32,
+        str: writer.add_string,
+        bool: writer.add_bool,
+        list: writer.add_array,
+    }
     for key, value in metadata.items():
         if value is not None:
             add[type(value)](f"{arch}.{key}", value)
@@ -441,6 +484,8 @@ def _header(path, arch: str, changes: dict, tensors=()) -> GGUFSource:
 
 
 _BIASES = ("qkv_bias", "o_bias", "mlp_bias")
+_WIDE = {"attention.key_length": 16}
+_FACTORS = ["rope_factors_long.weight", "rope_factors_short.weight"]
 
 
 @pytest.mark.parametrize(
@@ -499,13 +544,104 @@ _BIASES = ("qkv_bias", "o_bias", "mlp_bias")
             },
             [],
             {
-                "context_length": 512,
+                "context_length": 64,
                 "ropes": (
                     rope.Rope(1e6, "linear", 8.0, original_length=64),
                     rope.Rope(original_length=64),
                 ),
             },
         ),
+        ("gemma3", {"block_count": 62, **_WIDE}, [], {"attention_scale": 8**-0.5}),
+        (
+            "gemma2",
+            _WIDE,
+            [],
+            {
+                "windows": (4096, 0, 4096, 0, 4096, 0, 4096),
+                "attention_cap": 50.0,
+                "logit_cap": 30.0,
+                "attention_scale": 16**-0.5,
+                "embedding_scale": 32**0.5,
+                "activation": "gelu_tanh",
+            },
+        ),
+        ("gemma2", {"block_count": 46, **_WIDE}, [], {"attention_scale": 8**-0.5}),
+        (
+            "smollm3",
+            {"rope.freq_base": 5e6},
+            [],
+            {
+                "rope_of_layer": (0, 0, 0, 1, 0, 0, 0),
+                "ropes": (rope.Rope(5e6, original_length=64), rope.Rope(kind="none")),
+                "windows": (0,) * 7,
+            },
+        ),
+        ("olmo2", {}, [], {"family": "olmo2", "windows": (0,) * 7}),
+        (
+            "olmo2",
+            {"attention.sliding_window": 8, "rope.freq_base_swa": 1e3},
+            [],
+            {
+                "family": "olmo3",
+                "windows": (8, 8, 8, 0, 8, 8, 8),
+                "ropes": tuple(rope.Rope(x, original_length=64) for x in (1e4, 1e3)),
+            },
+        ),
+        (
+            "olmo2",
+            {"attention.sliding_window": 8, "attention.sliding_window_pattern": 2},
+            [],
+            {"windows": (8, 0, 8, 0, 8, 0, 8)},
+        ),
+        (
+            "olmo2",
+            {
+                "rope.scaling.type": "yarn",
+                "rope.scaling.factor": 4.0,
+                "rope.scaling.original_context_length": 16,
+                "rope.scaling.attn_factor": 1.25,
+            },
+            [],
+            {
+                "ropes": (
+                    rope.Rope(
+                        1e4, "yarn", 4.0, original_length=16, attention_factor=1.25
+                    ),
+                ),
+            },
+        ),
+        ("granite", {}, [], {"attention_scale": 8**-0.5, "logit_scale": 1.0}),
+        (
+            "granitehybrid",
+            {"attention.head_count_kv": [2] * 7, "expert_count": 0},
+            [],
+            {"family": "granite", "num_key_value_heads": 2},
+        ),
+        (
+            "phi3",
+            {"rope.scaling.original_context_length": 32, "attention.sliding_window": 0},
+            [],
+            {"ropes": (rope.Rope(original_length=64),), "windows": (0,) * 7},
+        ),
+        (
+            "mistral3",
+            {
+                "rope.scaling.type": "yarn",
+                "rope.scaling.factor": 4.0,
+                "rope.scaling.yarn_attn_factor": 1.5,
+            },
+            [],
+            {
+                "query_growth": None,
+                "context_length": 64,
+                "ropes": (
+                    rope.Rope(
+                        1e4, "yarn", 4.0, original_length=64, attention_factor=1.5
+                    ),
+                ),
+            },
+        ),
+        ("glm4", {"rope.dimension_count": 4}, [], {"rotary_dim": 4}),
     ],
 )
 def test_gguf_headers(arch, metadata, tensors, want, tmp_path):
@@ -515,46 +651,65 @@ def test_gguf_headers(arch, metadata, tensors, want, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "arch, metadata, message",
+    "arch, metadata, tensors, message",
     [
-        ("gpt2", {"embedding_length": None}, "lacks embedding_length"),
-        ("falcon", {"feed_forward_length": None}, "lacks feed_forward_length"),
+        ("gpt2", {"embedding_length": None}, [], "lacks embedding_length"),
+        ("falcon", {"feed_forward_length": None}, [], "lacks feed_forward_length"),
+        ("phi3", {"context_length": None}, [], "lacks context_length"),
         (
             "falcon",
             {"attention.head_count_kv": 3},
+            [],
             "head_count_kv is 3; give a div",
         ),
         (
             "llama",
             {"attention.layer_norm_rms_epsilon": None},
+            [],
             "lacks attention.layer_norm_rms_epsilon",
         ),
         (
             "gpt2",
             {"attention.layer_norm_epsilon": None},
+            [],
             "lacks attention.layer_norm_epsilon",
         ),
-        ("llama", {"rope.scaling.type": "linear"}, "lacks rope.scaling.factor"),
+        ("llama", {"expert_count": 8}, [], "expert_count is 8; only models without"),
+        ("llama", {"rope.scaling.type": "linear"}, [], "lacks rope.scaling.factor"),
         (
             "llama",
-            {"rope.scaling.type": "longrope", "rope.scaling.factor": 2.0},
-            "rope.scaling.type is longrope; known: linear",
+            {"rope.scaling.type": "su"},
+            [],
+            "rope.scaling.type is su; known: none, linear, yarn, longrope",
+        ),
+        (
+            "phi3",
+            {"rope.scaling.type": "longrope"},
+            [],
+            "type is longrope and rope_factors_long.weight is missing; convert",
+        ),
+        ("phi3", {}, _FACTORS[:1], "none and rope_factors_short.weight is missing"),
+        ("phi3", {}, _FACTORS, "rope_factors_short.weight is not 4 numbers above 0"),
+        ("llama", {}, ["rope_freqs.weight"], "rope_freqs.weight is not 4 numbers"),
+        ("glm4", {"rope.dimension_count": 3}, [], "count is 3; give an even number"),
+        ("glm4", {"rope.dimension_count": 9}, [], "count is 9; .* from 1 to 8"),
+        (
+            "olmo2",
+            {"attention.sliding_window_pattern": [True]},
+            [],
+            "pattern is .*; give true or false for each of the 7 layers",
+        ),
+        (
+            "granitehybrid",
+            {"attention.head_count_kv": [0, 0, 0, 2, 0, 0, 0]},
+            [],
+            "head_count_kv is .*; only attention in all layers",
         ),
     ],
 )
-def test_gguf_errors_name_keys_of_the_file(arch, metadata, message, tmp_path):
+def test_gguf_errors_name_keys_of_the_file(arch, metadata, tensors, message, tmp_path):
     with pytest.raises(ValueError, match=message):
-        config_from_gguf(_header(tmp_path / "h.gguf", arch, metadata))
-
-
-def test_gguf_llama3_frequencies(tmp_path):
-    """Llama 3.1 files carry their rope scaling as a tensor of divisors."""
-    case = "llama-llama3"
-    source = GGUFSource(write_gguf(tmp_path / "tiny.gguf", case))
-    config = config_from_gguf(source)
-    assert max(config.ropes[0].divisors) > 1.5
-    graphdef, params = weights.fill(config, source, gguf_table(config), jnp.float32)
-    _close(LM(params, graphdef, config), case)
+        config_from_gguf(_header(tmp_path / "h.gguf", arch, metadata, tensors))
 
 
 _KINDS = "F32 F16 BF16 Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q4_K Q5_K Q6_K".split()

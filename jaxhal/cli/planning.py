@@ -106,7 +106,8 @@ def _config(source: str) -> "tuple[Config, GGUFSource | None]":
     """The configuration, and the file if it is one's; no weights are read."""
     from jaxhal.models import registry
     from jaxhal.models.families import from_huggingface, read_config
-    from jaxhal.models.gguf import GGUFSource, config_from_gguf
+    from jaxhal.models.gguf import GGUFSource
+    from jaxhal.models.gguf_config import config_from_gguf
     from jaxhal.models.settings import Settings, read_json
 
     path = Path(source)

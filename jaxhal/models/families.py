@@ -109,7 +109,7 @@ def _gemma(raw: Settings, period: int) -> dict[str, Any]:
 
 def _gemma3(raw: Settings) -> dict[str, Any]:
     found = _gemma(raw, raw.whole("sliding_window_pattern", 6))
-    ropes = _by_kind(raw, 1e6, raw.number("rope_local_base_freq", 10000.0, above=1.0))
+    ropes = _by_kind(raw, 1e6, 10000.0)
     local = tuple(int(window > 0) for window in found["windows"])
     return found | {"ropes": ropes, "rope_of_layer": local}
 
@@ -121,6 +121,7 @@ def _by_kind(raw: Settings, theta: float, local_theta: float) -> tuple[Rope, Rop
     whole = nested if "full_attention" in nested else raw
     key = "full_attention" if "full_attention" in nested else "rope_scaling"
     theta = raw.number("rope_theta", theta, above=1.0)
+    local_theta = raw.number("rope_local_base_freq", local_theta, above=1.0)
     return (
         rope_from(whole.inside(key), theta, length),
         rope_from(nested.inside("sliding_attention"), local_theta, length),

@@ -1,7 +1,6 @@
-"""Decoders from GGUF files: metadata to :class:`Config`, quantised blocks to arrays."""
+"""GGUF files: their metadata, their tensors, and which parameters these become."""
 
-import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,18 +8,19 @@ import numpy as np
 
 from jaxhal.io.showing import shown
 from jaxhal.models import blocks, hub
-from jaxhal.models.config import (
-    Config,
-    Rope,
-    build,
-    check_family,
-    layer_count,
-    rope_from,
-)
-from jaxhal.models.families import FAMILIES
+from jaxhal.models.config import Config
 from jaxhal.models.quantized import Packed
-from jaxhal.models.settings import LENGTH, Settings
-from jaxhal.models.tables import QKV, Origin, fused, origins, split, unpaired
+from jaxhal.models.settings import Settings
+from jaxhal.models.tables import (
+    GATED,
+    QKV,
+    Origin,
+    fused,
+    halves,
+    origins,
+    split,
+    unpaired,
+)
 
 
 class GGUFSource:
@@ -132,122 +132,6 @@ class GGUFSource:
         return int(shape[1])
 
 
-# The architectures, and the metadata of one, by the names of a config.json.
-_FAMILIES = {
-    "llama": "llama",
-    "qwen2": "qwen2",
-    "qwen3": "qwen3",
-    "falcon": "falcon",
-    "gpt2": "gpt2",
-    "gemma3": "gemma3_text",
-}
-_KEYS = {
-    "embedding_length": "hidden_size",
-    "feed_forward_length": "intermediate_size",
-    "block_count": "num_hidden_layers",
-    "attention.head_count": "num_attention_heads",
-    "attention.head_count_kv": "num_key_value_heads",
-    "attention.key_length": "head_dim",
-    "attention.sliding_window": "sliding_window",
-    "context_length": "max_position_embeddings",
-    "rope.freq_base": "rope_theta",
-    "rope.freq_base_swa": "rope_local_base_freq",
-}
-_SCALING = {
-    "rope.scaling.type": "rope_type",
-    "rope.scaling.factor": "factor",
-    "rope.scaling.original_context_length": "original_max_position_embeddings",
-}
-
-
-def config_from_gguf(source: GGUFSource) -> Config:
-    """A :class:`Config` from GGUF metadata; a ValueError on what is not computed."""
-    found = source.settings("general.").get("architecture", "")
-    arch = check_family(found, _FAMILIES, source.where)
-    family = FAMILIES[_FAMILIES[arch]]
-    stored, names = source.settings(f"{arch}."), source.names()
-    layer_norm = family.switches.get("norm") == "layer"
-    eps = "layer_norm_epsilon" if layer_norm else "layer_norm_rms_epsilon"
-    raw = _named(stored, _KEYS | {f"attention.{eps}": "rms_norm_eps"})
-    scaled = stored.get("rope.scaling.type", "none") != "none"
-    scaling = _named(stored, _SCALING if scaled else {})
-    if scaled:
-        scaling.one_of("rope_type", None, ("linear", "yarn", "llama3", "dynamic"))
-    theta = raw.number("rope_theta", 10000.0, above=1.0)
-    length = raw.whole("max_position_embeddings", most=LENGTH)
-    raw = raw.over(
-        {
-            "vocab_size": source.rows("token_embd.weight"),
-            "tie_word_embeddings": "output.weight" not in names,
-            "hidden_act": family.defaults.get("hidden_act", "silu"),
-        }
-    )
-    # The file says by its tensors which parts a model has, whatever its family.
-    switches = {
-        **family.switches,
-        "norm_eps": raw.number("rms_norm_eps"),
-        "ropes": (rope_from(scaling, theta, length),),
-        "windows": (_window(raw),) * layer_count(raw),
-        "qkv_bias": not names.isdisjoint(("blk.0.attn_q.bias", "blk.0.attn_qkv.bias")),
-        "o_bias": "blk.0.attn_output.bias" in names,
-        "mlp_bias": "blk.0.ffn_down.bias" in names,
-        "qk_norm": "head" if "blk.0.attn_q_norm.weight" in names else None,
-    }
-    if arch == "falcon":  # whose older forms are cases of the new one
-        two = "blk.0.attn_norm_2.weight" in names
-        switches["block"] = "parallel_two_norms" if two else "parallel"
-    config = build(Config, _FAMILIES[arch], raw, switches)
-    if "rope_freqs.weight" in names:
-        config = _divided(config, source)
-    return _gemma3(config, raw) if arch == "gemma3" else config
-
-
-def _named(stored: Settings, names: Mapping[str, str]) -> Settings:
-    """These keys alone, under the names of a config.json."""
-    found = {key: stored[key] for key in names if key in stored}
-    return Settings(found, stored.where).named(names)
-
-
-def _window(raw: Settings) -> int:
-    return raw.whole("sliding_window", 0, least=0, most=LENGTH)
-
-
-def _divided(config: Config, source: GGUFSource) -> Config:
-    """With the rotary scaling that is stored as a tensor."""
-    divisors = source.get("rope_freqs.weight").ravel()
-    if len(divisors) != config.head_dim // 2 or not (divisors > 0).all():
-        raise ValueError(
-            f"{source.where}: rope_freqs.weight is not {config.head_dim // 2} numbers "
-            "above 0; convert the checkpoint again"
-        )
-    divided = tuple(map(float, divisors))
-    rope = dataclasses.replace(config.ropes[0], divisors=divided)
-    return dataclasses.replace(config, ropes=(rope,))
-
-
-def _gemma3(config: Config, raw: Settings) -> Config:
-    """With what the file leaves out.
-
-    Every sixth layer is global, local layers turn with base 10,000 unscaled, and the
-    27B model (62 layers) scales by width over heads.
-    """
-    hidden, layers = config.hidden_size, config.num_hidden_layers
-    local = tuple(int((layer + 1) % 6 != 0) for layer in range(layers))
-    theta = raw.number("rope_local_base_freq", 10000.0, above=1.0)
-    original = config.ropes[0].original_length
-    large = layers == 62
-    width = hidden // config.num_attention_heads if large else config.head_dim
-    return dataclasses.replace(
-        config,
-        ropes=(*config.ropes, Rope(theta=theta, original_length=original)),
-        rope_of_layer=local,
-        windows=tuple(_window(raw) * slides for slides in local),
-        activation="gelu_tanh",
-        embedding_scale=hidden**0.5,
-        attention_scale=width**-0.5,
-    )
-
-
 def _less_one(x: np.ndarray, config: Config) -> np.ndarray:
     """Gemma norms are stored with their 1 already added."""
     return x - 1.0
@@ -278,16 +162,30 @@ _TWO_NORMS = {
 }
 
 
+_QKV = fused("blk.{}.attn_qkv", split)
+_GATE_UP = fused("blk.{}.ffn_up", halves, GATED)
+# What turns together lies side by side: llama.cpp's converter puts it so, GLM-4 has it
+# so in its checkpoint.
+_PAIRED = origins({QKV[0]: _TABLE[QKV[0]]}, unpaired("num_attention_heads"))
+_PAIRED |= origins({QKV[1]: _TABLE[QKV[1]]}, unpaired("num_key_value_heads"))
+_OTHERWISE = {
+    "llama": _PAIRED,
+    "granite": _PAIRED,
+    "granitemoehybrid": _PAIRED,
+    "smollm3": _PAIRED,
+    "ministral3": _PAIRED,
+    "glm4": _PAIRED | _GATE_UP,
+    "phi3": _QKV | _GATE_UP,
+    "falcon": _QKV,
+    "gpt2": _QKV,
+}
+
+
 def gguf_table(config: Config) -> dict[str, Origin]:
     """The key table of a GGUF file."""
     two = config.block == "parallel_two_norms"
     table = origins(_TABLE | (_TWO_NORMS if two else {}))
-    if config.family in ("falcon", "gpt2"):
-        table |= fused("blk.{}.attn_qkv", split)
-    if config.family == "llama":
-        heads = ("num_attention_heads", "num_key_value_heads")
-        for name, count in zip(QKV[:2], heads, strict=True):
-            table |= origins({name: _TABLE[name]}, unpaired(count))
+    table |= _OTHERWISE.get(config.family, {})
     if config.norm_offset:
         for path, origin in table.items():
             if path.endswith("norm.scale"):

@@ -145,4 +145,7 @@ class Settings(dict[str, Any]):
 
     def inside(self, key: str) -> "Settings":
         """A nested object, empty when there is none."""
-        return Settings(self.get(key, {}), f"{self.where}: {key}")
+        found = self.get(key, {})
+        if isinstance(found, Settings):  # which names its own keys
+            return found
+        return Settings(found, f"{self.where}: {key}")

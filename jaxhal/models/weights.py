@@ -29,6 +29,7 @@ _IGNORED = (
     "*vision_tower*",
     "*multi_modal_projector*",
     "rope_freqs.weight",
+    "rope_factors_*.weight",
     "lm_head.weight",
     "output.weight",
 )

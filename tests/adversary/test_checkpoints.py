@@ -14,7 +14,8 @@ import jaxhal
 import tiny_encoders
 from jaxhal.models import families, weights
 from jaxhal.models.encoders.config import read_encoder_config
-from jaxhal.models.gguf import GGUFSource, config_from_gguf
+from jaxhal.models.gguf import GGUFSource
+from jaxhal.models.gguf_config import config_from_gguf
 from jaxhal.models.lm import load
 from jaxhal.models.tokenizer import Tokenizer
 from jaxhal.types import Example
