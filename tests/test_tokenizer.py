@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import functools
 import json
 from pathlib import Path
 
@@ -145,8 +146,8 @@ def spm_metadata(**more):
     }
 
 
-def write_gguf(path, metadata):
-    writer = gguf.GGUFWriter(path, "llama")
+def write_gguf(path, metadata, arch="llama"):
+    writer = gguf.GGUFWriter(path, arch)
     for key, value in metadata.items():
         match value:
             case bool():
@@ -197,12 +198,35 @@ def spm_oracle(text, metadata):
         ("qwen2", "in 12's", ["in", " ", "1", "2", "'s"]),
         ("falcon", "a(12345)?! b", ["a", "(", "123", "45", ")?!", " b"]),
         ("falcon", "in 12", ["in", " ", "12"]),
+        ("refact", "in 1999's", ["in", " ", "1", "9", "9", "9", "'s"]),
+        ("olmo", "in 1999's", ["in", " 1999", "'s"]),
+        ("dbrx", "in 12345'S", ["in", " ", "123", "45", "'S"]),
+        ("tekken", "aB HTTPCodes's 12", ["a", "B", " HTTPCodes", "'s", " ", "1", "2"]),
+        ("gpt-4o", "aB It's WE'LL 1234", [*"aB", " It's", " WE'LL", " ", "123", "4"]),
     ],
 )
 def test_words_of_each_pre(pre, text, words):
     backend = gguf_tokenizer.build(bpe_metadata(pre))
     found = [text[a:b] for _, (a, b) in backend.pre_tokenizer.pre_tokenize_str(text)]
     assert found == words
+
+
+LLAMA3 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|"
+    r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+TEKKEN = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|"
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|"
+    r"\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+GPT4O = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?|"
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?|"
+    r"\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 
 
 def known_pipeline(pre, vocab, merges):
@@ -212,21 +236,22 @@ def known_pipeline(pre, vocab, merges):
         return transformers.Qwen2Tokenizer(vocab=vocab, merges=merges).backend_tokenizer
     if pre == "gpt-2":
         return transformers.GPT2Tokenizer(vocab=vocab, merges=merges).backend_tokenizer
-    backend = Backend(models.BPE(vocab, merges, ignore_merges=True))
-    llama3 = (
-        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|"
-        r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-    )
+    whole = pre in ("llama-bpe", "tekken")
+    backend = Backend(models.BPE(vocab, merges, ignore_merges=whole))
+    split = {"tekken": TEKKEN, "gpt-4o": GPT4O}.get(pre, LLAMA3)
     backend.pre_tokenizer = pre_tokenizers.Sequence(
         [
-            pre_tokenizers.Split(Regex(llama3), "isolated"),
+            pre_tokenizers.Split(Regex(split), "isolated"),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )
     return backend
 
 
-@pytest.mark.parametrize("pre", ["qwen2", "gpt-2", "llama-bpe"])
+@pytest.mark.parametrize(
+    "pre",
+    ["qwen2", "gpt-2", "llama-bpe", "dbrx", "smaug-bpe", "glm4", "tekken", "gpt-4o"],
+)
 def test_byte_level_equals_the_published_pipeline(pre):
     metadata = bpe_metadata(pre)
     ours = gguf_tokenizer.build(metadata)
@@ -284,6 +309,8 @@ def test_space_prefix_is_honoured():
         (bpe_metadata("smollm"), False),
         (bpe_metadata("smollm", **{"tokenizer.ggml.add_bos_token": True}), True),
         (bpe_metadata("llama-bpe"), True),
+        (bpe_metadata("tekken"), True),
+        (bpe_metadata("dbrx"), False),
     ],
 )
 def test_bos_by_metadata_survives_saving(tmp_path, metadata, adds):
@@ -310,6 +337,18 @@ def test_add_eos_and_padding(tmp_path):
     assert tokenizer.pad_id == 0
 
 
+def test_space_after_the_control_tokens_of_phi3(tmp_path):
+    metadata = spm_metadata()
+    for key, value in (("tokens", "<|user|>"), ("scores", 0.0), ("token_type", 3)):
+        metadata[f"tokenizer.ggml.{key}"].append(value)
+    user = len(metadata["tokenizer.ggml.tokens"]) - 1
+    for arch, space in (("phi3", ""), ("llama", "\n ")):
+        tokenizer = Tokenizer.from_gguf(write_gguf(tmp_path / arch, metadata, arch))
+        encode = functools.partial(tokenizer.hf.encode, add_special_tokens=False)
+        assert encode("<|user|>\n the") == [user, *encode(f"{space}the")]
+        assert encode("<s>\n the") == [1, *encode("\n the")]
+
+
 def test_user_defined_tokens_are_whole_and_not_special():
     metadata = spm_metadata()
     for key, value in (("tokens", "<tool>"), ("scores", 0.0), ("token_type", 4)):
@@ -326,8 +365,8 @@ def test_user_defined_tokens_are_whole_and_not_special():
         ({}, "no 'tokenizer.ggml.tokens'"),
         (bpe_metadata("smollm", **{"tokenizer.ggml.merges": []}), "ggml.merges'"),
         (bpe_metadata(None), "no 'tokenizer.ggml.pre'"),
-        (bpe_metadata("default"), "'default'.*known: falcon, gpt-2, .*smollm"),
-        (bpe_metadata("tekken"), "tokenizer.ggml.pre is 'tekken'"),
+        (bpe_metadata("default"), "'default'.*known: chatglm-bpe, dbrx, .*tekken"),
+        (bpe_metadata("viking"), "tokenizer.ggml.pre is 'viking'"),
         (spm_metadata(**{"tokenizer.ggml.scores": None}), "ggml.scores'"),
         (spm_metadata(**{"tokenizer.ggml.model": "t5"}), "'t5'; known: gpt2, llama"),
         (spm_metadata(**{"tokenizer.ggml.bos_token_id": None}), "ggml.bos_token_id'"),

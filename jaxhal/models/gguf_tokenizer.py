@@ -12,9 +12,18 @@ if TYPE_CHECKING:
     import transformers
 
 _UNKNOWN, _NORMAL, _CONTROL, _USER_DEFINED = 2, 1, 3, 4  # tokenizer.ggml.token_type
+# The control tokens of a Phi-3 after which space is text; no file says so.
+_PHI3_PLAIN = ("<unk>", "<s>", "<|endoftext|>")
 
-_WORDS = r"""(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|%s"""
-_WORDS += r"""| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"""
+_ENDING = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_WORDS = _ENDING + r"|[^\r\n\p{L}\p{N}]?\p{L}+|%s"
+_WORDS += r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+
+# Where a large letter follows a small one, another word begins.
+_LARGE, _SMALL = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_CASED = rf"[^\r\n\p{{L}}\p{{N}}]?{_LARGE}*{_SMALL}+%s"
+_CASED += rf"|[^\r\n\p{{L}}\p{{N}}]?{_LARGE}+{_SMALL}*%s|%s"
+_CASED += r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 
 
 class _Pre(NamedTuple):
@@ -23,22 +32,38 @@ class _Pre(NamedTuple):
     splits: tuple[str, ...]
     nfc: bool = False
     ignore_merges: bool = False
+    adds_bos: bool = False  # where the file does not say
 
 
+_GPT2, _GPT4 = _Pre(("gpt-2",)), _Pre((_WORDS % r"\p{N}{1,3}",))
+_DIGITS = _Pre(("digits", "gpt-2"))
+_LLAMA3 = _GPT4._replace(ignore_merges=True, adds_bos=True)
+_TEKKEN = _CASED % ("", "", r"\p{N}")
 _PRE = {
+    "chatglm-bpe": _GPT4,
+    "dbrx": _GPT4,
     "falcon": _Pre(("punctuation", "gpt-2", "numbers", "[0-9][0-9][0-9]")),
-    "gpt-2": _Pre(("gpt-2",)),
-    "llama-bpe": _Pre((_WORDS % r"\p{N}{1,3}",), ignore_merges=True),
+    "glm4": _GPT4,
+    "gpt-2": _GPT2,
+    "gpt-4o": _Pre((_CASED % (f"{_ENDING}?", f"{_ENDING}?", r"\p{N}{1,3}"),)),
+    "gpt2": _GPT2,
+    "llama-bpe": _LLAMA3,
+    "llama3": _LLAMA3,
+    "olmo": _GPT2,
     "qwen2": _Pre((_WORDS % r"\p{N}",), nfc=True),
-    "smollm": _Pre(("digits", "gpt-2")),
+    "refact": _DIGITS,
+    "smaug-bpe": _GPT4,
+    "smollm": _DIGITS,
+    "tekken": _Pre((_TEKKEN,), ignore_merges=True, adds_bos=True),
 }
-_PRE |= {"gpt2": _PRE["gpt-2"], "llama3": _PRE["llama-bpe"]}
 
 
 def build(metadata: Mapping[str, Any]) -> "tokenizers.Tokenizer":
     """The bare tokenizer: no special token is added around a text.
 
     ``tokenizer.ggml.model`` is ``gpt2`` (byte-level BPE) or ``llama`` (SentencePiece).
+    By ``general.architecture`` the latter is a Phi-3's, which drops space after control
+    tokens.
 
     Raises:
       ValueError: on missing metadata, another model, an unknown ``tokenizer.ggml.pre``.
@@ -57,9 +82,16 @@ def build(metadata: Mapping[str, Any]) -> "tokenizers.Tokenizer":
                 f"tokenizer.ggml.model is {other!r}; known: gpt2, llama. Give a folder "
                 "with tokenizer.json instead of the GGUF file"
             )
+    pieces = metadata["tokenizer.ggml.model"] == "llama"
+    strips = pieces and metadata.get("general.architecture") == "phi3"
     tokenizer.add_tokens(
         [
-            AddedToken(token, special=kind == _CONTROL, normalized=False)
+            AddedToken(
+                token,
+                special=kind == _CONTROL,
+                normalized=False,
+                rstrip=strips and kind == _CONTROL and token not in _PHI3_PLAIN,
+            )
             for token, kind in zip(tokens, types, strict=True)
             if kind in (_CONTROL, _USER_DEFINED)
         ]
@@ -71,7 +103,7 @@ def load(metadata: Mapping[str, Any]) -> "transformers.PreTrainedTokenizerFast":
     """The tokenizer of a GGUF file with its special tokens and chat template.
 
     A BOS or EOS is added as ``add_bos_token`` and ``add_eos_token`` say; where they say
-    nothing, ``llama`` models and the ``llama-bpe`` words of Llama 3 begin with one.
+    nothing, ``llama`` models and the words of Llama 3 and of Tekken begin with one.
 
     Raises:
       ValueError: as :func:`build`, and on a special token outside the vocabulary.
@@ -91,10 +123,8 @@ def load(metadata: Mapping[str, Any]) -> "transformers.PreTrainedTokenizerFast":
             )
         if index is not None:
             special[f"{role}_token"] = tokens[index]
-    words = metadata.get("tokenizer.ggml.pre", "")
-    by_default = metadata["tokenizer.ggml.model"] == "llama" or words.startswith(
-        "llama"
-    )
+    rule = _PRE.get(metadata.get("tokenizer.ggml.pre", ""), _GPT2)
+    by_default = metadata["tokenizer.ggml.model"] == "llama" or rule.adds_bos
     adds_bos = metadata.get("tokenizer.ggml.add_bos_token", by_default)
     adds_eos = metadata.get("tokenizer.ggml.add_eos_token", False)
     for adds, role in ((adds_bos, "bos"), (adds_eos, "eos")):

@@ -132,7 +132,9 @@ class Tokenizer:
     def from_gguf(cls, source: GGUFSource) -> "Tokenizer":
         """The tokenizer inside a GGUF file."""
         fields = source.settings("tokenizer.")
-        return cls(gguf_tokenizer.load({f"tokenizer.{k}": fields[k] for k in fields}))
+        arch = source.settings("general.").get("architecture")
+        found = {f"tokenizer.{key}": fields[key] for key in fields}
+        return cls(gguf_tokenizer.load({**found, "general.architecture": arch}))
 
     def check_ids(self, size: int, where: str) -> None:
         """Raises ValueError on a token that a model of ``size`` tokens does not know.
