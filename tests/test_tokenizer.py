@@ -529,6 +529,13 @@ def test_template_frames_the_text(chat):
     assert chat.render(text) == ("<|user|>\n", text, "<|end|>\n<|assistant|>\n")
 
 
+def test_the_default_of_several_templates():
+    several = {"default": CHATML, "tool_use": "{{ tools[0].name ** 2 }}"}
+    assert wrap(several).render("hi") == wrap(CHATML).render("hi")
+    with pytest.raises(ValueError, match="computes powers"):
+        wrap({"default": several["tool_use"]}).render("hi")
+
+
 def test_template_that_strips():
     tokenizer = wrap(STRIPS)
     assert tokenizer.render("  a b\n") == ("<user>", "a b", "</>")
@@ -653,13 +660,20 @@ def test_templates_that_cannot_be_followed(template, message):
         wrap(template).render("a b")
 
 
-def test_dates_in_templates_stand_still():
-    template = (
-        "{% if not date_string is defined %}{% set date_string = "
-        "strftime_now('%d %b %Y') %}{% endif %}"
-        "{{ date_string }} {{ messages[0].content }}"
-    )
-    assert wrap(template).render("hi")[0] == "26 Jul 2024 "
+@pytest.mark.parametrize(
+    "today, want",
+    [
+        (
+            "{% if not date_string is defined %}{% set date_string = "
+            "strftime_now('%d %b %Y') %}{% endif %}{{ date_string }} ",
+            "26 Jul 2024 ",
+        ),
+        # as those of SmolLM3, Granite and Ministral
+        ("{% set today = strftime_now('%B %d, %Y') %}{{ today }}: ", "July 26, 2024: "),
+    ],
+)
+def test_dates_in_templates_stand_still(today, want):
+    assert wrap(today + "{{ messages[0].content }}").render("hi")[0] == want
 
 
 @pytest.mark.parametrize(

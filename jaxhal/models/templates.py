@@ -4,6 +4,7 @@ A template is somebody else's program: it is run once, on our own text, with lim
 """
 
 import contextlib
+import datetime
 import itertools
 import os
 import sys
@@ -17,6 +18,13 @@ from typing import Any, NamedTuple
 # fills in what looks like a template changes it too.
 _TEXT = "jaxhal7\n  <b>Text</b> &amp; 'it' {{ x }} {% y %} \"Ü\" <|z|>\n\njaxhal9"
 _AROUND = " \n\t"
+# Some templates write today's date, so scores would change daily; this is the one that
+# Llama 3 templates write when they know none.
+_TODAY = datetime.datetime(2024, 7, 26)
+_WRITTEN = {f"%{code}": _TODAY.strftime(f"%{code}") for code in "aAbBdjmyYHIMSp"}
+_DATED = "{% macro strftime_now(form) %}{{ form"
+_DATED += "".join(f" | replace('{code}', '{_WRITTEN[code]}')" for code in _WRITTEN)
+_DATED += " }}{% endmacro %}"
 # What running a template may take.
 _SECONDS = 10.0
 _BYTES = 1 << 30
@@ -98,7 +106,8 @@ def _filled(hf: Any, roles: Sequence[str], around: str) -> str:
         {"role": role, "content": around + _text(turn) + around}
         for turn, role in enumerate(roles)
     ]
-    if "**" in hf.chat_template and _raises_powers(hf.chat_template):
+    template = hf.get_chat_template()  # the default one of several
+    if "**" in template and _raises_powers(template):
         raise ValueError(f"the chat template computes powers; {_REMEDY}")
     try:
         with _limited(), _far_from_all():
@@ -106,9 +115,7 @@ def _filled(hf: Any, roles: Sequence[str], around: str) -> str:
                 turns,
                 tokenize=False,
                 add_generation_prompt=True,
-                # Llama 3 templates write today's date, so scores would change daily;
-                # this is the date they write when they know none.
-                date_string="26 Jul 2024",
+                chat_template=_DATED + template,
             )
     except Exception as error:  # a program of somebody else's raises what it does
         raise ValueError(
