@@ -349,6 +349,23 @@ def test_space_after_the_control_tokens_of_phi3(tmp_path):
         assert encode("<s>\n the") == [1, *encode("\n the")]
 
 
+@pytest.mark.parametrize(
+    ("more", "want"),
+    [
+        ({}, (2,)),
+        ({"tokenizer.ggml.eot_token_id": 5, "tokenizer.ggml.eom_token_id": 2}, (2, 5)),
+        ({"tokenizer.ggml.tokens": "<end_of_turn>"}, (2, -1)),
+    ],
+)
+def test_what_ends_a_response(tmp_path, more, want):
+    metadata = spm_metadata()
+    tokens = metadata["tokenizer.ggml.tokens"]
+    if last := more.get("tokenizer.ggml.tokens"):
+        more = {"tokenizer.ggml.tokens": [*tokens[:-1], last]}
+    tokenizer = Tokenizer.from_gguf(write_gguf(tmp_path / "a.gguf", metadata | more))
+    assert tokenizer.stop_ids == tuple(end % len(tokens) for end in want)
+
+
 def test_user_defined_tokens_are_whole_and_not_special():
     metadata = spm_metadata()
     for key, value in (("tokens", "<tool>"), ("scores", 0.0), ("token_type", 4)):

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 _UNKNOWN, _NORMAL, _CONTROL, _USER_DEFINED = 2, 1, 3, 4  # tokenizer.ggml.token_type
 # The control tokens of a Phi-3 after which space is text; no file says so.
 _PHI3_PLAIN = ("<unk>", "<s>", "<|endoftext|>")
+# What turns of Phi-3 and of Gemma end with, which files do not say either.
+_TURN_ENDS = ("<|end|>", "<end_of_turn>")
 
 _ENDING = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _WORDS = _ENDING + r"|[^\r\n\p{L}\p{N}]?\p{L}+|%s"
@@ -138,6 +140,20 @@ def load(metadata: Mapping[str, Any]) -> "transformers.PreTrainedTokenizerFast":
         clean_up_tokenization_spaces=False,
         **special,
     )
+
+
+def stop_ids(metadata: Mapping[str, Any]) -> tuple[int, ...]:
+    """The tokens that end a response: those that end a text, a turn or a message.
+
+    >>> stop_ids({"tokenizer.ggml.tokens": ["<s>", "a", "<|end|>"],
+    ...           "tokenizer.ggml.eos_token_id": 0})
+    (0, 2)
+    """
+    tokens = metadata["tokenizer.ggml.tokens"]
+    keys = [f"tokenizer.ggml.{end}_token_id" for end in ("eos", "eot", "eom")]
+    said = [metadata[key] for key in keys if metadata.get(key) is not None]
+    known = [tokens.index(text) for text in _TURN_ENDS if text in tokens]
+    return tuple(dict.fromkeys([*said, *known]))
 
 
 def _need(metadata: Mapping[str, Any], key: str) -> Any:

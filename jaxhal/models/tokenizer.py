@@ -134,7 +134,8 @@ class Tokenizer:
         fields = source.settings("tokenizer.")
         arch = source.settings("general.").get("architecture")
         found = {f"tokenizer.{key}": fields[key] for key in fields}
-        return cls(gguf_tokenizer.load({**found, "general.architecture": arch}))
+        hf = gguf_tokenizer.load({**found, "general.architecture": arch})
+        return cls(hf, gguf_tokenizer.stop_ids(found))
 
     def check_ids(self, size: int, where: str) -> None:
         """Raises ValueError on a token that a model of ``size`` tokens does not know.
