@@ -133,7 +133,7 @@ def test_hub_ids_go_through_huggingface_hub(folder, monkeypatch):
 
     asked = []
 
-    def download(repo, allow_patterns):
+    def download(repo, allow_patterns, local_files_only):
         asked.append(repo)
         if repo == "owner/gone":
             raise LocalEntryNotFoundError("offline")
