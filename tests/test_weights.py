@@ -410,6 +410,7 @@ def _tables(config) -> np.ndarray:
     return np.stack(rope.tables(config.ropes, turned or config.head_dim, at, lengths))
 
 
+@pytest.mark.shows("GGUF")
 @pytest.mark.parametrize(
     "case",
     [
