@@ -65,7 +65,7 @@ OTHERS = [
 ]
 
 
-@pytest.mark.shows("greedy decoding")
+@pytest.mark.shows("greedy")
 @pytest.mark.parametrize("case", [*tiny.ONE_EACH, *OTHERS])
 def test_greedy_equals_hugging_face(case, tmp_path):
     want = json.loads((tiny.GOLDEN / "greedy.json").read_text("utf-8"))[case]

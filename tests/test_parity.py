@@ -47,7 +47,7 @@ def compare(lm: LM, hidden: np.ndarray, logits: np.ndarray, tolerance: float):
         assert error(ours, theirs[:, 1:]) < tolerance, f"hidden state {layer}"
 
 
-@pytest.mark.shows("hidden states", "logits")
+@pytest.mark.shows("states", "logits")
 @pytest.mark.parametrize("case", tiny.CASES)
 def test_golden(case, tmp_path):
     want = tiny.golden(case)
@@ -109,4 +109,4 @@ def test_the_table_of_the_site_has_every_family():
     table = json.loads(shown.TABLE.read_text("utf-8"))
     assert table.keys() == families.FAMILIES.keys()
     for name, what in table.items():
-        assert {"hidden states", "logits", "greedy decoding"} <= {*what}, name
+        assert {"states", "logits", "greedy"} <= {*what}, name

@@ -324,7 +324,7 @@ def test_parts_of_a_fused_matrix_stay(tmp_path):
         np.testing.assert_array_equal(leaf, want[name])
 
 
-@pytest.mark.shows("stored weights")
+@pytest.mark.shows("blocks")
 @pytest.mark.parametrize(
     ("case", "kind"),
     [("llama-gqa", "Q4_0"), *((case, "Q8_0") for case in tiny.ONE_EACH)],
