@@ -164,9 +164,9 @@ def bench(
 ) -> None:
     """Measures speed as ratios to what stands beside it in the same run.
 
-    There are read, extract, probes, relevance, generate, nli, encoders and watchdog;
-    accelerator needs one, and measures a model of 8 billion parameters on it; compiled
-    needs none, and compiles models of 8 and 70 billion for several.
+    There are read, extract, probes, relevance, generate, nli, encoders, serve and
+    watchdog; accelerator needs one, and measures a model of 8 billion parameters on it;
+    compiled needs none, and compiles models of 8 and 70 billion for several.
     """
     from jaxhal import bench as benches
 
