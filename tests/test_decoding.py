@@ -61,7 +61,7 @@ HALF_THERE = "llama-dynamic"
 # And the ropes, windows and wirings; parity of all cases is that of single passes.
 OTHERS = [
     *("llama-yarn", "qwen2-window", "falcon-40b", "gemma3-scaled", "granite4-nope"),
-    *("smollm3-window", "olmo3-yarn", "phi3-short"),
+    *("smollm3-window", "olmo3-yarn", "phi3-short", "qwen3moe-plain"),
 ]
 
 

@@ -20,7 +20,7 @@ from jaxhal.models.encoders.config import (
     encoder_from_huggingface,
     read_encoder_config,
 )
-from jaxhal.models.layers import MLP
+from jaxhal.models.feedforward import MLP
 
 VALID = tiny_encoders.VALID
 

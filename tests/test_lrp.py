@@ -83,7 +83,7 @@ def test_equal_to_lxt(name, rules):
 
 # One of each wiring: biases, windows, two norms in parallel, one norm in parallel,
 # sequential with biases, learned positions, sandwiched norms, normed queries, capped
-# scores and logits, norms of sums alone, scaled parts, part of a head turned.
+# scores and logits, norms of sums alone, scaled parts, part of a head turned, experts.
 FAMILIES = [
     "llama-biases",
     "mistral-gqa",
@@ -97,6 +97,7 @@ FAMILIES = [
     "olmo2-gqa",
     "glm4-gqa",
     "qwen2-gqa",
+    "qwen3moe-plain",
 ]
 
 
@@ -160,13 +161,14 @@ def test_cp_lrp_conserves_without_biases(case, tmp_path, two):
     assert relative(other, np.asarray(seed)) > 0.01
 
 
-def test_gradient_x_input_by_finite_differences(tmp_path):
+@pytest.mark.parametrize("case", ["llama-gqa", "qwen3moe-gqa"])
+def test_gradient_x_input_by_finite_differences(case, tmp_path):
     from flax import nnx
 
     from jaxhal.models import decoder
 
     with jax.enable_x64(True):
-        lm = family("llama-gqa", tmp_path, jnp.float64)
+        lm = family(case, tmp_path, jnp.float64)
         rows = batch(tiny.TOKENS[:1], PROMPT)
         model = nnx.merge(lm.graphdef, lm.params)
         x, geo = decoder.begin(model, jnp.asarray(rows.tokens), jnp.asarray(rows.valid))

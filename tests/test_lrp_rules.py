@@ -174,6 +174,8 @@ def test_products_and_sums():
         close(
             pulled(rules, "multiply", (a, b), r), [first * r * gain, second * r * gain]
         )
+        first = float(rules.name in ("gradient_x_input", "lrp4rag"))
+        close(pulled(rules, "route", (a, b), r), [first * r * gain, r * gain])
         eps = EPS * np.sign(total) if rules.name in ("epsilon", "lrp4rag") else 0
         share = r / (total + eps)
         close(pulled(rules, "add", (a, b), r), [a * share, b * share])
@@ -205,6 +207,7 @@ def test_the_forward_twin_is_the_transpose(rules):
         "activate": (x, "silu"),
         "multiply": (a, c),
         "add": (a, c),
+        "route": (a, c),
     }
     for primitive, args in cases.items():
         flows = lrp.rules.FLOWS[primitive]

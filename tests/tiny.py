@@ -62,6 +62,9 @@ _DENSE = dict(
     mamba_n_heads=8,
 )
 _PADDED = {"pad_token_id": 0}
+_SPARSE = dict(
+    num_experts=8, num_experts_per_tok=3, moe_intermediate_size=24, head_dim=16
+)
 
 # name -> (model_type, settings)
 CASES = {
@@ -205,6 +208,15 @@ CASES = {
                 "long_factor": [1.5, 2.0, 3.0, 4.0],
             },
         },
+    ),
+    "mixtral-gqa": (
+        "mixtral",
+        _BASE | {"num_local_experts": 4, "num_experts_per_tok": 2},
+    ),
+    "qwen3moe-gqa": ("qwen3_moe", _BASE | _SPARSE | {"norm_topk_prob": True}),
+    "qwen3moe-plain": (
+        "qwen3_moe",
+        _BASE | _SPARSE | {"norm_topk_prob": False, "num_experts_per_tok": 2},
     ),
     "glm4-gqa": ("glm4", _BASE | {"head_dim": 16, "pad_token_id": 0}),
     "ministral3-gqa": (

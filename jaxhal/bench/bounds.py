@@ -47,10 +47,17 @@ def layers(config: Config, tokens: int, columns: float) -> int:
     """Of all layers for some tokens, each of which sees so many columns on average."""
     heads = config.num_attention_heads * config.head_dim
     kv = config.num_key_value_heads * config.head_dim
-    mlp = (3 if config.gated else 2) * config.intermediate_size
+    mlp = (3 if config.gated else 2) * config.inner_size + config.num_experts
     weights = config.hidden_size * (2 * heads + 2 * kv + mlp)
     attention = round(2 * columns) * heads
     return config.num_hidden_layers * tokens * 2 * (weights + attention)
+
+
+def experts_read(config: Config, tokens: int) -> float:
+    """The share of a layer's experts that some tokens go through, evenly spread."""
+    if not config.num_experts:
+        return 1.0
+    return 1 - (1 - config.num_experts_per_tok / config.num_experts) ** tokens
 
 
 def vocabulary(config: Config, rows: int) -> int:

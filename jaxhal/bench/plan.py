@@ -163,15 +163,18 @@ def _planned(lm: LM, mesh: Mesh, shape: Shape, named: Named, task: str) -> Plan:
     along = shape.answers % mesh.shape["data"] == 0
     speed = peak.flops * (mesh.size if along else mesh.shape["model"])
 
-    def bound(flops: int, logits: bool) -> Bound:
-        return Bound(flops, flops / speed, _read_once(lm, logits) / peak.bytes)
+    def bound(flops: int, logits: bool, tokens: int) -> Bound:
+        read = _read_once(lm, logits, shape.answers * tokens)
+        return Bound(flops, flops / speed, read / peak.bytes)
 
     if task == "read":
         logits = any(reducer.reads in ("logits", "lens") for _, reducer in named)
-        first, step = bound(bounds.reading(config, shape, dict(named)), logits), None
+        flops = bounds.reading(config, shape, dict(named))
+        first, step = bound(flops, logits, shape.tokens), None
     else:
-        first = bound(bounds.prompts(config, shape), True)
-        step = bound(bounds.step(config, shape), True)
+        prompt = shape.tokens - shape.response
+        first = bound(bounds.prompts(config, shape), True, prompt)
+        step = bound(bounds.step(config, shape), True, 1)
     made = Plan(
         kind=device.device_kind,
         mesh=dict(mesh.shape),
@@ -273,12 +276,18 @@ def _bytes(arrays: Any) -> int:
     )
 
 
-def _read_once(lm: LM, logits: bool) -> int:
-    """Bytes of weights that a pass has to read; of tables it takes a few rows."""
+def _read_once(lm: LM, logits: bool, tokens: int) -> float:
+    """Bytes of weights that a pass over some tokens has to read.
+
+    Of tables it takes a few rows, and of experts those that its tokens go through.
+    """
     vocabulary = "embed_tokens" if lm.config.tie_word_embeddings else "lm_head"
     needed = {"blocks", "norm"} | ({vocabulary} if logits else set())
     parts = weights.paths(lm.params)
-    return _bytes([leaf for path, leaf in parts if path.partition(".")[0] in needed])
+    leaves = [leaf for path, leaf in parts if path.partition(".")[0] in needed]
+    experts = _bytes([leaf for leaf in leaves if len(leaf.shape) == 4])
+    unread = 1 - bounds.experts_read(lm.config, tokens)
+    return _bytes(leaves) - unread * experts
 
 
 def _batch(lm: LM, shape: Shape, rows: NamedSharding) -> Any:

@@ -93,7 +93,7 @@ def _bytes(lm: LM, batch: Batch, hidden: int, inner: int) -> int:
     """What arrays of attention, of the width and of the inner width take in a layer."""
     config, (rows, seq) = lm.config, batch.tokens.shape
     attention = 3 * config.num_attention_heads * seq
-    width = hidden * config.hidden_size + inner * config.intermediate_size
+    width = hidden * config.hidden_size + inner * config.inner_size
     return 4 * rows * seq * (attention + width)
 
 

@@ -30,6 +30,7 @@ FLOWS = {
     "activate": (0,),
     "multiply": (0, 1),
     "add": (0, 1),
+    "route": (0, 1),
 }
 
 

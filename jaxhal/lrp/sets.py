@@ -124,6 +124,10 @@ def _identity_activation(args, output, tangents):
     return slope * tangents[0]
 
 
+# The first factor is a constant.
+_WEIGHED = Rule(jnp.multiply, lambda args, z, moved: args[0] * moved[1])
+
+
 def _only_values(args, output, tangents):
     del output
     scores, bias, _ = args
@@ -169,6 +173,7 @@ def attnlrp() -> RuleSet:
     """AttnLRP: what the published LRP4RAG code ran, its stabilisers taken to 0.
 
     Softmax and biases absorb relevance, so the sum over input tokens is not the seed.
+    The weights that a router gives to experts are constants.
     """
     rules = rules_of(gradient_x_input())
     rules |= {
@@ -177,13 +182,15 @@ def attnlrp() -> RuleSet:
         "normalize": Rule(primitives.normalize, _identity_norm),
         "activate": Rule(primitives.activate, _identity_activation),
         "multiply": _half(_ordinary("multiply")),
+        "route": _WEIGHED,
     }
     return rule_set("attnlrp", rules)
 
 
 @functools.cache
 def cp_lrp() -> RuleSet:
-    """CP-LRP: attention weights and gates are constants, all else is linear.
+    """CP-LRP: weights of attention and of experts and gates are constants, all else is
+    linear.
 
     Nothing is absorbed but by biases: without them the relevance of all input tokens
     adds up to the seed.
@@ -192,7 +199,7 @@ def cp_lrp() -> RuleSet:
     rules |= {
         "scores": Rule(primitives.scores, lambda args, z, moved: jnp.zeros_like(z)),
         "attend": Rule(primitives.attend, _only_values),
-        "multiply": Rule(jnp.multiply, lambda args, z, moved: args[0] * moved[1]),
+        "multiply": _WEIGHED,
     }
     return rule_set("cp_lrp", rules)
 

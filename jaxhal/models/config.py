@@ -59,6 +59,11 @@ class Config:
     norm_offset: float = 0.0  # added to the stored scale: 1 for Gemma
     activation: Literal["silu", "gelu", "gelu_tanh"] = "silu"
     gated: bool = True
+    # Perceptrons of `intermediate_size` in each layer, of which every token goes
+    # through a few; 0 is a single one for all.
+    num_experts: int = 0
+    num_experts_per_tok: int = 1
+    norm_topk_prob: bool = False  # the weights of those few add up to 1
     qkv_bias: bool = False
     o_bias: bool = False
     mlp_bias: bool = False
@@ -90,6 +95,11 @@ class Config:
         if self.attention_scale is None:
             return self.head_dim**-0.5
         return self.attention_scale
+
+    @property
+    def inner_size(self) -> int:
+        """Channels of the feed-forward part that a token goes through."""
+        return self.intermediate_size * self.num_experts_per_tok
 
 
 class Family(NamedTuple):

@@ -13,7 +13,8 @@ from jaxhal.models import ops as ops_lib
 from jaxhal.models import quantized, rope
 from jaxhal.models.cache import Cache, positions
 from jaxhal.models.config import Config
-from jaxhal.models.layers import Block, Geometry, LayerIndex, Norm, RowTap, linear
+from jaxhal.models.feedforward import linear
+from jaxhal.models.layers import Block, Geometry, LayerIndex, Norm, RowTap
 from jaxhal.models.ops import Ops, Turned, wide
 
 # Bytes of the part of a stored vocabulary that is made numbers at once.

@@ -23,6 +23,7 @@ from jaxhal.models.tables import (
     LLAMA,
     QKV,
     Origin,
+    experts,
     fused,
     grouped,
     halves,
@@ -86,6 +87,24 @@ def _qwen(raw: Settings) -> dict[str, Any]:
 
 def _qwen3(raw: Settings) -> dict[str, Any]:
     return _attention_bias(raw) | _qwen(raw)
+
+
+def _experts(raw: Settings) -> dict[str, Any]:
+    key = "num_experts" if "num_experts" in raw else "num_local_experts"
+    count = raw.whole(key)
+    each = raw.whole("num_experts_per_tok", most=count)
+    return {"num_experts": count, "num_experts_per_tok": each}
+
+
+def _mixtral(raw: Settings) -> dict[str, Any]:
+    return _mistral(raw) | _experts(raw) | {"norm_topk_prob": True}
+
+
+def _qwen3_moe(raw: Settings) -> dict[str, Any]:
+    """All layers see a window, or none does."""
+    windows = _mistral(raw) if raw.flag("use_sliding_window") else {}
+    norm = {"norm_topk_prob": raw.flag("norm_topk_prob")}
+    return _attention_bias(raw) | windows | _experts(raw) | norm
 
 
 def _gemma(raw: Settings, period: int) -> dict[str, Any]:
@@ -335,6 +354,31 @@ FAMILIES = {
     "mistral": Family(rule=_mistral),
     "qwen2": Family({"qkv_bias": True}, _qwen),
     "qwen3": Family({"qk_norm": "head"}, _qwen3, defaults={"head_dim": 128}),
+    "mixtral": Family(
+        rule=_mixtral,
+        defaults={
+            "num_local_experts": 8,
+            "num_experts_per_tok": 2,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 1e6,
+            "max_position_embeddings": 131072,
+        },
+        table=_of({}, experts("block_sparse_moe", "w1", "w3", "w2")),
+    ),
+    "qwen3_moe": Family(
+        {"qk_norm": "head"},
+        _qwen3_moe,
+        names={"moe_intermediate_size": "intermediate_size"},
+        defaults={
+            "num_local_experts": 128,
+            "num_experts_per_tok": 8,
+            "intermediate_size": 768,
+            "max_position_embeddings": 32768,
+            "sliding_window": 4096,
+        },
+        only={"decoder_sparse_step": 1, "mlp_only_layers": []},
+        table=_of({}, experts("mlp", "gate_proj", "up_proj", "down_proj")),
+    ),
     "falcon": Family(
         _PLAIN,
         _falcon,

@@ -14,9 +14,10 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxhal.models import kernels, quantized, rope
+from jaxhal.models import kernels, rope
 from jaxhal.models.config import Config
-from jaxhal.models.ops import STANDARD, Ops, Turned, attend_after, capped, wide
+from jaxhal.models.feedforward import MLP, Experts, apply, linear
+from jaxhal.models.ops import STANDARD, Ops, attend_after, capped, wide
 
 # Of one layer's attention, what a way back may keep; beyond it blocks run again.
 KEPT_BYTES = 4 << 30
@@ -72,29 +73,6 @@ class Norm(nnx.Module):
         if self.bias is not None:
             y = y + self.bias[...].astype(y.dtype)
         return y.astype(x.dtype)
-
-
-def linear(
-    features_in: int, features_out: int, bias: bool, dtype: Any, rngs: nnx.Rngs
-) -> nnx.Linear:
-    """Parameters of one projection."""
-    return nnx.Linear(
-        features_in, features_out, use_bias=bias, param_dtype=dtype, rngs=rngs
-    )
-
-
-def apply(layer: nnx.Linear, x: Array, ops: Ops) -> Array:
-    """What a linear layer makes of ``x``."""
-    bias = None if layer.bias is None else layer.bias[...]
-    # Not `kernel[...]`: a primitive may know kernels that are not one array.
-    kernel = layer.kernel.get_value()
-    if isinstance(kernel, Turned):
-        return kernel.linear(x, bias, ops)
-    if quantized.is_packed(kernel) and x.size == x.shape[-1]:
-        # XLA on CPU would make the numbers within the product with a single row, one by
-        # one: 7B parameters take a third of the time with a second row.
-        return ops.linear(jnp.repeat(x, 2, 0), quantized.dense(kernel), bias)[:1]
-    return ops.linear(x, quantized.dense(kernel), bias)
 
 
 class Attention(nnx.Module):
@@ -301,28 +279,6 @@ def in_blocks(
     )
 
 
-class MLP(nnx.Module):
-    """``down(act(gate x) * up x)``, or ``down(act(up x))`` when not gated."""
-
-    def __init__(self, config: Config, dtype: Any, rngs: nnx.Rngs):
-        width, inner = config.hidden_size, config.intermediate_size
-        bias = config.mlp_bias
-        gate = config.gated
-        self.gate_proj = linear(width, inner, bias, dtype, rngs) if gate else None
-        self.up_proj = linear(width, inner, bias, dtype, rngs)
-        self.down_proj = linear(inner, width, bias, dtype, rngs)
-        self.activation = config.activation
-
-    def __call__(self, x: Array, ops: Ops) -> Array:
-        up = apply(self.up_proj, x, ops)
-        if self.gate_proj is None:
-            inner = ops.activate(up, self.activation)
-        else:
-            gate = ops.activate(apply(self.gate_proj, x, ops), self.activation)
-            inner = ops.multiply(gate, up)
-        return apply(self.down_proj, inner, ops)
-
-
 class Block(nnx.Module):
     """One layer; ``config.block`` says how norms, parts and residuals are wired."""
 
@@ -330,7 +286,7 @@ class Block(nnx.Module):
         self.config = config
         width, block = config.hidden_size, config.block
         self.self_attn = Attention(config, dtype, rngs)
-        self.mlp = MLP(config, dtype, rngs)
+        self.mlp = (Experts if config.num_experts else MLP)(config, dtype, rngs)
 
         def norm(*blocks: str) -> Norm | None:
             return Norm(config, width, dtype) if block in blocks else None

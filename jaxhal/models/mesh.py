@@ -30,6 +30,8 @@ RULES: Mapping[str, str | None] = {
     "heads": "model",
     "kv_heads": "model",
     "mlp": "model",
+    # Any device may get every token, so experts are not shared out; their widths are.
+    "experts": None,
     "vocab": "model",
     "embed": None,
 }
@@ -158,7 +160,8 @@ def sharding_of(
     mesh = by_heads(mesh, config)
     own = len(shape) - path.startswith("blocks.")  # axes beside that of the layers
     module = path.split(".")[-2] if "." in path else ""
-    counts = _MODULES.get(module, (None,) * own)[-own:]
+    counts = _MODULES.get(module, (None,) * own)
+    counts = (("experts",) * (own - 2) + counts)[-own:]
     spec: list[tuple[str, ...] | None] = [None] * (len(shape) - own)
     for size, count in zip(shape[len(spec) :], counts, strict=True):
         axes = _axes(mesh, count, rules)

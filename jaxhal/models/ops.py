@@ -224,6 +224,8 @@ class Ops(NamedTuple):
     activate: Callable[..., Array] = activate
     multiply: Callable[[Array, Array], Array] = jnp.multiply
     add: Callable[[Array, Array], Array] = jnp.add
+    # Weights of experts, and what those give.
+    route: Callable[[Array, Array], Array] = jnp.multiply
 
 
 STANDARD = Ops()

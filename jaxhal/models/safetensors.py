@@ -80,6 +80,18 @@ class SafetensorsSource:
         handle, stored = self._files[name]
         return handle.get_tensor(stored)
 
+    def half(self, name: str, which: int) -> np.ndarray:
+        """The first or second half of a tensor, along its last but one axis."""
+        shape = self.shape(name)
+        if len(shape) < 2 or shape[-2] % 2:
+            raise ValueError(
+                f"{self.where}: {name} has shape {list(shape)}, which has no halves; "
+                "download it again"
+            )
+        rows = shape[-2] // 2
+        along = slice(which * rows, (which + 1) * rows)
+        return self.part(name, (*(slice(None),) * (len(shape) - 2), along))
+
     def part(self, name: str, index: tuple[slice, ...]) -> np.ndarray:
         """A part of a tensor; no more than that is read."""
         handle, stored = self._files[name]

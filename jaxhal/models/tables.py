@@ -15,10 +15,15 @@ Turn = Callable[[np.ndarray, Config], np.ndarray]
 
 
 class Origin(NamedTuple):
-    """A stored tensor and how it becomes a parameter."""
+    """A stored tensor and how it becomes a parameter.
+
+    With ``{expert}`` in its name there is one for each expert.
+    """
 
     name: str
     turn: Turn
+    half: int | None = None  # of its last but one axis; no more of it is read
+    instead: "Origin | None" = None  # where a checkpoint has that one
 
 
 Table = Mapping[str, Origin]
@@ -31,6 +36,11 @@ def same(x: np.ndarray, config: Config) -> np.ndarray:
 def transpose(x: np.ndarray, config: Config) -> np.ndarray:
     """Stored linear layers are ``[out, in]``, ours ``[in, out]``; biases stay."""
     return x.T
+
+
+def transpose_each(x: np.ndarray, config: Config) -> np.ndarray:
+    """The linear layers of all experts in one tensor."""
+    return x.swapaxes(1, 2)
 
 
 def split(which: int) -> Turn:
@@ -118,6 +128,25 @@ def fused(
     table = {}
     for which, name in enumerate(modules):
         table |= origins({name: stored}, part(which))
+    return table
+
+
+def experts(module: str, gate: str, up: str, down: str) -> dict[str, Origin]:
+    """Where experts come from that are stored one by one, as checkpoints of the hub
+    have them, or all those of a layer together, as transformers writes them.
+    """
+    stored, together = f"model.layers.{{}}.{module}", "model.layers.{}.mlp"
+    router = Origin(f"{together}.gate.weight", transpose)
+    router = Origin(f"{stored}.gate.weight", transpose, instead=router)
+    table = {"blocks.mlp.router.kernel": router}
+    for ours, name, joined, half in (
+        ("gate_proj", gate, "gate_up_proj", 0),
+        ("up_proj", up, "gate_up_proj", 1),
+        ("down_proj", down, "down_proj", None),
+    ):
+        whole = Origin(f"{together}.experts.{joined}", transpose_each, half)
+        one = f"{stored}.experts.{{expert}}.{name}.weight"
+        table[f"blocks.mlp.{ours}.kernel"] = Origin(one, transpose, instead=whole)
     return table
 
 

@@ -96,6 +96,8 @@ def fill(
     present, used, problems, arrays = source.names(), set(), [], []
     for path, leaf in tqdm(paths(shapes), "reading weights", leave=False, disable=None):
         origin = table[path]
+        if other := origin.instead:
+            origin = other if _names(path, other, leaf)[0] in present else origin
         names = _names(path, origin, leaf)
         used.update(names)
         if missing := [f"{name} is missing" for name in names if name not in present]:
@@ -168,24 +170,26 @@ def _numbers(
     if sharding is not None and isinstance(source, SafetensorsSource):
         if _cuts(path, leaf, origin, source):
             return _in_parts(path, leaf, origin, source, sharding)
-    names, stacked, problems = _names(path, origin, leaf), _stacked(path), []
+    names, lead, problems = _names(path, origin, leaf), _lead(path, origin), []
 
-    def read(name: str, target: np.ndarray) -> None:
-        if found := _into(target, source.get(name), origin, config):
-            problems.append(f"{name} {found.format(path=path)}")
+    def read(names: Sequence[str], array: np.ndarray) -> None:
+        parts = array.reshape(-1, *leaf.shape[lead:])
+        for name, target in zip(names, parts, strict=True):
+            stored = _stored(name, origin, source)
+            if found := _into(target, stored, origin, config):
+                problems.append(f"{name} {found.format(path=path)}")
 
-    if sharding is None or not stacked:
+    if sharding is None or not _stacked(path):
         array: Any = np.empty(leaf.shape, leaf.dtype)
-        for name, target in zip(names, array if stacked else [array], strict=True):
-            read(name, target)
+        read(names, array)
         return jax.device_put(array, sharding), problems
     # A layer at a time, as the host may not have room for all of them.
     array = jnp.zeros(leaf.shape, leaf.dtype, device=sharding)
     of_layer = NamedSharding(sharding.mesh, PartitionSpec(*sharding.spec[1:]))
     put = jax.jit(_with_layer, donate_argnums=0, out_shardings=sharding)
-    for layer, name in enumerate(names):
-        one = np.empty(leaf.shape[1:], leaf.dtype)
-        read(name, one)
+    for layer in range(leaf.shape[0]):
+        one, each = np.empty(leaf.shape[1:], leaf.dtype), len(names) // leaf.shape[0]
+        read(names[layer * each :][:each], one)
         array = put(array, jax.device_put(one, of_layer), layer)
     return array, problems
 
@@ -198,7 +202,7 @@ def _cuts(path: str, leaf: Any, origin: Origin, source: SafetensorsSource) -> bo
     """Whether a part of a parameter is a part of what is stored, of the right shape."""
     if origin.turn not in (same, transpose):
         return False
-    shape = leaf.shape[_stacked(path) :]
+    shape = leaf.shape[_lead(path, origin) :]
     wanted = shape[::-1] if origin.turn is transpose else shape
     return all(source.shape(name) == wanted for name in _names(path, origin, leaf))
 
@@ -221,9 +225,10 @@ def _in_parts(
         return value
 
     def part(index: Any) -> np.ndarray:
-        if not _stacked(path):
-            return one(names[0], index)
-        return np.stack([one(name, index[1:]) for name in names[index[0]]])
+        lead = _lead(path, origin)
+        of_each = np.reshape(names, leaf.shape[:lead])[index[:lead]]
+        parts = [one(str(name), index[lead:]) for name in of_each.ravel()]
+        return np.stack(parts).reshape(of_each.shape + parts[0].shape)
 
     array = jax.make_array_from_callback(leaf.shape, sharding, part)
     return array, [f"{name} holds NaN or infinite values" for name in problems]
@@ -232,6 +237,20 @@ def _in_parts(
 def _stacked(path: str) -> bool:
     """Whether a parameter leads with an axis of layers."""
     return path.startswith("blocks.")
+
+
+def _lead(path: str, origin: Origin) -> int:
+    """How many axes a parameter leads with that a stored tensor of it has not."""
+    return _stacked(path) + ("{expert}" in origin.name)
+
+
+def _stored(
+    name: str, origin: Origin, source: SafetensorsSource | GGUFSource
+) -> np.ndarray:
+    if origin.half is None:
+        return source.get(name)
+    assert isinstance(source, SafetensorsSource)
+    return source.half(name, origin.half)
 
 
 def _kinds(
@@ -314,4 +333,9 @@ def _names(path: str, origin: Origin, leaf: Any) -> list[str]:
     if not _stacked(path):
         return [origin.name]
     layers = range(leaf.shape[0])
-    return [origin.name.format(layer, next=layer + 1) for layer in layers]
+    experts = range(leaf.shape[1] if "{expert}" in origin.name else 1)
+    return [
+        origin.name.format(layer, next=layer + 1, expert=expert)
+        for layer in layers
+        for expert in experts
+    ]

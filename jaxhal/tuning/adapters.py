@@ -57,17 +57,19 @@ def pairs(
     They change nothing yet: ``B`` is zero, ``A`` Gaussian of variance ``1 / width_in``.
 
     Raises:
-      ValueError: when the model has no projection of that name.
+      ValueError: when the model has no projection of that name, or one an expert.
     """
     kernels = {
         name.split(".")[-2]: (name, leaf)
         for name, leaf in paths(params)
-        if name.startswith("blocks.") and name.endswith(".kernel")
+        if name.startswith("blocks.")
+        and name.endswith(".kernel")
+        and len(leaf.shape) == 3  # not of experts
     }
     if unknown := [name for name in targets if name not in kernels]:
         raise ValueError(
-            f"tuning targets {', '.join(unknown)} are no projections of the model; use "
-            f"some of {', '.join(sorted(kernels))}"
+            f"tuning targets {', '.join(unknown)} are no projections of the model, or "
+            f"are those of experts; use some of {', '.join(sorted(kernels))}"
         )
     made = {}
     for target, part in zip(targets, jax.random.split(key, len(targets)), strict=True):

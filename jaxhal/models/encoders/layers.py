@@ -15,15 +15,8 @@ from jaxtyping import Array, Float, Int
 
 from jaxhal.models import kernels
 from jaxhal.models.encoders.config import EncoderConfig
-from jaxhal.models.layers import (
-    MLP,
-    Attention,
-    Geometry,
-    LayerIndex,
-    Norm,
-    apply,
-    linear,
-)
+from jaxhal.models.feedforward import MLP, apply, linear
+from jaxhal.models.layers import Attention, Geometry, LayerIndex, Norm
 from jaxhal.models.ops import STANDARD, precision, wide
 
 

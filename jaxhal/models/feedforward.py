@@ -1,0 +1,187 @@
+"""The feed-forward part of a layer: one perceptron, or many of which a token takes few.
+
+Tokens are put in order of their experts and cut into blocks of one expert's each; a
+loop over the blocks looks up its expert's kernels.  No token is dropped, and shapes
+depend on the number of tokens alone.  ``jax.lax.ragged_dot`` would multiply every row
+by the kernels of every expert, masked, wherever there is no instruction for it: on CPU
+and GPU.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float, Int
+
+from jaxhal.models import quantized
+from jaxhal.models.config import Config
+from jaxhal.models.ops import Ops, Turned, wide
+
+Product = Callable[[Array], Array]
+
+
+def linear(
+    features_in: int, features_out: int, bias: bool, dtype: Any, rngs: nnx.Rngs
+) -> nnx.Linear:
+    """Parameters of one projection."""
+    return nnx.Linear(
+        features_in, features_out, use_bias=bias, param_dtype=dtype, rngs=rngs
+    )
+
+
+def apply(layer: nnx.Linear, x: Array, ops: Ops) -> Array:
+    """What a linear layer makes of ``x``."""
+    bias = None if layer.bias is None else layer.bias[...]
+    # Not `kernel[...]`: a primitive may know kernels that are not one array.
+    kernel = layer.kernel.get_value()
+    if isinstance(kernel, Turned):
+        return kernel.linear(x, bias, ops)
+    if quantized.is_packed(kernel) and x.size == x.shape[-1]:
+        # XLA on CPU would make the numbers within the product with a single row, one by
+        # one: 7B parameters take a third of the time with a second row.
+        return ops.linear(jnp.repeat(x, 2, 0), quantized.dense(kernel), bias)[:1]
+    return ops.linear(x, quantized.dense(kernel), bias)
+
+
+def perceptron(
+    x: Array, gate: Product | None, up: Product, down: Product, kind: str, ops: Ops
+) -> Array:
+    """``down(act(gate x) * up x)``, or ``down(act(up x))`` without a gate."""
+    inner = up(x)
+    if gate is None:
+        inner = ops.activate(inner, kind)
+    else:
+        inner = ops.multiply(ops.activate(gate(x), kind), inner)
+    return down(inner)
+
+
+class MLP(nnx.Module):
+    """One :func:`perceptron`, gated where the family's are."""
+
+    def __init__(self, config: Config, dtype: Any, rngs: nnx.Rngs):
+        width, inner = config.hidden_size, config.intermediate_size
+        bias = config.mlp_bias
+        gate = config.gated
+        self.gate_proj = linear(width, inner, bias, dtype, rngs) if gate else None
+        self.up_proj = linear(width, inner, bias, dtype, rngs)
+        self.down_proj = linear(inner, width, bias, dtype, rngs)
+        self.activation = config.activation
+
+    def __call__(self, x: Array, ops: Ops) -> Array:
+        def product(layer: nnx.Linear) -> Product:
+            return lambda x: apply(layer, x, ops)
+
+        gate = None if self.gate_proj is None else product(self.gate_proj)
+        up, down = product(self.up_proj), product(self.down_proj)
+        return perceptron(x, gate, up, down, self.activation, ops)
+
+
+class Kernels(nnx.Module):
+    """One projection of every expert, ``[experts width_in width_out]``."""
+
+    def __init__(self, shape: tuple[int, int, int], dtype: Any, rngs: nnx.Rngs):
+        draw = nnx.initializers.lecun_normal(batch_axis=0)
+        self.kernel = nnx.Param(draw(rngs.params(), shape, dtype))
+
+
+class Experts(nnx.Module):
+    """Gated perceptrons of which each token goes through those a router prefers.
+
+    What they give is weighed by the router's softmax, over all experts or over those
+    chosen (``norm_topk_prob``), and added up.
+
+    To relevance, an expert's products are linear layers like any other, and
+    ``ops.route`` weighs what they give.  But for rule sets that follow derivatives the
+    router's weights are constants, as gates and attention are to CP-LRP.
+    """
+
+    def __init__(self, config: Config, dtype: Any, rngs: nnx.Rngs):
+        self.config = config
+        count, width = config.num_experts, config.hidden_size
+        into = count, width, config.intermediate_size
+        self.router = linear(width, count, False, dtype, rngs)
+        self.gate_proj = Kernels(into, dtype, rngs)
+        self.up_proj = Kernels(into, dtype, rngs)
+        self.down_proj = Kernels((count, into[2], width), dtype, rngs)
+
+    def __call__(
+        self, x: Float[Array, "batch query width"], ops: Ops
+    ) -> Float[Array, "batch query width"]:
+        rows = x.reshape(-1, x.shape[-1])
+        weights, chosen = self.routed(rows, ops)
+        order = in_order(chosen, self.config.num_experts)
+        # A way back keeps what products gave, and not the kernels of every block.
+        block = jax.checkpoint(
+            functools.partial(self._block, ops),
+            policy=jax.checkpoint_policies.dots_saveable,
+            prevent_cse=False,
+        )
+        given = jax.lax.map(block, (rows[order.source], order.expert))
+        given = given.reshape(-1, rows.shape[-1])[order.slot].astype(weights.dtype)
+        parts = ops.route(weights[..., None], given)
+        total = functools.reduce(ops.add, jnp.moveaxis(parts, 1, 0))
+        return total.astype(x.dtype).reshape(x.shape)
+
+    def routed(
+        self, rows: Float[Array, "tokens width"], ops: Ops
+    ) -> tuple[Float[Array, "tokens chosen"], Int[Array, "tokens chosen"]]:
+        """Weights of the experts that each token goes through, and their numbers."""
+        logits = apply(self.router, rows, ops)
+        shares = jax.nn.softmax(logits.astype(wide(logits.dtype)), axis=-1)
+        weights, chosen = jax.lax.top_k(shares, self.config.num_experts_per_tok)
+        if self.config.norm_topk_prob:
+            weights = weights / weights.sum(axis=-1, keepdims=True)
+        return weights, chosen
+
+    def _block(self, ops: Ops, block: tuple[Array, Array]) -> Array:
+        """What one expert makes of rows that are all its own."""
+        x, expert = block
+
+        def product(part: Kernels) -> Product:
+            whole = part.kernel.get_value()
+            own = jax.lax.dynamic_index_in_dim(whole, expert, keepdims=False)
+            return lambda x: ops.linear(x, own, None)
+
+        gate, up = product(self.gate_proj), product(self.up_proj)
+        down = product(self.down_proj)
+        return perceptron(x, gate, up, down, self.config.activation, ops)
+
+
+class Order(NamedTuple):
+    """Where rows of tokens stand in blocks of one expert's each."""
+
+    source: Int[Array, "blocks size"]  # the token that a place holds; of free ones 0
+    expert: Int[Array, " blocks"]
+    slot: Int[Array, "tokens chosen"]  # the place of a token's row
+
+
+def in_order(chosen: Int[Array, "tokens chosen"], experts: int) -> Order:
+    """Blocks that hold every token once for each expert it goes through.
+
+    A block holds half of an expert's share of all rows, so that at most half as many
+    places as there are rows stay free; of few tokens it holds one row.
+    """
+    tokens, each = chosen.shape
+    rows = tokens * each
+    size = max(1, rows // (2 * experts))
+    begun = min(experts, rows)
+    count = begun + (rows - begun) // size  # no more, however rows fall
+
+    flat = chosen.reshape(-1)
+    order = jnp.argsort(flat, stable=True)
+    held = jnp.bincount(flat, length=experts)
+    blocks = -(-held // size)
+    after = jnp.cumsum(blocks)
+    within = jnp.arange(rows) - (jnp.cumsum(held) - held)[flat[order]]
+    place = (after - blocks)[flat[order]] * size + within
+    slot = jnp.zeros(rows, place.dtype).at[order].set(place)
+    source = jnp.zeros(count * size, place.dtype).at[slot].set(jnp.arange(rows) // each)
+    expert = jnp.searchsorted(after, jnp.arange(count), side="right")
+    return Order(
+        source.reshape(count, size),
+        jnp.minimum(expert, experts - 1),
+        slot.reshape(tokens, each),
+    )

@@ -1,0 +1,196 @@
+"""Mixtures of experts against loops over tokens, and the forms they are stored in."""
+
+import collections
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import test_parity
+from flax import nnx
+from safetensors.numpy import load_file, save_file
+
+import tiny
+from jaxhal.bench import bounds
+from jaxhal.models import feedforward, ops, placement
+from jaxhal.models.families import from_huggingface
+from jaxhal.models.feedforward import Experts
+from jaxhal.models.lm import random
+from jaxhal.tuning import adapters
+
+EXPERTS = 8
+CONFIG = from_huggingface(tiny.golden("qwen3moe-gqa")["config"])
+# An expert's tensors, as checkpoints of the hub call them: gate, up, down; the router.
+HUB = {
+    "mixtral-gqa": ("block_sparse_moe", "w1", "w3", "w2"),
+    "qwen3moe-gqa": ("mlp", "gate_proj", "up_proj", "down_proj"),
+}
+
+
+@pytest.mark.parametrize("tokens", [1, 5, 100])
+@pytest.mark.parametrize("among", [1, 3, EXPERTS])
+def test_each_row_has_a_place_of_its_own_in_a_block_of_its_expert(tokens, among):
+    draw = np.random.default_rng([tokens, among])
+    ranks = [draw.permutation(max(among, 3))[:3] for _ in range(tokens)]
+    chosen = jnp.asarray(np.stack(ranks))
+    order = jax.jit(feedforward.in_order, static_argnums=1)(chosen, EXPERTS)
+    size = order.source.shape[1]
+    slot, source = np.asarray(order.slot), np.asarray(order.source).reshape(-1)
+    assert len(np.unique(slot)) == slot.size
+    for token in range(tokens):
+        for place, expert in zip(slot[token], chosen[token], strict=True):
+            assert source[place] == token
+            assert order.expert[place // size] == expert
+    # Of one token its experts alone; of many at most half as many places again.
+    assert tokens > 1 or len(order.expert) == 3
+    assert tokens < 100 or len(source) <= 1.5 * slot.size + size
+
+
+def test_a_token_is_the_weighed_sum_of_its_experts():
+    part = Experts(CONFIG, jnp.float32, nnx.Rngs(0))
+    x = np.random.default_rng(0).normal(size=(2, 9, CONFIG.hidden_size))
+    got = part(jnp.asarray(x, jnp.float32), ops.STANDARD)
+    gate, up, down = (
+        np.asarray(one.kernel.get_value(), np.float64)
+        for one in (part.gate_proj, part.up_proj, part.down_proj)
+    )
+    want = np.zeros_like(x)
+    for at in np.ndindex(2, 9):
+        shares = np.exp(x[at] @ np.asarray(part.router.kernel[...]))
+        best = np.argsort(-shares)[:3]
+        for expert in best:
+            inner = x[at] @ gate[expert]
+            inner = inner / (1 + np.exp(-inner)) * (x[at] @ up[expert])
+            want[at] += shares[expert] / shares[best].sum() * (inner @ down[expert])
+    np.testing.assert_allclose(got, want, atol=1e-5)
+
+
+def test_the_way_back_keeps_no_kernels_of_blocks():
+    part = Experts(CONFIG, jnp.float32, nnx.Rngs(0))
+    x = jnp.ones((1, 40, CONFIG.hidden_size))
+    _, pull = jax.vjp(lambda x: part(x, ops.STANDARD), x)
+    kept = collections.Counter(leaf.size for leaf in jax.tree.leaves(pull))
+    whole = part.up_proj.kernel.get_value().size
+    assert kept[whole] == 3 and max(kept) == whole
+
+
+def test_what_stands_beside_a_token_changes_nothing():
+    lm = random(CONFIG, jax.random.key(1))
+    valid = np.ones(tiny.TOKENS.shape, bool)
+    valid[1, :5] = valid[1, -3:] = False
+    together = np.asarray(lm.forward(tiny.TOKENS, valid))
+    alone = np.asarray(lm.forward(tiny.TOKENS[1:, 5:-3]))
+    np.testing.assert_allclose(together[1, 5:-3], alone[0], atol=1e-5)
+    each = jax.vmap(lambda row: lm.forward(row[None])[0])(jnp.asarray(tiny.TOKENS))
+    np.testing.assert_allclose(each, lm.forward(tiny.TOKENS), atol=1e-5)
+
+
+def by_expert(tensors: dict, case: str) -> dict:
+    """As the hub has them what transformers writes with experts in one tensor."""
+    module, *names = HUB[case]
+    made = {}
+    for name, value in tensors.items():
+        layer, _, part = name.partition(".mlp.")
+        if part == "gate.weight":
+            made[f"{layer}.{module}.gate.weight"] = value
+        elif part:
+            parts, named = [value], names[2:]
+            if part == "experts.gate_up_proj":
+                parts, named = np.split(value, 2, axis=1), names[:2]
+            for own, called in zip(parts, named, strict=True):
+                for expert, kernel in enumerate(own):
+                    at = f"{layer}.{module}.experts.{expert}.{called}.weight"
+                    made[at] = np.ascontiguousarray(kernel)
+        else:
+            made[name] = value
+    return made
+
+
+@pytest.mark.parametrize("case", HUB)
+def test_both_forms_of_a_checkpoint_are_read(case, tmp_path, monkeypatch):
+    want = tiny.golden(case)
+    together = test_parity.load(tmp_path, want["config"], want["shapes"])
+    file = tmp_path / "model.safetensors"
+    save_file(by_expert(load_file(file), case), file)
+    monkeypatch.setattr(tiny, "write_folder", lambda *any: None)
+    one_by_one = test_parity.load(tmp_path, want["config"], want["shapes"])
+    same = jax.tree.map(np.array_equal, together.params, one_by_one.params)
+    assert all(jax.tree.leaves(same))
+
+
+def test_experts_that_are_missing_or_of_another_shape(tmp_path, monkeypatch):
+    want = tiny.golden("mixtral-gqa")
+    tiny.write_folder(tmp_path, want["config"], want["shapes"])
+    file = tmp_path / "model.safetensors"
+    tensors = load_file(file)
+    monkeypatch.setattr(tiny, "write_folder", lambda *any: None)
+
+    def refused(changed: dict, match: str):
+        save_file(changed, file)
+        with pytest.raises(ValueError, match=match):
+            test_parity.load(tmp_path, want["config"], want["shapes"])
+
+    apart = by_expert(tensors, "mixtral-gqa")
+    layer = "model.layers.1.block_sparse_moe.experts"
+    del apart[f"{layer}.2.w3.weight"]
+    refused(apart, r"1\.block_sparse_moe\.experts\.2\.w3\.weight is missing")
+    apart[f"{layer}.2.w3.weight"] = np.ones((3, 32), np.float32)
+    refused(apart, r"experts\.2\.w3\.weight has shape \[3, 32\]")
+    joined = "model.layers.0.mlp.experts.gate_up_proj"
+    refused(tensors | {joined: tensors[joined][:, 1:]}, "which has no halves")
+    refused(tensors | {joined: tensors[joined][1:]}, r"\[3, 48, 32\], which does not")
+
+
+@pytest.mark.parametrize(
+    ("changed", "match"),
+    [
+        ({"decoder_sparse_step": 2}, "decoder_sparse_step is 2; only .*=1 is computed"),
+        ({"mlp_only_layers": [0]}, r"mlp_only_layers is \[0\]; only"),
+        ({"num_experts_per_tok": 9}, "num_experts_per_tok is 9; .* from 1 to 8"),
+        ({"num_local_experts": 0}, "num_local_experts is 0; give a whole number"),
+    ],
+)
+def test_settings_that_are_not_computed(changed, match):
+    with pytest.raises(ValueError, match=match):
+        from_huggingface(tiny.golden("qwen3moe-gqa")["config"] | changed)
+
+
+@pytest.mark.parametrize("weights", ["int8", "stored"])
+def test_experts_are_not_kept_in_blocks(weights):
+    in_blocks = weights == "stored"
+    with pytest.raises(ValueError, match="of here has experts, .* as numbers alone"):
+        placement.packings_of(weights, "here", in_blocks, CONFIG)
+    assert placement.packings_of(None, "here", in_blocks, CONFIG) == ("",)
+
+
+def test_projections_of_experts_get_no_additions():
+    lm, key = random(CONFIG, jax.random.key(0)), jax.random.key(1)
+    with pytest.raises(
+        ValueError, match="gate_proj .* those of experts; use some of k"
+    ):
+        adapters.pairs(lm.params, ("q_proj", "gate_proj"), 2, key)
+    made = adapters.pairs(lm.params, ("q_proj", "router"), 2, key)
+    assert made["blocks.mlp.router.kernel"].up.shape == (3, 2, EXPERTS)
+
+
+def test_products_are_those_of_the_parameters_a_token_goes_through():
+    """The 12.9 billion of `Mixtral <https://arxiv.org/abs/2401.04088>`_ 8x7B."""
+    config = from_huggingface(
+        dict(
+            model_type="mixtral",
+            vocab_size=32000,
+            hidden_size=4096,
+            intermediate_size=14336,
+            num_hidden_layers=32,
+            num_attention_heads=32,
+            num_key_value_heads=8,
+        )
+    )
+    tables = 2 * config.vocab_size * config.hidden_size
+    active = bounds.layers(config, 1, 0.0) / 2 + tables
+    assert active == pytest.approx(12.9e9, rel=0.002)
+    assert bounds.experts_read(config, 1) == 2 / 8
+    # Of three tokens, and every way to choose two experts: the mean of what is read.
+    sets = [{a, b} for a in range(8) for b in range(a)]
+    every = [len(x | y | z) for x in sets for y in sets for z in sets]
+    assert bounds.experts_read(config, 3) == pytest.approx(np.mean(every) / 8)
