@@ -141,8 +141,9 @@ class Experts(nnx.Module):
         x, expert = block
 
         def product(part: Kernels) -> Product:
-            whole = part.kernel.get_value()
-            own = jax.lax.dynamic_index_in_dim(whole, expert, keepdims=False)
+            # Or on CPU all kernels of 16 bits would become float32 before the loop.
+            whole, at = jax.lax.optimization_barrier((part.kernel.get_value(), expert))
+            own = jax.lax.dynamic_index_in_dim(whole, at, keepdims=False)
             return lambda x: ops.linear(x, own, None)
 
         gate, up = product(self.gate_proj), product(self.up_proj)
