@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import test_feedforward
 import test_parity
 import test_quantized
 import test_slots
@@ -25,9 +26,10 @@ from jaxhal.generation.pieces import PIECE
 from jaxhal.models import devices, kernels, placement, weights
 from jaxhal.models import lm as lms
 from jaxhal.models import mesh as mesh_lib
-from jaxhal.models.families import huggingface_table
+from jaxhal.models.families import from_huggingface, huggingface_table
 from jaxhal.models.gguf import gguf_table
 from jaxhal.models.gguf_config import config_from_gguf
+from jaxhal.models.safetensors import SafetensorsSource
 from jaxhal.reading.keys import fingerprint
 from jaxhal.reading.store import Store
 from jaxhal.scoring.inputs import collect
@@ -281,6 +283,30 @@ def test_rounded_weights(folder):
     want, got = (jaxhal.generate(one, EXAMPLES, **how) for one in (alone, lm))
     assert [row[0].text for row in got] == [row[0].text for row in want]
     assert fingerprint(lm) == fingerprint(alone)
+
+
+@pytest.mark.parametrize("case", test_feedforward.HUB)
+def test_experts(case, tmp_path):
+    """Widths are shared out, and tokens are sorted where they are."""
+    meta = test_feedforward.write_by_expert(tmp_path, case)
+    config = from_huggingface(meta["config"])
+    source, table = SafetensorsSource(tmp_path), huggingface_table(config)
+
+    def load(mesh):
+        place = placement.on(mesh, config, mesh_lib.RULES)
+        filled = weights.fill(config, source, table, jnp.float32, place=place)
+        return lms.LM(*reversed(filled), config)
+
+    alone, lm = load(jaxhal.make_mesh()), load(jaxhal.make_mesh(data=2, model=4))
+    up = lm.params["blocks"]["mlp"]["up_proj"]["kernel"].get_value()
+    part = (3, config.num_experts, 32, config.intermediate_size // 4)
+    assert up.addressable_shards[0].data.shape == part
+    _equal(jax.device_get(lm.params), jax.device_get(alone.params), 0)
+    tokens = np.random.default_rng(0).integers(3, 60, (4, 20), np.int32)
+    _equal(lm.forward(tokens), alone.forward(tokens))
+    rows = mesh_lib.spread((tokens, np.ones(tokens.shape, bool)), lm.params)
+    text = lms.forward.lower(lm.bare, *rows).compile().as_text()
+    assert "all-reduce(" in text and "all-gather(" not in text
 
 
 def test_blocks_of_a_file(tmp_path, monkeypatch):

@@ -6,16 +6,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import test_parity
 from flax import nnx
 from safetensors.numpy import load_file, save_file
 
 import tiny
 from jaxhal.bench import bounds
-from jaxhal.models import feedforward, ops, placement
-from jaxhal.models.families import from_huggingface
+from jaxhal.models import feedforward, ops, placement, weights
+from jaxhal.models.families import (
+    from_huggingface,
+    huggingface_table,
+    read_config,
+)
 from jaxhal.models.feedforward import Experts
 from jaxhal.models.lm import random
+from jaxhal.models.safetensors import SafetensorsSource
 from jaxhal.tuning import adapters
 
 EXPERTS = 8
@@ -106,39 +110,48 @@ def by_expert(tensors: dict, case: str) -> dict:
     return made
 
 
-@pytest.mark.parametrize("case", HUB)
-def test_both_forms_of_a_checkpoint_are_read(case, tmp_path, monkeypatch):
-    want = tiny.golden(case)
-    together = test_parity.load(tmp_path, want["config"], want["shapes"])
-    file = tmp_path / "model.safetensors"
+def write_by_expert(folder, case: str) -> dict:
+    """A checkpoint folder of the hub's form, and what is known of its case."""
+    meta = tiny.golden(case)
+    tiny.write_folder(folder, meta["config"], meta["shapes"])
+    file = folder / "model.safetensors"
     save_file(by_expert(load_file(file), case), file)
-    monkeypatch.setattr(tiny, "write_folder", lambda *any: None)
-    one_by_one = test_parity.load(tmp_path, want["config"], want["shapes"])
-    same = jax.tree.map(np.array_equal, together.params, one_by_one.params)
-    assert all(jax.tree.leaves(same))
+    return meta
 
 
-def test_experts_that_are_missing_or_of_another_shape(tmp_path, monkeypatch):
-    want = tiny.golden("mixtral-gqa")
-    tiny.write_folder(tmp_path, want["config"], want["shapes"])
-    file = tmp_path / "model.safetensors"
-    tensors = load_file(file)
-    monkeypatch.setattr(tiny, "write_folder", lambda *any: None)
+def read(folder):
+    config = read_config(folder)
+    source, table = SafetensorsSource(folder), huggingface_table(config)
+    return weights.fill(config, source, table, jnp.float32)[1]
+
+
+@pytest.mark.parametrize("case", HUB)
+def test_both_forms_of_a_checkpoint_are_read(case, tmp_path):
+    meta = write_by_expert(tmp_path / "hub", case)
+    tiny.write_folder(tmp_path / "own", meta["config"], meta["shapes"])
+    forms = read(tmp_path / "hub"), read(tmp_path / "own")
+    assert all(jax.tree.leaves(jax.tree.map(np.array_equal, *forms)))
+
+
+def test_experts_that_are_missing_or_of_another_shape(tmp_path):
+    case, file = "mixtral-gqa", tmp_path / "model.safetensors"
 
     def refused(changed: dict, match: str):
         save_file(changed, file)
         with pytest.raises(ValueError, match=match):
-            test_parity.load(tmp_path, want["config"], want["shapes"])
+            read(tmp_path)
 
-    apart = by_expert(tensors, "mixtral-gqa")
-    layer = "model.layers.1.block_sparse_moe.experts"
-    del apart[f"{layer}.2.w3.weight"]
+    meta = write_by_expert(tmp_path, case)
+    apart, lost = load_file(file), "model.layers.1.block_sparse_moe.experts.2.w3.weight"
+    del apart[lost]
     refused(apart, r"1\.block_sparse_moe\.experts\.2\.w3\.weight is missing")
-    apart[f"{layer}.2.w3.weight"] = np.ones((3, 32), np.float32)
-    refused(apart, r"experts\.2\.w3\.weight has shape \[3, 32\]")
-    joined = "model.layers.0.mlp.experts.gate_up_proj"
-    refused(tensors | {joined: tensors[joined][:, 1:]}, "which has no halves")
-    refused(tensors | {joined: tensors[joined][1:]}, r"\[3, 48, 32\], which does not")
+    wrong = {lost: np.ones((3, 32), np.float32)}
+    refused(apart | wrong, r"experts\.2\.w3\.weight has shape \[3, 32\]")
+    tiny.write_folder(tmp_path, meta["config"], meta["shapes"])
+    tensors, name = load_file(file), "model.layers.0.mlp.experts.gate_up_proj"
+    whole = tensors[name]
+    refused(tensors | {name: whole[:, 1:]}, "which has no halves")
+    refused(tensors | {name: whole[1:]}, r"\[3, 48, 32\], which does not")
 
 
 @pytest.mark.parametrize(
@@ -155,11 +168,11 @@ def test_settings_that_are_not_computed(changed, match):
         from_huggingface(tiny.golden("qwen3moe-gqa")["config"] | changed)
 
 
-@pytest.mark.parametrize("weights", ["int8", "stored"])
-def test_experts_are_not_kept_in_blocks(weights):
-    in_blocks = weights == "stored"
+@pytest.mark.parametrize("kept", ["int8", "stored"])
+def test_experts_are_not_kept_in_blocks(kept):
+    in_blocks = kept == "stored"
     with pytest.raises(ValueError, match="of here has experts, .* as numbers alone"):
-        placement.packings_of(weights, "here", in_blocks, CONFIG)
+        placement.packings_of(kept, "here", in_blocks, CONFIG)
     assert placement.packings_of(None, "here", in_blocks, CONFIG) == ("",)
 
 

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, Int
 
 from jaxhal.models import quantized
@@ -110,6 +111,24 @@ class Experts(nnx.Module):
     def __call__(
         self, x: Float[Array, "batch query width"], ops: Ops
     ) -> Float[Array, "batch query width"]:
+        mesh = jax.typeof(x).sharding.mesh
+        count = mesh.shape.get("data", 1)
+        if count == 1 or len(x) % count:
+            return self._mixed(x, ops)
+        # Each device sorts tokens of its own; XLA would gather those of all.
+        definition, params = nnx.split(self)
+        along = PartitionSpec("data")
+        mixed = jax.shard_map(
+            lambda params, x: nnx.merge(definition, params)._mixed(x, ops),
+            mesh=mesh,
+            in_specs=(PartitionSpec(), along),
+            out_specs=along,
+            axis_names={"data"},
+            check_vma=False,
+        )
+        return mixed(params, x)
+
+    def _mixed(self, x: Array, ops: Ops) -> Array:
         rows = x.reshape(-1, x.shape[-1])
         weights, chosen = self.routed(rows, ops)
         order = in_order(chosen, self.config.num_experts)
