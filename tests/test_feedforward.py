@@ -8,9 +8,12 @@ import numpy as np
 import pytest
 from flax import nnx
 from safetensors.numpy import load_file, save_file
+from test_parity import batch
 
 import tiny
+from jaxhal import lrp
 from jaxhal.bench import bounds
+from jaxhal.lrp import programs
 from jaxhal.models import feedforward, ops, placement, weights
 from jaxhal.models.families import (
     from_huggingface,
@@ -76,6 +79,17 @@ def test_the_way_back_keeps_no_kernels_of_blocks():
     kept = collections.Counter(leaf.size for leaf in jax.tree.leaves(pull))
     whole = part.up_proj.kernel.get_value().size
     assert kept[whole] == 3 and max(kept) == whole
+
+
+def test_layers_that_are_computed_again_say_the_same(monkeypatch):
+    lm, rows = random(CONFIG, jax.random.key(1)), batch(tiny.TOKENS, 15)
+    kept = lrp.relevance_means(lm, rows, "attnlrp")
+    monkeypatch.setattr(programs, "KEPT_BYTES", 0)
+    programs.means.clear_cache()
+    again = lrp.relevance_means(lm, rows, "attnlrp")
+    programs.means.clear_cache()
+    for one, other in zip(*map(jax.tree.leaves, (kept, again)), strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-5)
 
 
 def test_what_stands_beside_a_token_changes_nothing():
