@@ -123,6 +123,20 @@ def test_means_are_those_of_the_matrix(case, rules, tmp_path, two):
         np.testing.assert_allclose(kept, block.mean(1), atol=1e-5)
 
 
+def test_many_rows_are_as_few(tmp_path, two):
+    """A compiler got the way back through normed heads wrong from five rows on."""
+    lm = family("qwen3-gqa", tmp_path)
+    tokens = np.concatenate([two.tokens] * 4)
+    many = batch(np.where(tokens, tokens, 1), PROMPT)
+    whole = lrp.relevance(lm, many, "gradient_x_input").matrix
+    few = [
+        lrp.relevance(lm, batch(many.tokens[at : at + 2], PROMPT), "gradient_x_input")
+        for at in range(0, 8, 2)
+    ]
+    want = np.concatenate([one.matrix for one in few])
+    assert relative(whole, want) < 1e-4
+
+
 @pytest.mark.parametrize("seed", SEEDS)
 def test_seeds(seed, model, two):
     logits = np.asarray(model.forward(two.tokens, two.valid))[:, PROMPT - 1 : -1]

@@ -248,6 +248,25 @@ def rope_from(raw: Settings, theta: float, length: int) -> Rope:
     return rope
 
 
+def rope_settings(raw: Settings) -> Settings:
+    """Of positions, by their new name or the old one."""
+    return raw.inside(
+        "rope_parameters" if raw.get("rope_parameters") else "rope_scaling"
+    )
+
+
+def rotary_dim(raw: Settings, nested: Settings, default: float) -> int | None:
+    """Channels of a head that turn, where not all do."""
+    share = raw.number("partial_rotary_factor", default)
+    share = nested.number("partial_rotary_factor", share)
+    heads = raw.whole("num_attention_heads")
+    head = raw.whole("head_dim", raw.whole("hidden_size") // heads)
+    part = int(head * share)
+    if part > head or part % 2:
+        raw.refuse("partial_rotary_factor", f"give a share of {head} that is even")
+    return None if part == head else part
+
+
 def layer_count(raw: Settings) -> int:
     return raw.whole("num_hidden_layers", most=LAYERS)
 

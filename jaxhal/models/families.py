@@ -3,7 +3,7 @@
 A family is a row of :data:`FAMILIES`: in it stands what differs from Llama.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,23 +15,27 @@ from jaxhal.models.config import (
     layer_count,
     of_family,
     rope_from,
+    rope_settings,
+    rotary_dim,
     sliding,
 )
 from jaxhal.models.settings import LENGTH, VOCABULARY, Settings, read_json
 from jaxhal.models.tables import (
+    GATE_UP,
     GATED,
+    GEMMA,
     LLAMA,
-    QKV,
+    OLMO,
     Origin,
     experts,
+    falcon_table,
     fused,
-    grouped,
+    glm4_table,
+    gpt2_table,
     halves,
+    like_llama,
     origins,
-    same,
     split,
-    split_columns,
-    unpaired,
 )
 
 
@@ -171,7 +175,7 @@ def _smollm3(raw: Settings) -> dict[str, Any]:
     slides = sliding(raw, bare) if raw.flag("use_sliding_window") else [0] * layers
     theta = raw.number("rope_theta", 2e6, above=1.0)
     return _llama(raw) | {
-        "ropes": (rope_from(_rope(raw), theta, length), Rope(kind="none")),
+        "ropes": (rope_from(rope_settings(raw), theta, length), Rope(kind="none")),
         "rope_of_layer": tuple(map(int, bare)),
         "windows": tuple(window * one for one in slides),
     }
@@ -201,7 +205,7 @@ def _phi3(raw: Settings) -> dict[str, Any]:
     """``su`` and ``yarn`` are what older settings call ``longrope``."""
     length = raw.whole("max_position_embeddings", 4096, most=LENGTH)
     original = raw.whole("original_max_position_embeddings", length, most=LENGTH)
-    nested = _rope(raw)
+    nested = rope_settings(raw)
     key = "rope_type" if "rope_type" in nested else "type"
     if nested.get(key) in ("su", "yarn"):
         nested = nested.over({key: "longrope"})
@@ -211,35 +215,19 @@ def _phi3(raw: Settings) -> dict[str, Any]:
         theta,
         length,
     )
-    return _mistral(raw) | {"ropes": (rope,), "rotary_dim": _part(raw, nested, 1.0)}
+    return _mistral(raw) | {
+        "ropes": (rope,),
+        "rotary_dim": rotary_dim(raw, nested, 1.0),
+    }
 
 
 def _glm4(raw: Settings) -> dict[str, Any]:
-    part = _part(raw, _rope(raw), 0.5)
+    part = rotary_dim(raw, rope_settings(raw), 0.5)
     return {"qkv_bias": raw.flag("attention_bias"), "rotary_dim": part}
 
 
-def _rope(raw: Settings) -> Settings:
-    """Of positions, by their new name or the old one."""
-    return raw.inside(
-        "rope_parameters" if raw.get("rope_parameters") else "rope_scaling"
-    )
-
-
-def _part(raw: Settings, nested: Settings, default: float) -> int | None:
-    """Channels of a head that turn, where not all do."""
-    share = raw.number("partial_rotary_factor", default)
-    share = nested.number("partial_rotary_factor", share)
-    heads = raw.whole("num_attention_heads")
-    head = raw.whole("head_dim", raw.whole("hidden_size") // heads)
-    part = int(head * share)
-    if part > head or part % 2:
-        raw.refuse("partial_rotary_factor", f"give a share of {head} that is even")
-    return None if part == head else part
-
-
 def _ministral3(raw: Settings) -> dict[str, Any]:
-    nested = _rope(raw)
+    nested = rope_settings(raw)
     beta = nested.number("llama_4_scaling_beta", 0.0, least=0.0)
     original = nested.whole("original_max_position_embeddings", 16384, most=LENGTH)
     length = raw.whole("max_position_embeddings", 262144, most=LENGTH)
@@ -271,77 +259,6 @@ def _inner(raw: Settings) -> dict[str, Any]:
     return {"intermediate_size": inner}
 
 
-def _of(
-    names: dict[str, str], *more: Mapping[str, Origin]
-) -> Callable[[Config], Mapping[str, Origin]]:
-    """A table of names like Llama's but for these."""
-    table = origins(LLAMA | names)
-    for part in more:
-        table |= part
-    return lambda config: table
-
-
-_GEMMA = {
-    "blocks.post_attention_norm": "model.layers.{}.post_attention_layernorm",
-    "blocks.mlp_norm": "model.layers.{}.pre_feedforward_layernorm",
-    "blocks.post_mlp_norm": "model.layers.{}.post_feedforward_layernorm",
-}
-_OLMO = {
-    "blocks.post_attention_norm": "model.layers.{}.post_attention_layernorm",
-    "blocks.post_mlp_norm": "model.layers.{}.post_feedforward_layernorm",
-}
-_GLM4 = {
-    "blocks.post_attention_norm": "model.layers.{}.post_self_attn_layernorm",
-    "blocks.post_mlp_norm": "model.layers.{}.post_mlp_layernorm",
-}
-_GPT2 = {
-    "embed_tokens": "transformer.wte",
-    "embed_positions": "transformer.wpe",
-    "norm": "transformer.ln_f",
-    "blocks.input_norm": "transformer.h.{}.ln_1",
-    "blocks.mlp_norm": "transformer.h.{}.ln_2",
-    "blocks.self_attn.o_proj": "transformer.h.{}.attn.c_proj",
-    "blocks.mlp.up_proj": "transformer.h.{}.mlp.c_fc",
-    "blocks.mlp.down_proj": "transformer.h.{}.mlp.c_proj",
-}
-_FALCON = {
-    "embed_tokens": "transformer.word_embeddings",
-    "lm_head": "lm_head",
-    "norm": "transformer.ln_f",
-    "blocks.input_norm": "transformer.h.{}.input_layernorm",
-    "blocks.mlp_norm": "transformer.h.{}.post_attention_layernorm",
-    "blocks.self_attn.o_proj": "transformer.h.{}.self_attention.dense",
-    "blocks.mlp.up_proj": "transformer.h.{}.mlp.dense_h_to_4h",
-    "blocks.mlp.down_proj": "transformer.h.{}.mlp.dense_4h_to_h",
-}
-_FALCON_TWO_NORMS = {
-    "blocks.input_norm": "transformer.h.{}.ln_attn",
-    "blocks.mlp_norm": "transformer.h.{}.ln_mlp",
-}
-
-
-def _gpt2_table(config: Config) -> Mapping[str, Origin]:
-    """It stores its layers as [in, out] already."""
-    parts = fused("transformer.h.{}.attn.c_attn", split_columns)
-    return origins({"lm_head": "lm_head"}) | origins(_GPT2, same) | parts
-
-
-def _falcon_table(config: Config) -> Mapping[str, Origin]:
-    two = _FALCON_TWO_NORMS if config.block == "parallel_two_norms" else {}
-    stored = "transformer.h.{}.self_attention.query_key_value"
-    return origins(_FALCON | two) | fused(stored, grouped)
-
-
-def _glm4_table(config: Config) -> Mapping[str, Origin]:
-    """Channels that turn together lie side by side."""
-    table = origins(LLAMA | _GLM4) | _GATE_UP
-    heads = ("num_attention_heads", "num_key_value_heads")
-    for name, count in zip(QKV[:2], heads, strict=True):
-        table |= origins({name: LLAMA[name]}, unpaired(count))
-    return table
-
-
-_GATE_UP = fused("model.layers.{}.mlp.gate_up_proj", halves, GATED)
 _PLAIN = {"norm": "layer", "gated": False}
 _GEMMA_DEFAULTS = {
     "max_position_embeddings": 8192,
@@ -363,7 +280,7 @@ FAMILIES = {
             "rope_theta": 1e6,
             "max_position_embeddings": 131072,
         },
-        table=_of({}, experts("block_sparse_moe", "w1", "w3", "w2")),
+        table=like_llama({}, experts("block_sparse_moe", "w1", "w3", "w2")),
     ),
     "qwen3_moe": Family(
         {"qk_norm": "head"},
@@ -377,7 +294,7 @@ FAMILIES = {
             "sliding_window": 4096,
         },
         only={"decoder_sparse_step": 1, "mlp_only_layers": []},
-        table=_of({}, experts("mlp", "gate_proj", "up_proj", "down_proj")),
+        table=like_llama({}, experts("mlp", "gate_proj", "up_proj", "down_proj")),
     ),
     "falcon": Family(
         _PLAIN,
@@ -391,7 +308,7 @@ FAMILIES = {
         },
         defaults=_TIED | {"hidden_act": "gelu"},
         only={"alibi": False},
-        table=_falcon_table,
+        table=falcon_table,
         bare="transformer.",
     ),
     "gpt2": Family(
@@ -413,7 +330,7 @@ FAMILIES = {
             "reorder_and_upcast_attn": False,
             "scale_attn_weights": True,
         },
-        table=_gpt2_table,
+        table=gpt2_table,
         bare="transformer.",
     ),
     "gemma2": Family(
@@ -422,21 +339,21 @@ FAMILIES = {
         defaults=_GEMMA_DEFAULTS
         | {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
         only={"use_bidirectional_attention": False},
-        table=_of(_GEMMA),
+        table=like_llama(GEMMA),
     ),
     "gemma3_text": Family(
         {"qk_norm": "head", "norm_offset": 1.0, "block": "sandwich"},
         _gemma3,
         defaults=_GEMMA_DEFAULTS | {"max_position_embeddings": 131072},
         only={"use_bidirectional_attention": False},
-        table=_of(_GEMMA),
+        table=like_llama(GEMMA),
     ),
     "granite": Family(rule=_granite),
     "granitemoehybrid": Family(
         rule=_granite4,
         names={"shared_intermediate_size": "intermediate_size"},
         defaults={"intermediate_size": 1024},
-        table=_of(
+        table=like_llama(
             {"blocks.mlp.down_proj": "model.layers.{}.shared_mlp.output_linear"},
             fused("model.layers.{}.shared_mlp.input_linear", halves, GATED),
         ),
@@ -449,24 +366,26 @@ FAMILIES = {
         {"qk_norm": "whole", "block": "post"},
         _attention_bias,
         defaults={"rms_norm_eps": 1e-5},
-        table=_of(_OLMO),
+        table=like_llama(OLMO),
     ),
     "olmo3": Family(
         {"qk_norm": "whole", "block": "post"},
         _olmo3,
         defaults={"rms_norm_eps": 1e-5, "max_position_embeddings": 2048},
-        table=_of(_OLMO),
+        table=like_llama(OLMO),
     ),
     "phi3": Family(
         rule=_phi3,
         defaults={"rms_norm_eps": 1e-5},
-        table=_of({}, fused("model.layers.{}.self_attn.qkv_proj", split), _GATE_UP),
+        table=like_llama(
+            {}, fused("model.layers.{}.self_attn.qkv_proj", split), GATE_UP
+        ),
     ),
     "glm4": Family(
         {"block": "sandwich"},
         _glm4,
         defaults={"rms_norm_eps": 1.5625e-7, "attention_bias": True, "head_dim": 128},
-        table=_glm4_table,
+        table=glm4_table,
     ),
     "ministral3": Family(
         rule=_ministral3,

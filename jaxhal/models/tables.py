@@ -164,3 +164,72 @@ LLAMA = {
         *(f"mlp.{part}_proj" for part in ("gate", "up", "down")),
     )
 }
+GEMMA = {
+    "blocks.post_attention_norm": "model.layers.{}.post_attention_layernorm",
+    "blocks.mlp_norm": "model.layers.{}.pre_feedforward_layernorm",
+    "blocks.post_mlp_norm": "model.layers.{}.post_feedforward_layernorm",
+}
+OLMO = {
+    "blocks.post_attention_norm": "model.layers.{}.post_attention_layernorm",
+    "blocks.post_mlp_norm": "model.layers.{}.post_feedforward_layernorm",
+}
+_GLM4 = {
+    "blocks.post_attention_norm": "model.layers.{}.post_self_attn_layernorm",
+    "blocks.post_mlp_norm": "model.layers.{}.post_mlp_layernorm",
+}
+_GPT2 = {
+    "embed_tokens": "transformer.wte",
+    "embed_positions": "transformer.wpe",
+    "norm": "transformer.ln_f",
+    "blocks.input_norm": "transformer.h.{}.ln_1",
+    "blocks.mlp_norm": "transformer.h.{}.ln_2",
+    "blocks.self_attn.o_proj": "transformer.h.{}.attn.c_proj",
+    "blocks.mlp.up_proj": "transformer.h.{}.mlp.c_fc",
+    "blocks.mlp.down_proj": "transformer.h.{}.mlp.c_proj",
+}
+_FALCON = {
+    "embed_tokens": "transformer.word_embeddings",
+    "lm_head": "lm_head",
+    "norm": "transformer.ln_f",
+    "blocks.input_norm": "transformer.h.{}.input_layernorm",
+    "blocks.mlp_norm": "transformer.h.{}.post_attention_layernorm",
+    "blocks.self_attn.o_proj": "transformer.h.{}.self_attention.dense",
+    "blocks.mlp.up_proj": "transformer.h.{}.mlp.dense_h_to_4h",
+    "blocks.mlp.down_proj": "transformer.h.{}.mlp.dense_4h_to_h",
+}
+_FALCON_TWO_NORMS = {
+    "blocks.input_norm": "transformer.h.{}.ln_attn",
+    "blocks.mlp_norm": "transformer.h.{}.ln_mlp",
+}
+GATE_UP = fused("model.layers.{}.mlp.gate_up_proj", halves, GATED)
+
+
+def like_llama(
+    names: dict[str, str], *more: Mapping[str, Origin]
+) -> Callable[[Config], Table]:
+    """A table of names like Llama's but for these."""
+    table = origins(LLAMA | names)
+    for part in more:
+        table |= part
+    return lambda config: table
+
+
+def gpt2_table(config: Config) -> Table:
+    """It stores its layers as [in, out] already."""
+    parts = fused("transformer.h.{}.attn.c_attn", split_columns)
+    return origins({"lm_head": "lm_head"}) | origins(_GPT2, same) | parts
+
+
+def falcon_table(config: Config) -> Table:
+    two = _FALCON_TWO_NORMS if config.block == "parallel_two_norms" else {}
+    stored = "transformer.h.{}.self_attention.query_key_value"
+    return origins(_FALCON | two) | fused(stored, grouped)
+
+
+def glm4_table(config: Config) -> Table:
+    """Channels that turn together lie side by side."""
+    table = origins(LLAMA | _GLM4) | GATE_UP
+    heads = ("num_attention_heads", "num_key_value_heads")
+    for name, count in zip(QKV[:2], heads, strict=True):
+        table |= origins({name: LLAMA[name]}, unpaired(count))
+    return table
