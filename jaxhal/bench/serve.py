@@ -25,7 +25,7 @@ from jaxhal.bench.read import random_batch
 from jaxhal.datasets import bundled_answers
 
 CLIENTS = (1, 4, 16)
-NEW, ROUNDS, ANSWERS = 96, 3, 32
+NEW, ROUNDS, ANSWERS = 96, 5, 32
 _MODEL = "smollm2-135m"
 _OURS = ("jaxhal", "serve", "-m", _MODEL)
 # How Hugging Face's server is started for one client and for many.  On a CPU too it
