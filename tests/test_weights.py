@@ -253,6 +253,18 @@ def test_caps_may_be_left_out_turned_off_or_given():
             {"no_rope_layers": [1]},
             "no_rope_layers is .*give a list of 3",
         ),
+        ("ministral3-gqa", {}, "lacks rope_parameters; give them"),
+        (
+            "phi3-mha",
+            {
+                "rope_scaling": {
+                    "type": "longrope",
+                    "short_factor": [1.0],
+                    "long_factor": [1.0, 2.0, 3.0, 4.0],
+                }
+            },
+            "rope scaling has 1 factors for the 4 channel pairs",
+        ),
         ("glm4-gqa", {"partial_rotary_factor": 0.2}, "give a share of 16 that is even"),
         (
             "granite-gqa",

@@ -188,6 +188,13 @@ def build(
     )
     if heads % config.num_key_value_heads:
         raw.refuse("num_key_value_heads", f"give a divisor of the {heads} heads")
+    half = (config.rotary_dim or config.head_dim) // 2
+    for divisors in (d for r in config.ropes for d in (r.divisors, r.long_divisors)):
+        if divisors and len(divisors) != half:
+            raise ValueError(
+                f"{raw.where}: rope scaling has {len(divisors)} factors for the {half} "
+                "channel pairs that turn; give as many"
+            )
     if config.positions == "rope" and (config.head_dim % 2 or config.head_dim < 4):
         raise ValueError(
             f"{raw.where}: head_dim is {config.head_dim}; rotary positions turn "

@@ -227,6 +227,8 @@ def _glm4(raw: Settings) -> dict[str, Any]:
 
 
 def _ministral3(raw: Settings) -> dict[str, Any]:
+    if not {"rope_parameters", "rope_scaling"} & raw.keys():
+        raw.refuse("rope_parameters", "give them, no checkpoint is without")
     nested = rope_settings(raw)
     beta = nested.number("llama_4_scaling_beta", 0.0, least=0.0)
     original = nested.whole("original_max_position_embeddings", 16384, most=LENGTH)

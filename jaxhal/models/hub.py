@@ -82,7 +82,7 @@ def folder(repo: str, wanted: Sequence[str] = WANTED) -> Path:
 
     with _asking(repo), taking(f"{repo} from the Hugging Face hub or its cache", utils):
         found = snapshot_download(
-            repo, allow_patterns=[*wanted], local_files_only=_offline()
+            repo, allow_patterns=[*wanted], local_files_only=offline()
         )
         return Path(found)
 
@@ -114,7 +114,8 @@ def _literally(name: str) -> str:
     return re.sub(r"([*?[])", r"[\1]", name)
 
 
-def _offline() -> bool:
+def offline() -> bool:
+    """Whether only the hub's cache may be asked."""
     from huggingface_hub import constants
 
     return bool(os.environ.get("JAXHAL_OFFLINE")) or constants.HF_HUB_OFFLINE
@@ -122,7 +123,7 @@ def _offline() -> bool:
 
 def _files(repo: str) -> list[str]:
     """The names of all GGUF files, or of those in the cache."""
-    if _offline():
+    if offline():
         found = folder(repo, ["*.gguf"])
         names = [path.relative_to(found).as_posix() for path in found.rglob("*.gguf")]
     else:
@@ -183,7 +184,7 @@ def _asking(repo: str) -> Iterator[None]:
         ) from error
     except LocalEntryNotFoundError as error:
         why = "and only its cache may be asked; unset JAXHAL_OFFLINE and HF_HUB_OFFLINE"
-        why = why if _offline() else f"({error}); check the connection"
+        why = why if offline() else f"({error}); check the connection"
         raise ValueError(f"{begin} {why}, or give a local folder") from error
     except (HfHubHTTPError, OSError) as error:
         raise ValueError(

@@ -223,11 +223,12 @@ def _hub_file(model: Entry) -> Path:
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
     (file,) = model.files
-    offline = bool(os.environ.get("JAXHAL_OFFLINE"))
     where = f"{model.name} from the Hugging Face hub or its cache"
     try:
         with taking(where, utils):
-            found = hf_hub_download(model.hub, file.path, local_files_only=offline)
+            found = hf_hub_download(
+                model.hub, file.path, local_files_only=hub.offline()
+            )
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
         raise RuntimeError(
             f"could not get {file.path} of {model.hub!r} from the Hugging Face hub "
