@@ -1,5 +1,6 @@
 """What surrounds the measurements: rows that survive, and peers on one device."""
 
+import contextlib
 import json
 import os
 import sys
@@ -8,13 +9,17 @@ import types
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import jax
 import numpy as np
 import pytest
+from serve_world import reader, renamed, served
+from test_extras import CARD
 
 from jaxhal import bench
 from jaxhal.bench import encoders, nli, peers
 from jaxhal.models.devices import device_name
+from jaxhal.serve.app import Server
 from tiny_lm import tiny_lm
 
 
@@ -169,6 +174,47 @@ def test_checks_are_measured_beside_answers(monkeypatch):
     ratio, low, high = watchdog._beside_answers(Dog(), ["a", "b"], "7 points")
     assert 0.1 < ratio["value"] < 0.6 and ratio["case"] == "7 points"
     assert 4 <= low["value"] <= high["value"]
+
+
+def test_a_server_is_soaked(monkeypatch):
+    """What the fuzzer asks is counted by the server; without one nothing is made up."""
+    from jaxhal.bench import server, soak
+
+    with served(Server({"tiny": reader(renamed(tiny_lm(), "tiny"))})) as url:
+
+        @contextlib.contextmanager
+        def started(*command):
+            yield server.Started(url, os.getpid(), 0.0)
+
+        def asks(command, stdout):
+            assert command[:2] == ["/bin/schemathesis", "run"]
+            assert command[-1] == f"{url}/openapi.json"
+            for path in ("health", "nowhere"):
+                httpx2.get(f"{url}/{path}")
+
+        monkeypatch.setattr(soak, "started", started)
+        monkeypatch.setattr(soak, "REQUESTS", 3)
+        monkeypatch.setattr(soak, "FIRST", 3)
+        monkeypatch.setattr(soak.shutil, "which", lambda name: None)
+        ratio, size = soak.rows()
+        assert ratio["target"] == 1.05 and 0.5 < ratio["value"] < 2
+        assert size["value"] > 50
+        monkeypatch.setattr(soak.shutil, "which", lambda name: f"/bin/{name}")
+        monkeypatch.setattr(soak.subprocess, "run", asks)
+        *_, made_up = soak.rows()
+    assert made_up["case"] == "4 made up" and made_up["value"] == made_up["target"] == 0
+
+
+def test_what_a_core_installation_takes():
+    """The card's packages and what `jaxhal detect` imports, none of the extras."""
+    from jaxhal.bench import start
+
+    names = start.installed("jaxhal")
+    assert set(CARD.split()) <= names
+    for extra in ("matplotlib", "omegaconf", "pysbd", "fastapi", "pymilvus", "torch"):
+        assert extra not in names
+    assert start.installed("jaxhal[serve]") >= names | {"fastapi", "uvicorn"}
+    assert start._bytes("jaxtyping") > 10_000
 
 
 def test_the_accelerator_bench_names_a_device_it_does_not_know():

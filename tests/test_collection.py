@@ -109,6 +109,7 @@ def test_what_was_saved_judges_as_before(lm, ready, saved):
     assert by_name[0] == by_name[1] and again.about == ready.about
     text = (saved / "README.md").read_text("utf-8")
     assert "Fitted to crates: 90 answers to 45 sources" in text
+    assert f"of the family llama: 2 layers, {lm.size:,} parameters." in text
     assert "| linear_probe | 0." in text and "*tfidf* (control)" in text
     later = ("ECE adapted", "ECE by chance")
     older = [{k: v for k, v in row.items() if k not in later} for row in again.rows]

@@ -5,9 +5,12 @@ import re
 import zipfile
 from pathlib import Path
 
+import httpx2
+import psutil
 import pytest
 from hatchling.build import build_wheel
 
+from jaxhal.bench.server import started
 from jaxhal.detectors import CATALOGUE
 from jaxhal.scoring.shipped import MODELS, shipped
 
@@ -55,3 +58,17 @@ def test_a_wheel_says_what_it_is(wheel):
     assert len(core) == len({re.split(r"[<>=!~ ]", one)[0] for one in core}) < 30
     (scripts,) = (n for n in archive.namelist() if n.endswith("/entry_points.txt"))
     assert b"jaxhal = jaxhal.__main__:main" in archive.read(scripts)
+
+
+def test_a_server_runs_from_a_wheel(wheel, tmp_path, narrow, monkeypatch):
+    """Its page and its verdicts miss nothing that is in the source tree alone."""
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(tmp_path)
+    monkeypatch.chdir(tmp_path)  # which `python -m` looks into first
+    command = "jaxhal", "serve", "--model", str(narrow), "--detector", "token_entropy"
+    with started(*command) as server:
+        assert psutil.Process(server.process).cwd() == str(tmp_path)
+        assert "<title>jaxhal" in httpx2.get(server.url).text
+        asked = {"context": "A crate.", "response": "Pears.", "all": True}
+        found = httpx2.post(f"{server.url}/v1/verdict", json=asked, timeout=100)
+    assert found.json()["scores"]["token_entropy"] > 0

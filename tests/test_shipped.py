@@ -1,6 +1,7 @@
 """The detectors that come with the package, on the model they were fitted for."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import jax
@@ -11,13 +12,20 @@ import jaxhal
 from jaxhal import detectors
 from jaxhal.experiments import load_config
 from jaxhal.models import registry
+from jaxhal.models.lm import LM
 from jaxhal.scoring.collection import beside_controls
 from jaxhal.scoring.detection import resolve
-from jaxhal.scoring.shipped import MODELS, shipped
-from tiny_lm import write_lm
+from jaxhal.scoring.fitting import untrained
+from jaxhal.scoring.shipped import MODELS, nearest, shipped
+from jaxhal.scoring.verdicts import described
+from tiny_lm import tiny_lm, write_lm
 
 ROOT = Path(__file__).parent.parent
 MODEL = "smollm2-135m"
+_SHAPES = {
+    "smollm2-135m": ("llama", 134_515_008, 30),
+    "qwen2.5-coder-0.5b": ("qwen2", 630_167_424, 24),
+}
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -31,6 +39,7 @@ def test_they_are_what_their_configuration_makes(model):
         path = ROOT / "jaxhal" / "scoring" / "shipped" / model / name / "card.json"
         card = json.loads(path.read_text("utf-8"))
         assert card["model"] == model
+        assert (card["family"], card["parameters"], card["depth"]) == _SHAPES[model]
         assert card["detector"] == specs[name]
         assert card["data"]["answers"] > 1000 and len(card["data"]["sha256"]) == 64
         (metrics,) = card["metrics"]
@@ -43,6 +52,27 @@ def test_they_are_what_their_configuration_makes(model):
         for leaf in jax.tree.leaves(one.params):
             assert np.isfinite(np.asarray(leaf, float)).all(), name
     assert shipped("another") == {} and config.model == MODEL
+
+
+@pytest.mark.parametrize(
+    "family, size, near",
+    [
+        ("qwen2", 10**7, "qwen2.5-coder-0.5b"),
+        ("llama", 7 * 10**9, "smollm2-135m"),
+        ("gemma3_text", 7 * 10**9, "qwen2.5-coder-0.5b"),
+        ("gemma3_text", 270 * 10**6, "smollm2-135m"),
+    ],
+)
+def test_the_nearest_reader_that_has_some_is_named(monkeypatch, family, size, near):
+    """Of the same family, or else of about the same size."""
+    monkeypatch.setattr(LM, "size", size)
+    lm = tiny_lm()
+    lm = replace(lm, name="other", config=replace(lm.config, family=family))
+    assert nearest(lm) == near
+    assert described([untrained(detectors.build("mtop_div"))], lm) == (
+        "no verdict: none of the detectors in use was fitted to labelled answers read "
+        f"by 'other'; fit one, or read with {near}, the nearest model with some"
+    )
 
 
 @pytest.mark.parametrize("promise", [{"recall": 0.9}, {"false_alarms": 0.05}])

@@ -20,19 +20,20 @@ from jaxhal.models.devices import device_name
 # Each module has `rows() -> Iterator[dict]`; its docstring says what it answers.
 _BY_DEFAULT = (
     *("read", "extract", "probes", "relevance", "generate"),
-    *("nli", "encoders", "serve", "watchdog"),
+    *("nli", "encoders", "serve", "start", "watchdog"),
 )
-# The rest needs an accelerator, or a compiler for one.
-BENCHES = (*_BY_DEFAULT, "compiled", "accelerator")
+# The rest takes twenty minutes, needs an accelerator, or a compiler for one.
+BENCHES = (*_BY_DEFAULT, "soak", "compiled", "accelerator")
 # What some need that not everyone installs.
-_EXTRAS = {"nli": "sentences", "watchdog": "watchdog"}
+_EXTRAS = {"nli": "sentences", "serve": "serve", "soak": "serve", "start": "serve"}
+_EXTRAS["watchdog"] = "watchdog"
 
 
 def run(names: Sequence[str] = (), json_path: str | Path | None = None) -> list[dict]:
     """Runs benches, prints a table and writes the rows as JSON.
 
-    By default all that need neither an accelerator nor a compiler for one.  Rows go to
-    ``json_path`` as one array; ``"-"`` is standard output.
+    By default all but the longest, and those that need an accelerator or its compiler.
+    Rows go to ``json_path`` as one array; ``"-"`` is standard output.
 
     Raises:
       ValueError: on an unknown name.

@@ -5,12 +5,8 @@ detector that rides along and without, asked in turn over HTTP.
 """
 
 import asyncio
-import contextlib
 import functools
 import re
-import socket
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -22,12 +18,11 @@ import numpy as np
 import jaxhal
 from jaxhal.bench import peer, peers, row
 from jaxhal.bench.read import random_batch
+from jaxhal.bench.server import MODEL, OURS, PATIENCE, started
 from jaxhal.datasets import bundled_answers
 
 CLIENTS = (1, 4, 16)
 NEW, ROUNDS, ANSWERS = 96, 5, 32
-_MODEL = "smollm2-135m"
-_OURS = ("jaxhal", "serve", "-m", _MODEL)
 # How Hugging Face's server is started for one client and for many.  On a CPU too it
 # would take most of the memory for keys and values, and masks as wide as they are.
 _THEIRS = {
@@ -36,7 +31,6 @@ _THEIRS = {
 }
 # Hugging Face's says it unasked, and takes no such wish.
 _USAGE = {"stream_options": {"include_usage": True}}
-_PATIENCE = 600.0
 
 
 class _Asked(NamedTuple):
@@ -53,39 +47,11 @@ class _Asked(NamedTuple):
 
 
 def rows() -> Iterator[dict]:
-    with _server(*_OURS) as rich:
-        with _server(*_OURS, "--detector", "token_entropy") as plain:
-            yield from _written(rich, plain)
-        yield from _judged(rich)
-        yield from _beside_peers(rich)
-
-
-@contextlib.contextmanager
-def _server(*command: str) -> Iterator[str]:
-    """The address of one that is ready, of a module and what it is told."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    place = ["--host", "127.0.0.1", "--port", str(port)]
-    quiet: Any = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    whole = [sys.executable, "-m", *command, *place]
-    with subprocess.Popen(whole, **quiet) as process:
-        try:
-            url, until = f"http://127.0.0.1:{port}", time.monotonic() + _PATIENCE
-            while not _lives(url):
-                if process.poll() is not None or time.monotonic() > until:
-                    raise RuntimeError(f"{' '.join(whole)} did not begin to serve")
-                time.sleep(0.1)
-            yield url
-        finally:
-            process.terminate()
-
-
-def _lives(url: str) -> bool:
-    try:
-        return httpx2.get(f"{url}/health").status_code == 200
-    except httpx2.TransportError:
-        return False
+    with started(*OURS) as rich:
+        with started(*OURS, "--detector", "token_entropy") as plain:
+            yield from _written(rich.url, plain.url)
+        yield from _judged(rich.url)
+        yield from _beside_peers(rich.url)
 
 
 def _write(url: str, clients: int, wishes: dict[str, Any] = _USAGE) -> _Asked:
@@ -114,7 +80,7 @@ def _write(url: str, clients: int, wishes: dict[str, Any] = _USAGE) -> _Asked:
         return tokens, first
 
     async def all_of_them() -> list[tuple[int, float]]:
-        async with httpx2.AsyncClient(timeout=_PATIENCE) as client:
+        async with httpx2.AsyncClient(timeout=PATIENCE) as client:
             return await asyncio.gather(*(one(client, n) for n in range(clients)))
 
     begin = time.perf_counter()
@@ -178,7 +144,7 @@ def _judge(url: str, together: bool) -> _Asked:
         return time.perf_counter() - begin
 
     async def all_of_them() -> list[float]:
-        async with httpx2.AsyncClient(timeout=_PATIENCE) as client:
+        async with httpx2.AsyncClient(timeout=PATIENCE) as client:
             if together:
                 return await asyncio.gather(*(one(client, body) for body in asked))
             return [await one(client, body) for body in asked]
@@ -208,7 +174,7 @@ def _judged(url: str) -> Iterator[dict]:
 
 def _beside_peers(url: str) -> Iterator[dict]:
     """Hugging Face's model: as many rows in one batch, and behind its own server."""
-    lm = jaxhal.load(_MODEL, mesh="data=1")
+    lm = jaxhal.load(MODEL, mesh="data=1")
     if (model := peer(peers.torch_llama, lm, "sdpa")) is None:
         return
     tokens = np.asarray(random_batch(lm.config.vocab_size, 40, 1).tokens)[:, :40]
@@ -223,8 +189,8 @@ def _beside_peers(url: str) -> Iterator[dict]:
     with tempfile.TemporaryDirectory() as folder:
         command = peer(peers.server, model, lm.require_tokenizer(), folder)
         for clients, options in _THEIRS.items() if command else ():
-            with _server(*command, *options) as other:
-                pace = functools.partial(_pace, other, clients)
+            with started(*command, *options) as other:
+                pace = functools.partial(_pace, other.url, clients)
                 yield _beside(url, clients, "transformers serve", pace)
 
 

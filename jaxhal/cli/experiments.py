@@ -156,7 +156,7 @@ def guide(
 def bench(
     names: Annotated[
         list[str] | None,
-        typer.Argument(help="Benchmarks; all but compiled and accelerator by default."),
+        typer.Argument(help="By default all but soak, compiled and accelerator."),
     ] = None,
     json: Annotated[
         Path | None, typer.Option("--json", help="Write the rows to this file.")
@@ -164,9 +164,10 @@ def bench(
 ) -> None:
     """Measures speed as ratios to what stands beside it in the same run.
 
-    There are read, extract, probes, relevance, generate, nli, encoders, serve and
-    watchdog; accelerator needs one, and measures a model of 8 billion parameters on it;
-    compiled needs none, and compiles models of 8 and 70 billion for several.
+    There are read, extract, probes, relevance, generate, nli, encoders, serve, start
+    and watchdog; soak asks a server 20,000 times; accelerator needs one, and measures a
+    model of 8 billion parameters on it; compiled needs none, and compiles models of 8
+    and 70 billion for several.
     """
     from jaxhal import bench as benches
 

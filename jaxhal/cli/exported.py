@@ -100,7 +100,7 @@ def score(
             results, lm, rows, chosen, reading=reading_of(exported), **options
         ),
         settings,
-        described(chosen, lm.name),
+        described(chosen, lm),
         command="score",
         source=source,
         output=output,

@@ -1,6 +1,7 @@
 """``jaxhal list`` and ``jaxhal data``: what there is, and what is in it."""
 
 import enum
+import sys
 from collections.abc import Iterable
 from typing import Annotated, Any
 
@@ -26,6 +27,14 @@ class Kind(enum.StrEnum):
 
 def list_(
     kind: Annotated[Kind, typer.Argument(help="What to list.")],
+    search: Annotated[
+        str | None,
+        typer.Option(
+            metavar="WORDS",
+            help="Models of the Hugging Face hub that are called like that, and the "
+            "largest form of each that this machine's memory has room for.",
+        ),
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON Lines.")] = False,
 ) -> None:
     """Lists what can be named on the command line.
@@ -36,7 +45,14 @@ def list_(
     """
     from jaxhal.datasets.jsonl import write_rows
 
-    rows = {"models": _models, "detectors": _detectors, "datasets": _datasets}[kind]()
+    if search is not None:
+        if kind != Kind.models:
+            raise typer.BadParameter(f"--search finds models, not {kind}")
+        with usage():
+            rows = _found(search)
+    else:
+        each = {"models": _models, "detectors": _detectors, "datasets": _datasets}
+        rows = each[kind]()
     if json:
         write_rows("-", rows)
         return
@@ -100,6 +116,33 @@ def _models() -> list[dict[str, Any]]:
             "what": one.note,
         }
         for one in (registry.ENTRIES[name] for name in registry.names())
+    ]
+
+
+def _found(words: str) -> list[dict[str, Any]]:
+    """Offers of the hub; what does not load is counted on standard error."""
+    from jaxhal.models import offers, placement
+
+    room = placement.room()
+    found, others = offers.search(words, room)
+    print(f"weights may take {room / 2**30:.1f} GiB here", file=sys.stderr)
+    if others:
+        of = ", ".join(
+            sorted(f"{name or 'unknown'} ({n})" for name, n in others.items())
+        )
+        print(f"not listed, as they do not load: {of}", file=sys.stderr)
+    return [
+        {
+            "name": one.form.name,
+            "options": one.form.options,
+            "fits": one.fits,
+            "weights": f"{one.form.size / 2**30:.1f} GiB",
+            "parameters": f"{one.parameters / 1e9:.2f} B",
+            "family": one.family,
+            "gated": one.gated,
+            "downloads": one.downloads,
+        }
+        for one in found
     ]
 
 

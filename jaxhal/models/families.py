@@ -53,8 +53,9 @@ def read_config(folder: Path) -> Config:
 def from_huggingface(raw: Mapping[str, Any], where: str = "config.json") -> Config:
     """A :class:`Config` from the dictionary of a Hugging Face config.json."""
     settings = Settings(raw, where)
-    if settings.get("model_type") == "gemma3" and "text_config" in settings:
-        settings = settings.inside("text_config").over({"model_type": "gemma3_text"})
+    text = _TEXT_OF.get(str(settings.get("model_type")))
+    if text and "text_config" in settings:
+        settings = settings.inside("text_config").over({"model_type": text})
     return of_family(Config, FAMILIES, settings)
 
 
@@ -394,3 +395,6 @@ FAMILIES = {
         defaults={"rms_norm_eps": 1e-5, "head_dim": 128, "rope_theta": 1e6},
     ),
 }
+# Those that see images too, and the family of what reads their text.
+_TEXT_OF = {"gemma3": "gemma3_text"}
+MODEL_TYPES = frozenset({*FAMILIES, *_TEXT_OF})

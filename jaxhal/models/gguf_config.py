@@ -31,6 +31,7 @@ _FAMILIES = {
     "glm4": "glm4",
     "mistral3": "ministral3",
 }
+ARCHITECTURES = frozenset(_FAMILIES)
 _KEYS = {
     "embedding_length": "hidden_size",
     "feed_forward_length": "intermediate_size",

@@ -134,19 +134,29 @@ def _files(repo: str) -> list[str]:
     return sorted(fnmatch.filter(names, "*.gguf"))
 
 
+def kind_of(name: str) -> str:
+    """The kind of a GGUF file by its name, or none: it may be of images.
+
+    >>> kind_of("q8/tiny-q8_0-00001-of-00002.gguf")
+    'Q8_0'
+    """
+    found = _KIND.search(name)
+    images = Path(name).name.startswith("mmproj")  # for a larger model
+    return found[1].upper() if found and not images else ""
+
+
 def _kinds(names: Sequence[str]) -> list[str]:
     """The kinds of the files, sorted."""
-    return sorted({found[1].upper() for name in names if (found := _KIND.search(name))})
+    return sorted({kind for name in names if (kind := kind_of(name))})
 
 
 def _of_kind(where: Reference, names: Sequence[str]) -> str:
     """The file of a kind, or the first of its parts."""
     found = []
     for name in names:
-        kind, part = _KIND.search(name), _PART.search(name)
+        part = _PART.search(name)
         first = part is None or int(part[1]) == 1
-        projects = Path(name).name.startswith("mmproj")  # images, for a larger model
-        if kind and kind[1].upper() == where.kind.upper() and first and not projects:
+        if first and kind_of(name) == where.kind.upper():
             found.append(name)
     if len(found) == 1:
         return found[0]
@@ -159,12 +169,20 @@ def _of_kind(where: Reference, names: Sequence[str]) -> str:
     raise ValueError(f"{where.repo!r} has no GGUF file of {where.kind}; it has {known}")
 
 
+def failures() -> tuple[type[Exception], ...]:
+    """Of the hub's client, where it has no answer, and of what carries it."""
+    from huggingface_hub.errors import HfHubHTTPError
+
+    # Its base is that of one of two libraries.
+    (carrier,) = (one for one in HfHubHTTPError.__mro__ if one.__name__ == "HTTPError")
+    return HfHubHTTPError, carrier, OSError
+
+
 @contextlib.contextmanager
 def _asking(repo: str) -> Iterator[None]:
     """Errors of the hub's client as ValueErrors that say what to do."""
     from huggingface_hub.errors import (
         GatedRepoError,
-        HfHubHTTPError,
         LocalEntryNotFoundError,
         RepositoryNotFoundError,
     )
@@ -186,7 +204,7 @@ def _asking(repo: str) -> Iterator[None]:
         why = "and only its cache may be asked; unset JAXHAL_OFFLINE and HF_HUB_OFFLINE"
         why = why if offline() else f"({error}); check the connection"
         raise ValueError(f"{begin} {why}, or give a local folder") from error
-    except (HfHubHTTPError, OSError) as error:
+    except failures() as error:
         raise ValueError(
             f"{begin} ({error}); check the name, log in for gated models, or give a "
             "local folder"

@@ -53,14 +53,19 @@ class LM:
 
     def __repr__(self) -> str:
         leaves = jax.tree.leaves(self.params, is_leaf=is_stored)
-        count = sum(leaf.size for leaf in leaves)
         dtypes = " and ".join(sorted({str(leaf.dtype) for leaf in leaves}))
         stored = ", packed weights" if self.packed else ""
         return (
             f"LM({self.name!r}, {self.config.family}, "
-            f"{self.config.num_hidden_layers} layers, {count:,} parameters, "
+            f"{self.config.num_hidden_layers} layers, {self.size:,} parameters, "
             f"{dtypes}{stored})"
         )
+
+    @property
+    def size(self) -> int:
+        """How many parameters there are."""
+        leaves = jax.tree.leaves(self.params, is_leaf=is_stored)
+        return sum(leaf.size for leaf in leaves)
 
     @property
     def packed(self) -> bool:

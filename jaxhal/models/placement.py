@@ -109,6 +109,12 @@ def _width(source: Any, dtype: Any, packed: str) -> float:
     return blocks.width(packed) if packed else float(jnp.dtype(dtype).itemsize)
 
 
+def room() -> float:
+    """Bytes that the weights of a model may take on all devices of this process."""
+    here = jax.local_devices()
+    return _SHARE * len(here) * devices.memory_of_each(here)
+
+
 def _memory(mesh: Mesh | None) -> float:
     """Bytes that a device has left; CPUs share those of the machine."""
     if mesh is None:

@@ -32,6 +32,8 @@ from jaxhal.scoring.saving import card_of, load, save
 from jaxhal.types import Example
 
 _FOLDS = 5
+# What cards say of all detectors of a folder.
+_ABOUT = ("model", "family", "parameters", "depth", "data", "note")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,7 +75,12 @@ class FittedDetectors:
             name: dataclasses.replace(one, reader=reader)
             for name, one in self.fitted.items()
         }
-        return dataclasses.replace(self, fitted=named)
+        about = {
+            "family": lm.config.family,
+            "parameters": lm.size,
+            "depth": lm.config.num_hidden_layers,
+        }
+        return dataclasses.replace(self, about={**self.about, **about}, fitted=named)
 
     def save_pretrained(
         self, folder: str | os.PathLike, *, force: bool = False
@@ -140,11 +147,19 @@ class FittedDetectors:
         rows = [row for card in cards.values() for row in card.get("metrics", [])]
         rows.sort(key=lambda row: (row["control"], -row["AUROC"]))
         return cls(
-            {key: first[key] for key in ("model", "data", "note") if key in first},
+            {key: first[key] for key in _ABOUT if key in first},
             {name: card["detector"] for name, card in cards.items()},
             fitted,
             rows,
         )
+
+    def _reader(self) -> list[str]:
+        """What is known of it; earlier versions noted its name alone."""
+        about = self.about
+        if "family" not in about:
+            return []
+        shape = f"{about['depth']} layers, {about['parameters']:,} parameters"
+        return [f"A model of the family {escaped(about['family'])}: {shape}.", ""]
 
     def card(self) -> str:
         """What people should know before they rely on these detectors, as Markdown."""
@@ -156,6 +171,7 @@ class FittedDetectors:
             *("---", "library_name: jaxhal", "tags: [hallucination-detection]", "---"),
             f"# Hallucination detectors for what {escaped(model)} reads",
             "",
+            *self._reader(),
             f"Fitted to {escaped(data['name'])}: {data['answers']} answers{to}, "
             f"{data['hallucinated']} hallucinated.",
             "",

@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from jaxhal.evaluation.guarantees import guarantee
 from jaxhal.evaluation.held_out import Measured
 from jaxhal.io.showing import quoted, shown
+from jaxhal.models.lm import LM
 from jaxhal.reporting.report import Verdict
 from jaxhal.scoring.fitting import Fitted
-from jaxhal.scoring.shipped import MODELS
+from jaxhal.scoring.shipped import MODELS, nearest
 
 # By how many of threshold and probability hold an answer for hallucinated.
 _BY_VOTES: tuple[Verdict, ...] = ("supported", "unsure", "hallucinated")
@@ -85,22 +86,23 @@ def promising(
     return [sure if each is one else each for each in chosen]
 
 
-def described(chosen: Sequence[Fitted], model: str) -> str:
+def described(chosen: Sequence[Fitted], lm: LM) -> str:
     """In words, which detector decides and what shows its worth, or why none does."""
     if (one := decider(chosen)) is None:
-        return undecided(chosen, model)
+        return undecided(chosen, lm.name, nearest(lm))
     kept = f"; threshold for {one.promise}" if one.promise is not None else ""
     return f"verdicts by {shown(one.detector.name)}: {one.measured}{kept}"
 
 
-def undecided(chosen: Sequence[Fitted], model: str) -> str:
-    """In words, why none of the detectors may decide."""
+def undecided(chosen: Sequence[Fitted], model: str, near: str = "") -> str:
+    """In words, why none of the detectors may decide, and which reader has some."""
     fitted = [one for one in chosen if one.threshold is not None]
     methods = [one for one in fitted if not one.detector.control]
     if not methods:
         return (
             f"no verdict: none of the detectors in use was fitted to labelled answers "
-            f"read by {quoted(model)}; fit one, or read with {', '.join(MODELS)}"
+            f"read by {quoted(model)}; fit one, or read with "
+            + (f"{near}, the nearest model with some" if near else ", ".join(MODELS))
         )
     why = "nobody measured it beside the controls on answers held out"
     said = (f"{shown(o.detector.name)}: {o.silent or why}" for o in methods)

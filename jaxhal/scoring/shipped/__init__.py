@@ -4,10 +4,12 @@
 """
 
 import functools
+import math
 from pathlib import Path
 
+from jaxhal.models.lm import LM
 from jaxhal.scoring.fitting import Fitted
-from jaxhal.scoring.saving import load
+from jaxhal.scoring.saving import card_of, load
 
 _ROOT = Path(__file__).parent
 _CARDS = sorted(_ROOT.glob("*/*/card.json"))
@@ -21,3 +23,17 @@ def shipped(model: str) -> dict[str, Fitted]:
     """Detector name -> detector fitted for a reader; none for most readers."""
     folders = [card.parent for card in _CARDS if card.parent.parent.name == model]
     return {folder.name: load(folder) for folder in folders}
+
+
+def nearest(lm: LM) -> str:
+    """Of the models that there are detectors for, the one most like another reader.
+
+    One of its family if there is one, and then of about as many parameters.
+    """
+
+    def distance(model: str) -> tuple[bool, float]:
+        card = card_of(_ROOT / model / "novel_words")
+        ratio = math.log(card["parameters"] / lm.size)
+        return card["family"] != lm.config.family, abs(ratio)
+
+    return min(MODELS, key=distance)
