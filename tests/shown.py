@@ -1,7 +1,7 @@
 """What tests show of each family of models: the table of the site is theirs.
 
-A test that is marked ``shows("logits")`` and takes a ``case`` of :mod:`tiny` shows that
-of the case's family, once it has passed.  ``JAXHAL_RECORD=1`` writes the table.
+Tests that are marked ``shows("logits")`` and take a ``case`` of :mod:`tiny` show that
+of the case's family, where all of them pass.  ``JAXHAL_RECORD=1`` writes the table.
 """
 
 import json
@@ -15,13 +15,14 @@ import tiny
 
 TABLE = Path(__file__).parents[1] / "configs/results/families.json"
 _found: dict[str, set[str]] = defaultdict(set)
+_failed: dict[str, set[str]] = defaultdict(set)
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item, call):
     report = yield
     marks = [*item.iter_markers("shows")]
-    if marks and report.when == "call" and report.passed:
+    if marks and (report.failed or report.when == "call" and report.passed):
         family = tiny.CASES[item.callspec.params["case"]][0]
         report.user_properties += [("shows", (family, mark.args)) for mark in marks]
     return report
@@ -31,7 +32,7 @@ def pytest_runtest_logreport(report):
     for name, value in report.user_properties:
         if name == "shows":
             family, what = value
-            _found[family].update(what)
+            (_failed if report.failed else _found)[family].update(what)
 
 
 def pytest_sessionfinish(session):
@@ -39,9 +40,9 @@ def pytest_sessionfinish(session):
     if "JAXHAL_RECORD" not in os.environ or hasattr(session.config, "workerinput"):
         return
     table = json.loads(TABLE.read_text("utf-8")) if TABLE.exists() else {}
-    shown = set().union(*_found.values())
+    shown = set().union(*_found.values(), *_failed.values())
     for family in {*table, *_found}:
         rest = {*table.get(family, ())} - shown
-        table[family] = sorted(rest | _found.get(family, set()))
+        table[family] = sorted(rest | (_found[family] - _failed[family]))
     text = json.dumps(dict(sorted(table.items())), indent=1)
     TABLE.write_text(text + "\n", encoding="utf-8")

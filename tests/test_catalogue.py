@@ -1,7 +1,11 @@
-"""One battery for every detector: a new one gets it by being in the catalogue."""
+"""One battery for every detector: a new one gets it by being in the catalogue.
+
+It runs on a Llama, and where the table of families is recorded on all of them.
+"""
 
 import dataclasses
 import functools
+import os
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +13,7 @@ import numpy as np
 import pytest
 
 import jaxhal
+import tiny
 from golden_scores import OWN_MODEL, SAMPLED, TAUGHT, labelled, own_model
 from jaxhal.capture.forward import read_jit
 from jaxhal.detectors import CATALOGUE, Targets, build, features_of, take
@@ -21,7 +26,7 @@ from jaxhal.scoring.detection import response_scores
 from jaxhal.scoring.fitting import fit
 from jaxhal.scoring.inputs import collect
 from jaxhal.types import Batch, Example, Label
-from tiny_lm import tiny_lm
+from tiny_lm import lm_of
 
 SPECS = {
     name: {name: {"draw": {"max_new_tokens": 8, "n": 3}}}
@@ -38,11 +43,20 @@ SPECS["lrp4rag_lstm"] = {"lrp4rag_lstm": {"response_bins": 3, "prompt_bins": 2}}
 NAMES = sorted(SPECS)
 # Of the differences between answers, how much bfloat16 may change a score.
 ROUNDING = 0.35
+pytestmark = pytest.mark.shows("detectors")
+
+
+@pytest.fixture(
+    scope="module",
+    params=tiny.ONE_EACH if "JAXHAL_RECORD" in os.environ else ["llama-gqa"],
+)
+def case(request):
+    return request.param
 
 
 @pytest.fixture(scope="module")
-def lm():
-    return tiny_lm(context=4096)
+def lm(case):
+    return lm_of(case, 4096)
 
 
 @pytest.fixture(scope="module")

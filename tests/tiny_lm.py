@@ -11,6 +11,7 @@ import transformers
 from safetensors.numpy import save_file
 from tokenizers import decoders, models, pre_tokenizers
 
+import tiny
 from jaxhal.detectors.series import Ragged
 from jaxhal.models.families import from_huggingface
 from jaxhal.models.lm import LM, random
@@ -25,6 +26,16 @@ def tiny_lm(seed: int = 0, context: int = 512, **changes) -> LM:
     config = from_huggingface(_config(context) | changes)
     lm = random(config, jax.random.key(seed))
     return LM(lm.params, lm.graphdef, config, Tokenizer(_bytes()), f"tiny {seed}")
+
+
+def lm_of(case: str, context: int = 512) -> LM:
+    """A model of a case of :mod:`tiny`, of random weights, a token a byte."""
+    about = tiny.golden(case)["config"]
+    lengths = dict.fromkeys(("max_position_embeddings", "n_positions"), context)
+    tokenizer = _bytes()
+    config = from_huggingface(about | lengths | {"vocab_size": len(tokenizer)})
+    lm = random(config, jax.random.key(0))
+    return LM(lm.params, lm.graphdef, config, Tokenizer(tokenizer), case)
 
 
 def ordered(inputs: Any, order: Any) -> Any:
