@@ -285,8 +285,11 @@ def test_rounded_weights(folder):
     assert fingerprint(lm) == fingerprint(alone)
 
 
-@pytest.mark.parametrize("case", test_feedforward.HUB)
-def test_experts(case, tmp_path):
+@pytest.mark.parametrize(
+    "case, packed",
+    [("mixtral-gqa", ""), ("qwen3moe-gqa", ""), ("qwen3moe-gqa", "Q8_0")],
+)
+def test_experts(case, packed, tmp_path):
     """Widths are shared out, and tokens are sorted where they are."""
     meta = test_feedforward.write_by_expert(tmp_path, case)
     config = from_huggingface(meta["config"])
@@ -294,13 +297,16 @@ def test_experts(case, tmp_path):
 
     def load(mesh):
         place = placement.on(mesh, config, mesh_lib.RULES)
-        filled = weights.fill(config, source, table, jnp.float32, place=place)
+        how = dict(place=place, packed=packed)
+        filled = weights.fill(config, source, table, jnp.float32, **how)
         return lms.LM(*reversed(filled), config)
 
     alone, lm = load(jaxhal.make_mesh()), load(jaxhal.make_mesh(data=2, model=4))
-    up = lm.params["blocks"]["mlp"]["up_proj"]["kernel"].get_value()
-    part = (3, config.num_experts, 32, config.intermediate_size // 4)
-    assert up.addressable_shards[0].data.shape == part
+    up = dict(weights.paths(lm.params))["blocks.mlp.up_proj.kernel"]
+    inner, up = config.intermediate_size // 4, up.packs[0].low if packed else up
+    part = (inner, 32) if packed else (32, inner)
+    shape = up.addressable_shards[0].data.shape
+    assert shape == (3, config.num_experts, *part)
     _equal(jax.device_get(lm.params), jax.device_get(alone.params), 0)
     tokens = np.random.default_rng(0).integers(3, 60, (4, 20), np.int32)
     _equal(lm.forward(tokens), alone.forward(tokens))

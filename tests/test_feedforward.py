@@ -14,7 +14,7 @@ import tiny
 from jaxhal import lrp
 from jaxhal.bench import bounds
 from jaxhal.lrp import programs
-from jaxhal.models import feedforward, ops, placement, weights
+from jaxhal.models import feedforward, ops, weights
 from jaxhal.models.families import (
     from_huggingface,
     huggingface_table,
@@ -133,17 +133,18 @@ def write_by_expert(folder, case: str) -> dict:
     return meta
 
 
-def read(folder):
+def read(folder, packed=""):
     config = read_config(folder)
     source, table = SafetensorsSource(folder), huggingface_table(config)
-    return weights.fill(config, source, table, jnp.float32)[1]
+    return weights.fill(config, source, table, jnp.float32, packed=packed)[1]
 
 
+@pytest.mark.parametrize("packed", ["", "Q4_0"])
 @pytest.mark.parametrize("case", HUB)
-def test_both_forms_of_a_checkpoint_are_read(case, tmp_path):
+def test_both_forms_of_a_checkpoint_are_read(case, packed, tmp_path):
     meta = write_by_expert(tmp_path / "hub", case)
     tiny.write_folder(tmp_path / "own", meta["config"], meta["shapes"])
-    forms = read(tmp_path / "hub"), read(tmp_path / "own")
+    forms = read(tmp_path / "hub", packed), read(tmp_path / "own", packed)
     assert all(jax.tree.leaves(jax.tree.map(np.array_equal, *forms)))
 
 
@@ -180,14 +181,6 @@ def test_experts_that_are_missing_or_of_another_shape(tmp_path):
 def test_settings_that_are_not_computed(changed, match):
     with pytest.raises(ValueError, match=match):
         from_huggingface(tiny.golden("qwen3moe-gqa")["config"] | changed)
-
-
-@pytest.mark.parametrize("kept", ["int8", "stored"])
-def test_experts_are_not_kept_in_blocks(kept):
-    in_blocks = kept == "stored"
-    with pytest.raises(ValueError, match="of here has experts, .* as numbers alone"):
-        placement.packings_of(kept, "here", in_blocks, CONFIG)
-    assert placement.packings_of(None, "here", in_blocks, CONFIG) == ("",)
 
 
 def test_projections_of_experts_get_no_additions():

@@ -1,6 +1,7 @@
 """Weights that stay as a GGUF file stores them are the numbers that they stand for."""
 
 import dataclasses
+import math
 import types
 
 import gguf
@@ -82,8 +83,13 @@ KINDS = {
 WIDTH, HEADS, KV, INNER, VOCAB = 256, 4, 2, 512, 96
 
 
-def write(path, arch="llama", tied=True, other=(), kinds=KINDS) -> GGUFSource:
-    """A file of a small model; ``other`` puts further tensors in place of its own."""
+def write(
+    path, arch="llama", tied=True, other=(), kinds=KINDS, experts=4
+) -> GGUFSource:
+    """A file of a small model; ``other`` puts further tensors in place of its own.
+
+    It has experts where ``kinds`` are those of some.
+    """
     writer = gguf.GGUFWriter(path, arch)
     layers = len(kinds["attn_output"])
     writer.add_block_count(layers)
@@ -94,6 +100,11 @@ def write(path, arch="llama", tied=True, other=(), kinds=KINDS) -> GGUFSource:
     writer.add_head_count_kv(KV)
     writer.add_key_length(WIDTH // HEADS)
     writer.add_layer_norm_rms_eps(1e-5)
+    mixed = "ffn_gate_exps" in kinds
+    if mixed:
+        writer.add_expert_count(experts)
+        writer.add_expert_used_count(2)
+        writer.add_expert_feed_forward_length(INNER)
     ones, kv = np.ones(WIDTH, np.float32), KV * WIDTH // HEADS
     tensors = {"token_embd": ("Q6_K", VOCAB, WIDTH, 1e-4), "output_norm": ones}
     if not tied:
@@ -107,18 +118,24 @@ def write(path, arch="llama", tied=True, other=(), kinds=KINDS) -> GGUFSource:
         "ffn_gate": (INNER, WIDTH),
         "ffn_up": (INNER if "ffn_gate" in kinds else 2 * INNER, WIDTH),
         "ffn_down": (WIDTH, INNER),
+        "ffn_gate_exps": (experts, INNER, WIDTH),
+        "ffn_up_exps": (experts, INNER, WIDTH),
+        "ffn_down_exps": (experts, WIDTH, INNER),
     }
+    router = np.random.default_rng(9).standard_normal((experts, WIDTH))
     for layer in range(layers):
         for name, found in kinds.items():
             tensors[f"blk.{layer}.{name}"] = (found[layer], *shapes[name], 1e-3)
         for name in ("attn_norm", "ffn_norm"):
             tensors[f"blk.{layer}.{name}"] = ones
+        if mixed:
+            tensors[f"blk.{layer}.ffn_gate_inp"] = router.astype(np.float32)
     for seed, (name, made) in enumerate((tensors | dict(other)).items()):
         if isinstance(made, np.ndarray):
             writer.add_tensor(f"{name}.weight", made)
             continue
-        kind, rows, columns, size = made
-        data = blocks(kind, rows, columns, seed, size)
+        kind, *lead, columns, size = made
+        data = blocks(kind, math.prod(lead), columns, seed, size).reshape(*lead, -1)
         raw = gguf.GGMLQuantizationType[kind]
         writer.add_tensor(f"{name}.weight", data, raw_dtype=raw)
     writer.write_header_to_file()
@@ -324,14 +341,10 @@ def test_parts_of_a_fused_matrix_stay(tmp_path):
         np.testing.assert_array_equal(leaf, want[name])
 
 
-# Experts are not kept in blocks.
-DENSE = [case for case in tiny.ONE_EACH if not case.startswith(("mixtral", "qwen3moe"))]
-
-
 @pytest.mark.shows("blocks")
 @pytest.mark.parametrize(
     ("case", "kind"),
-    [("llama-gqa", "Q4_0"), *((case, "Q8_0") for case in DENSE)],
+    [("llama-gqa", "Q4_0"), *((case, "Q8_0") for case in tiny.ONE_EACH)],
 )
 def test_matrices_of_a_folder_are_rounded(case, kind, tmp_path):
     want = tiny.golden(case)
@@ -354,9 +367,9 @@ def test_matrices_of_a_folder_are_rounded(case, kind, tmp_path):
         if not quantized.is_stored(leaf):
             stay.add(name)
         leaves.append(exact if name in stay else rounded(name, np.asarray(exact)))
-    # Rows of 48 make no whole blocks of 32.
+    # Rows of 48 make no whole blocks of 32, and routers stay.
     matrices = {name for name in stay if name.endswith((".kernel", ".embedding"))}
-    assert matrices <= {"blocks.mlp.down_proj.kernel"}
+    assert matrices <= {f"blocks.mlp.{one}.kernel" for one in ("down_proj", "router")}
     tree = jax.tree.structure(whole.params)
     same = dataclasses.replace(whole, params=jax.tree.unflatten(tree, leaves))
     assert fingerprint(kept) == fingerprint(same) != fingerprint(whole)

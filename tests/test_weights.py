@@ -286,6 +286,8 @@ def test_settings_of_a_family_that_cannot_be_computed(case, extra, message):
 _ARCHITECTURES = {
     "gemma3_text": "gemma3",
     "granitemoehybrid": "granite",
+    "mixtral": "llama",
+    "qwen3_moe": "qwen3moe",
     "olmo3": "olmo2",
     "ministral3": "mistral3",
 }
@@ -311,7 +313,14 @@ def _describe(writer, arch: str, raw: dict, config):
     writer.add_block_count(config.num_hidden_layers)
     writer.add_context_length(config.context_length)
     writer.add_embedding_length(config.hidden_size)
-    writer.add_feed_forward_length(config.intermediate_size)
+    if config.num_experts:
+        writer.add_expert_count(config.num_experts)
+        writer.add_expert_used_count(config.num_experts_per_tok)
+    if arch == "qwen3moe":  # beside the width of perceptrons that it has not
+        writer.add_expert_feed_forward_length(config.intermediate_size)
+        writer.add_feed_forward_length(raw["intermediate_size"])
+    else:
+        writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count(config.num_attention_heads)
     writer.add_head_count_kv(config.num_key_value_heads)
     if config.norm == "layer":
@@ -385,6 +394,13 @@ def write_gguf(path, case: str):
             for part, each in zip(parts, np.split(x, len(parts)), strict=True):
                 writer.add_tensor(f"{layer}.ffn_{part}.weight", each)
             continue
+        if "experts" in stored:
+            layer = f"blk.{stored.split('.')[2]}"
+            parts = ("gate", "up") if "gate_up" in stored else ("down",)
+            for part, each in zip(parts, np.split(x, len(parts), 1), strict=True):
+                each = np.ascontiguousarray(each)
+                writer.add_tensor(f"{layer}.ffn_{part}_exps.weight", each)
+            continue
         name = names.get_name(stored, try_suffixes=(".weight", ".bias"))
         assert name is not None, stored
         part = name.rsplit(".", 2)[-2]
@@ -446,6 +462,8 @@ def _tables(config) -> np.ndarray:
         "phi3-long",
         "glm4-gqa",
         "ministral3-gqa",
+        "mixtral-gqa",
+        "qwen3moe-gqa",
     ],
 )
 def test_gguf_equals_huggingface(case, tmp_path):
@@ -687,7 +705,22 @@ def test_gguf_headers(arch, metadata, tensors, want, tmp_path):
             [],
             "lacks attention.layer_norm_epsilon",
         ),
-        ("llama", {"expert_count": 8}, [], "expert_count is 8; only models without"),
+        ("qwen2", {"expert_count": 8}, [], "expert_count is 8; only models without"),
+        ("llama", {"expert_count": 8}, [], "lacks expert_used_count; give a whole"),
+        (
+            "llama",
+            {"expert_count": 8, "expert_used_count": 9},
+            [],
+            "expert_used_count is 9; .* from 1 to 8",
+        ),
+        ("qwen3moe", {"expert_count": 8}, [], "lacks expert_feed_forward_length"),
+        ("qwen3moe", {"expert_feed_forward_length": 8}, [], "lacks expert_count"),
+        (
+            "llama",
+            {"expert_count": 8, "expert_used_count": 2},
+            ["blk.0.ffn_gate.0.weight"],
+            r"a tensor for each expert, such as blk\.0\.ffn_gate\.0\.weight",
+        ),
         ("llama", {"rope.scaling.type": "linear"}, [], "lacks rope.scaling.factor"),
         (
             "llama",

@@ -85,7 +85,7 @@ def plan(
         for one in get(detector or (_DEFAULT if task == "read" else ())):
             reducers |= one.reducers
         config, file = _config(source)
-        (packed,) = packings_of(weights, source, file is not None, config)
+        (packed,) = packings_of(weights, source, file is not None)
         found = plans.plan(
             config,
             topology,

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import jax
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, UInt8
 
 from jaxhal.models.quantized import Packed
 
@@ -120,16 +120,21 @@ def numbers_of_a_block(kind: str) -> int:
     return gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]][0]
 
 
-def pack(kind: str, data: np.ndarray) -> Packed:
-    """Rows ``UInt8[rows bytes]`` of a file, packed.
+def pack(kind: str, data: UInt8[np.ndarray, "*lead rows bytes"]) -> Packed:
+    """Rows of a file, packed.
 
     Args:
       kind: one of :data:`FORMATS`.
     """
     # A run of rows at a time, as whole numbers take a byte each before they are packed.
-    step = max(1, _AT_ONCE // data.shape[1])
-    runs = [_pack(kind, data[at : at + step]) for at in range(0, len(data), step)]
-    return jax.tree.map(lambda *leaves: np.concatenate(leaves), *runs)
+    *lead, size = data.shape
+    rows, step = data.reshape(-1, size), max(1, _AT_ONCE // size)
+    runs = [_pack(kind, rows[at : at + step]) for at in range(0, len(rows), step)]
+
+    def joined(*leaves: np.ndarray) -> np.ndarray:
+        return np.concatenate(leaves).reshape(*lead, -1)
+
+    return jax.tree.map(joined, *runs)
 
 
 def _pack(kind: str, data: np.ndarray) -> Packed:
@@ -145,7 +150,7 @@ def _pack(kind: str, data: np.ndarray) -> Packed:
     return jax.tree.map(lambda leaf: leaf.reshape(len(data), -1), made)
 
 
-def rounded(kind: str, rows: Float[np.ndarray, "rows columns"]) -> Packed:
+def rounded(kind: str, rows: Float[np.ndarray, "*lead rows columns"]) -> Packed:
     """Numbers rounded to blocks of a format.
 
     Args:
@@ -156,18 +161,19 @@ def rounded(kind: str, rows: Float[np.ndarray, "rows columns"]) -> Packed:
     """
     import gguf
 
-    if (columns := rows.shape[1]) % (size := numbers_of_a_block(kind)):
+    if (columns := rows.shape[-1]) % (size := numbers_of_a_block(kind)):
         raise ValueError(f"rows of {columns} make no whole blocks of {size}")
+    rows = np.asarray(rows, np.float32)
     return pack(kind, gguf.quants.quantize(rows, gguf.GGMLQuantizationType[kind]))
 
 
-def outline(kind: str, rows: int, columns: int) -> Packed:
-    """What :func:`pack` gives for a matrix, by shapes and types alone."""
-    count = columns // numbers_of_a_block(kind)
+def outline(kind: str, shape: tuple[int, ...]) -> Packed:
+    """What :func:`pack` gives for matrices, by shapes and types alone."""
+    count = shape[-1] // numbers_of_a_block(kind)
     one = pack(kind, np.zeros((1, _FORMATS[kind][0]), np.uint8))
 
     def whole(leaf: np.ndarray) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct((rows, count * leaf.shape[1]), leaf.dtype)
+        return jax.ShapeDtypeStruct((*shape[:-1], count * leaf.shape[1]), leaf.dtype)
 
     return jax.tree.map(whole, one)
 

@@ -37,7 +37,10 @@ def apply(layer: nnx.Linear, x: Array, ops: Ops) -> Array:
     """What a linear layer makes of ``x``."""
     bias = None if layer.bias is None else layer.bias[...]
     # Not `kernel[...]`: a primitive may know kernels that are not one array.
-    kernel = layer.kernel.get_value()
+    return _product(x, layer.kernel.get_value(), bias, ops)
+
+
+def _product(x: Array, kernel: Any, bias: Array | None, ops: Ops) -> Array:
     if isinstance(kernel, Turned):
         return kernel.linear(x, bias, ops)
     if quantized.is_packed(kernel) and x.size == x.shape[-1]:
@@ -162,8 +165,8 @@ class Experts(nnx.Module):
         def product(part: Kernels) -> Product:
             # Or on CPU all kernels of 16 bits would become float32 before the loop.
             whole, at = jax.lax.optimization_barrier((part.kernel.get_value(), expert))
-            own = jax.lax.dynamic_index_in_dim(whole, at, keepdims=False)
-            return lambda x: ops.linear(x, own, None)
+            own = quantized.of_expert(whole, at)
+            return lambda x: _product(x, own, None, ops)
 
         gate, up = product(self.gate_proj), product(self.up_proj)
         down = product(self.down_proj)

@@ -19,6 +19,7 @@ from jaxhal.models.tables import (
     halves,
     origins,
     split,
+    transpose_each,
     unpaired,
 )
 
@@ -168,8 +169,17 @@ _GATE_UP = fused("blk.{}.ffn_up", halves, GATED)
 # so in its checkpoint.
 _PAIRED = origins({QKV[0]: _TABLE[QKV[0]]}, unpaired("num_attention_heads"))
 _PAIRED |= origins({QKV[1]: _TABLE[QKV[1]]}, unpaired("num_key_value_heads"))
+_EXPERTS = {
+    **origins({"blocks.mlp.router": "blk.{}.ffn_gate_inp"}),
+    **origins(
+        {name: f"{_TABLE[name]}_exps" for name in (*GATED, "blocks.mlp.down_proj")},
+        transpose_each,
+    ),
+}
 _OTHERWISE = {
     "llama": _PAIRED,
+    "mixtral": _PAIRED | _EXPERTS,
+    "qwen3_moe": _EXPERTS,
     "granite": _PAIRED,
     "granitemoehybrid": _PAIRED,
     "smollm3": _PAIRED,

@@ -30,13 +30,18 @@ _FAMILIES = {
     "phi3": "phi3",
     "glm4": "glm4",
     "mistral3": "ministral3",
+    "qwen3moe": "qwen3_moe",
 }
 ARCHITECTURES = frozenset(_FAMILIES)
+# With experts.
+_MIXED = {"llama": "mixtral", "qwen3moe": "qwen3_moe"}
 _KEYS = {
     "embedding_length": "hidden_size",
     "feed_forward_length": "intermediate_size",
     "block_count": "num_hidden_layers",
     "expert_count": "num_local_experts",
+    "expert_used_count": "num_experts_per_tok",
+    "expert_feed_forward_length": "moe_intermediate_size",
     "attention.head_count": "num_attention_heads",
     "attention.head_count_kv": "num_key_value_heads",
     "attention.key_length": "head_dim",
@@ -99,15 +104,24 @@ def _settings(source: GGUFSource) -> Settings:
     """What a config.json would say; ``model_type`` is the family."""
     found = source.settings("general.").get("architecture", "")
     arch = check_family(found, _FAMILIES, source.where)
-    stored, family = source.settings(f"{arch}."), FAMILIES[_FAMILIES[arch]]
+    stored, name = source.settings(f"{arch}."), _FAMILIES[arch]
+    if stored.whole("expert_count", 0, least=0):
+        if arch not in _MIXED:
+            stored.refuse("expert_count", "only models without experts are computed")
+        name = _MIXED[arch]
+        if (apart := "blk.0.ffn_gate.0.weight") in source.names():
+            raise ValueError(
+                f"{source.where} has a tensor for each expert, such as {apart}, as "
+                "files had before those of a layer were one; use a newer file, or "
+                "convert the checkpoint again"
+            )
+    family = FAMILIES[name]
     layer_norm = family.switches.get("norm") == "layer"
     eps = "layer_norm_epsilon" if layer_norm else "layer_norm_rms_epsilon"
     raw = _named(stored, _KEYS | {f"attention.{eps}": "rms_norm_eps"})
-    if raw.whole("num_local_experts", 0, least=0):
-        raw.refuse("num_local_experts", "only models without experts are computed")
     raw = raw.over(
         {
-            "model_type": _FAMILIES[arch],
+            "model_type": name,
             "vocab_size": source.rows("token_embd.weight"),
             "tie_word_embeddings": "output.weight" not in source.names(),
             "hidden_act": family.defaults.get("hidden_act", "silu"),
@@ -233,6 +247,12 @@ def _olmo(raw: Settings, names: AbstractSet[str]) -> Settings:
     return raw.over({"model_type": "olmo3"}) if raw.get("sliding_window") else raw
 
 
+def _qwen3_moe(raw: Settings, names: AbstractSet[str]) -> Settings:
+    """Beside the width of its experts a file has one of perceptrons it is without."""
+    inner = raw.whole("moe_intermediate_size", most=VOCABULARY)
+    return raw.over({"intermediate_size": inner, "norm_topk_prob": True})
+
+
 # With the settings that the files of an architecture leave out, or say in another way.
 _LEFT_OUT: Mapping[str, Callable[[Settings, AbstractSet[str]], Settings]] = {
     "falcon": _falcon,
@@ -241,4 +261,5 @@ _LEFT_OUT: Mapping[str, Callable[[Settings, AbstractSet[str]], Settings]] = {
     "granite": _granite,
     "granitehybrid": _granite,
     "olmo2": _olmo,
+    "qwen3moe": _qwen3_moe,
 }

@@ -36,7 +36,7 @@ def choose(
     nothing fits, the smallest.  ``None`` is for one device.
     """
     in_blocks = isinstance(source, GGUFSource)
-    packings = packings_of(weights, source.where, in_blocks, config)
+    packings = packings_of(weights, source.where, in_blocks)
     meshes = _meshes(config, mesh)
     ways = list(itertools.product(packings, meshes))
     for packed, over in ways[:-1]:
@@ -53,24 +53,17 @@ def on(
     return lambda path, shape: mesh_lib.sharding_of(path, shape, config, mesh, rules)
 
 
-def packings_of(
-    weights: str | None, where: str, in_blocks: bool, config: Config
-) -> Sequence[str]:
+def packings_of(weights: str | None, where: str, in_blocks: bool) -> Sequence[str]:
     """The blocks that matrices may be kept in, ``in_blocks`` being of a GGUF file.
 
     Raises:
-      ValueError: on ``weights`` that are unknown, or not for such a source or model.
+      ValueError: on ``weights`` that are unknown, or not for such a source.
     """
     if weights is None:
-        return ("", "stored") if in_blocks and not config.num_experts else ("",)
+        return ("", "stored") if in_blocks else ("",)
     one_of(("stored", "dequantised", *_ROUNDED), weights=weights)
     if weights == "dequantised":
         return ("",)
-    if config.num_experts:
-        raise ValueError(
-            f"weights is {weights!r}, but the model of {where} has experts, which are "
-            "computed with as numbers alone; use dequantised, or leave it out"
-        )
     if in_blocks != (weights == "stored"):
         fitting = "int8 or int4" if weights == "stored" else "stored"
         what = "no" if weights == "stored" else "a"

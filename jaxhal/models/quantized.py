@@ -123,7 +123,8 @@ def _each(one: Array, many: Array | None) -> Array:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Stored:
-    """A parameter that stays packed: a matrix, or one in every layer.
+    """A parameter that stays packed: a matrix, or one in every layer or of each of its
+    experts.
 
     Layers may differ in their format; each stands in the pack of its own.
 
@@ -159,15 +160,15 @@ class Stored:
         changed: Any = {"packs": (one,), "places": None, "shape": self.shape[1:]}
         return dataclasses.replace(self, **changed)
 
-    def each(self) -> Iterator[Float[Array, "rows columns"]]:
+    def each(self) -> Iterator[Float[Array, "*experts rows columns"]]:
         """The numbers of every layer, one after another, or of the matrix."""
         if self.places is None:
             yield _dense(self)
         else:
             yield from (_dense(self.at(layer)) for layer in range(len(self.places)))
 
-    def layer(self, which: Any, place: Any) -> Float[Array, "rows columns"]:
-        """The numbers of one layer."""
+    def layer(self, which: Any, place: Any) -> Float[Array, "*experts rows columns"]:
+        """The numbers of one layer, or of one expert where ``place`` is a pair."""
 
         def of(pack: Packed) -> Callable[[Any], Array]:
             def numbers(at: Any) -> Array:
@@ -180,8 +181,8 @@ class Stored:
             return of(self.packs[0])(place)
         return jax.lax.switch(which, [of(pack) for pack in self.packs], place)
 
-    def dense(self) -> Float[Array, "rows columns"]:
-        """The numbers of a single matrix."""
+    def dense(self) -> Float[Array, "*experts rows columns"]:
+        """The numbers of a single matrix, or of all experts."""
         return self._turned(self.packs[0].numbers())
 
     def rows(self, ids: Int[Array, "*ids"]) -> Float[Array, "*ids width"]:
@@ -190,11 +191,12 @@ class Stored:
         return chosen.numbers().astype(self.dtype)
 
     def _turned(self, numbers: Array) -> Array:
-        return (numbers.T if self.transposed else numbers).astype(self.dtype)
+        turned = numbers.swapaxes(-1, -2) if self.transposed else numbers
+        return turned.astype(self.dtype)
 
 
 @jax.jit
-def _dense(matrix: Stored) -> Float[Array, "rows columns"]:
+def _dense(matrix: Stored) -> Float[Array, "*experts rows columns"]:
     return matrix.dense()
 
 
@@ -223,6 +225,13 @@ def dense(value: Any) -> Any:
             return value.whole.layer(value.which, value.place)
         case _:
             return value
+
+
+def of_expert(value: Any, expert: Int[Array, ""]) -> Any:
+    """The kernel of one expert of a layer, packed if all are."""
+    if isinstance(value, OfLayer):
+        return value._replace(place=(value.place, expert))
+    return jax.lax.dynamic_index_in_dim(value, expert, keepdims=False)
 
 
 def unstacked(weights: Any) -> tuple[Any, Callable[[Any], Any]]:
@@ -258,6 +267,8 @@ def stored(
 ) -> Stored:
     """A parameter of its matrices: one, or those of the layers by format.
 
+    Experts of a layer are of one format, and come together or one after the other.
+
     Rows lie along the axes of a mesh that the parameter's do.  Columns are shared where
     each device's are whole blocks, and are otherwise copied.
 
@@ -267,23 +278,26 @@ def stored(
       shape: of the parameter, with layers first where there are several.
       sharding: of the parameter, for one that is spread over devices.
     """
-    kinds = [kind for kind, _ in packs]
     *before, rows, columns = sharding.spec if sharding else [None] * len(shape)
+    each = len(packs) // shape[0] if before else 1
+    kinds = [kind for kind, _ in packs[::each]]
     rows, columns = (columns, rows) if transposed else (rows, columns)
 
     def put(blocks: int, *leaves: Any) -> Any:
         first, at = leaves[0], None
+        lead = (len(leaves) // each, *shape[1:-2]) if before else ()
+        held = (*lead, *first.shape[-2:])
         if sharding is not None:
-            whole = blocks % along(sharding.mesh, columns) == 0
-            spec = PartitionSpec(*before, rows, columns if whole else None)
+            divides = blocks % along(sharding.mesh, columns) == 0
+            spec = PartitionSpec(*before, rows, columns if divides else None)
             at = NamedSharding(sharding.mesh, spec)
         if isinstance(first, jax.ShapeDtypeStruct):
-            lead = (len(leaves),) * len(before)
-            return jax.ShapeDtypeStruct((*lead, *first.shape), first.dtype, sharding=at)
-        return jax.device_put(np.stack(leaves) if before else first, at)
+            return jax.ShapeDtypeStruct(held, first.dtype, sharding=at)
+        whole = np.stack(leaves) if before else first
+        return jax.device_put(whole.reshape(held), at)
 
     def together(some: Sequence[Packed]) -> Packed:
-        return jax.tree.map(partial(put, some[0].scale.shape[1]), *some)
+        return jax.tree.map(partial(put, some[0].scale.shape[-1]), *some)
 
     if not before:
         ((_, one),) = packs

@@ -7,8 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from jaxhal.models import blocks
-from jaxhal.models.quantized import Packed
 from jaxhal.models.settings import Settings, read_json
 
 # Wrappers under which checkpoints keep the same decoder.
@@ -96,13 +94,6 @@ class SafetensorsSource:
         """A part of a tensor; no more than that is read."""
         handle, stored = self._files[name]
         return handle.get_slice(stored)[index]
-
-    def packed(
-        self, name: str, turn: Callable[[np.ndarray], np.ndarray], kind: str
-    ) -> Packed:
-        """A matrix in blocks of a format; ``turn`` makes rows of what is stored."""
-        rows = np.asarray(turn(self.get(name)), np.float32)
-        return blocks.rounded(kind, rows)
 
     def shape(self, name: str) -> tuple[int, ...]:
         handle, stored = self._files[name]

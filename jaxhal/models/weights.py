@@ -150,8 +150,9 @@ def laid_out(
         kinds = _kinds(path, leaf, table[path], source, packed)
         if not kinds:
             return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
-        shape, kernel = _matrix(path, leaf), path.endswith(".kernel")
-        packs = [(kind, blocks.outline(kind, *shape)) for kind in kinds]
+        shape = _packed_shape(path, leaf, table[path])
+        made = {kind: blocks.outline(kind, shape) for kind in set(kinds)}
+        packs, kernel = [(kind, made[kind]) for kind in kinds], path.endswith(".kernel")
         return quantized.stored(packs, leaf.shape, leaf.dtype, kernel, sharding)
 
     leaves = [one(path, leaf) for path, leaf in paths(shapes)]
@@ -260,10 +261,11 @@ def _kinds(
     source: SafetensorsSource | GGUFSource | None,
     packed: str,
 ) -> Sequence[str]:
-    """The format of each of a parameter's matrices; none of one kept as numbers."""
-    if not packed or not path.endswith((".kernel", ".embedding")):
+    """The format of each of a parameter's tensors; none of one kept as numbers."""
+    matrix = path.endswith((".kernel", ".embedding"))
+    if not packed or not matrix or path.endswith(".router.kernel"):
         return ()
-    names, (_, columns) = _names(path, origin, leaf), _matrix(path, leaf)
+    names, columns = _names(path, origin, leaf), _packed_shape(path, leaf, origin)[-1]
     kinds = [packed] * len(names)
     if packed == "stored":
         assert isinstance(source, GGUFSource)
@@ -272,10 +274,12 @@ def _kinds(
     return kinds if all(whole) else ()
 
 
-def _matrix(path: str, leaf: Any) -> tuple[int, int]:
-    """Rows and columns of a parameter's matrices as they are packed."""
-    rows, columns = leaf.shape[-2:]
-    return (columns, rows) if path.endswith(".kernel") else (rows, columns)
+def _packed_shape(path: str, leaf: Any, origin: Origin) -> tuple[int, ...]:
+    """Of what one tensor gives: rows and columns as they are packed, of each expert
+    where it has those of a layer."""
+    *lead, rows, columns = leaf.shape[_lead(path, origin) :]
+    turned = path.endswith(".kernel")
+    return (*lead, columns, rows) if turned else (*lead, rows, columns)
 
 
 def _packed(
@@ -288,16 +292,21 @@ def _packed(
     sharding: NamedSharding | None,
 ) -> tuple[Stored | None, list[str]]:
     """A parameter in blocks, or what is wrong with it."""
-    kernel, shape = path.endswith(".kernel"), _matrix(path, leaf)
+    kernel, shape = path.endswith(".kernel"), _packed_shape(path, leaf, origin)
 
     def turn(rows: np.ndarray) -> np.ndarray:
         turned = origin.turn(rows, config)
-        return turned.T if kernel else turned
+        return turned.swapaxes(-1, -2) if kernel else turned
+
+    def packs_of(name: str, kind: str) -> quantized.Packed:
+        if isinstance(source, GGUFSource):
+            return source.packed(name, turn, kind)
+        return blocks.rounded(kind, turn(_stored(name, origin, source)))
 
     packs, problems = [], []
     for name, kind in zip(_names(path, origin, leaf), kinds, strict=True):
         try:
-            pack = source.packed(name, turn, kind)
+            pack = packs_of(name, kind)
         except ValueError as error:  # a shape that cannot be split, or has no blocks
             problems.append(f"{name} does not give {path} {list(shape)} ({error})")
             continue
