@@ -10,6 +10,7 @@ import pytest
 import test_feedforward
 import test_parity
 import test_quantized
+import test_quantized_experts
 import test_slots
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -340,6 +341,33 @@ def test_blocks_of_a_file(tmp_path, monkeypatch):
         up = up.packs[0].scale if packed else up
         part = (3, 128, 8) if packed else (3, 256, 128)
         assert up.addressable_shards[0].data.shape == part
+
+
+@pytest.mark.parametrize("data, model, shares", [(4, 2, (1, 1, 8)), (2, 4, (2, 2, 4))])
+def test_experts_of_a_file(data, model, shares, tmp_path):
+    """Widths of 512 are two blocks of 256, which four devices copy, or 16 of 32."""
+    kinds = test_quantized_experts.KINDS
+    source = test_quantized.write(tmp_path / "tiny.gguf", kinds=kinds)
+    config = config_from_gguf(source)
+    table = gguf_table(config)
+
+    def load(mesh):
+        place = placement.on(mesh, config, mesh_lib.RULES)
+        how = dict(packed="stored", place=place)
+        graphdef, params = weights.fill(config, source, table, jnp.float32, **how)
+        return lms.LM(params, graphdef, config)
+
+    mesh = jaxhal.make_mesh(data=data, model=model)
+    alone, lm = load(jaxhal.make_mesh()), load(mesh)
+    test_quantized.check_outline(lm, source, table, "stored", mesh)
+    tokens = np.random.default_rng(1).integers(0, test_quantized.VOCAB, (4, 40))
+    _equal(lm.forward(tokens), alone.forward(tokens))
+    down = dict(weights.paths(lm.params))["blocks.mlp.down_proj.kernel"].packs
+    held = [pack.scale.addressable_shards[0].data.shape for pack in down]
+    assert held == [(1, 4, test_quantized.WIDTH, blocks) for blocks in shares]
+    rows = mesh_lib.spread((tokens, np.ones(tokens.shape, bool)), lm.params)
+    text = lms.forward.lower(lm.bare, *rows).compile().as_text()
+    assert not re.search(r"= \(?(u8|s8|f16)\[\S* all-gather\(", text)
 
 
 def test_by_default_it_lies_on_as_few_as_it_fits(folder, tmp_path, monkeypatch):
