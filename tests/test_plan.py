@@ -210,9 +210,11 @@ def test_the_bench_of_what_is_compiled(here, monkeypatch, capsys):
         raise RuntimeError("no compiler; pip install it")
 
     monkeypatch.setattr(topologies, "described", described)
-    small = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
+    small = {"hidden_size": 64, "moe_intermediate_size": 96, "num_hidden_layers": 2}
     small |= {"vocab_size": 300, "num_attention_heads": 4, "num_key_value_heads": 2}
-    one = compiled.Case("small", compiled.LLAMA_70B | small, "-", SHAPE)
+    small |= {"num_experts": 4, "num_experts_per_tok": 2, "head_dim": 16}
+    config = compiled.QWEN3_30B | small
+    one = compiled.Case("small", config, "-", SHAPE, "Q4_0")
     monkeypatch.setattr(compiled, "CASES", (one._replace(topology="v0"), one))
     rows = list(compiled.rows())
     assert {row["case"] for row in rows} == {"small, 2 x 64, -, data=1,model=1"}

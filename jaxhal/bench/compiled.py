@@ -1,7 +1,7 @@
 """What do large models take of accelerators that are not here?
 
 Programs are compiled for described devices, those whose compiler is installed, and none
-is run.  Random models of Llama 3.1's shapes in bfloat16.
+is run.  Models of Llama 3.1's shapes in bfloat16, and of Qwen3-30B-A3B's in int4.
 """
 
 import sys
@@ -26,15 +26,32 @@ LLAMA_70B = LLAMA_8B | {
     "num_hidden_layers": 80,
     "num_attention_heads": 64,
 }
+QWEN3_30B = {
+    "model_type": "qwen3_moe",
+    "vocab_size": 151936,
+    "hidden_size": 2048,
+    "moe_intermediate_size": 768,
+    "num_hidden_layers": 48,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 4,
+    "head_dim": 128,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "norm_topk_prob": True,
+    "max_position_embeddings": 40960,
+    "rope_theta": 1e6,
+    "tie_word_embeddings": False,
+}
 
 
 class Case(NamedTuple):
-    """A model, where it is read, and what."""
+    """A model, where it is read, and what; the format of its blocks, if any."""
 
     name: str
     config: Mapping[str, object]
     topology: str
     shape: Shape
+    packed: str = ""
 
 
 CASES = (
@@ -42,6 +59,8 @@ CASES = (
     Case("70B", LLAMA_70B, "v5p:2x2x2", Shape(4, 2048, 256)),
     Case("8B", LLAMA_8B, "h100", Shape(8, 2048, 256)),
     Case("8B", LLAMA_8B, "h100", Shape(1, 32768, 512)),
+    Case("30B-A3B int4", QWEN3_30B, "v5e:4x4", Shape(16, 2048, 256), "Q4_0"),
+    Case("30B-A3B int4", QWEN3_30B, "h100", Shape(8, 2048, 256), "Q4_0"),
 )
 # A forward pass and no more: the last state of each response.
 _FORWARD: dict[str, Reducer] = {
@@ -93,4 +112,5 @@ def _plan(
     reducers: Mapping[str, Reducer],
     mesh: Mapping[str, int] | None = None,
 ) -> Plan:
-    return plan(config, case.topology, case.shape, reducers, mesh=mesh)
+    where = config, case.topology, case.shape, reducers
+    return plan(*where, mesh=mesh, packed=case.packed)

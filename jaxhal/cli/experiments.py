@@ -167,7 +167,7 @@ def bench(
     There are read, extract, probes, relevance, generate, nli, encoders, serve, start
     and watchdog; soak asks a server 20,000 times; accelerator needs one, and measures a
     model of 8 billion parameters on it; compiled needs none, and compiles models of 8
-    and 70 billion for several.
+    to 70 billion for several.
     """
     from jaxhal import bench as benches
 
