@@ -95,7 +95,8 @@ class Experts(nnx.Module):
     """Gated perceptrons of which each token goes through those a router prefers.
 
     What they give is weighed by the router's softmax, over all experts or over those
-    chosen (``norm_topk_prob``), and added up.
+    chosen (``norm_topk_prob``), and added up.  Of kernels in blocks of few bits, one
+    expert's at a time become numbers.
 
     To relevance, an expert's products are linear layers like any other, and
     ``ops.route`` weighs what they give.  But for rule sets that follow derivatives the
