@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import test_feedforward
+import test_gpt_oss
 import test_parity
 import test_quantized
 import test_quantized_experts
@@ -314,6 +315,28 @@ def test_experts(case, packed, tmp_path):
     rows = mesh_lib.spread((tokens, np.ones(tokens.shape, bool)), lm.params)
     text = lms.forward.lower(lm.bare, *rows).compile().as_text()
     assert "all-reduce(" in text and "all-gather(" not in text
+
+
+def test_sinks_and_biases_of_experts(tmp_path):
+    """Sinks lie along heads; of experts in blocks each device reads its own."""
+    test_gpt_oss.write(tmp_path)
+    config = from_huggingface(test_gpt_oss.CASE["config"])
+    source, table = SafetensorsSource(tmp_path), huggingface_table(config)
+
+    def load(mesh):
+        place = placement.on(mesh, config, mesh_lib.FULLY_SHARDED)
+        params = weights.fill(config, source, table, jnp.float32, place=place)[1]
+        return dict(weights.paths(params))
+
+    alone, held = load(jaxhal.make_mesh()), load(jaxhal.make_mesh(data=2, model=4))
+    _equal(jax.device_get(held), jax.device_get(alone), 0)
+    for name, part in {
+        "self_attn.sinks": (3, 1),
+        "mlp.up_proj.bias": (3, 6, 16),
+        "mlp.down_proj.bias": (3, 6, 16),
+        "mlp.down_proj.kernel": (3, 6, 16, 16),
+    }.items():
+        assert held[f"blocks.{name}"].addressable_shards[0].data.shape == part
 
 
 def test_blocks_of_a_file(tmp_path, monkeypatch):

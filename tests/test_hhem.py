@@ -202,7 +202,7 @@ def test_the_tokenizer_is_its_foundations(folder, tmp_path, monkeypatch):
         load_encoder(own)
     asked = {}
 
-    def download(repo, allow_patterns, local_files_only):
+    def download(repo, allow_patterns, ignore_patterns, local_files_only):
         asked[repo] = allow_patterns
         return own if repo.startswith("vectara") else folder
 

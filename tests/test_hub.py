@@ -23,7 +23,7 @@ def there(monkeypatch, tmp_path):
     monkeypatch.delenv("JAXHAL_OFFLINE", raising=False)
     taken = []
 
-    def download(repo, *, allow_patterns, local_files_only):
+    def download(repo, *, allow_patterns, ignore_patterns, local_files_only):
         assert repo == REPO
         taken.append((allow_patterns, local_files_only))
         for name in FILES:

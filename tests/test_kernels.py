@@ -157,6 +157,20 @@ def test_what_kernels_do_not_take_goes_in_blocks(monkeypatch):
     assert np.isfinite(np.asarray(out["entropy"])).all()
 
 
+@pytest.mark.parametrize("case", ["gemma2-gqa", "gptoss-gqa"])
+def test_caps_and_sinks_go_in_blocks(case, monkeypatch):
+    def fused(*arrays):
+        raise AssertionError("no kernel knows them")
+
+    here = kernels.CPU._replace(fused=fused, takes=lambda q, k: True)
+    monkeypatch.setattr(kernels, "CPU", here)
+    lm, batch = _reader(case)
+    capture.read_jit.clear_cache()
+    out = jaxhal.read(lm, batch, {"logprob": jaxhal.TokenLogprob()})
+    capture.read_jit.clear_cache()
+    assert np.isfinite(np.asarray(out["logprob"])).all()
+
+
 def test_another_platform_that_could_be_compiled_for_changes_nothing(monkeypatch):
     lm, batch = _reader("llama-gqa")
     lm = random(lm.config, jax.random.key(0))

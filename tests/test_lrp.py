@@ -15,8 +15,8 @@ from jaxhal import lrp
 from jaxhal.features.relevance import bin_weights
 from jaxhal.lrp import programs
 from jaxhal.models import families, ops, weights
-from jaxhal.models.families import read_config
-from jaxhal.models.lm import LM
+from jaxhal.models.families import from_huggingface, read_config
+from jaxhal.models.lm import LM, random
 from jaxhal.models.safetensors import SafetensorsSource
 from jaxhal.types import Batch
 from tiny_lm import answers, tiny_lm
@@ -83,7 +83,8 @@ def test_equal_to_lxt(name, rules):
 
 # One of each wiring: biases, windows, two norms in parallel, one norm in parallel,
 # sequential with biases, learned positions, sandwiched norms, normed queries, capped
-# scores and logits, norms of sums alone, scaled parts, part of a head turned, experts.
+# scores and logits, norms of sums alone, scaled parts, part of a head turned, experts,
+# sinks and clipped gates.
 FAMILIES = [
     "llama-biases",
     "mistral-gqa",
@@ -98,6 +99,7 @@ FAMILIES = [
     "glm4-gqa",
     "qwen2-gqa",
     "qwen3moe-plain",
+    "gptoss-gqa",
 ]
 
 
@@ -175,7 +177,20 @@ def test_cp_lrp_conserves_without_biases(case, tmp_path, two):
     assert relative(other, np.asarray(seed)) > 0.01
 
 
-@pytest.mark.parametrize("case", ["llama-gqa", "qwen3moe-gqa"])
+def test_sinks_take_no_relevance(two):
+    """But for its biases, and the 1 beside its gates, a GPT-OSS adds up as well."""
+    config = from_huggingface(tiny.golden("gptoss-gqa")["config"])
+    linear = dict.fromkeys(("qkv_bias", "o_bias", "mlp_bias"), False)
+    lm = random(
+        dataclasses.replace(config, gate_limit=None, **linear), jax.random.key(0)
+    )
+    lm.params["blocks"]["self_attn"]["sinks"].set_value(jnp.ones((3, 4)))
+    whole = lrp.relevance(lm, two, "cp_lrp").matrix
+    seed = lrp.relevance_means(lm, two, "cp_lrp").seed
+    assert relative(whole.sum(-1), np.asarray(seed)) < 1e-5
+
+
+@pytest.mark.parametrize("case", ["llama-gqa", "qwen3moe-gqa", "gptoss-gqa"])
 def test_gradient_x_input_by_finite_differences(case, tmp_path):
     from flax import nnx
 

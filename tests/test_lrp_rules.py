@@ -89,11 +89,15 @@ def test_scores():
         close(pulled(rules, "scores", (q, k), r), want)
 
 
-def test_attend():
+SINK = draw(1, 2, 2, 1, 1, seed=5)
+
+
+@pytest.mark.parametrize("sink", [(), (SINK,)], ids=["", "sink"])
+def test_attend(sink):
     q, k, v, bias = attention()
     s = np.einsum("bngqd,bnkd->bngqk", q, k)
-    weight = np.exp(s + bias - (s + bias).max(-1, keepdims=True))
-    p = weight / weight.sum(-1, keepdims=True)
+    weight = np.exp(s + bias)
+    p = weight / (weight.sum(-1, keepdims=True) + sum(map(np.exp, sink)))
     out = np.einsum("bngqk,bnkd->bngqd", p, v)
     r = draw(*out.shape, seed=3)
     share = {"attnlrp": (0.5, 0.5, 0), "epsilon": (0.5, 0.5, EPS)}
@@ -107,7 +111,7 @@ def test_attend():
         # Deep Taylor: x * (R - softmax * sum of R).
         of_scores = s * (of_probs - p * of_probs.sum(-1, keepdims=True))
         close(
-            pulled(rules, "attend", (s, bias, v), r),
+            pulled(rules, "attend", (s, bias, v, *sink), r),
             [to_scores * of_scores, to_values * of_values],
         )
 
@@ -154,6 +158,15 @@ def test_activation(kind):
             np.testing.assert_allclose(ours[0], x * slope * r / (out + eps), rtol=1e-5)
         else:
             close(ours, [r])
+
+
+@pytest.mark.parametrize("kind", ["clip", "quick_gelu"])
+def test_what_a_limit_leaves_takes_all(kind):
+    x, r = draw(3, 7), draw(3, 7, seed=1)
+    want = np.clip(x, -0.5 if kind == "clip" else None, 0.5)
+    want = want / (1 + np.exp(-1.702 * want)) if kind == "quick_gelu" else want
+    np.testing.assert_allclose(ops.activate(jnp.asarray(x), kind, 0.5), want)
+    close(pulled(lrp.attnlrp(), "activate", (x, kind, 0.5), r), [r])
 
 
 def test_activation_at_the_origin():
@@ -235,12 +248,12 @@ def test_slots_together_are_slots_one_by_one(rules, primitive, dtype):
     q, k, v, bias = map(jnp.asarray, attention())
     q, k, v = q.astype(dtype), k.astype(dtype), v.astype(dtype)
     scores = ops.scores(q, k)
-    bias = bias.astype(scores.dtype)
+    bias, sink = bias.astype(scores.dtype), jnp.asarray(SINK, scores.dtype)
 
     def pull(slot, q, scores):
         if primitive == "scores":
             return jax.vjp(rules.ops().scores, q, k)[1](slot)
-        mixed = lambda s, v: rules.ops().attend(s, bias, v)[0]  # noqa: E731
+        mixed = lambda s, v: rules.ops().attend(s, bias, v, sink)[0]  # noqa: E731
         return jax.vjp(mixed, scores, v)[1](slot)
 
     shape = scores.shape if primitive == "scores" else q.shape

@@ -354,14 +354,15 @@ def test_space_after_the_control_tokens_of_phi3(tmp_path):
     [
         ({}, (2,)),
         ({"tokenizer.ggml.eot_token_id": 5, "tokenizer.ggml.eom_token_id": 2}, (2, 5)),
-        ({"tokenizer.ggml.tokens": "<end_of_turn>"}, (2, -1)),
+        ({"tokenizer.ggml.tokens": ["<end_of_turn>"]}, (2, -1)),
+        ({"tokenizer.ggml.tokens": ["<|return|>", "<|call|>", "<|end|>"]}, (2, -3, -2)),
     ],
 )
 def test_what_ends_a_response(tmp_path, more, want):
     metadata = spm_metadata()
     tokens = metadata["tokenizer.ggml.tokens"]
     if last := more.get("tokenizer.ggml.tokens"):
-        more = {"tokenizer.ggml.tokens": [*tokens[:-1], last]}
+        more = {"tokenizer.ggml.tokens": [*tokens[: -len(last)], *last]}
     tokenizer = Tokenizer.from_gguf(write_gguf(tmp_path / "a.gguf", metadata | more))
     assert tokenizer.stop_ids == tuple(end % len(tokens) for end in want)
 
@@ -687,6 +688,12 @@ def test_templates_that_cannot_be_followed(template, message):
         ),
         # as those of SmolLM3, Granite and Ministral
         ("{% set today = strftime_now('%B %d, %Y') %}{{ today }}: ", "July 26, 2024: "),
+        # as that of GPT-OSS
+        (
+            "{% macro day() %}On {{ strftime_now('%Y-%m-%d') }}{% endmacro %}"
+            "{{ day() }}: ",
+            "On 2024-07-26: ",
+        ),
     ],
 )
 def test_dates_in_templates_stand_still(today, want):

@@ -1,7 +1,6 @@
 """Checkpoints of every kind, whole and broken."""
 
 import dataclasses
-import fnmatch
 import json
 
 import gguf
@@ -130,15 +129,17 @@ def test_missing_parts(folder, tmp_path):
 def test_hub_ids_go_through_huggingface_hub(folder, monkeypatch):
     import huggingface_hub
     from huggingface_hub.errors import LocalEntryNotFoundError
+    from huggingface_hub.utils import filter_repo_objects
 
     asked = []
 
-    def download(repo, allow_patterns, local_files_only):
+    def download(repo, allow_patterns, ignore_patterns, local_files_only):
         asked.append(repo)
         if repo == "owner/gone":
             raise LocalEntryNotFoundError("offline")
-        assert any(fnmatch.fnmatch("model-1.safetensors", p) for p in allow_patterns)
-        assert not any(fnmatch.fnmatch("pytorch_model.bin", p) for p in allow_patterns)
+        files = ["model-1.safetensors", "pytorch_model.bin", "original/m.safetensors"]
+        rules = {"allow_patterns": allow_patterns, "ignore_patterns": ignore_patterns}
+        assert [*filter_repo_objects(files, **rules)] == files[:1]
         return str(folder)
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
@@ -290,6 +291,7 @@ _ARCHITECTURES = {
     "qwen3_moe": "qwen3moe",
     "olmo3": "olmo2",
     "ministral3": "mistral3",
+    "gpt_oss": "gpt-oss",
 }
 
 
@@ -333,7 +335,8 @@ def _describe(writer, arch: str, raw: dict, config):
         writer.add_rope_freq_base(config.ropes[0].theta)
     if arch in ("llama", "granite", "smollm3", "mistral3", "phi3", "glm4"):
         writer.add_rope_dimension_count(config.rotary_dim or config.head_dim)
-    if arch in ("gemma2", "gemma3", "olmo2", "phi3") and "sliding_window" in raw:
+    slide = ("gemma2", "gemma3", "olmo2", "phi3", "gpt-oss")
+    if arch in slide and "sliding_window" in raw:
         writer.add_sliding_window(raw["sliding_window"] or 0)
     if arch == "olmo2" and "sliding_window" in raw:
         slides = [kind == "sliding_attention" for kind in raw["layer_types"]]
@@ -397,12 +400,17 @@ def write_gguf(path, case: str):
         if "experts" in stored:
             layer = f"blk.{stored.split('.')[2]}"
             parts = ("gate", "up") if "gate_up" in stored else ("down",)
-            for part, each in zip(parts, np.split(x, len(parts), 1), strict=True):
+            kind, count = "bias" if stored.endswith("bias") else "weight", len(parts)
+            if arch == "gpt-oss":  # as [in, out], gates and the rest in turns
+                x = x.swapaxes(1, 2) if kind == "weight" else x
+                x = np.concatenate([x[:, at::count] for at in range(count)], 1)
+            for part, each in zip(parts, np.split(x, count, 1), strict=True):
                 each = np.ascontiguousarray(each)
-                writer.add_tensor(f"{layer}.ffn_{part}_exps.weight", each)
+                writer.add_tensor(f"{layer}.ffn_{part}_exps.{kind}", each)
             continue
         name = names.get_name(stored, try_suffixes=(".weight", ".bias"))
         assert name is not None, stored
+        name += ".weight" * name.endswith("sinks")
         part = name.rsplit(".", 2)[-2]
         paired = arch in ("llama", "granite", "smollm3", "mistral3")
         if paired and part in ("attn_q", "attn_k"):
@@ -428,6 +436,7 @@ _LEFT_OUT = {
     "gemma3-gqa": ("windows", "attention_scale", "rope_of_layer"),
     "smollm3-gqa": ("rope_of_layer",),
     "granite4-dense": ("family",),
+    "gptoss-gqa": ("gate_limit",),
 }
 
 
@@ -461,6 +470,7 @@ def _tables(config) -> np.ndarray:
         "phi3-mha",
         "phi3-long",
         "glm4-gqa",
+        "gptoss-gqa",
         "ministral3-gqa",
         "mixtral-gqa",
         "qwen3moe-gqa",
@@ -758,7 +768,7 @@ def test_gguf_errors_name_keys_of_the_file(arch, metadata, tensors, message, tmp
         config_from_gguf(_header(tmp_path / "h.gguf", arch, metadata, tensors))
 
 
-_KINDS = "F32 F16 BF16 Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q4_K Q5_K Q6_K".split()
+_KINDS = "F32 F16 BF16 Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q4_K Q5_K Q6_K MXFP4".split()
 
 
 @pytest.mark.parametrize("name", _KINDS)

@@ -218,6 +218,13 @@ CASES = {
         "qwen3_moe",
         _BASE | _SPARSE | {"norm_topk_prob": False, "num_experts_per_tok": 2},
     ),
+    "gptoss-gqa": (
+        "gpt_oss",
+        _BASE
+        | {"num_local_experts": 6, "num_experts_per_tok": 3, "swiglu_limit": 1.0}
+        | {"intermediate_size": 64, "head_dim": 16, "sliding_window": 8}
+        | _rope("yarn", original_max_position_embeddings=16, truncate=False),
+    ),
     "glm4-gqa": ("glm4", _BASE | {"head_dim": 16, "pad_token_id": 0}),
     "ministral3-gqa": (
         "ministral3",

@@ -15,8 +15,6 @@ from jaxhal.features.arrays import reduce
 from jaxhal.features.base import Attention, OfRows, Reducer
 from jaxhal.types import View
 
-# Rows of a softmax sum to one, so a sum of two means this small is a row of padding.
-_EMPTY = 1e-12
 # Tokens of a sliding window, as published.
 WINDOW = 8
 
@@ -30,7 +28,7 @@ def _lookback(
         return jnp.where(mask, probs, 0.0).sum(-1) / jnp.maximum(mask.sum(-1), 1)
 
     back, total = mean(context), mean(context) + mean(new)
-    seen = total > _EMPTY
+    seen = total > 0  # not of padding; a learnt sink may take nearly all of a row
     ratio = jnp.where(seen, back / jnp.where(seen, total, 1.0), 0.0)
     return jnp.where(context.any() & ~new.any(-1), 1.0, ratio)
 

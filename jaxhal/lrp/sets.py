@@ -52,6 +52,13 @@ def _epsilon_linear(eps: float) -> Rule:
     return _stabilised(_ordinary("linear"), eps)
 
 
+def _probs(scores, bias, value, sink=None):
+    """Of the keys of a row; a sink is one more, a constant whose value is 0."""
+    if sink is None:
+        return jax.nn.softmax(scores + bias, axis=-1)
+    return primitives.attend(scores, bias, value, sink)[1]
+
+
 def _attend_tangent(args, output, tangents):
     """Of the values mixed by softmax: ordinary, as the deep Taylor rule has it.
 
@@ -59,8 +66,8 @@ def _attend_tangent(args, output, tangents):
     mixed, so that going back it is a product of rows with the output and not one more
     pass over all probabilities.
     """
-    (scores, bias, value), (d_scores, d_value) = args, tangents
-    probs = jax.nn.softmax(scores + bias, axis=-1)
+    value, (d_scores, d_value) = args[2], tangents
+    probs = _probs(*args)
     moved = probs * d_scores
     common = moved.sum(-1, keepdims=True) * output
     return _mixed(moved, value) - common.astype(value.dtype) + _mixed(probs, d_value)
@@ -83,8 +90,8 @@ def _scores_pullbacks(args, output, slots):
 
 
 def _attend_pullbacks(args, output, slots):
-    (scores, bias, value), slots = args, jnp.moveaxis(slots, 0, 4)
-    probs = jax.nn.softmax(scores + bias, axis=-1)
+    (scores, _, value, *_), slots = args, jnp.moveaxis(slots, 0, 4)
+    probs = _probs(*args)
     output = output.astype(scores.dtype)
     common = jnp.sum(slots * output[..., None, :], axis=-1, keepdims=True)
     moved = _dot(slots, value, (5,), (3,), scores.dtype) - common
@@ -130,8 +137,7 @@ _WEIGHED = Rule(jnp.multiply, lambda args, z, moved: args[0] * moved[1])
 
 def _only_values(args, output, tangents):
     del output
-    scores, bias, _ = args
-    return _mixed(jax.nn.softmax(scores + bias, axis=-1), tangents[1])
+    return _mixed(_probs(*args), tangents[1])
 
 
 def _weighed(rule: Rule, weight: Callable[[Array], Array | float]) -> Rule:

@@ -57,8 +57,10 @@ class Config:
     norm_eps: float = 1e-6
     norm_bias: bool = True  # of LayerNorm
     norm_offset: float = 0.0  # added to the stored scale: 1 for Gemma
-    activation: Literal["silu", "gelu", "gelu_tanh"] = "silu"
+    activation: Literal["silu", "gelu", "gelu_tanh", "quick_gelu"] = "silu"
     gated: bool = True
+    # Of experts: gates are at most that, what they let through is within it, plus 1.
+    gate_limit: float | None = None
     # Perceptrons of `intermediate_size` in each layer, of which every token goes
     # through a few; 0 is a single one for all.
     num_experts: int = 0
@@ -66,7 +68,8 @@ class Config:
     norm_topk_prob: bool = False  # the weights of those few add up to 1
     qkv_bias: bool = False
     o_bias: bool = False
-    mlp_bias: bool = False
+    mlp_bias: bool = False  # of experts and their router, too
+    sinks: bool = False  # a learnt score of each head takes a share of every row
     # Of queries and keys: of each head, or of all heads as one.
     qk_norm: Literal["head", "whole"] | None = None
     # pre: norm -> part -> add; sandwich: also a norm after each part; post: only that;
@@ -255,6 +258,23 @@ def rope_from(raw: Settings, theta: float, length: int) -> Rope:
     return rope
 
 
+def ropes_by_kind(
+    raw: Settings, seen: tuple[int, ...], theta: float, local_theta: float
+) -> dict[str, Any]:
+    """Layers that see a window turn otherwise than those that see all keys."""
+    length = raw.whole("max_position_embeddings", most=LENGTH)
+    nested = raw.inside("rope_parameters")
+    whole = nested if "full_attention" in nested else raw
+    key = "full_attention" if "full_attention" in nested else "rope_scaling"
+    theta = raw.number("rope_theta", theta, above=1.0)
+    local_theta = raw.number("rope_local_base_freq", local_theta, above=1.0)
+    ropes = (
+        rope_from(whole.inside(key), theta, length),
+        rope_from(nested.inside("sliding_attention"), local_theta, length),
+    )
+    return {"ropes": ropes, "rope_of_layer": tuple(int(one > 0) for one in seen)}
+
+
 def rope_settings(raw: Settings) -> Settings:
     """Of positions, by their new name or the old one."""
     return raw.inside(
@@ -284,3 +304,11 @@ def sliding(raw: Settings, default: Sequence[int | bool]) -> tuple[int, ...]:
         return tuple(map(int, default))
     kinds = ("full_attention", "sliding_attention")
     return tuple(map(kinds.index, raw.each("layer_types", kinds, len(default))))
+
+
+def windows(raw: Settings, period: int, default: int) -> tuple[int, ...]:
+    """Of each layer; of every ``period`` all but the last see one, unless it says."""
+    every = range(1, layer_count(raw) + 1)
+    slides = sliding(raw, [number % period != 0 for number in every])
+    window = raw.whole("sliding_window", default, most=LENGTH)
+    return tuple(window * one for one in slides)

@@ -16,14 +16,17 @@ from jaxhal.models.config import (
     of_family,
     rope_from,
     rope_settings,
+    ropes_by_kind,
     rotary_dim,
     sliding,
+    windows,
 )
 from jaxhal.models.settings import LENGTH, VOCABULARY, Settings, read_json
 from jaxhal.models.tables import (
     GATE_UP,
     GATED,
     GEMMA,
+    GPT_OSS,
     LLAMA,
     OLMO,
     Origin,
@@ -113,15 +116,13 @@ def _qwen3_moe(raw: Settings) -> dict[str, Any]:
 
 
 def _gemma(raw: Settings, period: int) -> dict[str, Any]:
-    """All of ``period`` layers but the last see a window; 0 is a cap that is off."""
-    layers, length = layer_count(raw), raw.whole("max_position_embeddings", most=LENGTH)
-    local = sliding(raw, [(layer + 1) % period != 0 for layer in range(layers)])
-    window = raw.whole("sliding_window", 4096, most=LENGTH)
+    """0 is a cap that is off."""
+    length = raw.whole("max_position_embeddings", most=LENGTH)
     keys = {"attention_cap": "attn_logit_softcapping"}
     keys |= {"logit_cap": "final_logit_softcapping"}
     caps = {name: raw.number(key, 0.0, least=0.0) for name, key in keys.items()}
     return _attention_bias(raw) | {
-        "windows": tuple(window * slides for slides in local),
+        "windows": windows(raw, period, 4096),
         # The published length already counts the scaling of the global layers.
         "context_length": length,
         "activation": activation(raw, "hidden_activation", "gelu_pytorch_tanh"),
@@ -133,36 +134,21 @@ def _gemma(raw: Settings, period: int) -> dict[str, Any]:
 
 def _gemma3(raw: Settings) -> dict[str, Any]:
     found = _gemma(raw, raw.whole("sliding_window_pattern", 6))
-    ropes = _by_kind(raw, 1e6, 10000.0)
-    local = tuple(int(window > 0) for window in found["windows"])
-    return found | {"ropes": ropes, "rope_of_layer": local}
+    return found | ropes_by_kind(raw, found["windows"], 1e6, 10000.0)
 
 
-def _by_kind(raw: Settings, theta: float, local_theta: float) -> tuple[Rope, Rope]:
-    """Of layers that see all keys, and of those that see a window."""
-    length = raw.whole("max_position_embeddings", most=LENGTH)
-    nested = raw.inside("rope_parameters")
-    whole = nested if "full_attention" in nested else raw
-    key = "full_attention" if "full_attention" in nested else "rope_scaling"
-    theta = raw.number("rope_theta", theta, above=1.0)
-    local_theta = raw.number("rope_local_base_freq", local_theta, above=1.0)
-    return (
-        rope_from(whole.inside(key), theta, length),
-        rope_from(nested.inside("sliding_attention"), local_theta, length),
-    )
+def _gpt_oss(raw: Settings) -> dict[str, Any]:
+    raw.inside("quantization_config").one_of("quant_method", "mxfp4", ("mxfp4",))
+    found = {"windows": windows(raw, 2, 128)}
+    found |= {"gate_limit": raw.number("swiglu_limit", 7.0)}
+    return _attention_bias(raw) | _experts(raw) | found
 
 
 def _olmo3(raw: Settings) -> dict[str, Any]:
     """Three layers of four see a window, and turn unscaled."""
-    layers = layer_count(raw)
-    local = sliding(raw, [(layer + 1) % 4 != 0 for layer in range(layers)])
-    window = raw.whole("sliding_window", 4096, most=LENGTH)
-    theta = raw.number("rope_theta", 500000.0, above=1.0)
-    return _attention_bias(raw) | {
-        "windows": tuple(window * slides for slides in local),
-        "ropes": _by_kind(raw, theta, theta),
-        "rope_of_layer": local,
-    }
+    found, theta = windows(raw, 4, 4096), raw.number("rope_theta", 500000.0, above=1.0)
+    by_kind = ropes_by_kind(raw, found, theta, theta)
+    return _attention_bias(raw) | {"windows": found} | by_kind
 
 
 def _smollm3(raw: Settings) -> dict[str, Any]:
@@ -269,6 +255,12 @@ _GEMMA_DEFAULTS = {
     "tie_word_embeddings": True,
 }
 _TIED = {"rms_norm_eps": 1e-5, "tie_word_embeddings": True}
+_SINKS = {"sinks": True, "mlp_bias": True}
+_GPT_OSS = {"attention_bias": True, "head_dim": 64, "rms_norm_eps": 1e-5}
+_GPT_OSS |= {"num_local_experts": 128, "num_experts_per_tok": 4}
+_GPT_OSS |= {"max_position_embeddings": 131072, "rope_theta": 150000.0}
+_YARN = {"rope_type": "yarn", "factor": 32.0, "original_max_position_embeddings": 4096}
+_GPT_OSS |= {"rope_scaling": _YARN | {"truncate": False}}
 FAMILIES = {
     "llama": Family(rule=_llama),
     "mistral": Family(rule=_mistral),
@@ -298,6 +290,13 @@ FAMILIES = {
         },
         only={"decoder_sparse_step": 1, "mlp_only_layers": []},
         table=like_llama({}, experts("mlp", "gate_proj", "up_proj", "down_proj")),
+    ),
+    "gpt_oss": Family(
+        _SINKS | {"norm_topk_prob": True, "activation": "quick_gelu"},
+        _gpt_oss,
+        defaults=_GPT_OSS,
+        only={"swiglu_alpha": 1.702},
+        table=like_llama({}, GPT_OSS),
     ),
     "falcon": Family(
         _PLAIN,

@@ -51,15 +51,24 @@ def _product(x: Array, kernel: Any, bias: Array | None, ops: Ops) -> Array:
 
 
 def perceptron(
-    x: Array, gate: Product | None, up: Product, down: Product, kind: str, ops: Ops
+    x: Array,
+    gate: Product | None,
+    up: Product,
+    down: Product,
+    kind: str,
+    ops: Ops,
+    limit: float | None = None,
 ) -> Array:
-    """``down(act(gate x) * up x)``, or ``down(act(up x))`` without a gate."""
+    """``down(act(gate x) * up x)``, or ``down(act(up x))`` without a gate.
+
+    With a limit ``down(act(min(gate x, limit)) * (clip(up x) + 1))``.
+    """
     inner = up(x)
     if gate is None:
-        inner = ops.activate(inner, kind)
-    else:
-        inner = ops.multiply(ops.activate(gate(x), kind), inner)
-    return down(inner)
+        return down(ops.activate(inner, kind))
+    if limit is not None:
+        inner = ops.activate(inner, "clip", limit) + 1
+    return down(ops.multiply(ops.activate(gate(x), kind, limit), inner))
 
 
 class MLP(nnx.Module):
@@ -86,9 +95,13 @@ class MLP(nnx.Module):
 class Kernels(nnx.Module):
     """One projection of every expert, ``[experts width_in width_out]``."""
 
-    def __init__(self, shape: tuple[int, int, int], dtype: Any, rngs: nnx.Rngs):
+    def __init__(
+        self, shape: tuple[int, int, int], bias: bool, dtype: Any, rngs: nnx.Rngs
+    ):
         draw = nnx.initializers.lecun_normal(batch_axis=0)
         self.kernel = nnx.Param(draw(rngs.params(), shape, dtype))
+        zeros = jnp.zeros((shape[0], shape[2]), dtype) if bias else None
+        self.bias = None if zeros is None else nnx.Param(zeros)
 
 
 class Experts(nnx.Module):
@@ -107,10 +120,11 @@ class Experts(nnx.Module):
         self.config = config
         count, width = config.num_experts, config.hidden_size
         into = count, width, config.intermediate_size
-        self.router = linear(width, count, False, dtype, rngs)
-        self.gate_proj = Kernels(into, dtype, rngs)
-        self.up_proj = Kernels(into, dtype, rngs)
-        self.down_proj = Kernels((count, into[2], width), dtype, rngs)
+        bias = config.mlp_bias
+        self.router = linear(width, count, bias, dtype, rngs)
+        self.gate_proj = Kernels(into, bias, dtype, rngs)
+        self.up_proj = Kernels(into, bias, dtype, rngs)
+        self.down_proj = Kernels((count, into[2], width), bias, dtype, rngs)
 
     def __call__(
         self, x: Float[Array, "batch query width"], ops: Ops
@@ -167,11 +181,12 @@ class Experts(nnx.Module):
             # Or on CPU all kernels of 16 bits would become float32 before the loop.
             whole, at = jax.lax.optimization_barrier((part.kernel.get_value(), expert))
             own = quantized.of_expert(whole, at)
-            return lambda x: _product(x, own, None, ops)
+            bias = None if part.bias is None else part.bias[...][expert]
+            return lambda x: _product(x, own, bias, ops)
 
         gate, up = product(self.gate_proj), product(self.up_proj)
-        down = product(self.down_proj)
-        return perceptron(x, gate, up, down, self.config.activation, ops)
+        down, config = product(self.down_proj), self.config
+        return perceptron(x, gate, up, down, config.activation, ops, config.gate_limit)
 
 
 class Order(NamedTuple):

@@ -18,6 +18,7 @@ from jaxhal.models.tables import (
     fused,
     halves,
     origins,
+    same,
     split,
     transpose_each,
     unpaired,
@@ -176,10 +177,15 @@ _EXPERTS = {
         transpose_each,
     ),
 }
+_PARTS = (*GATED, "blocks.mlp.down_proj")
+_GPT_OSS = _EXPERTS | origins({"blocks.mlp_norm": "blk.{}.post_attention_norm"})
+_GPT_OSS |= {f"{x}.bias": Origin(f"{_TABLE[x]}_exps.bias", same) for x in _PARTS}
+_GPT_OSS["blocks.self_attn.sinks"] = Origin("blk.{}.attn_sinks.weight", same)
 _OTHERWISE = {
     "llama": _PAIRED,
     "mixtral": _PAIRED | _EXPERTS,
     "qwen3_moe": _EXPERTS,
+    "gpt_oss": _GPT_OSS,
     "granite": _PAIRED,
     "granitemoehybrid": _PAIRED,
     "smollm3": _PAIRED,

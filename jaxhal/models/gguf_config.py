@@ -31,10 +31,12 @@ _FAMILIES = {
     "glm4": "glm4",
     "mistral3": "ministral3",
     "qwen3moe": "qwen3_moe",
+    "gpt-oss": "gpt_oss",
 }
 ARCHITECTURES = frozenset(_FAMILIES)
 # With experts.
-_MIXED = {"llama": "mixtral", "qwen3moe": "qwen3_moe"}
+_MIXED = {"llama": "mixtral", "qwen3moe": "qwen3_moe", "gpt-oss": "gpt_oss"}
+_MLP_BIASES = ("blk.0.ffn_down.bias", "blk.0.ffn_down_exps.bias")
 _KEYS = {
     "embedding_length": "hidden_size",
     "feed_forward_length": "intermediate_size",
@@ -89,7 +91,7 @@ def config_from_gguf(source: GGUFSource) -> Config:
         "rotary_dim": None if turned == _head_dim(raw) else turned,
         "qkv_bias": not names.isdisjoint(("blk.0.attn_q.bias", "blk.0.attn_qkv.bias")),
         "o_bias": "blk.0.attn_output.bias" in names,
-        "mlp_bias": "blk.0.ffn_down.bias" in names,
+        "mlp_bias": not names.isdisjoint(_MLP_BIASES),
         "qk_norm": qk_norm if "blk.0.attn_q_norm.weight" in names else None,
     }
     config = build(Config, raw["model_type"], raw, switches)
@@ -253,6 +255,12 @@ def _qwen3_moe(raw: Settings, names: AbstractSet[str]) -> Settings:
     return raw.over({"intermediate_size": inner, "norm_topk_prob": True})
 
 
+def _gpt_oss(raw: Settings, names: AbstractSet[str]) -> Settings:
+    """No file says that the bounds of YaRN are not rounded."""
+    scaling = raw.inside("rope_scaling").over({"truncate": False})
+    return raw.over({"rope_scaling": scaling})
+
+
 # With the settings that the files of an architecture leave out, or say in another way.
 _LEFT_OUT: Mapping[str, Callable[[Settings, AbstractSet[str]], Settings]] = {
     "falcon": _falcon,
@@ -262,4 +270,5 @@ _LEFT_OUT: Mapping[str, Callable[[Settings, AbstractSet[str]], Settings]] = {
     "granitehybrid": _granite,
     "olmo2": _olmo,
     "qwen3moe": _qwen3_moe,
+    "gpt-oss": _gpt_oss,
 }

@@ -16,6 +16,8 @@ _UNKNOWN, _NORMAL, _CONTROL, _USER_DEFINED = 2, 1, 3, 4  # tokenizer.ggml.token_
 _PHI3_PLAIN = ("<unk>", "<s>", "<|endoftext|>")
 # What turns of Phi-3 and of Gemma end with, which files do not say either.
 _TURN_ENDS = ("<|end|>", "<end_of_turn>")
+# The same of GPT-OSS, after whose <|end|> another message follows.
+_LAST_ENDS = ("<|return|>", "<|call|>")
 
 _ENDING = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _WORDS = _ENDING + r"|[^\r\n\p{L}\p{N}]?\p{L}+|%s"
@@ -152,7 +154,8 @@ def stop_ids(metadata: Mapping[str, Any]) -> tuple[int, ...]:
     tokens = metadata["tokenizer.ggml.tokens"]
     keys = [f"tokenizer.ggml.{end}_token_id" for end in ("eos", "eot", "eom")]
     said = [metadata[key] for key in keys if metadata.get(key) is not None]
-    known = [tokens.index(text) for text in _TURN_ENDS if text in tokens]
+    ends = _LAST_ENDS if _LAST_ENDS[0] in tokens else _TURN_ENDS
+    known = [tokens.index(text) for text in ends if text in tokens]
     return tuple(dict.fromkeys([*said, *known]))
 
 

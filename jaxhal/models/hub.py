@@ -17,6 +17,8 @@ from jaxhal.io.progress import taking
 
 #: Of a model, the files that the hub is asked for.
 WANTED = ("*.json", "*.safetensors", "*.model", "*.jinja")
+# Another form of the same weights, as GPT-OSS has one.
+_UNWANTED = ("*/*.safetensors",)
 
 _ID = r"[A-Za-z0-9][\w.-]*"
 _REFERENCE = re.compile(rf"({_ID}/{_ID})(?::({_ID})|/([\w./-]+\.gguf))?")
@@ -82,7 +84,10 @@ def folder(repo: str, wanted: Sequence[str] = WANTED) -> Path:
 
     with _asking(repo), taking(f"{repo} from the Hugging Face hub or its cache", utils):
         found = snapshot_download(
-            repo, allow_patterns=[*wanted], local_files_only=offline()
+            repo,
+            allow_patterns=[*wanted],
+            ignore_patterns=[*_UNWANTED],
+            local_files_only=offline(),
         )
         return Path(found)
 

@@ -91,6 +91,8 @@ class Attention(nnx.Module):
         widths = (heads, kv_heads) if config.qk_norm == "whole" else (d, d)
         norms = [Norm(config, of, dtype) if config.qk_norm else None for of in widths]
         self.q_norm, self.k_norm = norms
+        sinks = jnp.zeros(config.num_attention_heads, dtype) if config.sinks else None
+        self.sinks = None if sinks is None else nnx.Param(sinks)
 
     def project(
         self, x: Float[Array, "batch query width"], geo: Geometry, at: LayerIndex, ops
@@ -135,13 +137,16 @@ class Attention(nnx.Module):
 
         ``prefix`` are keys and values before ``k`` and ``v``, shared by several rows.
         """
-        batch, _, _, rows, _ = q.shape
+        batch, kv, _, rows, _ = q.shape
+        sink = None
+        if self.sinks is not None:
+            sink = self.sinks[...].astype(wide(q.dtype)).reshape(1, kv, -1, 1, 1)
 
         def mixed(platform, *arrays):
-            q, k, v, geo, window, prefix = arrays
-            return self._mixed(platform, q, k, v, geo, window, prefix, tap, ops)
+            q, k, v, geo, window, prefix, sink = arrays
+            return self._mixed(platform, q, k, v, geo, window, prefix, sink, tap, ops)
 
-        out, seen = kernels.by_platform(mixed, q, k, v, geo, at.window, prefix)
+        out, seen = kernels.by_platform(mixed, q, k, v, geo, at.window, prefix, sink)
         return out.transpose(0, 3, 1, 2, 4).reshape(batch, rows, -1), seen
 
     def _mixed(
@@ -153,6 +158,7 @@ class Attention(nnx.Module):
         geo: Geometry,
         window: Array,
         prefix: tuple[Array, Array] | None,
+        sink: Array | None,
         tap: RowTap | None,
         ops: Ops,
     ) -> tuple[Float[Array, "batch kv_heads group query head"], Any]:
@@ -171,9 +177,9 @@ class Attention(nnx.Module):
                     distance = jnp.arange(keys) - index[:, None]
                     added = geo.by_distance[:, distance + rows - 1]
                     scores = scores + added.reshape(*scores.shape[1:])
-                out, probs = ops.attend(scores, bias, v[:, :, :keys])
+                out, probs = ops.attend(scores, bias, v[:, :, :keys], sink)
             else:
-                out, probs = attend_after(q, prefix, (k, v), bias, cap)
+                out, probs = attend_after(q, prefix, (k, v), bias, cap, sink)
             out = out if values else None
             if reduce is None:
                 return out, None
@@ -184,7 +190,8 @@ class Attention(nnx.Module):
         # than columns) cannot know its columns and looks at all of them.
         whole = rows == columns and self.config.causal
         ordinary = (ops.scores, ops.attend) == (STANDARD.scores, STANDARD.attend)
-        fused = platform.fused if whole and ordinary and cap is None else None
+        plain = whole and ordinary and cap is None and sink is None
+        fused = platform.fused if plain else None
         outputs, seen, segments = [], None, [(0, first)]
         if fused is not None and platform.takes(q, k):
             out = fused(q, k, v, geo.key_valid, self.config.windows, window)

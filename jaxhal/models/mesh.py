@@ -47,6 +47,7 @@ _MODULES = {
     "k_proj": ("embed", "kv_heads"),
     "v_proj": ("embed", "kv_heads"),
     "o_proj": ("heads", "embed"),
+    "self_attn": ("heads",),  # sinks
     "gate_proj": ("embed", "mlp"),
     "up_proj": ("embed", "mlp"),
     "down_proj": ("mlp", "embed"),
@@ -161,7 +162,8 @@ def sharding_of(
     own = len(shape) - path.startswith("blocks.")  # axes beside that of the layers
     module = path.split(".")[-2] if "." in path else ""
     counts = _MODULES.get(module, (None,) * own)
-    counts = (("experts",) * (own - 2) + counts)[-own:]
+    counts = counts[-1:] if path.endswith(".bias") else counts
+    counts = (("experts",) * (own - len(counts)) + counts)[-own:]
     spec: list[tuple[str, ...] | None] = [None] * (len(shape) - own)
     for size, count in zip(shape[len(spec) :], counts, strict=True):
         axes = _axes(mesh, count, rules)

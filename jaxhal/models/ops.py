@@ -41,6 +41,8 @@ _ACTIVATIONS = {
     "gelu": lambda x: jax.nn.gelu(x, approximate=False),
     "gelu_tanh": lambda x: jax.nn.gelu(x, approximate=True),
     "tanh": jnp.tanh,
+    "clip": lambda x: x,
+    "quick_gelu": lambda x: x * jax.nn.sigmoid(1.702 * x),
 }
 
 
@@ -121,6 +123,7 @@ def attend(
     scores: Float[Array, "batch kv_heads group query key"],
     bias: Float[Array, "batch 1 1 query key"],
     value: Float[Array, "batch kv_heads key head"],
+    sink: Float[Array, "1 kv_heads group 1 1"] | None = None,
 ) -> tuple[
     Float[Array, "batch kv_heads group query head"],
     Float[Array, "batch kv_heads group query key"],
@@ -131,11 +134,23 @@ def attend(
     comes out uniform, not NaN.  The values are mixed before the division: on CPU the
     compiler otherwise recomputes the softmax inside the product, at three times the
     cost, and a select in place of the addition costs as much again.
+
+    A ``sink`` is the score of one more key, whose value is 0: probabilities of the
+    others add up to what it leaves, and are 0 in a row that allows none.
     """
     scores = scores + bias
-    weight = jnp.exp(scores - scores.max(axis=-1, keepdims=True))
-    total = weight.sum(axis=-1, keepdims=True)
+    top = _highest(scores.max(axis=-1, keepdims=True), sink)
+    weight = jnp.exp(scores - top)
+    total = _with_sink(weight.sum(axis=-1, keepdims=True), sink, top)
     return (mixed(weight, value) / total).astype(value.dtype), weight / total
+
+
+def _highest(top: Array, sink: Array | None) -> Array:
+    return top if sink is None else jnp.maximum(top, sink)
+
+
+def _with_sink(total: Array, sink: Array | None, top: Array) -> Array:
+    return total if sink is None else total + jnp.exp(sink - top)
 
 
 def mixed(weight: Array, value: Array) -> Array:
@@ -155,6 +170,7 @@ def attend_after(
     own: tuple[Array, Array],
     bias: Float[Array, "batch 1 1 query key"],
     cap: float | None = None,
+    sink: Float[Array, "1 kv_heads group 1 1"] | None = None,
 ) -> tuple[
     Float[Array, "batch kv_heads group query head"],
     Float[Array, "batch kv_heads group query key"],
@@ -190,9 +206,12 @@ def attend_after(
     shared = capped(apart(scores(queries, keys.swapaxes(-1, -2))), cap)
     lone = capped(gather(scores(query, own[0])), cap)
     shared, lone = shared + bias[..., :columns], lone + bias[..., columns:]
+    sink = None if sink is None else sink[:, :, None]
     top = jnp.maximum(shared.max(-1, keepdims=True), lone.max(-1, keepdims=True))
+    top = _highest(top, sink)
     shared, lone = jnp.exp(shared - top), jnp.exp(lone - top)
     total = shared.sum(-1, keepdims=True) + lone.sum(-1, keepdims=True)
+    total = _with_sink(total, sink, top)
     out = apart(mixed(grouped(shared), values))
     out = spread((out + gather(mixed(spread(lone), own[1]))) / total)
     weight = spread(jnp.concatenate([shared, lone], axis=-1) / total)
@@ -209,8 +228,15 @@ def normalize(
     return x * jax.lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + eps)
 
 
-def activate(x: Float[Array, "*shape"], kind: str) -> Float[Array, "*shape"]:
-    """The MLP's non-linearity, and that of :func:`capped`."""
+def activate(
+    x: Float[Array, "*shape"], kind: str, limit: float | None = None
+) -> Float[Array, "*shape"]:
+    """The MLP's non-linearity, and that of :func:`capped`; of ``x`` up to a limit.
+
+    ``clip`` is ``x`` within ``-limit`` and ``limit``.
+    """
+    if limit is not None:
+        x = jnp.clip(x, -limit if kind == "clip" else None, limit)
     return _ACTIVATIONS[kind](x)
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from jaxtyping import Float32, UInt8
 
 from jaxhal.models.settings import Settings, read_json
 
@@ -24,8 +25,33 @@ def _unwrapped(name: str) -> str:
     return name
 
 
+# Of a byte of MXFP4 the numbers of its lower and of its higher four bits.
+_FP4 = np.array([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0], np.float32)
+_FP4 = np.concatenate([_FP4, -_FP4])
+_PAIRS = np.stack([np.tile(_FP4, 16), np.repeat(_FP4, 16)], axis=-1)
+_BLOCK = 32
+
+
+def from_mxfp4(
+    blocks: UInt8[np.ndarray, "*lead blocks bytes"],
+    scales: UInt8[np.ndarray, "*lead blocks"],
+) -> Float32[np.ndarray, "*lead columns"]:
+    """Numbers of four bits, times a power of two for each block.
+
+    OCP Microscaling Formats (MX) 1.0, 2023, section 5.3.
+    """
+    numbers = _PAIRS[blocks].reshape(*scales.shape, _BLOCK)
+    with np.errstate(over="ignore", invalid="ignore"):
+        numbers *= np.ldexp(np.float32(1), scales.astype(np.int32) - 127)[..., None]
+    return numbers.reshape(*scales.shape[:-1], -1)
+
+
 class SafetensorsSource:
-    """The ``*.safetensors`` of a folder, sharded or not."""
+    """The ``*.safetensors`` of a folder, sharded or not.
+
+    ``NAME_blocks`` and ``NAME_scales`` of MXFP4 are one tensor of numbers, ``NAME``
+    ``[experts, in, out]``.
+    """
 
     def __init__(
         self,
@@ -39,6 +65,7 @@ class SafetensorsSource:
         """
         self.where = str(folder)
         self._files: dict[str, tuple[Any, str]] = {}
+        self._mxfp4: set[str] = set()
         self.size = 0
         for path in self._paths(Path(folder)):
             handle = _open(path)
@@ -48,6 +75,11 @@ class SafetensorsSource:
                 if not name.startswith((bare_prefix, "lm_head.")):
                     name = bare_prefix + name
                 self._files[name] = (handle, stored)
+        for name in [name for name in self._files if name.endswith("_blocks")]:
+            whole = name.removesuffix("_blocks")
+            if f"{whole}_scales" in self._files:
+                self.size += math.prod(self.shape(name))  # two in a byte
+                self._mxfp4.add(whole)
 
     @staticmethod
     def _paths(folder: Path) -> list[Path]:
@@ -72,9 +104,12 @@ class SafetensorsSource:
         return paths
 
     def names(self) -> set[str]:
-        return set(self._files)
+        parts = {f"{name}_{x}" for name in self._mxfp4 for x in ("blocks", "scales")}
+        return (set(self._files) - parts) | self._mxfp4
 
     def get(self, name: str) -> np.ndarray:
+        if name in self._mxfp4:
+            return self.part(name, (slice(None),) * 3)
         handle, stored = self._files[name]
         return handle.get_tensor(stored)
 
@@ -91,11 +126,28 @@ class SafetensorsSource:
         return self.part(name, (*(slice(None),) * (len(shape) - 2), along))
 
     def part(self, name: str, index: tuple[slice, ...]) -> np.ndarray:
-        """A part of a tensor; no more than that is read."""
+        """A part of a tensor; no more than that is read, of MXFP4 whole blocks."""
+        if name in self._mxfp4:
+            experts, rows, columns = index
+            start, stop, _ = rows.indices(self.shape(name)[1])
+            held = experts, columns, slice(start // _BLOCK, -(-stop // _BLOCK))
+            blocks = self.part(f"{name}_blocks", (*held, slice(None)))
+            numbers = from_mxfp4(blocks, self.part(f"{name}_scales", held))
+            first = start % _BLOCK
+            return numbers.swapaxes(1, 2)[:, first : first + stop - start]
         handle, stored = self._files[name]
         return handle.get_slice(stored)[index]
 
     def shape(self, name: str) -> tuple[int, ...]:
+        if name in self._mxfp4:
+            blocks, scales = (self.shape(f"{name}_{x}") for x in ("blocks", "scales"))
+            if len(scales) != 3 or blocks != (*scales, _BLOCK // 2):
+                raise ValueError(
+                    f"{self.where}: {name} has blocks {list(blocks)} and scales "
+                    f"{list(scales)}, which do not go together; download it again"
+                )
+            experts, columns, count = scales
+            return experts, count * _BLOCK, columns
         handle, stored = self._files[name]
         return tuple(handle.get_slice(stored).get_shape())
 

@@ -90,6 +90,11 @@ def halves(which: int) -> Turn:
     return part
 
 
+def every_other(which: int) -> Turn:
+    """Gates, or what they let through, of all experts, which alternate."""
+    return lambda x, config: x[..., which::2]
+
+
 def unpaired(heads: str) -> Turn:
     """Rotary channels of a head that lie side by side in pairs, as two halves.
 
@@ -150,6 +155,20 @@ def experts(module: str, gate: str, up: str, down: str) -> dict[str, Origin]:
     return table
 
 
+def alternating_experts(layer: str) -> dict[str, Origin]:
+    """Where a layer's experts come from that are stored as ``[experts, in, out]``."""
+    table = origins({"blocks.mlp.router": f"{layer}.mlp.router"})
+    for ours, name, turn in (
+        ("gate_proj", "gate_up_proj", every_other(0)),
+        ("up_proj", "gate_up_proj", every_other(1)),
+        ("down_proj", "down_proj", same),
+    ):
+        stored = f"{layer}.mlp.experts.{name}"
+        table[f"blocks.mlp.{ours}.kernel"] = Origin(stored, turn)
+        table[f"blocks.mlp.{ours}.bias"] = Origin(f"{stored}_bias", turn)
+    return table
+
+
 LLAMA = {
     "embed_tokens": "model.embed_tokens",
     "lm_head": "lm_head",
@@ -200,6 +219,9 @@ _FALCON = {
 _FALCON_TWO_NORMS = {
     "blocks.input_norm": "transformer.h.{}.ln_attn",
     "blocks.mlp_norm": "transformer.h.{}.ln_mlp",
+}
+GPT_OSS = alternating_experts("model.layers.{}") | {
+    "blocks.self_attn.sinks": Origin("model.layers.{}.self_attn.sinks", same)
 }
 GATE_UP = fused("model.layers.{}.mlp.gate_up_proj", halves, GATED)
 
