@@ -8,10 +8,10 @@ import gguf
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
-from test_weights import write_gguf
 
 import jaxhal
 import tiny_encoders
+from gguf_files import write_gguf
 from jaxhal.models import families, weights
 from jaxhal.models.encoders.config import read_encoder_config
 from jaxhal.models.gguf import GGUFSource

@@ -1,0 +1,153 @@
+"""GGUF files of the tiny models, as llama.cpp's converter writes them."""
+
+import gguf
+import jax.numpy as jnp
+import numpy as np
+
+import tiny
+from jaxhal.models import rope
+from jaxhal.models.families import from_huggingface
+
+_ARCHITECTURES = {
+    "gemma3_text": "gemma3",
+    "granitemoehybrid": "granite",
+    "mixtral": "llama",
+    "qwen3_moe": "qwen3moe",
+    "olmo3": "olmo2",
+    "ministral3": "mistral3",
+    "gpt_oss": "gpt-oss",
+}
+
+
+def _permuted(x: np.ndarray, heads: int) -> np.ndarray:
+    """What llama.cpp's converter does to query and key rows."""
+    halves = x.reshape(heads, 2, x.shape[0] // heads // 2, *x.shape[1:])
+    return halves.swapaxes(1, 2).reshape(x.shape)
+
+
+def _falcon_fused(x: np.ndarray, kv_heads: int, head_dim: int) -> np.ndarray:
+    """What llama.cpp's converter does to Falcon's query_key_value."""
+    groups = x.reshape(kv_heads, -1, head_dim, x.shape[-1])
+    parts = (groups[:, :-2], groups[:, -2], groups[:, -1])
+    return np.concatenate([part.reshape(-1, x.shape[-1]) for part in parts])
+
+
+def _describe(writer, arch: str, raw: dict, config):
+    """The metadata that llama.cpp's converter writes of a config.json."""
+    rope_of = raw.get("rope_parameters") or {}
+    rope_of = rope_of.get("full_attention", rope_of)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_context_length(config.context_length)
+    writer.add_embedding_length(config.hidden_size)
+    if config.num_experts:
+        writer.add_expert_count(config.num_experts)
+        writer.add_expert_used_count(config.num_experts_per_tok)
+    if arch == "qwen3moe":  # beside the width of perceptrons that it has not
+        writer.add_expert_feed_forward_length(config.intermediate_size)
+        writer.add_feed_forward_length(raw["intermediate_size"])
+    else:
+        writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    if config.norm == "layer":
+        writer.add_layer_norm_eps(config.norm_eps)
+    else:
+        writer.add_layer_norm_rms_eps(config.norm_eps)
+    if arch not in ("phi3", "granite"):
+        writer.add_key_length(config.head_dim)
+    if arch != "gemma2":
+        writer.add_rope_freq_base(config.ropes[0].theta)
+    if arch in ("llama", "granite", "smollm3", "mistral3", "phi3", "glm4"):
+        writer.add_rope_dimension_count(config.rotary_dim or config.head_dim)
+    slide = ("gemma2", "gemma3", "olmo2", "phi3", "gpt-oss")
+    if arch in slide and "sliding_window" in raw:
+        writer.add_sliding_window(raw["sliding_window"] or 0)
+    if arch == "olmo2" and "sliding_window" in raw:
+        slides = [kind == "sliding_attention" for kind in raw["layer_types"]]
+        writer.add_sliding_window_pattern(slides)
+    if arch == "gemma2":
+        writer.add_attn_logit_softcapping(raw["attn_logit_softcapping"])
+        writer.add_final_logit_softcapping(raw["final_logit_softcapping"])
+    if arch == "granite":
+        writer.add_attention_scale(raw["attention_multiplier"])
+        writer.add_embedding_scale(raw["embedding_multiplier"])
+        writer.add_residual_scale(raw["residual_multiplier"])
+        writer.add_logit_scale(raw["logits_scaling"])
+        turned = raw.get("position_embedding_type", "rope") == "rope"
+        writer.add_rope_scaling_finetuned(turned)
+    if "original_max_position_embeddings" in {**raw, **rope_of}:
+        original = rope_of.get("original_max_position_embeddings")
+        writer.add_rope_scaling_orig_ctx_len(original or config.context_length)
+    match rope_of.get("rope_type"):
+        case "yarn":
+            writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+            writer.add_rope_scaling_factor(rope_of["factor"])
+            if "beta_fast" in rope_of:
+                writer.add_rope_scaling_yarn_beta_fast(rope_of["beta_fast"])
+                writer.add_rope_scaling_yarn_beta_slow(rope_of["beta_slow"])
+        case "longrope":  # of which these files do not say the type
+            writer.add_rope_scaling_attn_factors(rope.amplitude(config.ropes[0]))
+            for which in ("long", "short"):
+                factors = np.float32(rope_of[f"{which}_factor"])
+                writer.add_tensor(f"rope_factors_{which}.weight", factors)
+        case "llama3":
+            plain = rope.Rope(theta=config.ropes[0].theta)
+            base, scaled = (
+                rope.frequencies(r, config.head_dim, jnp.array([1]))[0]
+                for r in (plain, config.ropes[0])
+            )
+            writer.add_tensor("rope_freqs.weight", np.asarray(base / scaled))
+    if arch == "mistral3":
+        writer.add_rope_scaling_yarn_log_mul(rope_of["mscale_all_dim"])
+        writer.add_attn_temperature_scale(rope_of["llama_4_scaling_beta"])
+
+
+def write_gguf(path, case: str):
+    """One tiny case as a GGUF file, converted by llama.cpp's rules."""
+    family = tiny.CASES[case][0]
+    arch = _ARCHITECTURES.get(family, family)
+    want = tiny.golden(case)
+    config = from_huggingface(want["config"])
+    writer = gguf.GGUFWriter(path, arch)
+    _describe(writer, arch, want["config"], config)
+    kinds = {name: kind for kind, name in gguf.MODEL_ARCH_NAMES.items()}
+    names = gguf.get_tensor_name_map(kinds[arch], config.num_hidden_layers)
+    heads = {"q": config.num_attention_heads, "k": config.num_key_value_heads}
+    for stored, shape in want["shapes"].items():
+        x = tiny.weight(stored, tuple(shape))
+        if "shared_mlp" in stored:  # what a Granite 4 calls the dense part
+            layer = f"blk.{stored.split('.')[2]}"
+            parts = ("gate", "up") if "input" in stored else ("down",)
+            for part, each in zip(parts, np.split(x, len(parts)), strict=True):
+                writer.add_tensor(f"{layer}.ffn_{part}.weight", each)
+            continue
+        if "experts" in stored:
+            layer = f"blk.{stored.split('.')[2]}"
+            parts = ("gate", "up") if "gate_up" in stored else ("down",)
+            kind, count = "bias" if stored.endswith("bias") else "weight", len(parts)
+            if arch == "gpt-oss":  # as [in, out], gates and the rest in turns
+                x = x.swapaxes(1, 2) if kind == "weight" else x
+                x = np.concatenate([x[:, at::count] for at in range(count)], 1)
+            for part, each in zip(parts, np.split(x, count, 1), strict=True):
+                each = np.ascontiguousarray(each)
+                writer.add_tensor(f"{layer}.ffn_{part}_exps.{kind}", each)
+            continue
+        name = names.get_name(stored, try_suffixes=(".weight", ".bias"))
+        assert name is not None, stored
+        name += ".weight" * name.endswith("sinks")
+        part = name.rsplit(".", 2)[-2]
+        paired = arch in ("llama", "granite", "smollm3", "mistral3")
+        if paired and part in ("attn_q", "attn_k"):
+            x = _permuted(x, heads[part[-1]])
+        if arch in ("gemma2", "gemma3") and name.endswith("norm.weight"):
+            x = x + 1
+        if arch == "gpt2" and x.ndim == 2 and "embd" not in name:
+            x = x.T
+        if part == "attn_qkv" and arch == "falcon":
+            x = _falcon_fused(x, config.num_key_value_heads, config.head_dim)
+        writer.add_tensor(name, np.ascontiguousarray(x))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
