@@ -35,7 +35,9 @@ ROWWISE = {name: r for name, r in ALL.items() if r.rowwise}
 LENGTHS = [(9, 5), (4, 1), (13, 8)]  # (prompt, response) of three samples
 
 
-@pytest.fixture(scope="module", params=["llama-gqa", "gemma3-gqa", "gpt2-mha"])
+@pytest.fixture(
+    scope="module", params=["llama-gqa", "gemma3-gqa", "gpt2-mha", "qwen3.5-gqa"]
+)
 def lm(request):
     meta = json.loads((tiny.GOLDEN / "parity.json").read_text("utf-8"))
     config = from_huggingface(meta[request.param]["config"])

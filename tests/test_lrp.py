@@ -84,7 +84,7 @@ def test_equal_to_lxt(name, rules):
 # One of each wiring: biases, windows, two norms in parallel, one norm in parallel,
 # sequential with biases, learned positions, sandwiched norms, normed queries, capped
 # scores and logits, norms of sums alone, scaled parts, part of a head turned, experts,
-# sinks and clipped gates.
+# sinks and clipped gates, linear attention.
 FAMILIES = [
     "llama-biases",
     "mistral-gqa",
@@ -100,6 +100,7 @@ FAMILIES = [
     "qwen2-gqa",
     "qwen3moe-plain",
     "gptoss-gqa",
+    "qwen3.5-gqa",
 ]
 
 
@@ -190,7 +191,9 @@ def test_sinks_take_no_relevance(two):
     assert relative(whole.sum(-1), np.asarray(seed)) < 1e-5
 
 
-@pytest.mark.parametrize("case", ["llama-gqa", "qwen3moe-gqa", "gptoss-gqa"])
+@pytest.mark.parametrize(
+    "case", ["llama-gqa", "qwen3moe-gqa", "gptoss-gqa", "qwen3.5-gqa"]
+)
 def test_gradient_x_input_by_finite_differences(case, tmp_path):
     from flax import nnx
 

@@ -190,6 +190,8 @@ def test_old_and_new_config_spellings_agree(case):
         rope = rope["full_attention"]
     elif rope:
         old["rope_theta"] = rope["rope_theta"]
+    if "partial_rotary_factor" in rope:
+        old["partial_rotary_factor"] = rope["partial_rotary_factor"]
     if rope.get("rope_type", "default") != "default":
         old["rope_scaling"] = {
             ("type" if k == "rope_type" else k): v for k, v in rope.items()

@@ -66,6 +66,18 @@ _SPARSE = dict(
     num_experts=8, num_experts_per_tok=3, moe_intermediate_size=24, head_dim=16
 )
 
+_HYBRID = _BASE | dict(
+    num_hidden_layers=6,
+    layer_types=["linear_attention", "linear_attention", "full_attention"] * 2,
+    head_dim=16,
+    rms_norm_eps=0.1,  # or what is small comes out of a norm as noise
+    linear_key_head_dim=16,
+    linear_value_head_dim=8,
+    linear_num_key_heads=2,
+    linear_num_value_heads=4,
+    partial_rotary_factor=0.5,
+)
+
 # name -> (model_type, settings)
 CASES = {
     "llama-mha": ("llama", _BASE | _MHA | _UNTIED),
@@ -224,6 +236,17 @@ CASES = {
         | {"num_local_experts": 6, "num_experts_per_tok": 3, "swiglu_limit": 1.0}
         | {"intermediate_size": 64, "head_dim": 16, "sliding_window": 8}
         | _rope("yarn", original_max_position_embeddings=16, truncate=False),
+    ),
+    "qwen3.5-gqa": ("qwen3_5_text", _HYBRID),
+    "qwen3.5-uneven": (
+        "qwen3_5_text",
+        _HYBRID
+        | {
+            "num_hidden_layers": 3,
+            "layer_types": ["full_attention", *["linear_attention"] * 2],
+            "linear_num_value_heads": 2,
+            "attention_bias": True,
+        },
     ),
     "glm4-gqa": ("glm4", _BASE | {"head_dim": 16, "pad_token_id": 0}),
     "ministral3-gqa": (

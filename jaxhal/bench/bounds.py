@@ -48,9 +48,18 @@ def layers(config: Config, tokens: int, columns: float) -> int:
     heads = config.num_attention_heads * config.head_dim
     kv = config.num_key_value_heads * config.head_dim
     mlp = (3 if config.gated else 2) * config.inner_size + config.num_experts
-    weights = config.hidden_size * (2 * heads + 2 * kv + mlp)
-    attention = round(2 * columns) * heads
-    return config.num_hidden_layers * tokens * 2 * (weights + attention)
+    gated = 3 if config.attention_gate else 2
+    attention = (
+        config.hidden_size * (gated * heads + 2 * kv) + round(2 * columns) * heads
+    )
+    each = len(config.layers_with("self_attn")) * attention
+    if (delta := config.delta) is not None:
+        keys = delta.key_heads * delta.key_dim
+        values = delta.value_heads * delta.value_dim
+        linear = config.hidden_size * (2 * keys + 3 * values + 2 * delta.value_heads)
+        # Its state is multiplied by a key and by a query, and a product is added to it.
+        each += len(delta.layers) * (linear + 3 * values * delta.key_dim)
+    return 2 * tokens * (each + config.num_hidden_layers * config.hidden_size * mlp)
 
 
 def experts_read(config: Config, tokens: int) -> float:

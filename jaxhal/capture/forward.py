@@ -146,6 +146,12 @@ def check(config: Config, reducers: Mapping[str, Any]) -> Named:
                 f"reducer {name!r} reads {reducer.reads!r}; use 'probs', 'hidden', "
                 "'logits' or 'lens'"
             )
+        if reducer.reads == "probs" and not config.layers_with("self_attn"):
+            raise ValueError(
+                f"reducer {name!r} reads attention, and all layers of this model have "
+                "linear attention, which has no rows of it; use detectors of hidden "
+                "states or probabilities"
+            )
     return tuple((name, at_depth(one, config)) for name, one in reducers.items())
 
 
@@ -169,9 +175,10 @@ def _forwards(lm: LM, batch: Batch, named: Named, copies: int) -> dict[str, Any]
         prompts = tokens[::copies, :shared], valid[::copies, :shared]
         x, geo = decoder.begin(model, *prompts)
         before, *_, kept = decoder.run(model, x, geo, ops=STANDARD, keep=True)
-        keys, values = kept
+        keys, values, *states = kept
         before = jnp.repeat(before, copies, axis=0)
-        prefix = keys.swapaxes(-1, -2), values
+        states = (jnp.repeat(state, copies, axis=1) for state in states)
+        prefix = keys.swapaxes(-1, -2), values, *states
         position, length = positions(valid), jnp.sum(valid, axis=1, dtype=jnp.int32)
         own = position[:, shared:]
         geo = decoder.geometry(model.config, own, position, valid, length)

@@ -257,10 +257,12 @@ class Rows:
             math.prod(leaf.shape) * leaf.dtype.itemsize
             for leaf in jax.tree.leaves(shapes)
         )
-        layers = config.num_hidden_layers
+        # Layers go along in periods, each of so many with attention.
+        steps = config.num_hidden_layers // config.period
+        size *= len(config.layers_with("self_attn")) // steps
         fits = max(1, GROUP_BYTES // size)
         return next(
-            g for g in range(1, layers + 1) if layers % g == 0 and layers // g <= fits
+            g for g in range(1, steps + 1) if steps % g == 0 and steps // g <= fits
         )
 
     def _settled(self, reducer: Reducer, kept: Any, hidden: Array) -> Any:

@@ -80,9 +80,8 @@ def _curves(
 
 
 def _grid(values: Any, lm: LM) -> np.ndarray:
-    """Numbers of all heads, ``[layer heads]``."""
-    shape = lm.config.num_hidden_layers, lm.config.num_attention_heads
-    return np.asarray(values).reshape(shape)
+    """Numbers of all heads, ``[layer heads]`` of the layers with attention."""
+    return np.asarray(values).reshape(-1, lm.config.num_attention_heads)
 
 
 def _head_map(toha: Fitted, lm: LM) -> "Figure":
@@ -93,6 +92,7 @@ def _head_map(toha: Fitted, lm: LM) -> "Figure":
         f"{toha.detector.name}: MTop-Div, hallucinated minus grounded",
         "difference",
         framed=[(int(layer), int(head)) for layer, head in chosen],
+        layers=lm.config.layers_with("self_attn"),
     )
 
 
@@ -118,6 +118,7 @@ def forests(
     params = toha.params
     best = np.where(np.asarray(params.weights) > 0, params.separation, -np.inf)
     layer, head = np.unravel_index(np.argmax(best), _grid(best, lm).shape)
+    number = lm.config.layers_with("self_attn")[layer]
     batch = lm.encode([data.examples[row] for row in chosen.values()])
     edges = read(lm, batch, {"forest": Forest()})["forest"]
     decode = lm.require_tokenizer().decode
@@ -131,6 +132,6 @@ def forests(
             [decode([int(token)]) for token in np.asarray(batch.tokens[at])[valid]],
             batch.prompt_length - pad,
             hallucinated=data.marked[row],
-            title=f"{data.examples[row].id}: layer {layer}, head {head}",
+            title=f"{data.examples[row].id}: layer {number}, head {head}",
         )
         yield kind, figure

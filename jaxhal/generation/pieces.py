@@ -13,7 +13,7 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Int
 
-from jaxhal.models import decoder
+from jaxhal.models import decoder, delta
 from jaxhal.models.batching import Encoded
 from jaxhal.models.cache import positions
 from jaxhal.models.lm import LM
@@ -31,9 +31,15 @@ class Prompt(NamedTuple):
     """A prompt that is read piece by piece: keys and values of what has been."""
 
     row: Encoded
-    buffers: tuple[Array, Array]  # as a cache's prefix has them, of one row
+    # As a cache's prefix has them, of one row, and its states.
+    buffers: tuple[Array, ...]
     read: int  # columns, padding included
     reused: int  # tokens that were read with another prompt
+
+    @property
+    def states(self) -> tuple[Array, ...]:
+        """Of layers of linear attention."""
+        return self.buffers[2:]
 
     @property
     def width(self) -> int:
@@ -61,8 +67,11 @@ class Prefixes:
         self._most, self._kept = most_bytes, OrderedDict[bytes, Prompt]()
 
     def add(self, prompt: Prompt) -> None:
-        """Keeps a prompt that is complete, in place of those it begins with."""
-        if _bytes(prompt) > self._most:
+        """Keeps a prompt that is complete, in place of those it begins with.
+
+        Not one with states: they are of all its tokens, and not of the first few.
+        """
+        if prompt.states or _bytes(prompt) > self._most:
             return
         ids = prompt.before
         for key, one in [*self._kept.items()]:
@@ -120,11 +129,13 @@ def begin(lm: LM, row: Encoded, prefixes: Prefixes) -> Prompt:
         buffers = _moved(like.buffers, first, width - len(before), reused, width)
     else:
         dtype = lm.params["embed_tokens"]["embedding"].get_value().dtype
-        shape = (config.num_hidden_layers, 1, config.num_key_value_heads)
+        layers = len(config.layers_with("self_attn"))
+        shape = (layers, 1, config.num_key_value_heads)
         d = config.head_dim
         buffers = (
             jnp.zeros((*shape, d, width), dtype),
             jnp.zeros((*shape, width, d), dtype),
+            *delta.states(config, 1, dtype),
         )
     # Pieces of padding alone are passed over.
     return Prompt(row, buffers, width - _columns(len(before) - reused), reused)
@@ -167,7 +178,7 @@ def _moved(buffers, first, start, count, width: int):
 
 @functools.partial(jax.jit, donate_argnames="buffers")
 def _read_piece(lm: LM, buffers, tokens, first, start, length):
-    model, (keys, values) = nnx.merge(lm.graphdef, lm.params), buffers
+    model, (keys, values, *_) = nnx.merge(lm.graphdef, lm.params), buffers
     column = jnp.arange(values.shape[3])
     valid = (column >= first)[None]
     position, at = positions(valid), start + jnp.arange(len(tokens))
@@ -180,6 +191,6 @@ def _read_piece(lm: LM, buffers, tokens, first, start, length):
         jnp.asarray(length, jnp.int32)[None],
     )
     x = decoder.embed(model, tokens[None], own)
-    *_, (k, v) = decoder.run(model, x, geo, ops=STANDARD, prefix=buffers, keep=True)
-    put = jax.lax.dynamic_update_slice_in_dim
-    return put(keys, k.swapaxes(-1, -2), start, 4), put(values, v, start, 3)
+    *_, kept = decoder.run(model, x, geo, ops=STANDARD, prefix=buffers, keep=True)
+    put, (k, v, *states) = jax.lax.dynamic_update_slice_in_dim, kept
+    return put(keys, k.swapaxes(-1, -2), start, 4), put(values, v, start, 3), *states

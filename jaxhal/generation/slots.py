@@ -21,7 +21,7 @@ from jaxhal.generation.decoding import QUERY, Decoding, mapped, with_text
 from jaxhal.generation.pieces import Prompt
 from jaxhal.generation.sampling import choose_each
 from jaxhal.generation.steps import advance
-from jaxhal.models import decoder
+from jaxhal.models import decoder, delta
 from jaxhal.models.cache import OWN, Cache
 from jaxhal.models.lm import LM
 from jaxhal.models.mesh import along, mesh_of
@@ -71,11 +71,14 @@ def empty(lm: LM, size: Size, how: Decoding) -> Slots:
     dtype = model.embed_tokens.embedding.get_value().dtype
     heads, d = config.num_key_value_heads, config.head_dim
 
+    def apart(stacked: Array) -> Any:
+        if isinstance(model.blocks, nnx.List) and len(stacked):
+            return tuple(stacked)
+        return stacked
+
     def layers(*shape: int) -> Any:
-        shape, count = (rows, heads, *shape), config.num_hidden_layers
-        if isinstance(model.blocks, nnx.List):
-            return tuple(jnp.zeros(shape, dtype) for _ in range(count))
-        return jnp.zeros((count, *shape), dtype)
+        count = len(config.layers_with("self_attn"))
+        return apart(jnp.zeros((count, rows, heads, *shape), dtype))
 
     none, columns = jnp.zeros(rows, jnp.int32), (rows, prompt + 1 + new)
     no = jnp.zeros(rows, bool)
@@ -84,6 +87,7 @@ def empty(lm: LM, size: Size, how: Decoding) -> Slots:
         prefix=(layers(d, prompt), layers(prompt, d)),
         key=layers(1 + new, d),
         value=layers(1 + new, d),
+        states=tuple(map(apart, delta.states(config, rows, dtype))),
         position=ids,
         valid=flags,
         context=flags,
@@ -206,12 +210,14 @@ def _enter(slots: Slots, at, buffers, cache: dict, own: dict) -> Slots:
         start[rows.ndim - 4] = at
         return jax.lax.dynamic_update_slice(rows, one, start)
 
-    (keys, values), (k, v) = slots.cache.prefix, buffers
+    (keys, values), (k, v, *states) = slots.cache.prefix, buffers
     changed: dict[str, Any] = {
         name: getattr(slots.cache, name).at[at].set(value)
         for name, value in cache.items()
     }
     changed["prefix"] = put(keys, k, -1), put(values, v, -2)
+    both = zip(slots.cache.states, states, strict=True)
+    changed["states"] = tuple(put(rows, one, -1) for rows, one in both)
     changed = {"cache": dataclasses.replace(slots.cache, **changed)}
     changed |= {name: getattr(slots, name).at[at].set(it) for name, it in own.items()}
     return dataclasses.replace(slots, **changed)
@@ -309,7 +315,10 @@ def free(slots: Slots, at: Int[Array, ""]) -> Slots:
 def rewind(
     slots: Slots, at: Int[Array, ""], count: Int[Array, ""], key: Key[Array, ""]
 ) -> Slots:
-    """The slots with one of them back at its first tokens, with chances of its own."""
+    """The slots with one of them back at its first tokens, with chances of its own.
+
+    Not of a model whose layers keep a state, which does not go back.
+    """
     cache, width = slots.cache, slots.cache.shared
     column = width + count
     back = cache.column[at] - column
@@ -366,6 +375,7 @@ def resized(
         prefix=(fit_all(keys, -1, before, 0), fit_all(values, -2, before, 0)),
         key=fit_all(cache.key, -2, 0, after),
         value=fit_all(cache.value, -2, 0, after),
+        states=fit_all(cache.states, -1, 0, 0),
         column=fit(cache.column) + before,
         prompt_length=size.prompt + 1,
         **changed,

@@ -170,10 +170,10 @@ def begin(
     rows = Rows(masks, prompt, first=prompt - 1, explicit=1, column=prompt - 1)
     reach = new_tokens if limit is None else limit
     x, geo = decoder.begin(model, tokens, valid, reach)
-    hidden, attended, state, (key, value) = decoder.run(
+    hidden, attended, state, kept = decoder.run(
         model, x, geo, ops=STANDARD, tap=rows.tap(named, model), keep=True
     )
-    cache = cache_lib.start(batch, key, value, new_tokens, reach)
+    cache = cache_lib.start(batch, kept, new_tokens, reach)
     hidden = _clipped(hidden[:, -1:], clip)
     logits = decoder.unembed(model, hidden[:, 0], STANDARD)
     rows = dataclasses.replace(rows, first=0)
@@ -202,12 +202,12 @@ def advance(
     column = cache.column
     cache, position = cache_lib.write(cache, tokens, valid)
     geo = decoder.geometry(
-        model.config, position, cache.position, cache.valid, cache.rope_length
+        model.config, position, cache.position, cache.valid, cache.rope_length, valid
     )
     known = jnp.zeros(len(tokens), tokens.dtype) if callable(following) else following
     masks = masks_of(cache, _entered(cache, column, tokens, known))
     rows = Rows(masks, cache.prompt_length, 0, tokens.shape[1], column)
-    hidden, attended, state, (key, value) = decoder.run(
+    hidden, attended, state, (key, value, *states) = decoder.run(
         model,
         decoder.embed(model, tokens, position),
         geo,
@@ -221,7 +221,8 @@ def advance(
         known = following(logits[:, -1])
         rows = rows.followed(_entered(cache, column, tokens, known))
     features = rows.features(named, model, hidden, attended, state)
-    return logits, dataclasses.replace(cache, key=key, value=value), features, known
+    cache = dataclasses.replace(cache, key=key, value=value, states=tuple(states))
+    return logits, cache, features, known
 
 
 def _clipped(hidden: Array, clip: Clip | None) -> Array:

@@ -31,7 +31,10 @@ FLOWS = {
     "multiply": (0, 1),
     "add": (0, 1),
     "route": (0, 1),
+    "delta": (0, 1, 2, 3, 4),
 }
+# Primitives that give something beside what passes relevance on.
+_BESIDE = ("attend", "delta")
 
 
 class Rule(NamedTuple):
@@ -41,9 +44,9 @@ class Rule(NamedTuple):
       function: the primitive, with the signature it has in :mod:`jaxhal.models.ops`.
       tangent: ``(arguments, output, tangents) -> tangent of the output``, linear in
         ``tangents``, which hold one of each argument in :data:`FLOWS`; for ``attend``
-        the output and its tangent are those of the mixed values.  ``None`` takes the
-        derivative as it is, or that of the function's own ``custom_vjp``: a rule that
-        need not be linear, and so has no means by one pass.
+        and ``delta`` the output and its tangent are those of the mixed values.
+        ``None`` takes the derivative as it is, or that of the function's own
+        ``custom_vjp``: a rule that need not be linear, and so has no means by one pass.
       pullbacks: ``(arguments, output, slots) -> slots of the arguments``, the transpose
         of ``tangent`` for many slots at once (a leading axis, of the results too),
         where it can be computed faster than ``vmap`` of the transpose does.
@@ -127,7 +130,7 @@ def _ops(rules: RuleSet, forward: bool) -> Ops:
     bound = {
         name: rule.function
         if rule.tangent is None
-        else bind(rule, FLOWS[name], name == "attend")
+        else bind(rule, FLOWS[name], name in _BESIDE)
         for name, rule in rules_of(rules).items()
     }
     return Ops(**bound)

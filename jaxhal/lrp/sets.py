@@ -157,6 +157,29 @@ def _weighed(rule: Rule, weight: Callable[[Array], Array | float]) -> Rule:
     return Rule(rule.function, weighed, pullbacks=pullbacks and together)
 
 
+def _delta_tangent(args, output, tangents):
+    """Of what the delta rule mixes, by all that flows in."""
+    del output
+    flows = FLOWS["delta"]
+
+    def mixed(*some):
+        known = dict(zip(flows, some, strict=True))
+        return primitives.STANDARD.delta(
+            *(known.get(i, arg) for i, arg in enumerate(args))
+        )[0]
+
+    return jax.linearize(mixed, *(args[i] for i in flows))[1](*tangents)
+
+
+def _delta_values(args, output, tangents):
+    """Queries, keys, decay and what is written are constants: all else is linear."""
+    query, key, _, decay, beta, state = args
+    del output
+    return primitives.STANDARD.delta(
+        query, key, tangents[2], decay, beta, jnp.zeros_like(state)
+    )[0]
+
+
 def _half(rule: Rule) -> Rule:
     return _weighed(rule, lambda output: 0.5)
 
@@ -179,7 +202,8 @@ def attnlrp() -> RuleSet:
     """AttnLRP: what the published LRP4RAG code ran, its stabilisers taken to 0.
 
     Softmax and biases absorb relevance, so the sum over input tokens is not the seed.
-    The weights that a router gives to experts are constants.
+    The weights that a router gives to experts are constants, and so are the gate of
+    what attention gives and, of linear attention, all but the values.
     """
     rules = rules_of(gradient_x_input())
     rules |= {
@@ -189,14 +213,15 @@ def attnlrp() -> RuleSet:
         "activate": Rule(primitives.activate, _identity_activation),
         "multiply": _half(_ordinary("multiply")),
         "route": _WEIGHED,
+        "delta": Rule(primitives.STANDARD.delta, _delta_values),
     }
     return rule_set("attnlrp", rules)
 
 
 @functools.cache
 def cp_lrp() -> RuleSet:
-    """CP-LRP: weights of attention and of experts and gates are constants, all else is
-    linear.
+    """CP-LRP: weights of attention, linear or not, and of experts and gates are
+    constants, all else is linear.
 
     Nothing is absorbed but by biases: without them the relevance of all input tokens
     adds up to the seed.
@@ -225,6 +250,7 @@ def epsilon(eps: float = 1e-6) -> RuleSet:
         "scores": _stabilised(rules["scores"], eps),
         "attend": _stabilised(rules["attend"], eps),
         "add": _stabilised(_ordinary("add"), eps),
+        "delta": _stabilised(rules["delta"], eps),
     }
     return rule_set("epsilon", rules)
 
@@ -244,7 +270,8 @@ def lrp4rag() -> RuleSet:
     since every product counts twice.
     """
     rules = {name: _ordinary(name) for name in Ops._fields}
-    rules |= {"scores": SCORES, "attend": ATTEND}
+    delta = Rule(primitives.STANDARD.delta, _delta_tangent)
+    rules |= {"scores": SCORES, "attend": ATTEND, "delta": delta}
     rules = {name: _stabilised(rule, 1e-6) for name, rule in rules.items()}
     return rule_set("lrp4rag", rules)
 

@@ -20,7 +20,8 @@ class Cache:
     Columns run as in :class:`jaxhal.types.Batch`: the prompt fills ``[0, P)`` and
     decoding writes column ``P + t``.  Prompts are kept apart (``prefix``), so that
     several consecutive rows can go on from one that was read once.  Keys and values may
-    be tuples over layers instead: :func:`apart`.
+    be tuples over layers instead: :func:`apart`.  Layers of linear attention have no
+    keys, but a state of each row.
     """
 
     # Keys [layer prompts kv_heads head P] as products want them, and values
@@ -28,6 +29,8 @@ class Cache:
     prefix: Any
     key: Any  # of the rows' own columns, [layer batch kv_heads new head]
     value: Any
+    # Of jaxhal.models.delta.Recurrent, each [layer batch heads ...]; or none.
+    states: tuple[Any, ...]
     position: Any  # Int[batch capacity]
     valid: Any  # Bool[batch capacity], and so on
     context: Any
@@ -58,9 +61,10 @@ OWN = (
 
 
 def start(
-    batch: Batch, key: Array, value: Array, new_tokens: int, reach: int | Array
+    batch: Batch, kept: tuple[Array, ...], new_tokens: int, reach: int | Array
 ) -> Cache:
     """The cache after a prefill; a row will go on by ``reach`` new columns at most."""
+    key, value, *states = kept
     valid = jnp.asarray(batch.valid)[:, : batch.prompt_length]
     length = jnp.sum(valid, axis=1, dtype=jnp.int32)
     free = jnp.zeros((*key.shape[:3], new_tokens, key.shape[4]), key.dtype)
@@ -73,6 +77,7 @@ def start(
         prefix=(key.swapaxes(-1, -2), value),
         key=free,
         value=free,
+        states=tuple(states),
         position=widened(positions(valid)),
         valid=widened(valid),
         context=widened(batch.context),
@@ -140,18 +145,20 @@ def take(cache: Cache, rows: Int[Array, " chosen"]) -> Cache:
     """
     own = {name: jnp.take(getattr(cache, name), rows, axis=0) for name in OWN}
     # [batch kv_heads new head] come last, whether layers are stacked or apart.
-    key, value = jax.tree.map(
-        lambda leaf: jnp.take(leaf, rows, axis=leaf.ndim - 4), (cache.key, cache.value)
+    key, value, states = jax.tree.map(
+        lambda leaf: jnp.take(leaf, rows, axis=leaf.ndim - 4),
+        (cache.key, cache.value, cache.states),
     )
-    return dataclasses.replace(cache, key=key, value=value, **own)
+    return dataclasses.replace(cache, key=key, value=value, states=states, **own)
 
 
 @jax.jit
 def apart(cache: Cache) -> Cache:
     """The cache for a decoder of :func:`jaxhal.models.decoder.apart`."""
 
-    def layers(stacked: Array) -> tuple[Array, ...]:
-        return tuple(stacked[at] for at in range(len(stacked)))
+    def layers(stacked: Array) -> Any:
+        return tuple(stacked[at] for at in range(len(stacked))) or stacked
 
-    prefix, key, value = jax.tree.map(layers, (cache.prefix, cache.key, cache.value))
-    return dataclasses.replace(cache, prefix=prefix, key=key, value=value)
+    names = ("prefix", "key", "value", "states")
+    parts = {name: jax.tree.map(layers, getattr(cache, name)) for name in names}
+    return dataclasses.replace(cache, **parts)

@@ -40,6 +40,18 @@ class Rope:
 
 
 @dataclasses.dataclass(frozen=True)
+class Delta:
+    """Layers that mix by the gated delta rule: which they are, and their sizes."""
+
+    layers: tuple[int, ...]
+    key_heads: int
+    value_heads: int  # a multiple of those: each serves as many in a row
+    key_dim: int
+    value_dim: int
+    kernel: int  # columns that a convolution sees, the token's own included
+
+
+@dataclasses.dataclass(frozen=True)
 class Config:
     """Everything static about a decoder; one class for every family."""
 
@@ -85,12 +97,35 @@ class Config:
     query_growth: tuple[float, int] | None = None
     embedding_scale: float = 1.0
     attention_scale: float | None = None  # None = head_dim ** -0.5
+    attention_gate: bool = False  # a sigmoid of each channel that attention gives
     residual_scale: float = 1.0  # of what attention and MLP add
     logit_scale: float = 1.0
     # Scores of attention, and logits, are c tanh(x / c).
     attention_cap: float | None = None
     logit_cap: float | None = None
     tie_word_embeddings: bool = False
+    delta: Delta | None = None  # without, all layers have attention
+
+    @property
+    def mixers(self) -> tuple[str, ...]:
+        """What each layer mixes by, as a block names it."""
+        linear = () if self.delta is None else self.delta.layers
+        layers = range(self.num_hidden_layers)
+        return tuple("linear_attn" if n in linear else "self_attn" for n in layers)
+
+    @property
+    def period(self) -> int:
+        """After how many layers their mixers begin again."""
+        mixers = self.mixers
+        return next(
+            n
+            for n in range(1, len(mixers) + 1)
+            if not len(mixers) % n and mixers == mixers[:n] * (len(mixers) // n)
+        )
+
+    def layers_with(self, mixer: str) -> tuple[int, ...]:
+        """The numbers of the layers that have this mixer."""
+        return tuple(n for n, own in enumerate(self.mixers) if own == mixer)
 
     @property
     def scale(self) -> float:
@@ -312,3 +347,54 @@ def windows(raw: Settings, period: int, default: int) -> tuple[int, ...]:
     slides = sliding(raw, [number % period != 0 for number in every])
     window = raw.whole("sliding_window", default, most=LENGTH)
     return tuple(window * one for one in slides)
+
+
+def sparse(raw: Settings) -> dict[str, Any]:
+    """How many experts a layer has, and a token takes."""
+    key = "num_experts" if "num_experts" in raw else "num_local_experts"
+    count = raw.whole(key)
+    each = raw.whole("num_experts_per_tok", most=count)
+    return {"num_experts": count, "num_experts_per_tok": each}
+
+
+def wide(raw: Settings) -> dict[str, Any]:
+    """The width of a perceptron that is four times the model's unless it says."""
+    inner = raw.whole(
+        "intermediate_size", 4 * raw.whole("hidden_size"), most=VOCABULARY
+    )
+    return {"intermediate_size": inner}
+
+
+def delta_from(raw: Settings) -> Delta | None:
+    """All layers but every fourth have it, unless the settings say which."""
+    layers, interval = layer_count(raw), raw.whole("full_attention_interval", 4)
+    linear = [(layer + 1) % interval != 0 for layer in range(layers)]
+    if raw.get("layer_types"):
+        kinds = raw.each("layer_types", ("full_attention", "linear_attention"), layers)
+        linear = [kind == "linear_attention" for kind in kinds]
+    key_heads = raw.whole("linear_num_key_heads", 16)
+    value_heads = raw.whole("linear_num_value_heads", 32)
+    if value_heads % key_heads:
+        raw.refuse("linear_num_value_heads", f"give a multiple of the {key_heads} keys")
+    delta = Delta(
+        tuple(layer for layer in range(layers) if linear[layer]),
+        key_heads,
+        value_heads,
+        raw.whole("linear_key_head_dim", 128),
+        raw.whole("linear_value_head_dim", 128),
+        raw.whole("linear_conv_kernel_dim", 4, least=2),
+    )
+    return delta if delta.layers else None
+
+
+# Of models that read more than text, what computes with their text.
+TEXT_OF = {"gemma3": "gemma3_text", "qwen3_5": "qwen3_5_text"}
+
+
+def text_part(raw: Settings) -> Settings:
+    """The settings of what computes with text, where they stand in others."""
+    family = TEXT_OF.get(str(raw.get("model_type")))
+    if family is None or "text_config" not in raw:
+        return raw
+    tied = {"tie_word_embeddings": raw.get("tie_word_embeddings")}
+    return raw.inside("text_config").filled(tied).over({"model_type": family})

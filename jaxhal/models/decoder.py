@@ -1,6 +1,5 @@
 """One decoder for every family: stacked blocks, scanned over layers."""
 
-import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -10,11 +9,12 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxhal.models import ops as ops_lib
-from jaxhal.models import quantized, rope
+from jaxhal.models import quantized, rope, stacks
 from jaxhal.models.cache import Cache, positions
 from jaxhal.models.config import Config
+from jaxhal.models.delta import DeltaNet
 from jaxhal.models.feedforward import linear
-from jaxhal.models.layers import Block, Geometry, LayerIndex, Norm, RowTap
+from jaxhal.models.layers import Attention, Block, Geometry, LayerIndex, Norm, RowTap
 from jaxhal.models.ops import Ops, Turned, wide
 
 # Bytes of the part of a stored vocabulary that is made numbers at once.
@@ -41,8 +41,9 @@ class Tap(NamedTuple):
 class Decoder(nnx.Module):
     """Parameters and static structure; the functions below are its forward passes.
 
-    ``blocks`` is one :class:`Block` whose arrays are stacked over layers, or the list
-    of them that :func:`apart` makes.
+    ``blocks`` is one :class:`Block` whose arrays are stacked over layers, those of its
+    mixers over the layers that have them, or the list of blocks that :func:`apart`
+    makes.
     """
 
     def __init__(self, config: Config, dtype: Any, rngs: nnx.Rngs):
@@ -56,8 +57,16 @@ class Decoder(nnx.Module):
             if config.positions == "learned"
             else None
         )
-        make = nnx.vmap(lambda keys: Block(config, dtype, keys))
-        self.blocks: Block | nnx.List = make(rngs.split(config.num_hidden_layers))
+
+        def stacked(part: Callable[..., Any], layers: int) -> Any:
+            make = nnx.vmap(lambda keys: part(config, dtype, keys))
+            return make(rngs.split(layers))
+
+        self.blocks: Block | nnx.List = stacked(Block, config.num_hidden_layers)
+        if config.delta is not None:
+            for name, mixer in (("self_attn", Attention), ("linear_attn", DeltaNet)):
+                if layers := len(config.layers_with(name)):
+                    setattr(self.blocks, name, nnx.data(stacked(mixer, layers)))
         self.norm = Norm(config, width, dtype)
         self.lm_head = (
             None
@@ -74,10 +83,8 @@ def apart(model: Decoder, on_cpu: bool) -> Decoder:
     # A scan over stacked layers copies a layer's weights out before it multiplies by
     # them.  Where a pass reads few tokens that is most of its time on CPU; a program
     # with every layer written out takes seconds longer to compile.
-    definition, weights = nnx.split(model.blocks)
-    layers = _each_layer(weights, model.config.num_hidden_layers)
     parts = nnx.clone(model)
-    parts.blocks = nnx.List([nnx.merge(definition, layer) for layer in layers])
+    parts.blocks = nnx.List(stacks.each_layer(model.blocks, model.config))
     table = model.embed_tokens.embedding.get_value()
     if on_cpu and table.dtype.itemsize >= 4:
         for _, part in nnx.iter_modules(parts.blocks):
@@ -93,15 +100,6 @@ def apart(model: Decoder, on_cpu: bool) -> Decoder:
         head.kernel.set_value(table.T)
         parts.lm_head = nnx.data(head)
     return parts
-
-
-@jax.jit(static_argnames="layers")
-def _each_layer(weights: Any, layers: int) -> list[Any]:
-    return [_layer(weights, at) for at in range(layers)]
-
-
-def _layer(stacked: Any, at: int) -> Any:
-    return jax.tree.map(lambda leaf: leaf[at], stacked)
 
 
 def embed(
@@ -182,13 +180,22 @@ def geometry(
     key_position: Array,
     key_valid: Array,
     length: Int[Array, " batch"],
+    query_valid: Array | None = None,
 ) -> Geometry:
-    """Positions, masks and rotary tables of one call; ``length`` as in rope."""
+    """Positions, masks and rotary tables of one call; ``length`` as in rope.
+
+    ``query_valid`` is by default that of the last keys.
+    """
     cos = sin = None
     if config.positions == "rope":
         turned = config.rotary_dim or config.head_dim
         cos, sin = rope.tables(config.ropes, turned, query_position, length)
-    return Geometry(query_position, key_position, key_valid, cos, sin)
+    geo = Geometry(query_position, key_position, key_valid, cos, sin)
+    if config.delta is None:
+        return geo
+    if query_valid is None:
+        query_valid = key_valid[:, -query_position.shape[1] :]
+    return geo._replace(query_valid=query_valid)
 
 
 def begin(
@@ -215,7 +222,7 @@ def run(
     ops: Ops,
     tap: Tap = Tap(),  # noqa: B008  (an immutable default)
     cache: Cache | None = None,
-    prefix: tuple[Array, Array] | None = None,
+    prefix: tuple[Array, ...] | None = None,
     keep: bool = False,
     remat: bool = False,
 ) -> tuple[Float[Array, "batch query width"], Any, Any, Any]:
@@ -225,27 +232,32 @@ def run(
       x: embedded tokens; without a cache the whole sequence, with one the columns just
         entered by :func:`jaxhal.models.cache.write`.
       prefix: keys and values that stand before those of ``x``, as a cache has them, a
-        row of it for as many consecutive rows of ``x``.  A cache brings its own.
+        row of it for as many consecutive rows of ``x``; then the states of layers that
+        keep one, of every row of ``x``.  A cache brings its own.
       keep: return the keys and values of all layers (a prefill).
       remat: keep only what enters each layer and compute the rest again on the way
         back.
 
     Returns:
       Normed hidden states, the tap's row features ``[layer, ...]``, the tap's final
-      state, and ``(key, value)`` stacked over layers (``None`` unless kept or cached).
+      state, and ``(key, value, *states)`` stacked over the layers that have them
+      (``None`` unless kept or cached).
     """
     config = model.config
     index = LayerIndex.of(config)
     stored = None if cache is None else (cache.key, cache.value)
-    prefix = prefix if cache is None else cache.prefix
+    prefix = prefix if cache is None else (*cache.prefix, *cache.states)
     column = 0 if cache is None else cache.column - cache.shared - x.shape[1]
 
-    def layer(carry, block: Block, at: LayerIndex, before, append):
+    def go(carry, block: Block, at: LayerIndex, before, append):
         x, state, stored = carry
         state = tap.hidden(state, x, at.layer)
 
         def attend(attention, normed):
             nonlocal stored
+            if isinstance(attention, DeltaNet):
+                mixed, after = attention.mix(normed, geo, before, ops)
+                return mixed, (None, after if keep or cache is not None else None)
             q, k, v = attention.project(normed, geo, at, ops)
             kept = (k, v) if keep else None
             if cache is not None:
@@ -253,120 +265,31 @@ def run(
             mixed, rows = attention.mix(q, k, v, geo, at, tap.rows, ops, before)
             return mixed, (rows, kept)
 
-        x, before, (rows, kept) = block(x, attend, ops)
+        x, without, (rows, kept) = block(x, attend, ops)
+        rows = rows or {}
         if tap.lens is not None:
-            rows = (rows or {}) | tap.lens(before, x)
+            rows = rows | tap.lens(without, x)
         return (x, state, stored), (rows, kept)
 
-    carry, each = (x, tap.state, stored), (index, prefix)
+    carry = x, tap.state, stored
+    befores: dict[str, Any] = {mixer: None for mixer in stacks.MIXERS}
+    if prefix is not None:
+        befores = {"self_attn": prefix[:2], "linear_attn": prefix[2:]}
     if isinstance(model.blocks, nnx.List):
-        carry, (rows, kept) = _written_out(model.blocks, layer, carry, *each, tap)
+        how = stacks.written_out, keep
     else:
-        carry, (rows, kept) = _scanned(model.blocks, layer, carry, each, tap, remat)
+        how = stacks.scanned, remat
+    carry, (rows, kept) = how[0](model, go, carry, index, befores, tap, how[1])
     x, state, stored = carry
-    return model.norm(x, ops), rows, state, kept if keep else stored
+    if keep:
+        stored = kept["self_attn"] if "self_attn" in kept else _no_keys(config, x)
+    if stored is not None:
+        stored = (*stored, *kept.get("linear_attn", ()))
+    return model.norm(x, ops), rows, state, stored
 
 
-def _written_out(blocks: nnx.List, layer, carry, index, prefix, tap: Tap):
-    """All layers one after another."""
-    every = []
-    for number, block in enumerate(blocks):
-        before = None if prefix is None else (prefix[0][number], prefix[1][number])
-        append = functools.partial(_append_apart, number)
-        carry, beside = layer(carry, block, _layer(index, number), before, append)
-        every.append(beside)
-    rows, kept = jax.tree.map(lambda *leaves: jnp.stack(leaves), *every)
-    return carry, (None if rows is None else tap.finish(rows), kept)
-
-
-def _scanned(blocks: Block, layer, carry, each, tap: Tap, remat: bool):
-    """The same as a loop over stacked layers, rows finished a group at a time."""
-    definition, weights = nnx.split(blocks)
-    weights, block = quantized.unstacked(weights)
-    layers = len(each[0].layer)
-    size = layers // tap.groups
-
-    def body(carry, scanned):
-        part, (at, before) = scanned
-        append = functools.partial(_append, at.layer)
-        return layer(carry, nnx.merge(definition, block(part)), at, before, append)
-
-    if remat:
-        body = jax.checkpoint(body, prevent_cse=False)
-    if tap.groups == 1:
-        carry, (rows, kept) = jax.lax.scan(body, carry, (weights, each))
-        return carry, (None if rows is None else tap.finish(rows), kept)
-
-    # One loop, not a loop of loops, which would copy a group's weights.
-    def waiting(carry, scanned):
-        carry, rows, done = carry
-        carry, (new, kept) = body(carry, scanned)
-        at = scanned[1][0].layer
-        rows = _entered(rows, jax.tree.map(lambda leaf: leaf[None], new), at % size)
-        done = jax.lax.cond(
-            at % size == size - 1,
-            lambda: _entered(done, tap.finish(rows), at - at % size),
-            lambda: done,
-        )
-        return (carry, rows, done), kept
-
-    def group(carry, scanned):
-        first = jax.tree.map(lambda leaf: leaf[:size], scanned)
-        rows = jax.lax.scan(body, carry, first)[1][0]
-        return rows, tap.finish(rows)
-
-    rows, done = jax.eval_shape(group, carry, (weights, each))
-    carry = carry, _zeros(rows, size), _zeros(done, layers)
-    (carry, _, done), kept = jax.lax.scan(waiting, carry, (weights, each))
-    return carry, (done, kept)
-
-
-def _zeros(shapes: Any, length: int) -> Any:
-    """Arrays of such shapes but for the length."""
-    return jax.tree.map(lambda x: jnp.zeros((length, *x.shape[1:]), x.dtype), shapes)
-
-
-def _entered(whole: Any, part: Any, at: Any) -> Any:
-    put = functools.partial(jax.lax.dynamic_update_slice_in_dim, axis=0)
-    return jax.tree.map(lambda a, b: put(a, b, at), whole, part)
-
-
-def _append(layer, stored, new, column):
-    """Writes one layer's new keys and values in place and returns its whole buffers."""
-
-    def put(buffer, part):
-        if column.ndim:
-            buffer = _put_rows(buffer, (layer,), part, column)
-        else:
-            zero = jnp.zeros_like(layer)
-            start = (layer, zero, zero, column.astype(layer.dtype), zero)
-            buffer = jax.lax.dynamic_update_slice(buffer, part[None], start)
-        return buffer, jax.lax.dynamic_index_in_dim(buffer, layer, keepdims=False)
-
-    (key, k), (value, v) = put(stored[0], new[0]), put(stored[1], new[1])
-    return (key, value), (k, v)
-
-
-def _append_apart(number: int, stored, new, column):
-    """The same where each layer has buffers of its own."""
-
-    def put(buffers, part):
-        if column.ndim:
-            buffer = _put_rows(buffers[number], (), part, column)
-        else:
-            buffer = jax.lax.dynamic_update_slice_in_dim(
-                buffers[number], part, column, axis=2
-            )
-        return (*buffers[:number], buffer, *buffers[number + 1 :]), buffer
-
-    (key, k), (value, v) = put(stored[0], new[0]), put(stored[1], new[1])
-    return (key, value), (k, v)
-
-
-def _put_rows(buffer, layer: tuple, part: Array, column: Array) -> Array:
-    """Keys or values ``[batch kv_heads new head]`` where each row has its own column;
-    what lies outside is dropped.
-    """
-    row = jnp.arange(len(part))[:, None]
-    at = (*layer, row, slice(None), column[:, None] + jnp.arange(part.shape[2]))
-    return buffer.at[at].set(part.swapaxes(1, 2), mode="drop")
+def _no_keys(config: Config, x: Array) -> tuple[Array, Array]:
+    """Keys and values of no layer."""
+    batch, seq, _ = x.shape
+    shape = (0, batch, config.num_key_value_heads, seq, config.head_dim)
+    return jnp.zeros(shape, x.dtype), jnp.zeros(shape, x.dtype)

@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from jaxhal.models.config import (
+    TEXT_OF,
     Config,
     Family,
     Rope,
     activation,
+    delta_from,
     layer_count,
     of_family,
     rope_from,
@@ -19,9 +21,12 @@ from jaxhal.models.config import (
     ropes_by_kind,
     rotary_dim,
     sliding,
+    sparse,
+    text_part,
+    wide,
     windows,
 )
-from jaxhal.models.settings import LENGTH, VOCABULARY, Settings, read_json
+from jaxhal.models.settings import LENGTH, Settings, read_json
 from jaxhal.models.tables import (
     GATE_UP,
     GATED,
@@ -38,6 +43,7 @@ from jaxhal.models.tables import (
     halves,
     like_llama,
     origins,
+    qwen3_5_table,
     split,
 )
 
@@ -55,11 +61,7 @@ def read_config(folder: Path) -> Config:
 
 def from_huggingface(raw: Mapping[str, Any], where: str = "config.json") -> Config:
     """A :class:`Config` from the dictionary of a Hugging Face config.json."""
-    settings = Settings(raw, where)
-    text = _TEXT_OF.get(str(settings.get("model_type")))
-    if text and "text_config" in settings:
-        settings = settings.inside("text_config").over({"model_type": text})
-    return of_family(Config, FAMILIES, settings)
+    return of_family(Config, FAMILIES, text_part(Settings(raw, where)))
 
 
 def huggingface_table(config: Config) -> Mapping[str, Origin]:
@@ -97,22 +99,15 @@ def _qwen3(raw: Settings) -> dict[str, Any]:
     return _attention_bias(raw) | _qwen(raw)
 
 
-def _experts(raw: Settings) -> dict[str, Any]:
-    key = "num_experts" if "num_experts" in raw else "num_local_experts"
-    count = raw.whole(key)
-    each = raw.whole("num_experts_per_tok", most=count)
-    return {"num_experts": count, "num_experts_per_tok": each}
-
-
 def _mixtral(raw: Settings) -> dict[str, Any]:
-    return _mistral(raw) | _experts(raw) | {"norm_topk_prob": True}
+    return _mistral(raw) | sparse(raw) | {"norm_topk_prob": True}
 
 
 def _qwen3_moe(raw: Settings) -> dict[str, Any]:
     """All layers see a window, or none does."""
     windows = _mistral(raw) if raw.flag("use_sliding_window") else {}
     norm = {"norm_topk_prob": raw.flag("norm_topk_prob")}
-    return _attention_bias(raw) | windows | _experts(raw) | norm
+    return _attention_bias(raw) | windows | sparse(raw) | norm
 
 
 def _gemma(raw: Settings, period: int) -> dict[str, Any]:
@@ -141,7 +136,7 @@ def _gpt_oss(raw: Settings) -> dict[str, Any]:
     raw.inside("quantization_config").one_of("quant_method", "mxfp4", ("mxfp4",))
     found = {"windows": windows(raw, 2, 128)}
     found |= {"gate_limit": raw.number("swiglu_limit", 7.0)}
-    return _attention_bias(raw) | _experts(raw) | found
+    return _attention_bias(raw) | sparse(raw) | found
 
 
 def _olmo3(raw: Settings) -> dict[str, Any]:
@@ -227,6 +222,16 @@ def _ministral3(raw: Settings) -> dict[str, Any]:
     }
 
 
+def _qwen3_5(raw: Settings) -> dict[str, Any]:
+    length = raw.whole("max_position_embeddings", most=LENGTH)
+    nested, theta = rope_settings(raw), raw.number("rope_theta", 1e4, above=1.0)
+    return _attention_bias(raw) | {
+        "ropes": (rope_from(nested, theta, length),),
+        "rotary_dim": rotary_dim(raw, nested, 0.25),
+        "delta": delta_from(raw),
+    }
+
+
 def _falcon(raw: Settings) -> dict[str, Any]:
     heads = raw.whole("num_attention_heads")
     if raw.flag("new_decoder_architecture"):
@@ -237,15 +242,7 @@ def _falcon(raw: Settings) -> dict[str, Any]:
         kv_heads = 1 if raw.flag("multi_query", True) else heads
         block = "parallel" if raw.flag("parallel_attn", True) else "pre"
     biases = _attention_bias(raw) | {"mlp_bias": raw.flag("attention_bias")}
-    return biases | _inner(raw) | {"num_key_value_heads": kv_heads, "block": block}
-
-
-def _inner(raw: Settings) -> dict[str, Any]:
-    """The width of a perceptron that is four times the model's unless it says."""
-    inner = raw.whole(
-        "intermediate_size", 4 * raw.whole("hidden_size"), most=VOCABULARY
-    )
-    return {"intermediate_size": inner}
+    return biases | wide(raw) | {"num_key_value_heads": kv_heads, "block": block}
 
 
 _PLAIN = {"norm": "layer", "gated": False}
@@ -316,7 +313,7 @@ FAMILIES = {
     "gpt2": Family(
         _PLAIN
         | {"positions": "learned", "qkv_bias": True, "o_bias": True, "mlp_bias": True},
-        _inner,
+        wide,
         names={
             "n_embd": "hidden_size",
             "n_inner": "intermediate_size",
@@ -389,11 +386,15 @@ FAMILIES = {
         defaults={"rms_norm_eps": 1.5625e-7, "attention_bias": True, "head_dim": 128},
         table=glm4_table,
     ),
+    "qwen3_5_text": Family(
+        {"qk_norm": "head", "norm_offset": 1.0, "attention_gate": True},
+        _qwen3_5,
+        defaults={"head_dim": 256, "max_position_embeddings": 32768},
+        table=qwen3_5_table,
+    ),
     "ministral3": Family(
         rule=_ministral3,
         defaults={"rms_norm_eps": 1e-5, "head_dim": 128, "rope_theta": 1e6},
     ),
 }
-# Those that see images too, and the family of what reads their text.
-_TEXT_OF = {"gemma3": "gemma3_text"}
-MODEL_TYPES = frozenset({*FAMILIES, *_TEXT_OF})
+MODEL_TYPES = frozenset({*FAMILIES, *TEXT_OF})

@@ -33,6 +33,8 @@ class Geometry(NamedTuple):
     sin: Float[Array, "rope batch query 1 turned"] | None
     # Of an encoder of n rows, added to scores: by key - query, from 1 - n on.
     by_distance: Float[Array, "heads distance"] | None = None
+    # Where layers keep a state: the rows that may change it.
+    query_valid: Bool[Array, "batch query"] | None = None
 
 
 class LayerIndex(NamedTuple):
@@ -88,6 +90,11 @@ class Attention(nnx.Module):
         self.k_proj = linear(width, kv_heads, config.qkv_bias, dtype, rngs)
         self.v_proj = linear(width, kv_heads, config.qkv_bias, dtype, rngs)
         self.o_proj = linear(heads, width, config.o_bias, dtype, rngs)
+        self.output_gate = (
+            linear(width, heads, config.qkv_bias, dtype, rngs)
+            if config.attention_gate
+            else None
+        )
         widths = (heads, kv_heads) if config.qk_norm == "whole" else (d, d)
         norms = [Norm(config, of, dtype) if config.qk_norm else None for of in widths]
         self.q_norm, self.k_norm = norms
@@ -221,9 +228,15 @@ class Attention(nnx.Module):
         out = jnp.concatenate(outputs, axis=3) if len(outputs) > 1 else outputs[0]
         return out, seen
 
-    def output(self, x: Array, ops: Ops) -> Array:
-        """The output projection."""
-        return apply(self.o_proj, x, ops)
+    def output(self, mixed: Array, read: Array, ops: Ops) -> Array:
+        """The output projection, of what a gate lets through where there is one.
+
+        To relevance the gate is a constant, as weights of experts are.
+        """
+        if self.output_gate is not None:
+            gate = jax.nn.sigmoid(apply(self.output_gate, read, ops))
+            mixed = ops.route(gate, mixed)
+        return apply(self.o_proj, mixed, ops)
 
 
 def _bias(
@@ -292,7 +305,10 @@ class Block(nnx.Module):
     def __init__(self, config: Config, dtype: Any, rngs: nnx.Rngs):
         self.config = config
         width, block = config.hidden_size, config.block
-        self.self_attn = Attention(config, dtype, rngs)
+        # Where mixers differ each kind is stacked by itself: see jaxhal.models.stacks.
+        alike = config.delta is None
+        self.self_attn = Attention(config, dtype, rngs) if alike else None
+        self.linear_attn: Any = None
         self.mlp = (Experts if config.num_experts else MLP)(config, dtype, rngs)
 
         def norm(*blocks: str) -> Norm | None:
@@ -306,12 +322,12 @@ class Block(nnx.Module):
     def __call__(
         self,
         x: Float[Array, "batch query width"],
-        attend: Callable[[Attention, Array], tuple[Array, Any]],
+        attend: Callable[[Any, Array], tuple[Array, Any]],
         ops: Ops,
     ) -> tuple[
         Float[Array, "batch query width"], Float[Array, "batch query width"], Any
     ]:
-        """``attend(self_attn, normed)`` returns mixed values and anything beside.
+        """``attend(mixer, normed)`` returns mixed values and anything beside.
 
         What leaves the layer comes with what would without its feed-forward part.
         """
@@ -324,8 +340,9 @@ class Block(nnx.Module):
             return part if scale == 1.0 else part * scale
 
         read = normed(self.input_norm, x)
-        mixed, beside = attend(self.self_attn, read)
-        mixed = self.self_attn.output(mixed, ops)
+        mixer = self.linear_attn if self.self_attn is None else self.self_attn
+        mixed, beside = attend(mixer, read)
+        mixed = mixer.output(mixed, read, ops)
         if self.config.block in ("parallel", "parallel_two_norms"):
             other = read if self.mlp_norm is None else self.mlp_norm(x, ops)
             out = ops.add(x, ops.add(mixed, self.mlp(other, ops)))

@@ -51,7 +51,17 @@ _MODULES = {
     "gate_proj": ("embed", "mlp"),
     "up_proj": ("embed", "mlp"),
     "down_proj": ("mlp", "embed"),
+    "output_gate": ("embed", "heads"),
+    "in_proj_q": ("embed", "linear_keys"),
+    "in_proj_k": ("embed", "linear_keys"),
+    "in_proj_v": ("embed", "linear_values"),
+    "in_proj_z": ("embed", "linear_values"),
+    "in_proj_a": ("embed", "linear_values"),
+    "in_proj_b": ("embed", "linear_values"),
+    "out_proj": ("linear_values", "embed"),
 }
+# Heads of linear attention, which lie where other heads do.
+_LINEAR = {"linear_keys": "key_heads", "linear_values": "value_heads"}
 
 
 def make_mesh(
@@ -169,6 +179,8 @@ def sharding_of(
         axes = _axes(mesh, count, rules)
         devices = along(mesh, axes)
         whole = config.num_key_value_heads if count == "kv_heads" else size
+        if count in _LINEAR:
+            whole = getattr(config.delta, _LINEAR[count])
         spec.append(axes if devices > 1 and whole % devices == 0 else None)
     return NamedSharding(mesh, PartitionSpec(*spec))
 
@@ -176,6 +188,7 @@ def sharding_of(
 def _axes(
     mesh: Mesh, count: str | None, rules: Mapping[str, str | None]
 ) -> tuple[str, ...]:
+    count = "heads" if count in _LINEAR else count
     axis = None if count is None else rules[count]
     if axis is None or axis not in mesh.axis_names:
         return ()

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from jaxhal.models import kernels
+from jaxhal.models import kernels, recurrence
 
 # Accelerators may round float32 products to fewer bits unless told otherwise.
 EXACT = jax.lax.Precision.HIGHEST
@@ -252,6 +252,7 @@ class Ops(NamedTuple):
     add: Callable[[Array, Array], Array] = jnp.add
     # Weights of experts, and what those give.
     route: Callable[[Array, Array], Array] = jnp.multiply
+    delta: Callable[..., tuple[Array, Array]] = recurrence.delta
 
 
 STANDARD = Ops()

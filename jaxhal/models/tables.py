@@ -24,6 +24,7 @@ class Origin(NamedTuple):
     turn: Turn
     half: int | None = None  # of its last but one axis; no more of it is read
     instead: "Origin | None" = None  # where a checkpoint has that one
+    layers: tuple[int, ...] | None = None  # those that have it; None = all
 
 
 Table = Mapping[str, Origin]
@@ -93,6 +94,29 @@ def halves(which: int) -> Turn:
 def every_other(which: int) -> Turn:
     """Gates, or what they let through, of all experts, which alternate."""
     return lambda x, config: x[..., which::2]
+
+
+def of_heads(which: int) -> Turn:
+    """The first or the second half of every head's channels."""
+
+    def part(x: np.ndarray, config: Config) -> np.ndarray:
+        heads = x.reshape(-1, 2, config.head_dim, *x.shape[1:])
+        return heads[:, which].reshape(-1, *x.shape[1:]).T
+
+    return part
+
+
+def split_delta(which: int) -> Turn:
+    """Queries, keys or values of linear attention, of a linear layer or of
+    convolutions, ``[channels, 1, columns]``.
+    """
+
+    def part(x: np.ndarray, config: Config) -> np.ndarray:
+        assert config.delta is not None
+        keys = config.delta.key_heads * config.delta.key_dim
+        return np.split(x, [keys, 2 * keys])[which].reshape(-1, x.shape[-1]).T
+
+    return part
 
 
 def unpaired(heads: str) -> Turn:
@@ -226,6 +250,13 @@ GPT_OSS = alternating_experts("model.layers.{}") | {
 GATE_UP = fused("model.layers.{}.mlp.gate_up_proj", halves, GATED)
 
 
+_LINEAR = "model.layers.{}.linear_attn"
+_DELTA = {"blocks.linear_attn.norm": f"{_LINEAR}.norm"} | {
+    f"blocks.linear_attn.{name}": f"{_LINEAR}.{name}"
+    for name in ("in_proj_z", "in_proj_a", "in_proj_b", "out_proj")
+}
+
+
 def like_llama(
     names: dict[str, str], *more: Mapping[str, Origin]
 ) -> Callable[[Config], Table]:
@@ -255,3 +286,35 @@ def glm4_table(config: Config) -> Table:
     for name, count in zip(QKV[:2], heads, strict=True):
         table |= origins({name: LLAMA[name]}, unpaired(count))
     return table
+
+
+def qwen3_5_table(config: Config) -> Table:
+    """Queries are stored with their gates, and linear attention's with keys and values.
+
+    A layer has one kind of mixer.
+    """
+    gated = [f"blocks.self_attn.{name}" for name in ("q_proj", "output_gate")]
+    table = origins(LLAMA | _DELTA)
+    table |= fused(LLAMA[gated[0]], of_heads, gated)
+    linear = [f"blocks.linear_attn.in_proj_{part}" for part in "qkv"]
+    table |= fused(f"{_LINEAR}.in_proj_qkv", split_delta, linear)
+    conv, ours = f"{_LINEAR}.conv1d.weight", "blocks.linear_attn"
+    table |= {
+        f"{ours}.conv_{part}": Origin(conv, split_delta(which))
+        for which, part in enumerate("qkv")
+    }
+    table[f"{ours}.log_decay"] = Origin(f"{_LINEAR}.A_log", same)
+    table[f"{ours}.decay_bias"] = Origin(f"{_LINEAR}.dt_bias", same)
+    return by_mixer(table, config)
+
+
+def by_mixer(table: Table, config: Config) -> Table:
+    """The table with the layers that have each kind of mixer."""
+
+    def of(path: str, origin: Origin) -> Origin:
+        mixer = path.split(".")[1] if path.startswith("blocks.") else ""
+        if mixer not in ("self_attn", "linear_attn"):
+            return origin
+        return origin._replace(layers=config.layers_with(mixer))
+
+    return {path: of(path, origin) for path, origin in table.items()}

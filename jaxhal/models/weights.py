@@ -28,6 +28,8 @@ _IGNORED = (
     "*attn.masked_bias",
     "*vision_tower*",
     "*multi_modal_projector*",
+    "model.visual.*",
+    "*mtp.*",
     "rope_freqs.weight",
     "rope_factors_*.weight",
     "lm_head.weight",
@@ -341,7 +343,7 @@ def _into(
 def _names(path: str, origin: Origin, leaf: Any) -> list[str]:
     if not _stacked(path):
         return [origin.name]
-    layers = range(leaf.shape[0])
+    layers = range(leaf.shape[0]) if origin.layers is None else origin.layers
     experts = range(leaf.shape[1] if "{expert}" in origin.name else 1)
     return [
         origin.name.format(layer, next=layer + 1, expert=expert)

@@ -22,6 +22,7 @@ def head_map(
     unit: str = "",
     ax: "Axes | None" = None,
     framed: Collection[tuple[int, int]] = (),
+    layers: Sequence[int] = (),
 ) -> "Figure":
     """A layer x head heat map.
 
@@ -29,7 +30,8 @@ def head_map(
       values: both signs get a diverging colour map about 0.
       unit: beside the colour bar.
       ax: where to draw; a new figure by default.
-      framed: ``(layer, head)`` to be framed, such as the heads a detector chose.
+      framed: ``(row, head)`` to be framed, such as the heads a detector chose.
+      layers: what the rows are called, by default 0 and on.
     """
     from matplotlib.ticker import MaxNLocator
 
@@ -39,14 +41,14 @@ def head_map(
             f"values has shape {list(values.shape)}; give [layer, heads], for example "
             "the mean over the batch"
         )
-    layers, heads = values.shape
+    rows, heads = values.shape
     for layer, head in framed:
-        if not (0 <= layer < layers and 0 <= head < heads):
+        if not (0 <= layer < rows and 0 <= head < heads):
             raise ValueError(
-                f"framed head {(layer, head)} is outside the {layers} layers and "
+                f"framed head {(layer, head)} is outside the {rows} layers and "
                 f"{heads} heads, which count from 0"
             )
-    size = np.clip([2.2 + 0.2 * heads, 1.2 + 0.14 * layers], [3.6, 2.4], [10, 8])
+    size = np.clip([2.2 + 0.2 * heads, 1.2 + 0.14 * rows], [3.6, 2.4], [10, 8])
     ax = cast("Axes", ax or style.canvas(*size)[1][0, 0])
     limit = float(np.abs(values).max())
     signed = {"cmap": "RdBu_r", "vmin": -limit, "vmax": limit}
@@ -56,6 +58,8 @@ def head_map(
         style.frame(ax, layer, head)
     for axis in (ax.xaxis, ax.yaxis):
         axis.set_major_locator(MaxNLocator(10, integer=True, min_n_ticks=1))
+    if tuple(layers) != tuple(range(len(layers))):
+        ax.set_yticks(range(rows), [*map(str, layers)])
     ax.set(xlabel="head", ylabel="layer", title=title)
     style.colour_bar(image, ax, unit, aspect=30)
     return cast("Figure", ax.figure)

@@ -124,6 +124,11 @@ class Writer:
                 "what is likeliest is the same each time, so nothing can be written "
                 "anew; give a temperature above 0"
             )
+        if wish.anew and self.lm.config.delta is not None:
+            raise ValueError(
+                f"{self.lm.name!r} has layers of linear attention, whose state does "
+                "not go back, so nothing can be written anew; stop instead"
+            )
         (row,) = requests.encoded(self.lm, [wish.prompt])
         requests.check_room(self.lm, 0, row, wish.limit)
         return row

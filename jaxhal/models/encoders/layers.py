@@ -60,7 +60,7 @@ class SelfAttention(Attention):
         q, k, v = self.project(x, geo, at, STANDARD)
         if relative is None:
             mixed, _ = self.mix(q, k, v, geo, at, None, STANDARD)
-            return self.output(mixed, STANDARD)
+            return self.output(mixed, x, STANDARD)
         heads, rows = q.shape[1], q.shape[3]
         add = self._distances(relative)
 
@@ -73,7 +73,7 @@ class SelfAttention(Attention):
         size = max(1, kernels.CPU.plain // (4 * heads * rows * rows))
         out = jax.lax.map(sample, (q, k, v, geo.key_valid), batch_size=size)
         out = out.transpose(0, 3, 1, 2, 4)  # of [batch heads 1 seq head]
-        return self.output(out.reshape(*x.shape[:2], -1), STANDARD)
+        return self.output(out.reshape(*x.shape[:2], -1), x, STANDARD)
 
     def _distances(self, relative: Relative) -> Any:
         """What distances add to the scores of one sample, ``[heads query key]``."""

@@ -1,0 +1,247 @@
+"""Layers that are stacked, and how a pass goes along them.
+
+Parameters of all layers are stacked; mixers of a kind over the layers that have it.  A
+loop goes along the layers, or where mixers differ along the periods in which their
+kinds come again, whose layers stand written out.
+"""
+
+import functools
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array
+
+from jaxhal.models import quantized
+from jaxhal.models.config import Config
+
+MIXERS = ("self_attn", "linear_attn")
+
+
+def split(blocks: Any, config: Config) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Definitions of a layer, by its mixer, and weights as they are stacked.
+
+    Those of mixers go by their name where mixers differ, all others by ``""``.
+    """
+    if config.delta is None:
+        definition, weights = nnx.split(blocks)
+        return {"self_attn": definition}, {"": weights}
+    definitions, stacked = {}, {}
+    for mixer in dict.fromkeys(config.mixers):
+        part = nnx.clone(blocks)
+        for other in MIXERS:
+            if other != mixer:
+                setattr(part, other, None)
+        definitions[mixer], weights = nnx.split(part)
+        stacked[mixer] = {mixer: weights.pop(mixer)}
+        stacked[""] = dict(weights)
+    return definitions, stacked
+
+
+def each_layer(blocks: Any, config: Config) -> list[Any]:
+    """Every layer by itself."""
+    definitions, weights = split(blocks, config)
+    mixers, seen, layers = config.mixers, Counter(), []
+    every = {name: _each_layer(own) for name, own in weights.items()}
+    for number, mixer in enumerate(mixers):
+        parts = [every[""][number]]
+        if mixer in every:
+            parts.append(every[mixer][seen[mixer]])
+        seen[mixer] += 1
+        layers.append(_merged(definitions[mixer], *parts))
+    return layers
+
+
+@jax.jit
+def _each_layer(weights: Any) -> list[Any]:
+    layers = len(jax.tree.leaves(weights)[0])
+    return [layer(weights, at) for at in range(layers)]
+
+
+def layer(stacked: Any, at: int) -> Any:
+    return jax.tree.map(lambda leaf: leaf[at], stacked)
+
+
+def _merged(definition: Any, weights: Any, mixer: Any = None) -> Any:
+    if mixer is None:
+        return nnx.merge(definition, weights)
+    return nnx.merge(definition, nnx.State({**weights, **mixer}))
+
+
+def written_out(model: Any, go, carry, index, befores: Mapping[str, Any], tap, keep):
+    """All layers one after another."""
+    beside, seen = [], Counter()
+    for number, block in enumerate(model.blocks):
+        mixer = model.config.mixers[number]
+        place, before = seen[mixer], befores[mixer]
+        seen[mixer] += 1
+        if before is not None:
+            before = tuple(part[place] for part in before)
+        append = functools.partial(_append_apart, place)
+        carry, own = go(carry, block, layer(index, number), before, append)
+        beside.append((mixer, *own))
+    rows, kept = _together(beside)
+    rows = {name: _stacked(each) for name, each in rows.items()}
+    together = _stacked if keep else lambda each: tuple(zip(*each, strict=True))
+    kept = {mixer: together(each) for mixer, each in kept.items()}
+    return carry, (tap.finish(rows), kept)
+
+
+def _stacked(trees: list) -> Any:
+    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)
+
+
+def _together(beside: list) -> tuple[dict[str, list], dict[str, list]]:
+    """Row features by their names, and what is kept by mixers."""
+    rows, kept = {}, {}
+    for mixer, features, own in beside:
+        for name, value in features.items():
+            rows.setdefault(name, []).append(value)
+        if own is not None:
+            kept.setdefault(mixer, []).append(own)
+    return rows, kept
+
+
+def scanned(model: Any, go, carry, index, befores: Mapping[str, Any], tap, remat):
+    """The same as a loop over stacked layers, rows finished a group at a time."""
+    config = model.config
+    period, mixers = config.period, config.mixers[: config.period]
+    steps, counts = config.num_hidden_layers // period, Counter(mixers)
+    size = steps // tap.groups
+    definitions, weights = split(model.blocks, config)
+    make = {}
+    for name, own in weights.items():
+        weights[name], make[name] = quantized.unstacked(own)
+
+    def folded(tree: Any) -> Any:  # the layers of each step
+        if period == 1:
+            return tree
+        return jax.tree.map(lambda x: x.reshape(steps, -1, *x.shape[1:]), tree)
+
+    def unfolded(tree: Any) -> Any:
+        if period == 1:
+            return tree
+        return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), tree)
+
+    def one(tree: Any, at: int) -> Any:
+        return tree if period == 1 else layer(tree, at)
+
+    def of(mixer: str, carry, parts, at, before, place):
+        own = [make[name](part) for name, part in parts.items()]
+        block = _merged(definitions[mixer], *own)
+        return go(carry, block, at, before, functools.partial(_append, place))
+
+    def body(carry, scanned):
+        weights, (index, befores) = scanned
+        beside, seen = [], Counter()
+        for number, mixer in enumerate(mixers):
+            place, at = seen[mixer], one(index, number)
+            seen[mixer] += 1
+            parts = {"": one(weights[""], number)}
+            if mixer in weights:
+                parts[mixer] = one(weights[mixer], place)
+            before = one(befores[mixer], place)
+            number = at.layer
+            if period > 1:
+                number = number // period * counts[mixer] + place
+            step = functools.partial(of, mixer)
+            if remat:
+                step = jax.checkpoint(step, prevent_cse=False)
+            carry, own = step(carry, parts, at, before, number)
+            beside.append((mixer, *own))
+        together = (lambda each: each[0]) if period == 1 else _stacked
+        rows, kept = _together(beside)
+        rows = {name: together(each) for name, each in rows.items()}
+        return carry, (rows, {mixer: together(each) for mixer, each in kept.items()})
+
+    befores = {mixer: befores[mixer] for mixer in counts}
+    along = folded((weights, (index, befores)))
+    if tap.groups == 1:
+        carry, (rows, kept) = jax.lax.scan(body, carry, along)
+        return carry, (tap.finish(unfolded(rows)), unfolded(kept))
+
+    # One loop, not a loop of loops, which would copy a group's weights.
+    def waiting(carry, scanned):
+        carry, rows, done = carry
+        carry, (new, kept) = body(carry, scanned)
+        number = scanned[1][0].layer
+        at = number if period == 1 else number[0] // period
+        rows = _entered(rows, jax.tree.map(lambda leaf: leaf[None], new), at % size)
+        done = jax.lax.cond(
+            at % size == size - 1,
+            lambda: _entered(done, finished(rows), at - at % size),
+            lambda: done,
+        )
+        return (carry, rows, done), kept
+
+    def finished(rows):  # of the steps of a group
+        return folded_rows(tap.finish(unfolded(rows)))
+
+    def folded_rows(rows):
+        if period == 1:
+            return rows
+        return jax.tree.map(lambda x: x.reshape(size, -1, *x.shape[1:]), rows)
+
+    def group(carry, scanned):
+        first = jax.tree.map(lambda leaf: leaf[:size], scanned)
+        rows = jax.lax.scan(body, carry, first)[1][0]
+        return rows, finished(rows)
+
+    rows, done = jax.eval_shape(group, carry, along)
+    carry = carry, _zeros(rows, size), _zeros(done, steps)
+    (carry, _, done), kept = jax.lax.scan(waiting, carry, along)
+    return carry, (unfolded(done), unfolded(kept))
+
+
+def _zeros(shapes: Any, length: int) -> Any:
+    """Arrays of such shapes but for the length."""
+    return jax.tree.map(lambda x: jnp.zeros((length, *x.shape[1:]), x.dtype), shapes)
+
+
+def _entered(whole: Any, part: Any, at: Any) -> Any:
+    put = functools.partial(jax.lax.dynamic_update_slice_in_dim, axis=0)
+    return jax.tree.map(lambda a, b: put(a, b, at), whole, part)
+
+
+def _append(layer, stored, new, column):
+    """Writes one layer's new keys and values in place and returns its whole buffers."""
+
+    def put(buffer, part):
+        if column.ndim:
+            buffer = _put_rows(buffer, (layer,), part, column)
+        else:
+            zero = jnp.zeros_like(layer)
+            start = (layer, zero, zero, column.astype(layer.dtype), zero)
+            buffer = jax.lax.dynamic_update_slice(buffer, part[None], start)
+        return buffer, jax.lax.dynamic_index_in_dim(buffer, layer, keepdims=False)
+
+    (key, k), (value, v) = put(stored[0], new[0]), put(stored[1], new[1])
+    return (key, value), (k, v)
+
+
+def _append_apart(number: int, stored, new, column):
+    """The same where each layer has buffers of its own."""
+
+    def put(buffers, part):
+        if column.ndim:
+            buffer = _put_rows(buffers[number], (), part, column)
+        else:
+            buffer = jax.lax.dynamic_update_slice_in_dim(
+                buffers[number], part, column, axis=2
+            )
+        return (*buffers[:number], buffer, *buffers[number + 1 :]), buffer
+
+    (key, k), (value, v) = put(stored[0], new[0]), put(stored[1], new[1])
+    return (key, value), (k, v)
+
+
+def _put_rows(buffer, layer: tuple, part: Array, column: Array) -> Array:
+    """Keys or values ``[batch kv_heads new head]`` where each row has its own column;
+    what lies outside is dropped.
+    """
+    row = jnp.arange(len(part))[:, None]
+    at = (*layer, row, slice(None), column[:, None] + jnp.arange(part.shape[2]))
+    return buffer.at[at].set(part.swapaxes(1, 2), mode="drop")
