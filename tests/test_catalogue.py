@@ -221,8 +221,10 @@ def test_axes_are_as_declared(lm, every, batch, name):
     reducers = found.own | {
         n: r for one in found.rewrites.values() for n, r in one.items()
     }
+    layers = lm.config.num_hidden_layers
+    attending = len(lm.config.layers_with("self_attn"))
     sizes = {
-        "layer": {lm.config.num_hidden_layers, lm.config.num_hidden_layers + 1, 1},
+        "layer": {layers, layers + 1, attending, 1},
         "heads": {lm.config.num_attention_heads},
         "width": {lm.config.hidden_size},
     }

@@ -38,7 +38,7 @@ def delta(
     token is one step of the sum above.
     """
     batch, heads, seq, _ = query.shape
-    size = min(CHUNK, seq)
+    size = min(CHUNK, 1 << (seq - 1).bit_length())
 
     def chunks(x: Array) -> Array:  # [batch heads chunk size ...]
         pad = [(0, 0), (0, 0), (0, -seq % size)] + [(0, 0)] * (x.ndim - 3)
@@ -52,16 +52,9 @@ def delta(
     between = jnp.exp(jnp.where(earlier, between, -jnp.inf))
     # What a token writes, less what those before it in its chunk have written there.
     v, read = v * beta[..., None], k * (beta * jnp.exp(total))[..., None]
-    if size > 1:
-        overlap = _product("bhcid,bhcjd->bhcij", k, k) * between * beta[..., None]
-        solve = functools.partial(
-            jax.lax.linalg.triangular_solve,
-            overlap,
-            left_side=True,
-            lower=True,
-            unit_diagonal=True,
-        )
-        v, read = solve(v), solve(read)
+    overlap = _product("bhcid,bhcjd->bhcij", k, k) * between * beta[..., None]
+    apart = _inverse(overlap)
+    v, read = (_product("bhcij,bhcje->bhcie", apart, x) for x in (v, read))
     within = _product("bhcid,bhcjd->bhcij", q, k) * between
     q = q * jnp.exp(total)[..., None]
     k = k * jnp.exp(total[..., -1:] - total)[..., None]
@@ -82,3 +75,24 @@ def delta(
         state, out = jax.lax.scan(step, state, along)
         out = jnp.moveaxis(out, 0, 2).reshape(batch, heads, -1, out.shape[-1])
     return out[:, :, :seq], state
+
+
+def _inverse(lower: Float[Array, "*lead size size"]) -> Float[Array, "*lead size size"]:
+    """Of a triangular matrix whose diagonal is taken for ones; a power of 2 of rows.
+
+    Blocks of one row are doubled until they are the whole.  As exact as substitution,
+    and products alone: on CPU batches of ``jax.lax.linalg.triangular_solve`` may wait
+    for each other forever (jaxlib 0.10.1).
+    """
+    *lead, size, _ = lower.shape
+    found = jnp.ones((*lead, size, 1, 1), lower.dtype)
+    for width in (1 << n for n in range(size.bit_length() - 1)):
+        count = size // (2 * width)
+        blocks = lower.reshape(*lead, count, 2, width, count, 2, width)
+        below = jnp.diagonal(blocks[..., 1, :, :, 0, :], axis1=-4, axis2=-2)
+        below = jnp.moveaxis(below, -1, -3)
+        first, last = found[..., ::2, :, :], found[..., 1::2, :, :]
+        below = -_product("...ij,...jk,...kl->...il", last, below, first)
+        upper = jnp.concatenate([first, jnp.zeros_like(first)], axis=-1)
+        found = jnp.concatenate([upper, jnp.concatenate([below, last], -1)], axis=-2)
+    return found[..., 0, :, :]
