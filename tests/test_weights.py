@@ -76,6 +76,23 @@ def test_headless_and_wrapped_names(folder):
     _close(load(folder), "llama-gqa")
 
 
+def test_what_text_does_not_need_is_named(folder, capsys):
+    tensors = load_file(folder / "model.safetensors")
+    parts = "model.vision_tower.a", "model.vision_tower.b", "mtp.norm"
+    save_file(tensors | dict.fromkeys(parts, np.ones(3)), folder / "model.safetensors")
+    _close(load(folder), "llama-gqa")
+    said = "not loaded, as text needs none of it: vision_tower (2), mtp (1)\n"
+    assert capsys.readouterr().err.endswith(said)
+
+
+def test_code_of_a_model_is_never_run(folder):
+    about = json.loads((folder / "config.json").read_text())
+    about |= {"model_type": "mine", "auto_map": {"AutoConfig": "own.Config"}}
+    (folder / "config.json").write_text(json.dumps(about))
+    with pytest.raises(ValueError, match="'mine'.*code that comes with .* never run"):
+        load(folder)
+
+
 def _broken(folder, change) -> str:
     path = folder / "model.safetensors"
     tensors = load_file(path)

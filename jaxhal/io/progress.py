@@ -27,7 +27,7 @@ def taking(what: str, *libraries: Any) -> Iterator[None]:
     if sys.stderr.isatty():
         loud = []
     else:
-        _tell(f"jaxhal: taking {what}")
+        note(f"jaxhal: taking {what}")
     for one in loud:
         one.disable_progress_bars()
     try:
@@ -38,6 +38,6 @@ def taking(what: str, *libraries: Any) -> Iterator[None]:
 
 
 @functools.cache
-def _tell(line: str) -> None:
-    """Says it the first time."""
+def note(line: str) -> None:
+    """Says it on standard error, the first time."""
     print(line, file=sys.stderr, flush=True)

@@ -11,20 +11,22 @@ from jaxhal.models.config import (
     TEXT_OF,
     Config,
     Family,
-    Rope,
     activation,
     delta_from,
     layer_count,
     of_family,
-    rope_from,
-    rope_settings,
-    ropes_by_kind,
-    rotary_dim,
     sliding,
     sparse,
     text_part,
     wide,
     windows,
+)
+from jaxhal.models.rope_config import (
+    Rope,
+    rope_from,
+    rope_settings,
+    ropes_by_kind,
+    rotary_dim,
 )
 from jaxhal.models.settings import LENGTH, Settings, read_json
 from jaxhal.models.tables import (

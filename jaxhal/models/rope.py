@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from jaxhal.models.config import Rope
 from jaxhal.models.ops import wide
+from jaxhal.models.rope_config import Rope
 
 
 def frequencies(

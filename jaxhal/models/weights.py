@@ -13,6 +13,7 @@ from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 from tqdm import tqdm
 
+from jaxhal.io.progress import note
 from jaxhal.models import blocks, quantized
 from jaxhal.models.config import Config
 from jaxhal.models.decoder import Decoder
@@ -21,15 +22,14 @@ from jaxhal.models.quantized import Stored, is_stored
 from jaxhal.models.safetensors import SafetensorsSource
 from jaxhal.models.tables import Origin, Table, same, transpose
 
-# Stored names that carry nothing a decoder of these families computes with.
+# Stored names of what sees images, or guesses several tokens ahead.
+_BESIDE = ("*vision_tower*", "*multi_modal_projector*", "model.visual.*", "*mtp.*")
+# Those that carry nothing a decoder of these families computes with.
 _IGNORED = (
+    *_BESIDE,
     "*rotary_emb.inv_freq",
     "*attn.bias",
     "*attn.masked_bias",
-    "*vision_tower*",
-    "*multi_modal_projector*",
-    "model.visual.*",
-    "*mtp.*",
     "rope_freqs.weight",
     "rope_factors_*.weight",
     "lm_head.weight",
@@ -127,6 +127,10 @@ def fill(
         raise ValueError(
             f"{source.where} does not fit its own configuration: {listed}{more}"
         )
+    beside = {pattern: fnmatch.filter(present - used, pattern) for pattern in _BESIDE}
+    parts = [f"{key.strip('*.')} ({len(of)})" for key, of in beside.items() if of]
+    if parts:
+        note(f"jaxhal: not loaded, as text needs none of it: {', '.join(parts)}")
     return graphdef, jax.tree.unflatten(jax.tree.structure(shapes), arrays)
 
 

@@ -6,16 +6,9 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from jaxhal.io.showing import shown
-from jaxhal.models.config import (
-    Config,
-    Family,
-    Rope,
-    layer_count,
-    of_family,
-    rope_from,
-    sliding,
-)
+from jaxhal.models.config import Config, Family, layer_count, of_family, sliding
 from jaxhal.models.encoders import hhem
+from jaxhal.models.rope_config import Rope, rope_from
 from jaxhal.models.settings import LENGTH, Settings, read_json
 
 # By a classifier.
