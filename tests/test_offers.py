@@ -89,6 +89,31 @@ def test_the_largest_form_that_fits(asked, room, folder, file):
     assert [*offers.search("big", float(room), limit=1)[0]] == [one]
 
 
+def test_quantised_folders_do_not_load_but_those_of_gpt_oss(asked, monkeypatch):
+    def folder(name: str, family: str, method: str) -> dict:
+        about = {"model_type": family, "quantization_config": {"quant_method": method}}
+        return FOUND[0] | {"id": f"some/{name}", "config": about}
+
+    several = folder("A", "llama", "awq"), folder("B", "gpt_oss", "mxfp4")
+    monkeypatch.setitem(globals(), "FOUND", several)
+    (one,), others = offers.search("any", 32_000.0)
+    assert one.form == ("some/B", "", 32_000) and others == {"llama in awq": 1}
+
+
+def test_files_of_gpt_oss_are_as_large_as_their_numbers(asked, monkeypatch):
+    about = {"total": 8_000, "architecture": "gpt-oss"}
+    monkeypatch.setitem(globals(), "FOUND", [FOUND[1] | {"gguf": about}])
+    monkeypatch.setitem(globals(), "FILES", {"oss-mxfp4.gguf": 4_500})
+    for room, options, size in (
+        (32_000, "", 32_000),
+        (31_999, "dtype=bfloat16", 16_000),
+        (4_500, "dtype=bfloat16", 16_000),
+    ):
+        ((one,), _) = offers.search("oss", float(room))
+        assert one.form == ("some/Big-8B-GGUF:MXFP4", options, size)
+        assert one.fits == (size <= room)
+
+
 def test_the_command(asked, monkeypatch):
     monkeypatch.setattr(placement, "room", lambda: 2.0**33)
     found = CliRunner().invoke(app, ["list", "models", "--search", "big", "--json"])

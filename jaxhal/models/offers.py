@@ -17,6 +17,8 @@ _LOADED = {
     "weights=int4": blocks.width("Q4_0"),
 }
 _KINDS = re.compile(f"(?:{'|'.join(blocks.FORMATS)})(?:_[SML])?|B?F16|F32")
+# An architecture whose files hold experts in blocks that become numbers.
+_AS_NUMBERS = "gpt-oss"
 _ASKED = 100
 _FIELDS: Any = ("config", "downloads", "gated", "gguf", "safetensors")
 
@@ -88,7 +90,11 @@ def _about(model: Any) -> tuple[str, int]:
     if model.gguf:
         family, count = model.gguf.get("architecture", ""), model.gguf.get("total")
         return family, count if count and family in ARCHITECTURES else 0
-    family = (model.config or {}).get("model_type", "")
+    config = model.config or {}
+    family = config.get("model_type", "")
+    method = (config.get("quantization_config") or {}).get("quant_method")
+    if method and (family, method) != ("gpt_oss", "mxfp4"):
+        return f"{family} in {method}", 0
     known = family in MODEL_TYPES and model.safetensors
     return family, model.safetensors.total if known else 0
 
@@ -99,10 +105,16 @@ def _forms(api: Any, model: Any, parameters: int) -> Iterator[Form]:
         for options, width in _LOADED.items():
             yield Form(model.id, options, width * parameters)
         return
+    numbers = model.gguf["architecture"] == _AS_NUMBERS
     sizes: collections.Counter[str] = collections.Counter()
     for file in api.model_info(model.id, files_metadata=True).siblings or ():
         kind = hub.kind_of(file.rfilename)
-        if kind and _KINDS.fullmatch(kind):
+        if kind and (_KINDS.fullmatch(kind) or (numbers and kind == "MXFP4")):
             sizes[kind] += file.size or 0
     for kind, size in sizes.most_common():
-        yield Form(f"{model.id}:{kind}", "", size)
+        name = f"{model.id}:{kind}"
+        if numbers:
+            for options in ("", "dtype=bfloat16"):
+                yield Form(name, options, _LOADED[options] * parameters)
+        else:
+            yield Form(name, "", size)
