@@ -18,7 +18,7 @@ from jaxhal.models.weights import paths
 
 
 class Pair(NamedTuple):
-    """``A`` and ``B`` of one projection in every layer."""
+    """``A`` and ``B`` of one projection in every layer that has it."""
 
     down: Float[Array, "layer width_in rank"]
     up: Float[Array, "layer rank width_out"]

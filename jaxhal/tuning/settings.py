@@ -16,7 +16,7 @@ class Tuning:
         model, ``"full"`` learns every weight.
       rank: of the additions.
       alpha: the additions are multiplied by ``alpha / rank``.
-      targets: projections that get an addition, in every layer.
+      targets: projections that get an addition, in every layer that has them.
       learning_rate: the highest one, of AdamW.
       schedule: what follows the warm-up: ``"cosine"`` falls to 0, ``"constant"`` stays.
       warmup: share of the steps in which the learning rate rises.
