@@ -70,9 +70,11 @@ def test_what_detectors_read_is_counted(here):
     assert both.first.flops == 4 * forward
 
 
-def test_a_plan_of_writing_is_that_of_the_loop(here):
+@pytest.mark.parametrize("hybrid", [False, True])
+def test_a_plan_of_writing_is_that_of_the_loop(here, hybrid):
     """The state that ``jaxhal.generate`` holds, and what a token has to be read for."""
-    lm, reducers = tiny_lm.tiny_lm(), {"entropy": jaxhal.TokenEntropy()}
+    lm = tiny_lm.lm_of("qwen3.5-uneven") if hybrid else tiny_lm.tiny_lm()
+    here, reducers = lm.config, {"entropy": jaxhal.TokenEntropy()}
     batch = plans.random_batch(here.vocab_size, 49, 1, 2)
     how = Decoding(Sampling(), tuple(reducers.items()), stop_ids=(), pad_id=0)
     keys, limit = jax.random.split(jax.random.key(0), 2), jax.numpy.full(2, 16)
@@ -80,9 +82,11 @@ def test_a_plan_of_writing_is_that_of_the_loop(here):
     found = plans.plan(here, "-", SHAPE, reducers, task="generate", dtype="float32")
     size = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
     assert size <= found.outputs <= size + 512
-    cache = 2 * 2 * 64 * here.num_hidden_layers * 4
+    cache = 2 * 2 * 64 * len(here.layers_with("self_attn")) * 4
     cache *= here.num_key_value_heads * here.head_dim
-    parts = (lm.params[name] for name in ("blocks", "norm", "embed_tokens"))
+    cache += 2 * sum(part.nbytes for part in state.cache.states)  # and written
+    head = "embed_tokens" if here.tie_word_embeddings else "lm_head"
+    parts = (lm.params[name] for name in ("blocks", "norm", head))
     weights = sum(leaf.nbytes for part in parts for leaf in jax.tree.leaves(part))
     assert found.step.moving == pytest.approx((weights + cache) / 1e11)
     assert found.first.flops == bounds.prompts(here, SHAPE)

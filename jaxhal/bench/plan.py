@@ -250,14 +250,15 @@ def _generating(
     cache = dataclasses.replace(state.cache, **own)
     state = dataclasses.replace(state, cache=cache)
     going = decoding.go_on.lower(lm, state, until, how).compile(options)
-    read = _bytes((cache.prefix, cache.key, cache.value))
+    # States are written as well.
+    moved = _bytes((cache.prefix, cache.key, cache.value, cache.states, cache.states))
     before: Any = begun.memory_analysis()
     after: Any = going.memory_analysis()
     # Of the state, what is not written in its place.
     again = after.output_size_in_bytes - after.alias_size_in_bytes
     return dataclasses.replace(
         made,
-        step=step._replace(moving=step.moving + read / peak.bytes),
+        step=step._replace(moving=step.moving + moved / peak.bytes),
         temporaries=max(before.temp_size_in_bytes, after.temp_size_in_bytes + again),
         outputs=before.output_size_in_bytes,
         collectives=_collectives(going),
