@@ -57,6 +57,23 @@ def test_chunks_are_as_one_token_after_another(inputs, seq):
     np.testing.assert_allclose(state, after, atol=1e-5)
 
 
+def test_one_key_again_and_again(inputs):
+    """Powers of what a chunk overlaps by would be far beyond float32."""
+    q, k, v, decay, beta, state = inputs
+    k, decay, beta = np.zeros_like(k) + k[:, :, :1], 0 * decay, 0 * beta + 1
+    some = q, k, v, decay, beta, state
+    want, after = one_by_one(*map(np.float64, some))
+    out, last = recurrence.delta(*map(jnp.asarray, some))
+    np.testing.assert_allclose(out, want, atol=1e-4)
+    np.testing.assert_allclose(last, after, atol=1e-4)
+
+
+def test_no_system_is_solved(inputs):
+    """On CPU solvers in a loop may wait for each other forever."""
+    program = str(jax.make_jaxpr(recurrence.delta)(*inputs))
+    assert "dot_general" in program and "solve" not in program
+
+
 def test_the_delta_rule_is_linear_in_values(inputs):
     """As relevance takes it: what it passes back times the values is what came."""
     q, k, v, decay, beta, state = map(jnp.asarray, inputs)

@@ -408,6 +408,10 @@ def test_what_fits_is_dequantised(tmp_path, monkeypatch):
     for memory, packing in ((2 * whole + 2, ""), (2 * whole - 2, "stored")):
         monkeypatch.setattr(devices, "memory", lambda memory=memory: memory)
         assert chosen(None, source) == packing
+    # No blocks that cannot stay are proposed.
+    monkeypatch.setattr(type(source), "stays", False)
+    assert chosen(None, source) == ""
+    monkeypatch.undo()
     folder = types.SimpleNamespace(where="a folder", size=source.size)
     for given, source_, packing in (
         ("stored", source, "stored"),

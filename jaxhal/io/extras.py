@@ -9,7 +9,7 @@ _PLOTS = ("matplotlib",)
 _EXPERIMENTS = (*_PLOTS, *_SENTENCES, "omegaconf", "markdown_it", "aiohttp")
 _PROMPT = ("openai",)
 _PROXY = ("anyio", "jiter", "prometheus_client", "starlette", "uvicorn")
-_SERVE = (*_SENTENCES, "anyio", "fastapi", "prometheus_client", "uvicorn")
+_SERVE = (*_SENTENCES, "anyio", "fastapi", "httpx2", "prometheus_client", "uvicorn")
 _MILVUS = ("pymilvus", "milvus_lite")
 #: The modules of each extra, as ``pyproject.toml`` has their distributions.
 MODULES = {

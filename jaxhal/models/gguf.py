@@ -24,6 +24,8 @@ from jaxhal.models.tables import (
     unpaired,
 )
 
+_NUMBERS = ("F32", "F16", "BF16")
+
 
 class GGUFSource:
     """Metadata and dequantised tensors of one GGUF file, or of all its parts."""
@@ -82,6 +84,12 @@ class GGUFSource:
                 "the gguf package cannot dequantise; use another quantisation"
             ) from error
 
+    @property
+    def stays(self) -> bool:
+        """Whether all that it holds can be kept as it is."""
+        kinds = {tensor.tensor_type.name for tensor in self._tensors.values()}
+        return kinds <= {*_NUMBERS, *blocks.FORMATS}
+
     def kind(self, name: str) -> str:
         """The format of a tensor's blocks, ``""`` of numbers.
 
@@ -91,7 +99,7 @@ class GGUFSource:
         if name not in self._tensors:
             raise ValueError(f"{self.where} has no tensor {name}; download it again")
         kind = self._tensors[name].tensor_type.name
-        if kind in ("F32", "F16", "BF16"):
+        if kind in _NUMBERS:
             return ""
         if kind not in blocks.FORMATS:
             raise ValueError(

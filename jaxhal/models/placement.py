@@ -37,6 +37,8 @@ def choose(
     """
     in_blocks = isinstance(source, GGUFSource)
     packings = packings_of(weights, source.where, in_blocks)
+    if weights is None and in_blocks and not source.stays:
+        packings = ("",)
     meshes = _meshes(config, mesh)
     ways = list(itertools.product(packings, meshes))
     for packed, over in ways[:-1]:
