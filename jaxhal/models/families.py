@@ -31,9 +31,9 @@ from jaxhal.models.rope_config import (
 from jaxhal.models.settings import LENGTH, Settings, read_json
 from jaxhal.models.tables import (
     GATE_UP,
-    GATED,
     GEMMA,
     GPT_OSS,
+    GRANITE4,
     LLAMA,
     OLMO,
     Origin,
@@ -42,7 +42,6 @@ from jaxhal.models.tables import (
     fused,
     glm4_table,
     gpt2_table,
-    halves,
     like_llama,
     origins,
     qwen3_5_table,
@@ -354,10 +353,7 @@ FAMILIES = {
         rule=_granite4,
         names={"shared_intermediate_size": "intermediate_size"},
         defaults={"intermediate_size": 1024},
-        table=like_llama(
-            {"blocks.mlp.down_proj": "model.layers.{}.shared_mlp.output_linear"},
-            fused("model.layers.{}.shared_mlp.input_linear", halves, GATED),
-        ),
+        table=like_llama({}, GRANITE4),
     ),
     "smollm3": Family(
         rule=_smollm3,

@@ -178,14 +178,9 @@ _GATE_UP = fused("blk.{}.ffn_up", halves, GATED)
 # so in its checkpoint.
 _PAIRED = origins({QKV[0]: _TABLE[QKV[0]]}, unpaired("num_attention_heads"))
 _PAIRED |= origins({QKV[1]: _TABLE[QKV[1]]}, unpaired("num_key_value_heads"))
-_EXPERTS = {
-    **origins({"blocks.mlp.router": "blk.{}.ffn_gate_inp"}),
-    **origins(
-        {name: f"{_TABLE[name]}_exps" for name in (*GATED, "blocks.mlp.down_proj")},
-        transpose_each,
-    ),
-}
 _PARTS = (*GATED, "blocks.mlp.down_proj")
+_EXPERTS = origins({"blocks.mlp.router": "blk.{}.ffn_gate_inp"})
+_EXPERTS |= origins({x: f"{_TABLE[x]}_exps" for x in _PARTS}, transpose_each)
 _GPT_OSS = _EXPERTS | origins({"blocks.mlp_norm": "blk.{}.post_attention_norm"})
 _GPT_OSS |= {f"{x}.bias": Origin(f"{_TABLE[x]}_exps.bias", same) for x in _PARTS}
 _GPT_OSS["blocks.self_attn.sinks"] = Origin("blk.{}.attn_sinks.weight", same)

@@ -247,6 +247,9 @@ _FALCON_TWO_NORMS = {
 GPT_OSS = alternating_experts("model.layers.{}") | {
     "blocks.self_attn.sinks": Origin("model.layers.{}.self_attn.sinks", same)
 }
+_SHARED = "model.layers.{}.shared_mlp"
+GRANITE4 = fused(f"{_SHARED}.input_linear", halves, GATED)
+GRANITE4 |= origins({"blocks.mlp.down_proj": f"{_SHARED}.output_linear"})
 GATE_UP = fused("model.layers.{}.mlp.gate_up_proj", halves, GATED)
 
 

@@ -130,7 +130,8 @@ def fill(
     beside = {pattern: fnmatch.filter(present - used, pattern) for pattern in _BESIDE}
     parts = [f"{key.strip('*.')} ({len(of)})" for key, of in beside.items() if of]
     if parts:
-        note(f"jaxhal: not loaded, as text needs none of it: {', '.join(parts)}")
+        rest = ", ".join(parts)
+        note(f"{source.where}: not loaded, as text needs none of it: {rest}")
     return graphdef, jax.tree.unflatten(jax.tree.structure(shapes), arrays)
 
 

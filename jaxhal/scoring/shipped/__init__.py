@@ -6,6 +6,7 @@
 import functools
 import math
 from pathlib import Path
+from typing import Any
 
 from jaxhal.models.lm import LM
 from jaxhal.scoring.fitting import Fitted
@@ -32,8 +33,14 @@ def nearest(lm: LM) -> str:
     """
 
     def distance(model: str) -> tuple[bool, float]:
-        card = card_of(_ROOT / model / "novel_words")
+        card = _card(model)
         ratio = math.log(card["parameters"] / lm.size)
         return card["family"] != lm.config.family, abs(ratio)
 
     return min(MODELS, key=distance)
+
+
+@functools.cache
+def _card(model: str) -> dict[str, Any]:
+    """That of one of its detectors: all of them say the same of the model."""
+    return card_of(_ROOT / model / "novel_words")
