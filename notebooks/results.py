@@ -3,6 +3,7 @@
 import collections
 import contextlib
 import json
+import math
 import re
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -101,7 +102,8 @@ _SHOWN = "states attention logits greedy relevance mesh GGUF blocks".split()
 def families() -> list[str]:
     """What the tests showed of each family: ``configs/results/families.json``."""
     table = json.loads((RESULTS / "families.json").read_text("utf-8"))
-    lines = ["| `model_type` | " + " | ".join(_SHOWN) + " |"]
+    heads = (f"`{name}`" for name in ("model_type", *_SHOWN))
+    lines = ["| " + " | ".join(heads) + " |"]
     lines.append("|---" * (len(_SHOWN) + 1) + "|")
     for family, what in table.items():
         cells = ("✓" if name in what else "" for name in _SHOWN)
@@ -131,8 +133,12 @@ def bench(name: str) -> list[str]:
             lines.append(unbroken(line))
     if lines:
         lines = ["| case | | | target |", "|---|---|---|---|", *lines, ""]
-    if beside:
-        lines += [*_side_by_side(beside, alike), ""]
+    # No more of them than a page is wide.
+    tables = math.ceil(len(alike) / 4) if beside else 0
+    for at in range(tables):
+        some = alike[at * len(alike) // tables : (at + 1) * len(alike) // tables]
+        rows_of = [row for row in beside if row["case"] in some]
+        lines += [*_side_by_side(rows_of, some), ""]
     on = dict.fromkeys(
         f"{row['device']}, jax {row['jax']}, {row['date']}" for row in rows
     )

@@ -2,6 +2,7 @@
 
 import email
 import re
+import tomllib
 import zipfile
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from hatchling.build import build_wheel
 
 from jaxhal.bench.server import started
 from jaxhal.detectors import CATALOGUE
+from jaxhal.models.registry import cache_dir
 from jaxhal.scoring.shipped import MODELS, shipped
 
 ROOT = Path(__file__).parent.parent
@@ -72,3 +74,20 @@ def test_a_server_runs_from_a_wheel(wheel, tmp_path, narrow, monkeypatch):
         asked = {"context": "A crate.", "response": "Pears.", "all": True}
         found = httpx2.post(f"{server.url}/v1/verdict", json=asked, timeout=100)
     assert found.json()["scores"]["token_entropy"] > 0
+
+
+def test_an_image_is_made_of_what_the_project_declares(monkeypatch):
+    """Of a Python that it supports, of its extras, around its command and its cache."""
+    recipe = (ROOT / "Dockerfile").read_text("utf-8")
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    (python,) = set(re.findall("^FROM python:(.*?)-slim", recipe, re.MULTILINE))
+    assert f"Programming Language :: Python :: {python}" in project["classifiers"]
+    extras = set(re.findall(r"EXTRAS=([\w,]+)", recipe))
+    assert extras == {"all", "all,cuda"}
+    assert set(",".join(extras).split(",")) <= set(project["optional-dependencies"])
+    (command,) = re.findall(r"^ENTRYPOINT \[\"(.*)\"\]$", recipe, re.MULTILINE)
+    assert command in project["scripts"]
+    (cache,) = re.findall(r"JAXHAL_CACHE=(\S+)", recipe)
+    monkeypatch.setenv("JAXHAL_CACHE", cache)
+    assert str(cache_dir()) == cache and f"VOLUME {cache}" in recipe
+    assert f"-o jaxhal {cache}" in recipe  # whose owner may write there
