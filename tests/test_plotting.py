@@ -31,6 +31,14 @@ def png(figure) -> bytes:
     return stream.getvalue()
 
 
+def test_a_notebook_shows_a_figure_that_is_named():
+    from IPython.core.formatters import DisplayFormatter
+
+    figure = plotting.head_map(np.eye(3), "title", "label")
+    data, _ = DisplayFormatter().format(figure)
+    assert data["image/png"].startswith(b"\x89PNG")
+
+
 def legend(figure):
     return [text.get_text() for text in figure.legends[0].get_texts()]
 

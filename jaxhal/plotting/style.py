@@ -60,9 +60,9 @@ def styled(draw: Callable[Given, Drawn]) -> Callable[Given, Drawn]:
 
 def canvas(width: float, height: float, rows: int = 1, columns: int = 1) -> Any:
     """A figure in inches and its axes, ``[rows columns]`` of them."""
-    from matplotlib.figure import Figure
+    from jaxhal.plotting.figure import Shown
 
-    figure = Figure(figsize=(width, height))
+    figure = Shown(figsize=(width, height))
     axes = figure.subplots(rows, columns, squeeze=False)
     for ax in axes.flat:
         # Ticks are made when the figure is drawn, out of the style's reach.
