@@ -294,7 +294,7 @@ def test_a_hub_draws_no_bar_into_a_pipe(on_hub, monkeypatch, capsys):
     """A line says once what is taken; what comes after may draw bars as before."""
     from huggingface_hub import utils
 
-    progress._tell.cache_clear()
+    progress.note.cache_clear()
 
     def download(repo, file, *, local_files_only):
         for _ in utils.tqdm(range(3), "downloading"):

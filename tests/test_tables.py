@@ -278,7 +278,7 @@ def test_hub_never_runs_a_script(hub_cache):
 
 def test_hub_asks_for_what_is_named(monkeypatch, capsys):
     seen = []
-    progress._tell.cache_clear()
+    progress.note.cache_clear()
 
     def load_dataset(*names, **options):
         seen.append((names, options))
