@@ -134,8 +134,14 @@ def scanned(model: Any, go, carry, index, befores: Mapping[str, Any], tap, remat
         block = _merged(definitions[mixer], *own)
         return go(carry, block, at, before, functools.partial(_append, place))
 
+    def step_of(index):
+        return index.layer if period == 1 else index.layer[0] // period
+
     def body(carry, scanned):
         weights, (index, befores) = scanned
+        leaves, tree = jax.tree.flatten(weights)
+        leaves = _of_step(jax.tree.leaves(along[0]), leaves, step_of(index))
+        weights = jax.tree.unflatten(tree, leaves)
         beside, seen = [], Counter()
         for number, mixer in enumerate(mixers):
             place, at = seen[mixer], one(index, number)
@@ -167,8 +173,7 @@ def scanned(model: Any, go, carry, index, befores: Mapping[str, Any], tap, remat
     def waiting(carry, scanned):
         carry, rows, done = carry
         carry, (new, kept) = body(carry, scanned)
-        number = scanned[1][0].layer
-        at = number if period == 1 else number[0] // period
+        at = step_of(scanned[1][0])
         rows = _entered(rows, jax.tree.map(lambda leaf: leaf[None], new), at % size)
         done = jax.lax.cond(
             at % size == size - 1,
@@ -194,6 +199,38 @@ def scanned(model: Any, go, carry, index, befores: Mapping[str, Any], tap, remat
     carry = carry, _zeros(rows, size), _zeros(done, steps)
     (carry, _, done), kept = jax.lax.scan(waiting, carry, along)
     return carry, (unfolded(done), unfolded(kept))
+
+
+def _of_step(stacked: list[Array], parts: list[Array], step: Array) -> list[Array]:
+    """What a step of a loop takes of each stacked array: its part.
+
+    On CPU those of bfloat16 are looked up in a way that XLA does not see through.  It
+    would make a float32 copy of all of them before the loop.
+    """
+    pairs = zip(stacked, parts, strict=True)
+    narrow = [pair for pair in pairs if pair[1].dtype == jnp.bfloat16]
+    if not narrow:
+        return parts
+    own = iter(_looked_up(*map(list, zip(*narrow, strict=True)), step))
+    return [next(own) if part.dtype == jnp.bfloat16 else part for part in parts]
+
+
+@jax.custom_jvp
+def _looked_up(stacked: list[Array], parts: list[Array], step: Array) -> list[Array]:
+    def unseen(stacked, parts, step):
+        stacked, step = jax.lax.optimization_barrier((stacked, step))
+        return [at_step(whole, step) for whole in stacked]
+
+    def default(stacked, parts, step):
+        return parts
+
+    at_step = functools.partial(jax.lax.dynamic_index_in_dim, keepdims=False)
+    return jax.lax.platform_dependent(stacked, parts, step, cpu=unseen, default=default)
+
+
+@_looked_up.defjvp
+def _looked_up_jvp(primals, tangents):
+    return _looked_up(*primals), tangents[1]
 
 
 def _zeros(shapes: Any, length: int) -> Any:
