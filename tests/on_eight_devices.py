@@ -242,6 +242,29 @@ def test_every_family(case, tmp_path):
     _equal(lm.forward(tiny.TOKENS), want["logits"], 1e-4)
 
 
+def test_heads_of_two_sizes():
+    """Fewer key heads than devices, and fewer still where all keys are seen."""
+    family, settings = tiny.CASES["gemma4-borrowing"]
+    settings = settings | {"vocab_size": 300, "vocab_size_per_layer_input": 300}
+    settings |= {"attention_k_eq_v": True, "num_global_key_value_heads": 1}
+    settings |= {"max_position_embeddings": 512}
+    alone = tiny_lm.tiny_lm(model_type=family, **settings)
+    mesh = jaxhal.make_mesh(data=2, model=4)
+    place = placement.on(mesh, alone.config, mesh_lib.RULES)
+    leaves = [
+        jax.device_put(leaf, place(path, leaf.shape))
+        for path, leaf in weights.paths(alone.params)
+    ]
+    params = jax.tree.unflatten(jax.tree.structure(alone.params), leaves)
+    lm = dataclasses.replace(alone, params=params)
+    batch = alone.encode(EXAMPLES)
+    want, got = (jaxhal.read(one, batch, REDUCERS) for one in (alone, lm))
+    _equal(got, want)
+    how = dict(max_new_tokens=8, key=jax.random.key(0))
+    want, got = (jaxhal.generate(one, EXAMPLES, **how) for one in (alone, lm))
+    assert [row[0].text for row in got] == [row[0].text for row in want]
+
+
 def test_fully_sharded_weights_are_the_same(folder, alone):
     mesh = jaxhal.make_mesh(data=4, model=2)
     lm = jaxhal.load(folder, mesh=mesh, rules=mesh_lib.FULLY_SHARDED)

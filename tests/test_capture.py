@@ -36,7 +36,8 @@ LENGTHS = [(9, 5), (4, 1), (13, 8)]  # (prompt, response) of three samples
 
 
 @pytest.fixture(
-    scope="module", params=["llama-gqa", "gemma3-gqa", "gpt2-mha", "qwen3.5-gqa"]
+    scope="module",
+    params=["llama-gqa", "gemma3-gqa", "gemma4-borrowing", "gpt2-mha", "qwen3.5-gqa"],
 )
 def lm(request):
     meta = json.loads((tiny.GOLDEN / "parity.json").read_text("utf-8"))

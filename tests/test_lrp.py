@@ -84,7 +84,7 @@ def test_equal_to_lxt(name, rules):
 # One of each wiring: biases, windows, two norms in parallel, one norm in parallel,
 # sequential with biases, learned positions, sandwiched norms, normed queries, capped
 # scores and logits, norms of sums alone, scaled parts, part of a head turned, experts,
-# sinks and clipped gates, linear attention.
+# sinks and clipped gates, linear attention, keys of other layers.
 FAMILIES = [
     "llama-biases",
     "mistral-gqa",
@@ -93,6 +93,7 @@ FAMILIES = [
     "falcon-bias-sequential",
     "gpt2-mha",
     "gemma3-gqa",
+    "gemma4-borrowing",
     "qwen3-gqa",
     "gemma2-gqa",
     "olmo2-gqa",
@@ -192,7 +193,8 @@ def test_sinks_take_no_relevance(two):
 
 
 @pytest.mark.parametrize(
-    "case", ["llama-gqa", "qwen3moe-gqa", "gptoss-gqa", "qwen3.5-gqa"]
+    "case",
+    ["llama-gqa", "qwen3moe-gqa", "gptoss-gqa", "qwen3.5-gqa", "gemma4-borrowing"],
 )
 def test_gradient_x_input_by_finite_differences(case, tmp_path):
     from flax import nnx

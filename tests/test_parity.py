@@ -92,7 +92,9 @@ def test_attention_rows_are_those_of_hugging_face(case, tmp_path):
     np.testing.assert_allclose(rows, theirs, atol=1e-5)
 
 
-@pytest.mark.parametrize("case", ["llama-gqa", "gemma3-gqa", "falcon-7b", "gpt2-mha"])
+@pytest.mark.parametrize(
+    "case", ["llama-gqa", "gemma3-gqa", "gemma4-borrowing", "falcon-7b", "gpt2-mha"]
+)
 def test_bfloat16(case, tmp_path):
     # Against float32, root mean square over root mean square: three layers of random
     # weights in 8-bit mantissas.

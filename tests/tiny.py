@@ -78,6 +78,18 @@ _HYBRID = _BASE | dict(
     partial_rotary_factor=0.5,
 )
 
+_GEMMA4 = _BASE | dict(
+    num_hidden_layers=6,
+    layer_types=["sliding_attention", "sliding_attention", "full_attention"] * 2,
+    sliding_window=8,
+    head_dim=8,
+    global_head_dim=16,
+    hidden_size_per_layer_input=0,
+    rms_norm_eps=0.1,  # as in hybrids
+    final_logit_softcapping=2.0,
+)
+_INPUTS = {"hidden_size_per_layer_input": 12, "vocab_size_per_layer_input": 61}
+
 # name -> (model_type, settings)
 CASES = {
     "llama-mha": ("llama", _BASE | _MHA | _UNTIED),
@@ -157,6 +169,36 @@ CASES = {
     "gemma2-uncapped": (
         "gemma2",
         _GEMMA | {"attn_logit_softcapping": None, "final_logit_softcapping": None},
+    ),
+    "gemma4-borrowing": (
+        "gemma4_text",
+        _GEMMA4
+        | _INPUTS
+        | dict(
+            num_hidden_layers=8,
+            layer_types=["sliding_attention", "full_attention"] * 4,
+            num_kv_shared_layers=4,
+            use_double_wide_mlp=True,
+            hidden_size_per_layer_input=64,  # whole blocks of few bits
+        ),
+    ),
+    "gemma4-plain": (
+        "gemma4_text",
+        _GEMMA4 | dict(attention_k_eq_v=True, num_global_key_value_heads=1),
+    ),
+    "gemma4-uneven": (
+        "gemma4_text",
+        _GEMMA4
+        | _INPUTS
+        | dict(
+            layer_types=["sliding_attention"] * 2
+            + ["full_attention", "sliding_attention"] * 2
+            + ["full_attention"],
+            num_hidden_layers=7,
+            num_kv_shared_layers=3,
+            attention_bias=True,
+            final_logit_softcapping=None,
+        ),
     ),
     "granite-gqa": ("granite", _BASE | _MULTIPLIERS),
     "granite4-dense": ("granitemoehybrid", _BASE | _MULTIPLIERS | _DENSE),
@@ -277,7 +319,8 @@ def weight(name: str, shape: tuple[int, ...]) -> np.ndarray:
     rng = np.random.default_rng(zlib.crc32(name.encode()))
     values = rng.standard_normal(shape).astype(np.float32)
     if len(shape) == 1:
-        return values * 0.1 + (name.endswith("weight") and "gemma" not in name)
+        ones = name.endswith(("weight", "layer_scalar")) and "gemma" not in name
+        return values * 0.1 + ones
     return values * 0.25
 
 

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from jaxhal import lrp
 from jaxhal.features.base import Reducer
-from jaxhal.models.config import Config
+from jaxhal.models.config import ATTENTION, Config
 
 _RELEVANCE = lrp.PromptRelevance, lrp.RelevanceMap, lrp.ResponseRelevance
 
@@ -45,14 +45,24 @@ def flops(config: Config, shape: Shape) -> int:
 
 def layers(config: Config, tokens: int, columns: float) -> int:
     """Of all layers for some tokens, each of which sees so many columns on average."""
-    heads = config.num_attention_heads * config.head_dim
-    kv = config.num_key_value_heads * config.head_dim
+    return sum(_part(part, tokens, columns) for part in config.parts)
+
+
+def _part(config: Config, tokens: int, columns: float) -> int:
+    """Of layers with keys of their own, or of those that borrow them."""
+
+    def attention(own: Config) -> int:
+        heads = own.num_attention_heads * own.head_dim
+        kv = own.num_key_value_heads * own.head_dim * (not own.borrows)
+        made = (3 if own.attention_gate else 2) * heads + (2 - own.keys_as_values) * kv
+        return own.hidden_size * made + round(2 * columns) * heads
+
     mlp = (3 if config.gated else 2) * config.inner_size + config.num_experts
-    gated = 3 if config.attention_gate else 2
-    attention = (
-        config.hidden_size * (gated * heads + 2 * kv) + round(2 * columns) * heads
+    if config.layer_inputs is not None:  # each layer's own, its gate and its projection
+        mlp += 3 * config.layer_inputs[1]
+    each = sum(
+        len(config.layers_with(kind)) * attention(config.of(kind)) for kind in ATTENTION
     )
-    each = len(config.layers_with("self_attn")) * attention
     if (delta := config.delta) is not None:
         keys = delta.key_heads * delta.key_dim
         values = delta.value_heads * delta.value_dim

@@ -241,13 +241,14 @@ def _generating(
         begun.output_shardings,
     )
     # As `cache.laid` puts them before the loop.
-    own = jax.tree.map(
-        lambda leaf: jax.ShapeDtypeStruct(
-            leaf.shape, leaf.dtype, sharding=state.cache.prefix[1].sharding
+    key, value = jax.tree.map(
+        lambda leaf, at: jax.ShapeDtypeStruct(
+            leaf.shape, leaf.dtype, sharding=at.sharding
         ),
-        {"key": state.cache.key, "value": state.cache.value},
+        (state.cache.key, state.cache.value),
+        (state.cache.prefix[1], state.cache.prefix[1]),
     )
-    cache = dataclasses.replace(state.cache, **own)
+    cache = dataclasses.replace(state.cache, key=key, value=value)
     state = dataclasses.replace(state, cache=cache)
     going = decoding.go_on.lower(lm, state, until, how).compile(options)
     # States are written as well.
@@ -283,7 +284,7 @@ def _read_once(lm: LM, logits: bool, tokens: int) -> float:
     Of tables it takes a few rows, and of experts those that its tokens go through.
     """
     vocabulary = "embed_tokens" if lm.config.tie_word_embeddings else "lm_head"
-    needed = {"blocks", "norm"} | ({vocabulary} if logits else set())
+    needed = {"blocks", "borrowing_blocks", "norm", *([vocabulary] * logits)}
     parts = weights.paths(lm.params)
     leaves = [leaf for path, leaf in parts if path.partition(".")[0] in needed]
     experts = _bytes([leaf for leaf in leaves if len(leaf.shape) == 4])

@@ -28,8 +28,8 @@ from jaxhal.models.batching import (
     plan_shared,
     rows_together,
 )
-from jaxhal.models.cache import positions
-from jaxhal.models.config import Config
+from jaxhal.models.cache import positions, turned
+from jaxhal.models.config import ATTENTION, Config
 from jaxhal.models.lm import LM
 from jaxhal.models.mesh import rows_at_once, spread
 from jaxhal.models.ops import STANDARD
@@ -146,7 +146,7 @@ def check(config: Config, reducers: Mapping[str, Any]) -> Named:
                 f"reducer {name!r} reads {reducer.reads!r}; use 'probs', 'hidden', "
                 "'logits' or 'lens'"
             )
-        if reducer.reads == "probs" and not config.layers_with("self_attn"):
+        if reducer.reads == "probs" and not config.layers_with(*ATTENTION):
             raise ValueError(
                 f"reducer {name!r} reads attention, and all layers of this model have "
                 "linear attention, which has no rows of it; use detectors of hidden "
@@ -178,11 +178,11 @@ def _forwards(lm: LM, batch: Batch, named: Named, copies: int) -> dict[str, Any]
         keys, values, *states = kept
         before = jnp.repeat(before, copies, axis=0)
         states = (jnp.repeat(state, copies, axis=1) for state in states)
-        prefix = keys.swapaxes(-1, -2), values, *states
+        prefix = turned(keys), values, *states
         position, length = positions(valid), jnp.sum(valid, axis=1, dtype=jnp.int32)
         own = position[:, shared:]
         geo = decoder.geometry(model.config, own, position, valid, length)
-        x = decoder.embed(model, tokens[:, shared:], own)
+        x, geo = decoder.embed(model, tokens[:, shared:], geo)
         rows = dataclasses.replace(rows, first=0)
     tap = rows.tap(named, model)
     hidden, attended, state, _ = decoder.run(

@@ -14,7 +14,7 @@ from jaxtyping import Array
 from jaxhal.features.base import Reducer
 from jaxhal.features.hidden import state_number
 from jaxhal.models import decoder, kernels
-from jaxhal.models.config import Config
+from jaxhal.models.config import ATTENTION, Config
 from jaxhal.models.layers import RowTap, in_blocks
 from jaxhal.models.ops import STANDARD
 from jaxhal.types import Batch, View
@@ -259,7 +259,7 @@ class Rows:
         )
         # Layers go along in periods, each of so many with attention.
         steps = config.num_hidden_layers // config.period
-        size *= len(config.layers_with("self_attn")) // steps
+        size *= len(config.layers_with(*ATTENTION)) // steps
         fits = max(1, GROUP_BYTES // size)
         return next(
             g for g in range(1, steps + 1) if steps % g == 0 and steps // g <= fits

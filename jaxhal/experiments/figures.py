@@ -12,6 +12,7 @@ from jaxhal.experiments import relevance
 from jaxhal.experiments.config import UNITS
 from jaxhal.experiments.running import Result
 from jaxhal.features.forest import Forest
+from jaxhal.models.config import ATTENTION
 from jaxhal.models.lm import LM
 from jaxhal.reporting import results
 from jaxhal.scoring.fitting import Fitted
@@ -92,7 +93,7 @@ def _head_map(toha: Fitted, lm: LM) -> "Figure":
         f"{toha.detector.name}: MTop-Div, hallucinated minus grounded",
         "difference",
         framed=[(int(layer), int(head)) for layer, head in chosen],
-        layers=lm.config.layers_with("self_attn"),
+        layers=lm.config.layers_with(*ATTENTION),
     )
 
 
@@ -118,7 +119,7 @@ def forests(
     params = toha.params
     best = np.where(np.asarray(params.weights) > 0, params.separation, -np.inf)
     layer, head = np.unravel_index(np.argmax(best), _grid(best, lm).shape)
-    number = lm.config.layers_with("self_attn")[layer]
+    number = lm.config.layers_with(*ATTENTION)[layer]
     batch = lm.encode([data.examples[row] for row in chosen.values()])
     edges = read(lm, batch, {"forest": Forest()})["forest"]
     decode = lm.require_tokenizer().decode

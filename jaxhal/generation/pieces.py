@@ -5,7 +5,7 @@ What it begins with like one that was read before is not read again.
 
 import functools
 from collections import OrderedDict
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +15,7 @@ from jaxtyping import Array, Int
 
 from jaxhal.models import decoder, delta
 from jaxhal.models.batching import Encoded
-from jaxhal.models.cache import positions
+from jaxhal.models.cache import positions, room, turned
 from jaxhal.models.lm import LM
 from jaxhal.models.ops import STANDARD
 
@@ -32,7 +32,7 @@ class Prompt(NamedTuple):
 
     row: Encoded
     # As a cache's prefix has them, of one row, and its states.
-    buffers: tuple[Array, ...]
+    buffers: tuple[Any, ...]
     read: int  # columns, padding included
     reused: int  # tokens that were read with another prompt
 
@@ -44,7 +44,7 @@ class Prompt(NamedTuple):
     @property
     def width(self) -> int:
         """Columns, flush with the seam, for all but the last token."""
-        return self.buffers[1].shape[3]
+        return jax.tree.leaves(self.buffers[1])[0].shape[3]
 
     @property
     def complete(self) -> bool:
@@ -98,7 +98,7 @@ class Prefixes:
 
 
 def _bytes(prompt: Prompt) -> int:
-    return sum(buffer.nbytes for buffer in prompt.buffers)
+    return sum(buffer.nbytes for buffer in jax.tree.leaves(prompt.buffers))
 
 
 def _common(one: np.ndarray, other: np.ndarray) -> int:
@@ -129,14 +129,8 @@ def begin(lm: LM, row: Encoded, prefixes: Prefixes) -> Prompt:
         buffers = _moved(like.buffers, first, width - len(before), reused, width)
     else:
         dtype = lm.params["embed_tokens"]["embedding"].get_value().dtype
-        layers = len(config.layers_with("self_attn"))
-        shape = (layers, 1, config.num_key_value_heads)
-        d = config.head_dim
-        buffers = (
-            jnp.zeros((*shape, d, width), dtype),
-            jnp.zeros((*shape, width, d), dtype),
-            *delta.states(config, 1, dtype),
-        )
+        values = room(config, 1, width, dtype)
+        buffers = turned(values), values, *delta.states(config, 1, dtype)
     # Pieces of padding alone are passed over.
     return Prompt(row, buffers, width - _columns(len(before) - reused), reused)
 
@@ -172,14 +166,15 @@ def _moved(buffers, first, start, count, width: int):
     token = jnp.arange(width) - start
     there = (token >= 0) & (token < count)
     at = jnp.where(there, first + token, 0)
-    keys = jnp.where(there, keys[..., at], 0)
-    return keys, jnp.where(there[:, None], values[..., at, :], 0)
+    keys = jax.tree.map(lambda x: jnp.where(there, x[..., at], 0), keys)
+    there = there[:, None]
+    return keys, jax.tree.map(lambda x: jnp.where(there, x[..., at, :], 0), values)
 
 
 @functools.partial(jax.jit, donate_argnames="buffers")
 def _read_piece(lm: LM, buffers, tokens, first, start, length):
     model, (keys, values, *_) = nnx.merge(lm.graphdef, lm.params), buffers
-    column = jnp.arange(values.shape[3])
+    column = jnp.arange(jax.tree.leaves(values)[0].shape[3])
     valid = (column >= first)[None]
     position, at = positions(valid), start + jnp.arange(len(tokens))
     own = position[:, at]
@@ -190,7 +185,14 @@ def _read_piece(lm: LM, buffers, tokens, first, start, length):
         jnp.concatenate([valid & (column < start), valid[:, at]], axis=1),
         jnp.asarray(length, jnp.int32)[None],
     )
-    x = decoder.embed(model, tokens[None], own)
+    x, geo = decoder.embed(model, tokens[None], geo)
     *_, kept = decoder.run(model, x, geo, ops=STANDARD, prefix=buffers, keep=True)
-    put, (k, v, *states) = jax.lax.dynamic_update_slice_in_dim, kept
-    return put(keys, k.swapaxes(-1, -2), start, 4), put(values, v, start, 3), *states
+    k, v, *states = kept
+
+    def put(buffers: Any, new: Any, axis: int) -> Any:
+        def one(buffer: Array, part: Array) -> Array:
+            return jax.lax.dynamic_update_slice_in_dim(buffer, part, start, axis)
+
+        return jax.tree.map(one, buffers, new)
+
+    return put(keys, turned(k), 4), put(values, v, 3), *states

@@ -22,7 +22,7 @@ from jaxhal.generation.pieces import Prompt
 from jaxhal.generation.sampling import choose_each
 from jaxhal.generation.steps import advance
 from jaxhal.models import decoder, delta
-from jaxhal.models.cache import OWN, Cache
+from jaxhal.models.cache import OWN, Cache, room, turned
 from jaxhal.models.lm import LM
 from jaxhal.models.mesh import along, mesh_of
 
@@ -69,25 +69,24 @@ def empty(lm: LM, size: Size, how: Decoding) -> Slots:
     model, config = nnx.merge(lm.graphdef, lm.params), lm.config
     rows, prompt, new = size
     dtype = model.embed_tokens.embedding.get_value().dtype
-    heads, d = config.num_key_value_heads, config.head_dim
 
     def apart(stacked: Array) -> Any:
         if isinstance(model.blocks, nnx.List) and len(stacked):
             return tuple(stacked)
         return stacked
 
-    def layers(*shape: int) -> Any:
-        count = len(config.layers_with("self_attn"))
-        return apart(jnp.zeros((count, rows, heads, *shape), dtype))
-
     none, columns = jnp.zeros(rows, jnp.int32), (rows, prompt + 1 + new)
     no = jnp.zeros(rows, bool)
     ids, flags = jnp.zeros(columns, jnp.int32), jnp.zeros(columns, bool)
+    before, own = (room(config, rows, n, dtype) for n in (prompt, 1 + new))
+    parts = {
+        "prefix": (turned(before), before),
+        "key": own,
+        "value": own,
+        "states": delta.states(config, rows, dtype),
+    }
     cache = Cache(
-        prefix=(layers(d, prompt), layers(prompt, d)),
-        key=layers(1 + new, d),
-        value=layers(1 + new, d),
-        states=tuple(map(apart, delta.states(config, rows, dtype))),
+        **jax.tree.map(apart, parts),
         position=ids,
         valid=flags,
         context=flags,
@@ -104,7 +103,7 @@ def empty(lm: LM, size: Size, how: Decoding) -> Slots:
         at = jnp.zeros((rows, 1), jnp.int32)
         return advance(model, cache, at, at > 0, how.named, none)[2]
 
-    def room(leaf: Any, reducer: Any) -> Array:
+    def features(leaf: Any, reducer: Any) -> Array:
         shape = list(leaf.shape)
         shape[QUERY[reducer.reads]] = new
         return jnp.zeros(shape, leaf.dtype)
@@ -121,7 +120,7 @@ def empty(lm: LM, size: Size, how: Decoding) -> Slots:
         top_p=jnp.ones(rows, jnp.float32),
         tokens=jnp.full((rows, new), how.pad_id, jnp.int32),
         logprob=jnp.zeros((rows, new), jnp.float32),
-        features=mapped(room, how.named, jax.eval_shape(read)),
+        features=mapped(features, how.named, jax.eval_shape(read)),
     )
 
 
@@ -202,7 +201,9 @@ def enter(
 
 @functools.partial(jax.jit, donate_argnames="slots")
 def _enter(slots: Slots, at, buffers, cache: dict, own: dict) -> Slots:
-    def put(rows: Any, one: Array, axis: int) -> Any:
+    def put(rows: Any, one: Any, axis: int) -> Any:
+        if isinstance(rows, dict):
+            return {kind: put(rows[kind], one[kind], axis) for kind in rows}
         if isinstance(rows, tuple):
             return tuple(put(*pair, axis) for pair in zip(rows, one, strict=True))
         start = [0] * rows.ndim
@@ -381,7 +382,7 @@ def resized(
         **changed,
     )
 
-    def room(leaf: Array, reducer: Any) -> Array:
+    def features(leaf: Array, reducer: Any) -> Array:
         return fit(leaf, QUERY[reducer.reads], 0, after, reducer.batch_axis)
 
     each = ("newest", "count", "limit", "done", "temperature", "top_p")
@@ -393,6 +394,6 @@ def resized(
         keys=jnp.take(slots.keys, rows, axis=0),
         tokens=fit(slots.tokens, 1, 0, after),
         logprob=fit(slots.logprob, 1, 0, after),
-        features=mapped(room, how.named, slots.features),
+        features=mapped(features, how.named, slots.features),
         **own,
     )

@@ -207,9 +207,10 @@ def advance(
     known = jnp.zeros(len(tokens), tokens.dtype) if callable(following) else following
     masks = masks_of(cache, _entered(cache, column, tokens, known))
     rows = Rows(masks, cache.prompt_length, 0, tokens.shape[1], column)
+    x, geo = decoder.embed(model, tokens, geo)
     hidden, attended, state, (key, value, *states) = decoder.run(
         model,
-        decoder.embed(model, tokens, position),
+        x,
         geo,
         ops=STANDARD,
         tap=rows.tap(named, model),

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int, Shaped
 
+from jaxhal.models.config import ATTENTION, Config
 from jaxhal.models.mesh import mesh_of
 from jaxhal.types import Batch
 
@@ -20,8 +21,9 @@ class Cache:
     Columns run as in :class:`jaxhal.types.Batch`: the prompt fills ``[0, P)`` and
     decoding writes column ``P + t``.  Prompts are kept apart (``prefix``), so that
     several consecutive rows can go on from one that was read once.  Keys and values may
-    be tuples over layers instead: :func:`apart`.  Layers of linear attention have no
-    keys, but a state of each row.
+    be tuples over layers instead: :func:`apart`.  Where layers have heads of two kinds
+    they are dictionaries of both: :func:`by_kind`.  Layers of linear attention have no
+    keys, but a state of each row, and layers that borrow keys have nothing.
     """
 
     # Keys [layer prompts kv_heads head P] as products want them, and values
@@ -60,23 +62,59 @@ OWN = (
 )
 
 
+def by_kind(config: Config, key: Any, value: Any) -> dict[str, tuple[Any, Any]]:
+    """Keys and values of the layers of each kind of attention, as a block names it."""
+    if config.full is None:
+        return {"self_attn": (key, value)}
+    return {kind: (key[kind], value[kind]) for kind in key}
+
+
+def joined(config: Config, kinds: dict[str, tuple[Any, Any]]) -> tuple[Any, Any]:
+    """The same as a cache has them."""
+    if config.full is None:
+        return kinds["self_attn"]
+    key, value = ({kind: kinds[kind][at] for kind in kinds} for at in (0, 1))
+    return key, value
+
+
+def room(config: Config, rows: int, columns: int, dtype: Any) -> Any:
+    """Free columns ``[layer rows kv_heads columns head]``, of keys or values."""
+
+    def of(kind: str) -> Array:
+        own, layers = config.of(kind), len(config.parts[0].layers_with(kind))
+        shape = layers, rows, own.num_key_value_heads, columns, own.head_dim
+        return jnp.zeros(shape, dtype)
+
+    if config.full is None:
+        return of("self_attn")
+    mixers = config.parts[0].mixers
+    return {kind: of(kind) for kind in ATTENTION if kind in mixers}
+
+
+def turned(keys: Any) -> Any:
+    """Keys as those of prompts lie, or back."""
+    return jax.tree.map(lambda leaf: leaf.swapaxes(-1, -2), keys)
+
+
 def start(
-    batch: Batch, kept: tuple[Array, ...], new_tokens: int, reach: int | Array
+    batch: Batch, kept: tuple[Any, ...], new_tokens: int, reach: int | Array
 ) -> Cache:
     """The cache after a prefill; a row will go on by ``reach`` new columns at most."""
     key, value, *states = kept
     valid = jnp.asarray(batch.valid)[:, : batch.prompt_length]
     length = jnp.sum(valid, axis=1, dtype=jnp.int32)
-    free = jnp.zeros((*key.shape[:3], new_tokens, key.shape[4]), key.dtype)
+
+    def own(part: Array) -> Array:
+        return jnp.zeros((*part.shape[:3], new_tokens, part.shape[4]), part.dtype)
 
     def widened(prompts: Any) -> Array:
         prompts = jnp.asarray(prompts)[:, : batch.prompt_length]
         return jnp.pad(prompts, [(0, 0), (0, new_tokens)])
 
     return Cache(
-        prefix=(key.swapaxes(-1, -2), value),
-        key=free,
-        value=free,
+        prefix=(turned(key), value),
+        key=jax.tree.map(own, key),
+        value=jax.tree.map(own, value),
         states=tuple(states),
         position=widened(positions(valid)),
         valid=widened(valid),
@@ -98,7 +136,8 @@ def laid(cache: Cache) -> Cache:
     """
     if mesh_of(cache.prefix) is None:
         return cache
-    key, value = jax.device_put((cache.key, cache.value), cache.prefix[1].sharding)
+    places = jax.tree.map(lambda leaf: leaf.sharding, cache.prefix[1])
+    key, value = jax.device_put((cache.key, cache.value), (places, places))
     return dataclasses.replace(cache, key=key, value=value)
 
 

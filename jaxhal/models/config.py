@@ -9,6 +9,11 @@ from jaxhal.io.showing import shown
 from jaxhal.models.rope_config import Rope, rope_from
 from jaxhal.models.settings import LAYERS, LENGTH, VOCABULARY, Settings
 
+# What parameters that are stacked over layers begin with.
+STACKS = ("blocks.", "borrowing_blocks.")
+# Layers of attention, as a block names them.
+ATTENTION = ("self_attn", "full_attn")
+
 
 @dataclasses.dataclass(frozen=True)
 class Delta:
@@ -20,6 +25,17 @@ class Delta:
     key_dim: int
     value_dim: int
     kernel: int  # columns that a convolution sees, the token's own included
+
+
+@dataclasses.dataclass(frozen=True)
+class Full:
+    """Layers that see all keys, where their heads are others than those of windows."""
+
+    layers: tuple[int, ...]
+    head_dim: int
+    key_heads: int
+    keys_as_values: bool
+    rope: Rope
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,13 +92,75 @@ class Config:
     logit_cap: float | None = None
     tie_word_embeddings: bool = False
     delta: Delta | None = None  # without, all layers have attention
+    full: Full | None = None  # without, all attention has the same heads
+    keys_as_values: bool = False  # one projection gives both
+    value_norm: bool = False  # of each head, without a scale
+    layer_scale: bool = False  # a learnt factor of what leaves a layer
+    # Vocabulary and width of what each layer gets of a token beside the residual.
+    layer_inputs: tuple[int, int] | None = None
+    # So many of the last layers take the keys and values of the last layer of their
+    # kind before them, and have perceptrons of that width.
+    borrowing: int = 0
+    borrowing_width: int = 0
+    borrows: bool = False  # of the `parts`: the one of those
 
     @property
     def mixers(self) -> tuple[str, ...]:
         """What each layer mixes by, as a block names it."""
         linear = () if self.delta is None else self.delta.layers
-        layers = range(self.num_hidden_layers)
-        return tuple("linear_attn" if n in linear else "self_attn" for n in layers)
+        full = () if self.full is None else self.full.layers
+
+        def mixer(layer: int) -> str:
+            if layer in linear:
+                return "linear_attn"
+            return "full_attn" if layer in full else "self_attn"
+
+        return tuple(map(mixer, range(self.num_hidden_layers)))
+
+    @property
+    def alike(self) -> bool:
+        """Whether all layers may be stacked together, mixers and all."""
+        return self.delta is None and self.full is None
+
+    @property
+    def parts(self) -> tuple["Config", ...]:
+        """Of the layers with keys of their own, and of those that borrow them."""
+        if not self.borrowing:
+            return (self,)
+        own = self.num_hidden_layers - self.borrowing
+        other = dict(intermediate_size=self.borrowing_width, borrows=True)
+        return self._part(0, own), self._part(own, self.num_hidden_layers, **other)
+
+    def _part(self, start: int, stop: int, **changes: Any) -> "Config":
+        full = self.full
+        if full is not None:
+            layers = (n - start for n in full.layers if start <= n < stop)
+            full = dataclasses.replace(full, layers=tuple(layers))
+        return dataclasses.replace(
+            self,
+            num_hidden_layers=stop - start,
+            windows=self.windows[start:stop],
+            rope_of_layer=self.rope_of_layer[start:stop],
+            full=full,
+            borrowing=0,
+            **changes,
+        )
+
+    def of(self, mixer: str) -> "Config":
+        """What holds for layers of one kind of attention."""
+        if (full := self.full) is None:
+            return self
+        windows = tuple(self.windows[n] for n in self.layers_with(mixer))
+        own = dataclasses.replace(self, full=None, windows=windows)
+        if mixer == "self_attn":
+            return own
+        return dataclasses.replace(
+            own,
+            head_dim=full.head_dim,
+            num_key_value_heads=full.key_heads,
+            keys_as_values=full.keys_as_values,
+            ropes=(full.rope,),
+        )
 
     @property
     def period(self) -> int:
@@ -94,9 +172,9 @@ class Config:
             if not len(mixers) % n and mixers == mixers[:n] * (len(mixers) // n)
         )
 
-    def layers_with(self, mixer: str) -> tuple[int, ...]:
-        """The numbers of the layers that have this mixer."""
-        return tuple(n for n, own in enumerate(self.mixers) if own == mixer)
+    def layers_with(self, *mixers: str) -> tuple[int, ...]:
+        """The numbers of the layers that have one of these mixers."""
+        return tuple(n for n, own in enumerate(self.mixers) if own in mixers)
 
     @property
     def scale(self) -> float:
@@ -234,6 +312,10 @@ def activation(raw: Settings, key: str, default: str) -> str:
     return _ACTIVATIONS[raw.one_of(key, default, _ACTIVATIONS)]
 
 
+def attention_bias(raw: Settings) -> dict[str, Any]:
+    return dict.fromkeys(("qkv_bias", "o_bias"), raw.flag("attention_bias"))
+
+
 def layer_count(raw: Settings) -> int:
     return raw.whole("num_hidden_layers", most=LAYERS)
 
@@ -293,7 +375,11 @@ def delta_from(raw: Settings) -> Delta | None:
 
 
 # Of models that read more than text, what computes with their text.
-TEXT_OF = {"gemma3": "gemma3_text", "qwen3_5": "qwen3_5_text"}
+TEXT_OF = {
+    "gemma3": "gemma3_text",
+    "gemma4": "gemma4_text",
+    "qwen3_5": "qwen3_5_text",
+}
 
 
 def text_part(raw: Settings) -> Settings:

@@ -1,5 +1,6 @@
 """One decoder for every family: stacked blocks, scanned over layers."""
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -10,11 +11,13 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxhal.models import ops as ops_lib
 from jaxhal.models import quantized, rope, stacks
-from jaxhal.models.cache import Cache, positions
-from jaxhal.models.config import Config
+from jaxhal.models.cache import Cache, by_kind, joined, positions, room
+from jaxhal.models.config import ATTENTION, Config
 from jaxhal.models.delta import DeltaNet
 from jaxhal.models.feedforward import linear
-from jaxhal.models.layers import Attention, Block, Geometry, LayerIndex, Norm, RowTap
+from jaxhal.models.layer_inputs import LayerInputs
+from jaxhal.models.layers import Attention, Block, Geometry, LayerIndex, RowTap
+from jaxhal.models.norm import Norm
 from jaxhal.models.ops import Ops, Turned, wide
 
 # Bytes of the part of a stored vocabulary that is made numbers at once.
@@ -43,7 +46,7 @@ class Decoder(nnx.Module):
 
     ``blocks`` is one :class:`Block` whose arrays are stacked over layers, those of its
     mixers over the layers that have them, or the list of blocks that :func:`apart`
-    makes.
+    makes.  ``borrowing_blocks`` is the same of the layers that borrow keys.
     """
 
     def __init__(self, config: Config, dtype: Any, rngs: nnx.Rngs):
@@ -58,21 +61,34 @@ class Decoder(nnx.Module):
             else None
         )
 
-        def stacked(part: Callable[..., Any], layers: int) -> Any:
-            make = nnx.vmap(lambda keys: part(config, dtype, keys))
-            return make(rngs.split(layers))
-
-        self.blocks: Block | nnx.List = stacked(Block, config.num_hidden_layers)
-        if config.delta is not None:
-            for name, mixer in (("self_attn", Attention), ("linear_attn", DeltaNet)):
-                if layers := len(config.layers_with(name)):
-                    setattr(self.blocks, name, nnx.data(stacked(mixer, layers)))
+        self.layer_inputs = (
+            LayerInputs(config, dtype, rngs) if config.layer_inputs else None
+        )
+        stacked = [_stacked(part, dtype, rngs) for part in config.parts]
+        self.blocks: Block | nnx.List = stacked[0]
+        self.borrowing_blocks = stacked[1] if config.borrowing else None
         self.norm = Norm(config, width, dtype)
         self.lm_head = (
             None
             if config.tie_word_embeddings
             else linear(width, config.vocab_size, False, dtype, rngs)
         )
+
+
+def _stacked(config: Config, dtype: Any, rngs: nnx.Rngs) -> Block:
+    """The layers of one of the parts."""
+
+    def stacked(part: Callable[..., Any], layers: int) -> Any:
+        make = nnx.vmap(lambda keys: part(config, dtype, keys))
+        return make(rngs.split(layers))
+
+    blocks = stacked(Block, config.num_hidden_layers)
+    for name in () if config.alike else stacks.MIXERS:
+        attention = functools.partial(Attention, kind=name)
+        if layers := len(config.layers_with(name)):
+            mixer = attention if name in ATTENTION else DeltaNet
+            setattr(blocks, name, nnx.data(stacked(mixer, layers)))
+    return blocks
 
 
 def apart(model: Decoder, on_cpu: bool) -> Decoder:
@@ -84,7 +100,8 @@ def apart(model: Decoder, on_cpu: bool) -> Decoder:
     # them.  Where a pass reads few tokens that is most of its time on CPU; a program
     # with every layer written out takes seconds longer to compile.
     parts = nnx.clone(model)
-    parts.blocks = nnx.List(stacks.each_layer(model.blocks, model.config))
+    parts.blocks = nnx.List(stacks.each_layer(model))
+    parts.borrowing_blocks = None
     table = model.embed_tokens.embedding.get_value()
     if on_cpu and table.dtype.itemsize >= 4:
         for _, part in nnx.iter_modules(parts.blocks):
@@ -103,19 +120,22 @@ def apart(model: Decoder, on_cpu: bool) -> Decoder:
 
 
 def embed(
-    model: Decoder,
-    tokens: Int[Array, "batch query"],
-    positions: Int[Array, "batch query"],
-) -> Float[Array, "batch query width"]:
-    """Token embeddings, with learned positions where the family has them."""
+    model: Decoder, tokens: Int[Array, "batch query"], geo: Geometry
+) -> tuple[Float[Array, "batch query width"], Geometry]:
+    """Token embeddings, with learned positions where the family has them.
+
+    With them the geometry of the call, which gets what layers get of every token.
+    """
     # Not `embedding[...]`: it may be no array.
     table = model.embed_tokens.embedding.get_value()
     x = quantized.rows_of(table, tokens)
     x = x * jnp.asarray(model.config.embedding_scale, table.dtype)
     if model.embed_positions is not None:
         table = model.embed_positions.embedding.get_value()
-        x = x + quantized.rows_of(table, positions)
-    return x
+        x = x + quantized.rows_of(table, geo.query_position)
+    if model.layer_inputs is not None:
+        geo = geo._replace(layer_inputs=model.layer_inputs(tokens, x))
+    return x, geo
 
 
 def unembed(
@@ -186,11 +206,16 @@ def geometry(
 
     ``query_valid`` is by default that of the last keys.
     """
-    cos = sin = None
-    if config.positions == "rope":
+
+    def turns(config: Config) -> tuple[Array, ...]:
         turned = config.rotary_dim or config.head_dim
-        cos, sin = rope.tables(config.ropes, turned, query_position, length)
+        return rope.tables(config.ropes, turned, query_position, length)
+
+    cos, sin = turns(config) if config.positions == "rope" else (None, None)
     geo = Geometry(query_position, key_position, key_valid, cos, sin)
+    if config.full is not None:
+        cos, sin = turns(config.of("full_attn"))
+        geo = geo._replace(full=(cos[0], sin[0]))
     if config.delta is None:
         return geo
     if query_valid is None:
@@ -211,7 +236,7 @@ def begin(
     position = positions(valid)
     length = jnp.sum(valid, axis=1, dtype=jnp.int32) + reach
     geo = geometry(model.config, position, position, valid, length)
-    return embed(model, tokens, position), geo
+    return embed(model, tokens, geo)
 
 
 def run(
@@ -222,7 +247,7 @@ def run(
     ops: Ops,
     tap: Tap = Tap(),  # noqa: B008  (an immutable default)
     cache: Cache | None = None,
-    prefix: tuple[Array, ...] | None = None,
+    prefix: tuple[Any, ...] | None = None,
     keep: bool = False,
     remat: bool = False,
 ) -> tuple[Float[Array, "batch query width"], Any, Any, Any]:
@@ -244,52 +269,74 @@ def run(
       (``None`` unless kept or cached).
     """
     config = model.config
-    index = LayerIndex.of(config)
-    stored = None if cache is None else (cache.key, cache.value)
+    index = LayerIndex.of(config, geo.layer_inputs)
+    stored: Any = {} if cache is None else by_kind(config, cache.key, cache.value)
     prefix = prefix if cache is None else (*cache.prefix, *cache.states)
     column = 0 if cache is None else cache.column - cache.shared - x.shape[1]
+    befores: dict[str, Any] = {mixer: None for mixer in stacks.MIXERS}
+    if prefix is not None:
+        befores |= by_kind(config, *prefix[:2]) | {"linear_attn": prefix[2:]}
+    lent = _lent(config, x, stored)
+    shared = {kind: befores[kind] for kind in lent}
+    shared = {k: own and tuple(part[-1] for part in own) for k, own in shared.items()}
 
     def go(carry, block: Block, at: LayerIndex, before, append):
-        x, state, stored = carry
+        x, state, stored, lent = carry
         state = tap.hidden(state, x, at.layer)
 
         def attend(attention, normed):
-            nonlocal stored
+            nonlocal stored, lent
             if isinstance(attention, DeltaNet):
                 mixed, after = attention.mix(normed, geo, before, ops)
                 return mixed, (None, after if keep or cache is not None else None)
-            q, k, v = attention.project(normed, geo, at, ops)
-            kept = (k, v) if keep else None
-            if cache is not None:
-                stored, (k, v) = append(stored, (k, v), column)
-            mixed, rows = attention.mix(q, k, v, geo, at, tap.rows, ops, before)
+            kind, kept, prefix = attention.kind, None, before
+            q = attention.queries(normed, geo, at, ops)
+            if attention.config.borrows:
+                (k, v), prefix = lent[kind], shared[kind]
+            else:
+                k, v = attention.keys(normed, geo, at, ops)
+                kept = (k, v) if keep else None
+                if cache is not None:
+                    own, (k, v) = append(stored[kind], (k, v), column)
+                    stored = stored | {kind: own}
+                if kind in lent:
+                    lent = lent | {kind: (k, v)}
+            mixed, rows = attention.mix(q, k, v, geo, at, tap.rows, ops, prefix)
             return mixed, (rows, kept)
 
-        x, without, (rows, kept) = block(x, attend, ops)
+        x, without, (rows, kept) = block(x, attend, ops, at.inputs)
         rows = rows or {}
         if tap.lens is not None:
             rows = rows | tap.lens(without, x)
-        return (x, state, stored), (rows, kept)
+        return (x, state, stored, lent), (rows, kept)
 
-    carry = x, tap.state, stored
-    befores: dict[str, Any] = {mixer: None for mixer in stacks.MIXERS}
-    if prefix is not None:
-        befores = {"self_attn": prefix[:2], "linear_attn": prefix[2:]}
+    carry = x, tap.state, stored, lent
     if isinstance(model.blocks, nnx.List):
         how = stacks.written_out, keep
     else:
         how = stacks.scanned, remat
     carry, (rows, kept) = how[0](model, go, carry, index, befores, tap, how[1])
-    x, state, stored = carry
+    x, state, stored, _ = carry
     if keep:
-        stored = kept["self_attn"] if "self_attn" in kept else _no_keys(config, x)
-    if stored is not None:
-        stored = (*stored, *kept.get("linear_attn", ()))
-    return model.norm(x, ops), rows, state, stored
+        stored = {kind: kept[kind] for kind in ATTENTION if kind in kept}
+        if not stored:  # no layer has keys
+            none = room(config, len(x), x.shape[1], x.dtype)
+            stored = by_kind(config, none, none)
+    after = (*joined(config, stored), *kept.get("linear_attn", ())) if stored else None
+    return model.norm(x, ops), rows, state, after
 
 
-def _no_keys(config: Config, x: Array) -> tuple[Array, Array]:
-    """Keys and values of no layer."""
-    batch, seq, _ = x.shape
-    shape = (0, batch, config.num_key_value_heads, seq, config.head_dim)
-    return jnp.zeros(shape, x.dtype), jnp.zeros(shape, x.dtype)
+def _lent(config: Config, x: Array, stored: dict[str, Any]) -> dict[str, Any]:
+    """Room for the keys and values that layers go on to borrow, by their kind."""
+    if not config.borrowing:
+        return {}
+
+    def zeros(kind: str) -> Array:
+        own = config.of(kind)
+        columns = x.shape[1]
+        if stored:
+            columns = jax.tree.leaves(stored[kind])[0].shape[-2]
+        shape = len(x), own.num_key_value_heads, columns, own.head_dim
+        return jnp.zeros(shape, x.dtype)
+
+    return {kind: (zeros(kind), zeros(kind)) for kind in {*config.parts[-1].mixers}}

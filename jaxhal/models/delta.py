@@ -10,7 +10,8 @@ from jaxtyping import Array, Float
 
 from jaxhal.models.config import Config, Delta
 from jaxhal.models.feedforward import apply, linear
-from jaxhal.models.layers import Geometry, Norm
+from jaxhal.models.layers import Geometry
+from jaxhal.models.norm import Norm
 from jaxhal.models.ops import Ops, wide
 
 # What a layer goes on from: the last columns of queries, keys and values before they

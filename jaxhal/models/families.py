@@ -7,11 +7,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from jaxhal.models import gemma
 from jaxhal.models.config import (
     TEXT_OF,
     Config,
     Family,
-    activation,
+    attention_bias,
     delta_from,
     layer_count,
     of_family,
@@ -31,7 +32,6 @@ from jaxhal.models.rope_config import (
 from jaxhal.models.settings import LENGTH, Settings, read_json
 from jaxhal.models.tables import (
     GATE_UP,
-    GEMMA,
     GPT_OSS,
     GRANITE4,
     LLAMA,
@@ -71,12 +71,8 @@ def huggingface_table(config: Config) -> Mapping[str, Origin]:
     return origins(LLAMA) if table is None else table(config)
 
 
-def _attention_bias(raw: Settings) -> dict[str, Any]:
-    return dict.fromkeys(("qkv_bias", "o_bias"), raw.flag("attention_bias"))
-
-
 def _llama(raw: Settings) -> dict[str, Any]:
-    return _attention_bias(raw) | {"mlp_bias": raw.flag("mlp_bias")}
+    return attention_bias(raw) | {"mlp_bias": raw.flag("mlp_bias")}
 
 
 def _mistral(raw: Settings) -> dict[str, Any]:
@@ -97,7 +93,7 @@ def _qwen(raw: Settings) -> dict[str, Any]:
 
 
 def _qwen3(raw: Settings) -> dict[str, Any]:
-    return _attention_bias(raw) | _qwen(raw)
+    return attention_bias(raw) | _qwen(raw)
 
 
 def _mixtral(raw: Settings) -> dict[str, Any]:
@@ -108,43 +104,21 @@ def _qwen3_moe(raw: Settings) -> dict[str, Any]:
     """All layers see a window, or none does."""
     windows = _mistral(raw) if raw.flag("use_sliding_window") else {}
     norm = {"norm_topk_prob": raw.flag("norm_topk_prob")}
-    return _attention_bias(raw) | windows | sparse(raw) | norm
-
-
-def _gemma(raw: Settings, period: int) -> dict[str, Any]:
-    """0 is a cap that is off."""
-    length = raw.whole("max_position_embeddings", most=LENGTH)
-    keys = {"attention_cap": "attn_logit_softcapping"}
-    keys |= {"logit_cap": "final_logit_softcapping"}
-    caps = {name: raw.number(key, 0.0, least=0.0) for name, key in keys.items()}
-    return _attention_bias(raw) | {
-        "windows": windows(raw, period, 4096),
-        # The published length already counts the scaling of the global layers.
-        "context_length": length,
-        "activation": activation(raw, "hidden_activation", "gelu_pytorch_tanh"),
-        "embedding_scale": raw.whole("hidden_size") ** 0.5,
-        "attention_scale": raw.number("query_pre_attn_scalar", 256.0) ** -0.5,
-        **{name: cap or None for name, cap in caps.items()},
-    }
-
-
-def _gemma3(raw: Settings) -> dict[str, Any]:
-    found = _gemma(raw, raw.whole("sliding_window_pattern", 6))
-    return found | ropes_by_kind(raw, found["windows"], 1e6, 10000.0)
+    return attention_bias(raw) | windows | sparse(raw) | norm
 
 
 def _gpt_oss(raw: Settings) -> dict[str, Any]:
     raw.inside("quantization_config").one_of("quant_method", "mxfp4", ("mxfp4",))
     found = {"windows": windows(raw, 2, 128)}
     found |= {"gate_limit": raw.number("swiglu_limit", 7.0)}
-    return _attention_bias(raw) | sparse(raw) | found
+    return attention_bias(raw) | sparse(raw) | found
 
 
 def _olmo3(raw: Settings) -> dict[str, Any]:
     """Three layers of four see a window, and turn unscaled."""
     found, theta = windows(raw, 4, 4096), raw.number("rope_theta", 500000.0, above=1.0)
     by_kind = ropes_by_kind(raw, found, theta, theta)
-    return _attention_bias(raw) | {"windows": found} | by_kind
+    return attention_bias(raw) | {"windows": found} | by_kind
 
 
 def _smollm3(raw: Settings) -> dict[str, Any]:
@@ -226,7 +200,7 @@ def _ministral3(raw: Settings) -> dict[str, Any]:
 def _qwen3_5(raw: Settings) -> dict[str, Any]:
     length = raw.whole("max_position_embeddings", most=LENGTH)
     nested, theta = rope_settings(raw), raw.number("rope_theta", 1e4, above=1.0)
-    return _attention_bias(raw) | {
+    return attention_bias(raw) | {
         "ropes": (rope_from(nested, theta, length),),
         "rotary_dim": rotary_dim(raw, nested, 0.25),
         "delta": delta_from(raw),
@@ -242,16 +216,11 @@ def _falcon(raw: Settings) -> dict[str, Any]:
     else:
         kv_heads = 1 if raw.flag("multi_query", True) else heads
         block = "parallel" if raw.flag("parallel_attn", True) else "pre"
-    biases = _attention_bias(raw) | {"mlp_bias": raw.flag("attention_bias")}
+    biases = attention_bias(raw) | {"mlp_bias": raw.flag("attention_bias")}
     return biases | wide(raw) | {"num_key_value_heads": kv_heads, "block": block}
 
 
 _PLAIN = {"norm": "layer", "gated": False}
-_GEMMA_DEFAULTS = {
-    "max_position_embeddings": 8192,
-    "head_dim": 256,
-    "tie_word_embeddings": True,
-}
 _TIED = {"rms_norm_eps": 1e-5, "tie_word_embeddings": True}
 _SINKS = {"sinks": True, "mlp_bias": True}
 _GPT_OSS = {"attention_bias": True, "head_dim": 64, "rms_norm_eps": 1e-5}
@@ -335,18 +304,25 @@ FAMILIES = {
     ),
     "gemma2": Family(
         {"norm_offset": 1.0, "block": "sandwich"},
-        lambda raw: _gemma(raw, 2),
-        defaults=_GEMMA_DEFAULTS
+        gemma.gemma2,
+        defaults=gemma.DEFAULTS
         | {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
         only={"use_bidirectional_attention": False},
-        table=like_llama(GEMMA),
+        table=like_llama(gemma.NAMES),
     ),
     "gemma3_text": Family(
         {"qk_norm": "head", "norm_offset": 1.0, "block": "sandwich"},
-        _gemma3,
-        defaults=_GEMMA_DEFAULTS | {"max_position_embeddings": 131072},
+        gemma.gemma3,
+        defaults=gemma.DEFAULTS | {"max_position_embeddings": 131072},
         only={"use_bidirectional_attention": False},
-        table=like_llama(GEMMA),
+        table=like_llama(gemma.NAMES),
+    ),
+    "gemma4_text": Family(
+        gemma.SWITCHES4,
+        gemma.gemma4,
+        defaults=gemma.DEFAULTS | gemma.DEFAULTS4,
+        only={"enable_moe_block": False},
+        table=gemma.table4,
     ),
     "granite": Family(rule=_granite),
     "granitemoehybrid": Family(
@@ -361,7 +337,7 @@ FAMILIES = {
     ),
     "olmo2": Family(
         {"qk_norm": "whole", "block": "post"},
-        _attention_bias,
+        attention_bias,
         defaults={"rms_norm_eps": 1e-5},
         table=like_llama(OLMO),
     ),

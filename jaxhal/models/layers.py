@@ -17,6 +17,7 @@ from jaxtyping import Array, Bool, Float, Int
 from jaxhal.models import kernels, rope
 from jaxhal.models.config import Config
 from jaxhal.models.feedforward import MLP, Experts, apply, linear
+from jaxhal.models.norm import Norm
 from jaxhal.models.ops import STANDARD, Ops, attend_after, capped, wide
 
 # Of one layer's attention, what a way back may keep; beyond it blocks run again.
@@ -35,6 +36,10 @@ class Geometry(NamedTuple):
     by_distance: Float[Array, "heads distance"] | None = None
     # Where layers keep a state: the rows that may change it.
     query_valid: Bool[Array, "batch query"] | None = None
+    # Where layers that see all keys have heads of their own: (cos, sin) of those.
+    full: tuple[Array, Array] | None = None
+    # What each layer gets of every token.
+    layer_inputs: Float[Array, "layer batch query part"] | None = None
 
 
 class LayerIndex(NamedTuple):
@@ -43,13 +48,14 @@ class LayerIndex(NamedTuple):
     layer: Int[Array, ""]
     window: Int[Array, ""]
     rope: Int[Array, ""]
+    inputs: Float[Array, "batch query part"] | None = None
 
     @classmethod
-    def of(cls, config: Config) -> "LayerIndex":
+    def of(cls, config: Config, inputs: Any = None) -> "LayerIndex":
         """Those of all layers, stacked."""
         layers = jnp.arange(config.num_hidden_layers)
-        parts = (config.windows, config.rope_of_layer)
-        return cls(layers, *map(jnp.asarray, parts))
+        windows, ropes = map(jnp.asarray, (config.windows, config.rope_of_layer))
+        return cls(layers, windows, ropes, inputs)
 
 
 class RowTap(NamedTuple):
@@ -59,36 +65,27 @@ class RowTap(NamedTuple):
     reduce: Callable[[Array, Array], Any]
 
 
-class Norm(nnx.Module):
-    """RMSNorm or LayerNorm, computed in float32 or wider."""
-
-    def __init__(self, config: Config, width: int, dtype: Any):
-        self.scale = nnx.Param(jnp.full(width, 1.0 - config.norm_offset, dtype))
-        self.centered = config.norm == "layer"
-        biased = self.centered and config.norm_bias
-        self.bias = nnx.Param(jnp.zeros(width, dtype)) if biased else None
-        self.eps, self.offset = config.norm_eps, config.norm_offset
-
-    def __call__(self, x: Array, ops: Ops = STANDARD) -> Array:
-        y = ops.normalize(x, self.eps, self.centered)
-        y = y * (self.scale[...].astype(y.dtype) + self.offset)
-        if self.bias is not None:
-            y = y + self.bias[...].astype(y.dtype)
-        return y.astype(x.dtype)
-
-
 class Attention(nnx.Module):
-    """Grouped-query attention with rotary or no position code."""
+    """Grouped-query attention with rotary or no position code.
 
-    def __init__(self, config: Config, dtype: Any, rngs: nnx.Rngs):
-        self.config = config
+    Layers that borrow keys and values make queries alone.
+    """
+
+    def __init__(
+        self, config: Config, dtype: Any, rngs: nnx.Rngs, kind: str = "self_attn"
+    ):
+        self.kind, self.config = kind, (config := config.of(kind))
         d, width = config.head_dim, config.hidden_size
 
         heads = config.num_attention_heads * d
         kv_heads = config.num_key_value_heads * d
         self.q_proj = linear(width, heads, config.qkv_bias, dtype, rngs)
-        self.k_proj = linear(width, kv_heads, config.qkv_bias, dtype, rngs)
-        self.v_proj = linear(width, kv_heads, config.qkv_bias, dtype, rngs)
+        own = not config.borrows
+        both = own, own and not config.keys_as_values
+        self.k_proj, self.v_proj = (
+            linear(width, kv_heads, config.qkv_bias, dtype, rngs) if has else None
+            for has in both
+        )
         self.o_proj = linear(heads, width, config.o_bias, dtype, rngs)
         self.output_gate = (
             linear(width, heads, config.qkv_bias, dtype, rngs)
@@ -97,37 +94,52 @@ class Attention(nnx.Module):
         )
         widths = (heads, kv_heads) if config.qk_norm == "whole" else (d, d)
         norms = [Norm(config, of, dtype) if config.qk_norm else None for of in widths]
-        self.q_norm, self.k_norm = norms
+        self.q_norm, self.k_norm = norms[0], norms[1] if own else None
         sinks = jnp.zeros(config.num_attention_heads, dtype) if config.sinks else None
         self.sinks = None if sinks is None else nnx.Param(sinks)
 
-    def project(
+    def queries(
         self, x: Float[Array, "batch query width"], geo: Geometry, at: LayerIndex, ops
-    ) -> tuple[Array, Array, Array]:
-        """Queries ``[batch kv group query head]``, keys and values without group."""
+    ) -> Float[Array, "batch kv_heads group query head"]:
+        """Those of each group of heads that share a key head."""
         config, (batch, query, _) = self.config, x.shape
-        d, kv = config.head_dim, config.num_key_value_heads
-        layers = (self.q_proj, self.k_proj, self.v_proj)
-        q, k, v = (apply(layer, x, ops) for layer in layers)
-        if config.qk_norm == "whole":
-            q, k = self._normed(q, k, ops)
-        q, k, v = (part.reshape(batch, query, -1, d) for part in (q, k, v))
-        if config.qk_norm == "head":
-            q, k = self._normed(q, k, ops)
-        if geo.cos is not None and geo.sin is not None:
-            cos, sin = geo.cos[at.rope], geo.sin[at.rope]
-            q, k = rope.rotate(q, cos, sin), rope.rotate(k, cos, sin)
+        q = self._heads(apply(self.q_proj, x, ops), self.q_norm, ops)
+        q = self._turned(q, geo, at)
         if config.query_growth is not None:
             by, over = config.query_growth
             grown = jnp.log1p((geo.query_position // over).astype(wide(q.dtype)))
             q = (q * (1 + by * grown[:, :, None, None])).astype(q.dtype)
-        q = (q * config.scale).reshape(batch, query, kv, -1, d)
-        swap = (0, 2, 1, 3)
-        return q.transpose(0, 2, 3, 1, 4), k.transpose(swap), v.transpose(swap)
+        q = q * config.scale
+        q = q.reshape(batch, query, config.num_key_value_heads, -1, config.head_dim)
+        return q.transpose(0, 2, 3, 1, 4)
 
-    def _normed(self, q: Array, k: Array, ops: Ops) -> tuple[Array, Array]:
-        assert self.q_norm is not None and self.k_norm is not None
-        return self.q_norm(q, ops), self.k_norm(k, ops)
+    def keys(
+        self, x: Float[Array, "batch query width"], geo: Geometry, at: LayerIndex, ops
+    ) -> tuple[Array, Array]:
+        """Keys and values, ``[batch kv_heads query head]``."""
+        assert self.k_proj is not None
+        k = apply(self.k_proj, x, ops)
+        v = k if self.v_proj is None else apply(self.v_proj, x, ops)
+        k = self._turned(self._heads(k, self.k_norm, ops), geo, at)
+        v = self._heads(v, None, ops)
+        if self.config.value_norm:
+            v = ops.normalize(v, self.config.norm_eps, False).astype(v.dtype)
+        return k.swapaxes(1, 2), v.swapaxes(1, 2)
+
+    def _heads(self, x: Array, norm: Norm | None, ops: Ops) -> Array:
+        """``[batch query heads head]``, normed as one or each head by itself."""
+        whole = self.config.qk_norm == "whole"
+        if norm is not None and whole:
+            x = norm(x, ops)
+        x = x.reshape(*x.shape[:2], -1, self.config.head_dim)
+        return x if norm is None or whole else norm(x, ops)
+
+    def _turned(self, x: Array, geo: Geometry, at: LayerIndex) -> Array:
+        if self.kind == "full_attn" and geo.full is not None:
+            return rope.rotate(x, *geo.full)
+        if geo.cos is None or geo.sin is None:
+            return x
+        return rope.rotate(x, geo.cos[at.rope], geo.sin[at.rope])
 
     def mix(
         self,
@@ -306,8 +318,8 @@ class Block(nnx.Module):
         self.config = config
         width, block = config.hidden_size, config.block
         # Where mixers differ each kind is stacked by itself: see jaxhal.models.stacks.
-        alike = config.delta is None
-        self.self_attn = Attention(config, dtype, rngs) if alike else None
+        self.self_attn = Attention(config, dtype, rngs) if config.alike else None
+        self.full_attn: Any = None
         self.linear_attn: Any = None
         self.mlp = (Experts if config.num_experts else MLP)(config, dtype, rngs)
 
@@ -318,18 +330,25 @@ class Block(nnx.Module):
         self.mlp_norm = norm("pre", "sandwich", "parallel_two_norms")
         self.post_attention_norm = norm("sandwich", "post")
         self.post_mlp_norm = norm("sandwich", "post")
+        part = config.layer_inputs
+        self.input_gate = part and linear(width, part[1], False, dtype, rngs)
+        self.input_proj = part and linear(part[1], width, False, dtype, rngs)
+        self.post_input_norm = part and Norm(config, width, dtype)
+        self.scale = nnx.Param(jnp.ones(1, dtype)) if config.layer_scale else None
 
     def __call__(
         self,
         x: Float[Array, "batch query width"],
         attend: Callable[[Any, Array], tuple[Array, Any]],
         ops: Ops,
+        inputs: Float[Array, "batch query part"] | None = None,
     ) -> tuple[
         Float[Array, "batch query width"], Float[Array, "batch query width"], Any
     ]:
         """``attend(mixer, normed)`` returns mixed values and anything beside.
 
-        What leaves the layer comes with what would without its feed-forward part.
+        What leaves the layer comes with what would without its feed-forward part, to
+        which what is made of the layer's own ``inputs`` counts.
         """
         scale = self.config.residual_scale
 
@@ -340,7 +359,8 @@ class Block(nnx.Module):
             return part if scale == 1.0 else part * scale
 
         read = normed(self.input_norm, x)
-        mixer = self.linear_attn if self.self_attn is None else self.self_attn
+        kinds = self.self_attn, self.full_attn, self.linear_attn
+        mixer: Any = next(kind for kind in kinds if kind is not None)
         mixed, beside = attend(mixer, read)
         mixed = mixer.output(mixed, read, ops)
         if self.config.block in ("parallel", "parallel_two_norms"):
@@ -349,4 +369,16 @@ class Block(nnx.Module):
             return out, ops.add(x, mixed), beside
         x = ops.add(x, scaled(normed(self.post_attention_norm, mixed)))
         inner = self.mlp(normed(self.mlp_norm, x), ops)
-        return ops.add(x, scaled(normed(self.post_mlp_norm, inner))), x, beside
+        out = ops.add(x, scaled(normed(self.post_mlp_norm, inner)))
+        if inputs is not None:
+            out = ops.add(out, self._of_inputs(out, inputs, ops))
+        if self.scale is not None:
+            out, x = (part * self.scale[...] for part in (out, x))
+        return out, x, beside
+
+    def _of_inputs(self, x: Array, inputs: Array, ops: Ops) -> Array:
+        """To relevance the inputs are constants that weigh what a gate lets through."""
+        assert self.input_gate and self.input_proj and self.post_input_norm
+        gate = ops.activate(apply(self.input_gate, x, ops), self.config.activation)
+        out = apply(self.input_proj, ops.route(inputs, gate), ops)
+        return self.post_input_norm(out, ops)

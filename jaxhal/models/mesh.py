@@ -22,7 +22,7 @@ from jax.sharding import (
     PartitionSpec,
 )
 
-from jaxhal.models.config import Config
+from jaxhal.models.config import STACKS, Config
 
 AXES = ("data", "model")
 #: Along which axis of a mesh parameters lie, by what they count.
@@ -42,6 +42,7 @@ FULLY_SHARDED: Mapping[str, str | None] = {**RULES, "embed": "data"}
 _MODULES = {
     "embed_tokens": ("vocab", "embed"),
     "embed_positions": (None, "embed"),
+    "embed_layers": ("vocab", "embed"),
     "lm_head": ("embed", "vocab"),
     "q_proj": ("embed", "heads"),
     "k_proj": ("embed", "kv_heads"),
@@ -169,7 +170,7 @@ def sharding_of(
     An axis that does not divide among its devices is copied to all of them.
     """
     mesh = by_heads(mesh, config)
-    own = len(shape) - path.startswith("blocks.")  # axes beside that of the layers
+    own = len(shape) - path.startswith(STACKS)  # axes beside that of the layers
     module = path.split(".")[-2] if "." in path else ""
     counts = _MODULES.get(module, (None,) * own)
     counts = counts[-1:] if path.endswith(".bias") else counts
@@ -178,7 +179,9 @@ def sharding_of(
     for size, count in zip(shape[len(spec) :], counts, strict=True):
         axes = _axes(mesh, count, rules)
         devices = along(mesh, axes)
-        whole = config.num_key_value_heads if count == "kv_heads" else size
+        whole = size
+        if count == "kv_heads":
+            whole = config.of(path.split(".")[1]).num_key_value_heads
         if count in _LINEAR:
             whole = getattr(config.delta, _LINEAR[count])
         spec.append(axes if devices > 1 and whole % devices == 0 else None)

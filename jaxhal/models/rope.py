@@ -31,6 +31,8 @@ def frequencies(
         base = _llama3(rope, base)
     elif rope.kind == "yarn":
         base = _yarn(rope, base, head_dim)
+    elif rope.kind == "proportional":
+        base = np.where(np.arange(len(base)) < rope.pairs, base / rope.factor, 0.0)
     elif rope.kind == "none":
         base = np.zeros_like(base)
     longer = base / np.asarray(rope.long_divisors or 1.0)

@@ -11,9 +11,16 @@ class Rope:
     """Rotary position parameters, in the names of the Hugging Face config."""
 
     theta: float = 10000.0
-    # none: of layers without positions.
+    # none: of layers without positions; proportional: the first `pairs` turn alone.
     kind: Literal[
-        "default", "linear", "dynamic", "yarn", "llama3", "longrope", "none"
+        "default",
+        "linear",
+        "dynamic",
+        "yarn",
+        "llama3",
+        "longrope",
+        "proportional",
+        "none",
     ] = "default"
     factor: float = 1.0
     original_length: int = 0
@@ -29,6 +36,7 @@ class Rope:
     # the original length, and of longer ones.
     divisors: tuple[float, ...] = ()
     long_divisors: tuple[float, ...] = ()
+    pairs: int = 0
 
     @property
     def by_length(self) -> bool:

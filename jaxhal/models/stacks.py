@@ -2,7 +2,8 @@
 
 Parameters of all layers are stacked; mixers of a kind over the layers that have it.  A
 loop goes along the layers, or where mixers differ along the periods in which their
-kinds come again, whose layers stand written out.
+kinds come again, whose layers stand written out.  Layers that borrow keys are a second
+stack, which a second loop goes along.
 """
 
 import functools
@@ -16,9 +17,9 @@ from flax import nnx
 from jaxtyping import Array
 
 from jaxhal.models import quantized
-from jaxhal.models.config import Config
+from jaxhal.models.config import ATTENTION, Config
 
-MIXERS = ("self_attn", "linear_attn")
+MIXERS = (*ATTENTION, "linear_attn")
 
 
 def split(blocks: Any, config: Config) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -26,7 +27,7 @@ def split(blocks: Any, config: Config) -> tuple[dict[str, Any], dict[str, Any]]:
 
     Those of mixers go by their name where mixers differ, all others by ``""``.
     """
-    if config.delta is None:
+    if config.alike:
         definition, weights = nnx.split(blocks)
         return {"self_attn": definition}, {"": weights}
     definitions, stacked = {}, {}
@@ -41,8 +42,19 @@ def split(blocks: Any, config: Config) -> tuple[dict[str, Any], dict[str, Any]]:
     return definitions, stacked
 
 
-def each_layer(blocks: Any, config: Config) -> list[Any]:
+def each_layer(model: Any) -> list[Any]:
     """Every layer by itself."""
+    parts = zip(stacked_parts(model), model.config.parts, strict=True)
+    return [layer for part in parts for layer in _of_part(*part)]
+
+
+def stacked_parts(model: Any) -> list[Any]:
+    """The blocks of each of a model's parts."""
+    both = model.blocks, model.borrowing_blocks
+    return [blocks for blocks in both if blocks is not None]
+
+
+def _of_part(blocks: Any, config: Config) -> list[Any]:
     definitions, weights = split(blocks, config)
     mixers, seen, layers = config.mixers, Counter(), []
     every = {name: _each_layer(own) for name, own in weights.items()}
@@ -78,7 +90,7 @@ def written_out(model: Any, go, carry, index, befores: Mapping[str, Any], tap, k
         mixer = model.config.mixers[number]
         place, before = seen[mixer], befores[mixer]
         seen[mixer] += 1
-        if before is not None:
+        if before is not None and not block.config.borrows:
             before = tuple(part[place] for part in before)
         append = functools.partial(_append_apart, place)
         carry, own = go(carry, block, layer(index, number), before, append)
@@ -106,12 +118,34 @@ def _together(beside: list) -> tuple[dict[str, list], dict[str, list]]:
 
 
 def scanned(model: Any, go, carry, index, befores: Mapping[str, Any], tap, remat):
-    """The same as a loop over stacked layers, rows finished a group at a time."""
-    config = model.config
+    """The same as loops over stacked layers, rows finished a group at a time."""
+    first, every, kept = 0, [], {}
+    for blocks, config in zip(stacked_parts(model), model.config.parts, strict=True):
+        if len(model.config.parts) == 1:
+            own = index
+        else:
+            stop = first + config.num_hidden_layers
+            own = jax.tree.map(lambda x, a=first, b=stop: x[a:b], index)
+        some = dict.fromkeys(befores) if config.borrows else befores
+        how = go, carry, own, some, tap, remat
+        carry, (rows, new) = _scanned(blocks, config, first, *how)
+        first += config.num_hidden_layers
+        every.append(rows)
+        kept |= new
+    if len(every) == 1:
+        return carry, (every[0], kept)
+    join = lambda *parts: jnp.concatenate(parts)  # noqa: E731
+    return carry, (jax.tree.map(join, *every), kept)
+
+
+def _scanned(blocks, config: Config, first: int, go, carry, index, befores, tap, remat):
+    """The loop over one part of the layers, which begin with the ``first``."""
     period, mixers = config.period, config.mixers[: config.period]
     steps, counts = config.num_hidden_layers // period, Counter(mixers)
-    size = steps // tap.groups
-    definitions, weights = split(model.blocks, config)
+    # Where the steps of all layers make the groups, a part's may not.
+    groups = tap.groups if steps % tap.groups == 0 else steps
+    size = steps // groups
+    definitions, weights = split(blocks, config)
     make = {}
     for name, own in weights.items():
         weights[name], make[name] = quantized.unstacked(own)
@@ -134,8 +168,9 @@ def scanned(model: Any, go, carry, index, befores: Mapping[str, Any], tap, remat
         block = _merged(definitions[mixer], *own)
         return go(carry, block, at, before, functools.partial(_append, place))
 
-    def step_of(index):
-        return index.layer if period == 1 else index.layer[0] // period
+    def step_of(index):  # of this part's loop
+        layer = index.layer - first if first else index.layer
+        return layer if period == 1 else layer[0] // period
 
     def body(carry, scanned):
         weights, (index, befores) = scanned
@@ -165,7 +200,7 @@ def scanned(model: Any, go, carry, index, befores: Mapping[str, Any], tap, remat
 
     befores = {mixer: befores[mixer] for mixer in counts}
     along = folded((weights, (index, befores)))
-    if tap.groups == 1:
+    if groups == 1:
         carry, (rows, kept) = jax.lax.scan(body, carry, along)
         return carry, (tap.finish(unfolded(rows)), unfolded(kept))
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxhal.models.config import Config
+from jaxhal.models.config import STACKS, Config
 
 Turn = Callable[[np.ndarray, Config], np.ndarray]
 
@@ -207,11 +207,6 @@ LLAMA = {
         *(f"mlp.{part}_proj" for part in ("gate", "up", "down")),
     )
 }
-GEMMA = {
-    "blocks.post_attention_norm": "model.layers.{}.post_attention_layernorm",
-    "blocks.mlp_norm": "model.layers.{}.pre_feedforward_layernorm",
-    "blocks.post_mlp_norm": "model.layers.{}.post_feedforward_layernorm",
-}
 OLMO = {
     "blocks.post_attention_norm": "model.layers.{}.post_attention_layernorm",
     "blocks.post_mlp_norm": "model.layers.{}.post_feedforward_layernorm",
@@ -308,16 +303,22 @@ def qwen3_5_table(config: Config) -> Table:
     }
     table[f"{ours}.log_decay"] = Origin(f"{_LINEAR}.A_log", same)
     table[f"{ours}.decay_bias"] = Origin(f"{_LINEAR}.dt_bias", same)
-    return by_mixer(table, config)
+    return by_layer(table, config)
 
 
-def by_mixer(table: Table, config: Config) -> Table:
-    """The table with the layers that have each kind of mixer."""
+def by_layer(table: Table, config: Config) -> Table:
+    """The table with the layers that each parameter is of: those of a part of them, and
+    of these the ones that have its kind of mixer.
+    """
+    mixers, own = config.mixers, config.num_hidden_layers - config.borrowing
 
     def of(path: str, origin: Origin) -> Origin:
-        mixer = path.split(".")[1] if path.startswith("blocks.") else ""
-        if mixer not in ("self_attn", "linear_attn"):
+        if not path.startswith(STACKS):
             return origin
-        return origin._replace(layers=config.layers_with(mixer))
+        stack, mixer, *_ = path.split(".")
+        every = range(own) if stack == "blocks" else range(own, len(mixers))
+        if mixer.endswith("_attn"):
+            every = [n for n in every if mixers[n] == mixer]
+        return origin._replace(layers=tuple(every))
 
     return {path: of(path, origin) for path, origin in table.items()}

@@ -15,7 +15,7 @@ from tqdm import tqdm
 
 from jaxhal.io.progress import note
 from jaxhal.models import blocks, quantized
-from jaxhal.models.config import Config
+from jaxhal.models.config import STACKS, Config
 from jaxhal.models.decoder import Decoder
 from jaxhal.models.gguf import GGUFSource
 from jaxhal.models.quantized import Stored, is_stored
@@ -23,7 +23,10 @@ from jaxhal.models.safetensors import SafetensorsSource
 from jaxhal.models.tables import Origin, Table, same, transpose
 
 # Stored names of what sees images, or guesses several tokens ahead.
-_BESIDE = ("*vision_tower*", "*multi_modal_projector*", "model.visual.*", "*mtp.*")
+_BESIDE = (
+    *("*vision_tower*", "*multi_modal_projector*", "model.visual.*", "*mtp.*"),
+    *("*audio_tower*", "*embed_vision*", "*embed_audio*"),
+)
 # Those that carry nothing a decoder of these families computes with.
 _IGNORED = (
     *_BESIDE,
@@ -86,6 +89,7 @@ def fill(
         holds NaN or infinity, or is stored but unknown to this architecture.
     """
     graphdef, shapes = abstract(config, dtype, module)
+    ignored = *ignored, *_lent(config)
     asked = sum(math.prod(leaf.shape) for _, leaf in paths(shapes))
     if asked > 2 * source.size:  # far more than one wrong tensor, before it is taken
         raise ValueError(
@@ -133,6 +137,13 @@ def fill(
         rest = ", ".join(parts)
         note(f"{source.where}: not loaded, as text needs none of it: {rest}")
     return graphdef, jax.tree.unflatten(jax.tree.structure(shapes), arrays)
+
+
+def _lent(config: Config) -> list[str]:
+    """Stored names of keys and values of layers that borrow those of others."""
+    count = config.num_hidden_layers
+    layers = range(count - config.borrowing, count)
+    return [f"model.layers.{n}.self_attn.{one}_*" for n in layers for one in "kv"]
 
 
 def laid_out(
@@ -244,7 +255,7 @@ def _in_parts(
 
 def _stacked(path: str) -> bool:
     """Whether a parameter leads with an axis of layers."""
-    return path.startswith("blocks.")
+    return path.startswith(STACKS)
 
 
 def _lead(path: str, origin: Origin) -> int:

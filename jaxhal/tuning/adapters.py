@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from jaxhal.models import quantized
+from jaxhal.models.config import STACKS
 from jaxhal.models.ops import STANDARD, wide
 from jaxhal.models.weights import paths
 
@@ -59,21 +60,19 @@ def pairs(
     Raises:
       ValueError: when the model has no projection of that name, or one an expert.
     """
-    kernels = {
-        name.split(".")[-2]: (name, leaf)
-        for name, leaf in paths(params)
-        if name.startswith("blocks.")
-        and name.endswith(".kernel")
-        and len(leaf.shape) == 3  # not of experts
-    }
+    kernels: dict[str, list[tuple[str, Any]]] = {}
+    for name, leaf in paths(params):
+        stacked = name.startswith(STACKS) and name.endswith(".kernel")
+        if stacked and len(leaf.shape) == 3:  # not of experts
+            kernels.setdefault(name.split(".")[-2], []).append((name, leaf))
     if unknown := [name for name in targets if name not in kernels]:
         raise ValueError(
             f"tuning targets {', '.join(unknown)} are no projections of the model, or "
             f"are those of experts; use some of {', '.join(sorted(kernels))}"
         )
-    made = {}
-    for target, part in zip(targets, jax.random.split(key, len(targets)), strict=True):
-        name, kernel = kernels[target]
+    made, chosen = {}, [kernel for name in targets for kernel in kernels[name]]
+    keys = jax.random.split(key, len(chosen))
+    for (name, kernel), part in zip(chosen, keys, strict=True):
         layers, width_in, width_out = kernel.shape
         dtype = wide(kernel.dtype)
         down = jax.random.normal(part, (layers, width_in, rank), dtype)

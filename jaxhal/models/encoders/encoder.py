@@ -27,7 +27,8 @@ from jaxhal.models.encoders.layers import (
     bias_rows,
     relative_rows,
 )
-from jaxhal.models.layers import Geometry, LayerIndex, Norm
+from jaxhal.models.layers import Geometry, LayerIndex
+from jaxhal.models.norm import Norm
 from jaxhal.models.ops import wide
 
 

@@ -57,7 +57,8 @@ class SelfAttention(Attention):
         relative: Relative | None,
     ) -> Float[Array, "batch seq width"]:
         """The output of every row, in blocks of rows, or of samples with distances."""
-        q, k, v = self.project(x, geo, at, STANDARD)
+        q = self.queries(x, geo, at, STANDARD)
+        k, v = self.keys(x, geo, at, STANDARD)
         if relative is None:
             mixed, _ = self.mix(q, k, v, geo, at, None, STANDARD)
             return self.output(mixed, x, STANDARD)
