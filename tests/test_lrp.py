@@ -39,6 +39,13 @@ def relative(ours, theirs) -> float:
     return float(np.abs(np.asarray(ours) - theirs).max() / np.abs(theirs).max())
 
 
+def chosen(lm: LM, rows: Batch) -> np.ndarray:
+    """Logits of the tokens of responses, where they are."""
+    logits = np.asarray(lm.forward(rows.tokens, rows.valid))[:, PROMPT - 1 : -1]
+    logits = np.take_along_axis(logits, rows.tokens[:, PROMPT:, None], -1)[..., 0]
+    return np.where(rows.valid[:, PROMPT:], logits, 0)
+
+
 @pytest.fixture(scope="module")
 def model(tmp_path_factory) -> LM:
     return family("llama-gqa", tmp_path_factory.mktemp("llama"))
@@ -172,11 +179,13 @@ def test_the_published_seed_divides_twice(model, two):
 def test_cp_lrp_conserves_without_biases(case, tmp_path, two):
     lm = family(case, tmp_path)
     whole = lrp.relevance(lm, two, "cp_lrp")
-    seed = lrp.relevance_means(lm, two, "cp_lrp").seed
-    assert relative(whole.matrix.sum(-1), np.asarray(seed)) < 1e-5
-    # Softmax absorbs what AttnLRP gives it: its sums are not the seed, as documented.
-    other = lrp.relevance(lm, two, "attnlrp").matrix.sum(-1)
-    assert relative(other, np.asarray(seed)) > 0.01
+    assert relative(whole.matrix.sum(-1), chosen(lm, two)) < 1e-5
+
+
+def test_attnlrp_does_not_conserve(model, two):
+    """Softmax absorbs what it is given: sums are not the seed, as documented."""
+    whole = lrp.relevance(model, two, "attnlrp")
+    assert relative(whole.matrix.sum(-1), chosen(model, two)) > 0.01
 
 
 def test_sinks_take_no_relevance(two):
@@ -188,8 +197,7 @@ def test_sinks_take_no_relevance(two):
     )
     lm.params["blocks"]["self_attn"]["sinks"].set_value(jnp.ones((3, 4)))
     whole = lrp.relevance(lm, two, "cp_lrp").matrix
-    seed = lrp.relevance_means(lm, two, "cp_lrp").seed
-    assert relative(whole.sum(-1), np.asarray(seed)) < 1e-5
+    assert relative(whole.sum(-1), chosen(lm, two)) < 1e-5
 
 
 @pytest.mark.parametrize(
@@ -207,11 +215,12 @@ def test_gradient_x_input_by_finite_differences(case, tmp_path):
         model = nnx.merge(lm.graphdef, lm.params)
         x, geo = decoder.begin(model, jnp.asarray(rows.tokens), jnp.asarray(rows.valid))
 
+        @jax.jit
         def seeds(x):
             hidden = decoder.run(model, x, geo, ops=ops.STANDARD)[0][:, PROMPT - 1 : -1]
             logits = decoder.unembed(model, hidden, ops.STANDARD)
             target = rows.tokens[:, PROMPT:, None]
-            return np.asarray(jnp.take_along_axis(logits, target, -1)[0, :, 0])
+            return jnp.take_along_axis(logits, target, -1)[0, :, 0]
 
         matrix = np.asarray(lrp.relevance(lm, rows, "gradient_x_input").matrix[0])
         for token in (0, 7, PROMPT + 2):
@@ -247,14 +256,14 @@ def test_sums_of_rows_without_the_matrix(model, two):
 
 def test_blocks_change_nothing(model, two, monkeypatch):
     once = np.asarray(lrp.relevance(model, two).matrix)
-    for block in (1, 4, 100):
+    for block in (1, 4):
         monkeypatch.setattr(programs, "block_size", lambda lm, batch, n=block: n)
         programs.matrix.clear_cache()
         assert relative(lrp.relevance(model, two).matrix, once) < 1e-6
     programs.matrix.clear_cache()
 
 
-@pytest.mark.parametrize("shape", [(3, 4), (4, 3), (90, 70), (5, 30)])
+@pytest.mark.parametrize("shape", [(4, 3), (90, 70), (5, 30)])
 @pytest.mark.parametrize("padding", ["last", "zeros"])
 def test_resampled_without_the_matrix(shape, padding, model, two):
     whole = np.asarray(lrp.relevance(model, two).to_prompt)
@@ -286,7 +295,7 @@ def test_resampled_takes_the_fewest_passes(shape, passes, way, model, two, monke
     monkeypatch.setattr(programs, "_probes", counted)
     monkeypatch.setattr(programs, "_pulled", pulls)
     programs.resampled.clear_cache()
-    lrp.relevance_resampled(model, two, shape)
+    jax.eval_shape(lambda: lrp.relevance_resampled(model, two, shape))
     programs.resampled.clear_cache()
     assert taken[-1] == (way, passes)
 
