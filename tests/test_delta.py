@@ -122,14 +122,13 @@ def test_relevance_of_linear_attention_adds_up(linear, rules):
     assert test_parity.error(matrix.sum(-1), np.asarray(seed)) < 1e-5
 
 
-@pytest.mark.parametrize("apart", [False, True])
-def test_what_is_written_in_slots_is_as_if_written_alone(apart):
+def test_what_is_written_in_slots_is_as_if_written_alone():
     """Where another row was, beside one that is written, in pieces; none is kept."""
     family, settings = tiny.CASES["qwen3.5-gqa"]
     sizes = {"vocab_size": 300, "max_position_embeddings": 512}
     lm = tiny_lm(model_type=family, **(settings | sizes))
     how = requests.decoding_of(lm, GREEDY, test_slots.REDUCERS)
-    model, prefixes, new = (lm.apart if apart else lm).bare, pieces.Prefixes(), 5
+    model, prefixes, new = lm.apart.bare, pieces.Prefixes(), 5
     state = slots.empty(model, Size(2, 8 * pieces.PIECE, 8), how)
     own, key = test_slots.keys_of(0)
     for at, text in ((0, "Before."), (1, "Beside."), (0, test_slots.LONG)):

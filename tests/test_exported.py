@@ -179,12 +179,10 @@ def test_hand_made_states_of_the_library_itself(tmp_path, lm, probe):
 def test_what_ships_for_a_reader_by_its_name(smollm2):
     """From a GGUF file, of which the norm and the embeddings alone are read."""
     some = bundled_answers()[:3]
-    arrays = []
-    for example in some:
+    arrays, states = [], jaxhal.HiddenStates(layers=(20,))
+    together = jaxhal.read(smollm2, smollm2.encode(some), {"it": states})["it"][0]
+    for example, read in zip(some, np.asarray(together), strict=True):
         row, ids = encoded(smollm2, example)
-        batch = smollm2.encode([example])
-        states = jaxhal.HiddenStates(layers=(20,))
-        read = jaxhal.read(smollm2, batch, {"it": states})["it"][0, 0]
         whole = np.zeros((len(ids), 1, read.shape[-1]), np.float32)
         whole[len(row.prompt_ids) :, 0] = read[: len(row.response_ids)]
         arrays.append({"token_ids": ids, "hidden_states": whole})

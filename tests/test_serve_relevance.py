@@ -57,10 +57,8 @@ def asked(http, row):
     return found.json()
 
 
-def by_hand(lm, example, texts, span):
+def by_hand(lm, example, batch, matrix, texts, span):
     """Shares of words and of sentences, token by token from ``R*`` of the library."""
-    batch = lm.encode([example])
-    matrix = np.asarray(jaxhal.relevance(lm, batch).matrix)[0]
     start, offsets = batch.prompt_length, np.asarray(batch.offsets)[0]
     own = [
         t for t, (a, b) in enumerate(offsets) if a < span["end"] and b > span["start"]
@@ -121,10 +119,12 @@ def test_shares_are_those_of_the_whole_matrix(lm, http, case):
     row, example, texts = CASES[case]
     spans = asked(http, row)["spans"]
     assert spans and spans[-1]["start"] > 0
+    batch = lm.encode([example])
+    matrix = np.asarray(jaxhal.relevance(lm, batch).matrix)[0]
     for span in spans:
         said = span["relevance"]
         assert said["rules"] == "attnlrp"
-        want = by_hand(lm, example, texts, span)
+        want = by_hand(lm, example, batch, matrix, texts, span)
         for kind, most in (("sentences", 3), ("words", 50)):
             known = {key[1:]: value for key, value in want.items() if key[0] == kind}
             shares = [abs(one["share"]) for one in said[kind]]

@@ -71,6 +71,7 @@ def test_attention(reference, read, layer):
     assert np.abs(ours - theirs).max() < 1e-5
 
 
+@pytest.mark.parametrize("reference", ["chat_rag"], indirect=True)
 def test_greedy_tokens(smollm2, reference):
     tokens = reference["input_ids"].astype(np.int32)[None]
     yes = np.ones(tokens.shape, bool)
@@ -89,6 +90,7 @@ def test_greedy_tokens(smollm2, reference):
     assert np.abs(first - reference["greedy_max_logit"]).max() < 2e-3
 
 
+@pytest.mark.parametrize("reference", ["plain"], indirect=True)
 def test_greedy_tokens_of_the_compiled_loop(smollm2, reference):
     tokens = reference["input_ids"].astype(np.int32)[None]
     yes = np.ones(tokens.shape, bool)
