@@ -91,7 +91,7 @@ def test_padded_batch_equals_rows_alone(lm):
         for name in ALL:
             want = unpadded(alone[name], name, 0, r)
             got = unpadded(together[name], name, row, r)
-            np.testing.assert_allclose(got, want, atol=1e-5, err_msg=name)
+            np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5, err_msg=name)
 
 
 def test_decoding_equals_teacher_forcing(lm):
