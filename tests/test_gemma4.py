@@ -9,13 +9,18 @@ import pytest
 import test_parity
 import test_slots
 import test_weights
+from flax import nnx
 from safetensors.numpy import load_file, save_file
 
 import jaxhal
 import tiny
+from jaxhal.bench import bounds
 from jaxhal.generation import GREEDY, pieces, requests, slots
 from jaxhal.generation.slots import Size
+from jaxhal.models import decoder
+from jaxhal.models import lm as lms
 from jaxhal.models.families import from_huggingface
+from jaxhal.models.weights import paths
 from jaxhal.tuning import adapters
 from jaxhal.types import Example
 from tiny_lm import tiny_lm
@@ -102,6 +107,7 @@ def test_what_is_written_in_slots_is_as_if_written_alone(apart):
 
 
 def test_pairs_of_every_kind_of_layer(tmp_path):
+    """What is added counts as if it were part of the weights, in every stack."""
     lm = test_parity.load(tmp_path, BORROWING["config"], BORROWING["shapes"])
     made = adapters.pairs(lm.params, ["q_proj", "v_proj"], 2, jax.random.key(0))
     kinds = "self_attn", "full_attn"
@@ -112,8 +118,34 @@ def test_pairs_of_every_kind_of_layer(tmp_path):
         for stack in some
         for kind in kinds
     }
-    params = adapters.insert(lm.params, made, 1.0)
-    assert jax.tree.leaves(params)
+    rng = np.random.default_rng(0)
+    made = jax.tree.map(lambda x: jnp.asarray(rng.normal(size=x.shape), x.dtype), made)
+    added = {name: 0.1 * pair.down @ pair.up for name, pair in made.items()}
+    whole = [leaf + added.get(name, 0) for name, leaf in paths(lm.params)]
+    whole = jax.tree.unflatten(jax.tree.structure(lm.params), whole)
+
+    def states(params):
+        model = nnx.merge(lm.graphdef, params)
+        tokens = jnp.asarray(tiny.TOKENS)
+        x, geo = decoder.begin(model, tokens, tokens >= 0)
+        return decoder.run(model, x, geo, ops=adapters.OPS)[0]
+
+    every = adapters.insert(lm.params, made, 0.1), whole, lm.params
+    got, want, before = map(jax.jit(states), every)
+    np.testing.assert_allclose(got, want, atol=1e-4)
+    assert np.abs(want - before).max() > 0.1
+
+
+@pytest.mark.parametrize("case", ["gemma4-borrowing", "gemma4-plain", "gemma4-uneven"])
+def test_products_of_all_layers_are_counted(case):
+    """Those with weights: each is multiplied by once for a token."""
+    lm = lms.random(from_huggingface(tiny.golden(case)["config"]), jax.random.key(0))
+    kernels = [
+        leaf.size
+        for path, leaf in paths(lm.params)
+        if path.endswith(".kernel") and not path.startswith("lm_head")
+    ]
+    assert bounds.layers(lm.config, 1, 0.0) == 2 * sum(kernels)
 
 
 @pytest.mark.parametrize(

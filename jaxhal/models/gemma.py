@@ -1,6 +1,5 @@
 """Gemma: what the settings of its generations mean, and where parameters are stored."""
 
-from collections.abc import Sequence
 from typing import Any
 
 from jaxhal.models.config import (
@@ -53,7 +52,7 @@ def _rule(raw: Settings) -> dict[str, Any]:
     cap = raw.number("final_logit_softcapping", 0.0, least=0.0)
     return attention_bias(raw) | {
         # The published length already counts the scaling of the global layers.
-        "context_length": raw.whole("max_position_embeddings", most=LENGTH),
+        "context_length": _length(raw),
         "activation": activation(raw, "hidden_activation", "gelu_pytorch_tanh"),
         "embedding_scale": raw.whole("hidden_size") ** 0.5,
         "logit_cap": cap or None,
@@ -92,8 +91,7 @@ def gemma4(raw: Settings) -> dict[str, Any]:
     layers = layer_count(raw)
     borrowing = raw.whole("num_kv_shared_layers", 0, least=0, most=layers)
     if borrowing:
-        own, others = ({bool(n) for n in some} for some in _cut(seen, borrowing))
-        if others - own:
+        if {*map(bool, seen[-borrowing:])} - {*map(bool, seen[:-borrowing])}:
             raw.refuse("num_kv_shared_layers", "leave a layer of each kind before them")
         twice = 1 + raw.flag("use_double_wide_mlp")
         inner = twice * raw.whole("intermediate_size", most=VOCABULARY)
@@ -107,10 +105,6 @@ def gemma4(raw: Settings) -> dict[str, Any]:
 
 def _length(raw: Settings) -> int:
     return raw.whole("max_position_embeddings", most=LENGTH)
-
-
-def _cut(layers: Sequence[int], last: int) -> tuple[Sequence[int], Sequence[int]]:
-    return layers[:-last], layers[-last:]
 
 
 def _full(raw: Settings, layers: tuple[int, ...]) -> Full:
@@ -166,10 +160,6 @@ def table4(config: Config) -> Table:
     """Attention of both kinds is stored under one name."""
     table = origins(LLAMA | _NAMES4)
     table["blocks.scale"] = Origin("model.layers.{}.layer_scalar", same)
-    full = {
-        path.replace(".self_attn.", ".full_attn."): origin
-        for path, origin in table.items()
-    }
-    table |= full
+    table |= {p.replace(".self_attn.", ".full_attn."): o for p, o in table.items()}
     table |= {f"borrowing_{p}": o for p, o in table.items() if p.startswith("blocks.")}
     return by_layer(table, config)

@@ -89,7 +89,7 @@ def fill(
         holds NaN or infinity, or is stored but unknown to this architecture.
     """
     graphdef, shapes = abstract(config, dtype, module)
-    ignored = *ignored, *_lent(config)
+    ignored = *ignored, *_not_made(config)
     asked = sum(math.prod(leaf.shape) for _, leaf in paths(shapes))
     if asked > 2 * source.size:  # far more than one wrong tensor, before it is taken
         raise ValueError(
@@ -139,7 +139,7 @@ def fill(
     return graphdef, jax.tree.unflatten(jax.tree.structure(shapes), arrays)
 
 
-def _lent(config: Config) -> list[str]:
+def _not_made(config: Config) -> list[str]:
     """Stored names of keys and values of layers that borrow those of others."""
     count = config.num_hidden_layers
     layers = range(count - config.borrowing, count)
