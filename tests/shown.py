@@ -36,13 +36,12 @@ def pytest_runtest_logreport(report):
 
 
 def pytest_sessionfinish(session):
-    """Columns that this run showed, anew; workers leave them to the main process."""
+    """What this run showed of its families, anew; workers leave it to the main one."""
     if "JAXHAL_RECORD" not in os.environ or hasattr(session.config, "workerinput"):
         return
     table = json.loads(TABLE.read_text("utf-8")) if TABLE.exists() else {}
-    shown = set().union(*_found.values(), *_failed.values())
-    for family in {*table, *_found}:
-        rest = {*table.get(family, ())} - shown
-        table[family] = sorted(rest | (_found[family] - _failed[family]))
+    for family in {*_found, *_failed}:
+        passed = {*table.get(family, ())} | _found[family]
+        table[family] = sorted(passed - _failed[family])
     text = json.dumps(dict(sorted(table.items())), indent=1)
     TABLE.write_text(text + "\n", encoding="utf-8")

@@ -4,6 +4,7 @@ import json
 
 import httpx2
 import pytest
+from huggingface_hub.errors import HfHubHTTPError
 from huggingface_hub.hf_api import ModelInfo
 from typer.testing import CliRunner
 
@@ -112,6 +113,28 @@ def test_files_of_gpt_oss_are_as_large_as_their_numbers(asked, monkeypatch):
         ((one,), _) = offers.search("oss", float(room))
         assert one.form == ("some/Big-8B-GGUF:MXFP4", options, size)
         assert one.fits == (size <= room)
+
+
+def test_files_of_one_kind_are_offered_each(asked, monkeypatch):
+    """The name of their kind would mean both."""
+    monkeypatch.setitem(globals(), "FOUND", [FOUND[1]])
+    files = {"one/big-Q8_0.gguf": 5_000, "two/big-Q8_0.gguf": 4_000}
+    monkeypatch.setitem(globals(), "FILES", files)
+    for room, name, size in ((5_000, "one", 5_000), (4_999, "two", 4_000)):
+        ((one,), _) = offers.search("big", float(room))
+        assert one.form == (f"some/Big-8B-GGUF/{name}/big-Q8_0.gguf", "", size)
+        assert hub.reference(one.form.name).file == f"{name}/big-Q8_0.gguf"
+
+
+def test_a_model_whose_files_are_closed_leaves_the_others(asked, monkeypatch):
+    def closed(*_, **__):
+        response = httpx2.Response(401, request=httpx2.Request("GET", "https://hub"))
+        raise HfHubHTTPError("closed", response=response)
+
+    monkeypatch.setattr("huggingface_hub.HfApi.model_info", closed)
+    found, others = offers.search("big", 32_000.0)
+    assert [one.form.name for one in found] == ["some/Big-8B", "some/Seen"]
+    assert others["llama whose files are not listed"] == 1
 
 
 def test_the_command(asked, monkeypatch):

@@ -9,7 +9,7 @@ import contextlib
 import fnmatch
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -95,8 +95,8 @@ def folder(repo: str, wanted: Sequence[str] = WANTED) -> Path:
 def model(repo: str, wanted: Sequence[str] = WANTED) -> Path:
     """The folder of a model; ValueError also where it holds GGUF files alone."""
     found = folder(repo, wanted)
-    if not (found / "config.json").is_file() and (kinds := _kinds(_files(repo))):
-        choice = ", ".join(f"'{repo}:{kind}'" for kind in kinds)
+    if not (found / "config.json").is_file() and (kinds := by_kind(_files(repo))):
+        choice = ", ".join(f"'{repo}:{kind}'" for kind in sorted(kinds))
         raise ValueError(f"{repo!r} has no config.json but GGUF files; give {choice}")
     return found
 
@@ -150,19 +150,24 @@ def kind_of(name: str) -> str:
     return found[1].upper() if found and not images else ""
 
 
-def _kinds(names: Sequence[str]) -> list[str]:
-    """The kinds of the files, sorted."""
-    return sorted({kind for name in names if (kind := kind_of(name))})
+def by_kind(names: Iterable[str]) -> dict[str, list[str]]:
+    """GGUF files by kind, of each that comes in parts the first.
+
+    >>> by_kind(["a-Q8_0-00001-of-00002.gguf", "a-Q8_0-00002-of-00002.gguf"])
+    {'Q8_0': ['a-Q8_0-00001-of-00002.gguf']}
+    """
+    found: dict[str, list[str]] = {}
+    for name in names:
+        part = _PART.search(name)
+        if (kind := kind_of(name)) and (part is None or int(part[1]) == 1):
+            found.setdefault(kind, []).append(name)
+    return found
 
 
 def _of_kind(where: Reference, names: Sequence[str]) -> str:
     """The file of a kind, or the first of its parts."""
-    found = []
-    for name in names:
-        part = _PART.search(name)
-        first = part is None or int(part[1]) == 1
-        if first and kind_of(name) == where.kind.upper():
-            found.append(name)
+    kinds = by_kind(names)
+    found = kinds.get(where.kind.upper(), [])
     if len(found) == 1:
         return found[0]
     if found:
@@ -170,7 +175,7 @@ def _of_kind(where: Reference, names: Sequence[str]) -> str:
         raise ValueError(
             f"{where.repo!r} has {len(found)} files of {where.kind}; give {choice}"
         )
-    known = ", ".join(_kinds(names)) or "no GGUF file"
+    known = ", ".join(sorted(kinds)) or "no GGUF file"
     raise ValueError(f"{where.repo!r} has no GGUF file of {where.kind}; it has {known}")
 
 

@@ -60,6 +60,7 @@ def search(
       ValueError: where the hub cannot be asked.
     """
     from huggingface_hub import HfApi
+    from huggingface_hub.errors import HfHubHTTPError
 
     begin = f"could not search the Hugging Face hub for {words!r}"
     if hub.offline():
@@ -71,7 +72,12 @@ def search(
             search=words, sort="downloads", limit=_ASKED, expand=[*_FIELDS]
         ):
             family, parameters = _about(model)
-            forms = [*_forms(api, model, parameters)] if parameters else []
+            forms = []
+            if parameters:
+                try:
+                    forms = [*_forms(api, model, parameters)]
+                except HfHubHTTPError:  # closed, or gone meanwhile: the others are not
+                    family = f"{family} whose files are not listed"
             if forms:
                 form = next((one for one in forms if one.size <= room), forms[-1])
                 about = family, parameters, bool(model.gated), model.downloads or 0
@@ -106,15 +112,18 @@ def _forms(api: Any, model: Any, parameters: int) -> Iterator[Form]:
             yield Form(model.id, options, width * parameters)
         return
     numbers = model.gguf["architecture"] == _AS_NUMBERS
-    sizes: collections.Counter[str] = collections.Counter()
-    for file in api.model_info(model.id, files_metadata=True).siblings or ():
-        kind = hub.kind_of(file.rfilename)
-        if kind and (_KINDS.fullmatch(kind) or (numbers and kind == "MXFP4")):
-            sizes[kind] += file.size or 0
-    for kind, size in sizes.most_common():
-        name = f"{model.id}:{kind}"
-        if numbers:
-            for options in ("", "dtype=bfloat16"):
-                yield Form(name, options, _LOADED[options] * parameters)
-        else:
-            yield Form(name, "", size)
+    about = api.model_info(model.id, files_metadata=True)
+    sizes = {file.rfilename: file.size or 0 for file in about.siblings or ()}
+    forms = []
+    for kind, files in hub.by_kind(sizes).items():
+        if not (_KINDS.fullmatch(kind) or (numbers and kind == "MXFP4")):
+            continue
+        for file in files:
+            name = f"{model.id}:{kind}" if len(files) == 1 else f"{model.id}/{file}"
+            if numbers:
+                for options in ("", "dtype=bfloat16"):
+                    forms.append(Form(name, options, _LOADED[options] * parameters))
+            else:
+                size = sum(sizes.get(part, 0) for part in hub.parts(file))
+                forms.append(Form(name, "", size))
+    yield from sorted(forms, key=lambda form: -form.size)
