@@ -12,7 +12,8 @@ def start(target, *options):
     The function gets the options and then its end of the line.
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([target.__module__])
+    # Only at the first start, whatever is to run later.
+    context.set_forkserver_preload(["forked", target.__module__])
     line, theirs = context.Pipe()
     process = context.Process(target=target, args=(*options, theirs))
     # The server imports by a path of its own.

@@ -44,7 +44,14 @@ hypothesis.settings.load_profile("untimed")
 
 
 def pytest_collection_finish() -> None:
-    """What was imported stays, so collecting garbage need not look at it again."""
+    """What was imported stays, so collecting garbage need not look at it again.
+
+    Of what tests compile little is asked for again, and to keep it costs a tenth of
+    compiling: they keep long programs, their commands and notebooks also short ones.
+    """
+    if "jax" in sys.modules:
+        name = "jax_persistent_cache_min_compile_time_secs"
+        sys.modules["jax"].config.update(name, 0.5)
     gc.collect()
     gc.freeze()
     gc.set_threshold(100_000, 20, 100)

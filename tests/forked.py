@@ -23,6 +23,7 @@ for name in (
     "sklearn.model_selection",
     "starlette.applications",
     "tokenizers",
+    "transformers.models.auto.tokenization_auto",
     "uvicorn",
 ):
     importlib.import_module(name)

@@ -28,12 +28,18 @@ def tiny_lm(seed: int = 0, context: int = 512, **changes) -> LM:
     return LM(lm.params, lm.graphdef, config, Tokenizer(_bytes()), f"tiny {seed}")
 
 
-def lm_of(case: str, context: int = 512) -> LM:
-    """A model of a case of :mod:`tiny`, of random weights, a token a byte."""
+def lm_of(case: str, context: int = 512, **changes) -> LM:
+    """A model of a case of :mod:`tiny`, of random weights, a token a byte.
+
+    ``changes`` are of settings that it has.
+    """
     about = tiny.golden(case)["config"]
-    lengths = dict.fromkeys(("max_position_embeddings", "n_positions"), context)
+    about |= {name: value for name, value in changes.items() if about.get(name)}
     tokenizer = _bytes()
-    config = from_huggingface(about | lengths | {"vocab_size": len(tokenizer)})
+    about |= dict.fromkeys(("max_position_embeddings", "n_positions"), context)
+    for name in {"vocab_size", "vocab_size_per_layer_input"} & {*about}:
+        about[name] = len(tokenizer)
+    config = from_huggingface(about)
     lm = random(config, jax.random.key(0))
     return LM(lm.params, lm.graphdef, config, Tokenizer(tokenizer), case)
 

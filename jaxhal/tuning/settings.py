@@ -16,7 +16,9 @@ class Tuning:
         model, ``"full"`` learns every weight.
       rank: of the additions.
       alpha: the additions are multiplied by ``alpha / rank``.
-      targets: projections that get an addition, in every layer that has them.
+      targets: projections that get an addition, in every layer that has them.  Those
+        of full attention stand here; layers of the delta rule have ``in_proj_q``,
+        ``in_proj_k``, ``in_proj_v``, ``in_proj_z`` and ``out_proj``.
       learning_rate: the highest one, of AdamW.
       schedule: what follows the warm-up: ``"cosine"`` falls to 0, ``"constant"`` stays.
       warmup: share of the steps in which the learning rate rises.
