@@ -16,6 +16,8 @@ _ARCHITECTURES = {
     "olmo3": "olmo2",
     "ministral3": "mistral3",
     "gpt_oss": "gpt-oss",
+    "qwen3_5_text": "qwen35",
+    "gemma4_text": "gemma4",
 }
 
 
@@ -32,11 +34,87 @@ def _falcon_fused(x: np.ndarray, kv_heads: int, head_dim: int) -> np.ndarray:
     return np.concatenate([part.reshape(-1, x.shape[-1]) for part in parts])
 
 
+def _tiled(stored: str, x: np.ndarray, raw: dict) -> np.ndarray:
+    """What llama.cpp's converter does to the value heads of linear attention.
+
+    Of those a key serves, all first ones come first, then all second ones, and so on.
+    """
+    keys, heads = raw["linear_num_key_heads"], raw["linear_num_value_heads"]
+    order = np.arange(heads).reshape(keys, -1).T.ravel()
+
+    def moved(part: np.ndarray, axis: int = 0) -> np.ndarray:
+        each = np.split(part, heads, axis)
+        return np.concatenate([each[head] for head in order], axis)
+
+    if stored.endswith("out_proj.weight"):
+        return moved(x, 1)
+    if "in_proj_qkv" in stored or "conv1d" in stored:
+        own = keys * raw["linear_key_head_dim"] * 2
+        return np.concatenate([x[:own], moved(x[own:])])
+    return x if stored.endswith("norm.weight") else moved(x)
+
+
+def _qwen3_5(stored: str, x: np.ndarray, raw: dict) -> tuple[str, np.ndarray]:
+    """A tensor of a Qwen3.5, by the name that is looked up."""
+    if ".linear_attn." in stored:
+        x = _tiled(stored, x, raw)
+        x = x.squeeze(1) if "conv1d" in stored else x
+        x = -np.exp(x) if stored.endswith("A_log") else x
+    elif stored.endswith("norm.weight"):
+        x = x + 1
+    return stored.replace("dt_bias", "dt_proj.bias"), x
+
+
+def _describe_qwen3_5(writer, raw: dict):
+    values = raw["linear_num_value_heads"]
+    writer.add_rope_dimension_sections([11, 11, 10, 0])
+    writer.add_ssm_conv_kernel(raw["linear_conv_kernel_dim"])
+    writer.add_ssm_state_size(raw["linear_key_head_dim"])
+    writer.add_ssm_group_count(raw["linear_num_key_heads"])
+    writer.add_ssm_time_step_rank(values)
+    writer.add_ssm_inner_size(raw["linear_value_head_dim"] * values)
+    full = raw["layer_types"].index("full_attention")
+    writer.add_full_attention_interval(full + 1)
+
+
+def _describe_gemma4(writer, raw: dict):
+    layers = raw["num_hidden_layers"]
+    slides = [kind == "sliding_attention" for kind in raw["layer_types"]]
+    inner, borrowing = raw["intermediate_size"], raw["num_kv_shared_layers"]
+    writer.add_shared_kv_layers(borrowing)
+    writer.add_embedding_length_per_layer_input(raw["hidden_size_per_layer_input"])
+    writer.add_sliding_window(raw["sliding_window"])
+    writer.add_sliding_window_pattern(slides)
+    whole = raw["per_layer_config"][str(slides.index(False))]
+    full = whole["head_dim"]
+    for add in (writer.add_key_length, writer.add_value_length):
+        add(full)
+    for add in (writer.add_key_length_swa, writer.add_value_length_swa):
+        add(raw["head_dim"])
+    if raw["use_double_wide_mlp"]:
+        last = [2 * inner] * borrowing
+        writer.add_feed_forward_length([inner] * (layers - borrowing) + last)
+    else:
+        writer.add_feed_forward_length(inner)
+    heads = raw["num_key_value_heads"]
+    if fewer := whole.get("num_key_value_heads"):
+        heads = [heads if one else fewer for one in slides]
+    writer.add_head_count_kv(heads)
+    writer.add_rope_dimension_count(full)
+    writer.add_rope_dimension_count_swa(raw["head_dim"])
+    writer.add_final_logit_softcapping(raw["final_logit_softcapping"])
+    turns = raw["rope_parameters"]
+    writer.add_rope_freq_base(turns["full_attention"]["rope_theta"])
+    writer.add_rope_freq_base_swa(turns["sliding_attention"]["rope_theta"])
+    pairs = int(full * turns["full_attention"]["partial_rotary_factor"] / 2)
+    divisors = [1.0] * pairs + [1e30] * (full // 2 - pairs)
+    writer.add_tensor("rope_freqs.weight", np.float32(divisors))
+
+
 def _describe(writer, arch: str, raw: dict, config):
     """The metadata that llama.cpp's converter writes of a config.json."""
     rope_of = raw.get("rope_parameters") or {}
     rope_of = rope_of.get("full_attention", rope_of)
-    writer.add_block_count(config.num_hidden_layers)
     writer.add_context_length(config.context_length)
     writer.add_embedding_length(config.hidden_size)
     if config.num_experts:
@@ -45,19 +123,24 @@ def _describe(writer, arch: str, raw: dict, config):
     if arch == "qwen3moe":  # beside the width of perceptrons that it has not
         writer.add_expert_feed_forward_length(config.intermediate_size)
         writer.add_feed_forward_length(raw["intermediate_size"])
-    else:
+    elif arch != "gemma4":
         writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
     if config.norm == "layer":
         writer.add_layer_norm_eps(config.norm_eps)
     else:
         writer.add_layer_norm_rms_eps(config.norm_eps)
+    if arch == "gemma4":
+        _describe_gemma4(writer, raw)
+        return
+    writer.add_head_count_kv(config.num_key_value_heads)
     if arch not in ("phi3", "granite"):
         writer.add_key_length(config.head_dim)
     if arch != "gemma2":
         writer.add_rope_freq_base(config.ropes[0].theta)
-    if arch in ("llama", "granite", "smollm3", "mistral3", "phi3", "glm4"):
+    if arch == "qwen35":
+        _describe_qwen3_5(writer, raw)
+    if arch in ("llama", "granite", "smollm3", "mistral3", "phi3", "glm4", "qwen35"):
         writer.add_rope_dimension_count(config.rotary_dim or config.head_dim)
     slide = ("gemma2", "gemma3", "olmo2", "phi3", "gpt-oss")
     if arch in slide and "sliding_window" in raw:
@@ -102,18 +185,33 @@ def _describe(writer, arch: str, raw: dict, config):
         writer.add_attn_temperature_scale(rope_of["llama_4_scaling_beta"])
 
 
-def write_gguf(path, case: str):
+def write_gguf(path, case: str, kind: str = "F32"):
     """One tiny case as a GGUF file, converted by llama.cpp's rules."""
-    family = tiny.CASES[case][0]
-    arch = _ARCHITECTURES.get(family, family)
     want = tiny.golden(case)
-    config = from_huggingface(want["config"])
+    return convert(path, want["config"], want["shapes"], kind)
+
+
+def convert(path, raw: dict, shapes: dict, kind: str = "F32", beside=()):
+    """A file of settings and of the weights of these names and shapes.
+
+    Matrices are rounded to a kind of blocks where their rows are whole ones.  `beside`
+    are names of further tensors; with `.nextn.` in one there is a layer of those.
+    """
+    family = raw["model_type"]
+    arch = _ARCHITECTURES.get(family, family)
+    config, rounded = from_huggingface(raw), gguf.GGMLQuantizationType[kind]
     writer = gguf.GGUFWriter(path, arch)
-    _describe(writer, arch, want["config"], config)
+    guesses = any(".nextn." in name for name in beside)
+    if guesses:
+        writer.add_nextn_predict_layers(1)
+    writer.add_block_count(config.num_hidden_layers + guesses)
+    for name in beside:
+        writer.add_tensor(name, np.zeros((2, 32), np.float32))
+    _describe(writer, arch, raw, config)
     kinds = {name: kind for kind, name in gguf.MODEL_ARCH_NAMES.items()}
     names = gguf.get_tensor_name_map(kinds[arch], config.num_hidden_layers)
     heads = {"q": config.num_attention_heads, "k": config.num_key_value_heads}
-    for stored, shape in want["shapes"].items():
+    for stored, shape in shapes.items():
         x = tiny.weight(stored, tuple(shape))
         if "shared_mlp" in stored:  # what a Granite 4 calls the dense part
             layer = f"blk.{stored.split('.')[2]}"
@@ -132,9 +230,12 @@ def write_gguf(path, case: str):
                 each = np.ascontiguousarray(each)
                 writer.add_tensor(f"{layer}.ffn_{part}_exps.{kind}", each)
             continue
-        name = names.get_name(stored, try_suffixes=(".weight", ".bias"))
+        sought = stored
+        if arch == "qwen35":
+            sought, x = _qwen3_5(stored, x, raw)
+        name = names.get_name(sought, try_suffixes=(".weight", ".bias"))
         assert name is not None, stored
-        name += ".weight" * name.endswith("sinks")
+        name += ".weight" * name.endswith(("sinks", "layer_output_scale"))
         part = name.rsplit(".", 2)[-2]
         paired = arch in ("llama", "granite", "smollm3", "mistral3")
         if paired and part in ("attn_q", "attn_k"):
@@ -145,7 +246,11 @@ def write_gguf(path, case: str):
             x = x.T
         if part == "attn_qkv" and arch == "falcon":
             x = _falcon_fused(x, config.num_key_value_heads, config.head_dim)
-        writer.add_tensor(name, np.ascontiguousarray(x))
+        x = np.ascontiguousarray(x)
+        if x.ndim == 2 and x.shape[1] % gguf.GGML_QUANT_SIZES[rounded][0] == 0:
+            writer.add_tensor(name, gguf.quants.quantize(x, rounded), raw_dtype=rounded)
+        else:
+            writer.add_tensor(name, x)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -21,10 +21,12 @@ class Delta:
 
     layers: tuple[int, ...]
     key_heads: int
-    value_heads: int  # a multiple of those: each serves as many in a row
+    value_heads: int  # a multiple of those: each serves as many, in a row
     key_dim: int
     value_dim: int
     kernel: int  # columns that a convolution sees, the token's own included
+    # Those that a key serves are as far apart as there are keys, not in a row.
+    tiled: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

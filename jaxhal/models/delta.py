@@ -110,7 +110,8 @@ class DeltaNet(nnx.Module):
             return ops.normalize(x, _EPS / size, False) * size**-0.5
 
         def spread(x: Array) -> Array:
-            return jnp.repeat(x, delta.value_heads // delta.key_heads, axis=1)
+            each = delta.value_heads // delta.key_heads
+            return jnp.tile(x, (1, each, 1, 1)) if delta.tiled else x.repeat(each, 1)
 
         def each(layer: nnx.Linear) -> Array:  # [batch heads query]
             return apply(layer, x, ops).swapaxes(1, 2).astype(exact)

@@ -157,9 +157,6 @@ def _proportional(raw: Settings, head: int) -> Rope:
 
 
 def table4(config: Config) -> Table:
-    """Attention of both kinds is stored under one name."""
     table = origins(LLAMA | _NAMES4)
     table["blocks.scale"] = Origin("model.layers.{}.layer_scalar", same)
-    table |= {p.replace(".self_attn.", ".full_attn."): o for p, o in table.items()}
-    table |= {f"borrowing_{p}": o for p, o in table.items() if p.startswith("blocks.")}
     return by_layer(table, config)

@@ -15,7 +15,10 @@ from jaxhal.models.tables import (
     GATED,
     QKV,
     Origin,
+    Table,
+    by_layer,
     fused,
+    gated_delta,
     halves,
     origins,
     same,
@@ -70,7 +73,11 @@ class GGUFSource:
             self.bytes += int(tensor.n_bytes)
 
     def names(self) -> set[str]:
-        return set(self._tensors)
+        """Of its tensors, without those of layers that guess further tokens."""
+        guess = {
+            name.split(".nextn.")[0] for name in self._tensors if ".nextn." in name
+        }
+        return {n for n in self._tensors if ".".join(n.split(".")[:2]) not in guess}
 
     def get(self, name: str) -> np.ndarray:
         import gguf
@@ -143,8 +150,14 @@ class GGUFSource:
 
 
 def _less_one(x: np.ndarray, config: Config) -> np.ndarray:
-    """Gemma norms are stored with their 1 already added."""
+    """Norms of Gemma 2 and 3 and of Qwen3.5 are stored with their 1 already added."""
     return x - 1.0
+
+
+def _log_of_less(x: np.ndarray, config: Config) -> np.ndarray:
+    """What a state decays by is stored as minus its exponential."""
+    with np.errstate(invalid="ignore", divide="ignore"):  # and is then refused
+        return np.log(-x)
 
 
 _TABLE = {
@@ -165,6 +178,17 @@ _TABLE = {
     "blocks.mlp.up_proj": "blk.{}.ffn_up",
     "blocks.mlp.down_proj": "blk.{}.ffn_down",
     "blocks.post_mlp_norm": "blk.{}.post_ffw_norm",
+    "layer_inputs.embed_layers": "per_layer_token_embd",
+    "layer_inputs.proj": "per_layer_model_proj",
+    "layer_inputs.norm": "per_layer_proj_norm",
+    "blocks.input_gate": "blk.{}.inp_gate",
+    "blocks.input_proj": "blk.{}.proj",
+    "blocks.post_input_norm": "blk.{}.post_norm",
+    "blocks.linear_attn.in_proj_z": "blk.{}.attn_gate",
+    "blocks.linear_attn.in_proj_a": "blk.{}.ssm_alpha",
+    "blocks.linear_attn.in_proj_b": "blk.{}.ssm_beta",
+    "blocks.linear_attn.out_proj": "blk.{}.ssm_out",
+    "blocks.linear_attn.norm": "blk.{}.ssm_norm",
 }
 _TWO_NORMS = {
     "blocks.input_norm": "blk.{}.attn_norm_2",
@@ -181,9 +205,16 @@ _PAIRED |= origins({QKV[1]: _TABLE[QKV[1]]}, unpaired("num_key_value_heads"))
 _PARTS = (*GATED, "blocks.mlp.down_proj")
 _EXPERTS = origins({"blocks.mlp.router": "blk.{}.ffn_gate_inp"})
 _EXPERTS |= origins({x: f"{_TABLE[x]}_exps" for x in _PARTS}, transpose_each)
-_GPT_OSS = _EXPERTS | origins({"blocks.mlp_norm": "blk.{}.post_attention_norm"})
+_MIDDLE = origins({"blocks.mlp_norm": "blk.{}.post_attention_norm"})
+_GPT_OSS = _EXPERTS | _MIDDLE
 _GPT_OSS |= {f"{x}.bias": Origin(f"{_TABLE[x]}_exps.bias", same) for x in _PARTS}
 _GPT_OSS["blocks.self_attn.sinks"] = Origin("blk.{}.attn_sinks.weight", same)
+_QWEN3_5 = _MIDDLE | gated_delta(
+    _TABLE[QKV[0]], "blk.{}.attn_qkv", "blk.{}.ssm_conv1d.weight"
+)
+_QWEN3_5["blocks.linear_attn.log_decay"] = Origin("blk.{}.ssm_a", _log_of_less)
+_QWEN3_5["blocks.linear_attn.decay_bias"] = Origin("blk.{}.ssm_dt.bias", same)
+_GEMMA4 = {"blocks.scale": Origin("blk.{}.layer_output_scale.weight", same)}
 _OTHERWISE = {
     "llama": _PAIRED,
     "mixtral": _PAIRED | _EXPERTS,
@@ -197,16 +228,18 @@ _OTHERWISE = {
     "phi3": _QKV | _GATE_UP,
     "falcon": _QKV,
     "gpt2": _QKV,
+    "qwen3_5_text": _QWEN3_5,
+    "gemma4_text": _GEMMA4,
 }
 
 
-def gguf_table(config: Config) -> dict[str, Origin]:
+def gguf_table(config: Config) -> Table:
     """The key table of a GGUF file."""
     two = config.block == "parallel_two_norms"
     table = origins(_TABLE | (_TWO_NORMS if two else {}))
     table |= _OTHERWISE.get(config.family, {})
     if config.norm_offset:
         for path, origin in table.items():
-            if path.endswith("norm.scale"):
+            if path.endswith("norm.scale") and ".linear_attn." not in path:
                 table[path] = Origin(origin.name, _less_one)
-    return table
+    return by_layer(table, config)

@@ -5,13 +5,15 @@ families to say what it means.
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping
-from collections.abc import Set as AbstractSet
+from collections.abc import Mapping
 from typing import Any
+
+import numpy as np
 
 from jaxhal.models.config import Config, build, check_family, layer_count
 from jaxhal.models.families import FAMILIES
 from jaxhal.models.gguf import GGUFSource
+from jaxhal.models.gguf_families import LEFT_OUT, head_dim
 from jaxhal.models.settings import LENGTH, VOCABULARY, Settings
 
 # The architectures, and the metadata of one, by the names of a config.json.
@@ -32,11 +34,18 @@ _FAMILIES = {
     "mistral3": "ministral3",
     "qwen3moe": "qwen3_moe",
     "gpt-oss": "gpt_oss",
+    "qwen35": "qwen3_5_text",
+    "gemma4": "gemma4_text",
 }
 ARCHITECTURES = frozenset(_FAMILIES)
 # With experts.
 _MIXED = {"llama": "mixtral", "qwen3moe": "qwen3_moe", "gpt-oss": "gpt_oss"}
-_MLP_BIASES = ("blk.0.ffn_down.bias", "blk.0.ffn_down_exps.bias")
+# What is refused by name, and what to do instead.
+_OTHERS = {
+    "clip": "is the part of a model that reads images (mmproj); give the file of the "
+    "language model",
+    "qwen35moe": "is a Qwen3.5 with experts, of which no GGUF file is read",
+}
 _KEYS = {
     "embedding_length": "hidden_size",
     "feed_forward_length": "intermediate_size",
@@ -59,7 +68,23 @@ _KEYS = {
     "rope.freq_base": "rope_theta",
     "rope.freq_base_swa": "rope_local_base_freq",
     "rope.scaling.finetuned": "finetuned",
+    # Of Qwen3.5.
+    "nextn_predict_layers": "mtp_num_hidden_layers",
+    "full_attention_interval": "full_attention_interval",
+    "ssm.conv_kernel": "linear_conv_kernel_dim",
+    "ssm.state_size": "linear_key_head_dim",
+    "ssm.group_count": "linear_num_key_heads",
+    "ssm.time_step_rank": "linear_num_value_heads",
+    "ssm.inner_size": "linear_inner_size",
+    # Of Gemma 4, whose layers with a window have sizes of their own.
+    "attention.key_length_swa": "head_dim_swa",
+    "rope.dimension_count_swa": "rotary_dim_swa",
+    "attention.shared_kv_layers": "num_kv_shared_layers",
+    "embedding_length_per_layer_input": "hidden_size_per_layer_input",
+    "attention.sliding_window_pattern": "layer_types",
 }
+# A divisor of angles under which none is seen to turn; files have 1e30.
+_STILL = 1e20
 _SCALING = {
     "rope.scaling.type": "rope_type",
     "rope.scaling.factor": "factor",
@@ -76,6 +101,8 @@ _SCALING = {
 def config_from_gguf(source: GGUFSource) -> Config:
     """A :class:`Config` from GGUF metadata; a ValueError on what is not computed."""
     raw, names = _settings(source), source.names()
+    # Of any layer, as not all have attention.
+    parts = {name.split(".", 2)[-1] for name in names if name.startswith("blk.")}
     window = raw.whole("sliding_window", 0, least=0, most=LENGTH)
     raw = raw.over({"sliding_window": window or None})
     family, turned = FAMILIES[raw["model_type"]], _turned(raw)
@@ -88,13 +115,20 @@ def config_from_gguf(source: GGUFSource) -> Config:
         **ruled,
         "norm_eps": raw.number("rms_norm_eps"),
         "windows": tuple(window * (one > 0) for one in slides),
-        "rotary_dim": None if turned == _head_dim(raw) else turned,
-        "qkv_bias": not names.isdisjoint(("blk.0.attn_q.bias", "blk.0.attn_qkv.bias")),
-        "o_bias": "blk.0.attn_output.bias" in names,
-        "mlp_bias": not names.isdisjoint(_MLP_BIASES),
-        "qk_norm": qk_norm if "blk.0.attn_q_norm.weight" in names else None,
+        "rotary_dim": None if turned == head_dim(raw) else turned,
+        "qkv_bias": not parts.isdisjoint(("attn_q.bias", "attn_qkv.bias")),
+        "o_bias": "attn_output.bias" in parts,
+        "mlp_bias": not parts.isdisjoint(("ffn_down.bias", "ffn_down_exps.bias")),
+        "qk_norm": qk_norm if "attn_q_norm.weight" in parts else None,
     }
     config = build(Config, raw["model_type"], raw, switches)
+    if (delta := config.delta) and delta.value_heads > delta.key_heads:
+        config = dataclasses.replace(
+            config, delta=dataclasses.replace(delta, tiled=True)
+        )
+    if full := config.full:
+        rope = dataclasses.replace(full.rope, pairs=_pairs(source, full.head_dim // 2))
+        return dataclasses.replace(config, full=dataclasses.replace(full, rope=rope))
     if "rope_freqs.weight" not in names:
         return config
     divisors = _divisors(source, "rope_freqs.weight", turned // 2)
@@ -105,6 +139,8 @@ def config_from_gguf(source: GGUFSource) -> Config:
 def _settings(source: GGUFSource) -> Settings:
     """What a config.json would say; ``model_type`` is the family."""
     found = source.settings("general.").get("architecture", "")
+    if found in _OTHERS:
+        raise ValueError(f"{source.where}: {found} {_OTHERS[found]}")
     arch = check_family(found, _FAMILIES, source.where)
     stored, name = source.settings(f"{arch}."), _FAMILIES[arch]
     if stored.whole("expert_count", 0, least=0):
@@ -130,14 +166,13 @@ def _settings(source: GGUFSource) -> Settings:
             "rope_theta": raw.number("rope_theta", 10000.0, above=1.0),
             "rope_scaling": _scaling(stored, source, _turned(raw) // 2),
             "layer_types": _layer_types(stored, layer_count(raw)),
-            # Every file has these, for which some families have defaults.
-            "max_position_embeddings": raw.whole(
-                "max_position_embeddings", most=LENGTH
-            ),
-            "intermediate_size": raw.whole("intermediate_size", most=VOCABULARY),
         }
     )
-    return _LEFT_OUT[arch](raw, source.names()) if arch in _LEFT_OUT else raw
+    raw = LEFT_OUT[arch](raw, source) if arch in LEFT_OUT else raw
+    # Every file has these, for which some families have defaults.
+    raw.whole("max_position_embeddings", most=LENGTH)
+    raw.whole("intermediate_size", most=VOCABULARY)
+    return raw
 
 
 def _named(stored: Settings, names: Mapping[str, str]) -> Settings:
@@ -146,14 +181,9 @@ def _named(stored: Settings, names: Mapping[str, str]) -> Settings:
     return Settings(found, stored.where).named(names)
 
 
-def _head_dim(raw: Settings) -> int:
-    heads = raw.whole("num_attention_heads")
-    return raw.whole("head_dim", raw.whole("hidden_size") // heads)
-
-
 def _turned(raw: Settings) -> int:
     """Channels of a head that turn."""
-    turned = raw.whole("rotary_dim", _head_dim(raw), most=_head_dim(raw))
+    turned = raw.whole("rotary_dim", head_dim(raw), most=head_dim(raw))
     if turned % 2 and "rotary_dim" in raw:
         raw.refuse("rotary_dim", "give an even number, channels turn in pairs")
     return turned
@@ -168,6 +198,20 @@ def _divisors(source: GGUFSource, name: str, count: int) -> tuple[float, ...]:
             "checkpoint again"
         )
     return tuple(map(float, divisors))
+
+
+def _pairs(source: GGUFSource, count: int) -> int:
+    """How many of the first channel pairs turn; the others are divided by much."""
+    name = "rope_freqs.weight"
+    divisors = source.get(name).ravel() if name in source.names() else np.empty(0)
+    pairs = int((divisors == 1).sum())
+    ordered = (divisors[:pairs] == 1).all() and (divisors[pairs:] >= _STILL).all()
+    if len(divisors) != count or not ordered:
+        raise ValueError(
+            f"{source.where}: {name} is not {count} numbers, 1 for the first channel "
+            "pairs and 1e30 for those that do not turn; convert the checkpoint again"
+        )
+    return pairs
 
 
 def _scaling(stored: Settings, source: GGUFSource, count: int) -> Settings:
@@ -194,81 +238,16 @@ def _scaling(stored: Settings, source: GGUFSource, count: int) -> Settings:
 
 
 def _layer_types(stored: Settings, layers: int) -> list[str] | None:
-    """Which layers see a window, if the file says it."""
-    key = "attention.sliding_window_pattern"
-    slides = stored.get(key)
-    if slides is None:
+    """Which layers see a window, or have no attention, if the file says it."""
+    key, other = "attention.sliding_window_pattern", "sliding_attention"
+    if "attention.recurrent_layers" in stored:
+        key, other = "attention.recurrent_layers", "linear_attention"
+    others = stored.get(key)
+    if others is None:
         return None
-    if not isinstance(slides, list):  # the last of so many sees all
+    if not isinstance(others, list):  # the last of so many sees all
         period = stored.whole(key)
-        slides = [(layer + 1) % period != 0 for layer in range(layers)]
-    if len(slides) != layers or not all(type(one) is bool for one in slides):
+        others = [(layer + 1) % period != 0 for layer in range(layers)]
+    if len(others) != layers or not all(type(one) is bool for one in others):
         stored.refuse(key, f"give true or false for each of the {layers} layers")
-    return [("full_attention", "sliding_attention")[one] for one in slides]
-
-
-def _falcon(raw: Settings, names: AbstractSet[str]) -> Settings:
-    """Whose older forms are cases of the new one."""
-    norms = 2 if "blk.0.attn_norm_2.weight" in names else 1
-    new = {"new_decoder_architecture": True, "num_ln_in_parallel_attn": norms}
-    return raw.over(new)
-
-
-def _gemma(raw: Settings, large: int) -> Settings:
-    """Queries are scaled by head, but by width over heads in the largest model."""
-    by_head = _head_dim(raw)
-    if layer_count(raw) == large:
-        by_head = raw.whole("hidden_size") // raw.whole("num_attention_heads")
-    return raw.over({"query_pre_attn_scalar": by_head})
-
-
-def _gemma2(raw: Settings, names: AbstractSet[str]) -> Settings:
-    keys = ("attn_logit_softcapping", "final_logit_softcapping")
-    given = {key: FAMILIES["gemma2"].defaults[key] for key in keys}
-    return _gemma(raw, 46).filled(given | {"sliding_window": 4096})
-
-
-def _granite(raw: Settings, names: AbstractSet[str]) -> Settings:
-    """Dense ones.  A file of hybrid ones counts key-value heads layer by layer."""
-    counts = raw.get("num_key_value_heads")
-    if isinstance(counts, list) and counts:
-        if 0 in counts or counts != counts[:1] * len(counts):
-            raw.refuse(
-                "num_key_value_heads", "only attention in all layers is computed"
-            )
-        raw = raw.over({"num_key_value_heads": counts[0]})
-    raw = raw.filled({"attention_multiplier": _head_dim(raw) ** -0.5})
-    if raw.flag("finetuned", True):  # by which llama.cpp says that layers turn
-        return raw
-    dense = {"num_local_experts": 0, "layer_types": ["attention"] * layer_count(raw)}
-    return raw.over({"model_type": "granitemoehybrid", **dense})
-
-
-def _olmo(raw: Settings, names: AbstractSet[str]) -> Settings:
-    """One whose layers see a window is an OLMo 3."""
-    return raw.over({"model_type": "olmo3"}) if raw.get("sliding_window") else raw
-
-
-def _qwen3_moe(raw: Settings, names: AbstractSet[str]) -> Settings:
-    """Beside the width of its experts a file has one of perceptrons it is without."""
-    inner = raw.whole("moe_intermediate_size", most=VOCABULARY)
-    return raw.over({"intermediate_size": inner, "norm_topk_prob": True})
-
-
-def _gpt_oss(raw: Settings, names: AbstractSet[str]) -> Settings:
-    """No file says that the bounds of YaRN are not rounded."""
-    scaling = raw.inside("rope_scaling").over({"truncate": False})
-    return raw.over({"rope_scaling": scaling})
-
-
-# With the settings that the files of an architecture leave out, or say in another way.
-_LEFT_OUT: Mapping[str, Callable[[Settings, AbstractSet[str]], Settings]] = {
-    "falcon": _falcon,
-    "gemma2": _gemma2,
-    "gemma3": lambda raw, names: _gemma(raw, 62),
-    "granite": _granite,
-    "granitehybrid": _granite,
-    "olmo2": _olmo,
-    "qwen3moe": _qwen3_moe,
-    "gpt-oss": _gpt_oss,
-}
+    return [("full_attention", other)[one] for one in others]

@@ -14,14 +14,20 @@ if TYPE_CHECKING:
 _UNKNOWN, _NORMAL, _CONTROL, _USER_DEFINED = 2, 1, 3, 4  # tokenizer.ggml.token_type
 # The control tokens of a Phi-3 after which space is text; no file says so.
 _PHI3_PLAIN = ("<unk>", "<s>", "<|endoftext|>")
-# What turns of Phi-3 and of Gemma end with, which files do not say either.
-_TURN_ENDS = ("<|end|>", "<end_of_turn>")
+# What turns of Phi-3 and of Gemma end with, which files do not say either, and what a
+# call of a tool waits at in Gemma 4.
+_TURN_ENDS = ("<|end|>", "<end_of_turn>", "<turn|>", "<|tool_response>")
 # The same of GPT-OSS, after whose <|end|> another message follows.
 _LAST_ENDS = ("<|return|>", "<|call|>")
 
 _ENDING = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _WORDS = _ENDING + r"|[^\r\n\p{L}\p{N}]?\p{L}+|%s"
 _WORDS += r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+
+# Marks belong to the word, and stand in no other.
+_MARKED = _WORDS.replace(r"?\p{L}", r"?[\p{L}\p{M}]").replace(
+    r"\s\p{L}", r"\s\p{L}\p{M}"
+)
 
 # Where a large letter follows a small one, another word begins.
 _LARGE, _SMALL = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
@@ -55,6 +61,7 @@ _PRE = {
     "llama3": _LLAMA3,
     "olmo": _GPT2,
     "qwen2": _Pre((_WORDS % r"\p{N}",), nfc=True),
+    "qwen35": _Pre((_MARKED % r"\p{N}",), nfc=True),
     "refact": _DIGITS,
     "smaug-bpe": _GPT4,
     "smollm": _DIGITS,
@@ -65,7 +72,8 @@ _PRE = {
 def build(metadata: Mapping[str, Any]) -> "tokenizers.Tokenizer":
     """The bare tokenizer: no special token is added around a text.
 
-    ``tokenizer.ggml.model`` is ``gpt2`` (byte-level BPE) or ``llama`` (SentencePiece).
+    ``tokenizer.ggml.model`` is ``gpt2`` (byte-level BPE), ``llama`` (SentencePiece) or
+    ``gemma4`` (the same pieces, of which the file says in what order they are joined).
     By ``general.architecture`` the latter is a Phi-3's, which drops space after control
     tokens.
 
@@ -80,11 +88,15 @@ def build(metadata: Mapping[str, Any]) -> "tokenizers.Tokenizer":
         case "gpt2":
             tokenizer = _byte_level(metadata, tokens)
         case "llama":
-            tokenizer = _sentencepiece(metadata, tokens, types)
+            scores = _need(metadata, "tokenizer.ggml.scores")
+            tokenizer = _pieces(metadata, tokens, types, _merges(tokens, scores, types))
+        case "gemma4":
+            metadata = {"tokenizer.ggml.add_space_prefix": False, **metadata}
+            tokenizer = _pieces(metadata, tokens, types, _said_merges(metadata))
         case other:
             raise ValueError(
-                f"tokenizer.ggml.model is {other!r}; known: gpt2, llama. Give a folder "
-                "with tokenizer.json instead of the GGUF file"
+                f"tokenizer.ggml.model is {other!r}; known: gpt2, llama, gemma4. Give "
+                "a folder with tokenizer.json instead of the GGUF file"
             )
     pieces = metadata["tokenizer.ggml.model"] == "llama"
     strips = pieces and metadata.get("general.architecture") == "phi3"
@@ -107,7 +119,8 @@ def load(metadata: Mapping[str, Any]) -> "transformers.PreTrainedTokenizerFast":
     """The tokenizer of a GGUF file with its special tokens and chat template.
 
     A BOS or EOS is added as ``add_bos_token`` and ``add_eos_token`` say; where they say
-    nothing, ``llama`` models and the words of Llama 3 and of Tekken begin with one.
+    nothing, ``llama`` and ``gemma4`` models and the words of Llama 3 and of Tekken
+    begin with one.
 
     Raises:
       ValueError: as :func:`build`, and on a special token outside the vocabulary.
@@ -128,7 +141,8 @@ def load(metadata: Mapping[str, Any]) -> "transformers.PreTrainedTokenizerFast":
         if index is not None:
             special[f"{role}_token"] = tokens[index]
     rule = _PRE.get(metadata.get("tokenizer.ggml.pre", ""), _GPT2)
-    by_default = metadata["tokenizer.ggml.model"] == "llama" or rule.adds_bos
+    pieces = metadata["tokenizer.ggml.model"] in ("llama", "gemma4")
+    by_default = pieces or rule.adds_bos
     adds_bos = metadata.get("tokenizer.ggml.add_bos_token", by_default)
     adds_eos = metadata.get("tokenizer.ggml.add_eos_token", False)
     for adds, role in ((adds_bos, "bos"), (adds_eos, "eos")):
@@ -192,11 +206,10 @@ def _byte_level(
     splits = [named.get(s) or pre.Split(Regex(s), "isolated") for s in rule.splits]
     if "gpt-2" not in rule.splits:
         splits.append(pre.ByteLevel(add_prefix_space=False, use_regex=False))
-    merges = _need(metadata, "tokenizer.ggml.merges")
     tokenizer = Tokenizer(
         models.BPE(
             {token: index for index, token in enumerate(tokens)},
-            [tuple(merge.split(" ", 1)) for merge in merges],
+            _said_merges(metadata),
             ignore_merges=rule.ignore_merges,
         )
     )
@@ -207,19 +220,27 @@ def _byte_level(
     return tokenizer
 
 
-def _sentencepiece(
-    metadata: Mapping[str, Any], tokens: Sequence[str], types: Sequence[int]
+def _said_merges(metadata: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """The pairs of pieces that a file says are joined, the first before others."""
+    pairs = [one.split(" ", 1) for one in _need(metadata, "tokenizer.ggml.merges")]
+    return [(left, right) for left, right in pairs]
+
+
+def _pieces(
+    metadata: Mapping[str, Any],
+    tokens: Sequence[str],
+    types: Sequence[int],
+    merges: Sequence[tuple[str, str]],
 ) -> "tokenizers.Tokenizer":
     from tokenizers import Tokenizer, decoders, models, normalizers
 
-    scores = _need(metadata, "tokenizer.ggml.scores")
     unknown = metadata.get("tokenizer.ggml.unknown_token_id")
     if unknown is None and _UNKNOWN in types:
         unknown = types.index(_UNKNOWN)
     tokenizer = Tokenizer(
         models.BPE(
             {token: index for index, token in enumerate(tokens)},
-            _merges(tokens, scores, types),
+            merges,
             unk_token=None if unknown is None else tokens[unknown],
             fuse_unk=True,
             byte_fallback=True,

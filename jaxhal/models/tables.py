@@ -248,6 +248,19 @@ GRANITE4 |= origins({"blocks.mlp.down_proj": f"{_SHARED}.output_linear"})
 GATE_UP = fused("model.layers.{}.mlp.gate_up_proj", halves, GATED)
 
 
+def gated_delta(q: str, qkv: str, conv: str) -> dict[str, Origin]:
+    """Where queries come from that are stored with their gates, and those of linear
+    attention with keys and values; so are convolutions.
+    """
+    names = (QKV[0], "blocks.self_attn.output_gate")
+    linear = [f"blocks.linear_attn.in_proj_{part}" for part in "qkv"]
+    table = fused(q, of_heads, names) | fused(qkv, split_delta, linear)
+    return table | {
+        f"blocks.linear_attn.conv_{part}": Origin(conv, split_delta(which))
+        for which, part in enumerate("qkv")
+    }
+
+
 _LINEAR = "model.layers.{}.linear_attn"
 _DELTA = {"blocks.linear_attn.norm": f"{_LINEAR}.norm"} | {
     f"blocks.linear_attn.{name}": f"{_LINEAR}.{name}"
@@ -287,30 +300,25 @@ def glm4_table(config: Config) -> Table:
 
 
 def qwen3_5_table(config: Config) -> Table:
-    """Queries are stored with their gates, and linear attention's with keys and values.
-
-    A layer has one kind of mixer.
-    """
-    gated = [f"blocks.self_attn.{name}" for name in ("q_proj", "output_gate")]
-    table = origins(LLAMA | _DELTA)
-    table |= fused(LLAMA[gated[0]], of_heads, gated)
-    linear = [f"blocks.linear_attn.in_proj_{part}" for part in "qkv"]
-    table |= fused(f"{_LINEAR}.in_proj_qkv", split_delta, linear)
-    conv, ours = f"{_LINEAR}.conv1d.weight", "blocks.linear_attn"
-    table |= {
-        f"{ours}.conv_{part}": Origin(conv, split_delta(which))
-        for which, part in enumerate("qkv")
-    }
-    table[f"{ours}.log_decay"] = Origin(f"{_LINEAR}.A_log", same)
-    table[f"{ours}.decay_bias"] = Origin(f"{_LINEAR}.dt_bias", same)
+    """A layer has one kind of mixer."""
+    qkv, conv = f"{_LINEAR}.in_proj_qkv", f"{_LINEAR}.conv1d.weight"
+    table = origins(LLAMA | _DELTA) | gated_delta(LLAMA[QKV[0]], qkv, conv)
+    table["blocks.linear_attn.log_decay"] = Origin(f"{_LINEAR}.A_log", same)
+    table["blocks.linear_attn.decay_bias"] = Origin(f"{_LINEAR}.dt_bias", same)
     return by_layer(table, config)
 
 
 def by_layer(table: Table, config: Config) -> Table:
     """The table with the layers that each parameter is of: those of a part of them, and
     of these the ones that have its kind of mixer.
+
+    Attention of both kinds is stored under one name, and layers that borrow keys like
+    others.
     """
     mixers, own = config.mixers, config.num_hidden_layers - config.borrowing
+    full = {p.replace(".self_attn.", ".full_attn."): o for p, o in table.items()}
+    table = {**table, **full}
+    table |= {f"borrowing_{p}": o for p, o in table.items() if p.startswith("blocks.")}
 
     def of(path: str, origin: Origin) -> Origin:
         if not path.startswith(STACKS):

@@ -143,7 +143,8 @@ def _not_made(config: Config) -> list[str]:
     """Stored names of keys and values of layers that borrow those of others."""
     count = config.num_hidden_layers
     layers = range(count - config.borrowing, count)
-    return [f"model.layers.{n}.self_attn.{one}_*" for n in layers for one in "kv"]
+    names = "model.layers.{}.self_attn.[kv]_*", "blk.{}.attn_[kv].*", "blk.{}.attn_k_*"
+    return [name.format(layer) for layer in layers for name in names]
 
 
 def laid_out(

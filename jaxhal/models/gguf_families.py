@@ -1,0 +1,160 @@
+"""What GGUF files leave out of a config.json, or say in another way."""
+
+from collections.abc import Callable, Mapping, Sequence
+
+from jaxhal.models.config import layer_count
+from jaxhal.models.families import FAMILIES
+from jaxhal.models.gguf import GGUFSource
+from jaxhal.models.settings import LENGTH, VOCABULARY, Settings
+
+_KV_HEADS = "num_key_value_heads"
+
+
+def head_dim(raw: Settings) -> int:
+    heads = raw.whole("num_attention_heads")
+    return raw.whole("head_dim", raw.whole("hidden_size") // heads)
+
+
+def _falcon(raw: Settings, source: GGUFSource) -> Settings:
+    """Whose older forms are cases of the new one."""
+    norms = 2 if "blk.0.attn_norm_2.weight" in source.names() else 1
+    new = {"new_decoder_architecture": True, "num_ln_in_parallel_attn": norms}
+    return raw.over(new)
+
+
+def _gemma(raw: Settings, large: int) -> Settings:
+    """Queries are scaled by head, but by width over heads in the largest model."""
+    by_head = head_dim(raw)
+    if layer_count(raw) == large:
+        by_head = raw.whole("hidden_size") // raw.whole("num_attention_heads")
+    return raw.over({"query_pre_attn_scalar": by_head})
+
+
+def _gemma2(raw: Settings, source: GGUFSource) -> Settings:
+    keys = ("attn_logit_softcapping", "final_logit_softcapping")
+    given = {key: FAMILIES["gemma2"].defaults[key] for key in keys}
+    return _gemma(raw, 46).filled(given | {"sliding_window": 4096})
+
+
+def _granite(raw: Settings, source: GGUFSource) -> Settings:
+    """Dense ones.  A file of hybrid ones counts key-value heads layer by layer."""
+    counts = raw.get("num_key_value_heads")
+    if isinstance(counts, list) and counts:
+        if 0 in counts or counts != counts[:1] * len(counts):
+            raw.refuse(
+                "num_key_value_heads", "only attention in all layers is computed"
+            )
+        raw = raw.over({"num_key_value_heads": counts[0]})
+    raw = raw.filled({"attention_multiplier": head_dim(raw) ** -0.5})
+    if raw.flag("finetuned", True):  # by which llama.cpp says that layers turn
+        return raw
+    dense = {"num_local_experts": 0, "layer_types": ["attention"] * layer_count(raw)}
+    return raw.over({"model_type": "granitemoehybrid", **dense})
+
+
+def _olmo(raw: Settings, source: GGUFSource) -> Settings:
+    """One whose layers see a window is an OLMo 3."""
+    return raw.over({"model_type": "olmo3"}) if raw.get("sliding_window") else raw
+
+
+def _qwen3_moe(raw: Settings, source: GGUFSource) -> Settings:
+    """Beside the width of its experts a file has one of perceptrons it is without."""
+    inner = raw.whole("moe_intermediate_size", most=VOCABULARY)
+    return raw.over({"intermediate_size": inner, "norm_topk_prob": True})
+
+
+def _gpt_oss(raw: Settings, source: GGUFSource) -> Settings:
+    """No file says that the bounds of YaRN are not rounded."""
+    scaling = raw.inside("rope_scaling").over({"truncate": False})
+    return raw.over({"rope_scaling": scaling})
+
+
+def _qwen3_5(raw: Settings, source: GGUFSource) -> Settings:
+    """Layers at the end that guess further tokens are not loaded."""
+    for key in (
+        "linear_conv_kernel_dim",
+        "linear_key_head_dim",
+        "linear_num_key_heads",
+    ):
+        raw.whole(key)
+    heads, inner = raw.whole("linear_num_value_heads"), raw.whole("linear_inner_size")
+    if inner % heads:
+        raw.refuse("linear_inner_size", f"give a multiple of the {heads} heads")
+    layers = layer_count(raw)
+    own = layers - raw.whole("mtp_num_hidden_layers", 0, least=0, most=layers - 1)
+    kinds = raw.get("layer_types")
+    return raw.over(
+        {
+            "linear_value_head_dim": inner // heads,
+            "num_hidden_layers": own,
+            "layer_types": kinds and kinds[:own],
+            "partial_rotary_factor": 1.0,  # the file counts the channels that turn
+        }
+    )
+
+
+def _gemma4(raw: Settings, source: GGUFSource) -> Settings:
+    """Files say what layers of full attention have, and apart from it the others."""
+    raw.whole("sliding_window", most=LENGTH)
+    raw.number("rope_local_base_freq")
+    raw.number("final_logit_softcapping", least=0.0)
+    raw.inside("rope_scaling").only({"rope_type": "none"})
+    layers, kinds = layer_count(raw), raw.get("layer_types", [])
+    full = [n for n, kind in enumerate(kinds) if kind == "full_attention"]
+    if not full:
+        raw.refuse("layer_types", "say which layers see all keys, among them the last")
+    rest = [n for n in range(layers) if n not in full] or full
+    head, other = raw.whole("head_dim"), raw.whole("head_dim_swa")
+    for key, size in (("rotary_dim", head), ("rotary_dim_swa", other)):
+        if raw.whole(key, size) != size:
+            raw.refuse(key, f"only {size}, the whole head, is computed")
+    borrowing = raw.whole("num_kv_shared_layers", 0, least=0, most=layers - 1)
+    own = layers - borrowing
+    inner = _of(raw, "intermediate_size", range(own))
+    last = _of(raw, "intermediate_size", range(own, layers)) if borrowing else inner
+    if last not in (inner, 2 * inner):
+        raw.refuse("intermediate_size", "give the last layers as many, or twice that")
+    values = not source.names().isdisjoint(f"blk.{n}.attn_v.weight" for n in full)
+    of_full = {"head_dim": head, _KV_HEADS: _of(raw, _KV_HEADS, full)}
+    found = {
+        "head_dim": other,
+        "rotary_dim": other,
+        _KV_HEADS: _of(raw, _KV_HEADS, rest),
+        "per_layer_config": {str(n): of_full for n in full},
+        "attention_k_eq_v": not values,
+        "intermediate_size": inner,
+        "use_double_wide_mlp": last > inner,
+        "rope_parameters": {
+            "full_attention": {"rope_theta": raw["rope_theta"]},
+            "sliding_attention": {"rope_theta": raw["rope_local_base_freq"]},
+        },
+    }
+    if raw.whole("hidden_size_per_layer_input", 0, least=0):
+        rows = source.rows("per_layer_token_embd.weight")
+        found["vocab_size_per_layer_input"] = rows
+    return raw.over(found)
+
+
+def _of(raw: Settings, key: str, layers: Sequence[int]) -> int:
+    """What is said of each of these layers, or once of all there are."""
+    if not isinstance(raw.get(key), list):
+        return raw.whole(key, most=VOCABULARY)
+    each = raw.wholes(key, layer_count(raw), least=1, most=VOCABULARY)
+    if len({each[n] for n in layers}) != 1:
+        raw.refuse(key, "only the same in all layers of a kind is computed")
+    return each[layers[0]]
+
+
+#: With what its files leave out or say in another way, by architecture.
+LEFT_OUT: Mapping[str, Callable[[Settings, GGUFSource], Settings]] = {
+    "falcon": _falcon,
+    "gemma2": _gemma2,
+    "gemma3": lambda raw, source: _gemma(raw, 62),
+    "granite": _granite,
+    "granitehybrid": _granite,
+    "olmo2": _olmo,
+    "qwen3moe": _qwen3_moe,
+    "gpt-oss": _gpt_oss,
+    "qwen35": _qwen3_5,
+    "gemma4": _gemma4,
+}
