@@ -164,6 +164,7 @@ def test_as_many_values_as_keys_are_in_no_other_order(tmp_path):
         ("clip", {}, r"clip is the part of a model that reads images \(mmproj\); give"),
         ("gemma4", {"expert_count": 8}, "expert_count is 8; only models without exp"),
         *(("gemma4", {key: None}, f"lacks {key}; ") for key in _GEMMA),
+        ("gemma4", {"attention.sliding_window_pattern": 3}, "is 3; give true or false"),
         (
             "gemma4",
             {"attention.sliding_window_pattern": [False] * 6 + [True]},

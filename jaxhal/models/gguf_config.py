@@ -44,7 +44,8 @@ _MIXED = {"llama": "mixtral", "qwen3moe": "qwen3_moe", "gpt-oss": "gpt_oss"}
 _OTHERS = {
     "clip": "is the part of a model that reads images (mmproj); give the file of the "
     "language model",
-    "qwen35moe": "is a Qwen3.5 with experts, of which no GGUF file is read",
+    "qwen35moe": "is a Qwen3.5 with experts, of which no GGUF file is read; give a "
+    "dense one",
 }
 _KEYS = {
     "embedding_length": "hidden_size",
@@ -83,6 +84,8 @@ _KEYS = {
     "embedding_length_per_layer_input": "hidden_size_per_layer_input",
     "attention.sliding_window_pattern": "layer_types",
 }
+# Those whose files name the kind of every layer.
+_LISTED = ("qwen35", "gemma4")
 # A divisor of angles under which none is seen to turn; files have 1e30.
 _STILL = 1e20
 _SCALING = {
@@ -139,8 +142,8 @@ def config_from_gguf(source: GGUFSource) -> Config:
 def _settings(source: GGUFSource) -> Settings:
     """What a config.json would say; ``model_type`` is the family."""
     found = source.settings("general.").get("architecture", "")
-    if found in _OTHERS:
-        raise ValueError(f"{source.where}: {found} {_OTHERS[found]}")
+    if other := _OTHERS.get(str(found)):
+        raise ValueError(f"{source.where}: {found} {other}")
     arch = check_family(found, _FAMILIES, source.where)
     stored, name = source.settings(f"{arch}."), _FAMILIES[arch]
     if stored.whole("expert_count", 0, least=0):
@@ -165,7 +168,7 @@ def _settings(source: GGUFSource) -> Settings:
             "hidden_act": family.defaults.get("hidden_act", "silu"),
             "rope_theta": raw.number("rope_theta", 10000.0, above=1.0),
             "rope_scaling": _scaling(stored, source, _turned(raw) // 2),
-            "layer_types": _layer_types(stored, layer_count(raw)),
+            "layer_types": _layer_types(stored, layer_count(raw), arch in _LISTED),
         }
     )
     raw = LEFT_OUT[arch](raw, source) if arch in LEFT_OUT else raw
@@ -237,17 +240,21 @@ def _scaling(stored: Settings, source: GGUFSource, count: int) -> Settings:
     return found if kind == "none" else found.over({"rope_type": kind, **values})
 
 
-def _layer_types(stored: Settings, layers: int) -> list[str] | None:
-    """Which layers see a window, or have no attention, if the file says it."""
+def _layer_types(stored: Settings, layers: int, listed: bool) -> list[str] | None:
+    """Which layers see a window, or have no attention, if the file says it.
+
+    Where not all are ``listed`` there may be a number instead.
+    """
     key, other = "attention.sliding_window_pattern", "sliding_attention"
     if "attention.recurrent_layers" in stored:
         key, other = "attention.recurrent_layers", "linear_attention"
     others = stored.get(key)
     if others is None:
         return None
-    if not isinstance(others, list):  # the last of so many sees all
+    if not isinstance(others, list) and not listed:  # the last of so many sees all
         period = stored.whole(key)
         others = [(layer + 1) % period != 0 for layer in range(layers)]
-    if len(others) != layers or not all(type(one) is bool for one in others):
+    flags = isinstance(others, list) and all(type(one) is bool for one in others)
+    if not flags or len(others) != layers:
         stored.refuse(key, f"give true or false for each of the {layers} layers")
     return [("full_attention", other)[one] for one in others]
