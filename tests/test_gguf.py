@@ -37,11 +37,8 @@ def _tables(config) -> np.ndarray:
 @pytest.mark.parametrize(
     "case",
     [
-        "llama-gqa",
-        "llama-biases",
-        "llama-llama3",
-        "qwen2-gqa",
-        "qwen3-gqa",
+        *("llama-gqa", "llama-biases", "llama-llama3"),
+        *("qwen2-gqa", "qwen3-gqa"),
         "gpt2-mha",
         "falcon-7b",
         "falcon-40b",
@@ -58,11 +55,8 @@ def _tables(config) -> np.ndarray:
         "glm4-gqa",
         "gptoss-gqa",
         "ministral3-gqa",
-        "mixtral-gqa",
-        "qwen3moe-gqa",
-        "qwen3.5-gqa",
-        "gemma4-borrowing",
-        "gemma4-plain",
+        *("mixtral-gqa", "qwen3moe-gqa"),
+        *("qwen3.5-gqa", "gemma4-borrowing", "gemma4-plain"),
     ],
 )
 def test_gguf_equals_huggingface(case, tmp_path):
