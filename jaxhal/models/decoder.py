@@ -339,4 +339,5 @@ def _lent(config: Config, x: Array, stored: dict[str, Any]) -> dict[str, Any]:
         shape = len(x), own.num_key_value_heads, columns, own.head_dim
         return jnp.zeros(shape, x.dtype)
 
-    return {kind: (zeros(kind), zeros(kind)) for kind in {*config.parts[-1].mixers}}
+    kinds = dict.fromkeys(config.parts[-1].mixers)
+    return {kind: (zeros(kind), zeros(kind)) for kind in kinds}
