@@ -235,7 +235,7 @@ def test_attention_rows_stay_on_their_device(spread, alone):
 
 
 @pytest.mark.shows("mesh")
-@pytest.mark.parametrize("case", tiny.ONE_EACH)
+@pytest.mark.parametrize("case", [*tiny.ONE_EACH, "gemma4-experts"])
 def test_every_family(case, tmp_path):
     want, mesh = tiny.golden(case), jaxhal.make_mesh(data=2, model=2)
     lm = test_parity.load(tmp_path, want["config"], want["shapes"], mesh=mesh)
@@ -338,6 +338,32 @@ def test_experts(case, packed, tmp_path):
     rows = mesh_lib.spread((tokens, np.ones(tokens.shape, bool)), lm.params)
     text = lms.forward.lower(lm.bare, *rows).compile().as_text()
     assert "all-reduce(" in text and "all-gather(" not in text
+
+
+@pytest.mark.parametrize("case", ["qwen3.5moe-gqa", "gemma4-experts"])
+def test_experts_lie_as_the_perceptron_beside_them(case):
+    """Along their widths; norms, routers and gates are copied."""
+    config = from_huggingface(tiny.golden(case)["config"])
+    mesh = jaxhal.make_mesh(data=2, model=4)
+    place = placement.on(mesh, config, mesh_lib.RULES)
+    shared = {
+        path: tuple(
+            np.divide(leaf.shape, place(path, leaf.shape).shard_shape(leaf.shape))
+        )
+        for path, leaf in weights.paths(weights.abstract(config, jnp.float32)[1])
+        if path.startswith(("blocks.mlp.", "blocks.shared."))
+    }
+    assert {path: ways for path, ways in shared.items() if max(ways) > 1} == {
+        f"blocks.{part}_proj.kernel": ways
+        for part, ways in {
+            "mlp.gate": (1, 1, 1, 4),
+            "mlp.up": (1, 1, 1, 4),
+            "mlp.down": (1, 1, 4, 1),
+            "shared.mlp.gate": (1, 1, 4),
+            "shared.mlp.up": (1, 1, 4),
+            "shared.mlp.down": (1, 4, 1),
+        }.items()
+    }
 
 
 def test_sinks_and_biases_of_experts(tmp_path):

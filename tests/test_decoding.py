@@ -63,7 +63,7 @@ HALF_THERE = "llama-dynamic"
 OTHERS = [
     *("llama-yarn", "qwen2-window", "falcon-40b", "gemma3-scaled", "granite4-nope"),
     *("smollm3-window", "olmo3-yarn", "phi3-short", "qwen3moe-plain"),
-    *("gemma4-plain", "gemma4-uneven"),
+    *("gemma4-plain", "gemma4-uneven", "gemma4-experts"),
 ]
 
 

@@ -156,10 +156,11 @@ def test_settings_that_are_not_computed(settings, message):
         from_huggingface({"model_type": family, **known, **settings})
 
 
-def test_the_text_part_of_a_model_that_sees():
-    family, settings = tiny.CASES["qwen3.5-gqa"]
-    text = {"model_type": family, **settings}
-    whole = {"model_type": "qwen3_5", "text_config": text, "vision_config": {}}
+@pytest.mark.parametrize("case", ["qwen3.5-gqa", "qwen3.5moe-gqa"])
+def test_the_text_part_of_a_model_that_sees(case):
+    family, settings = tiny.CASES[case]
+    text, kind = {"model_type": family, **settings}, family.removesuffix("_text")
+    whole = {"model_type": kind, "text_config": text, "vision_config": {}}
     assert from_huggingface(whole) == from_huggingface(text)
     tied = from_huggingface(whole | {"tie_word_embeddings": True})
     assert tied.tie_word_embeddings

@@ -31,6 +31,7 @@ CONFIG = from_huggingface(tiny.golden("qwen3moe-gqa")["config"])
 HUB = {
     "mixtral-gqa": ("block_sparse_moe", "w1", "w3", "w2"),
     "qwen3moe-gqa": ("mlp", "gate_proj", "up_proj", "down_proj"),
+    "qwen3.5moe-gqa": ("mlp", "gate_proj", "up_proj", "down_proj"),
 }
 
 
@@ -111,7 +112,7 @@ def by_expert(tensors: dict, case: str) -> dict:
         layer, _, part = name.partition(".mlp.")
         if part == "gate.weight":
             made[f"{layer}.{module}.gate.weight"] = value
-        elif part:
+        elif part.startswith("experts."):
             parts, named = [value], names[2:]
             if part == "experts.gate_up_proj":
                 parts, named = np.split(value, 2, axis=1), names[:2]

@@ -29,7 +29,7 @@ BORROWING = tiny.golden("gemma4-borrowing")
 PLAIN = tiny.golden("gemma4-plain")["config"]
 
 
-@pytest.mark.parametrize("case", ["gemma4-plain", "gemma4-uneven"])
+@pytest.mark.parametrize("case", ["gemma4-plain", "gemma4-uneven", "gemma4-experts"])
 def test_attention_rows_of_other_kinds(case, tmp_path):
     pytest.importorskip("torch", reason="torch is not installed")
     import make_golden
@@ -136,12 +136,20 @@ def test_pairs_of_every_kind_of_layer(tmp_path):
     assert np.abs(want - before).max() > 0.1
 
 
-@pytest.mark.parametrize("case", ["gemma4-borrowing", "gemma4-plain", "gemma4-uneven"])
-def test_products_of_all_layers_are_counted(case):
-    """Those with weights: each is multiplied by once for a token."""
-    lm = lms.random(from_huggingface(tiny.golden(case)["config"]), jax.random.key(0))
+@pytest.mark.parametrize(
+    ("case", "changes"),
+    [
+        *((f"gemma4-{name}", {}) for name in ("borrowing", "plain", "uneven")),
+        ("gemma4-experts", {}),
+        ("qwen3.5moe-gqa", {"layer_types": ["full_attention"] * 2}),
+    ],
+)
+def test_products_of_all_layers_are_counted(case, changes):
+    """Those with weights: each is multiplied by once for a token, or is an expert."""
+    config = from_huggingface(tiny.golden(case)["config"] | changes)
+    lm, experts = lms.random(config, jax.random.key(0)), max(1, config.num_experts)
     kernels = [
-        leaf.size
+        leaf.size * (config.num_experts_per_tok / experts if leaf.ndim == 4 else 1)
         for path, leaf in paths(lm.params)
         if path.endswith(".kernel") and not path.startswith("lm_head")
     ]
@@ -151,7 +159,12 @@ def test_products_of_all_layers_are_counted(case):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"enable_moe_block": True}, "enable_moe_block is True; only"),
+        ({"enable_moe_block": True}, "lacks moe_intermediate_size"),
+        (
+            {"enable_moe_block": True, "moe_intermediate_size": 8, "num_experts": 4}
+            | {"top_k_experts": 5},
+            "top_k_experts is 5; give a whole number from 1 to 4",
+        ),
         ({"use_bidirectional_attention": "all"}, "is all; give null"),
         ({"layer_types": ["sliding_attention"] * 6}, "the last layer full_attention"),
         ({"num_kv_shared_layers": 6}, "leave a layer of each kind before them"),

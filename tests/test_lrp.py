@@ -32,7 +32,7 @@ def family(case: str, folder, dtype=jnp.float32) -> LM:
 
 
 def biased(case: str) -> bool:
-    return any(name.endswith("bias") for name in tiny.golden(case)["shapes"])
+    return any(name.endswith(".bias") for name in tiny.golden(case)["shapes"])
 
 
 def relative(ours, theirs) -> float:
@@ -91,7 +91,7 @@ def test_equal_to_lxt(name, rules):
 # One of each wiring: biases, windows, two norms in parallel, one norm in parallel,
 # sequential with biases, learned positions, sandwiched norms, normed queries, capped
 # scores and logits, norms of sums alone, scaled parts, part of a head turned, experts,
-# sinks and clipped gates, linear attention, keys of other layers.
+# sinks and clipped gates, linear attention, keys of other layers, shared experts.
 FAMILIES = [
     "llama-biases",
     "mistral-gqa",
@@ -100,7 +100,7 @@ FAMILIES = [
     "falcon-bias-sequential",
     "gpt2-mha",
     "gemma3-gqa",
-    "gemma4-borrowing",
+    "gemma4-experts",
     "qwen3-gqa",
     "gemma2-gqa",
     "olmo2-gqa",
@@ -108,7 +108,7 @@ FAMILIES = [
     "qwen2-gqa",
     "qwen3moe-plain",
     "gptoss-gqa",
-    "qwen3.5-gqa",
+    "qwen3.5moe-gqa",
 ]
 
 
@@ -175,7 +175,10 @@ def test_the_published_seed_divides_twice(model, two):
 
 
 @pytest.mark.shows("relevance")
-@pytest.mark.parametrize("case", [case for case in tiny.ONE_EACH if not biased(case)])
+@pytest.mark.parametrize(
+    "case",
+    [*(case for case in tiny.ONE_EACH if not biased(case)), "gemma4-experts"],
+)
 def test_cp_lrp_conserves_without_biases(case, tmp_path, two):
     lm = family(case, tmp_path)
     whole = lrp.relevance(lm, two, "cp_lrp")
@@ -202,7 +205,7 @@ def test_sinks_take_no_relevance(two):
 
 @pytest.mark.parametrize(
     "case",
-    ["llama-gqa", "qwen3moe-gqa", "gptoss-gqa", "qwen3.5-gqa", "gemma4-borrowing"],
+    ["llama-gqa", "qwen3moe-gqa", "gptoss-gqa", "qwen3.5moe-gqa", "gemma4-experts"],
 )
 def test_gradient_x_input_by_finite_differences(case, tmp_path):
     from flax import nnx

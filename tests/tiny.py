@@ -200,6 +200,22 @@ CASES = {
             final_logit_softcapping=None,
         ),
     ),
+    "gemma4-experts": (
+        "gemma4_text",
+        _GEMMA4
+        | _INPUTS
+        | {
+            "hidden_size_per_layer_input": 32,  # whole blocks, as those below
+            "intermediate_size": 64,
+            "num_hidden_layers": 3,
+            "layer_types": ["sliding_attention", *["full_attention"] * 2],
+            "num_kv_shared_layers": 1,
+            "enable_moe_block": True,
+            "num_experts": 6,
+            "top_k_experts": 2,
+            "moe_intermediate_size": 32,
+        },
+    ),
     "granite-gqa": ("granite", _BASE | _MULTIPLIERS),
     "granite4-dense": ("granitemoehybrid", _BASE | _MULTIPLIERS | _DENSE),
     "granite4-nope": (
@@ -290,6 +306,17 @@ CASES = {
             "attention_bias": True,
         },
     ),
+    "qwen3.5moe-gqa": (
+        "qwen3_5_moe_text",
+        _HYBRID
+        | _SPARSE
+        | {
+            "num_hidden_layers": 2,
+            "layer_types": ["linear_attention", "full_attention"],
+            "moe_intermediate_size": 32,
+            "shared_expert_intermediate_size": 64,
+        },
+    ),
     "glm4-gqa": ("glm4", _BASE | {"head_dim": 16, "pad_token_id": 0}),
     "ministral3-gqa": (
         "ministral3",
@@ -319,7 +346,7 @@ def weight(name: str, shape: tuple[int, ...]) -> np.ndarray:
     rng = np.random.default_rng(zlib.crc32(name.encode()))
     values = rng.standard_normal(shape).astype(np.float32)
     if len(shape) == 1:
-        ones = name.endswith(("weight", "layer_scalar")) and "gemma" not in name
+        ones = name.endswith(("weight", "layer_scalar", "scale"))
         return values * 0.1 + ones
     return values * 0.25
 

@@ -58,6 +58,7 @@ def _part(config: Config, tokens: int, columns: float) -> int:
         return own.hidden_size * made + round(2 * columns) * heads
 
     mlp = (3 if config.gated else 2) * config.inner_size + config.num_experts
+    mlp += config.shared == "gated"
     if config.layer_inputs is not None:  # each layer's own, its gate and its projection
         mlp += 3 * config.layer_inputs[1]
     each = sum(

@@ -202,8 +202,9 @@ def attnlrp() -> RuleSet:
     """AttnLRP: what the published LRP4RAG code ran, its stabilisers taken to 0.
 
     Softmax and biases absorb relevance, so the sum over input tokens is not the seed.
-    The weights that a router gives to experts are constants, and so are the gate of
-    what attention gives and, of linear attention, all but the values.
+    The weights that a router gives to experts are constants, and so are the gates of a
+    shared expert and of what attention gives and, of linear attention, all but the
+    values.
     """
     rules = rules_of(gradient_x_input())
     rules |= {

@@ -67,6 +67,10 @@ class Config:
     num_experts: int = 0
     num_experts_per_tok: int = 1
     norm_topk_prob: bool = False  # the weights of those few add up to 1
+    # A perceptron of `intermediate_size` for every token beside experts, which are of
+    # `expert_size`: weighed by a gate, or they and it between norms of their own.
+    shared: Literal["gated", "normed"] | None = None
+    expert_size: int = 0
     qkv_bias: bool = False
     o_bias: bool = False
     mlp_bias: bool = False  # of experts and their router, too
@@ -188,7 +192,10 @@ class Config:
     @property
     def inner_size(self) -> int:
         """Channels of the feed-forward part that a token goes through."""
-        return self.intermediate_size * self.num_experts_per_tok
+        each = self.num_experts_per_tok
+        if self.shared is None:
+            return self.intermediate_size * each
+        return self.intermediate_size + self.expert_size * each
 
 
 class Family(NamedTuple):
@@ -381,6 +388,7 @@ TEXT_OF = {
     "gemma3": "gemma3_text",
     "gemma4": "gemma4_text",
     "qwen3_5": "qwen3_5_text",
+    "qwen3_5_moe": "qwen3_5_moe_text",
 }
 
 

@@ -7,13 +7,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from jaxhal.models import gemma
+from jaxhal.models import gemma, qwen
 from jaxhal.models.config import (
     TEXT_OF,
     Config,
     Family,
     attention_bias,
-    delta_from,
     layer_count,
     of_family,
     sliding,
@@ -197,16 +196,6 @@ def _ministral3(raw: Settings) -> dict[str, Any]:
     }
 
 
-def _qwen3_5(raw: Settings) -> dict[str, Any]:
-    length = raw.whole("max_position_embeddings", most=LENGTH)
-    nested, theta = rope_settings(raw), raw.number("rope_theta", 1e4, above=1.0)
-    return attention_bias(raw) | {
-        "ropes": (rope_from(nested, theta, length),),
-        "rotary_dim": rotary_dim(raw, nested, 0.25),
-        "delta": delta_from(raw),
-    }
-
-
 def _falcon(raw: Settings) -> dict[str, Any]:
     heads = raw.whole("num_attention_heads")
     if raw.flag("new_decoder_architecture"):
@@ -320,8 +309,8 @@ FAMILIES = {
     "gemma4_text": Family(
         gemma.SWITCHES4,
         gemma.gemma4,
+        names={"top_k_experts": "num_experts_per_tok"},
         defaults=gemma.DEFAULTS | gemma.DEFAULTS4,
-        only={"enable_moe_block": False},
         table=gemma.table4,
     ),
     "granite": Family(rule=_granite),
@@ -361,10 +350,14 @@ FAMILIES = {
         table=glm4_table,
     ),
     "qwen3_5_text": Family(
-        {"qk_norm": "head", "norm_offset": 1.0, "attention_gate": True},
-        _qwen3_5,
-        defaults={"head_dim": 256, "max_position_embeddings": 32768},
-        table=qwen3_5_table,
+        qwen.SWITCHES, qwen.qwen3_5, defaults=qwen.DEFAULTS, table=qwen3_5_table
+    ),
+    "qwen3_5_moe_text": Family(
+        qwen.SWITCHES_MOE,
+        qwen.qwen3_5_moe,
+        names={"shared_expert_intermediate_size": "intermediate_size"},
+        defaults=qwen.DEFAULTS_MOE,
+        table=qwen.table_moe,
     ),
     "ministral3": Family(
         rule=_ministral3,

@@ -19,6 +19,7 @@ from jaxtyping import Array, Float, Int
 
 from jaxhal.models import quantized
 from jaxhal.models.config import Config
+from jaxhal.models.norm import Norm
 from jaxhal.models.ops import Ops, Turned, wide
 
 Product = Callable[[Array], Array]
@@ -119,36 +120,45 @@ class Experts(nnx.Module):
     def __init__(self, config: Config, dtype: Any, rngs: nnx.Rngs):
         self.config = config
         count, width = config.num_experts, config.hidden_size
-        into = count, width, config.intermediate_size
+        into = count, width, config.expert_size or config.intermediate_size
         bias = config.mlp_bias
         self.router = linear(width, count, bias, dtype, rngs)
         self.gate_proj = Kernels(into, bias, dtype, rngs)
         self.up_proj = Kernels(into, bias, dtype, rngs)
         self.down_proj = Kernels((count, into[2], width), bias, dtype, rngs)
+        scaled = config.shared == "normed"
+        self.scale = nnx.Param(jnp.ones(count, dtype)) if scaled else None
 
     def __call__(
-        self, x: Float[Array, "batch query width"], ops: Ops
+        self,
+        x: Float[Array, "batch query width"],
+        ops: Ops,
+        routed: Float[Array, "batch query width"] | None = None,
     ) -> Float[Array, "batch query width"]:
+        """``routed`` is what the router sees, by default what its experts do."""
+        read = (x,) if routed is None else (x, routed)
         mesh = jax.typeof(x).sharding.mesh
         count = mesh.shape.get("data", 1)
         if count == 1 or len(x) % count:
-            return self._mixed(x, ops)
+            return self._mixed(read, ops)
         # Each device sorts tokens of its own; XLA would gather those of all.
         definition, params = nnx.split(self)
         along = PartitionSpec("data")
         mixed = jax.shard_map(
-            lambda params, x: nnx.merge(definition, params)._mixed(x, ops),
+            lambda params, read: nnx.merge(definition, params)._mixed(read, ops),
             mesh=mesh,
             in_specs=(PartitionSpec(), along),
             out_specs=along,
             axis_names={"data"},
             check_vma=False,
         )
-        return mixed(params, x)
+        return mixed(params, read)
 
-    def _mixed(self, x: Array, ops: Ops) -> Array:
-        rows = x.reshape(-1, x.shape[-1])
-        weights, chosen = self.routed(rows, ops)
+    def _mixed(self, read: tuple[Array, ...], ops: Ops) -> Array:
+        """Of what experts see, and what the router sees if that is something else."""
+        x = read[0]
+        rows, *seen = (part.reshape(-1, x.shape[-1]) for part in read)
+        weights, chosen = self.routed(seen[0] if seen else rows, ops)
         order = in_order(chosen, self.config.num_experts)
         # A way back keeps what products gave, and not the kernels of every block.
         block = jax.checkpoint(
@@ -171,6 +181,8 @@ class Experts(nnx.Module):
         weights, chosen = jax.lax.top_k(shares, self.config.num_experts_per_tok)
         if self.config.norm_topk_prob:
             weights = weights / weights.sum(axis=-1, keepdims=True)
+        if self.scale is not None:
+            weights = weights * self.scale[...].astype(weights.dtype)[chosen]
         return weights, chosen
 
     def _block(self, ops: Ops, block: tuple[Array, Array]) -> Array:
@@ -187,6 +199,46 @@ class Experts(nnx.Module):
         gate, up = product(self.gate_proj), product(self.up_proj)
         down, config = product(self.down_proj), self.config
         return perceptron(x, gate, up, down, config.activation, ops, config.gate_limit)
+
+
+class Shared(nnx.Module):
+    """A perceptron that every token goes through, beside experts.
+
+    Either a sigmoid of the token weighs it, or norms stand before and after both it and
+    the experts, and the router reads the residual through a norm of its own.
+
+    To relevance it is as other perceptrons are, and its gate is a constant, as the
+    router's weights are: ``ops.route`` weighs what it gives.
+    """
+
+    def __init__(self, config: Config, dtype: Any, rngs: nnx.Rngs):
+        width, gated = config.hidden_size, config.shared == "gated"
+
+        def norm() -> Norm | None:
+            return None if gated else Norm(config, width, dtype)
+
+        self.mlp = MLP(config, dtype, rngs)
+        self.gate = linear(width, 1, False, dtype, rngs) if gated else None
+        self.norm, self.post_norm = norm(), norm()
+        self.experts_norm, self.post_experts_norm = norm(), norm()
+        self.router_norm = norm()
+
+    def __call__(
+        self,
+        x: Float[Array, "batch query width"],
+        experts: Callable[..., Array],
+        ops: Ops,
+    ) -> Float[Array, "batch query width"]:
+        """What both give; ``x`` is the residual where norms stand here."""
+        if self.gate is not None:
+            gate = jax.nn.sigmoid(apply(self.gate, x, ops))
+            return ops.add(experts(x, ops), ops.route(gate, self.mlp(x, ops)))
+        assert self.norm and self.post_norm and self.router_norm
+        assert self.experts_norm and self.post_experts_norm
+        own = self.post_norm(self.mlp(self.norm(x, ops), ops), ops)
+        routed = self.router_norm(x, ops) * x.shape[-1] ** -0.5
+        given = experts(self.experts_norm(x, ops), ops, routed)
+        return ops.add(own, self.post_experts_norm(given, ops))
 
 
 class Order(NamedTuple):

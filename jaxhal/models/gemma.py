@@ -8,11 +8,20 @@ from jaxhal.models.config import (
     activation,
     attention_bias,
     layer_count,
+    sparse,
     windows,
 )
 from jaxhal.models.rope_config import Rope, rope_from, ropes_by_kind
 from jaxhal.models.settings import LENGTH, VOCABULARY, Settings
-from jaxhal.models.tables import LLAMA, Origin, Table, by_layer, origins, same
+from jaxhal.models.tables import (
+    LLAMA,
+    Origin,
+    Table,
+    by_layer,
+    origins,
+    same,
+    transpose_each,
+)
 
 DEFAULTS = {
     "max_position_embeddings": 8192,
@@ -44,6 +53,26 @@ _NAMES4 = NAMES | {
     "blocks.input_gate": "model.layers.{}.per_layer_input_gate",
     "blocks.input_proj": "model.layers.{}.per_layer_projection",
     "blocks.post_input_norm": "model.layers.{}.post_per_layer_input_norm",
+    "blocks.mlp.router": "model.layers.{}.router.proj",
+    "blocks.shared.norm": NAMES["blocks.mlp_norm"],
+    "blocks.shared.post_norm": "model.layers.{}.post_feedforward_layernorm_1",
+    "blocks.shared.experts_norm": "model.layers.{}.pre_feedforward_layernorm_2",
+    "blocks.shared.post_experts_norm": "model.layers.{}.post_feedforward_layernorm_2",
+}
+_NAMES4 |= {
+    f"blocks.shared.mlp.{part}_proj": LLAMA[f"blocks.mlp.{part}_proj"]
+    for part in ("gate", "up", "down")
+}
+_SCALES4 = {
+    "blocks.scale": "layer_scalar",
+    "blocks.mlp.scale": "router.per_expert_scale",
+    "blocks.shared.router_norm.scale": "router.scale",
+}
+# Of all experts of a layer, and a half of what is stored.
+_EXPERTS4 = {
+    "blocks.mlp.gate_proj.kernel": ("gate_up_proj", 0),
+    "blocks.mlp.up_proj.kernel": ("gate_up_proj", 1),
+    "blocks.mlp.down_proj.kernel": ("down_proj", None),
 }
 
 
@@ -100,6 +129,10 @@ def gemma4(raw: Settings) -> dict[str, Any]:
         least = raw.whole("vocab_size", most=VOCABULARY)
         key = "vocab_size_per_layer_input"
         found["layer_inputs"] = raw.whole(key, 262144, least, VOCABULARY), width
+    if raw.flag("enable_moe_block"):
+        inner = raw.whole("moe_intermediate_size", most=VOCABULARY)
+        found |= sparse(raw) | {"norm_topk_prob": True}
+        found |= {"shared": "normed", "expert_size": inner}
     return found
 
 
@@ -158,5 +191,9 @@ def _proportional(raw: Settings, head: int) -> Rope:
 
 def table4(config: Config) -> Table:
     table = origins(LLAMA | _NAMES4)
-    table["blocks.scale"] = Origin("model.layers.{}.layer_scalar", same)
+    for ours, stored in _SCALES4.items():
+        table[ours] = Origin(f"model.layers.{{}}.{stored}", same)
+    for ours, (stored, half) in _EXPERTS4.items() if config.num_experts else ():
+        name = f"model.layers.{{}}.experts.{stored}"
+        table[ours] = Origin(name, transpose_each, half)
     return by_layer(table, config)

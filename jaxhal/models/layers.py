@@ -16,7 +16,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxhal.models import kernels, rope
 from jaxhal.models.config import Config
-from jaxhal.models.feedforward import MLP, Experts, apply, linear
+from jaxhal.models.feedforward import MLP, Experts, Shared, apply, linear
 from jaxhal.models.norm import Norm
 from jaxhal.models.ops import STANDARD, Ops, attend_after, capped, wide
 
@@ -322,12 +322,14 @@ class Block(nnx.Module):
         self.full_attn: Any = None
         self.linear_attn: Any = None
         self.mlp = (Experts if config.num_experts else MLP)(config, dtype, rngs)
+        self.shared = Shared(config, dtype, rngs) if config.shared else None
 
         def norm(*blocks: str) -> Norm | None:
             return Norm(config, width, dtype) if block in blocks else None
 
         self.input_norm = norm("pre", "sandwich", "parallel", "parallel_two_norms")
-        self.mlp_norm = norm("pre", "sandwich", "parallel_two_norms")
+        own = config.shared == "normed"  # which has norms of its own
+        self.mlp_norm = None if own else norm("pre", "sandwich", "parallel_two_norms")
         self.post_attention_norm = norm("sandwich", "post")
         self.post_mlp_norm = norm("sandwich", "post")
         part = config.layer_inputs
@@ -368,7 +370,11 @@ class Block(nnx.Module):
             out = ops.add(x, ops.add(mixed, self.mlp(other, ops)))
             return out, ops.add(x, mixed), beside
         x = ops.add(x, scaled(normed(self.post_attention_norm, mixed)))
-        inner = self.mlp(normed(self.mlp_norm, x), ops)
+        inner = normed(self.mlp_norm, x)
+        if self.shared is None:
+            inner = self.mlp(inner, ops)
+        else:
+            inner = self.shared(inner, self.mlp, ops)
         out = ops.add(x, scaled(normed(self.post_mlp_norm, inner)))
         if inputs is not None:
             out = ops.add(out, self._of_inputs(out, inputs, ops))

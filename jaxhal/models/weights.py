@@ -282,7 +282,7 @@ def _kinds(
 ) -> Sequence[str]:
     """The format of each of a parameter's tensors; none of one kept as numbers."""
     matrix = path.endswith((".kernel", ".embedding"))
-    if not packed or not matrix or path.endswith(".router.kernel"):
+    if not packed or not matrix or path.endswith((".router.kernel", ".gate.kernel")):
         return ()
     names, columns = _names(path, origin, leaf), _packed_shape(path, leaf, origin)[-1]
     kinds = [packed] * len(names)
