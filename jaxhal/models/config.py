@@ -21,11 +21,10 @@ class Delta:
 
     layers: tuple[int, ...]
     key_heads: int
-    value_heads: int  # a multiple of those: each serves as many, in a row
+    value_heads: int  # a multiple: a key serves some in a row, or so far apart if tiled
     key_dim: int
     value_dim: int
     kernel: int  # columns that a convolution sees, the token's own included
-    # Those that a key serves are as far apart as there are keys, not in a row.
     tiled: bool = False
 
 
@@ -193,9 +192,8 @@ class Config:
     def inner_size(self) -> int:
         """Channels of the feed-forward part that a token goes through."""
         each = self.num_experts_per_tok
-        if self.shared is None:
-            return self.intermediate_size * each
-        return self.intermediate_size + self.expert_size * each
+        shared = self.intermediate_size + self.expert_size * each
+        return shared if self.shared else self.intermediate_size * each
 
 
 class Family(NamedTuple):
