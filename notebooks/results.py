@@ -96,7 +96,7 @@ def cell(name: str, row: str, column: str = "AUROC", title: str = "") -> str:
 
 
 # What tests show of a family, in the order of the table.
-_SHOWN = "states attention logits greedy relevance mesh GGUF blocks".split()
+_SHOWN = "states attention logits greedy relevance mesh GGUF blocks detectors".split()
 
 
 def families() -> list[str]:
