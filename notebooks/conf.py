@@ -14,6 +14,7 @@ sys.path[:0] = [str(HERE), str(HERE.parent)]
 
 import generate  # noqa: E402
 import results  # noqa: E402
+from jaxhal.models.families import SHOWN  # noqa: E402
 
 project = "jaxhal"
 extensions = [
@@ -93,7 +94,7 @@ class Families(SphinxDirective):
     """What the tests showed of each family of models."""
 
     def run(self) -> list[nodes.Node]:
-        self.env.note_dependency(str(results.RESULTS / "families.json"))
+        self.env.note_dependency(str(SHOWN))
         holder = nodes.container()
         lines = StringList(results.families())
         self.state.nested_parse(lines, self.content_offset, holder)

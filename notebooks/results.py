@@ -100,12 +100,13 @@ _SHOWN = "states attention logits greedy relevance mesh GGUF blocks detectors".s
 
 
 def families() -> list[str]:
-    """What the tests showed of each family: ``configs/results/families.json``."""
-    table = json.loads((RESULTS / "families.json").read_text("utf-8"))
+    """What the tests showed of each family."""
+    from jaxhal.models.families import shown
+
     heads = (f"`{name}`" for name in ("model_type", *_SHOWN))
     lines = ["| " + " | ".join(heads) + " |"]
     lines.append("|---" * (len(_SHOWN) + 1) + "|")
-    for family, what in table.items():
+    for family, what in shown().items():
         cells = ("✓" if name in what else "" for name in _SHOWN)
         lines.append(f"| `{family}` | " + " | ".join(cells) + " |")
     return lines

@@ -13,7 +13,7 @@ import pytest
 
 import tiny
 
-TABLE = Path(__file__).parents[1] / "configs/results/families.json"
+TABLE = Path(__file__).parents[1] / "jaxhal/models/families.json"
 _found: dict[str, set[str]] = defaultdict(set)
 _failed: dict[str, set[str]] = defaultdict(set)
 

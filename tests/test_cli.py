@@ -542,6 +542,7 @@ def test_results_need_both_classes():
     ("kind", "words"),
     [
         ("models", ["smollm2-135m", "Apache-2.0"]),
+        ("families", ["gemma4_text", "logits", "detectors"]),
         ("detectors", ["mtop_div", "novel_words", "control", "Bazarova"]),
         ("datasets", ["bundled", "104", "ragtruth", "MIT", "Niu"]),
     ],
@@ -558,13 +559,20 @@ def test_list_has_a_line_a_name():
     assert names == list(jaxhal.detectors.CATALOGUE)
 
 
-@pytest.mark.parametrize("kind", ["models", "detectors", "datasets"])
+@pytest.mark.parametrize("kind", ["models", "families", "detectors", "datasets"])
 def test_list_as_json(kind):
     """What the table holds, an object a line."""
     rows = lines(run("list", kind, "--json").stdout)
     head, *table = run("list", kind).stdout.splitlines()
     assert [row["name"] for row in rows] == [line.split()[0] for line in table]
     assert list(rows[0]) == re.split(r"  +", head.strip())
+
+
+def test_on_a_terminal_it_says_what_else_loads(monkeypatch):
+    monkeypatch.setattr(listing, "on_screen", lambda stderr=False: True)
+    assert (
+        run("list", "models").stdout.splitlines()[-1].endswith("jaxhal list families")
+    )
 
 
 def test_on_a_terminal_detectors_are_listed_in_two_columns(monkeypatch):

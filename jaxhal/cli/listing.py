@@ -21,6 +21,7 @@ class Kind(enum.StrEnum):
     """What ``jaxhal list`` can list."""
 
     models = "models"
+    families = "families"
     detectors = "detectors"
     datasets = "datasets"
 
@@ -51,7 +52,12 @@ def list_(
         with usage():
             rows = _found(search)
     else:
-        each = {"models": _models, "detectors": _detectors, "datasets": _datasets}
+        each = {
+            Kind.models: _models,
+            Kind.families: _families,
+            Kind.detectors: _detectors,
+            Kind.datasets: _datasets,
+        }
         rows = each[kind]()
     if json:
         write_rows("-", rows)
@@ -59,6 +65,10 @@ def list_(
     if kind == Kind.detectors and on_screen():
         rows = [{key: row[key] for key in ("name", "what")} for row in rows]
     terminal().print(as_table(rows))
+    if kind == Kind.models and search is None and on_screen():
+        print(
+            "others load from a folder, a .gguf file or the hub: jaxhal list families"
+        )
 
 
 def data(
@@ -117,6 +127,12 @@ def _models() -> list[dict[str, Any]]:
         }
         for one in (registry.ENTRIES[name] for name in registry.names())
     ]
+
+
+def _families() -> list[dict[str, Any]]:
+    from jaxhal.models.families import shown
+
+    return [{"name": name, "tested": ", ".join(of)} for name, of in shown().items()]
 
 
 def _found(words: str) -> list[dict[str, Any]]:

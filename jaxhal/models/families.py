@@ -3,6 +3,7 @@
 A family is a row of :data:`FAMILIES`: in it stands what differs from Llama.
 """
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,20 @@ from jaxhal.models.tables import (
     qwen3_5_table,
     split,
 )
+
+#: What :func:`shown` reads.
+SHOWN = Path(__file__).with_suffix(".json")
+
+
+def shown() -> dict[str, list[str]]:
+    """By family, what the tests compare on tiny models of it: they write it down.
+
+    ``states`` of every layer, ``attention`` rows, ``logits`` and ``greedy`` decoding
+    with transformers, ``GGUF`` files with folders, ``relevance`` with itself, a
+    ``mesh`` with one device, ``blocks`` of few bits with their numbers, and
+    ``detectors``, all of the catalogue, with themselves in other company.
+    """
+    return json.loads(SHOWN.read_text("utf-8"))
 
 
 def read_config(folder: Path) -> Config:
