@@ -443,6 +443,19 @@ def test_toha_needs_no_matrix_product():
     assert "dot_general" not in str(decide(Heads(weights, weights), jnp.ones((2, 6))))
 
 
+def test_toha_takes_up_to_all_heads_of_a_model_of_few():
+    labels, rng = np.arange(24) % 2, np.random.default_rng(0)
+    scores = rng.normal(size=(24, 4)) + labels[:, None] * [0.0, 5.0, 0.0, 5.0]
+    weight = np.ones(24, np.float32)
+    targets = Targets(labels, np.arange(24) // 2, weight, jax.random.key(0))
+    few, all_of = (
+        build({"toha": {"max_heads": most}}).fit(np.float32(scores), targets)
+        for most in (6, 4)
+    )
+    np.testing.assert_array_equal(few.weights, all_of.weights)
+    assert few.weights[1] + few.weights[3] == 1  # those that tell them apart
+
+
 # Released coefficients ---------------------------------------------------------------
 
 

@@ -111,4 +111,4 @@ def test_the_table_of_the_site_has_every_family():
     table = json.loads(shown.TABLE.read_text("utf-8"))
     assert table.keys() == families.FAMILIES.keys()
     for name, what in table.items():
-        assert {"states", "logits", "greedy"} <= {*what}, name
+        assert {"states", "logits", "greedy", "detectors"} <= {*what}, name

@@ -67,8 +67,8 @@ def toha(
     """MTop-Div averaged over the few heads that tell hallucinations apart best.
 
     ``probe`` ``"split"`` ranks heads on one half of the training part (by source) and
-    counts them on the other, up to ``max_heads``, as in the paper; ``"shared"`` uses
-    all of it for both, as in the published code.
+    counts them on the other, up to ``max_heads`` or all there are, as in the paper;
+    ``"shared"`` uses all of it for both, as in the published code.
     """
     one_of(("split", "shared"), probe=probe)
     at_least(1, max_heads=max_heads)
@@ -78,8 +78,9 @@ def toha(
         first = second = targets.rows
         if probe == "split":
             first, second = base.split_rows(targets, 0.5)
+        most = min(max_heads, scores.shape[1])
         choice = heads.choose_heads(
-            scores[first], labels[first], scores[second], labels[second], max_heads
+            scores[first], labels[first], scores[second], labels[second], most
         )
         weights, count = np.zeros(scores.shape[1], np.float32), int(choice.number)
         weights[np.asarray(choice.heads)[:count]] = 1 / count
