@@ -95,10 +95,10 @@ class Families(SphinxDirective):
 
     def run(self) -> list[nodes.Node]:
         self.env.note_dependency(str(SHOWN))
-        holder = nodes.container()
+        holder = nodes.container(classes=["families"])
         lines = StringList(results.families())
         self.state.nested_parse(lines, self.content_offset, holder)
-        return holder.children
+        return [holder]
 
 
 class Cell(SphinxRole):
