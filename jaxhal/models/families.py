@@ -324,7 +324,10 @@ FAMILIES = {
     "gemma4_text": Family(
         gemma.SWITCHES4,
         gemma.gemma4,
-        names={"top_k_experts": "num_experts_per_tok"},
+        names={
+            "top_k_experts": "num_experts_per_tok",
+            "num_experts": "num_local_experts",
+        },
         defaults=gemma.DEFAULTS | gemma.DEFAULTS4,
         table=gemma.table4,
     ),

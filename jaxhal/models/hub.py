@@ -146,7 +146,7 @@ def kind_of(name: str) -> str:
     'Q8_0'
     """
     found = _KIND.search(name)
-    images = Path(name).name.startswith("mmproj")  # for a larger model
+    images = "mmproj" in Path(name).name.lower()  # for a larger model
     return found[1].upper() if found and not images else ""
 
 

@@ -76,7 +76,10 @@ def search(
             if parameters:
                 try:
                     forms = [*_forms(api, model, parameters)]
-                except HfHubHTTPError:  # closed, or gone meanwhile: the others are not
+                except HfHubHTTPError as error:
+                    # Closed, or gone meanwhile: the others are not.
+                    if error.response.status_code not in (401, 403, 404):
+                        raise
                     family = f"{family} whose files are not listed"
             if forms:
                 form = next((one for one in forms if one.size <= room), forms[-1])
