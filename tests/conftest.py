@@ -46,8 +46,9 @@ hypothesis.settings.load_profile("untimed")
 def pytest_collection_finish() -> None:
     """What was imported stays, so collecting garbage need not look at it again.
 
-    Of what tests compile little is asked for again, and to keep it costs a tenth of
-    compiling: they keep long programs, their commands and notebooks also short ones.
+    Writing a program to the compilation cache costs a tenth of compiling it, and few of
+    these are compiled again: this process writes only those that took half a second,
+    the commands and notebooks that tests start write shorter ones too.
     """
     if "jax" in sys.modules:
         name = "jax_persistent_cache_min_compile_time_secs"

@@ -81,7 +81,7 @@ def test_blocks_of_a_file_stay(case, tmp_path):
         ),
     ],
 )
-def test_what_is_not_computed_with_is_left_out(case, beside, tmp_path):
+def test_what_is_not_computed_with_is_left_out(case, beside, tmp_path, capsys):
     """Layers that guess further tokens, and keys of layers that borrow others."""
     want = tiny.golden(case)
     raw, shapes = want["config"], want["shapes"]
@@ -91,6 +91,8 @@ def test_what_is_not_computed_with_is_left_out(case, beside, tmp_path):
     ]
     assert found[0].config == found[1].config
     assert fingerprint(found[0]) == fingerprint(found[1])
+    guesses = "not loaded, as it guesses further tokens: blk.6"
+    assert (guesses in capsys.readouterr().err) == (case == "qwen3.5-gqa")
 
 
 # Of seven layers.

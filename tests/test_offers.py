@@ -137,6 +137,16 @@ def test_a_model_whose_files_are_closed_leaves_the_others(asked, monkeypatch):
     assert others["llama whose files are not listed"] == 1
 
 
+def test_a_rate_limit_is_no_closed_model(asked, monkeypatch):
+    def busy(*_, **__):
+        response = httpx2.Response(429, request=httpx2.Request("GET", "https://hub"))
+        raise HfHubHTTPError("too many", response=response)
+
+    monkeypatch.setattr("huggingface_hub.HfApi.model_info", busy)
+    with pytest.raises(ValueError, match="could not search .*too many"):
+        offers.search("big", 32_000.0)
+
+
 def test_the_command(asked, monkeypatch):
     monkeypatch.setattr(placement, "room", lambda: 2.0**33)
     found = CliRunner().invoke(app, ["list", "models", "--search", "big", "--json"])

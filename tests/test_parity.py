@@ -107,7 +107,7 @@ def test_bfloat16(case, tmp_path):
 
 
 def test_the_table_of_the_site_has_every_family():
-    """``JAXHAL_RECORD=1 pytest`` writes it anew."""
+    """``JAXHAL_RECORD=1 pytest`` writes it."""
     table = json.loads(shown.TABLE.read_text("utf-8"))
     assert table.keys() == families.FAMILIES.keys()
     for name, what in table.items():

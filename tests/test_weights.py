@@ -93,6 +93,15 @@ def test_code_of_a_model_is_never_run(folder):
         load(folder)
 
 
+def test_a_quantised_folder_is_refused_before_its_weights(folder):
+    about = json.loads((folder / "config.json").read_text())
+    about |= {"quantization_config": {"quant_method": "fp8"}}
+    (folder / "config.json").write_text(json.dumps(about))
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(ValueError, match="quant_method is fp8; give .* 16 or 32 bits"):
+        load(folder)
+
+
 def _broken(folder, change) -> str:
     path = folder / "model.safetensors"
     tensors = load_file(path)

@@ -76,7 +76,15 @@ def read_config(folder: Path) -> Config:
 
 def from_huggingface(raw: Mapping[str, Any], where: str = "config.json") -> Config:
     """A :class:`Config` from the dictionary of a Hugging Face config.json."""
-    return of_family(Config, FAMILIES, text_part(Settings(raw, where)))
+    settings = Settings(raw, where)
+    family, quantised = raw.get("model_type"), settings.inside("quantization_config")
+    if family != "gpt_oss" and "quant_method" in quantised:
+        quantised.refuse(
+            "quant_method",
+            "give the checkpoint in 16 or 32 bits, with weights='int8' or 'int4' if "
+            "it is too large",
+        )
+    return of_family(Config, FAMILIES, text_part(settings))
 
 
 def huggingface_table(config: Config) -> Mapping[str, Origin]:

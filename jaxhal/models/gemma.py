@@ -18,9 +18,9 @@ from jaxhal.models.tables import (
     Origin,
     Table,
     by_layer,
+    experts_together,
     origins,
     same,
-    transpose_each,
 )
 
 DEFAULTS = {
@@ -67,12 +67,6 @@ _SCALES4 = {
     "blocks.scale": "layer_scalar",
     "blocks.mlp.scale": "router.per_expert_scale",
     "blocks.shared.router_norm.scale": "router.scale",
-}
-# Of all experts of a layer, and a half of what is stored.
-_EXPERTS4 = {
-    "blocks.mlp.gate_proj.kernel": ("gate_up_proj", 0),
-    "blocks.mlp.up_proj.kernel": ("gate_up_proj", 1),
-    "blocks.mlp.down_proj.kernel": ("down_proj", None),
 }
 
 
@@ -193,7 +187,6 @@ def table4(config: Config) -> Table:
     table = origins(LLAMA | _NAMES4)
     for ours, stored in _SCALES4.items():
         table[ours] = Origin(f"model.layers.{{}}.{stored}", same)
-    for ours, (stored, half) in _EXPERTS4.items() if config.num_experts else ():
-        name = f"model.layers.{{}}.experts.{stored}"
-        table[ours] = Origin(name, transpose_each, half)
+    if config.num_experts:
+        table |= experts_together("model.layers.{}.experts")
     return by_layer(table, config)

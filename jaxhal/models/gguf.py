@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxhal.io.progress import note
 from jaxhal.io.showing import shown
 from jaxhal.models import blocks, hub
 from jaxhal.models.config import Config
@@ -58,6 +59,12 @@ class GGUFSource:
             if not number:
                 self.reader = reader
             self._add(part, reader.tensors)
+        guess = {n.split(".nextn.")[0] for n in self._tensors if ".nextn." in n}
+        for layer in sorted(guess):  # of none that is computed
+            beside = [name for name in self._tensors if name.startswith(f"{layer}.")]
+            for name in beside:
+                self.bytes -= int(self._tensors.pop(name).n_bytes)
+            note(f"{path}: not loaded, as it guesses further tokens: {layer}")
         self.size = sum(int(tensor.n_elements) for tensor in self._tensors.values())
 
     def _add(self, path: Path, tensors: Sequence[Any]) -> None:
@@ -73,11 +80,8 @@ class GGUFSource:
             self.bytes += int(tensor.n_bytes)
 
     def names(self) -> set[str]:
-        """Of its tensors, without those of layers that guess further tokens."""
-        guess = {
-            name.split(".nextn.")[0] for name in self._tensors if ".nextn." in name
-        }
-        return {n for n in self._tensors if ".".join(n.split(".")[:2]) not in guess}
+        """Of its tensors, but for layers that guess further tokens."""
+        return set(self._tensors)
 
     def get(self, name: str) -> np.ndarray:
         import gguf

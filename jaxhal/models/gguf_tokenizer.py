@@ -24,7 +24,7 @@ _ENDING = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _WORDS = _ENDING + r"|[^\r\n\p{L}\p{N}]?\p{L}+|%s"
 _WORDS += r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 
-# Marks belong to the word, and stand in no other.
+# Combining marks (\p{M}) are parts of words, not punctuation.
 _MARKED = _WORDS.replace(r"?\p{L}", r"?[\p{L}\p{M}]").replace(
     r"\s\p{L}", r"\s\p{L}\p{M}"
 )

@@ -322,6 +322,7 @@ class Block(nnx.Module):
         self.full_attn: Any = None
         self.linear_attn: Any = None
         self.mlp = (Experts if config.num_experts else MLP)(config, dtype, rngs)
+        assert not (config.shared and block.startswith("parallel")), "none is computed"
         self.shared = Shared(config, dtype, rngs) if config.shared else None
 
         def norm(*blocks: str) -> Norm | None:

@@ -168,15 +168,24 @@ def experts(module: str, gate: str, up: str, down: str) -> dict[str, Origin]:
     router = Origin(f"{together}.gate.weight", transpose)
     router = Origin(f"{stored}.gate.weight", transpose, instead=router)
     table = {"blocks.mlp.router.kernel": router}
-    for ours, name, joined, half in (
-        ("gate_proj", gate, "gate_up_proj", 0),
-        ("up_proj", up, "gate_up_proj", 1),
-        ("down_proj", down, "down_proj", None),
+    for (ours, whole), name in zip(
+        experts_together(f"{together}.experts").items(), (gate, up, down), strict=True
     ):
-        whole = Origin(f"{together}.experts.{joined}", transpose_each, half)
         one = f"{stored}.experts.{{expert}}.{name}.weight"
-        table[f"blocks.mlp.{ours}.kernel"] = Origin(one, transpose, instead=whole)
+        table[ours] = Origin(one, transpose, instead=whole)
     return table
+
+
+def experts_together(stored: str) -> dict[str, Origin]:
+    """Where the projections of a layer's experts are, stored together."""
+    return {
+        f"blocks.mlp.{ours}.kernel": Origin(f"{stored}.{name}", transpose_each, half)
+        for ours, name, half in (
+            ("gate_proj", "gate_up_proj", 0),
+            ("up_proj", "gate_up_proj", 1),
+            ("down_proj", "down_proj", None),
+        )
+    }
 
 
 def alternating_experts(layer: str) -> dict[str, Origin]:
