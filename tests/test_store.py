@@ -1,15 +1,10 @@
 """Features on disk: found by content, resumed bit for bit, shared between processes."""
 
 import dataclasses
-import importlib.util
-import linecache
 import random
 import resource
-import sys
 import time
 from pathlib import Path
-from typing import Any
-from unittest import mock
 
 import jax.numpy as jnp
 import numpy as np
@@ -20,7 +15,7 @@ import pytest
 import jaxhal
 from jaxhal.reading import parts
 from jaxhal.reading import store as store_module
-from jaxhal.reading.keys import column_name, key_of
+from jaxhal.reading.keys import column_name
 from jaxhal.reading.parts import Column, ColumnCache
 from jaxhal.reading.store import Store
 from jaxhal.types import Example
@@ -147,17 +142,6 @@ def test_models_do_not_mix(lm, tmp_path):
     assert (one.features["mtop_div"][0] != two.features["mtop_div"][0]).any()
 
 
-def test_keys_tell_masks_apart(lm):
-    texts = [
-        Example("yes", context="C", question="Q"),
-        Example("yes", prompt="C\n\nQ"),
-        Example("yes", prompt="C\n\nQ", id="another name"),
-        Example("no!", prompt="C\n\nQ"),
-    ]
-    keys = [key_of(lm.tokenizer.encode_example(one)) for one in texts]
-    assert len(set(keys)) == 3 and keys[1] == keys[2]
-
-
 @dataclasses.dataclass(frozen=True)
 class Peak(jaxhal.Reducer):
     """The largest attention of a row."""
@@ -200,113 +184,6 @@ def test_own_reducers(lm, tmp_path):
     ):
         count = len(row.response_ids)
         assert peak.shape == (2, 4, count) and square.shape == (2, 4, count, count)
-
-
-BODY = """
-import dataclasses, functools, jax, jaxhal
-import numpy as np
-
-class Plain:
-    {plain}
-
-@dataclasses.dataclass(frozen=True)
-class Mine({base}, Plain):
-    scale: float = {default}
-    reads = {reads!r}
-    row = {row!r}
-    limit = {limit}
-    table = np.array({table})
-
-    def __post_init__(self):
-        {post}
-
-    @property
-    def two(self):
-        return {two}
-
-    @functools.cached_property
-    def three(self):
-        return {three}
-
-    @staticmethod
-    def four(x):
-        return {four}
-
-    @functools.partial(jax.jit, static_argnums=0)
-    def rows(self, rows, view):
-        return {rows}
-"""
-USUAL = {
-    "plain": "five = 5",
-    "base": "jaxhal.Reducer",
-    "default": 1.0,
-    "reads": "probs",
-    "row": "token",
-    "limit": (1, "a"),
-    "table": "range(2000)",
-    "post": "pass",
-    "two": 2,
-    "three": 3,
-    "four": "4 * x",
-    "rows": "rows.max(-1)",
-}
-
-
-def written(folder, **changes):
-    """A reducer out of a file, with the value 1.0."""
-    path = folder / "own.py"
-    path.write_text(BODY.format(**{**USUAL, **changes}))
-    spec = importlib.util.spec_from_file_location("own", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["own"] = module
-    linecache.clearcache()
-    try:
-        # Bytecode of another text of one length and second would be taken for its own.
-        with mock.patch.object(sys, "dont_write_bytecode", True):
-            spec.loader.exec_module(module)
-        return column_name(module.Mine(scale=1.0))
-    finally:
-        del sys.modules["own"]
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"plain": "five = 6"},
-        {"base": "jaxhal.LookbackRatio"},
-        {"reads": "logits"},
-        {"row": "predictor"},
-        {"limit": (1, "b")},
-        {"table": "[0, *range(1, 1000), 0, *range(1001, 2000)]"},
-        {"post": "print()"},
-        {"two": 22},
-        {"three": 33},
-        {"four": "4 + x"},
-        {"rows": "rows.min(-1)"},
-    ],
-    ids=lambda changes: next(iter(changes)),
-)
-def test_a_changed_reducer_is_another_one(tmp_path, changes):
-    usual = written(tmp_path)
-    assert usual == written(tmp_path) == written(tmp_path, default=2.0)
-    assert usual.startswith("own.Mine(scale=1.0)@")
-    assert written(tmp_path, **changes) != usual
-
-
-@dataclasses.dataclass(frozen=True)
-class Called(jaxhal.Reducer):
-    """A function as a field: its text is where it lies in memory."""
-
-    function: Any = max
-
-    def rows(self, rows, view):
-        return self.function(rows)
-
-
-def test_reducers_without_a_name_of_their_own():
-    with pytest.raises(TypeError, match="holds <function .*use numbers, strings"):
-        column_name(Called(lambda rows: rows.max(-1)))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -41,7 +41,7 @@ class Full:
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """Everything static about a decoder; one class for every family."""
+    """Everything static about a decoder; fingerprints leave out defaults, for good."""
 
     causal: ClassVar[bool] = True
     family: str

@@ -108,8 +108,25 @@ def fingerprint(model: LM | TextEncoder) -> str:
     return found
 
 
+def _said(item: Any) -> str:
+    """What a configuration says beyond its defaults, in alphabetical order.
+
+    So a field that a later version adds leaves the fingerprints of older models alone.
+    """
+    if isinstance(item, tuple):
+        return f"({', '.join(map(_said, item))})"
+    if not dataclasses.is_dataclass(item):
+        return repr(item)
+    said = []
+    for field in dataclasses.fields(item):
+        value = getattr(item, field.name)
+        if value != field.default:
+            said.append(f"{field.name}={_said(value)}")
+    return f"{type(item).__name__}({', '.join(sorted(said))})"
+
+
 def _fingerprint(model: LM | TextEncoder) -> str:
-    digest = hashlib.sha256(repr(model.config).encode())
+    digest = hashlib.sha256(_said(model.config).encode())
     leaves = jax.tree_util.tree_leaves_with_path(model.params, is_leaf=is_stored)
     for path, leaf in leaves:
         digest.update(f"{jax.tree_util.keystr(path)}{leaf.dtype}{leaf.shape}".encode())
