@@ -17,6 +17,7 @@ _ARCHITECTURES = {
     "ministral3": "mistral3",
     "gpt_oss": "gpt-oss",
     "qwen3_5_text": "qwen35",
+    "qwen3_5_moe_text": "qwen35moe",
     "gemma4_text": "gemma4",
 }
 
@@ -120,7 +121,11 @@ def _describe(writer, arch: str, raw: dict, config):
     if config.num_experts:
         writer.add_expert_count(config.num_experts)
         writer.add_expert_used_count(config.num_experts_per_tok)
-    if arch == "qwen3moe":  # beside the width of perceptrons that it has not
+    if config.shared:
+        writer.add_expert_feed_forward_length(config.expert_size)
+    if arch == "qwen35moe":
+        writer.add_expert_shared_feed_forward_length(config.intermediate_size)
+    elif arch == "qwen3moe":  # beside the width of perceptrons that it has not
         writer.add_expert_feed_forward_length(config.intermediate_size)
         writer.add_feed_forward_length(raw["intermediate_size"])
     elif arch != "gemma4":
@@ -138,9 +143,10 @@ def _describe(writer, arch: str, raw: dict, config):
         writer.add_key_length(config.head_dim)
     if arch != "gemma2":
         writer.add_rope_freq_base(config.ropes[0].theta)
-    if arch == "qwen35":
+    if arch.startswith("qwen35"):
         _describe_qwen3_5(writer, raw)
-    if arch in ("llama", "granite", "smollm3", "mistral3", "phi3", "glm4", "qwen35"):
+    parts = ("llama", "granite", "smollm3", "mistral3", "phi3", "glm4")
+    if arch in parts or arch.startswith("qwen35"):
         writer.add_rope_dimension_count(config.rotary_dim or config.head_dim)
     slide = ("gemma2", "gemma3", "olmo2", "phi3", "gpt-oss")
     if arch in slide and "sliding_window" in raw:
@@ -191,13 +197,15 @@ def write_gguf(path, case: str, kind: str = "F32"):
     return convert(path, want["config"], want["shapes"], kind)
 
 
-def convert(path, raw: dict, shapes: dict, kind: str = "F32", beside=()):
+def convert(path, raw: dict, shapes: dict, kind="F32", beside=(), whole=False):
     """A file of settings and of the weights of these names and shapes.
 
     Matrices are rounded to a kind of blocks where their rows are whole ones.  `beside`
     are names of further tensors; with `.nextn.` in one there is a layer of those.
+    `whole` leaves gates of experts with what they let through, as Gemma 4 does.
     """
     family = raw["model_type"]
+    whole = whole or family == "gemma4_text"
     arch = _ARCHITECTURES.get(family, family)
     config, rounded = from_huggingface(raw), gguf.GGMLQuantizationType[kind]
     writer = gguf.GGUFWriter(path, arch)
@@ -207,6 +215,16 @@ def convert(path, raw: dict, shapes: dict, kind: str = "F32", beside=()):
     writer.add_block_count(config.num_hidden_layers + guesses)
     for name in beside:
         writer.add_tensor(name, np.zeros((2, 32), np.float32))
+
+    def put(name: str, x: np.ndarray):
+        x = np.ascontiguousarray(x)
+        matrix = x.ndim > 1 and name.endswith(".weight") and "gate_inp" not in name
+        if matrix and x.shape[-1] % gguf.GGML_QUANT_SIZES[rounded][0] == 0:
+            x = gguf.quants.quantize(x, rounded)
+            writer.add_tensor(name, x, raw_dtype=rounded)
+        else:
+            writer.add_tensor(name, x)
+
     _describe(writer, arch, raw, config)
     kinds = {name: kind for kind, name in gguf.MODEL_ARCH_NAMES.items()}
     names = gguf.get_tensor_name_map(kinds[arch], config.num_hidden_layers)
@@ -219,19 +237,23 @@ def convert(path, raw: dict, shapes: dict, kind: str = "F32", beside=()):
             for part, each in zip(parts, np.split(x, len(parts)), strict=True):
                 writer.add_tensor(f"{layer}.ffn_{part}.weight", each)
             continue
+        layer = f"blk.{stored.split('.')[2]}" if ".layers." in stored else ""
         if "experts" in stored:
-            layer = f"blk.{stored.split('.')[2]}"
             parts = ("gate", "up") if "gate_up" in stored else ("down",)
+            parts = ("gate_up",) if whole and len(parts) == 2 else parts
             kind, count = "bias" if stored.endswith("bias") else "weight", len(parts)
             if arch == "gpt-oss":  # as [in, out], gates and the rest in turns
                 x = x.swapaxes(1, 2) if kind == "weight" else x
                 x = np.concatenate([x[:, at::count] for at in range(count)], 1)
             for part, each in zip(parts, np.split(x, count, 1), strict=True):
-                each = np.ascontiguousarray(each)
-                writer.add_tensor(f"{layer}.ffn_{part}_exps.{kind}", each)
+                put(f"{layer}.ffn_{part}_exps.{kind}", each)
+            continue
+        if stored.endswith("scale"):  # of a router, or of what experts give
+            part = "down_exps" if "per_expert" in stored else "gate_inp"
+            put(f"{layer}.ffn_{part}.scale", x)
             continue
         sought = stored
-        if arch == "qwen35":
+        if arch.startswith("qwen35"):
             sought, x = _qwen3_5(stored, x, raw)
         name = names.get_name(sought, try_suffixes=(".weight", ".bias"))
         assert name is not None, stored
@@ -246,11 +268,7 @@ def convert(path, raw: dict, shapes: dict, kind: str = "F32", beside=()):
             x = x.T
         if part == "attn_qkv" and arch == "falcon":
             x = _falcon_fused(x, config.num_key_value_heads, config.head_dim)
-        x = np.ascontiguousarray(x)
-        if x.ndim == 2 and x.shape[1] % gguf.GGML_QUANT_SIZES[rounded][0] == 0:
-            writer.add_tensor(name, gguf.quants.quantize(x, rounded), raw_dtype=rounded)
-        else:
-            writer.add_tensor(name, x)
+        put(name, x)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -164,6 +164,8 @@ def test_the_text_part_of_a_model_that_sees(case):
     assert from_huggingface(whole) == from_huggingface(text)
     tied = from_huggingface(whole | {"tie_word_embeddings": True})
     assert tied.tie_word_embeddings
+    with pytest.raises(ValueError, match=f"lacks text_config; .* under {family}$"):
+        from_huggingface({"model_type": kind, **settings})
 
 
 def test_a_map_of_heads_names_layers_by_their_own_numbers():

@@ -57,6 +57,7 @@ def _tables(config) -> np.ndarray:
         "ministral3-gqa",
         *("mixtral-gqa", "qwen3moe-gqa"),
         *("qwen3.5-gqa", "gemma4-borrowing", "gemma4-plain"),
+        *("qwen3.5moe-gqa", "gemma4-experts"),
     ],
 )
 def test_gguf_equals_huggingface(case, tmp_path):

@@ -48,22 +48,34 @@ def test_value_heads_of_a_file_are_those_of_a_folder(tmp_path):
     assert test_parity.error(ours.forward(tokens), whole.forward(tokens)) < 1e-5
 
 
-@pytest.mark.parametrize("case", ["qwen3.5", "gemma4-borrowing"])
-def test_blocks_of_a_file_stay(case, tmp_path):
+@pytest.mark.parametrize(
+    ("case", "whole"),
+    [
+        ("qwen3.5", False),
+        ("gemma4-borrowing", False),
+        ("gemma4-experts", True),
+        ("qwen3.5moe-gqa", False),
+        ("qwen3.5moe-gqa", True),
+    ],
+)
+def test_blocks_of_a_file_stay(case, whole, tmp_path):
+    """Gates of experts, and what they let through, may be one tensor."""
     if case == "qwen3.5":
         raw, shapes = four_values_a_key()
     else:
         want = tiny.golden(case)
         raw, shapes = want["config"], want["shapes"]
-    source = GGUFSource(convert(tmp_path / "tiny.gguf", raw, shapes, "Q8_0"))
+    path = convert(tmp_path / "tiny.gguf", raw, shapes, "Q8_0", whole=whole)
+    source = GGUFSource(path)
     kept, whole = read_in(source, "stored"), read_in(source)
     check_outline(kept, source, gguf_table(kept.config), "stored")
-    matrices = (".kernel", ".embedding")
+    matrices, numbers = (".kernel", ".embedding"), ("router.kernel", ".gate.kernel")
     for (name, leaf), (_, want) in zip(
         weights.paths(kept.params), weights.paths(whole.params), strict=True
     ):
         rows = leaf.shape[-2] if name.endswith(".kernel") else leaf.shape[-1]
-        assert quantized.is_stored(leaf) == (name.endswith(matrices) and rows % 32 == 0)
+        matrix = name.endswith(matrices) and not name.endswith(numbers)
+        assert quantized.is_stored(leaf) == (matrix and rows % 32 == 0)
         if quantized.is_stored(leaf):
             leaf = np.stack([*leaf.each()]).reshape(leaf.shape)
         np.testing.assert_array_equal(leaf, want)
@@ -102,6 +114,12 @@ _QWEN = {
     "ssm.group_count": 2,
     "ssm.time_step_rank": 4,
     "ssm.inner_size": 32,
+}
+_MOE = {
+    "expert_count": 8,
+    "expert_used_count": 2,
+    "expert_feed_forward_length": 32,
+    "expert_shared_feed_forward_length": 32,
 }
 _GEMMA = {
     "attention.head_count_kv": 2,
@@ -162,9 +180,9 @@ def test_as_many_values_as_keys_are_in_no_other_order(tmp_path):
             "recurrent_layers is .*; give true or false for each of the 7 layers",
         ),
         ("qwen35", {"expert_count": 8}, "expert_count is 8; only models without exp"),
-        ("qwen35moe", {}, "qwen35moe is a Qwen3.5 with experts"),
+        *(("qwen35moe", {key: None}, f"lacks {key}; give a whole") for key in _MOE),
         ("clip", {}, r"clip is the part of a model that reads images \(mmproj\); give"),
-        ("gemma4", {"expert_count": 8}, "expert_count is 8; only models without exp"),
+        ("gemma4", {"expert_count": 8}, "lacks expert_feed_forward_length; give a"),
         *(("gemma4", {key: None}, f"lacks {key}; ") for key in _GEMMA),
         ("gemma4", {"attention.sliding_window_pattern": 3}, "is 3; give true or false"),
         (
@@ -204,6 +222,6 @@ def test_as_many_values_as_keys_are_in_no_other_order(tmp_path):
     ],
 )
 def test_what_is_refused_is_named(arch, changes, message, tmp_path):
-    said = {"qwen35": _QWEN, "gemma4": _GEMMA}.get(arch, {})
+    said = {"qwen35": _QWEN, "qwen35moe": _QWEN | _MOE, "gemma4": _GEMMA}.get(arch, {})
     with pytest.raises(ValueError, match=message):
         config_from_gguf(header(tmp_path / "h.gguf", arch, said | changes))

@@ -353,10 +353,8 @@ def sparse(raw: Settings) -> dict[str, Any]:
 
 def wide(raw: Settings) -> dict[str, Any]:
     """The width of a perceptron that is four times the model's unless it says."""
-    inner = raw.whole(
-        "intermediate_size", 4 * raw.whole("hidden_size"), most=VOCABULARY
-    )
-    return {"intermediate_size": inner}
+    key, usual = "intermediate_size", 4 * raw.whole("hidden_size")
+    return {key: raw.whole(key, usual, most=VOCABULARY)}
 
 
 def delta_from(raw: Settings) -> Delta | None:
@@ -393,7 +391,9 @@ TEXT_OF = {
 def text_part(raw: Settings) -> Settings:
     """The settings of what computes with text, where they stand in others."""
     family = TEXT_OF.get(str(raw.get("model_type")))
-    if family is None or "text_config" not in raw:
+    if family is None:
         return raw
+    if "text_config" not in raw:
+        raw.refuse("text_config", f"give one, or what it has under {family}")
     tied = {"tie_word_embeddings": raw.get("tie_word_embeddings")}
     return raw.inside("text_config").filled(tied).over({"model_type": family})

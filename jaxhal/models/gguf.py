@@ -21,6 +21,7 @@ from jaxhal.models.tables import (
     fused,
     gated_delta,
     halves,
+    halves_each,
     origins,
     same,
     split,
@@ -164,6 +165,11 @@ def _log_of_less(x: np.ndarray, config: Config) -> np.ndarray:
         return np.log(-x)
 
 
+def _column(x: np.ndarray, config: Config) -> np.ndarray:
+    """A single row, which a file may have as a vector."""
+    return x.reshape(-1, 1)
+
+
 _TABLE = {
     "embed_tokens": "token_embd",
     "embed_positions": "position_embd",
@@ -209,6 +215,10 @@ _PAIRED |= origins({QKV[1]: _TABLE[QKV[1]]}, unpaired("num_key_value_heads"))
 _PARTS = (*GATED, "blocks.mlp.down_proj")
 _EXPERTS = origins({"blocks.mlp.router": "blk.{}.ffn_gate_inp"})
 _EXPERTS |= origins({x: f"{_TABLE[x]}_exps" for x in _PARTS}, transpose_each)
+for _which, _name in enumerate(GATED):  # newer files have both as one
+    _both = Origin("blk.{}.ffn_gate_up_exps.weight", halves_each(_which))
+    _name = f"{_name}.kernel"
+    _EXPERTS[_name] = _EXPERTS[_name]._replace(instead=_both)
 _MIDDLE = origins({"blocks.mlp_norm": "blk.{}.post_attention_norm"})
 _GPT_OSS = _EXPERTS | _MIDDLE
 _GPT_OSS |= {f"{x}.bias": Origin(f"{_TABLE[x]}_exps.bias", same) for x in _PARTS}
@@ -219,6 +229,19 @@ _QWEN3_5 = _MIDDLE | gated_delta(
 _QWEN3_5["blocks.linear_attn.log_decay"] = Origin("blk.{}.ssm_a", _log_of_less)
 _QWEN3_5["blocks.linear_attn.decay_bias"] = Origin("blk.{}.ssm_dt.bias", same)
 _GEMMA4 = {"blocks.scale": Origin("blk.{}.layer_output_scale.weight", same)}
+_SHARED = {x: x.replace(".mlp.", ".shared.mlp.") for x in _PARTS}
+_NORMED = {"norm": "ffn_norm", "post_norm": "post_ffw_norm_1"}
+_NORMED |= {"experts_norm": "pre_ffw_norm_2", "post_experts_norm": "post_ffw_norm_2"}
+_BESIDE = {
+    "gated": origins({own: f"{_TABLE[x]}_shexp" for x, own in _SHARED.items()})
+    | origins({"blocks.shared.gate": "blk.{}.ffn_gate_inp_shexp"}, _column),
+    "normed": origins({own: _TABLE[x] for x, own in _SHARED.items()})
+    | origins({f"blocks.shared.{ours}": f"blk.{{}}.{x}" for ours, x in _NORMED.items()})
+    | {
+        "blocks.mlp.scale": Origin("blk.{}.ffn_down_exps.scale", same),
+        "blocks.shared.router_norm.scale": Origin("blk.{}.ffn_gate_inp.scale", same),
+    },
+}
 _OTHERWISE = {
     "llama": _PAIRED,
     "mixtral": _PAIRED | _EXPERTS,
@@ -233,6 +256,7 @@ _OTHERWISE = {
     "falcon": _QKV,
     "gpt2": _QKV,
     "qwen3_5_text": _QWEN3_5,
+    "qwen3_5_moe_text": _QWEN3_5,
     "gemma4_text": _GEMMA4,
 }
 
@@ -242,6 +266,8 @@ def gguf_table(config: Config) -> Table:
     two = config.block == "parallel_two_norms"
     table = origins(_TABLE | (_TWO_NORMS if two else {}))
     table |= _OTHERWISE.get(config.family, {})
+    if config.shared:
+        table |= _EXPERTS | _BESIDE[config.shared]
     if config.norm_offset:
         for path, origin in table.items():
             if path.endswith("norm.scale") and ".linear_attn." not in path:

@@ -35,17 +35,18 @@ _FAMILIES = {
     "qwen3moe": "qwen3_moe",
     "gpt-oss": "gpt_oss",
     "qwen35": "qwen3_5_text",
+    "qwen35moe": "qwen3_5_moe_text",
     "gemma4": "gemma4_text",
 }
 ARCHITECTURES = frozenset(_FAMILIES)
 # With experts.
-_MIXED = {"llama": "mixtral", "qwen3moe": "qwen3_moe", "gpt-oss": "gpt_oss"}
+_MIXED = {"llama": "mixtral"} | {
+    arch: _FAMILIES[arch] for arch in ("qwen3moe", "gpt-oss", "qwen35moe", "gemma4")
+}
 # What is refused by name, and what to do instead.
 _OTHERS = {
     "clip": "is the part of a model that reads images (mmproj); give the file of the "
     "language model",
-    "qwen35moe": "is a Qwen3.5 with experts, of which no GGUF file is read; give a "
-    "dense one",
 }
 _KEYS = {
     "embedding_length": "hidden_size",
@@ -54,6 +55,7 @@ _KEYS = {
     "expert_count": "num_local_experts",
     "expert_used_count": "num_experts_per_tok",
     "expert_feed_forward_length": "moe_intermediate_size",
+    "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
     "attention.head_count": "num_attention_heads",
     "attention.head_count_kv": "num_key_value_heads",
     "attention.key_length": "head_dim",
@@ -85,7 +87,7 @@ _KEYS = {
     "attention.sliding_window_pattern": "layer_types",
 }
 # Those whose files name the kind of every layer.
-_LISTED = ("qwen35", "gemma4")
+_LISTED = ("qwen35", "qwen35moe", "gemma4")
 # A divisor of angles under which none is seen to turn; files have 1e30.
 _STILL = 1e20
 _SCALING = {

@@ -93,6 +93,14 @@ def _qwen3_5(raw: Settings, source: GGUFSource) -> Settings:
     )
 
 
+def _qwen3_5_moe(raw: Settings, source: GGUFSource) -> Settings:
+    """The dense perceptron of a layer is the shared expert."""
+    for key in ("num_local_experts", "num_experts_per_tok", "moe_intermediate_size"):
+        raw.whole(key, most=VOCABULARY)
+    inner = raw.whole("shared_expert_intermediate_size", most=VOCABULARY)
+    return _qwen3_5(raw, source).over({"intermediate_size": inner})
+
+
 def _gemma4(raw: Settings, source: GGUFSource) -> Settings:
     """Files say what layers of full attention have, and apart from it the others."""
     raw.whole("sliding_window", most=LENGTH)
@@ -124,6 +132,7 @@ def _gemma4(raw: Settings, source: GGUFSource) -> Settings:
         "attention_k_eq_v": not values,
         "intermediate_size": inner,
         "use_double_wide_mlp": last > inner,
+        "enable_moe_block": bool(raw.get("num_local_experts")),
         "rope_parameters": {
             "full_attention": {"rope_theta": raw["rope_theta"]},
             "sliding_attention": {"rope_theta": raw["rope_local_base_freq"]},
@@ -156,5 +165,6 @@ LEFT_OUT: Mapping[str, Callable[[Settings, GGUFSource], Settings]] = {
     "qwen3moe": _qwen3_moe,
     "gpt-oss": _gpt_oss,
     "qwen35": _qwen3_5,
+    "qwen35moe": _qwen3_5_moe,
     "gemma4": _gemma4,
 }

@@ -91,6 +91,11 @@ def halves(which: int) -> Turn:
     return part
 
 
+def halves_each(which: int) -> Turn:
+    """The first or the second half of the linear layers of all experts."""
+    return lambda x, config: np.split(x, 2, 1)[which].swapaxes(1, 2)
+
+
 def every_other(which: int) -> Turn:
     """Gates, or what they let through, of all experts, which alternate."""
     return lambda x, config: x[..., which::2]
@@ -336,6 +341,8 @@ def by_layer(table: Table, config: Config) -> Table:
         every = range(own) if stack == "blocks" else range(own, len(mixers))
         if mixer.endswith("_attn"):
             every = [n for n in every if mixers[n] == mixer]
-        return origin._replace(layers=tuple(every))
+        layers, other = tuple(every), origin.instead
+        other = other and other._replace(layers=layers)
+        return origin._replace(layers=layers, instead=other)
 
     return {path: of(path, origin) for path, origin in table.items()}

@@ -3,7 +3,7 @@
 import fnmatch
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import jax
@@ -101,9 +101,7 @@ def fill(
         )
     present, used, problems, arrays = source.names(), set(), [], []
     for path, leaf in tqdm(paths(shapes), "reading weights", leave=False, disable=None):
-        origin = table[path]
-        if other := origin.instead:
-            origin = other if _names(path, other, leaf)[0] in present else origin
+        origin = _origin(path, leaf, table, present)
         names = _names(path, origin, leaf)
         used.update(names)
         if missing := [f"{name} is missing" for name in names if name not in present]:
@@ -164,12 +162,14 @@ def laid_out(
       ValueError: on a tensor that is missing, or that cannot stay in its format.
     """
 
+    present = set() if source is None else source.names()
+
     def one(path: str, leaf: Any) -> Any:
-        sharding = place(path, leaf.shape)
-        kinds = _kinds(path, leaf, table[path], source, packed)
+        sharding, origin = place(path, leaf.shape), _origin(path, leaf, table, present)
+        kinds = _kinds(path, leaf, origin, source, packed)
         if not kinds:
             return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
-        shape = _packed_shape(path, leaf, table[path])
+        shape = _packed_shape(path, leaf, origin)
         made = {kind: blocks.outline(kind, shape) for kind in set(kinds)}
         packs, kernel = [(kind, made[kind]) for kind in kinds], path.endswith(".kernel")
         return quantized.stored(packs, leaf.shape, leaf.dtype, kernel, sharding)
@@ -355,6 +355,14 @@ def _into(
     with np.errstate(over="ignore"):
         target[...] = value
     return None if np.isfinite(target).all() else "holds NaN or infinite values"
+
+
+def _origin(path: str, leaf: Any, table: Table, present: Collection[str]) -> Origin:
+    """Where a parameter comes from, of the stored tensors that there are."""
+    origin = table[path]
+    if other := origin.instead:
+        return other if _names(path, other, leaf)[0] in present else origin
+    return origin
 
 
 def _names(path: str, origin: Origin, leaf: Any) -> list[str]:
