@@ -68,7 +68,7 @@ def fit_svm(
     dual[support] = machine.dual_coef_[0]
     b = np.float32(machine.intercept_[0])
     leaves = (vectors, dual, b, np.float32(gamma), rows.mean, rows.std)
-    return SVM(*map(jnp.asarray, leaves))
+    return SVM(*jax.device_put(leaves))
 
 
 @jax.jit

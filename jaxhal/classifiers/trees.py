@@ -63,9 +63,7 @@ def fit_forest(
     )
     nodes = 2 ** (max_depth + 1) - 1
     tables = [_table(one.tree_, nodes) for one in rows.fit(forest).estimators_]
-    return Forest(
-        *(jnp.asarray(np.stack(column)) for column in zip(*tables, strict=True))
-    )
+    return Forest(*jax.device_put([*map(np.stack, zip(*tables, strict=True))]))
 
 
 def _table(tree: Any, nodes: int) -> tuple[np.ndarray, ...]:

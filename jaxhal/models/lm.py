@@ -93,7 +93,7 @@ class LM:
         if valid is None:
             valid = np.ones(tokens.shape, bool)
         check_rows(valid, self.config.context_length)
-        rows = jnp.asarray(tokens), jnp.asarray(valid)
+        rows = jax.device_put((tokens, valid))
         return forward(self.bare, *mesh_lib.spread(rows, self.params))
 
     def encode(self, examples: Sequence[Example], *, eos: bool = True) -> Batch:

@@ -8,7 +8,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import jax.numpy as jnp
+import jax
 import numpy as np
 
 from jaxhal.classifiers import (
@@ -199,13 +199,13 @@ def _nesting(node: Any, name: str, leaves: dict[str, np.ndarray]) -> Any:
     name = name or "params"
     while name in leaves:  # parts may have dots in their names
         name += "_"
-    leaves[name] = np.asarray(jnp.asarray(node), order="C")
+    leaves[name] = np.asarray(jax.device_put(node), order="C")
     return name
 
 
 def _rebuild(node: Any, leaves: Mapping[str, Any]) -> Any:
     if isinstance(node, str):
-        return jnp.asarray(leaves[node])
+        return jax.device_put(leaves[node])
     ((kind, inside),) = node.items()
     if inside is None:
         return ()

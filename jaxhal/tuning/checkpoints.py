@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jaxhal.io import sealing
@@ -75,8 +74,8 @@ _DIGEST = "sha256"
 def _leaves(state: Any) -> dict[str, jax.Array]:
     """A state by number of leaf, and the checksum of it."""
     numbered = enumerate(jax.tree.leaves(state))
-    leaves = {f"leaf{number}": jnp.asarray(leaf) for number, leaf in numbered}
-    return leaves | {_DIGEST: jnp.asarray(_digest(leaves))}
+    leaves = {f"leaf{number}": jax.device_put(leaf) for number, leaf in numbered}
+    return leaves | {_DIGEST: jax.device_put(_digest(leaves))}
 
 
 def _digest(leaves: Mapping[str, jax.Array]) -> np.ndarray:

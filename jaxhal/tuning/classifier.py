@@ -143,4 +143,4 @@ def batches(
         for row, number in enumerate(some):
             count = len(sequences[number])
             tokens[row, -count:], valid[row, -count:] = sequences[number], True
-        yield some, TokenRows(jnp.asarray(tokens), jnp.asarray(valid))
+        yield some, TokenRows(*jax.device_put((tokens, valid)))

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Int
 
@@ -167,7 +166,7 @@ def _flat(learned: Learned) -> dict[str, Any]:
 
 
 def _nested(flat: Mapping[str, np.ndarray]) -> Learned:
-    leaves = {name: jnp.asarray(leaf) for name, leaf in flat.items()}
+    leaves = {name: jax.device_put(leaf) for name, leaf in flat.items()}
     head = Head(leaves.pop("head.w"), leaves.pop("head.b"))
     pairs = [name.removesuffix(".down") for name in leaves if name.endswith(".down")]
     weights: dict[str, Any] = {
