@@ -156,16 +156,26 @@ def test_settings_that_are_not_computed(settings, message):
         from_huggingface({"model_type": family, **known, **settings})
 
 
-@pytest.mark.parametrize("case", ["qwen3.5-gqa", "qwen3.5moe-gqa"])
-def test_the_text_part_of_a_model_that_sees(case):
+@pytest.mark.parametrize(
+    ("case", "kind"),
+    [
+        ("qwen3.5-gqa", "qwen3_5"),
+        ("qwen3.5moe-gqa", "qwen3_5_moe"),
+        ("ministral3-gqa", "mistral3"),
+        ("mistral-gqa", "mistral3"),
+    ],
+)
+def test_the_text_part_of_a_model_that_sees(case, kind):
     family, settings = tiny.CASES[case]
-    text, kind = {"model_type": family, **settings}, family.removesuffix("_text")
+    text = {"model_type": family, **settings}
     whole = {"model_type": kind, "text_config": text, "vision_config": {}}
     assert from_huggingface(whole) == from_huggingface(text)
     tied = from_huggingface(whole | {"tie_word_embeddings": True})
     assert tied.tie_word_embeddings
-    with pytest.raises(ValueError, match=f"lacks text_config; .* under {family}$"):
+    with pytest.raises(ValueError, match=f"lacks text_config; give that .*{family}"):
         from_huggingface({"model_type": kind, **settings})
+    with pytest.raises(ValueError, match=r"model_type is qwen2; known: "):
+        from_huggingface(whole | {"text_config": text | {"model_type": "qwen2"}})
 
 
 def test_a_map_of_heads_names_layers_by_their_own_numbers():

@@ -83,6 +83,18 @@ def test_blocks_of_a_file_stay(case, whole, tmp_path):
     assert test_parity.error(kept.forward(tokens), whole.forward(tokens)) < 1e-4
 
 
+def test_gates_of_the_wrong_shape_are_named(tmp_path):
+    want = tiny.golden("qwen3.5moe-gqa")
+    raw, shapes = want["config"], want["shapes"]
+    source = GGUFSource(convert(tmp_path / "tiny.gguf", raw, shapes, whole=True))
+    plain = source.get
+    source.get = lambda name: np.ones(4) if "gate_up" in name else plain(name)
+    config = config_from_gguf(source)
+    message = r"ffn_gate_up_exps.weight has shape \[4\], which does not give blocks.mlp"
+    with pytest.raises(ValueError, match=message):
+        weights.fill(config, source, gguf_table(config), jnp.float32)
+
+
 @pytest.mark.parametrize(
     ("case", "beside"),
     [

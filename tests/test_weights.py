@@ -102,6 +102,21 @@ def test_a_quantised_folder_is_refused_before_its_weights(folder):
         load(folder)
 
 
+@pytest.mark.parametrize("weights", ["dequantised", "int8"])
+def test_numbers_of_eight_bits_are_refused(folder, weights):
+    """Whether or not the settings say that there are any."""
+    path, name = folder / "model.safetensors", "model.layers.0.mlp.up_proj.weight"
+    data = path.read_bytes()
+    begin = 8 + int.from_bytes(data[:8], "little")
+    about = json.loads(data[8:begin])
+    rows, columns = about[name]["shape"]
+    about[name] |= {"dtype": "F8_E4M3", "shape": [rows, 4 * columns]}
+    text = json.dumps(about).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + data[begin:])
+    with pytest.raises(ValueError, match=f"{name} is stored as F8_E4M3; give .* 16 or"):
+        load(folder, weights=weights)
+
+
 def _broken(folder, change) -> str:
     path = folder / "model.safetensors"
     tensors = load_file(path)

@@ -345,8 +345,7 @@ def windows(raw: Settings, period: int, default: int) -> tuple[int, ...]:
 
 def sparse(raw: Settings) -> dict[str, Any]:
     """How many experts a layer has, and a token takes."""
-    key = "num_experts" if "num_experts" in raw else "num_local_experts"
-    count = raw.whole(key)
+    count = raw.whole("num_experts" if "num_experts" in raw else "num_local_experts")
     each = raw.whole("num_experts_per_tok", most=count)
     return {"num_experts": count, "num_experts_per_tok": each}
 
@@ -379,21 +378,23 @@ def delta_from(raw: Settings) -> Delta | None:
     return delta if delta.layers else None
 
 
-# Of models that read more than text, what computes with their text.
+# Of models that read more than text, what computes with their text, the usual first.
 TEXT_OF = {
-    "gemma3": "gemma3_text",
-    "gemma4": "gemma4_text",
-    "qwen3_5": "qwen3_5_text",
-    "qwen3_5_moe": "qwen3_5_moe_text",
+    "gemma3": ("gemma3_text",),
+    "gemma4": ("gemma4_text",),
+    "mistral3": ("mistral", "ministral3"),
+    "qwen3_5": ("qwen3_5_text",),
+    "qwen3_5_moe": ("qwen3_5_moe_text",),
 }
 
 
 def text_part(raw: Settings) -> Settings:
     """The settings of what computes with text, where they stand in others."""
-    family = TEXT_OF.get(str(raw.get("model_type")))
-    if family is None:
+    if (known := TEXT_OF.get(str(raw.get("model_type")))) is None:
         return raw
     if "text_config" not in raw:
-        raw.refuse("text_config", f"give one, or what it has under {family}")
+        raw.refuse("text_config", f"give that of a {' or '.join(known)}")
+    text = raw.inside("text_config")
+    family = text.one_of("model_type", known[0], known)
     tied = {"tie_word_embeddings": raw.get("tie_word_embeddings")}
-    return raw.inside("text_config").filled(tied).over({"model_type": family})
+    return text.filled(tied).over({"model_type": family})

@@ -30,6 +30,7 @@ _FP4 = np.array([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0], np.float32)
 _FP4 = np.concatenate([_FP4, -_FP4])
 _PAIRS = np.stack([np.tile(_FP4, 16), np.repeat(_FP4, 16)], axis=-1)
 _BLOCK = 32
+_NUMBERS = ("F64", "F32", "F16", "BF16")
 
 
 def from_mxfp4(
@@ -110,7 +111,7 @@ class SafetensorsSource:
     def get(self, name: str) -> np.ndarray:
         if name in self._mxfp4:
             return self.part(name, (slice(None),) * 3)
-        handle, stored = self._files[name]
+        handle, stored = self._held(name)
         return handle.get_tensor(stored)
 
     def half(self, name: str, which: int) -> np.ndarray:
@@ -135,8 +136,20 @@ class SafetensorsSource:
             numbers = from_mxfp4(blocks, self.part(f"{name}_scales", held))
             first = start % _BLOCK
             return numbers.swapaxes(1, 2)[:, first : first + stop - start]
-        handle, stored = self._files[name]
+        handle, stored = self._held(name)
         return handle.get_slice(stored)[index]
+
+    def _held(self, name: str) -> tuple[Any, str]:
+        """The file of a tensor of numbers, or of parts of MXFP4, and its name there."""
+        handle, stored = self._files[name]
+        kind = handle.get_slice(stored).get_dtype()
+        part = name.rpartition("_")[0] in self._mxfp4
+        if kind not in (*_NUMBERS, "U8" if part else ""):
+            raise ValueError(
+                f"{self.where}: {stored} is stored as {kind}; give the checkpoint in "
+                f"16 or 32 bits, with weights='int8' or 'int4' if it is too large"
+            )
+        return handle, stored
 
     def shape(self, name: str) -> tuple[int, ...]:
         if name in self._mxfp4:

@@ -326,7 +326,10 @@ def _packed(
     for name, kind in zip(_names(path, origin, leaf), kinds, strict=True):
         try:
             pack = packs_of(name, kind)
-        except ValueError as error:  # a shape that cannot be split, or has no blocks
+        except (
+            ValueError,
+            IndexError,
+        ) as error:  # a shape that cannot be split, or has no blocks
             problems.append(f"{name} does not give {path} {list(shape)} ({error})")
             continue
         if pack.shape != shape:
@@ -347,7 +350,7 @@ def _into(
     """Fills a parameter from a stored tensor, or says what is wrong with it."""
     try:
         value = origin.turn(stored, config)
-    except ValueError:  # a shape that cannot be split
+    except (ValueError, IndexError):  # a shape that cannot be split
         value = None
     if value is None or value.shape != target.shape:
         given, wanted = list(stored.shape), list(target.shape)
