@@ -326,10 +326,7 @@ def _packed(
     for name, kind in zip(_names(path, origin, leaf), kinds, strict=True):
         try:
             pack = packs_of(name, kind)
-        except (
-            ValueError,
-            IndexError,
-        ) as error:  # a shape that cannot be split, or has no blocks
+        except (ValueError, IndexError) as error:  # not to be split, or no blocks
             problems.append(f"{name} does not give {path} {list(shape)} ({error})")
             continue
         if pack.shape != shape:
