@@ -152,20 +152,12 @@ class Stored:
         """How many numbers it is."""
         return int(np.prod(self.shape))
 
-    def at(self, layer: int) -> "Stored":
-        """One layer, with a pack of its own."""
-        assert self.places is not None
-        which, place = self.places[layer]
-        one = jax.tree.map(lambda leaf: leaf[place], self.packs[which])
-        changed: Any = {"packs": (one,), "places": None, "shape": self.shape[1:]}
-        return dataclasses.replace(self, **changed)
-
     def each(self) -> Iterator[Float[Array, "*experts rows columns"]]:
         """The numbers of every layer, one after another, or of the matrix."""
         if self.places is None:
             yield _dense(self)
         else:
-            yield from (_dense(self.at(layer)) for layer in range(len(self.places)))
+            yield from (_dense_layer(self, *place) for place in self.places)
 
     def layer(self, which: Any, place: Any) -> Float[Array, "*experts rows columns"]:
         """The numbers of one layer, or of one expert where ``place`` is a pair."""
@@ -198,6 +190,13 @@ class Stored:
 @jax.jit
 def _dense(matrix: Stored) -> Float[Array, "*experts rows columns"]:
     return matrix.dense()
+
+
+@jax.jit
+def _dense_layer(
+    layers: Stored, which: Any, place: Any
+) -> Float[Array, "*experts rows columns"]:
+    return layers.layer(which, place)
 
 
 class OfLayer(NamedTuple):
