@@ -10,6 +10,7 @@ response on the right to ``R``, so that the boundary is one static column of eve
 """
 
 import dataclasses
+import json
 from typing import Any, NamedTuple
 
 import jax
@@ -26,14 +27,29 @@ class Label(NamedTuple):
     label: str = "hallucination"
 
 
-ROLES = ("system", "user", "assistant")
+ROLES = ("system", "user", "assistant", "tool")
+
+
+class Call(NamedTuple):
+    """What an assistant asked of a tool; ``arguments`` is a JSON object as text."""
+
+    name: str
+    arguments: str
+    id: str = ""
 
 
 class Turn(NamedTuple):
-    """What one of :data:`ROLES` said in a conversation."""
+    """What one of :data:`ROLES` said in a conversation.
+
+    ``calls`` are an assistant's, whose text may then be empty; a tool's text is what
+    it gave, to the call ``call_id`` of the tool ``name``.
+    """
 
     role: str
     content: str
+    calls: tuple[Call, ...] = ()
+    call_id: str = ""
+    name: str = ""
 
 
 class Logprob(NamedTuple):
@@ -75,17 +91,19 @@ class Example:
       samples: other answers to the same prompt by whoever wrote this one.
       templated: the prompt went through a chat template, gets none, and has control
         tokens.
-      turns: the conversation up to the user's last turn; ``prompt`` is then its texts,
-        a blank line between them.
+      turns: the conversation up to the last turn of the user or of a tool; ``prompt``
+        is then its texts, a blank line between them.
       states: the file, in a folder of them, into which the engine that wrote the
         response put its hidden states; ``id`` and ``.safetensors`` when left out.
       logprobs: what that engine said of each token of the response.
+      tools: definitions of those that could be called in the conversation, each a JSON
+        object as text, ``{"type": "function", "function": {"name", ...}}``.
 
     Raises:
       ValueError: on an empty response or prompt, on neither ``prompt`` nor ``context``,
         on a context or question that is not in the prompt, on ``templated`` without a
-        prompt, on turns beside any of these or not ending with the user's, on label
-        spans outside the response.
+        prompt, on turns beside any of these or not ending with the user's or a tool's,
+        on calls and tools that are no such JSON, on label spans outside the response.
     """
 
     response: str
@@ -102,11 +120,17 @@ class Example:
     turns: tuple[Turn, ...] = ()
     states: str = ""
     logprobs: tuple[Logprob, ...] | None = None
+    tools: tuple[str, ...] = ()
 
     def __post_init__(self):
         where = f"example {quoted(self.id)}: " if self.id else ""
         if self.turns:
             object.__setattr__(self, "prompt", self._said(where))
+        elif self.tools:
+            raise ValueError(
+                f"{where}got 'tools' without 'turns'; they belong to a conversation, "
+                "so give it, or leave them out"
+            )
         if not self.response.strip():
             raise ValueError(
                 f"{where}response is {quoted(self.response)}; give an answer with "
@@ -157,17 +181,22 @@ class Example:
 
     def _said(self, where: str) -> str:
         """The texts of the turns; ValueError where no answer can follow them."""
-        said = "\n\n".join(turn.content for turn in self.turns)
-        for number, (role, _) in enumerate(self.turns):
-            if role not in ROLES:
-                raise ValueError(
-                    f"{where}turn {number} is by {quoted(role)}; use {', '.join(ROLES)}"
-                )
-        if self.turns[-1].role != "user":
+        said = "\n\n".join(turn.content for turn in self.turns if turn.content)
+        for number, turn in enumerate(self.turns):
+            _check_turn(f"{where}turn {number}", turn)
+        if self.turns[-1].role not in ("user", "tool"):
             raise ValueError(
                 f"{where}the turn before the answer is by {quoted(self.turns[-1].role)}"
-                ", and an answer is to the user; leave out what comes after the user"
+                ", and an answer is to the user or a tool; leave out what comes after"
             )
+        for number, tool in enumerate(self.tools):
+            about = _object(f"{where}tool {number}", tool).get("function")
+            name = about.get("name") if isinstance(about, dict) else None
+            if not (isinstance(name, str) and name):
+                raise ValueError(
+                    f"{where}tool {number} has no name; use "
+                    '{"type": "function", "function": {"name": ...}}'
+                )
         given = {
             "context": self.context is not None,
             "question": self.question is not None,
@@ -193,6 +222,32 @@ class Example:
     def group(self) -> str:
         """What it shares with answers that are not independent of it."""
         return self.source or self.source_text
+
+
+def _check_turn(where: str, turn: Turn) -> None:
+    if turn.role not in ROLES:
+        raise ValueError(f"{where} is by {quoted(turn.role)}; use {', '.join(ROLES)}")
+    if turn.calls and turn.role != "assistant":
+        raise ValueError(f"{where} has calls and is by {turn.role}; assistants call")
+    if (turn.call_id or turn.name) and turn.role != "tool":
+        raise ValueError(
+            f"{where} is by {turn.role} and answers a call; that is a tool's to do"
+        )
+    for number, call in enumerate(turn.calls):
+        if not call.name:
+            raise ValueError(f"{where}, call {number} names no tool")
+        _object(f"{where}, call {number} of {quoted(call.name)}", call.arguments)
+
+
+def _object(where: str, text: str) -> dict[str, Any]:
+    """The JSON object that a text is; ValueError where it is none."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{where} is {quoted(text)}, not JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise ValueError(f"{where} is {quoted(text)}; use a JSON object")
+    return found
 
 
 @jax.tree_util.register_dataclass

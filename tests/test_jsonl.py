@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from jaxhal.datasets.jsonl import Row, read_rows, write_rows
 from jaxhal.io.files import replacing
-from jaxhal.types import Label
+from jaxhal.types import Label, Turn
 
 
 def read(*lines):
@@ -93,11 +93,11 @@ def test_a_chat_ends_with_the_answer():
     found = chat(SAID, labels=[{"start": 0, "end": 4}]).example
     assert found.response == "Blue, dear." and found.label == 1
     assert found.turns == (
-        *(("system", "Be short."), ("user", "It is\nred.")),
-        *(("assistant", "What?"), ("user", "Which colour?")),
+        *(Turn("system", "Be short."), Turn("user", "It is\nred.")),
+        *(Turn("assistant", "What?"), Turn("user", "Which colour?")),
     )
     assert found.prompt == "Be short.\n\nIt is\nred.\n\nWhat?\n\nWhich colour?"
-    assert chat(SAID[3:]).example.turns == (("user", "Which colour?"),)
+    assert chat(SAID[3:]).example.turns == (Turn("user", "Which colour?"),)
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,10 @@ def test_a_chat_ends_with_the_answer():
         ("Hi", "'messages' is text; use a list of {role, content}"),
         ([*SAID[:3], SAID[4]], "the turn before the answer is by 'assistant'"),
         (["Hi"], "'messages[0]' is text; use {role, content}"),
-        ([{"role": "tool", "content": "x"}], "'messages[0].role' is \"tool\"; use sys"),
+        (
+            [{"role": "bot", "content": "x"}],
+            "'messages[0].role' is \"bot\"; use system",
+        ),
         ([{"content": "x"}], "'messages[0].role' is null; use system, user, assistant"),
         (
             [{"role": "user", "content": None}],

@@ -691,7 +691,7 @@ def test_conversations_that_cannot_be_read(plain):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"turns": (Turn("tool", "x"),)}, "turn 0 is by 'tool'; use system, user"),
+        ({"turns": (Turn("bot", "x"),)}, "turn 0 is by 'bot'; use system, user"),
         ({"turns": TURNS[:3]}, "the turn before the answer is by 'assistant'"),
         ({"turns": TURNS, "prompt": "x"}, "got 'turns' and 'prompt'"),
         ({"turns": TURNS, "context": "x"}, "got 'turns' and 'context'"),

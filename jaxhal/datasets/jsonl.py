@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from jaxhal.datasets.logprobs import logprobs_of
 from jaxhal.io.files import replacing
-from jaxhal.types import ROLES, Example, Label, Turn
+from jaxhal.types import ROLES, Call, Example, Label, Turn
 
 
 class Row(NamedTuple):
@@ -27,7 +27,9 @@ def read_rows(source: str | os.PathLike | Iterable[bytes]) -> Iterator[Row]:
 
     A row is an object with ``response`` (or ``answer``), ``prompt`` or else ``context``
     (or ``contexts``; text or a list of texts) with ``question``; or with ``messages``,
-    ``[{"role", "content"}]``, the last of which is the answer.  Optional are ``id`` and
+    ``[{"role", "content"}]``, the last of which is the answer, in the form of OpenAI's
+    chats, with ``tool_calls``, ``tool_call_id`` and ``name`` where there are tools, and
+    beside them ``tools``, their definitions.  Optional are ``id`` and
     ``source`` (text or a whole number), ``split``, ``samples`` (a list of texts), and
     ``labels`` (``[{"start", "end", "label"}]``, characters of the response, end
     exclusive) or ``label`` (0 or 1), and ``templated`` (true where the prompt went
@@ -192,6 +194,10 @@ def _said(fields: Mapping[str, Any]) -> dict[str, Any]:
                     f"answer and the others are the prompt, so leave {name!r} out"
                 )
         found |= _conversation(messages)
+    if tools := _items(fields, "tools", "definitions"):
+        found["tools"] = tuple(
+            _as_json(f"tools[{n}]", tool) for n, tool in enumerate(tools)
+        )
     if "response" not in found:
         raise ValueError("'response' is missing; every row needs one")
     return found
@@ -206,7 +212,7 @@ def _joined(key: str, value: Any) -> str:
 
 def _conversation(messages: list[Any]) -> dict[str, Any]:
     """The answer, which is the last message, and the turns before it."""
-    turns = [_turn(f"messages[{n}]", one) for n, one in enumerate(messages)]
+    turns = [to_turn(f"messages[{n}]", one) for n, one in enumerate(messages)]
     if not turns or turns[-1].role != "assistant":
         last = f"the last is by {_show(turns[-1].role)}" if turns else "there are none"
         raise ValueError(
@@ -214,20 +220,69 @@ def _conversation(messages: list[Any]) -> dict[str, Any]:
         )
     if len(turns) == 1:
         raise ValueError("'messages' holds nothing but the answer; give what was asked")
+    if turns[-1].calls:
+        raise ValueError(
+            f"'messages[{len(turns) - 1}].tool_calls' is in the answer, of which the "
+            "text is judged; leave it out, or end with a message that calls no tool"
+        )
     return {"response": turns[-1].content, "turns": tuple(turns[:-1])}
 
 
-def _turn(where: str, message: Any) -> Turn:
+def to_turn(where: str, message: Any) -> Turn:
+    """The turn that a message in the manner of OpenAI's chats is.
+
+    A developer's is the system's; ValueError names what is wrong in ``where``.
+    """
     if not isinstance(message, dict):
         raise ValueError(f"{where!r} is {kind(message)}; use {{role, content}}")
     role, content = message.get("role"), message.get("content")
+    role = "system" if role == "developer" else role
     if role not in ROLES:
         raise ValueError(f"'{where}.role' is {_show(role)}; use {', '.join(ROLES)}")
+    calls = _items(message, "tool_calls", "calls", f"{where}.") or []
     if isinstance(content, list):
         content = "\n".join(
             _part(f"{where}.content[{n}]", one) for n, one in enumerate(content)
         )
-    return Turn(role, text_field(f"{where}.content", content))
+    turn = Turn(
+        role,
+        "" if content is None and calls else text_field(f"{where}.content", content),
+        tuple(_call(f"{where}.tool_calls[{n}]", one) for n, one in enumerate(calls)),
+    )
+    if role != "tool":  # the names of others are shown to no model
+        return turn
+    given = {"call_id": "tool_call_id", "name": "name"}
+    return turn._replace(
+        **{
+            field: text_field(f"{where}.{key}", message[key])
+            for field, key in given.items()
+            if message.get(key) is not None
+        }
+    )
+
+
+def _call(where: str, call: Any) -> Call:
+    """A call of a tool; its arguments are JSON in text, or the object itself."""
+    about = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(about, dict):
+        shape = '{"id", "type": "function", "function": {"name", "arguments"}}'
+        raise ValueError(f"{where!r} is no call of a function; use {shape}")
+    name = text_field(f"{where}.function.name", about.get("name"))
+    arguments, place = about.get("arguments"), f"{where}.function.arguments"
+    if isinstance(arguments, dict):
+        arguments = _as_json(place, arguments)
+    number = call.get("id")
+    return Call(
+        name,
+        text_field(place, arguments),
+        "" if number is None else text_field(f"{where}.id", number),
+    )
+
+
+def _as_json(where: str, value: Any) -> str:
+    if not isinstance(value, dict):
+        raise ValueError(f"{where!r} is {kind(value)}; use an object")
+    return text_field(where, json.dumps(value, ensure_ascii=False))
 
 
 def _part(where: str, part: Any) -> str:
@@ -238,10 +293,12 @@ def _part(where: str, part: Any) -> str:
     return text_field(f"{where}.text", part.get("text"))
 
 
-def _items(fields: Mapping[str, Any], key: str, of: str) -> list[Any] | None:
+def _items(
+    fields: Mapping[str, Any], key: str, of: str, where: str = ""
+) -> list[Any] | None:
     items = fields.get(key)
     if items is not None and not isinstance(items, list):
-        raise ValueError(f"{key!r} is {kind(items)}; use a list of {of}")
+        raise ValueError(f"'{where}{key}' is {kind(items)}; use a list of {of}")
     return items
 
 

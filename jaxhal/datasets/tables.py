@@ -36,7 +36,7 @@ _OTHER = {
     "label": ("hallucination", "is_hallucination"),
     "source": ("source_id",),
 }
-_ALONE = ("prompt", "messages", "labels", "split", "samples", "templated")
+_ALONE = ("prompt", "messages", "tools", "labels", "split", "samples", "templated")
 _NAMES = {name: (name, *_OTHER.get(name, ())) for name in ("id", *_OTHER, *_ALONE)}
 _COLUMNS = {name for names in _NAMES.values() for name in names}
 _VERDICTS = {1: 1, 0: 0, "yes": 1, "no": 0}  # True and 1.0 are equal to 1

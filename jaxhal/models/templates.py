@@ -6,13 +6,18 @@ A template is somebody else's program: it is run once, on our own text, with lim
 import contextlib
 import datetime
 import itertools
+import json
 import os
+import re
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
+
+from jaxhal.io.showing import quoted
+from jaxhal.types import Turn
 
 # Stands for the user's text; a template that changes letters, escapes, trims lines or
 # fills in what looks like a template changes it too.
@@ -41,26 +46,71 @@ class Frame(NamedTuple):
     order: tuple[int, ...] = (0,)  # of the turns in what it writes
     left: tuple[bool, ...] = (False,)  # by turn, whether the space there is trimmed
     right: tuple[bool, ...] = (False,)
+    json: tuple[bool, ...] = (False,)  # by turn, whether it is spelled as JSON has it
 
-    def trim(self, turn: int, text: str) -> str:
-        """The text of a turn as the template leaves it."""
+    def fill(self, turn: int, text: str) -> str:
+        """The text of a turn as the template writes it."""
         text = text.lstrip() if self.left[turn] else text
-        return text.rstrip() if self.right[turn] else text
+        text = text.rstrip() if self.right[turn] else text
+        return spelled(text) if self.json[turn] else text
 
 
-def frame(hf: Any, roles: Sequence[str] = ("user",)) -> Frame:
+def outline(turns: Sequence[Turn]) -> tuple[Turn, ...]:
+    """The turns with what stands for their texts; all that a template is shown.
+
+    A turn that only calls tools has no text: its content, if any, is space.
+    """
+    return tuple(
+        turn if _silent(turn) else turn._replace(content=f"{_TEXT} {number}.")
+        for number, turn in enumerate(turns)
+    )
+
+
+def spelled(text: str) -> str:
+    """A text as JSON has it between quotes.
+
+    >>> spelled('a "b"')
+    'a \\\\"b\\\\"'
+    """
+    return json.dumps(text, ensure_ascii=False)[1:-1]
+
+
+def frame(
+    hf: Any,
+    turns: Sequence[Turn],
+    tools: Sequence[str] = (),
+    control: Collection[str] = (),
+) -> Frame:
     """The frame of a tokenizer's chat template, up to where the answer begins.
 
+    Calls of tools and their definitions are parts of it.
+
+    Args:
+      turns: as :func:`outline` gives them.
+      tools: their definitions, as JSON.
+      control: control tokens, which calls and definitions may not spell.
+
     Raises:
-      ValueError: when the template fails, takes too much, or more than trims a text.
+      ValueError: when the template fails, takes too much, more than trims a text, or
+        does not show a call or a definition; when one of these spells a control token.
     """
-    order, pieces = _split(_filled(hf, roles, ""), roles)
-    _, spaced = _split(_filled(hf, roles, _AROUND), roles)
-    left, right = [False] * len(roles), [False] * len(roles)
+    written = _filled(hf, turns, tools, "")
+    if tools or any(turn.calls for turn in turns):
+        _check_tools(hf, written, turns, tools, control)
+    forms = _forms(written, turns)
+    order, pieces = _split(written, forms)
+    wide_written = _filled(hf, turns, tools, _AROUND)
+    _, spaced = _split(wide_written, _forms(wide_written, turns))
+    as_json = tuple(
+        form not in (None, turn.content)
+        for form, turn in zip(forms, turns, strict=True)
+    )
+    around = [spelled(_AROUND) if json else _AROUND for json in as_json]
+    left, right = [False] * len(turns), [False] * len(turns)
     for at, (piece, wide) in enumerate(zip(pieces, spaced, strict=True)):
         # The space after the text before the piece, and before the text after it.
-        ends, begins = ("",) if at == 0 else (_AROUND, ""), (_AROUND, "")
-        begins = ("",) if at == len(order) else begins
+        ends = ("",) if at == 0 else (around[order[at - 1]], "")
+        begins = ("",) if at == len(order) else (around[order[at]], "")
         for end, begin in itertools.product(ends, begins):
             if end + piece + begin == wide:
                 break
@@ -72,27 +122,42 @@ def frame(hf: Any, roles: Sequence[str] = ("user",)) -> Frame:
             right[order[at - 1]] = not end
         if at < len(order):
             left[order[at]] = not begin
-    return Frame(pieces, order, tuple(left), tuple(right))
+    return Frame(pieces, order, tuple(left), tuple(right), as_json)
 
 
-def _text(turn: int) -> str:
-    """What stands for the text of a turn."""
-    return f"{_TEXT} {turn}."
+def _silent(turn: Turn) -> bool:
+    return bool(turn.calls) and not turn.content.strip()
+
+
+def _forms(written: str, turns: Sequence[Turn]) -> list[str | None]:
+    """How each text is written, None where there is none; what tools gave may be JSON.
+
+    Llama 3 writes those so.
+    """
+    found = []
+    for turn in turns:
+        forms = [] if _silent(turn) else [turn.content]
+        if turn.role == "tool":
+            forms.append(spelled(turn.content))
+        there = [form for form in forms for _ in range(written.count(form))]
+        if forms and len(there) != 1:
+            raise ValueError(
+                f"the chat template shows the {turn.role}'s text {len(there)} times, "
+                f"not once; {_REMEDY}"
+            )
+        found.append(there[0] if there else None)
+    return found
 
 
 def _split(
-    written: str, roles: Sequence[str]
+    written: str, forms: Sequence[str | None]
 ) -> tuple[tuple[int, ...], tuple[str, ...]]:
     """The turns in the order of what a template wrote, and what is around them."""
-    places = []
-    for turn, role in enumerate(roles):
-        text = _text(turn)
-        if (count := written.count(text)) != 1:
-            raise ValueError(
-                f"the chat template shows the {role}'s text {count} times, not once; "
-                f"{_REMEDY}"
-            )
-        places.append((written.index(text), turn, len(text)))
+    places = [
+        (written.index(form), turn, len(form))
+        for turn, form in enumerate(forms)
+        if form is not None
+    ]
     pieces, last = [], 0
     for start, _, length in sorted(places):
         pieces.append(written[last:start])
@@ -100,27 +165,114 @@ def _split(
     return tuple(turn for _, turn, _ in sorted(places)), (*pieces, written[last:])
 
 
-def _filled(hf: Any, roles: Sequence[str], around: str) -> str:
-    """The turns in the template, with some space around each text."""
-    turns = [
-        {"role": role, "content": around + _text(turn) + around}
-        for turn, role in enumerate(roles)
+def _check_tools(
+    hf: Any,
+    written: str,
+    turns: Sequence[Turn],
+    tools: Sequence[str],
+    control: Collection[str],
+) -> None:
+    """Fills in names that nothing else has, and no letters of control tokens.
+
+    The template has to show each name, and to write the same control tokens.
+    """
+    tokens = re.compile("|".join(map(re.escape, sorted(control, key=len)[::-1])))
+    signs = {sign for token in control for sign in token if not sign.isalnum()}
+    table = str.maketrans(dict.fromkeys(signs - {"_", " ", "\n"}, "_"))
+
+    def harmless(text: str) -> str:
+        return (tokens.sub("_", text) if control else text).translate(table)
+
+    def harmless_json(text: str) -> str:
+        return re.sub(
+            r'"(?:[^"\\]|\\.)*"',
+            lambda found: json.dumps(harmless(json.loads(found[0]))),
+            text,
+        )
+
+    names: dict[str, str] = {}  # what the template has to show, in words
+
+    def renamed(name: str, what: str) -> str:
+        name = f"{harmless(name)}jaxhal{len(names)}x"
+        names[name] = what
+        return name
+
+    others = [
+        turn._replace(
+            calls=tuple(
+                call._replace(
+                    name=renamed(call.name, f"the call of {quoted(call.name)}"),
+                    arguments=harmless_json(call.arguments),
+                    id=harmless(call.id),
+                )
+                for call in turn.calls
+            ),
+            call_id=harmless(turn.call_id),
+            name=harmless(turn.name),
+        )
+        for turn in turns
     ]
-    template = hf.get_chat_template()  # the default one of several
+    definitions = []
+    for tool in tools:
+        name = json.loads(tool)["function"]["name"]
+        other = json.loads(harmless_json(tool))
+        other.setdefault("function", {})["name"] = renamed(
+            name, f"the tool {quoted(name)}"
+        )
+        definitions.append(json.dumps(other, ensure_ascii=False))
+    plain = _filled(hf, others, definitions, "")
+    for name, what in names.items():
+        if name not in plain:
+            raise ValueError(
+                f"the chat template does not show {what}; leave it out where the "
+                f"answer may be read without, or {_REMEDY}"
+            )
+    if control:
+        pairs = itertools.zip_longest(tokens.findall(written), tokens.findall(plain))
+        for one, other in pairs:
+            if one != other:
+                raise ValueError(
+                    "a call or the definition of a tool spells the control token "
+                    f"{quoted(one or other)}, which would count as one; leave it out"
+                )
+
+
+def _message(turn: Turn, around: str) -> dict[str, Any]:
+    """A turn as templates take it: arguments are objects, and what is empty lacks."""
+    content = turn.content if _silent(turn) else around + turn.content + around
+    calls = [
+        {
+            "type": "function",
+            "function": {"name": call.name, "arguments": json.loads(call.arguments)},
+            **({"id": call.id} if call.id else {}),
+        }
+        for call in turn.calls
+    ]
+    more = {"tool_calls": calls, "tool_call_id": turn.call_id, "name": turn.name}
+    more = {name: value for name, value in more.items() if value}
+    return {"role": turn.role, "content": content, **more}
+
+
+def _filled(hf: Any, turns: Sequence[Turn], tools: Sequence[str], around: str) -> str:
+    """The turns in the template, with some space around each text."""
+    messages = [_message(turn, around) for turn in turns]
+    definitions = [json.loads(tool) for tool in tools] or None
+    template = hf.get_chat_template(tools=definitions)  # the one of several
     if "**" in template and _raises_powers(template):
         raise ValueError(f"the chat template computes powers; {_REMEDY}")
     try:
         with _limited(), _far_from_all():
             return hf.apply_chat_template(
-                turns,
+                messages,
+                tools=definitions,
                 tokenize=False,
                 add_generation_prompt=True,
                 chat_template=_DATED + template,
             )
     except Exception as error:  # a program of somebody else's raises what it does
         raise ValueError(
-            f"the chat template cannot render turns of {', '.join(roles)} "
-            f"({error!r}); {_REMEDY}"
+            "the chat template cannot render turns of "
+            f"{', '.join(turn.role for turn in turns)} ({error!r}); {_REMEDY}"
         ) from error
 
 

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
 # The tokens that a model is shown beside those of a text.
 _ROLES = ("bos", "eos", "pad", "unk", "sep", "cls")
+# Turns without their texts, and tools; how many frames of such are kept.
+_Framed = tuple[tuple[Turn, ...], tuple[str, ...]]
+_KEPT = 256
 
 
 class Prompt(NamedTuple):
@@ -32,7 +35,7 @@ class Prompt(NamedTuple):
 
     text: str
     user: tuple[int, int]  # what the user wrote, all turns of a conversation
-    document: Places  # of a conversation, each turn in their order
+    document: Places  # of a conversation, each turn in their order; (0, 0) without text
     question: tuple[int, int]
     # Where control tokens are recognised: what the template wrote, or all of a finished
     # prompt but the context and the question.
@@ -81,7 +84,7 @@ class Tokenizer:
             )
         self.hf = hf
         self._size: int | None = None
-        self._frames: dict[tuple[str, ...], templates.Frame | ValueError] = {}
+        self._frames: dict[_Framed, templates.Frame | ValueError] = {}
         ends = (hf.eos_token_id,) if hf.eos_token_id is not None else ()
         self.stop_ids = ends if stop_ids is None else tuple(stop_ids)
         # Some checkpoints ship settings that cut long texts silently, pad short ones or
@@ -223,14 +226,14 @@ class Tokenizer:
         Raises:
           ValueError: when the template fails, or does more to a text than trim it.
         """
-        frame = self._frame(("user",))
+        frame = self._frame([Turn("user", user_text)])
         before, after = frame.pieces
-        return before, frame.trim(0, user_text), after
+        return before, frame.fill(0, user_text), after
 
     def prompt(self, example: Example) -> Prompt:
         """The whole prompt text of an example and where its parts are."""
         if example.turns:
-            return self._conversation(example.turns)
+            return self._conversation(example)
         text = example.source_text
         before, middle, after = "", text, ""
         if not example.templated:
@@ -254,16 +257,15 @@ class Tokenizer:
         places = _around(quoted if example.templated else [(start, end)], len(whole))
         return Prompt(whole, (start, end), [document], question, places)
 
-    def _conversation(self, turns: Sequence[Turn]) -> Prompt:
-        frame = self._frame(tuple(turn.role for turn in turns))
-        text, found = frame.pieces[0], {}
+    def _conversation(self, example: Example) -> Prompt:
+        frame = self._frame(example.turns, example.tools)
+        text, places = frame.pieces[0], [(0, 0)] * len(example.turns)
         for turn, after in zip(frame.order, frame.pieces[1:], strict=True):
             start = len(text)
-            text += frame.trim(turn, turns[turn].content)
-            found[turn] = start, len(text)
+            text += frame.fill(turn, example.turns[turn].content)
+            places[turn] = start, len(text)
             text += after
-        places = [found[turn] for turn in sorted(found)]
-        start, end = min(places)[0], max(places)[1]
+        start, end = min(places[turn] for turn in frame.order)[0], max(places)[1]
         control = _around(places, len(text))
         return Prompt(text, (start, end), places, (end, end), control)
 
@@ -338,22 +340,30 @@ class Tokenizer:
             )
         return encoding
 
-    def _frame(self, roles: tuple[str, ...]) -> templates.Frame:
+    def _frame(
+        self, turns: Sequence[Turn], tools: tuple[str, ...] = ()
+    ) -> templates.Frame:
         """What the template puts around turns, or why it fails, found out once."""
-        if roles not in self._frames:
+        key = templates.outline(turns), tools
+        if (found := self._frames.get(key)) is None:
             try:
-                self._frames[roles] = self._new_frame(roles)
+                found = self._new_frame(*key)
             except ValueError as error:
-                self._frames[roles] = error
-        found = self._frames[roles]
+                found = error
+            if len(self._frames) >= _KEPT:
+                self._frames.clear()
+            self._frames[key] = found
         if isinstance(found, ValueError):
             raise ValueError(str(found)) from found
         return found
 
-    def _new_frame(self, roles: tuple[str, ...]) -> templates.Frame:
+    def _new_frame(
+        self, turns: tuple[Turn, ...], tools: tuple[str, ...]
+    ) -> templates.Frame:
         if self.hf.chat_template:
-            return templates.frame(self.hf, roles)
-        if roles == ("user",):
+            return templates.frame(self.hf, turns, tools, self._control.keys())
+        roles = [turn.role for turn in turns]
+        if roles == ["user"] and not tools:
             return templates.Frame()
         raise ValueError(
             f"turns of {', '.join(roles)} need a chat template, and the tokenizer has "

@@ -13,6 +13,7 @@ from jaxhal.lrp.passes import relevance, relevance_sums
 from jaxhal.lrp.rules import RuleSet
 from jaxhal.models.batching import Encoded, bucket, collate
 from jaxhal.models.lm import LM
+from jaxhal.models.templates import spelled
 from jaxhal.models.tokenizer import Prompt, Tokenizer
 from jaxhal.texts import sentences, whole_words
 from jaxhal.types import Example
@@ -264,8 +265,10 @@ def _texts(tokenizer: Tokenizer, example: Example, row: Encoded) -> Iterator[_Te
 
     for name, text, (start, end) in _sent(example, prompt):
         at = np.flatnonzero((spans[:, 0] < end) & (spans[:, 1] > start))
-        shift = text.index(prompt.text[start:end]) - start  # what a template trims
-        yield one(name, text, added + at, spans[at].clip(start, end) + shift)
+        inside = spans[at].clip(start, end) - start
+        yield one(
+            name, text, added + at, _original(text, prompt.text[start:end], inside)
+        )
     there = np.arange(len(row.offsets))
     yield one("response", example.response, count + there, row.offsets)
 
@@ -276,12 +279,29 @@ def _sent(example: Example, prompt: Prompt) -> Iterator[tuple[str, str, Place]]:
         for number, (turn, at) in enumerate(
             zip(example.turns, prompt.document, strict=True)
         ):
-            yield f"messages[{number}]", turn.content, at
+            if at != (0, 0):
+                yield f"messages[{number}]", turn.content, at
     elif example.prompt is not None:
         yield "prompt", example.prompt, prompt.user
     else:
         yield "context", example.context or "", prompt.document[0]
         yield "question", example.question or "", prompt.question
+
+
+def _original(
+    text: str, written: str, spans: Int[np.ndarray, "tokens 2"]
+) -> Int[np.ndarray, "tokens 2"]:
+    """Characters of a text from those of what a template made of it.
+
+    >>> _original(' "a" ', r'\\"a\\"', np.array([[0, 1], [1, 3], [3, 5]])).tolist()
+    [[1, 2], [1, 3], [3, 4]]
+    """
+    if written in text:  # it may have been trimmed
+        return spans + text.index(written)
+    ends = np.cumsum([len(spelled(letter)) for letter in text])
+    shift = spelled(text).index(written)
+    first = np.searchsorted(ends, spans[:, 0] + shift, "right")
+    return np.stack([first, np.searchsorted(ends, spans[:, 1] + shift) + 1], 1)
 
 
 def _inside(

@@ -17,7 +17,7 @@ from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from starlette.middleware import Middleware
 
 import jaxhal
-from jaxhal.datasets.jsonl import Row, read_rows, to_row
+from jaxhal.datasets.jsonl import Row, read_rows, to_row, to_turn
 from jaxhal.models.lm import LM
 from jaxhal.reporting.page import whole
 from jaxhal.reporting.report import Report
@@ -40,14 +40,13 @@ from jaxhal.serve.wire import (
     CompletionRequest,
     Deciding,
     Failure,
-    Message,
     Ready,
     Verdict,
     VerdictRequest,
     Verdicts,
 )
 from jaxhal.serve.writer import Busy, Failed, Writer, riding
-from jaxhal.types import Example, Turn
+from jaxhal.types import Example
 
 if TYPE_CHECKING:
     from jaxhal.serve.proxy import Service
@@ -242,7 +241,13 @@ class Server:
 
     async def chat(self, want: ChatRequest, request: Request) -> Response:
         """Goes on with a conversation, in the form of OpenAI's chat completions."""
-        turns = tuple(_turn(message) for message in want.messages)
+        try:
+            turns = tuple(
+                to_turn(f"messages[{number}]", message.model_dump())
+                for number, message in enumerate(want.messages)
+            )
+        except ValueError as error:
+            raise Fault(400, str(error)) from error
         limit = want.max_completion_tokens or want.max_tokens
         return await self._write(want, {"turns": turns}, limit, request)
 
@@ -384,11 +389,6 @@ class Server:
 
 async def _listed(each: AsyncIterator[_T]) -> list[_T]:
     return [one async for one in each]
-
-
-def _turn(message: Message) -> Turn:
-    role = "system" if message.role == "developer" else message.role
-    return Turn(role, message.text)
 
 
 async def _health() -> dict[str, str]:

@@ -31,19 +31,31 @@ class Part(_Told):
     text: str
 
 
+class Called(_Told):
+    """A function of a call, and what it is given."""
+
+    name: str
+    arguments: str = Field(description="A JSON object as text.")
+
+
+class Call(_Told):
+    """What an assistant asked of a tool."""
+
+    id: str | None = None
+    type: Literal["function"] = "function"
+    function: Called
+
+
 class Message(_Told):
-    """What somebody said in a conversation."""
+    """What somebody said in a conversation; parts are lines of their own."""
 
-    role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[Part]
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[Part] | None = Field(
+        None, description="Null only of an assistant that calls tools."
+    )
     name: str | None = None
-
-    @property
-    def text(self) -> str:
-        """The content; parts stand in lines of their own."""
-        if isinstance(self.content, str):
-            return self.content
-        return "\n".join(part.text for part in self.content)
+    tool_calls: list[Call] | None = None
+    tool_call_id: str | None = None
 
 
 class VerdictRequest(_Told):
@@ -66,6 +78,9 @@ class VerdictRequest(_Told):
     )
     messages: list[Message] | None = Field(
         None, description="A conversation that ends with the answer, in place of all."
+    )
+    tools: list[dict[str, Any]] | None = Field(
+        None, description="Definitions of those that messages may call."
     )
     rows: list[dict[str, Any]] | None = Field(
         None, description="Answers, each an object with these keys."
