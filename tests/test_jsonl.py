@@ -111,7 +111,7 @@ def test_a_chat_ends_with_the_answer():
         (["Hi"], "'messages[0]' is text; use {role, content}"),
         (
             [{"role": "bot", "content": "x"}],
-            "'messages[0].role' is \"bot\"; use system",
+            "'messages[0].role' is \"bot\"; use sys",
         ),
         ([{"content": "x"}], "'messages[0].role' is null; use system, user, assistant"),
         (

@@ -23,6 +23,9 @@ CONTRACT = Path(__file__).parent / "golden" / "openapi.json"
 ROW = {"context": "A crate of red pears.", "question": "What is in it?"}
 CHAT = [{"role": "user", "content": "What is in the crate?"}]
 TURNS = (Turn("user", "What is in the crate?"),)
+ABOUT = {"name": "look", "arguments": "{}"}
+CALL = {"role": "assistant", "tool_calls": [{"id": "1", "function": ABOUT}]}
+GAVE = {"role": "tool", "tool_call_id": "1", "content": "Pears."}
 
 
 @pytest.fixture(scope="module")
@@ -140,6 +143,15 @@ def test_what_a_page_elsewhere_may_send_is_not_taken(http):
         (ROW | {"response": "x", "model": "other"}, 404, "use tiny"),
         (ROW | {"response": "pear " * 600}, 400, "over the model's context"),
         ({"messages": CHAT}, 400, "has to end with the answer"),
+        (
+            {
+                "messages": [*CHAT, CALL, GAVE, {"role": "assistant", "content": "A"}],
+                "tools": [{"type": "function", "function": {"name": "look"}}],
+            },
+            400,
+            "user, assistant, tool need a chat template",
+        ),
+        ({"response": "x", "prompt": "y", "tools": [{}]}, 400, "'tools' without 'turn"),
         ([ROW], 400, "valid dictionary"),
     ],
 )
@@ -282,8 +294,14 @@ def test_an_answer_that_turns_goes_no_further(client):
             "give a temperature above 0",
         ),
         ({"messages": []}, "at least 1 item"),
-        ({"messages": [{"role": "tool", "content": "x"}]}, "'system'"),
-        ({"messages": [{"role": "assistant", "content": "x"}]}, "to the user"),
+        ({"messages": [{"role": "function", "content": "x"}]}, "'system'"),
+        ({"messages": [*CHAT, {"role": "tool"}]}, "'messages[1].content' is null"),
+        ({"messages": [*CHAT, CALL]}, "to the user or a tool"),
+        ({"messages": [*CHAT, CALL, GAVE]}, "assistant, tool need a chat template"),
+        (
+            {"messages": [{"role": "assistant", "content": "x"}]},
+            "to the user or a tool",
+        ),
     ],
 )
 def test_bad_wishes(http, more, message):

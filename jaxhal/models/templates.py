@@ -11,13 +11,13 @@ import os
 import re
 import sys
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
 
 from jaxhal.io.showing import quoted
-from jaxhal.types import Turn
+from jaxhal.types import Call, Turn
 
 # Stands for the user's text; a template that changes letters, escapes, trims lines or
 # fills in what looks like a template changes it too.
@@ -172,16 +172,45 @@ def _check_tools(
     tools: Sequence[str],
     control: Collection[str],
 ) -> None:
-    """Fills in names that nothing else has, and no letters of control tokens.
+    """Has the template write other calls and tools, with names that nothing else has.
 
-    The template has to show each name, and to write the same control tokens.
+    It has to show each of these, and the same control tokens as before.
     """
-    tokens = re.compile("|".join(map(re.escape, sorted(control, key=len)[::-1])))
+    longest = sorted(control, key=len, reverse=True)
+    tokens = re.compile("|".join(map(re.escape, longest)) or "(?!)")
+    others, definitions, missing = _renamed(turns, tools, _harmless(tokens, control))
+    plain = _filled(hf, others, definitions, "")
+    for name, problem in missing.items():
+        if name not in plain:
+            raise ValueError(f"the chat template does not show {problem}")
+    pairs = itertools.zip_longest(tokens.findall(written), tokens.findall(plain))
+    for one, other in pairs:
+        if one != other:
+            raise ValueError(
+                "a call or the definition of a tool spells the control token "
+                f"{quoted(one or other)}, which would count as one; leave it out"
+            )
+
+
+def _harmless(
+    tokens: re.Pattern[str], control: Collection[str]
+) -> Callable[[str], str]:
+    """What leaves a text without control tokens, and without a sign of any."""
     signs = {sign for token in control for sign in token if not sign.isalnum()}
     table = str.maketrans(dict.fromkeys(signs - {"_", " ", "\n"}, "_"))
+    return lambda text: tokens.sub("_", text).translate(table)
 
-    def harmless(text: str) -> str:
-        return (tokens.sub("_", text) if control else text).translate(table)
+
+def _renamed(
+    turns: Sequence[Turn], tools: Sequence[str], harmless: Callable[[str], str]
+) -> tuple[list[Turn], list[str], dict[str, str]]:
+    """Harmless turns and tools, and by new names what it says that one is not shown."""
+    missing: dict[str, str] = {}
+
+    def renamed(name: str, problem: str) -> str:
+        name = f"{harmless(name)}jaxhal{len(missing)}x"
+        missing[name] = problem
+        return name
 
     def harmless_json(text: str) -> str:
         return re.sub(
@@ -190,23 +219,17 @@ def _check_tools(
             text,
         )
 
-    names: dict[str, str] = {}  # what the template has to show, in words
-
-    def renamed(name: str, what: str) -> str:
-        name = f"{harmless(name)}jaxhal{len(names)}x"
-        names[name] = what
-        return name
+    def call_of(call: Call) -> Call:
+        problem = (
+            f"the call of {quoted(call.name)}; use a reader that was taught tools, "
+            f"give what they gave as 'context', or {_REMEDY}"
+        )
+        name, arguments = renamed(call.name, problem), harmless_json(call.arguments)
+        return Call(name, arguments, harmless(call.id))
 
     others = [
         turn._replace(
-            calls=tuple(
-                call._replace(
-                    name=renamed(call.name, f"the call of {quoted(call.name)}"),
-                    arguments=harmless_json(call.arguments),
-                    id=harmless(call.id),
-                )
-                for call in turn.calls
-            ),
+            calls=tuple(map(call_of, turn.calls)),
             call_id=harmless(turn.call_id),
             name=harmless(turn.name),
         )
@@ -215,26 +238,14 @@ def _check_tools(
     definitions = []
     for tool in tools:
         name = json.loads(tool)["function"]["name"]
-        other = json.loads(harmless_json(tool))
-        other.setdefault("function", {})["name"] = renamed(
-            name, f"the tool {quoted(name)}"
+        problem = (
+            f"the tool {quoted(name)}; leave 'tools' out, or use a reader that was "
+            "taught tools"
         )
+        other = json.loads(harmless_json(tool))
+        other.setdefault("function", {})["name"] = renamed(name, problem)
         definitions.append(json.dumps(other, ensure_ascii=False))
-    plain = _filled(hf, others, definitions, "")
-    for name, what in names.items():
-        if name not in plain:
-            raise ValueError(
-                f"the chat template does not show {what}; leave it out where the "
-                f"answer may be read without, or {_REMEDY}"
-            )
-    if control:
-        pairs = itertools.zip_longest(tokens.findall(written), tokens.findall(plain))
-        for one, other in pairs:
-            if one != other:
-                raise ValueError(
-                    "a call or the definition of a tool spells the control token "
-                    f"{quoted(one or other)}, which would count as one; leave it out"
-                )
+    return others, definitions, missing
 
 
 def _message(turn: Turn, around: str) -> dict[str, Any]:
