@@ -47,11 +47,16 @@ HERMES = """\
 """
 # Thinks where the last question of the user is behind it, arguments as text or objects.
 QWEN3 = HERMES.replace("{{ m.content }}</s>\n{% elif", "{{ content }}</s>\n{% elif")
-QWEN3 = QWEN3.replace("{{- call.arguments | tojson }}", (
-    "{% if call.arguments is string %}{{ call.arguments }}{% else %}"
-    "{{ call.arguments | tojson }}{% endif %}"
-))  # fmt: skip
-QWEN3 = QWEN3.replace("{%- for m in messages %}\n", """\
+QWEN3 = QWEN3.replace(
+    "{{- call.arguments | tojson }}",
+    (
+        "{% if call.arguments is string %}{{ call.arguments }}{% else %}"
+        "{{ call.arguments | tojson }}{% endif %}"
+    ),
+)
+QWEN3 = QWEN3.replace(
+    "{%- for m in messages %}\n",
+    """\
 {%- set ns = namespace(last=messages|length - 1, seek=true) %}
 {%- for m in messages[::-1] %}{% if ns.seek and m.role == 'user' and not \
 (m.content.startswith('<tool_response>') and m.content.endswith('</tool_response>')) %}
@@ -59,7 +64,8 @@ QWEN3 = QWEN3.replace("{%- for m in messages %}\n", """\
 {%- endif %}{% endfor %}
 {%- for m in messages %}{% set content = m.content if m.content is string else '' %}
 {%- if m.role == 'assistant' and loop.index0 > ns.last %}<think></think>{% endif %}
-""")  # fmt: skip
+""",
+)
 # Definitions in the user's first turn, texts trimmed, one call a turn and no text
 # beside it, and what the tool gave as JSON.
 LLAMA31 = """\
@@ -104,9 +110,7 @@ MISTRAL = """\
 {%- else %}[TOOL_RESULTS] {"content": {{ m.content | string }}, "call_id": "\
 {{ m.tool_call_id }}"}[/TOOL_RESULTS]{% endif %}{% endfor %}
 """
-TEMPLATES = {
-    "hermes": HERMES, "qwen3": QWEN3, "llama 3.1": LLAMA31, "mistral": MISTRAL
-}  # fmt: skip
+TEMPLATES = {"hermes": HERMES, "qwen3": QWEN3, "llama 3.1": LLAMA31, "mistral": MISTRAL}
 
 
 def definition(name):
@@ -231,12 +235,15 @@ def test_what_tools_gave_makes_no_control_token():
         ([USER, called("a<s>"), RESULT], None, "<s>"),
         ([USER, called("weather"), RESULT], [definition("x</s>")], "</s>"),
         ([USER], [{"function": {"name": "x"}, "<s>": 1}], "<s>"),
-        # Half is the argument's, half is written by the template.
+        ([USER, {**gave("None."), "name": "</s>"}], None, "</s>"),
+        ([USER, {**gave("None."), "tool_call_id": "<s>"}], None, "<s>"),
+        # Half is the call's, half is written by the template.
         ([USER, called("</s"), RESULT], None, "</s>"),
     ],
 )
 def test_calls_and_definitions_spell_no_control_token(messages, tools, token):
     template = HERMES.replace("call.name + '", "call.name + '>")
+    template = template.replace("<tool_response>", "{{ m.name }}{{ m.tool_call_id }}")
     with pytest.raises(ValueError, match=f"spells the control token '{token}'"):
         wrap(template).prompt(read(messages, tools=tools))
 
@@ -276,9 +283,10 @@ def test_a_definition_for_tools_is_taken_where_there_are_several():
 def test_characters_of_what_is_written_as_json():
     tokenizer = wrap(LLAMA31)
     example = read(TALKS["a call"], tools=TOOLS)
-    made = {text.of: text for text in _texts(
-        tokenizer, example, tokenizer.encode_example(example)
-    )}  # fmt: skip
+    made = {
+        text.of: text
+        for text in _texts(tokenizer, example, tokenizer.encode_example(example))
+    }
     assert list(made) == ["messages[0]", "messages[2]", "response"]
     of = made["messages[2]"]
     text = RESULT["content"]
@@ -302,7 +310,7 @@ def test_characters_of_what_is_written_as_json():
         ([USER, called("weather"), called("x")], {}, "is by 'assistant'"),
         ([USER], {"tools": {}}, "'tools' is an object; use a list of definitions"),
         ([USER], {"tools": ["x"]}, "'tools[0]' is text; use an object"),
-        ([USER], {"tools": [{"name": "x"}]}, "tool 0 has no name; use {\"type\": "),
+        ([USER], {"tools": [{"name": "x"}]}, 'tool 0 has no name; use {"type": '),
         ([USER], {"tools": [{"function": {"name": "\ud800"}}]}, "half of a surrogate"),
         (
             [USER, called("weather"), RESULT, called("news", content="So.")],
@@ -310,7 +318,7 @@ def test_characters_of_what_is_written_as_json():
             "is by 'assistant'",
         ),
     ],
-)  # fmt: skip
+)
 def test_rows_with_bad_tools_say_what_is_wrong(messages, more, problem):
     found = row(messages, **more)
     assert found.example is None and problem in found.error

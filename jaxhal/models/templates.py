@@ -46,13 +46,13 @@ class Frame(NamedTuple):
     order: tuple[int, ...] = (0,)  # of the turns in what it writes
     left: tuple[bool, ...] = (False,)  # by turn, whether the space there is trimmed
     right: tuple[bool, ...] = (False,)
-    json: tuple[bool, ...] = (False,)  # by turn, whether it is spelled as JSON has it
+    escaped: tuple[bool, ...] = (False,)  # by turn, whether it is spelled as in JSON
 
     def fill(self, turn: int, text: str) -> str:
         """The text of a turn as the template writes it."""
         text = text.lstrip() if self.left[turn] else text
         text = text.rstrip() if self.right[turn] else text
-        return spelled(text) if self.json[turn] else text
+        return spelled(text) if self.escaped[turn] else text
 
 
 def outline(turns: Sequence[Turn]) -> tuple[Turn, ...]:
@@ -95,17 +95,17 @@ def frame(
         does not show a call or a definition; when one of these spells a control token.
     """
     written = _filled(hf, turns, tools, "")
-    if tools or any(turn.calls for turn in turns):
+    if tools or any(turn.calls or turn.call_id or turn.name for turn in turns):
         _check_tools(hf, written, turns, tools, control)
     forms = _forms(written, turns)
     order, pieces = _split(written, forms)
     wide_written = _filled(hf, turns, tools, _AROUND)
     _, spaced = _split(wide_written, _forms(wide_written, turns))
-    as_json = tuple(
+    escaped = tuple(
         form not in (None, turn.content)
         for form, turn in zip(forms, turns, strict=True)
     )
-    around = [spelled(_AROUND) if json else _AROUND for json in as_json]
+    around = [spelled(_AROUND) if each else _AROUND for each in escaped]
     left, right = [False] * len(turns), [False] * len(turns)
     for at, (piece, wide) in enumerate(zip(pieces, spaced, strict=True)):
         # The space after the text before the piece, and before the text after it.
@@ -122,7 +122,7 @@ def frame(
             right[order[at - 1]] = not end
         if at < len(order):
             left[order[at]] = not begin
-    return Frame(pieces, order, tuple(left), tuple(right), as_json)
+    return Frame(pieces, order, tuple(left), tuple(right), escaped)
 
 
 def _silent(turn: Turn) -> bool:
@@ -187,7 +187,7 @@ def _check_tools(
     for one, other in pairs:
         if one != other:
             raise ValueError(
-                "a call or the definition of a tool spells the control token "
+                "a call of a tool or its definition spells the control token "
                 f"{quoted(one or other)}, which would count as one; leave it out"
             )
 
