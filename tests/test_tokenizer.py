@@ -630,6 +630,42 @@ CHATS = {
     "{% endfor %}<s>assistant\n\n",
     "half": "{% for m in messages %}{{ m.content.lstrip() if loop.first else "
     "m.content.rstrip() }}</s>{% endfor %}",
+    # In the shapes of those that newer families have.
+    "gemma 3": "<s>{% set s = messages[0].content + '\n\n' if messages[0].role == "
+    "'system' else '' %}{% for m in messages if m.role != 'system' %}<start>"
+    "{{ 'model' if m.role == 'assistant' else m.role }}\n{{ s if loop.first }}"
+    "{{ m.content | trim }}<end>\n{% endfor %}<start>model\n",
+    "gemma 4": "<s>{% for m in messages %}<|turn>{{ 'model' if m.role == 'assistant' "
+    "else m.role }}\n{{ m.content | trim }}<turn|>\n{% endfor %}<|turn>model\n",
+    "phi 3": "{% for m in messages %}<|{{ m.role }}|>\n{{ m.content }}<|end|>\n"
+    "{% endfor %}<|assistant|>\n",
+    "phi 4": "{% for m in messages %}<|im_start|>{{ m.role }}<|im_sep|>{{ m.content }}"
+    "<|im_end|>{% endfor %}<|im_start|>assistant<|im_sep|>",
+    "glm 4": "[gMASK]<sop>{% for m in messages %}<|{{ m.role }}|>\n{{ m.content }}"
+    "{% endfor %}<|assistant|>\n",
+    "granite": "{% if messages[0].role != 'system' %}<|start_of_role|>system"
+    "<|end_of_role|>You are Granite.<|end_of_text|>\n{% endif %}"
+    "{% for m in messages %}<|start_of_role|>{{ m.role }}<|end_of_role|>{{ m.content }}"
+    "<|end_of_text|>\n{% endfor %}<|start_of_role|>assistant<|end_of_role|>",
+    "smollm 3": "<s>system\n## Metadata\n\n{% if "
+    "messages[0].role == 'system' %}{{ messages[0].content.rstrip() }}\n\n{% endif %}"
+    "</s>\n{% for m in messages if m.role != 'system' %}<s>{{ m.role }}\n"
+    "{{ '<think>\n\n</think>\n' + m.content if m.role == 'assistant' else "
+    "m.content }}</s>\n{% endfor %}<s>assistant\n",
+    "olmo 3": "{% if messages[0].role != 'system' %}<s>system\nYou are helpful.</s>\n"
+    "{% endif %}{% for m in messages %}<s>{{ m.role }}\n{{ m.content }}</s>\n"
+    "{% endfor %}<s>assistant\n",
+    "qwen 3.5": "{% for m in messages %}<s>{{ m.role }}\n{% if m.role == 'assistant' "
+    "%}{{ m.content.split('</think>')[-1] }}{% else %}"
+    "{{ m.content | trim }}{% endif %}</s>\n{% endfor %}<s>assistant\n<think>\n",
+    "gpt-oss": "<|start|>system<|message|>You are ChatGPT."
+    "<|end|>{% for m in messages %}<|start|>{% if m.role == 'system' %}developer"
+    "<|message|># Instructions\n\n{{ m.content }}\n\n{% elif m.role == 'assistant' %}"
+    "assistant<|channel|>final<|message|>{{ m.content }}{% else %}user<|message|>"
+    "{{ m.content }}{% endif %}<|end|>{% endfor %}<|start|>assistant",
+    "ministral 3": "<s>{% for m in messages %}{% if m.role == 'system' %}"
+    "[SYSTEM_PROMPT]{{ m.content }}[/SYSTEM_PROMPT]{% elif m.role == 'user' %}"
+    "[INST]{{ m.content }}[/INST]{% else %}{{ m.content }}</s>{% endif %}{% endfor %}",
 }
 TURNS = (
     Turn("system", " Answer from the text:\nthe cat is red. "),
