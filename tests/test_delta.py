@@ -10,14 +10,14 @@ import test_slots
 
 import jaxhal
 import tiny
-from jaxhal import lrp, plotting
+from jaxhal import detectors, lrp, plotting
 from jaxhal.generation import GREEDY, pieces, requests, slots
 from jaxhal.generation.slots import Size
 from jaxhal.models import recurrence
 from jaxhal.models.families import from_huggingface
-from jaxhal.models.lm import LM, random
+from jaxhal.models.lm import LM
 from jaxhal.types import Example
-from tiny_lm import tiny_lm
+from tiny_lm import answers, tiny_lm
 
 SEQ = 2 * recurrence.CHUNK + 22
 
@@ -91,8 +91,8 @@ def linear() -> LM:
     """A model without a layer of attention."""
     family, settings = tiny.CASES["qwen3.5-gqa"]
     kinds = {"num_hidden_layers": 3, "layer_types": ["linear_attention"] * 3}
-    config = from_huggingface({"model_type": family, **settings, **kinds})
-    return random(config, jax.random.key(0))
+    sizes = {"vocab_size": 300, "max_position_embeddings": 512}
+    return tiny_lm(model_type=family, **(settings | kinds | sizes))
 
 
 def test_a_model_without_attention(linear):
@@ -112,6 +112,22 @@ def test_a_model_without_attention(linear):
     np.testing.assert_allclose(logits[-1][0], whole[0, 16:21], atol=1e-5)
     with pytest.raises(ValueError, match="'m' reads attention, and all layers"):
         jaxhal.read(linear, batch, {"m": jaxhal.MTopDiv()})
+
+
+def test_what_reads_attention_is_left_out_unless_named(linear, capsys):
+    rows = answers(20)
+    (found,) = jaxhal.score(linear, rows[:1])
+    left = "mtop_div", "lookback_ratio"
+    assert found.scores.keys() == {*detectors.AT_ONCE} - {*left, "max_prompt_attention"}
+    said = f"rows of it: {', '.join(left)}, max_prompt_attention\n"
+    assert capsys.readouterr().err.endswith(said)
+    ready = jaxhal.fit(linear, rows, ["novel_words"], folds=2, progress=False)
+    controls = {"response_length", "novel_words", "novel_word_share", "tfidf"}
+    assert ready.fitted.keys() == controls
+    assert capsys.readouterr().err.endswith("rows of it: max_prompt_attention\n")
+    for asked in (jaxhal.score, jaxhal.fit):
+        with pytest.raises(ValueError, match="'mtop_div' reads attention, and all"):
+            asked(linear, rows, ["mtop_div"])
 
 
 @pytest.mark.parametrize("rules", ["attnlrp", "cp_lrp"])

@@ -61,7 +61,9 @@ def fit(
     """
     import jaxhal
     from jaxhal.datasets import load_dataset
+    from jaxhal.detectors import build
     from jaxhal.scoring.collection import beside_controls, check_folder
+    from jaxhal.scoring.inputs import readable
 
     names = detector or list(_DEFAULT)
     options: Any = {"seed": seed, "batch_size": batch_size}
@@ -73,6 +75,8 @@ def fit(
             beside_controls(names)
             examples = load_dataset(data)
             lm = jaxhal.load(model, dtype=dtype, weights=weights, mesh=mesh)
+            if not detector:
+                names = [one.name for one in readable(lm, map(build, names))]
             options |= {"data": Path(data).stem, "folds": folds or _FOLDS}
             ready = jaxhal.fit(lm, examples, names, **options)
         else:

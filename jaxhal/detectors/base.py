@@ -126,6 +126,13 @@ class Detector(NamedTuple):
         return 0 < len(self.reducers) == len(self.features)
 
     @property
+    def attends(self) -> bool:
+        """Whether it looks at rows of attention, of the answer or of a rewrite."""
+        looked_at = (*self.features, *self.taught)
+        read = [getattr(one, "reducer", one) for _, one in looked_at]
+        return any(isinstance(one, Reducer) and one.reads == "probs" for one in read)
+
+    @property
     def layered(self) -> bool:
         """Whether it learns of layers, and so fits no reader with another number."""
         looks = any("layer" in feature.axes for _, feature in self.features)

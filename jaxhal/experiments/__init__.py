@@ -96,10 +96,12 @@ def _run(
     progress: bool | None,
     share: Share | None = None,
 ) -> Result:
-    detectors = running.detectors_of(config)
+    running.detectors_of(config)  # a wrong name should cost no download
     target = Path(config.out) / config.name
     with folder.building(target, config, force) as place:  # before hours go by
         began = time.perf_counter()
+        lm = running.model(config.model, config.dtype, config.mesh)
+        detectors = running.detectors_of(config, lm)
         data = running.read_data(config, detectors, progress, share)
         read = time.perf_counter()
         found = running.judge(config, detectors, data, progress)
@@ -107,7 +109,6 @@ def _run(
         seconds["fitting and judging"] = time.perf_counter() - read
         costs = running.costs(config, data, detectors, progress)
         found = running.tabled(found, costs)
-        lm = running.model(config.model, config.dtype, config.mesh)
         folder.write(place, found, lm, seconds)
     return found
 
@@ -134,14 +135,14 @@ def fit(
             "detectors to use are fitted to one data set, to whole answers and without "
             "a tuning; change data, unit or tuning, or use run"
         )
-    detectors = running.detectors_of(config)
+    running.detectors_of(config)  # a wrong name should cost no download
+    lm = running.model(config.model, config.dtype, config.mesh)
+    detectors = running.detectors_of(config, lm)
     data = running.read_data(config, detectors, progress)
     ((label, read),) = data.items()
     read.warn_of_errors()
     found = running.tabled(running.judge(config, detectors, data, progress), {})
-    return found.ready(label).for_reader(
-        running.model(config.model, config.dtype, config.mesh)
-    )
+    return found.ready(label).for_reader(lm)
 
 
 def sweep(

@@ -147,7 +147,7 @@ def prepare(config: Experiment, share: Share) -> None:
         inputs.prepare(
             lm,
             examples_of(data, config.seed),
-            detectors_of(config),
+            detectors_of(config, lm),
             store,
             unit=config.unit,  # pyright: ignore[reportArgumentType]  (checked before)
             batch_size=config.batch_size,
@@ -330,9 +330,9 @@ def _elsewhere(
     return rows
 
 
-def detectors_of(config: Experiment) -> list[Detector]:
-    """The configured detectors, and every control beside them."""
-    return [build(spec) for spec in beside_controls(config.detectors).values()]
+def detectors_of(config: Experiment, lm: LM | None = None) -> list[Detector]:
+    """The configured detectors, and every control beside them that a reader allows."""
+    return [build(spec) for spec in beside_controls(config.detectors, lm).values()]
 
 
 def costs(

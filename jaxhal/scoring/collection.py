@@ -27,7 +27,7 @@ from jaxhal.reporting import results
 from jaxhal.reporting.markdown import escaped
 from jaxhal.reporting.results import Judged
 from jaxhal.scoring.fitting import Fitted
-from jaxhal.scoring.inputs import Inputs, collect, fit_part, frame_of
+from jaxhal.scoring.inputs import Inputs, collect, fit_part, frame_of, readable
 from jaxhal.scoring.saving import card_of, load, save
 from jaxhal.types import Example
 
@@ -225,7 +225,7 @@ def fit(
     """
     if not detectors:
         raise ValueError("detectors is empty; name at least one")
-    specs = beside_controls(detectors)
+    specs = beside_controls(detectors, lm)
     chosen = [build(spec) for spec in specs.values()]
     found = collect(
         lm,
@@ -271,8 +271,10 @@ def fit(
     return FittedDetectors(about, specs, ready, rows).for_reader(lm)
 
 
-def beside_controls(detectors: Sequence[str | Mapping[str, Any]]) -> dict[str, Any]:
-    """Name -> spec of detectors, then of every control.
+def beside_controls(
+    detectors: Sequence[str | Mapping[str, Any]], lm: LM | None = None
+) -> dict[str, Any]:
+    """Name -> spec of detectors, then of every control, which a reader may lack.
 
     Raises:
       ValueError: when two have one name, or :func:`jaxhal.detectors.build` does.
@@ -285,8 +287,11 @@ def beside_controls(detectors: Sequence[str | Mapping[str, Any]]) -> dict[str, A
                 f"two detectors are named {name!r}; give one another 'name'"
             )
         specs[name] = spec
-    controls = [name for name, make in CATALOGUE.items() if make().control]
-    return specs | {name: name for name in controls if name not in specs}
+    made = (make() for name, make in CATALOGUE.items() if name not in specs)
+    controls = [one for one in made if one.control]
+    if lm is not None:
+        controls = readable(lm, controls)
+    return specs | {one.name: one.name for one in controls}
 
 
 def _parts(found: Inputs, folds: int, seed: int) -> list[Any]:

@@ -23,6 +23,7 @@ from jaxhal.reporting.report import Report, Token
 from jaxhal.scoring import verdicts
 from jaxhal.scoring.collection import FittedDetectors, is_place
 from jaxhal.scoring.fitting import Fitted, untrained
+from jaxhal.scoring.inputs import readable
 from jaxhal.scoring.released import is_released_probe, released_probe
 from jaxhal.scoring.shipped import shipped
 from jaxhal.scoring.spans import find_spans
@@ -237,8 +238,11 @@ def resolve_for(
     confidence: float | None = 0.9,
 ) -> list[Fitted]:
     """:func:`resolve` for a reader at hand; ValueError where one was fitted to what
-    another reader read.
+    another reader read.  By default those that it has something for.
     """
+    if detectors is None:
+        known = {one.detector: one for one in resolve(lm.name, None)}
+        detectors = [known[one] for one in readable(lm, known)]
     chosen = resolve(lm.name, detectors, threshold, confidence)
     for one in chosen:
         one.check_reader(lm)

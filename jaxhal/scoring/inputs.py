@@ -16,9 +16,10 @@ from jaxhal.evaluation.checks import group_codes
 from jaxhal.evaluation.prevalence import adapted
 from jaxhal.features.base import OfText
 from jaxhal.features.lookback import WINDOW
-from jaxhal.io.progress import Bar
+from jaxhal.io.progress import Bar, note
 from jaxhal.io.showing import quoted
 from jaxhal.models.batching import Encoded
+from jaxhal.models.config import ATTENTION
 from jaxhal.models.lm import LM
 from jaxhal.reading.bulk import Measure, OfTokens
 from jaxhal.reading.extract import Extraction, extract
@@ -83,6 +84,22 @@ class Inputs:
     def groups(self) -> Int[np.ndarray, " examples"]:
         """A number per source."""
         return group_codes([one.group for one in self.examples], len(self.examples))
+
+
+def readable(lm: LM, detectors: Iterable[Detector]) -> list[Detector]:
+    """Of detectors that nobody named, those that a reader has something for.
+
+    A reader without attention has no rows of it; what is left out is said.
+    """
+    chosen = list(detectors)
+    if lm.config.layers_with(*ATTENTION):
+        return chosen
+    if left := [one.name for one in chosen if one.attends]:
+        note(
+            f"jaxhal: left out, as they read attention, and all layers of {lm.name!r} "
+            f"have linear attention, which has no rows of it: {', '.join(left)}"
+        )
+    return [one for one in chosen if not one.attends]
 
 
 def collect(
