@@ -235,7 +235,7 @@ def convert(path, raw: dict, shapes: dict, kind="F32", beside=(), whole=False):
             layer = f"blk.{stored.split('.')[2]}"
             parts = ("gate", "up") if "input" in stored else ("down",)
             for part, each in zip(parts, np.split(x, len(parts)), strict=True):
-                writer.add_tensor(f"{layer}.ffn_{part}.weight", each)
+                put(f"{layer}.ffn_{part}.weight", each)
             continue
         layer = f"blk.{stored.split('.')[2]}" if ".layers." in stored else ""
         if "experts" in stored:

@@ -2,18 +2,22 @@
 
 Tests that are marked ``shows("logits")`` and take a ``case`` of :mod:`tiny` show that
 of the case's family, where all of them pass.  ``JAXHAL_RECORD=1`` writes the table.
+Where a fixture has the cases, ``shows("detectors", of=cases)`` says which.
 """
 
+import importlib
 import json
 import os
 from collections import defaultdict
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 
 import tiny
 
-TABLE = Path(__file__).parents[1] / "jaxhal/models/families.json"
+HERE = Path(__file__).parent
+TABLE = HERE.parent / "jaxhal/models/families.json"
 _found: dict[str, set[str]] = defaultdict(set)
 _failed: dict[str, set[str]] = defaultdict(set)
 
@@ -45,3 +49,33 @@ def pytest_sessionfinish(session):
         table[family] = sorted(passed - _failed[family])
     text = json.dumps(dict(sorted(table.items())), indent=1)
     TABLE.write_text(text + "\n", encoding="utf-8")
+
+
+def claimed() -> dict[str, list[str]]:
+    """What there are tests to show of each family, by their marks; none is run."""
+    found: dict[str, set[str]] = defaultdict(set)
+    for path in HERE.glob("*.py"):
+        if "mark.shows(" not in path.read_text("utf-8"):
+            continue
+        module = importlib.import_module(path.stem)
+        every = [one.mark for one in getattr(module, "pytestmark", ())]
+        for name, test in vars(module).items():
+            if not name.startswith("test_") or not callable(test):
+                continue
+            marks = [*every, *getattr(test, "pytestmark", ())]
+            for mark in (one for one in marks if one.name == "shows"):
+                for case in mark.kwargs.get("of") or _cases(marks):
+                    found[tiny.CASES[case][0]].update(mark.args)
+    return {family: sorted(what) for family, what in sorted(found.items())}
+
+
+def _cases(marks: Iterable[pytest.Mark]) -> list[str]:
+    """The values of ``case`` in the marks of a test."""
+    for mark in marks:
+        if mark.name == "parametrize":
+            names, values = mark.args
+            if names == "case":
+                return [*values]
+            if "case" in names:
+                return [value[names.index("case")] for value in values]
+    raise ValueError(f"marked with shows, without a parameter 'case': {marks}")

@@ -45,7 +45,7 @@ SPECS["lrp4rag_lstm"] = {"lrp4rag_lstm": {"response_bins": 3, "prompt_bins": 2}}
 NAMES = sorted(SPECS)
 # Of the differences between answers, how much bfloat16 may change a score.
 ROUNDING = 0.35
-pytestmark = pytest.mark.shows("detectors")
+pytestmark = [pytest.mark.shows("detectors", of=tiny.ONE_EACH)]
 
 
 @pytest.fixture(

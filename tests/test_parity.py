@@ -112,3 +112,7 @@ def test_the_table_of_the_site_has_every_family():
     assert table.keys() == families.FAMILIES.keys()
     for name, what in table.items():
         assert {"states", "logits", "greedy", "detectors"} <= {*what}, name
+
+
+def test_what_the_table_shows_there_are_tests_of():
+    assert json.loads(shown.TABLE.read_text("utf-8")) == shown.claimed()
