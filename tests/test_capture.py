@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import jaxhal
+import oracles
 import tiny
 from jaxhal.capture import forward as capture
 from jaxhal.capture import taps as rows_lib
@@ -161,6 +162,53 @@ def test_features_equal_functions_of_whole_maps(lm):
     maps[..., p - 1, :p] = 1.0
     ratio = jaxhal.lookback_ratio(maps, p - 2, p)[..., 1:]
     np.testing.assert_allclose(rows["lookback"][..., 1:], ratio, atol=1e-5)
+
+
+@families("gemma3-gqa")
+def test_beyond_a_window_there_is_no_attention(lm):
+    """And every reducer makes of that what it makes of any 0."""
+    p, r = 6, 12
+    named = {name: ALL[name] for name in ("lookback", "mtop_div", "max_prompt")}
+    found = jaxhal.read(lm, batch([(p, r)], p, r), {"row": Row(), **named})
+    maps = np.zeros((*found["row"].shape[:3], p + r, p + r), np.float32)
+    maps[..., p:, :] = found["row"]
+    maps[..., p - 1, :p] = 1  # whose row is not a token's own
+    # Rows before it, and how far back: context is four tokens, of six of a prompt.
+    back = np.arange(p + r)[:, None] - np.arange(p + r)
+    whole = lm.config.windows.index(0)
+    assert {*lm.config.windows} == {0, 8}
+    for layer, window in enumerate(lm.config.windows):
+        seen = (back >= 0) & (back < (window or p + r))
+        assert ((maps[layer, 0] > 0) == seen)[:, p:].all()
+        for head, rows in enumerate(maps[layer, 0]):
+            got = {name: found[name][layer, 0, head] for name in named}
+            want = oracles.max_prompt(rows, p)
+            np.testing.assert_array_equal(got["max_prompt"], want)
+            assert float(got["mtop_div"]) * r == pytest.approx(
+                oracles.mtop_div(rows, p), abs=1e-5
+            )
+            want = oracles.lookback_ratio(rows, p - 2, p)[1:]
+            np.testing.assert_allclose(got["lookback"][1:], want, atol=1e-6)
+    # The sixth token of a response is the first that is read where no context is seen,
+    # and eight behind the prompt none of it is.
+    unseen = np.array(lm.config.windows) > 0
+    lookback, prompt = (np.asarray(found[n]) for n in ("lookback", "max_prompt"))
+    assert not lookback[unseen][..., 6:].any() and lookback[whole][..., 6:].all()
+    assert not prompt[unseen][..., 7:].any() and prompt[whole][..., 7:].all()
+
+
+@families("granite4-nope")
+def test_without_positions_only_what_tokens_are_counts(lm):
+    """Of the first layer: later ones see what tokens before them made of a token."""
+    sample, order = batch([(11, 7)], 11, 7), np.random.default_rng(0).permutation(11)
+    moved = np.r_[order, np.arange(11, 18)]
+    changed = dataclasses.replace(sample, tokens=sample.tokens[:, moved])
+    rows, others = (
+        np.asarray(jaxhal.read(lm, one, {"row": Row()})["row"])[0]
+        for one in (sample, changed)
+    )
+    np.testing.assert_allclose(others, rows[..., moved], atol=1e-6)
+    assert np.abs(others - rows).max() > 0.01
 
 
 @ANY

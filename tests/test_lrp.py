@@ -205,7 +205,10 @@ def test_sinks_take_no_relevance(two):
 
 @pytest.mark.parametrize(
     "case",
-    ["llama-gqa", "qwen3moe-gqa", "gptoss-gqa", "qwen3.5moe-gqa", "gemma4-experts"],
+    [
+        *("llama-gqa", "qwen3moe-gqa", "gptoss-gqa", "qwen3.5moe-gqa"),
+        *("gemma4-experts", "gemma4-borrowing"),
+    ],
 )
 def test_gradient_x_input_by_finite_differences(case, tmp_path):
     from flax import nnx
