@@ -73,6 +73,9 @@ def test_the_nearest_reader_that_has_some_is_named(monkeypatch, family, size, ne
         "no verdict: none of the detectors in use was fitted to labelled answers read "
         f"by 'other'; fit one, or read with {near}, the nearest model with some"
     )
+    named = f"answers of 'other' first; .*, or read with {near}, the nearest model with"
+    with pytest.raises(ValueError, match=named):
+        jaxhal.score(lm, [], ["lookback_lens"])
 
 
 @pytest.mark.parametrize("promise", [{"recall": 0.9}, {"false_alarms": 0.05}])
@@ -115,9 +118,12 @@ def test_scores_come_with_probabilities(smollm2):
 
 def test_other_models_must_be_fitted_first():
     with pytest.raises(
-        ValueError, match="must be fitted to labelled answers of 'tiny'"
+        ValueError,
+        match="answers of 'tiny' first; .* or read with qwen.*, smollm2-135m$",
     ):
         resolve("tiny", ["token_probe"])
+    with pytest.raises(ValueError, match="'redeep' must .* returned instead of it$"):
+        resolve("tiny", ["redeep"])  # which there is for no model
     (one,) = resolve("tiny", ["mtop_div"])
     assert one.calibration is None and one.threshold is None
     with pytest.raises(ValueError, match="no probability and no threshold"):

@@ -25,7 +25,7 @@ from jaxhal.scoring.collection import FittedDetectors, is_place
 from jaxhal.scoring.fitting import Fitted, untrained
 from jaxhal.scoring.inputs import readable
 from jaxhal.scoring.released import is_released_probe, released_probe
-from jaxhal.scoring.shipped import shipped
+from jaxhal.scoring.shipped import NAMES, readers, shipped
 from jaxhal.scoring.spans import find_spans
 from jaxhal.types import Example
 
@@ -179,10 +179,12 @@ def resolve(
     detectors: Iterable[str | Detector | Fitted] | None,
     threshold: Mapping[str, float] | None = None,
     confidence: float | None = 0.9,
+    lm: LM | None = None,
 ) -> list[Fitted]:
     """The detectors asked for, with parameters shipped for that reader.
 
     The one that decides has a threshold that keeps a promise, where one is asked for.
+    Errors name the reader nearest to ``lm`` that has what has to be fitted.
     """
     ready = shipped(model)
     if detectors is None:
@@ -200,7 +202,8 @@ def resolve(
             chosen.append(ready[one])
         else:
             (detector,) = catalogue.get([one]) if isinstance(one, str) else (one,)
-            chosen.append(untrained(detector, model=model))
+            has = readers(lm) if detector.name in NAMES else ""
+            chosen.append(untrained(detector, model=model, readers=has))
     names = [one.detector.name for one in chosen]
     if not names:
         raise ValueError("detectors is empty; name at least one, or leave it out")
@@ -243,7 +246,7 @@ def resolve_for(
     if detectors is None:
         known = {one.detector: one for one in resolve(lm.name, None)}
         detectors = [known[one] for one in readable(lm, known)]
-    chosen = resolve(lm.name, detectors, threshold, confidence)
+    chosen = resolve(lm.name, detectors, threshold, confidence, lm)
     for one in chosen:
         one.check_reader(lm)
     return chosen

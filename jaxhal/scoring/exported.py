@@ -105,7 +105,7 @@ def reader_for(
     lm = outline(source, dtype=dtype)
     exported = Exported.of(states, layers, lm.config)
     names = _named(lm, detectors, exported)
-    chosen = resolve(lm.name, names, threshold, confidence)
+    chosen = resolve(lm.name, names, threshold, confidence, lm)
     check_exported(lm, chosen, exported)
     if any(one.reader is not None for one in chosen):
         lm = load(source, dtype=dtype)

@@ -140,16 +140,20 @@ def _uncalibrated(detector: Detector) -> str:
     )
 
 
-def untrained(detector: Detector, *, model: str | None = None) -> Fitted:
+def untrained(
+    detector: Detector, *, model: str | None = None, readers: str = ""
+) -> Fitted:
     """A method without parameters as it is: scores, but no probability.
 
-    ValueError on another one, which names the ``model`` whose answers to fit it to.
+    ValueError on another one, which names the ``model`` whose answers to fit it to, and
+    the ``readers`` it comes fitted for.
     """
     if detector.fit is not None:
         raise ValueError(
             f"detector {detector.name!r} must be fitted to labelled answers of "
             f"{model or 'the reader'!r} first; pass what jaxhal.scoring.fit, "
             "jaxhal.scoring.load or jaxhal.experiments.run returned instead of it"
+            + (f", or read with {readers}" if readers else "")
         )
     return Fitted(detector, (), None, None)
 

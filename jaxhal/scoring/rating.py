@@ -57,9 +57,9 @@ def rate(
       examples: unlabelled; ``source`` says which are not independent.
       detectors, batch_size, progress: as :func:`jaxhal.score` takes them.
     """
-    chosen = resolve(lm.name, detectors)
+    chosen = resolve(lm.name, detectors, lm=lm)
     if (one := decider(chosen)) is None:
-        raise ValueError(undecided(chosen, lm.name))
+        raise ValueError(undecided(chosen, lm.name, lm))
     name, known = one.detector.name, one.calibrated_on
     if known is None or one.measured is None:
         raise ValueError(

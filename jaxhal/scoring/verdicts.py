@@ -9,7 +9,7 @@ from jaxhal.io.showing import quoted, shown
 from jaxhal.models.lm import LM
 from jaxhal.reporting.report import Verdict
 from jaxhal.scoring.fitting import Fitted
-from jaxhal.scoring.shipped import MODELS, nearest
+from jaxhal.scoring.shipped import readers
 
 # By how many of threshold and probability hold an answer for hallucinated.
 _BY_VOTES: tuple[Verdict, ...] = ("supported", "unsure", "hallucinated")
@@ -89,20 +89,19 @@ def promising(
 def described(chosen: Sequence[Fitted], lm: LM) -> str:
     """In words, which detector decides and what shows its worth, or why none does."""
     if (one := decider(chosen)) is None:
-        return undecided(chosen, lm.name, nearest(lm))
+        return undecided(chosen, lm.name, lm)
     kept = f"; threshold for {one.promise}" if one.promise is not None else ""
     return f"verdicts by {shown(one.detector.name)}: {one.measured}{kept}"
 
 
-def undecided(chosen: Sequence[Fitted], model: str, near: str = "") -> str:
+def undecided(chosen: Sequence[Fitted], model: str, lm: LM | None = None) -> str:
     """In words, why none of the detectors may decide, and which reader has some."""
     fitted = [one for one in chosen if one.threshold is not None]
     methods = [one for one in fitted if not one.detector.control]
     if not methods:
         return (
             f"no verdict: none of the detectors in use was fitted to labelled answers "
-            f"read by {quoted(model)}; fit one, or read with "
-            + (f"{near}, the nearest model with some" if near else ", ".join(MODELS))
+            f"read by {quoted(model)}; fit one, or read with {readers(lm)}"
         )
     why = "nobody measured it beside the controls on answers held out"
     said = (f"{shown(o.detector.name)}: {o.silent or why}" for o in methods)

@@ -15,8 +15,9 @@ from jaxhal.scoring.saving import card_of, load
 _ROOT = Path(__file__).parent
 _CARDS = sorted(_ROOT.glob("*/*/card.json"))
 
-# Names of the models that there are any for.
+# Names of the models that there are any for, and of what there is.
 MODELS = tuple(dict.fromkeys(card.parent.parent.name for card in _CARDS))
+NAMES = frozenset(card.parent.name for card in _CARDS)
 
 
 @functools.cache
@@ -38,6 +39,13 @@ def nearest(lm: LM) -> str:
         return card["family"] != lm.config.family, abs(ratio)
 
     return min(MODELS, key=distance)
+
+
+def readers(lm: LM | None = None) -> str:
+    """In words, the models that there are any for, or that nearest to a reader."""
+    if lm is None:
+        return ", ".join(MODELS)
+    return f"{nearest(lm)}, the nearest model with some"
 
 
 @functools.cache
