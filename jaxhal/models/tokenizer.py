@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from jaxtyping import Array, Bool, Int
 
+from jaxhal.io.progress import note
 from jaxhal.io.showing import cut, shown
 from jaxhal.models import characters, gguf_tokenizer, templates
 from jaxhal.models.batching import Encoded
@@ -144,7 +145,8 @@ class Tokenizer:
         """Raises ValueError on a token that a model of ``size`` tokens does not know.
 
         A token added to the vocabulary may be beyond it, as one for images is in
-        published checkpoints; a text that it comes up in is then an error.
+        published checkpoints; a text that it comes up in is then an error.  A model may
+        know a few more, which pad its vocabulary; twice as many are noted.
         """
         vocabulary = self.hf.backend_tokenizer.get_vocab(with_added_tokens=False)
         last = max(vocabulary.values(), default=0)
@@ -158,6 +160,12 @@ class Tokenizer:
                     f"knows those below {size}; download both together again"
                 )
         self._size = size
+        if size > 2 * len(self.hf):
+            note(
+                f"jaxhal: {where}: the tokenizer has {len(self.hf)} tokens and the "
+                f"model knows {size}; if they do not belong together, download both "
+                "together again"
+            )
 
     def save(self, path: str | os.PathLike) -> None:
         """Writes the files that :meth:`from_folder` reads."""
