@@ -47,7 +47,10 @@ def test_folder(folder):
 
 
 def test_a_tokenizer_of_another_model_is_noted(folder, capsys):
-    for size, said in ((31, ""), (30, "has 30 tokens and the model knows 61; if they")):
+    for size, said in (
+        (31, ""),
+        (30, "has 30 tokens and the model knows 61; download"),
+    ):
         _tokenizer(folder, size)
         load(folder)
         noted = capsys.readouterr().err

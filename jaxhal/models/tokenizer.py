@@ -26,9 +26,8 @@ if TYPE_CHECKING:
 
 # The tokens that a model is shown beside those of a text.
 _ROLES = ("bos", "eos", "pad", "unk", "sep", "cls")
-# Turns without their texts, and tools; how many frames of such are kept.
-_Framed = tuple[tuple[Turn, ...], tuple[str, ...]]
-_KEPT = 256
+_Framed = tuple[tuple[Turn, ...], tuple[str, ...]]  # turns without texts, and tools
+_KEPT = 256  # frames of such
 
 
 class Prompt(NamedTuple):
@@ -152,9 +151,8 @@ class Tokenizer:
         last = max(vocabulary.values(), default=0)
         roles = [getattr(self.hf, f"{role}_token_id") for role in _ROLES]
         for number in (last, *roles, *self.stop_ids):
-            if number is not None and (
-                type(number) is not int or not 0 <= number < size
-            ):
+            known = type(number) is int and 0 <= number < size
+            if number is not None and not known:
                 raise ValueError(
                     f"{where}: the tokenizer has a token {shown(number)} and the model "
                     f"knows those below {size}; download both together again"
@@ -162,9 +160,8 @@ class Tokenizer:
         self._size = size
         if size > 2 * len(self.hf):
             note(
-                f"jaxhal: {where}: the tokenizer has {len(self.hf)} tokens and the "
-                f"model knows {size}; if they do not belong together, download both "
-                "together again"
+                f"{where}: the tokenizer has {len(self.hf)} tokens and the model knows "
+                f"{size}; download both again if they do not belong together"
             )
 
     def save(self, path: str | os.PathLike) -> None:
@@ -353,21 +350,20 @@ class Tokenizer:
     ) -> templates.Frame:
         """What the template puts around turns, or why it fails, found out once."""
         key = templates.outline(turns), tools
-        if (found := self._frames.get(key)) is None:
-            try:
-                found = self._new_frame(*key)
-            except ValueError as error:
-                found = error
+        if key not in self._frames:
             if len(self._frames) >= _KEPT:
                 self._frames.clear()
-            self._frames[key] = found
+            try:
+                self._frames[key] = self._new_frame(key)
+            except ValueError as error:
+                self._frames[key] = error
+        found = self._frames[key]
         if isinstance(found, ValueError):
             raise ValueError(str(found)) from found
         return found
 
-    def _new_frame(
-        self, turns: tuple[Turn, ...], tools: tuple[str, ...]
-    ) -> templates.Frame:
+    def _new_frame(self, framed: _Framed) -> templates.Frame:
+        turns, tools = framed
         if self.hf.chat_template:
             return templates.frame(self.hf, turns, tools, self._control.keys())
         roles = [turn.role for turn in turns]

@@ -96,7 +96,7 @@ def readable(lm: LM, detectors: Iterable[Detector]) -> list[Detector]:
         return chosen
     if left := [one.name for one in chosen if one.attends]:
         note(
-            f"jaxhal: left out, as they read attention, and all layers of {lm.name!r} "
+            f"left out, as they read attention, and all layers of {lm.name!r} "
             f"have linear attention, which has no rows of it: {', '.join(left)}"
         )
     return [one for one in chosen if not one.attends]
