@@ -67,7 +67,8 @@ def list_(
     terminal().print(as_table(rows))
     if kind == Kind.models and search is None and on_screen():
         print(
-            "others load from a folder, a .gguf file or the hub: jaxhal list families"
+            "others load from a folder, a .gguf file or the hub; which, and what was "
+            "tested of each family: jaxhal list families"
         )
 
 
