@@ -650,13 +650,13 @@ CHATS = {
     "smollm 3": "<s>system\n## Metadata\n\n{% if "
     "messages[0].role == 'system' %}{{ messages[0].content.rstrip() }}\n\n{% endif %}"
     "</s>\n{% for m in messages if m.role != 'system' %}<s>{{ m.role }}\n"
-    "{{ '<think>\n\n</think>\n' + m.content if m.role == 'assistant' else "
+    "{{ '<think>\n\n</think>\n' + m.content.lstrip('\n') if m.role == 'assistant' else "
     "m.content }}</s>\n{% endfor %}<s>assistant\n",
     "olmo 3": "{% if messages[0].role != 'system' %}<s>system\nYou are helpful.</s>\n"
     "{% endif %}{% for m in messages %}<s>{{ m.role }}\n{{ m.content }}</s>\n"
     "{% endfor %}<s>assistant\n",
     "qwen 3.5": "{% for m in messages %}<s>{{ m.role }}\n{% if m.role == 'assistant' "
-    "%}{{ m.content.split('</think>')[-1] }}{% else %}"
+    "%}{{ m.content.split('</think>')[-1].lstrip('\n') }}{% else %}"
     "{{ m.content | trim }}{% endif %}</s>\n{% endfor %}<s>assistant\n<think>\n",
     "gpt-oss": "<|start|>system<|message|>You are ChatGPT."
     "<|end|>{% for m in messages %}<|start|>{% if m.role == 'system' %}developer"

@@ -44,14 +44,14 @@ class Frame(NamedTuple):
 
     pieces: tuple[str, ...] = ("", "")  # before, between and after the texts
     order: tuple[int, ...] = (0,)  # of the turns in what it writes
-    left: tuple[bool, ...] = (False,)  # by turn, whether the space there is trimmed
-    right: tuple[bool, ...] = (False,)
+    # By turn, what is trimmed there, as str.strip takes it: None is all space.
+    left: tuple[str | None, ...] = ("",)
+    right: tuple[str | None, ...] = ("",)
     escaped: tuple[bool, ...] = (False,)  # by turn, whether it is spelled as in JSON
 
     def fill(self, turn: int, text: str) -> str:
         """The text of a turn as the template writes it."""
-        text = text.lstrip() if self.left[turn] else text
-        text = text.rstrip() if self.right[turn] else text
+        text = text.lstrip(self.left[turn]).rstrip(self.right[turn])
         return spelled(text) if self.escaped[turn] else text
 
 
@@ -99,30 +99,44 @@ def frame(
         _check_tools(hf, written, turns, tools, control)
     forms = _forms(written, turns)
     order, pieces = _split(written, forms)
-    wide_written = _filled(hf, turns, tools, _AROUND)
-    _, spaced = _split(wide_written, _forms(wide_written, turns))
     escaped = tuple(
         form not in (None, turn.content)
         for form, turn in zip(forms, turns, strict=True)
     )
-    around = [spelled(_AROUND) if each else _AROUND for each in escaped]
-    left, right = [False] * len(turns), [False] * len(turns)
+    left: list[str | None] = [""] * len(turns)
+    right = [*left]
+    for space, trimmed in ((_AROUND, None), ("\n", "\n")):
+        wide = _filled(hf, turns, tools, space)
+        _, spaced = _split(wide, _forms(wide, turns))
+        around = [spelled(space) if each else space for each in escaped]
+        for at, (end, begin) in enumerate(_kept(pieces, spaced, order, around)):
+            if not end and at > 0 and right[order[at - 1]] == "":
+                right[order[at - 1]] = trimmed
+            if not begin and at < len(order) and left[order[at]] == "":
+                left[order[at]] = trimmed
+    return Frame(pieces, order, tuple(left), tuple(right), escaped)
+
+
+def _kept(
+    pieces: Sequence[str],
+    spaced: Sequence[str],
+    order: Sequence[int],
+    around: list[str],
+) -> Iterator[tuple[str, str]]:
+    """By piece, what is left of the space after the text before it, and before the
+    next one.
+    """
     for at, (piece, wide) in enumerate(zip(pieces, spaced, strict=True)):
-        # The space after the text before the piece, and before the text after it.
         ends = ("",) if at == 0 else (around[order[at - 1]], "")
         begins = ("",) if at == len(order) else (around[order[at]], "")
         for end, begin in itertools.product(ends, begins):
             if end + piece + begin == wide:
+                yield end, begin
                 break
         else:
             raise ValueError(
                 f"the chat template changes the space around a text; {_REMEDY}"
             )
-        if at > 0:
-            right[order[at - 1]] = not end
-        if at < len(order):
-            left[order[at]] = not begin
-    return Frame(pieces, order, tuple(left), tuple(right), escaped)
 
 
 def _silent(turn: Turn) -> bool:
