@@ -231,13 +231,12 @@ def convert(path, raw: dict, shapes: dict, kind="F32", beside=(), whole=False):
     heads = {"q": config.num_attention_heads, "k": config.num_key_value_heads}
     for stored, shape in shapes.items():
         x = tiny.weight(stored, tuple(shape))
+        layer = f"blk.{stored.split('.')[2]}" if ".layers." in stored else ""
         if "shared_mlp" in stored:  # what a Granite 4 calls the dense part
-            layer = f"blk.{stored.split('.')[2]}"
             parts = ("gate", "up") if "input" in stored else ("down",)
             for part, each in zip(parts, np.split(x, len(parts)), strict=True):
                 put(f"{layer}.ffn_{part}.weight", each)
             continue
-        layer = f"blk.{stored.split('.')[2]}" if ".layers." in stored else ""
         if "experts" in stored:
             parts = ("gate", "up") if "gate_up" in stored else ("down",)
             parts = ("gate_up",) if whole and len(parts) == 2 else parts

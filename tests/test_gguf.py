@@ -56,8 +56,8 @@ def _tables(config) -> np.ndarray:
         "gptoss-gqa",
         "ministral3-gqa",
         *("mixtral-gqa", "qwen3moe-gqa"),
-        *("qwen3.5-gqa", "gemma4-borrowing", "gemma4-plain"),
-        *("qwen3.5moe-gqa", "gemma4-experts"),
+        *("qwen3.5-gqa", "qwen3.5moe-gqa"),
+        *("gemma4-borrowing", "gemma4-plain", "gemma4-experts"),
     ],
 )
 def test_gguf_equals_huggingface(case, tmp_path):
