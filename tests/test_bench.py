@@ -16,6 +16,7 @@ import pytest
 from serve_world import reader, renamed, served
 from test_extras import CARD
 
+import jaxhal
 from jaxhal import bench
 from jaxhal.bench import encoders, nli, peers
 from jaxhal.models.devices import device_name
@@ -256,3 +257,86 @@ def test_the_accelerator_bench_on_a_small_model(monkeypatch):
     count = accelerator.flops(config, accelerator.SHAPES[0])
     weights = 64 * (2 * 64 + 2 * 32 + 3 * 96)
     assert count == 2 * 2 * 64 * (2 * weights + 2 * 64 * 64)
+
+
+# What the workers of two versions ask for; it writes down what it was asked.
+_STUB = """
+from pathlib import Path
+
+def load(source, mesh, **how):
+    return Model()
+
+class Model:
+    class config:
+        vocab_size = 7
+
+def note(*what):
+    with open(Path(__file__).parents[1] / "asked", "a") as file:
+        print(*what, file=file)
+
+def read(lm, batch, reducers):
+    note("read", *batch, *reducers)
+
+def generate(lm, prompts, sampling, max_new_tokens, progress):
+    note("generate", len(prompts), sampling, max_new_tokens)
+"""
+
+
+def _a_version(folder: Path) -> Path:
+    (folder / "jaxhal" / "bench").mkdir(parents=True)
+    (folder / "jaxhal" / "__init__.py").write_text(_STUB, "utf-8")
+    (folder / "jaxhal" / "generation.py").write_text("GREEDY = 'greedily'\n", "utf-8")
+    said = "REDUCERS = ['all']\ndef random_batch(*shape):\n    return shape\n"
+    (folder / "jaxhal" / "bench" / "read.py").write_text(said, "utf-8")
+    return folder
+
+
+def test_two_versions_take_turns(tmp_path, monkeypatch):
+    from jaxhal.bench import versions
+
+    old, new = (_a_version(tmp_path / name) for name in ("old", "new"))
+    monkeypatch.setattr(jaxhal, "__file__", str(new / "jaxhal" / "__init__.py"))
+    saved = lambda family, shape, folder: tmp_path / family  # noqa: E731
+    monkeypatch.setattr(versions, "_saved", saved)
+    rows = list(versions.rows(old))
+    assert [row["case"] for row in rows[3:]] == list(versions.FAMILIES)
+    assert all(row["metric"].endswith("now / before") for row in rows)
+    assert all(row["value"] > 0 and row["target"] in (1.03, 1.05) for row in rows)
+    asked = (old / "asked").read_text("utf-8")
+    assert asked == (new / "asked").read_text("utf-8")
+    # A warm-up of each, and the rounds.
+    assert (
+        asked.count("read 7 512 96 all") == asked.count("generate 1 greedily 64") == 10
+    )
+    assert asked.count("read 7 128 32 all") == 16 * len(versions.FAMILIES)
+
+
+def test_the_families_of_old_are_read_by_their_own_names(tmp_path):
+    pytest.importorskip("torch")
+    from jaxhal.bench import versions
+
+    for family, shape in versions.FAMILIES.items():
+        lm = jaxhal.load(versions._saved(family, shape, tmp_path / family))
+        assert lm.config.family == family and lm.config.num_hidden_layers == 4
+
+
+def test_a_version_that_is_not_the_one_asked_for(tmp_path):
+    from jaxhal.bench import versions
+
+    for arguments, message in (
+        ((["versions"], None, None), "names=.'versions'. and against=None"),
+        ((["read"], None, tmp_path), "give both, not names=.'read'."),
+    ):
+        with pytest.raises(ValueError, match=message):
+            bench.run(*arguments)
+    with pytest.raises(FileNotFoundError, match="has no folder jaxhal; give a check"):
+        bench.run(["versions"], None, tmp_path)
+    folder = _a_version(tmp_path / "other")
+    with versions.version(folder) as version:
+        with pytest.raises(RuntimeError, match=r"ended in read\('gone'\)"):
+            version("read('gone')")
+    moved = folder / "jaxhal" / "__init__.py"
+    moved.write_text("__file__ = 'elsewhere'\n" + moved.read_text("utf-8"), "utf-8")
+    with pytest.raises(RuntimeError, match="was asked for and 'elsewhere' imported"):
+        with versions.version(folder):
+            pass

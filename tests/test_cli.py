@@ -660,12 +660,17 @@ def test_data_bad_usage(tmp_path, monkeypatch, arguments, message):
 
 def test_bench_passes_on(tmp_path, monkeypatch):
     seen = []
-    module = SimpleNamespace(run=lambda names, path: seen.append((names, path)))
+    module = SimpleNamespace(run=lambda *arguments: seen.append(arguments))
     monkeypatch.setitem(sys.modules, "jaxhal.bench", module)
     monkeypatch.setattr(jaxhal, "bench", module, raising=False)
     assert run("bench").exit_code == 0
     assert run("bench", "read", "--json", tmp_path / "x.json").exit_code == 0
-    assert seen == [([], None), (["read"], tmp_path / "x.json")]
+    assert run("bench", "versions", "--against", tmp_path).exit_code == 0
+    assert seen == [
+        ([], None, None),
+        (["read"], tmp_path / "x.json", None),
+        (["versions"], None, tmp_path),
+    ]
     assert run("bench", "--json", tmp_path / "gone" / "x.json").exit_code == 2
 
 

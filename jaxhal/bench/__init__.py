@@ -17,35 +17,50 @@ from jaxhal.io.extras import need
 from jaxhal.io.files import replacing
 from jaxhal.models.devices import device_name
 
-# Each module has `rows() -> Iterator[dict]`; its docstring says what it answers.
+# Each module has `rows() -> Iterator[dict]`, and that of versions takes the other one;
+# its docstring says what it answers.
 _BY_DEFAULT = (
     *("read", "extract", "probes", "relevance", "generate"),
     *("nli", "encoders", "serve", "start", "watchdog"),
 )
-# The rest takes twenty minutes, needs an accelerator, or a compiler for one.
-BENCHES = (*_BY_DEFAULT, "soak", "compiled", "accelerator")
+# The rest takes twenty minutes, needs an accelerator or a compiler for one, or another
+# version to compare with.
+BENCHES = (*_BY_DEFAULT, "soak", "compiled", "accelerator", "versions")
 # What some need that not everyone installs.
 _EXTRAS = {"nli": "sentences", "serve": "serve", "soak": "serve", "start": "serve"}
 _EXTRAS["watchdog"] = "watchdog"
 
 
-def run(names: Sequence[str] = (), json_path: str | Path | None = None) -> list[dict]:
+def run(
+    names: Sequence[str] = (),
+    json_path: str | Path | None = None,
+    against: str | Path | None = None,
+) -> list[dict]:
     """Runs benches, prints a table and writes the rows as JSON.
 
     By default all but the longest, and those that need an accelerator or its compiler.
-    Rows go to ``json_path`` as one array; ``"-"`` is standard output.
+    Rows go to ``json_path`` as one array; ``"-"`` is standard output.  ``against`` is a
+    checkout of an earlier version, for the bench ``versions``.
 
     Raises:
-      ValueError: on an unknown name.
+      ValueError: on an unknown name, or ``versions`` without ``against`` or
+        the reverse.
+      FileNotFoundError: where ``against`` is no checkout.
       MissingExtra: where one needs what is not installed.
     """
     for name in names or _BY_DEFAULT:
         one_of(BENCHES, bench=name)
         if name in _EXTRAS:
             need(_EXTRAS[name])
+    if ("versions" in names) != (against is not None):
+        raise ValueError(
+            f"bench versions compares with an earlier checkout: give both, not "
+            f"names={list(names)} and against={against}"
+        )
     rows, standard = [], str(json_path) == "-"
     for name in names or _BY_DEFAULT:
-        for row in importlib.import_module(f"jaxhal.bench.{name}").rows():
+        module = importlib.import_module(f"jaxhal.bench.{name}")
+        for row in module.rows(against) if name == "versions" else module.rows():
             rows.append(row)
             print(_line(row), file=sys.stderr, flush=True)
             if json_path and not standard:  # at each row: a later bench may fail

@@ -156,10 +156,13 @@ def guide(
 def bench(
     names: Annotated[
         list[str] | None,
-        typer.Argument(help="By default all but soak, compiled and accelerator."),
+        typer.Argument(help="By default the first ten of those named above."),
     ] = None,
     json: Annotated[
         Path | None, typer.Option("--json", help="Write the rows to this file.")
+    ] = None,
+    against: Annotated[
+        Path | None, typer.Option(help="For versions: a checkout of an earlier one.")
     ] = None,
 ) -> None:
     """Measures speed as ratios to what stands beside it in the same run.
@@ -167,10 +170,10 @@ def bench(
     There are read, extract, probes, relevance, generate, nli, encoders, serve, start
     and watchdog; soak asks a server 20,000 times; accelerator needs one, and measures a
     model of 8 billion parameters on it; compiled needs none, and compiles models of 8
-    to 70 billion for several.
+    to 70 billion for several; versions compares with an earlier version's checkout.
     """
     from jaxhal import bench as benches
 
     with usage():
         check_place(json)
-        benches.run(names or [], json)
+        benches.run(names or [], json, against)

@@ -1,0 +1,175 @@
+"""Is this version slower than an earlier one?
+
+Each is a process that lives through all rounds and answers when asked, so both see the
+same machine.  Another version is a checkout, such as ``git worktree add ../earlier v1``
+makes.  Small random models of the first families are read after their programs were
+thrown away, so what is timed is tracing and compiling; SmolLM2-135M is read and written
+with programs that are there.
+"""
+
+import contextlib
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jaxhal
+from jaxhal.bench import interleave
+
+_SMALL: dict[str, Any] = {
+    "vocab_size": 256,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+_GPT2 = {"n_embd": 64, "n_layer": 4, "n_head": 4, "n_positions": 512, **_SMALL}
+_SMALL |= {
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+}
+FAMILIES: dict[str, dict[str, Any]] = {
+    "llama": _SMALL,
+    "mistral": _SMALL | {"sliding_window": 32},
+    "qwen2": _SMALL,
+    "qwen3": _SMALL | {"head_dim": 16},
+    "falcon": _SMALL | {"new_decoder_architecture": True, "num_kv_heads": 2},
+    "gpt2": _GPT2,
+    "gemma3_text": _SMALL | {"head_dim": 16, "sliding_window": 32},
+}
+# Only what every version has: what is imported here must not be renamed.
+_WORKER = """
+import sys
+import jax
+import jaxhal
+from jaxhal.bench.read import REDUCERS, random_batch
+from jaxhal.generation import GREEDY
+
+print(jaxhal.__file__, flush=True)
+models = {}
+
+def model(source):
+    if source not in models:
+        place = {"dtype": "float32"} if "/" in source else {"weights": "dequantised"}
+        models[source] = jaxhal.load(source, mesh="data=1", **place)
+    return models[source]
+
+def compiled(source, seq, response):
+    jax.clear_caches()
+    return read(source, seq, response)
+
+def read(source, seq, response):
+    lm = model(source)
+    batch = random_batch(lm.config.vocab_size, seq, response)
+    return jaxhal.read(lm, batch, REDUCERS)
+
+def written(source, new):
+    how = {"sampling": GREEDY, "max_new_tokens": new, "progress": False}
+    jaxhal.generate(model(source), ["Count from one to a thousand."], **how)
+
+for line in sys.stdin:
+    jax.block_until_ready(eval(line))
+    print("done", flush=True)
+"""
+
+
+class Version(NamedTuple):
+    """A process of one version."""
+
+    process: subprocess.Popen[str]
+
+    def __call__(self, what: str) -> None:
+        """Does a call of the worker's, and waits for its end."""
+        assert self.process.stdin and self.process.stdout
+        print(what, file=self.process.stdin, flush=True)
+        if self.process.stdout.readline() != "done\n":
+            raise RuntimeError(f"the other process ended in {what}")
+
+
+@contextlib.contextmanager
+def version(folder: Path) -> Iterator[Version]:
+    """The ``jaxhal`` of a folder as a process of its own.
+
+    Raises:
+      FileNotFoundError: where there is none.
+      RuntimeError: where it does not begin.
+    """
+    package = folder.resolve() / "jaxhal" / "__init__.py"
+    if not package.is_file():
+        raise FileNotFoundError(f"{folder} has no folder jaxhal; give a checkout of it")
+    env = os.environ | {"PYTHONPATH": str(folder.resolve())}
+    env["JAX_ENABLE_COMPILATION_CACHE"] = "false"
+    command = [sys.executable, "-P", "-c", _WORKER]
+    pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(command, env=env, text=True, **pipes) as process:
+        try:
+            assert process.stdout
+            place = process.stdout.readline().strip()
+            if place != str(package):
+                raise RuntimeError(f"{package} was asked for and {place!r} imported")
+            yield Version(process)
+        finally:
+            process.kill()
+
+
+def rows(against: str | Path) -> Iterator[dict]:
+    """``against`` is a checkout of another version.
+
+    Raises:
+      FileNotFoundError: where it is none.
+    """
+    here = Path(jaxhal.__file__).parent.parent
+    with version(Path(against)) as before, version(here) as now:
+        both = {"before": before, "now": now}
+        yield _ratio(both, "S=512 R=96", "all reducers", _read(512, 96), 1.03, 9)
+        yield _ratio(both, "S=2048 R=256", "all reducers", _read(2048, 256), 1.03, 5)
+        said = "written('smollm2-135m', 64)"
+        yield _ratio(both, "R=64", "a greedy answer", said, 1.03, 9)
+        with tempfile.TemporaryDirectory() as folder:
+            for family, shape in FAMILIES.items():
+                place = str(_saved(family, shape, Path(folder) / family))
+                what = f"compiled({place!r}, 128, 32)"
+                metric = "reading with all reducers, compiled anew"
+                yield _ratio(both, family, metric, what, 1.05, 15)
+
+
+def _read(seq: int, response: int) -> str:
+    return f"read('smollm2-135m', {seq}, {response})"
+
+
+def _ratio(
+    both: dict[str, Version],
+    case: str,
+    metric: str,
+    what: str,
+    target: float,
+    repeats: int,
+) -> dict:
+    functions = {name: lambda v=version: v(what) for name, version in both.items()}
+    times = interleave("versions", case, functions, repeats)
+    return times.ratio(f"{metric}, now / before", "now", "before", target)
+
+
+def _saved(family: str, shape: dict[str, Any], folder: Path) -> Path:
+    """A random model as Hugging Face saves it, with a tokenizer of numbers.
+
+    Raises:
+      ImportError: without torch.
+    """
+    import torch
+    import transformers
+    from tokenizers import Tokenizer, models
+
+    torch.manual_seed(0)
+    config = transformers.AutoConfig.for_model(family, **shape)
+    model = transformers.AutoModelForCausalLM.from_config(config)
+    model.save_pretrained(folder)
+    words = {str(number): number for number in range(config.vocab_size)}
+    Tokenizer(models.WordLevel(words, "0")).save(str(folder / "tokenizer.json"))
+    return folder
