@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import jaxhal
 import tiny
@@ -171,12 +172,13 @@ def test_caps_and_sinks_go_in_blocks(case, monkeypatch):
     assert np.isfinite(np.asarray(out["logprob"])).all()
 
 
-def test_another_platform_that_could_be_compiled_for_changes_nothing(monkeypatch):
+def test_another_platform_that_is_here_too_changes_nothing(monkeypatch):
     lm, batch = _reader("llama-gqa")
     lm = random(lm.config, jax.random.key(0))
     want = jaxhal.read(lm, batch, REDUCERS)
     relevance = jaxhal.relevance_means(lm, batch)
     monkeypatch.setattr(kernels, "installed", lambda: {"tpu": kernels.TPU})
+    monkeypatch.setattr(kernels, "backends", lambda: {"cpu": None, "tpu": None})
     jax.clear_caches()
     got = jaxhal.read(lm, batch, REDUCERS)
     again = jaxhal.relevance_means(lm, batch)
@@ -184,6 +186,31 @@ def test_another_platform_that_could_be_compiled_for_changes_nothing(monkeypatch
     for name in REDUCERS:
         np.testing.assert_allclose(got[name], want[name], atol=1e-5, err_msg=name)
     np.testing.assert_allclose(again.prompt, relevance.prompt, atol=1e-5)
+
+
+def test_a_product_is_traced_for_platforms_that_it_may_be_lowered_for(monkeypatch):
+    """A plugin without its device costs nothing."""
+    both = {"cuda": kernels.CUDA, "tpu": kernels.TPU}
+    monkeypatch.setattr(kernels, "installed", lambda: both)
+
+    def traced(*arrays):
+        seen = []
+
+        def double(platform, x):
+            seen.append(platform)
+            return 2 * x
+
+        jax.eval_shape(lambda x: kernels.by_platform(double, x), *arrays)
+        return seen
+
+    x = jax.ShapeDtypeStruct((2,), jnp.float32)
+    assert traced(x) == [kernels.CPU]
+    here = Mesh(np.array(jax.devices()[:1]), "data")
+    sharding = NamedSharding(here, PartitionSpec("data"))
+    on_mesh = jax.ShapeDtypeStruct((2,), jnp.float32, sharding=sharding)
+    monkeypatch.setattr(kernels, "backends", lambda: {"cpu": None, "tpu": None})
+    assert traced(on_mesh) == [kernels.CPU]
+    assert set(traced(x)) == {kernels.CPU, kernels.TPU}
 
 
 def test_platforms_are_those_whose_plugins_are_there(monkeypatch):

@@ -6,8 +6,10 @@ import subprocess
 import sys
 
 import jax
+import numpy as np
 import pytest
 import test_quantized
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from typer.testing import CliRunner
 
 import jaxhal
@@ -231,6 +233,14 @@ def test_the_bench_of_what_is_compiled(here, monkeypatch, capsys):
 def test_topologies_that_the_plugin_knows_or_not():
     if "tpu" not in kernels.installed():
         pytest.skip("no plugin compiles for TPUs")
-    assert len(topologies.described("v5e:1x1")) == 1
+    devices = topologies.described("v5e:1x1")
+    assert len(devices) == 1
+    sharding = NamedSharding(Mesh(np.array(devices), "data"), PartitionSpec())
+    x = jax.ShapeDtypeStruct((), np.float32, sharding=sharding)
+    seen = []
+    jax.eval_shape(
+        lambda x: kernels.by_platform(lambda *some: seen.append(some[0]) or x, x), x
+    )
+    assert seen == [kernels.TPU]
     with pytest.raises(ValueError, match="libtpu does not know"):
         topologies.described("v99:2x4")

@@ -12,6 +12,7 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.extend.backend import backends
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Bool, Float, Int
 
@@ -217,10 +218,20 @@ def installed() -> dict[str, Platform]:
 
 
 def by_platform(function: Callable[..., Any], *arrays: Any) -> Any:
-    """``function(platform, *arrays)`` of the platform it is lowered for."""
+    """``function(platform, *arrays)`` of the platform it is lowered for.
+
+    Arrays on a mesh lie on its devices, be they here or only described; others may lie
+    on any that is here.
+    """
+    for leaf in jax.tree.leaves(arrays):
+        device = jax.typeof(leaf).sharding.mesh.abstract_device
+        if device is not None:
+            name = "cuda" if device.platform == "gpu" else device.platform
+            return function(installed().get(name, CPU), *arrays)
     each = {
         name: functools.partial(function, platform)
         for name, platform in installed().items()
+        if name in backends()
     }
     default = functools.partial(function, CPU)
     if not each:
