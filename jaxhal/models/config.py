@@ -114,13 +114,8 @@ class Config:
         """What each layer mixes by, as a block names it."""
         linear = () if self.delta is None else self.delta.layers
         full = () if self.full is None else self.full.layers
-
-        def mixer(layer: int) -> str:
-            if layer in linear:
-                return "linear_attn"
-            return "full_attn" if layer in full else "self_attn"
-
-        return tuple(map(mixer, range(self.num_hidden_layers)))
+        other = dict.fromkeys(linear, "linear_attn") | dict.fromkeys(full, "full_attn")
+        return tuple(other.get(n, "self_attn") for n in range(self.num_hidden_layers))
 
     @property
     def alike(self) -> bool:
