@@ -36,6 +36,8 @@ class Data:
       label: a short name for tables, plots and files; by default the data set's own,
         of a file the name without folder and ending.
       sources: keep this many sources, drawn by the experiment's seed; all by default.
+        With the protocol ``official`` they are those to train on, and no other is left
+        out.
       refusals: keep answers that decline; those of one wording are told by it alone.
     """
 

@@ -116,8 +116,11 @@ class Result:
         return FittedDetectors(about, specs, fitted, rows)
 
 
-def examples_of(data: Data, seed: int) -> list[Example]:
-    """The answers of a data set that are asked for."""
+def examples_of(data: Data, seed: int, protocol: str = "grouped") -> list[Example]:
+    """The answers of a data set that are asked for.
+
+    With the protocol ``official`` sources are drawn to train on: the test stays whole.
+    """
     found = load_dataset(data.name, **data.options)
     if not data.refusals:
         found = [one for one in found if not declines(one.response)]
@@ -126,12 +129,17 @@ def examples_of(data: Data, seed: int) -> list[Example]:
     if data.sources is None:
         return found
     groups = list(dict.fromkeys(example.group for example in found))
-    if data.sources > len(groups):
+    official = protocol == "official"
+    whole = {one.group for one in found if official and one.split == "test"}
+    order = np.random.default_rng(seed).permutation(len(groups))
+    drawn = [groups[number] for number in order if groups[number] not in whole]
+    if data.sources > len(drawn):
+        of = " to train on" if whole else ""
         raise ValueError(
-            f"data {data.name!r} has {len(groups)} sources; sources is {data.sources}"
+            f"data {data.name!r} has {len(drawn)} sources{of}; sources is "
+            f"{data.sources}"
         )
-    drawn = np.random.default_rng(seed).permutation(len(groups))[: data.sources]
-    kept = {groups[number] for number in drawn}
+    kept = whole.union(drawn[: data.sources])
     return [example for example in found if example.group in kept]
 
 
@@ -146,7 +154,7 @@ def prepare(config: Experiment, share: Share) -> None:
     for data in config.data:
         inputs.prepare(
             lm,
-            examples_of(data, config.seed),
+            examples_of(data, config.seed, config.protocol),
             detectors_of(config, lm),
             store,
             unit=config.unit,  # pyright: ignore[reportArgumentType]  (checked before)
@@ -166,7 +174,7 @@ def read_data(
     return {
         data.label: collect(
             lm,
-            examples_of(data, config.seed),
+            examples_of(data, config.seed, config.protocol),
             detectors,
             store,
             unit=config.unit,  # pyright: ignore[reportArgumentType]  (checked before)
