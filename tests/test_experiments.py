@@ -754,10 +754,27 @@ def test_bad_settings_are_found_before_reading(here, change, problem, monkeypatc
 def test_settings_that_the_data_does_not_allow(here):
     for change, problem in (
         (["protocol=toha", "train_size=60"], "train_size is 60 of 60"),
-        (["data.0.sources=99"], "'crates' has 20 sources; sources is 99"),
+        (["data.0.sources=99"], "'crates' has 14 sources to train on; sources is 99"),
     ):
         with pytest.raises(ValueError, match=problem):
             experiments.run(here, change, progress=False)
+
+
+def test_sources_are_drawn_around_an_official_test(monkeypatch):
+    crates = [
+        dataclasses.replace(
+            one, split="test" if number % 3 else "train", source=f"{number}"
+        )
+        for number, one in enumerate(labelled()[:9])
+    ]
+    monkeypatch.setattr(running, "load_dataset", lambda *_, **__: crates)
+    few = running.examples_of(Data("crates", sources=2), 0, "official")
+    assert [one.split for one in few].count("train") == 2 and len(few) == 8
+    assert len(running.examples_of(Data("crates", sources=2), 0, "grouped")) == 2
+    three = running.examples_of(Data("crates", sources=3), 0, "official")
+    assert three == crates
+    with pytest.raises(ValueError, match="has 3 sources to train on; sources is 4"):
+        running.examples_of(Data("crates", sources=4), 0, "official")
 
 
 def test_answers_that_decline_can_be_left_out(monkeypatch, here, tmp_path):
