@@ -300,7 +300,7 @@ def test_two_versions_take_turns(tmp_path, monkeypatch):
     monkeypatch.setattr(versions, "_saved", saved)
     rows = list(versions.rows(old))
     assert [row["case"] for row in rows[3:]] == list(versions.FAMILIES)
-    assert all(row["metric"].endswith("now / before") for row in rows)
+    assert all(row["metric"].endswith("now / old") for row in rows)
     assert all(row["value"] > 0 and row["target"] in (1.03, 1.05) for row in rows)
     asked = (old / "asked").read_text("utf-8")
     assert asked == (new / "asked").read_text("utf-8")

@@ -1,10 +1,10 @@
 """Is this version slower than an earlier one?
 
 Each is a process that lives through all rounds and answers when asked, so both see the
-same machine.  Another version is a checkout, such as ``git worktree add ../earlier v1``
-makes.  Small random models of the first families are read after their programs were
-thrown away, so what is timed is tracing and compiling; SmolLM2-135M is read and written
-with programs that are there.
+same machine.  The other is a checkout, such as ``git worktree add ../v1 v1`` makes, and
+rows call it by its folder's name.  SmolLM2-135M is read and written with programs that
+are there; small random models of the first families are read after these were thrown
+away, so what is timed there is tracing and compiling.
 """
 
 import contextlib
@@ -94,16 +94,16 @@ class Version(NamedTuple):
 
 @contextlib.contextmanager
 def version(folder: Path) -> Iterator[Version]:
-    """The ``jaxhal`` of a folder as a process of its own.
+    """The ``jaxhal`` of a folder, whose path is whole, as a process of its own.
 
     Raises:
       FileNotFoundError: where there is none.
       RuntimeError: where it does not begin.
     """
-    package = folder.resolve() / "jaxhal" / "__init__.py"
+    package = folder / "jaxhal" / "__init__.py"
     if not package.is_file():
         raise FileNotFoundError(f"{folder} has no folder jaxhal; give a checkout of it")
-    env = os.environ | {"PYTHONPATH": str(folder.resolve())}
+    env = os.environ | {"PYTHONPATH": str(folder)}
     env["JAX_ENABLE_COMPILATION_CACHE"] = "false"
     command = [sys.executable, "-P", "-c", _WORKER]
     pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
@@ -124,9 +124,9 @@ def rows(against: str | Path) -> Iterator[dict]:
     Raises:
       FileNotFoundError: where it is none.
     """
-    here = Path(jaxhal.__file__).parent.parent
-    with version(Path(against)) as before, version(here) as now:
-        both = {"before": before, "now": now}
+    here, there = Path(jaxhal.__file__).parent.parent, Path(against).resolve()
+    with version(here) as now, version(there) as before:
+        both = {"now": now, there.name: before}
         yield _ratio(both, "S=512 R=96", "all reducers", _read(512, 96), 1.03, 9)
         yield _ratio(both, "S=2048 R=256", "all reducers", _read(2048, 256), 1.03, 5)
         said = "written('smollm2-135m', 64)"
@@ -153,7 +153,8 @@ def _ratio(
 ) -> dict:
     functions = {name: lambda v=version: v(what) for name, version in both.items()}
     times = interleave("versions", case, functions, repeats)
-    return times.ratio(f"{metric}, now / before", "now", "before", target)
+    now, before = both
+    return times.ratio(f"{metric}, {now} / {before}", now, before, target)
 
 
 def _saved(family: str, shape: dict[str, Any], folder: Path) -> Path:
