@@ -13,6 +13,7 @@ import httpx2
 import jax
 import numpy as np
 import pytest
+import test_quantized
 from serve_world import reader, renamed, served
 from test_extras import CARD
 
@@ -257,6 +258,35 @@ def test_the_accelerator_bench_on_a_small_model(monkeypatch):
     count = accelerator.flops(config, accelerator.SHAPES[0])
     weights = 64 * (2 * 64 + 2 * 32 + 3 * 96)
     assert count == 2 * 2 * 64 * (2 * weights + 2 * 64 * 64)
+
+
+def test_a_file_beside_its_numbers(tmp_path, monkeypatch, capsys):
+    from jaxhal.bench import stored
+    from jaxhal.models import registry
+
+    file = tmp_path / "tiny.gguf"
+    source = test_quantized.write(file)
+
+    def locate(name):
+        if name == "gone":
+            raise ValueError("the hub is far")
+        return file
+
+    def load(path, weights, mesh):
+        return test_quantized.read_in(source, weights == "stored")
+
+    monkeypatch.setattr(jaxhal, "load", load)
+    monkeypatch.setattr(stored, "MODELS", ("gone", "tiny"))
+    monkeypatch.setattr(registry, "locate", locate)
+    monkeypatch.setattr(stored, "_resident", lambda path: 3 * path.stat().st_size)
+    monkeypatch.setattr(stored, "SEQ", 48)
+    monkeypatch.setattr(stored, "RESPONSE", 16)
+    monkeypatch.setattr(stored, "TOKENS", 32)
+    held, process, logit, same, ratio = stored.rows()
+    assert capsys.readouterr().err == "gone is left out: the hub is far\n"
+    assert 0.3 < held["value"] < 1.25 and process["value"] == 3
+    assert logit["value"] <= logit["target"] == 1e-3 and same["value"] == 1
+    assert ratio["target"] == 1.3 and ratio["value"] > 0
 
 
 # What the workers of two versions ask for; it writes down what it was asked.

@@ -23,9 +23,9 @@ _BY_DEFAULT = (
     *("read", "extract", "probes", "relevance", "generate"),
     *("nli", "encoders", "serve", "start", "watchdog"),
 )
-# The rest takes twenty minutes, needs an accelerator or a compiler for one, or another
-# version to compare with.
-BENCHES = (*_BY_DEFAULT, "soak", "compiled", "accelerator", "versions")
+# The rest takes twenty minutes, needs gigabytes of models, an accelerator or a compiler
+# for one, or another version to compare with.
+BENCHES = (*_BY_DEFAULT, "soak", "stored", "compiled", "accelerator", "versions")
 # What some need that not everyone installs.
 _EXTRAS = {"nli": "sentences", "serve": "serve", "soak": "serve", "start": "serve"}
 _EXTRAS["watchdog"] = "watchdog"
