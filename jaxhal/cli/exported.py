@@ -100,7 +100,7 @@ def score(
             results, lm, rows, chosen, reading=reading_of(exported), **options
         ),
         settings,
-        described(chosen, lm),
+        described(chosen, lm.name, lm),
         command="score",
         source=source,
         output=output,

@@ -51,8 +51,9 @@ def fit(
     A row is {"id", "response", "source", "label": 0 or 1 or "labels": [{"start",
     "end"}], and either "prompt" or "context" + "question"}.  Each detector, and each
     control, judges one fold of the sources after the other, fitted to the others; the
-    table says what that found.  What is saved was fitted to all answers, and `jaxhal
-    detect --detector FOLDER` uses it.
+    table says what that found, and a line below which detector will decide verdicts, if
+    any.  What is saved was fitted to all answers, and `jaxhal detect --detector FOLDER`
+    uses it.
 
     With --preset ragtruth the detectors are those that come along for smollm2-135m,
     fitted to RAGTruth's training part of QA answers by Llama-2-7b and 70b as the model
@@ -64,6 +65,7 @@ def fit(
     from jaxhal.detectors import build
     from jaxhal.scoring.collection import beside_controls, check_folder
     from jaxhal.scoring.inputs import readable
+    from jaxhal.scoring.verdicts import described
 
     names = detector or list(_DEFAULT)
     options: Any = {"seed": seed, "batch_size": batch_size}
@@ -92,7 +94,8 @@ def fit(
             options |= {"model": model, "dtype": dtype, "mesh": mesh or ""}
             ready = experiments.fit(dataclasses.replace(config, **options))
         ready.save_pretrained(output, force=force)
-    tell([brief(row) for row in ready.rows], f"written to {output}")
+    said = described([*ready], ready.about["model"])
+    tell([brief(row) for row in ready.rows], said, f"written to {output}")
 
 
 def rate(

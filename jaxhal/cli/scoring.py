@@ -161,7 +161,7 @@ def demo(
     if rows:
         console.print(as_table(rows))
     console.print(note, style="dim")
-    console.print(f"\n{described(resolve(lm.name, None), lm)}")
+    console.print(f"\n{described(resolve(lm.name, None), lm.name, lm)}")
     console.print(counted([report.verdict for report in reports]))
     _show(console, reports[:3])
     for name in ("scores.jsonl", "report.html"):
@@ -246,7 +246,7 @@ def detect(
     deliver(
         functools.partial(results, lm, rows, chosen, **options),
         functools.partial(settings_of, lm, chosen, **said, **options),
-        described(chosen, lm),
+        described(chosen, lm.name, lm),
         command="detect",
         source=source,
         output=output,

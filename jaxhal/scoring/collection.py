@@ -210,7 +210,8 @@ def fit(
 
     Each is fitted without one fold of the sources after the other and judges that fold;
     so is every control.  What is returned was then fitted to all answers.  Warns about
-    a fit that learnt nothing, and about answers that could not be read.
+    a fit that learnt nothing, about detectors that do not clearly beat the best control
+    and so flag nothing, and about answers that could not be read.
 
     Args:
       examples: with ``label`` or ``labels``; ``source`` says which are not independent.
@@ -262,6 +263,14 @@ def fit(
         )
         for name, one in fitted.items()
     }
+    methods = [name for name, one in ready.items() if not one.detector.control]
+    if vain := [shown(name) for name in methods if ready[name].beats != "yes"]:
+        warnings.warn(
+            "detectors that do not clearly beat the best control on held-out answers: "
+            f"{', '.join(vain)}; they flag nothing and decide no verdict, so give more "
+            "labelled answers, or use other detectors",
+            stacklevel=2,
+        )
     about = about_answers(lm.name, data, found.examples)
     about["note"] = (
         f"The figures are of {folds} folds that keep sources whole: each answer is "

@@ -86,10 +86,10 @@ def promising(
     return [sure if each is one else each for each in chosen]
 
 
-def described(chosen: Sequence[Fitted], lm: LM) -> str:
+def described(chosen: Sequence[Fitted], model: str, lm: LM | None = None) -> str:
     """In words, which detector decides and what shows its worth, or why none does."""
     if (one := decider(chosen)) is None:
-        return undecided(chosen, lm.name, lm)
+        return undecided(chosen, model, lm)
     kept = f"; threshold for {one.promise}" if one.promise is not None else ""
     return f"verdicts by {shown(one.detector.name)}: {one.measured}{kept}"
 
