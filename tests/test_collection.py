@@ -113,6 +113,9 @@ def test_what_was_saved_judges_as_before(lm, ready, saved):
     assert "Fitted to crates: 90 answers to 45 sources" in text
     assert f"of the family llama: 2 layers, {lm.size:,} parameters." in text
     assert "| linear_probe | 0." in text and "*tfidf* (control)" in text
+    assert "flags nothing. Verdicts are by linear_probe: of what beats it, the" in text
+    worthless = replace(ready, fitted={"mtop_div": ready["mtop_div"]}).card()
+    assert "flags nothing. None of these decides a verdict." in worthless
     later = ("ECE adapted", "ECE by chance")
     older = [{k: v for k, v in row.items() if k not in later} for row in again.rows]
     assert (

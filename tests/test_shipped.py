@@ -52,6 +52,10 @@ def test_they_are_what_their_configuration_makes(model):
         for leaf in jax.tree.leaves(one.params):
             assert np.isfinite(np.asarray(leaf, float)).all(), name
     assert shipped("another") == {} and config.model == MODEL
+    folder = ROOT / "jaxhal" / "scoring" / "shipped" / model
+    written = (folder / "README.md").read_text("utf-8")
+    assert "Verdicts are by token_probe: " in written
+    assert written == jaxhal.FittedDetectors.from_pretrained(folder).card()
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,7 @@ from jaxhal.reporting.results import Judged
 from jaxhal.scoring.fitting import Fitted
 from jaxhal.scoring.inputs import Inputs, collect, fit_part, frame_of, readable
 from jaxhal.scoring.saving import card_of, load, save
+from jaxhal.scoring.verdicts import decider
 from jaxhal.types import Example
 
 _FOLDS = 5
@@ -161,6 +162,16 @@ class FittedDetectors:
         shape = f"{about['depth']} layers, {about['parameters']:,} parameters"
         return [f"A model of the family {escaped(about['family'])}: {shape}.", ""]
 
+    def _verdicts(self) -> str:
+        """Which of them decides, as :func:`jaxhal.scoring.verdicts.ranked` has it."""
+        if (one := decider([*self])) is None:
+            return "None of these decides a verdict."
+        return (
+            f"Verdicts are by {escaped(one.detector.name)}: of what beats it, the "
+            "single method of the highest AUROC decides, unless an ensemble's is "
+            "higher by more than one standard error."
+        )
+
     def card(self) -> str:
         """What people should know before they rely on these detectors, as Markdown."""
         model, data = self.about["model"], self.about["data"]
@@ -179,7 +190,7 @@ class FittedDetectors:
             "",
             results.markdown(self.rows, several),
             "",
-            "What does not beat the best control flags nothing.",
+            f"What does not beat the best control flags nothing. {self._verdicts()}",
             "",
             "```python",
             "import jaxhal",
