@@ -8,6 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from huggingface_hub.utils import filter_repo_objects
+from make_golden_probe import GOLDEN
 from sklearn.metrics import roc_auc_score
 from typer.testing import CliRunner
 
@@ -19,6 +21,7 @@ from jaxhal.datasets.jsonl import write_rows
 from jaxhal.experiments import PRESETS, Experiment
 from jaxhal.io.configuration import structured, write_config
 from jaxhal.models import registry
+from jaxhal.scoring.detection import placed
 from jaxhal.types import Example
 from tiny_lm import tiny_lm, write_lm
 
@@ -144,7 +147,33 @@ def test_another_reader_is_refused(ready, tmp_path):
         jaxhal.score(other, answers(1), ready)
 
 
-def test_the_hub_is_a_folder_far_away(ready, saved, monkeypatch):
+def hub_of(folder, cache):
+    """Downloads of a repository that holds what a folder does."""
+
+    def download(repo, *, allow_patterns, ignore_patterns, local_files_only):
+        files = [p.relative_to(folder) for p in folder.rglob("*") if p.is_file()]
+        rules = {"allow_patterns": allow_patterns, "ignore_patterns": ignore_patterns}
+        for name in filter_repo_objects(map(str, files), **rules):
+            (cache / repo / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(folder / name, cache / repo / name)
+        return cache / repo
+
+    return download
+
+
+def test_a_released_probe_may_be_on_the_hub(tmp_path, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.snapshot_download", hub_of(GOLDEN, tmp_path))
+    (here,), (there,) = (placed("tiny", [name]) for name in (str(GOLDEN), "me/probe"))
+    assert there.detector == here.detector
+    np.testing.assert_array_equal(there.params.w, here.params.w)
+    (tmp_path / "me/probe/adapter_config.json").write_text("{}")
+    adapted = hub_of(tmp_path / "me/probe", tmp_path)
+    monkeypatch.setattr("huggingface_hub.snapshot_download", adapted)
+    with pytest.raises(ValueError, match="me/adapted holds adapter_config.json"):
+        placed("tiny", ["me/adapted"])
+
+
+def test_the_hub_is_a_folder_far_away(ready, saved, tmp_path, monkeypatch):
     sent = {}
     monkeypatch.setattr("huggingface_hub.create_repo", lambda repo, **o: sent.update(o))
 
@@ -159,7 +188,7 @@ def test_the_hub_is_a_folder_far_away(ready, saved, monkeypatch):
     assert ready.push_to_hub("me/mine", private=True) == "https://hub.example/me/mine"
     assert sent["private"] and "linear_probe/params.safetensors" in sent["me/mine"]
     assert "README.md" in sent["me/mine"]
-    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *_, **__: saved)
+    monkeypatch.setattr("huggingface_hub.snapshot_download", hub_of(saved, tmp_path))
     assert "linear_probe" in jaxhal.FittedDetectors.from_pretrained("me/mine").fitted
     with pytest.raises(ValueError, match="'nowhere' is no folder and no hub id"):
         jaxhal.FittedDetectors.from_pretrained("nowhere")

@@ -75,8 +75,8 @@ def parts(name: str) -> list[str]:
     return every
 
 
-def folder(repo: str, wanted: Sequence[str] = WANTED) -> Path:
-    """What the hub keeps by a name, in its cache; ``wanted`` are patterns of files.
+def folder(repo: str, wanted: Sequence[str], unwanted: Sequence[str] = ()) -> Path:
+    """What the hub keeps by a name, in its cache, of files by patterns.
 
     Raises ValueError where it cannot be had.
     """
@@ -86,7 +86,7 @@ def folder(repo: str, wanted: Sequence[str] = WANTED) -> Path:
         found = snapshot_download(
             repo,
             allow_patterns=[*wanted],
-            ignore_patterns=[*_UNWANTED],
+            ignore_patterns=[*unwanted],
             local_files_only=offline(),
         )
         return Path(found)
@@ -94,7 +94,7 @@ def folder(repo: str, wanted: Sequence[str] = WANTED) -> Path:
 
 def model(repo: str, wanted: Sequence[str] = WANTED) -> Path:
     """The folder of a model; ValueError also where it holds GGUF files alone."""
-    found = folder(repo, wanted)
+    found = folder(repo, wanted, _UNWANTED)
     if not (found / "config.json").is_file() and (kinds := by_kind(_files(repo))):
         choice = ", ".join(f"'{repo}:{kind}'" for kind in sorted(kinds))
         raise ValueError(f"{repo!r} has no config.json but GGUF files; give {choice}")

@@ -26,6 +26,7 @@ from jaxhal.reading.store import Store
 from jaxhal.reporting import results
 from jaxhal.reporting.markdown import escaped
 from jaxhal.reporting.results import Judged
+from jaxhal.scoring import released
 from jaxhal.scoring.fitting import Fitted
 from jaxhal.scoring.inputs import Inputs, collect, fit_part, frame_of, readable
 from jaxhal.scoring.saving import card_of, load, save
@@ -33,6 +34,8 @@ from jaxhal.scoring.verdicts import decider
 from jaxhal.types import Example
 
 _FOLDS = 5
+# Of a repository on the hub, the files that are asked for.
+_WANTED = ("*/card.json", "*/params.safetensors", *released.WANTED)
 # What cards say of all detectors of a folder.
 _ABOUT = ("model", "family", "parameters", "depth", "data", "note")
 
@@ -136,7 +139,7 @@ class FittedDetectors:
         """
         if not is_place(str(name)):
             raise ValueError(f"{str(name)!r} is no folder and no hub id ('owner/name')")
-        folder = Path(name) if Path(name).is_dir() else hub.folder(str(name))
+        folder = located(str(name))
         if not (saved := _saved(folder)):
             raise ValueError(
                 f"{name} holds no detectors, which are folders with card.json; give "
@@ -340,6 +343,14 @@ def is_place(name: str) -> bool:
     """Whether detectors can be there: a folder, or an id of the Hugging Face hub."""
     hub = name.count("/") == 1 and not name.startswith((".", "/")) and name[-1] != "/"
     return hub or Path(name).is_dir()
+
+
+def located(name: str) -> Path:
+    """The folder of that place, which may hold a released probe instead.
+
+    Raises ValueError where it cannot be had from the hub.
+    """
+    return Path(name) if Path(name).is_dir() else hub.folder(name, _WANTED)
 
 
 def check_folder(folder: Path, force: bool) -> None:

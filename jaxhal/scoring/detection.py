@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -21,7 +20,7 @@ from jaxhal.reading.extract import Extraction, extract
 from jaxhal.reporting.attribution import trace
 from jaxhal.reporting.report import Report, Token
 from jaxhal.scoring import verdicts
-from jaxhal.scoring.collection import FittedDetectors, is_place
+from jaxhal.scoring.collection import FittedDetectors, is_place, located
 from jaxhal.scoring.fitting import Fitted, untrained
 from jaxhal.scoring.inputs import readable
 from jaxhal.scoring.released import is_released_probe, released_probe
@@ -227,10 +226,10 @@ def placed(
     for one in detectors:
         if not isinstance(one, str) or one in named or not is_place(one):
             found.append(one)
-        elif is_released_probe(Path(one)):
-            found.append(released_probe(one))
+        elif is_released_probe(folder := located(one)):
+            found.append(released_probe(folder))
         else:
-            found += FittedDetectors.from_pretrained(one)
+            found += FittedDetectors.from_pretrained(folder)
     return found
 
 

@@ -16,6 +16,9 @@ from jaxhal.scoring.fitting import Fitted
 
 _CONFIG, _HEAD = "probe_config.json", "probe_head"
 
+#: Of a probe, the files that the hub is asked for, and what shows an adapter.
+WANTED = (_CONFIG, f"{_HEAD}.bin", f"{_HEAD}.safetensors", "adapter_config.json")
+
 
 def released_lookback(path: str | os.PathLike) -> Fitted:
     """Lookback Lens as its authors fitted it, to judge what a like model reads.
