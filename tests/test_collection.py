@@ -280,7 +280,7 @@ def test_what_cannot_be_fitted_says_why(lm, tmp_path):
 
 
 def test_a_share_is_that_of_the_deciding_detector(lm, ready):
-    new = answers(40, seed=2)
+    new = [replace(one, label=None) for one in answers(40, seed=2)]
     found = jaxhal.rate(lm, new, ready, progress=False)
     one = ready["linear_probe"]
     reports = jaxhal.score(lm, new, [one])
@@ -292,7 +292,7 @@ def test_a_share_is_that_of_the_deciding_detector(lm, ready):
         [example.group for example in new],
     )
     assert found[:3] == tuple(expected) and found.low <= found.rate <= found.high
-    assert found.answers == 40 and found.by == "linear_probe"
+    assert found[3:5] == (40, 0) and found.by == "linear_probe"
     called = np.mean([report.verdict == "hallucinated" for report in reports])
     assert found.called == called
     with pytest.warns(UserWarning, match="1 of 41 answers cannot be read and are left"):
@@ -305,6 +305,36 @@ def test_a_share_is_that_of_the_deciding_detector(lm, ready):
         jaxhal.rate(lm, [long], ready, progress=False)
     with pytest.raises(ValueError, match="no verdict: "):
         jaxhal.rate(lm, new, ["mtop_div"], progress=False)
+
+
+def test_labels_of_some_answers_correct_the_detector_instead(lm, ready):
+    some, count = answers(60, seed=2), 24
+    new = [*some[:count], *(replace(one, label=None) for one in some[count:])]
+    found = jaxhal.rate(lm, new, ready, progress=False)
+    reports = jaxhal.score(lm, new, [ready["linear_probe"]])
+    probabilities = [report.probability for report in reports]
+    labels, groups = ([getattr(o, k) for o in some] for k in ("label", "group"))
+    expected = evaluation.rate(
+        probabilities[count:],
+        probabilities[:count],
+        labels[:count],
+        groups[:count],
+        groups[count:],
+        shifted=False,
+    )
+    assert found[:3] == tuple(expected) and found.low < found.rate < found.high
+    assert (found.answers, found.labelled) == (60, count)
+    none = jaxhal.rate(lm, [replace(one, label=None) for one in new], ready)
+    assert none.labelled == 0 and none[:3] != found[:3]
+    for first in (8, 60):  # fewer than five of a class, and nothing unlabelled
+        given = [*some[:first], *(replace(one, label=None) for one in some[first:])]
+        said = f"{first} of 60 answers are labelled, and their labels are not used"
+        with pytest.warns(UserWarning, match=said):
+            assert jaxhal.rate(lm, given, ready) == none
+    own = replace(ready["linear_probe"], calibrated_on=None)
+    assert jaxhal.rate(lm, new, [own]) == found
+    with pytest.raises(ValueError, match="carries no labelled answers to correct its"):
+        jaxhal.rate(lm, given, [own])
 
 
 def test_two_commands_lead_to_verdicts(place, tmp_path, monkeypatch):
@@ -327,6 +357,12 @@ def test_two_commands_lead_to_verdicts(place, tmp_path, monkeypatch):
     assert (
         "answers" in share.stdout and "90 held-out answers of labelled" in share.stderr
     )
+    assert "scaled probability average, by the labelled answers that" in share.stderr
+    some = answers(80, seed=1)
+    told = [*rows(some[:40], *ROW, "label"), *rows(some[40:], *ROW)]
+    write_rows("some.jsonl", told)
+    share = CliRunner().invoke(app, ["rate", "some.jsonl", "--detector", "mine"])
+    assert "prediction-powered inference, by 40 labelled rows" in share.stderr
     again = CliRunner().invoke(app, ["fit", "labelled.jsonl", "-o", "mine"])
     assert again.exit_code == 2 and "holds detectors already" in again.output
 

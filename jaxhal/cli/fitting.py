@@ -99,9 +99,7 @@ def fit(
 
 
 def rate(
-    source: Annotated[
-        str, typer.Argument(help="JSON Lines of unlabelled answers, - for stdin.")
-    ],
+    source: Annotated[str, typer.Argument(help="JSON Lines of answers, - for stdin.")],
     model: Model = DEFAULT,
     dtype: Dtype = "float32",
     weights: Weights = None,
@@ -114,10 +112,16 @@ def rate(
     ] = None,
     batch_size: BatchSize = 8,
 ) -> None:
-    """Says how many of some answers are hallucinated, where nobody has labelled them.
+    """Says how many of some answers are hallucinated, where few or none are labelled.
 
-    That is what the deciding detector says of them, corrected by how it errs on the
-    labelled answers that came with it, with a 95 % interval for both samples.
+    That is what the deciding detector says of them, corrected by how it errs on
+    labelled answers, with a 95 % interval for both samples.  Those are the answers that
+    came with it, of which another share may be hallucinated (scaled probability
+    average; Bella et al., 2010).
+
+    If five rows or more of each class have a label, and others none, these rows correct
+    it instead (prediction-powered inference; Angelopoulos et al., 2023).  They have to
+    be a random part of all rows, and not what the detector was fitted to.
     """
     import jaxhal
     from jaxhal.datasets import examples
@@ -132,5 +136,8 @@ def rate(
         rows = examples(read_rows(source))
         lm = jaxhal.load(model, dtype=dtype, weights=weights, mesh=mesh)
         found = jaxhal.rate(lm, rows, names, batch_size=batch_size)
-    names = ("rate", "low", "high", "answers", "called", "by")
-    tell([{name: getattr(found, name) for name in names}], str(found.basis))
+    names = ("rate", "low", "high", "answers", "labelled", "called", "by")
+    how = "scaled probability average, by the labelled answers that came with it"
+    if found.labelled:
+        how = f"prediction-powered inference, by {found.labelled} labelled rows"
+    tell([{n: getattr(found, n) for n in names}], f"{found.by}: {found.basis}", how)
