@@ -108,34 +108,22 @@ def test_a_store_knows_a_share_by_its_number(tmp_path):
         np.testing.assert_array_equal(one, other)
 
 
-def collected(lm, every, folder):
-    """What detectors decide on, and that the states of layers are those of shares."""
-    layers, many = lm.config.num_hidden_layers, {"batch_size": 24, "progress": False}
-    data = collect(lm, examples(), [*every.values()], Store(folder), **many)
+@pytest.mark.parametrize("layers", NUMBERS)
+def test_the_catalogue_on_a_reader_of(layers, tmp_path):
+    """Also of the shallowest, in which two shares are one layer."""
+    lm, every = reader(layers), dict(chosen())
+    many = {"batch_size": 24, "progress": False}
+    data = collect(lm, examples(), [*every.values()], Store(tmp_path), **many)
     assert not data.errors
     wanted = data.inputs["linear_probe"][:, NUMBERS[layers]]  # of all states
     np.testing.assert_allclose(data.inputs["hidden_probe"], wanted, atol=1e-5)
     np.testing.assert_allclose(np.stack(data.inputs["mlp_probe"], 1), wanted, atol=1e-5)
-    return data
-
-
-@pytest.mark.parametrize("layers", [4, 30])
-def test_the_states_of_a_reader_of(layers, tmp_path):
-    """Also of the shallowest, in which two shares are one layer."""
-    names = "linear_probe", "hidden_probe", "mlp_probe"
-    collected(reader(layers), {name: build(name) for name in names}, tmp_path)
-
-
-def test_the_catalogue_on_the_deepest(tmp_path):
-    """`test_catalogue.py` has a reader in which shares are one layer."""
-    lm, every = reader(80), dict(chosen())
-    data = collected(lm, every, tmp_path)
     trained = [one for one in every.values() if one.fit is not None]
     rows = np.arange(len(data.labels))
     fitted = fit_part(trained, data, rows, jax.random.key(0))
     for name, one in every.items():
         ready = fitted.get(name) or untrained(one)
-        assert ready.layers == (80 if one.layered else None), name
+        assert ready.layers == (layers if one.layered else None), name
         score = ready.score(data.inputs[name])
         assert score.shape == rows.shape and np.isfinite(score).all(), name
 
