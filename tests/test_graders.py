@@ -88,6 +88,16 @@ def test_the_window_that_supports_most_counts(lm, folder, template):
     assert report.scores["pair_grader"] == pytest.approx(1 - max(each), abs=1e-5)
 
 
+def test_what_the_reader_is_not_asked_may_be_longer_than_its_context(lm, folder):
+    example = Example(SENTENCES[1], context="Nr. 7 is a box of red balls. " * 40)
+    short, own = tiny_lm(context=256), pair_grader(folder, GRADES)
+    (found,), (wide,) = (jaxhal.score(r, [example], [own]) for r in (short, lm))
+    assert found.error is None and found.scores == wide.scores
+    asking = [nli_context("reader")]
+    (found,) = jaxhal.score(short, [example], asking, progress=False)
+    assert "over the model's context of 256" in found.error
+
+
 def test_published_graders_are_used_as_published(folder, monkeypatch):
     encoder = load_encoder(folder)
     monkeypatch.setattr(entailment, "kept_encoder", lambda source: encoder)

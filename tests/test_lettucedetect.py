@@ -259,3 +259,17 @@ def test_encoders_that_do_not_classify_tokens(lm, folder, tmp_path):
     with pytest.raises(ValueError, match="length is -1"):
         load_encoder(folder).reading(-1)
     assert "token_classifier" not in detectors.AT_ONCE
+
+
+def test_what_the_reader_does_not_read_may_be_longer_than_its_context(detector):
+    short = tiny_lm(context=256)
+    context = "Nr. 7 is a box of red balls. " * 40
+    rows = [Example("It is red.", context=context, id="a")]
+    (found,) = jaxhal.score(short, rows, [detector, "novel_words"], progress=False)
+    assert found.error is None and set(found.scores) == {detector.name, "novel_words"}
+    (wide,) = jaxhal.score(tiny_lm(context=4096), rows, [detector], progress=False)
+    assert found.scores[detector.name] == wide.scores[detector.name]
+    samples = detectors.selfcheck_ngram(draw={"n": 2})
+    for one in ("token_entropy", samples):
+        (found,) = jaxhal.score(short, rows, [detector, one], progress=False)
+        assert "over the model's context of 256; shorten the context" in found.error

@@ -360,6 +360,14 @@ def test_the_share_listed(server, parts, characters):
     assert share(EXAMPLE) == pytest.approx(characters / 22)
 
 
+def test_a_list_may_be_of_more_than_the_reader_can_read(server):
+    server.replies = [listing("1932")]
+    long = dataclasses.replace(EXAMPLE, context="Built in 1832. " * 60)
+    own = [build(spec(server))]
+    (found,) = jaxhal.score(tiny_lm(context=256), [long], own, progress=False)
+    assert found.error is None and found.scores[NAME] == pytest.approx(4 / 22)
+
+
 def test_a_list_in_a_block_of_code(server):
     server.replies = [f"```json\n{listing('1932')}\n```\n"]
     share = share_of(server)

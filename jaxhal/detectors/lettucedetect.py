@@ -47,6 +47,10 @@ class TokenProbability(OfTokens):
     def by(self) -> str:
         return f"token classifier ({self.source})"
 
+    @property
+    def reads(self) -> bool:
+        return False
+
     def __call__(self, bulk: Bulk) -> Float[np.ndarray, "examples response"]:
         encoder = kept_encoder(self.source)
         length = self.length or min(TRAINED, encoder.config.context_length)

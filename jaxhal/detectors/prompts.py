@@ -129,6 +129,10 @@ class ListedShare(Measure):
         """Who lists."""
         return self.endpoint.name
 
+    @property
+    def reads(self) -> bool:
+        return False
+
     def __call__(self, bulk: Bulk) -> Float[np.ndarray, " examples"]:
         shares = bulk.judged(lambda some: [self._share(e) for e in some], bulk.examples)
         return np.array([share or 0.0 for share in shares], np.float32)

@@ -75,6 +75,10 @@ class SentenceSupport(OfSentences):
     def by(self) -> str:
         return named(self.entailment)
 
+    @property
+    def reads(self) -> bool:
+        return self.draw is not None or self.entailment == "reader"
+
     def __call__(self, bulk: Bulk) -> dict[str, np.ndarray]:
         backend = nli.resolve(self.entailment, bulk.lm)
         if self.entailment == "reader":
@@ -197,6 +201,10 @@ class Places(OfTokens):
     @property
     def extra(self) -> str:
         return "sentences"
+
+    @property
+    def reads(self) -> bool:
+        return False
 
     def __call__(self, bulk: Bulk) -> np.ndarray:
         tokenizer = bulk.lm.require_tokenizer()

@@ -167,6 +167,11 @@ class Measure(Feature):
         return ""
 
     @property
+    def reads(self) -> bool:
+        """Whether the reader reads or writes for it, so that answers have to fit it."""
+        return True
+
+    @property
     def feature(self) -> str:
         """Its name among the features."""
         return repr(self)

@@ -42,6 +42,11 @@ class Kinds(NamedTuple):
     texts: dict[str, OfText]
     measures: dict[str, Measure]
 
+    @property
+    def read(self) -> bool:
+        """Whether the reader reads the answers, or writes others to their prompts."""
+        return bool(self.own) or any(one.reads for one in self.measures.values())
+
 
 def kinds(features: Mapping[str, Feature]) -> Kinds:
     """Sorts features by what they are computed from."""
@@ -137,7 +142,8 @@ class Extraction:
                     of: tokenizer.encode_example(_rewritten(of, example, named))
                     for of, named in self.kinds.rewrites.items()
                 }
-                for one in (row, *others.values()):
+                read = [row] if self.kinds.read else []
+                for one in (*read, *others.values()):
                     check_length(one, self.lm.config.context_length)
                 numbers = {
                     name: np.asarray(of.function(example), np.float32)
