@@ -523,6 +523,7 @@ def test_a_run_leaves_its_detectors(here, tmp_path):
     assert [row["method"] for row in card["metrics"]] == ["toha"]
     ready = jaxhal.FittedDetectors.from_pretrained(place)
     assert ready.about == result.ready("crates").about
+    assert {one.dtype for one in ready} == {"float32"}
     assert f"42 answers to {card['data']['sources']} sources, " in ready.card()
     for name in ready.fitted:  # as cards were before
         about = sealing.read(place / name / "card.json")

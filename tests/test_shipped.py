@@ -5,16 +5,18 @@ from dataclasses import replace
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import jaxhal
 from jaxhal import detectors
 from jaxhal.experiments import load_config
+from jaxhal.io import progress
 from jaxhal.models import registry
-from jaxhal.models.lm import LM
+from jaxhal.models.lm import LM, random
 from jaxhal.scoring.collection import beside_controls
-from jaxhal.scoring.detection import resolve
+from jaxhal.scoring.detection import resolve, resolve_for
 from jaxhal.scoring.fitting import untrained
 from jaxhal.scoring.shipped import MODELS, nearest, shipped
 from jaxhal.scoring.verdicts import described
@@ -26,6 +28,8 @@ _SHAPES = {
     "smollm2-135m": ("llama", 134_515_008, 30),
     "qwen2.5-coder-0.5b": ("qwen2", 630_167_424, 24),
 }
+# As configs/results/ragtruth.md and ragtruth_qwen05b.md have them.
+_DTYPES = {"smollm2-135m": "float32", "qwen2.5-coder-0.5b": "bfloat16"}
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -41,6 +45,7 @@ def test_they_are_what_their_configuration_makes(model):
         assert card["model"] == model
         assert (card["family"], card["parameters"], card["depth"]) == _SHAPES[model]
         assert card["detector"] == specs[name]
+        assert (one.dtype, one.reader) == (_DTYPES[model], None)
         assert card["data"]["answers"] > 1000 and len(card["data"]["sha256"]) == 64
         (metrics,) = card["metrics"]
         assert metrics["method"] == name
@@ -56,6 +61,25 @@ def test_they_are_what_their_configuration_makes(model):
     written = (folder / "README.md").read_text("utf-8")
     assert "Verdicts are by token_probe: " in written
     assert written == jaxhal.FittedDetectors.from_pretrained(folder).card()
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_another_dtype_than_that_of_the_fit_is_noted_once(model, dtype, capsys):
+    config = replace(tiny_lm().config, num_hidden_layers=_SHAPES[model][2])
+    lm = replace(random(config, jax.random.key(0), jnp.dtype(dtype)), name=model)
+    progress.note.cache_clear()
+    resolve_for(lm, ["novel_words", "tfidf"])  # of texts alone
+    assert capsys.readouterr().err == ""
+    resolve_for(lm, None)
+    resolve_for(lm, ["token_probe"])
+    said = capsys.readouterr().err
+    if dtype == _DTYPES[model]:
+        assert said == ""
+    else:
+        (line,) = said.splitlines()
+        assert f"{model!r} reads in {_DTYPES[model]}, and it reads in {dtype}" in line
+        assert f"--dtype {_DTYPES[model]}" in line
 
 
 @pytest.mark.parametrize(

@@ -113,7 +113,11 @@ class Result:
         )
         specs = beside_controls(self.config.detectors)
         rows = [r for r in results.own(self.rows, label) if r["method"] in fitted]
-        return FittedDetectors(about, specs, fitted, rows)
+        read = {
+            name: dataclasses.replace(one, dtype=self.config.dtype)
+            for name, one in fitted.items()
+        }
+        return FittedDetectors(about, specs, read, rows)
 
 
 def examples_of(data: Data, seed: int, protocol: str = "grouped") -> list[Example]:

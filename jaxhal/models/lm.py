@@ -68,6 +68,12 @@ class LM:
         return sum(leaf.size for leaf in leaves)
 
     @property
+    def dtype(self) -> str:
+        """Of the parameters: that of the largest array."""
+        leaves = jax.tree.leaves(self.params, is_leaf=is_stored)
+        return str(max(leaves, key=lambda leaf: leaf.size).dtype)
+
+    @property
     def packed(self) -> bool:
         """Whether weights are kept as blocks of whole numbers, as a GGUF file's are."""
         return any(map(is_stored, jax.tree.leaves(self.params, is_leaf=is_stored)))

@@ -20,7 +20,9 @@ from jaxhal.evaluation.guarantees import Guarantee
 from jaxhal.evaluation.held_out import CalibrationSet, Measured
 from jaxhal.evaluation.splits import SplitError
 from jaxhal.evaluation.tables import VERDICTS
+from jaxhal.features.base import OfText
 from jaxhal.io.checks import one_of
+from jaxhal.io.progress import note
 from jaxhal.io.showing import shown
 from jaxhal.models.lm import LM
 from jaxhal.reading.keys import fingerprint
@@ -48,6 +50,7 @@ class Fitted:
       layers: of the reader it was fitted to, where it looks at layers.
       reader: the :func:`~jaxhal.reading.keys.fingerprint` of that reader, where it has
         to be no other.
+      dtype: of that reader's parameters, where it may be another one's, but is noted.
       measured: how well it ranked those answers, ``None`` likewise.
       calibrated_on: the answers that calibration and threshold come from, with their
         ``unseen`` scores; ``None`` where they are not known.
@@ -64,6 +67,7 @@ class Fitted:
     beats: str | None = None
     layers: int | None = None
     reader: str | None = None
+    dtype: str | None = None
     measured: Measured | None = None
     calibrated_on: CalibrationSet | None = None
     promise: Guarantee | None = None
@@ -93,7 +97,10 @@ class Fitted:
         }.get(self.beats or "yes")
 
     def check_reader(self, lm: LM) -> None:
-        """ValueError where it was fitted to what another model read."""
+        """ValueError where it was fitted to what another model read.
+
+        That the same model reads in another dtype is noted once.
+        """
         name, layers = lm.name, lm.config.num_hidden_layers
         if self.layers not in (None, layers):
             raise ValueError(
@@ -107,6 +114,14 @@ class Fitted:
                 f"weights than {name!r} has, or in another dtype; read with the model "
                 "and dtype it was fitted to, or fit it to answers that this one has "
                 "read"
+            )
+        of_text = all(isinstance(one, OfText) for _, one in self.detector.features)
+        if self.dtype not in (None, lm.dtype) and not of_text:
+            note(
+                f"detectors were fitted to what {name!r} reads in {self.dtype}, and it "
+                f"reads in {lm.dtype} here: scores and probabilities may differ a "
+                f"little; load it with --dtype {self.dtype} (dtype={self.dtype!r}) to "
+                "read alike"
             )
 
     def score(self, inputs: Any) -> Float[np.ndarray, " samples"]:

@@ -80,6 +80,7 @@ def save(
         "beats controls": fitted.beats,
         "layers": fitted.layers,
         "reader": fitted.reader,
+        "dtype": fitted.dtype,
         "measured": measured and measured.to_dict(),
         "params": nesting,
         "versions": {name: version(name) for name in names},
@@ -147,6 +148,7 @@ def _load(folder: Path) -> Fitted:
         beats=card["beats controls"],
         layers=card["layers"],
         reader=card["reader"],
+        dtype=card.get("dtype"),  # earlier versions did not note it
         measured=None if measured is None else Measured(**measured),
         calibrated_on=kept,
     )
