@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
@@ -23,12 +24,15 @@ from jaxhal.cli import scoring as scoring_commands
 from jaxhal.cli.verdicts import excerpt
 from jaxhal.datasets import bundled, bundled_answers
 from jaxhal.detectors import AT_ONCE, build
+from jaxhal.evaluation import CalibrationSet, Measured, Platt
+from jaxhal.io import progress
 from jaxhal.reporting.report import Report, Span, Token
 from jaxhal.reporting.summary import summarize, verdict
 from jaxhal.scoring import detection
 from jaxhal.scoring import results as scoring
 from jaxhal.scoring.collection import FittedDetectors
-from jaxhal.scoring.fitting import untrained
+from jaxhal.scoring.fitting import Fitted, untrained
+from jaxhal.types import Example
 from tiny_lm import tiny_lm, write_lm
 
 GOOD = {"id": "good", "prompt": "Why?", "response": "So it is."}
@@ -290,6 +294,55 @@ def test_detectors_are_asked_for_once(tmp_path, calls, monkeypatch):
     assert asked == ["me/mine"] * 2
 
 
+@pytest.mark.parametrize("output", ["out.jsonl", "-"])
+def test_probabilities_are_corrected_for_the_base_rate_of_all_rows(
+    tmp_path, monkeypatch, output
+):
+    half = CalibrationSet(np.zeros(2), np.array([0, 1]), np.arange(2))
+    one = Fitted(
+        build("novel_words")._replace(control=False),
+        *((), Platt(0.5, -1.9), -1.0),
+        beats="yes",
+        measured=Measured("crates", 40, 10, 0.9),
+        calibrated_on=half,
+    )
+    known = FittedDetectors({}, {}, {"novel_words": one}, [])
+    monkeypatch.setattr(FittedDetectors, "from_pretrained", lambda _: known)
+    monkeypatch.setattr(jaxhal, "load", lambda name, **how: named(name))
+    monkeypatch.setattr(scoring, "_PART", 16)
+    said = ["A fig, nut, plum, kiwi." if n % 6 == 0 else "A b." for n in range(30)]
+    rows = [
+        {"id": f"{n}", "context": "A b.", "response": s} for n, s in enumerate(said)
+    ]
+    source = write(tmp_path / "in.jsonl", *rows[:20], b"no JSON", *rows[20:])
+    out = output if output == "-" else tmp_path / output
+    command = ["detect", "-m", "m", "-d", "me/mine", "-i", source, "-o", out, "--all"]
+    if output != "-":  # what a stopped command has done is not done again
+        parts, whole = [], detection.score_batches
+
+        def stopping(lm, examples, *options, **how):
+            parts.append(len(examples))
+            if len(parts) == 2:
+                raise OSError(errno.EIO, "gone")
+            yield from whole(lm, examples, *options, **how)
+
+        monkeypatch.setattr(detection, "score_batches", stopping)
+        assert run(*command, "--adapt").exit_code and parts == [16, 14]
+        assert (tmp_path / f"{output}.partial").is_file() and not out.exists()
+    progress.note.cache_clear()
+    found = run(*command, "--adapt")
+    assert found.exit_code == 1 and "of its calibration" in found.stderr
+    got = lines(found.stdout if output == "-" else out.read_text())
+    assert got.pop(20)["error"].startswith("line 21: ")
+    examples = [Example(row["response"], context="A b.", id=row["id"]) for row in rows]
+    want = jaxhal.score(named("m"), examples, [one], adapt=True)
+    assert got == [report.to_dict(every=True) for report in want]
+    few = write(tmp_path / "few.jsonl", *rows[:19])
+    found = run("detect", "-m", "m", "-d", "me/mine", "-i", few, "--adapt")
+    assert found.exit_code == 2 and not found.stdout
+    assert "19 of them could be read; give 20 or more" in found.stderr
+
+
 def test_square_brackets_are_no_markup(tmp_path, calls):
     source = write(tmp_path / "in.jsonl", b"[bold]", GOOD)
     output = tmp_path / "[red]out.jsonl"
@@ -322,6 +375,7 @@ def test_an_empty_file_is_no_error(tmp_path, calls):
         (["-o", "missing/out.jsonl"], "missing: no such folder"),
         (["-o", "."], "is a folder"),
         (["--html", "missing/out.html"], "missing: no such folder"),
+        (["--adapt", "--relevance", "attnlrp"], "--relevance attnlrp is of spans, and"),
     ],
 )
 def test_usage_errors_exit_2(tmp_path, calls, monkeypatch, arguments, message):

@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 
 import jaxhal
+from jaxhal import evaluation
 from jaxhal.datasets import examples
 from jaxhal.datasets.jsonl import read_rows
 from jaxhal.detectors import build
 from jaxhal.evaluation import CalibrationSet, Isotonic, Measured, Platt, guarantee
+from jaxhal.io import progress
 from jaxhal.models.lm import LM
 from jaxhal.models.tokenizer import Tokenizer
 from jaxhal.scoring.fitting import Fitted, untrained
@@ -184,7 +186,8 @@ def test_a_conversation_of_several_turns_gets_a_verdict(lm):
 
 def test_what_cannot_be_read_has_no_verdict(lm):
     example = Example("word " * 9000, prompt="Write a lot.", id="long")
-    (found,) = jaxhal.score(lm, [example], [fitted()], progress=False)
+    one = fitted("predictive_probability")
+    (found,) = jaxhal.score(lm, [example], [one], progress=False)
     assert found.error and found.verdict is found.by is found.undecided is None
 
 
@@ -277,3 +280,89 @@ def test_a_report_says_what_is_promised(lm):
     text = {"context": "A crate.", "question": "What?", "response": "Pears, 2021."}
     alone = jaxhal.detect(lm, **text, detectors=[best], **asked)
     assert alone.promise == found.promise and found.promise in str(alone.to_dict(True))
+
+
+# --- another base rate ----------------------------------------------------------------
+
+# Of four new words, mostly of none.
+SEVERAL = [
+    Example("A fig, nut, plum, kiwi." if n % 6 == 0 else "A b.", context="A b.")
+    for n in range(30)
+]
+HALF = CalibrationSet(np.zeros(2, np.float32), np.array([0, 1]), np.arange(2))
+
+
+def shifting(name, auroc, intercept, known=HALF):
+    one = fitted(name, auroc, threshold=-1.0, by=Platt(0.5, intercept))
+    return dataclasses.replace(one, calibrated_on=known)
+
+
+def test_probabilities_follow_the_base_rate_of_the_answers(lm, capsys):
+    progress.note.cache_clear()
+    chosen = [
+        shifting("predictive_probability", 0.6, -1.0),
+        shifting("novel_words", 0.9, -1.9),
+        shifting("response_length", 0.8, 1.0),
+        "mtop_div",
+    ]
+    long = Example("word " * 9000, context="A b.", id="long")
+    given, how = [*SEVERAL, long], {"progress": False, "token_threshold": 0.0}
+    *before, unread = jaxhal.score(lm, given, chosen, **how)
+    assert capsys.readouterr().err == ""
+    *after, still = jaxhal.score(lm, given, chosen, adapt=True, **how)
+    said = capsys.readouterr().err
+    assert still.error == unread.error is not None and still.verdict is None
+    rates = {}
+    for one in chosen[:3]:
+        name = one.detector.name
+        given = [report.probabilities[name] for report in before]
+        want, rates[name] = evaluation.adapted(given, 0.5)
+        got = [report.probabilities[name] for report in after]
+        np.testing.assert_array_equal(got, want)
+    rate = rates["novel_words"]
+    assert rate < 0.4 < 0.5 < rates["response_length"]
+    assert f"by novel_words: {100 * rate:.0f} %, not the 50 % of its calib" in said
+    rare = dataclasses.replace(chosen[1], rate=rate)
+    for old, new in zip(before, after, strict=True):
+        assert (new.scores, new.tokens, new.by) == (old.scores, old.tokens, old.by)
+        want = verdict(rare, new.scores["novel_words"])
+        assert (new.verdict, new.probability) == want
+        assert all(new.probabilities[name] >= 0.5 for name in new.flagged)
+        assert ("novel_words" in new.flagged) == (new.verdict == "hallucinated")
+    assert {report.verdict for report in before} == {"hallucinated", "unsure"}
+    assert {report.verdict for report in after} == {"unsure"}
+
+
+def test_verdicts_by_another_base_rate_decide_on_spans(lm):
+    one = dataclasses.replace(shifting("novel_words", 0.9, -1.9), threshold=99.0)
+    chosen = [one, shifting("predictive_probability", 0.6, -1.0)]
+    before, after = (
+        jaxhal.score(lm, SEVERAL, chosen, token_threshold=0.0, adapt=adapt)
+        for adapt in (False, True)
+    )
+    assert before[0].verdict == "unsure" and before[0].spans
+    assert after[0].verdict == "supported" and not after[0].spans
+
+
+def test_probabilities_stay_where_no_other_base_rate_is_clear(lm, capsys):
+    progress.note.cache_clear()
+    known = CalibrationSet(np.zeros(6, np.float32), np.arange(6) // 5, np.arange(6))
+    one = shifting("novel_words", 0.9, -2.3, known)
+    before, after = (
+        jaxhal.score(lm, SEVERAL, [one], progress=False, adapt=adapt)
+        for adapt in (False, True)
+    )
+    assert [row.to_dict(True) for row in before] == [row.to_dict(True) for row in after]
+    assert "not clearly another than the 17 % of its" in capsys.readouterr().err
+
+
+def test_what_has_no_base_rate_is_an_error(lm):
+    how = {"progress": False, "adapt": True}
+    with pytest.raises(ValueError, match="19 of them could be read; give 20 or more"):
+        jaxhal.score(lm, SEVERAL[:19], [shifting("novel_words", 0.9, 0.0)], **how)
+    with pytest.raises(
+        ValueError, match="so their base rate is not known; fit it anew"
+    ):
+        jaxhal.score(lm, SEVERAL, [fitted()], **how)
+    with pytest.raises(ValueError, match="'attnlrp' is of spans.*give one of the two"):
+        jaxhal.score(lm, SEVERAL, ["mtop_div"], relevance="attnlrp", **how)

@@ -189,6 +189,14 @@ def detect(
             "of relevance propagation, such as attnlrp; a pass back for every token.",
         ),
     ] = None,
+    adapt: Annotated[
+        bool,
+        typer.Option(
+            "--adapt",
+            help="Correct probabilities for the base rate of these rows, 20 or more; "
+            "the first verdict comes after the last row.",
+        ),
+    ] = False,
     batch_size: BatchSize = 8,
     force: Force = False,
 ) -> None:
@@ -212,12 +220,17 @@ def detect(
     from jaxhal.io.extras import need
     from jaxhal.models.registry import known_as
     from jaxhal.scoring.detection import placed, resolve, resolve_for
-    from jaxhal.scoring.results import results, settings_of
+    from jaxhal.scoring.results import adapted, results, settings_of
     from jaxhal.scoring.verdicts import described
 
     as_rows = every or output is not None or not on_screen()
     with usage():
         check_results(source, files_of(model, "--model"), output, page)
+        if adapt and relevance is not None:
+            raise ValueError(
+                f"--relevance {relevance} is of spans, and --adapt finds these after "
+                "all rows are read; give one of the two"
+            )
         # What is wrong with a name or a promise should cost no download.
         threshold, sure = promised(promise, confidence)
         reader = known_as(model)
@@ -239,12 +252,13 @@ def detect(
     options: dict[str, Any] = {
         "batch_size": batch_size,
         "relevance": relevance,
-        "reports": page is not None or not as_rows,
+        "reports": page is not None or not as_rows or adapt,
         "every": every,
     }
     said: dict[str, Any] = {"threshold": threshold, "confidence": sure}
+    made = functools.partial(results, lm, rows, chosen, **options)
     deliver(
-        functools.partial(results, lm, rows, chosen, **options),
+        (lambda **how: adapted(made(**how), chosen, every)) if adapt else made,
         functools.partial(settings_of, lm, chosen, **said, **options),
         described(chosen, lm.name, lm),
         command="detect",
@@ -253,6 +267,7 @@ def detect(
         page=page,
         as_rows=as_rows,
         force=force,
+        whole=adapt,
     )
 
 

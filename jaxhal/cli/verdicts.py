@@ -50,6 +50,7 @@ def deliver(
     page: Path | None,
     as_rows: bool,
     force: bool,
+    whole: bool = False,
 ) -> None:
     """Writes verdicts where they are wanted, says how many, and exits 1 on an error.
 
@@ -59,6 +60,7 @@ def deliver(
       settings: of a result that can be taken up again.
       by: what decides, in words.
       as_rows: as JSON Lines, even on a terminal.
+      whole: what is made is not what is kept on the way, and fits into memory.
     """
     from jaxhal.datasets.jsonl import write_rows
     from jaxhal.reporting.page import write_html
@@ -87,10 +89,9 @@ def deliver(
     with usage():
         if is_file(output):
             with resuming(output, settings(), force=force) as partial:
-                for _ in done(partial=partial):
-                    pass
+                held = [row for row in done(partial=partial) if whole]
                 write_page()
-                write_rows(output, rows_of(partial))
+                write_rows(output, held if whole else rows_of(partial))
         elif as_rows:
             write_rows(output, done())
             write_page()

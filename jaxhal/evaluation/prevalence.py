@@ -68,7 +68,13 @@ def adapted(probabilities: Rows, prior: float) -> tuple[Numbers, float]:
     whole = rate * true + (1 - rate) * false  # at the old rate these are 1
     if 2 * np.log(whole).sum() < _CHANCE:
         return given, prior
-    return rate * true / whole, rate
+    return at_rate(given, prior, rate), rate
+
+
+def at_rate(probabilities: Numbers, prior: float, rate: float) -> Numbers:
+    """Probabilities that were calibrated at one base rate, where it is another."""
+    true = rate * (probabilities / prior)
+    return true / (true + (1 - rate) * ((1 - probabilities) / (1 - prior)))
 
 
 def rate(

@@ -25,7 +25,6 @@ from jaxhal.scoring.fitting import Fitted, untrained
 from jaxhal.scoring.inputs import readable
 from jaxhal.scoring.released import is_released_probe, released_probe
 from jaxhal.scoring.shipped import NAMES, readers, shipped
-from jaxhal.scoring.spans import find_spans
 from jaxhal.types import Example
 
 
@@ -73,6 +72,7 @@ def score(
     confidence: float | None = 0.9,
     token_threshold: float | None = None,
     relevance: str | lrp.RuleSet | None = None,
+    adapt: bool = False,
 ) -> list[Report]:
     """Scores many answers, a bucket of similar lengths at a time, in their order.
 
@@ -96,26 +96,36 @@ def score(
         default the threshold it was fitted with.
       confidence: of the promise, as :func:`jaxhal.evaluation.guarantee` has it.
       token_threshold: token score from which on a token belongs to a span, whatever
-        the detector that scores tokens is worth; by default that of :data:`PREFERRED`,
-        and no span of a detector that may not flag.
+        the detector that scores tokens is worth; by default that of
+        :data:`jaxhal.scoring.verdicts.PREFERRED`, and no span of a detector that may
+        not flag.
       relevance: also trace what each response token and each span rests on, by a name
         of :data:`jaxhal.lrp.RULE_SETS` or a rule set of one's own, for the page of
         :func:`jaxhal.reporting.page.write_html`; a pass back for every token.  Needs
         the extra ``sentences``.
+      adapt: correct probabilities, and what follows from them, for the base rate of
+        these answers, as :func:`jaxhal.scoring.verdicts.adapted` does: where they are
+        clearly hallucinated more or less often than those of the calibration.  Takes
+        20 answers or more, and no ``relevance``.
     """
+    if adapt and relevance is not None:
+        raise ValueError(
+            f"relevance={relevance!r} is of spans, and adapt=True finds these after "
+            "all answers are read; give one of the two"
+        )
+    chosen = resolve_for(lm, detectors, threshold, confidence)
     found = score_batches(
         lm,
         examples,
-        detectors,
+        chosen,
         batch_size=batch_size,
         progress=progress,
-        threshold=threshold,
-        confidence=confidence,
         token_threshold=token_threshold,
         relevance=relevance,
     )
-    reports = {number: report for batch in found for number, report in batch}
-    return [reports[number] for number in range(len(examples))]
+    by_number = {number: report for batch in found for number, report in batch}
+    reports = [by_number[number] for number in range(len(examples))]
+    return verdicts.adapted(reports, chosen, token_threshold) if adapt else reports
 
 
 def score_batches(
@@ -251,16 +261,6 @@ def resolve_for(
     return chosen
 
 
-# Tokens belong to a span from this score on: where a classifier finds it rather made up
-# than not, where the token probe's F1 is best on RAGTruth QA, and where the reader gave
-# the token less than 1 % probability.  Where no detector that scores tokens may decide,
-# the first of these colours them.
-PREFERRED = {
-    "token_classifier": 0.5,
-    "token_probe": 0.25,
-    "predictive_probability": 0.99,
-}
-_OTHERWISE = 0.5
 # What a report has from its example.
 GIVEN = ("id", "response", "context", "question", "prompt", "label", "labels")
 
@@ -337,46 +337,13 @@ def report(
         if start < end:  # the end-of-sequence token has no text
             values = {n: float(judged.tokens[n][at, number]) for n in with_tokens}
             listed.append(Token(example.response[start:end], start, end, values))
-    scores = {name: float(judged.scores[name][at]) for name in names}
-    known = {d.detector.name: d for d in chosen if d.calibration is not None}
     found = dataclasses.replace(
         empty(model, example, chosen),
-        scores=scores,
-        probabilities={
-            name: float(one.probabilities([scores[name]])[0])
-            for name, one in known.items()
-        },
-        flagged=[name for name, one in known.items() if one.flags([scores[name]])[0]],
+        scores={name: float(judged.scores[name][at]) for name in names},
         tokens=listed,
         heads={name: value[:, at] for name, value in judged.heads.items()},
     )
-    return _decided(found, chosen, token_threshold)
-
-
-def _decided(
-    found: Report, chosen: Sequence[Fitted], token_threshold: float | None
-) -> Report:
-    """The report with its verdict, and with spans unless that is that it is supported.
-
-    Spans are those of the detector that colours the tokens, where it may flag.
-    """
-    if (one := verdicts.decider(chosen)) is None:
-        found = dataclasses.replace(
-            found, undecided=verdicts.undecided(chosen, found.model)
-        )
-    else:
-        name = one.detector.name
-        said, probability = verdicts.verdict(one, found.scores[name])
-        decided: Any = {"verdict": said, "probability": probability, "by": name}
-        decided |= {"promise": one.promise and str(one.promise), "basis": one.measured}
-        found = dataclasses.replace(found, **decided)
-    may = any(d.detector.name == found.detector and d.silent is None for d in chosen)
-    if found.verdict == "supported" or not (may or token_threshold is not None):
-        return found
-    if token_threshold is None:
-        token_threshold = PREFERRED.get(found.detector, _OTHERWISE)
-    given = found.response, found.tokens, found.detector
-    return dataclasses.replace(found, spans=find_spans(*given, token_threshold))
+    return verdicts.decided(found, chosen, token_threshold)
 
 
 def empty(
@@ -385,7 +352,8 @@ def empty(
     """A report without a verdict."""
     with_tokens = [d.detector.name for d in chosen if d.detector.tokens is not None]
     best = [one.detector.name for one in verdicts.ranked(chosen)]
-    order = [*(name for name in (*best, *PREFERRED) if name in with_tokens)]
+    ordered = (*best, *verdicts.PREFERRED)
+    order = [name for name in ordered if name in with_tokens]
     given: Any = {name: getattr(example, name) for name in GIVEN}
     nothing: Any = {"scores": {}, "tokens": [], "spans": [], "heads": {}}
     helpers = {d.detector.name: d.detector.by for d in chosen if d.detector.by}

@@ -18,6 +18,7 @@ from jaxhal.detectors import (
 )
 from jaxhal.evaluation.guarantees import Guarantee
 from jaxhal.evaluation.held_out import CalibrationSet, Measured
+from jaxhal.evaluation.prevalence import at_rate
 from jaxhal.evaluation.splits import SplitError
 from jaxhal.evaluation.tables import VERDICTS
 from jaxhal.features.base import OfText
@@ -55,6 +56,8 @@ class Fitted:
       calibrated_on: the answers that calibration and threshold come from, with their
         ``unseen`` scores; ``None`` where they are not known.
       promise: what the threshold promises, where it was chosen for that.
+      rate: the base rate that probabilities are corrected for, ``None`` where it is
+        that of ``calibrated_on``.
     """
 
     detector: Detector
@@ -71,6 +74,7 @@ class Fitted:
     measured: Measured | None = None
     calibrated_on: CalibrationSet | None = None
     promise: Guarantee | None = None
+    rate: float | None = None
 
     def __post_init__(self):
         if self.beats not in (None, *VERDICTS):
@@ -132,7 +136,29 @@ class Fitted:
         """Calibrated probabilities of a hallucination."""
         if self.calibration is None:
             raise ValueError(_uncalibrated(self.detector))
-        return self.calibration(scores)
+        found = self.calibration(scores)
+        if self.rate is None or self.calibrated_on is None:
+            return found
+        return at_rate(found, self.calibrated_on.labels.mean(), self.rate)
+
+    def adapted(self, scores: Any) -> "Fitted":
+        """The same for the base rate that these scores seem to be of, all together.
+
+        See :func:`jaxhal.evaluation.adapted`.  ValueError where it was saved without
+        the answers that it was calibrated on.
+        """
+        if self.calibration is None:
+            return self
+        if self.calibrated_on is None:
+            raise ValueError(
+                f"detector {self.detector.name!r} was saved without the answers that "
+                "it was calibrated on, so their base rate is not known; fit it anew "
+                "and use that one, or leave adapt out"
+            )
+        prior, known = self.calibrated_on.labels.mean(), np.asarray(scores, float)
+        known = self.calibration(known[np.isfinite(known)])
+        rate = evaluation.adapted(known, prior)[1]
+        return dataclasses.replace(self, rate=None if rate == prior else rate)
 
     def flags(self, scores: Any) -> Bool[np.ndarray, " samples"]:
         """Which answers it flags: those that reach the threshold and are more likely

@@ -34,7 +34,7 @@ from jaxhal.reading.extract import Extraction, extract
 from jaxhal.reading.keys import digest, fingerprint
 from jaxhal.reporting.attribution import Piece, Sources, SpanRelevance
 from jaxhal.reporting.report import Report, Span, Token
-from jaxhal.scoring import detection
+from jaxhal.scoring import detection, verdicts
 from jaxhal.scoring.detection import empty
 from jaxhal.scoring.fitting import Fitted
 
@@ -274,6 +274,18 @@ def results(
                 first += 1
     if next(saved, None) is not None:
         raise ValueError(_other(partial, "the last lines"))
+
+
+def adapted(
+    made: Iterable[OutputRow], chosen: Sequence[Fitted], every: bool
+) -> Iterator[OutputRow]:
+    """Results, which hold reports, as :func:`jaxhal.scoring.verdicts.adapted` has them.
+
+    The first comes when all are made.
+    """
+    reports: Any = [one.report for one in made]
+    for report in verdicts.adapted(reports, chosen):
+        yield OutputRow(report.to_dict(every), report)
 
 
 def rows_of(partial: Partial) -> Iterator[Mapping[str, Any]]:

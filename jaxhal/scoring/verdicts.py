@@ -2,14 +2,31 @@
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from jaxhal.evaluation.guarantees import guarantee
 from jaxhal.evaluation.held_out import Measured
+from jaxhal.io.progress import note
 from jaxhal.io.showing import quoted, shown
 from jaxhal.models.lm import LM
-from jaxhal.reporting.report import Verdict
+from jaxhal.reporting.report import Report, Verdict
 from jaxhal.scoring.fitting import Fitted
 from jaxhal.scoring.shipped import readers
+from jaxhal.scoring.spans import find_spans
+
+# Tokens belong to a span from this score on: where a classifier finds it rather made up
+# than not, where the token probe's F1 is best on RAGTruth QA, and where the reader gave
+# the token less than 1 % probability.  Where no detector that scores tokens may decide,
+# the first of these colours them.
+PREFERRED = {
+    "token_classifier": 0.5,
+    "token_probe": 0.25,
+    "predictive_probability": 0.99,
+}
+_OTHERWISE = 0.5
+
+# Of fewer answers the base rate is seldom clear.
+_LEAST = 20
 
 # By how many of threshold and probability hold an answer for hallucinated.
 _BY_VOTES: tuple[Verdict, ...] = ("supported", "unsure", "hallucinated")
@@ -58,6 +75,71 @@ def verdict(one: Fitted, score: float) -> tuple[Verdict, float]:
     probability = float(one.probabilities([score])[0])
     votes = int(one.reaches([score])[0]) + (probability >= 0.5)
     return _BY_VOTES[votes], probability
+
+
+def decided(
+    found: Report, chosen: Sequence[Fitted], token_threshold: float | None = None
+) -> Report:
+    """A report with what follows from its scores: probabilities, flags, verdict, spans.
+
+    Spans are those of the detector that colours the tokens, where it may flag, and none
+    where the verdict is that the answer is supported.
+    """
+    known = [(d, found.scores[d.detector.name]) for d in chosen if d.calibration]
+    probable = {d.detector.name: float(d.probabilities([s])[0]) for d, s in known}
+    flagged = [d.detector.name for d, s in known if d.flags([s])[0]]
+    made: dict[str, Any] = {"probabilities": probable, "flagged": flagged, "spans": []}
+    if (one := decider(chosen)) is None:
+        made["undecided"] = undecided(chosen, found.model)
+    else:
+        name = one.detector.name
+        said, probability = verdict(one, found.scores[name])
+        made |= {"verdict": said, "probability": probability, "by": name}
+        made |= {"promise": one.promise and str(one.promise), "basis": one.measured}
+    found = dataclasses.replace(found, **made)
+    may = any(d.detector.name == found.detector and d.silent is None for d in chosen)
+    if found.verdict == "supported" or not (may or token_threshold is not None):
+        return found
+    if token_threshold is None:
+        token_threshold = PREFERRED.get(found.detector, _OTHERWISE)
+    given = found.response, found.tokens, found.detector
+    return dataclasses.replace(found, spans=find_spans(*given, token_threshold))
+
+
+def adapted(
+    reports: Sequence[Report],
+    chosen: Sequence[Fitted],
+    token_threshold: float | None = None,
+) -> list[Report]:
+    """The reports by probabilities that are corrected for the answers' own base rate.
+
+    That is found without labels, see :func:`jaxhal.evaluation.adapted`, of every
+    detector by its own scores.  Which base rate the deciding one found is noted.
+
+    Raises ValueError on fewer than 20 answers that were read, or as
+    :meth:`Fitted.adapted`.
+    """
+    read = [one for one in reports if one.error is None]
+    if len(read) < _LEAST:
+        raise ValueError(
+            f"adapt finds the base rate of answers, and {len(read)} of them could be "
+            f"read; give {_LEAST} or more, or leave adapt out"
+        )
+    scores = {
+        one.detector.name: [report.scores[one.detector.name] for report in read]
+        for one in chosen
+    }
+    found = [one.adapted(scores[one.detector.name]) for one in chosen]
+    if (one := decider(found)) is not None and one.calibrated_on is not None:
+        prior = f"the {100 * one.calibrated_on.labels.mean():.0f} % of its calibration"
+        said = f"not clearly another than {prior}"
+        if one.rate is not None:
+            said = f"{100 * one.rate:.0f} %, not {prior}"
+        note(f"base rate of these answers by {shown(one.detector.name)}: {said}")
+    return [
+        one if one.error is not None else decided(one, found, token_threshold)
+        for one in reports
+    ]
 
 
 def promising(
