@@ -14,10 +14,12 @@ from sklearn.metrics import roc_auc_score
 from typer.testing import CliRunner
 
 import jaxhal
+import tiny_encoders
 from jaxhal import evaluation
 from jaxhal.cli.app import app
 from jaxhal.datasets import ragtruth
 from jaxhal.datasets.jsonl import write_rows
+from jaxhal.detectors import lettucedetect
 from jaxhal.experiments import PRESETS, Experiment
 from jaxhal.io.configuration import structured, write_config
 from jaxhal.models import registry
@@ -386,3 +388,40 @@ def test_what_was_fitted_in_a_dtype_reads_in_it(place, tmp_path, monkeypatch):
     wrong = CliRunner().invoke(app, [*detect[:-1], "float8"])
     assert wrong.exit_code == 2
     assert "dtype is float8; use float32 or bfloat16" in wrong.output
+
+
+def test_a_classifier_that_others_trained_is_fitted_to_give_verdicts(
+    place, tmp_path, monkeypatch
+):
+    """One of random weights, which holds the last word before a "!" for made up."""
+
+    def probabilities(encoder, asked, progress):
+        found = []
+        for _, answer in asked:
+            offsets = encoder.tokenizer.encode_with_offsets(answer)[1]
+            last = (offsets[:, 1] > len(answer) - 4) & answer.endswith("!")
+            found.append(np.where(last, 0.9, 0.1))
+        return found
+
+    monkeypatch.setattr(lettucedetect, "token_probabilities", probabilities)
+    monkeypatch.setattr(registry, "cache_dir", lambda: tmp_path)
+    monkeypatch.chdir(tmp_path)
+    tiny_encoders.write_any_text(Path("theirs"), "modernbert-tokens", 512)
+    write_rows("labelled.jsonl", rows(answers(), *ROW, "label"))
+    new = answers(8, seed=1)
+    write_rows("answers.jsonl", rows(new, *ROW))
+    named = ["-d", "token_classifier:theirs", "--model", str(place)]
+    detect = ["detect", "-i", "answers.jsonl", "-o", "-"]
+    bare = CliRunner().invoke(app, [*detect, *named])
+    assert "no verdict: " in bare.stderr and '"verdict": null' in bare.stdout
+    fit = ["fit", "labelled.jsonl", "-o", "mine", *named]
+    assert CliRunner().invoke(app, fit).exit_code == 0
+    found = CliRunner().invoke(app, [*detect, "-d", "mine", "--model", str(place)])
+    assert found.exit_code == 0 and "verdicts by token_classifier: " in found.stderr
+    said = [json.loads(line) for line in found.stdout.splitlines()]
+    for one, row in zip(new, said, strict=True):
+        marked = one.response.endswith("!")
+        assert row["by"] == "token_classifier" and 0 < row["probability"] < 1
+        assert row["verdict"] == ("hallucinated" if marked else "supported")
+        assert [span["text"] for span in row["spans"]] == ["too!"] * marked
+    assert len({row["verdict"] for row in said}) == 2
