@@ -17,6 +17,7 @@ _BEGIN, _END = "<!-- results -->", "<!-- end of results -->"
 _SHOWN = {
     "ragtruth": ("RAGTruth QA, official test", "Llama-2-7b, 70b"),
     "ragtruth_qwen05b": ("the same", "Llama-2-7b, 70b"),
+    "ragtruth_qwen15b": ("the same test", "Llama-2-7b, 70b"),
     "toha_coqa": ("CoQA", "Mistral-7B"),
     "toha_squad": ("SQuAD", "Mistral-7B"),
     "lookback_window": ("8-token windows of RAGTruth QA", "Llama-2-7b"),

@@ -87,7 +87,8 @@ def test_no_verdict_contradicts_its_probability(threshold):
 def test_no_verdict_says_why():
     assert undecided([untrained(build("mtop_div"))], "tiny") == (
         "no verdict: none of the detectors in use was fitted to labelled answers read "
-        "by 'tiny'; fit one, or read with qwen2.5-coder-0.5b, smollm2-135m"
+        "by 'tiny'; fit one, or read with qwen2.5-coder-0.5b, qwen2.5-coder-1.5b, "
+        "smollm2-135m"
     )
     control = Fitted(build("tfidf"), (), LOGISTIC, 0.5)
     assert "none of the detectors in use was fitted" in undecided([control], "tiny")

@@ -16,6 +16,7 @@ from jaxhal.experiments.config import UNITS, Experiment
 from jaxhal.experiments.running import PUBLISHED_SEEDS, Result
 from jaxhal.experiments.tokens import token_table
 from jaxhal.models.devices import device_name
+from jaxhal.models.registry import known_as
 from jaxhal.reporting import results
 from jaxhal.reporting.markdown import escaped, rendered, table
 from jaxhal.reporting.summary import verdict
@@ -124,7 +125,9 @@ def _judged(rows: Rows, several: bool) -> list[str]:
 
 def _head(found: Result) -> list[str]:
     config = found.config
-    reader = escaped(f"{config.model} ({config.dtype}). Protocol: {config.protocol}.")
+    reader = escaped(
+        f"{known_as(config.model)} ({config.dtype}). Protocol: {config.protocol}."
+    )
     text = [f"# {escaped(config.name)}", "", f"Reader: {reader}"]
     if config.unit != "response":
         text += [
