@@ -280,11 +280,13 @@ def test_detectors_are_asked_for_once(tmp_path, calls, monkeypatch):
     """Of the hub, however many parts the rows come in."""
     asked, known = [], {"mtop_div": untrained(build("mtop_div"))}
 
-    def load(name):
+    def located(name):
         asked.append(name)
-        return FittedDetectors({}, {}, known, [])
+        return tmp_path / "hub"
 
-    monkeypatch.setattr(FittedDetectors, "from_pretrained", load)
+    ready = FittedDetectors({}, {}, known, [])
+    monkeypatch.setattr(detection, "located", located)
+    monkeypatch.setattr(FittedDetectors, "from_pretrained", lambda _: ready)
     monkeypatch.setattr(scoring, "_PART", 2)
     source, output = write(tmp_path / "in.jsonl", *[GOOD] * 5), tmp_path / "out"
     command = ["-m", "m", "-d", "me/mine"]
@@ -315,8 +317,9 @@ def test_probabilities_are_corrected_for_the_base_rate_of_all_rows(
         {"id": f"{n}", "context": "A b.", "response": s} for n, s in enumerate(said)
     ]
     source = write(tmp_path / "in.jsonl", *rows[:20], b"no JSON", *rows[20:])
-    out = output if output == "-" else tmp_path / output
-    command = ["detect", "-m", "m", "-d", "me/mine", "-i", source, "-o", out, "--all"]
+    out, mine = output if output == "-" else tmp_path / output, tmp_path / "mine"
+    mine.mkdir()
+    command = ["detect", "-m", "m", "-d", mine, "-i", source, "-o", out, "--all"]
     if output != "-":  # what a stopped command has done is not done again
         parts, whole = [], detection.score_batches
 
@@ -338,7 +341,7 @@ def test_probabilities_are_corrected_for_the_base_rate_of_all_rows(
     want = jaxhal.score(named("m"), examples, [one], adapt=True)
     assert got == [report.to_dict(every=True) for report in want]
     few = write(tmp_path / "few.jsonl", *rows[:19])
-    found = run("detect", "-m", "m", "-d", "me/mine", "-i", few, "--adapt")
+    found = run("detect", "-m", "m", "-d", mine, "-i", few, "--adapt")
     assert found.exit_code == 2 and not found.stdout
     assert "19 of them could be read; give 20 or more" in found.stderr
 
