@@ -35,6 +35,55 @@ def test_eight_devices_compute_what_one_does():
     assert " passed" in done.stdout and "skipped" not in done.stdout
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="memory is read off /proc")
+def test_loading_takes_little_more_than_what_devices_hold(tmp_path):
+    """In a process of its own, as memory given back is taken again without a trace."""
+    narrow = dict(num_attention_heads=8, num_key_value_heads=8, head_dim=8)
+    first = tiny_lm.write_lm(tmp_path / "first", **narrow)
+    # An eighth of either table of a vocabulary is little, and a table is much.
+    wide = dict(hidden_size=512, intermediate_size=4096, vocab_size=16384)
+    folder = tiny_lm.write_lm(tmp_path / "wide", **narrow, **wide)
+    environment = os.environ | {
+        "XLA_FLAGS": "--xla_force_host_platform_device_count=8",
+        "JAX_PLATFORMS": "cpu",
+        "LD_PRELOAD": "",
+        "MALLOC_MMAP_THRESHOLD_": "65536",  # what is freed is given back
+    }
+    command = [sys.executable, "-c", _LOADS, str(first), str(folder)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    taken, held = map(int, done.stdout.split())
+    assert held > 90e6
+    assert held < taken < 1.2 * held
+
+
+_LOADS = """
+import re, sys, threading
+from pathlib import Path
+import jax, jaxhal
+
+def taken():
+    status = Path("/proc/self/status").read_text()
+    return 1024 * int(re.search(r"RssAnon:\\s+(\\d+)", status)[1])
+
+def watch():
+    while not done.wait(1e-3):
+        peaks.append(taken())
+
+first, folder = sys.argv[1:]
+jaxhal.load(first, mesh="model=8")
+done, peaks, before = threading.Event(), [], taken()
+thread = threading.Thread(target=watch)
+thread.start()
+lm = jaxhal.load(folder, mesh="model=8")
+done.set()
+thread.join()
+leaves = jax.tree.leaves(lm.params)
+held = [shard.data.nbytes for leaf in leaves for shard in leaf.addressable_shards]
+print(max(peaks) - before, sum(held))
+"""
+
+
 def test_a_mesh_in_words():
     mesh = mesh_lib.parse_mesh("model=1, data=1")
     assert dict(mesh.shape) == {"data": 1, "model": 1}

@@ -250,7 +250,10 @@ def _in_parts(
         parts = [one(str(name), index[lead:]) for name in of_each.ravel()]
         return np.stack(parts).reshape(of_each.shape + parts[0].shape)
 
-    array = jax.make_array_from_callback(leaf.shape, sharding, part)
+    # One device at a time, as what is read is there twice until it lies on its device.
+    where = sharding.addressable_devices_indices_map(leaf.shape)
+    put = [jax.device_put(part(index), device) for device, index in where.items()]
+    array = jax.make_array_from_single_device_arrays(leaf.shape, sharding, put)
     return array, [f"{name} holds NaN or infinite values" for name in problems]
 
 
