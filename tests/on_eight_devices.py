@@ -23,7 +23,7 @@ import tiny_lm
 from jaxhal import detectors, lrp, tuning
 from jaxhal.capture import forward as capture
 from jaxhal.detectors import Ragged
-from jaxhal.generation import GREEDY, prefill, requests, slots
+from jaxhal.generation import GREEDY, decoding, prefill, requests, slots
 from jaxhal.generation.pieces import PIECE
 from jaxhal.models import devices, kernels, placement, weights
 from jaxhal.models import lm as lms
@@ -293,7 +293,7 @@ def test_a_key_head_lies_with_its_queries(crossed):
     assert (layers, rows, heads) == (2, 4, 1)
 
 
-def test_rounded_weights(folder):
+def test_rounded_weights(folder, monkeypatch):
     """Blocks of int8; rows of 64 and 96 are two and three of them."""
     alone, lm = (
         jaxhal.load(folder, mesh=mesh, weights="int8")
@@ -315,11 +315,21 @@ def test_rounded_weights(folder):
     _equal(got, want)
     rows, named = mesh_lib.spread(batch, lm.params), tuple(reducers.items())
     text = capture.read_jit.lower(lm.bare, rows, named).compile().as_text()
-    assert not re.search(r"= \(?[su]8\[\S* all-gather\(", text)  # blocks stay, too
+    texts, go_on = [text], decoding.go_on
+
+    def compiled(*args):
+        program = go_on.lower(*args).compile()
+        texts.append(program.as_text())
+        return program(*args[:-1])  # but for what is static
+
+    monkeypatch.setattr(decoding, "go_on", compiled)
     how = dict(max_new_tokens=8, key=jax.random.key(0))
     want, got = (jaxhal.generate(one, EXAMPLES, **how) for one in (alone, lm))
     assert [row[0].text for row in got] == [row[0].text for row in want]
     assert fingerprint(lm) == fingerprint(alone)
+    moved = r"= \(?\w+\[([\d,]*)\]\S* (?:all-gather|all-to-all|collective-permute)\("
+    for sizes in re.findall(moved, " ".join(texts)):  # weights stay, tokens are chosen
+        assert np.prod([int(size) for size in sizes.split(",") if size]) < 512
 
 
 @pytest.mark.parametrize(
