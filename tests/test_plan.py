@@ -50,6 +50,8 @@ def test_a_plan_is_what_the_program_takes(here):
     read = jax.tree.leaves((lm.params["blocks"], lm.params["norm"]))
     assert found.first.moving == sum(leaf.nbytes for leaf in read) / 1e11
     assert found.pace == 2 / max(found.first.arithmetic, found.first.moving)
+    each = sum(leaf.nbytes for leaf in read) / 2
+    assert found.an_answer == (found.first.flops / 2, pytest.approx(each))
 
 
 def test_what_detectors_read_is_counted(here):
@@ -93,6 +95,10 @@ def test_a_plan_of_writing_is_that_of_the_loop(here, hybrid):
     assert found.step.moving == pytest.approx((weights + cache) / 1e11)
     assert found.first.flops == bounds.prompts(here, SHAPE)
     assert found.seconds == found.first.seconds + 15 * found.step.seconds
+    assert found.an_answer == (
+        (found.first.flops + 15 * found.step.flops) / 2,
+        pytest.approx((found.first.moving + 15 * found.step.moving) * 1e11 / 2),
+    )
     assert found.fits and found.temporaries > 0
 
 
@@ -141,7 +147,10 @@ def test_the_command(here, tmp_path, monkeypatch):
     command += ["--response", "16", "--price", "3.6"]
     done = CliRunner().invoke(app, command)
     assert done.exit_code == 0, done.output
-    for text in ("1 x cpu", "2 of 64 tokens", "seconds, at least", "dollars a million"):
+    for text in (
+        *("1 x cpu", "2 of 64 tokens", "seconds, at least", "dollars a million"),
+        *("products an answer", "TFLOP", "memory read an answer", "MiB"),
+    ):
         assert text in done.output
     done = CliRunner().invoke(app, [*command, "--task", "generate"])
     assert done.exit_code == 0, done.output

@@ -86,6 +86,17 @@ class Plan:
         """Answers a second, at most."""
         return self.shape.answers / self.seconds
 
+    @property
+    def an_answer(self) -> tuple[float, float]:
+        """FLOP and bytes read of memory for one answer, by all devices together."""
+        peak, new = devices.peak(self.kind), self.shape.response - 1
+        assert peak is not None  # or there is no plan
+        steps = () if self.step is None else (self.step,) * new
+        passes = (self.first, *steps)
+        read = sum(one.moving for one in passes) * peak.bytes
+        flops, many = sum(one.flops for one in passes), math.prod(self.mesh.values())
+        return flops / self.shape.answers, many * read / self.shape.answers
+
 
 def plan(
     config: Config,

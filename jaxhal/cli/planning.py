@@ -140,12 +140,13 @@ def _rows(found: "Plan", price: float | None) -> list[dict[str, str]]:
             "collectives, a layer's once": ", ".join(called) or "none",
         }
     alone = "; what goes over links is not counted" if found.collectives else ""
-    what["products"] = f"{found.first.flops / 1e12:,.1f} TFLOP"
+    flops, read = found.an_answer
+    what["products an answer"] = f"{flops / 1e12:,.3g} TFLOP"
+    what["memory read an answer"] = _bytes(read)
     if found.step is None:
         what["seconds, at least"] = _time(found.first) + alone
     else:
         pace = answers / found.step.seconds
-        what["products"] += f", and {found.step.flops / 1e12:,.3g} a token of each"
         what["seconds to the first token, at least"] = _time(found.first) + alone
         what["seconds a token of each, at least"] = _time(found.step) + alone
         what["tokens a second, at most"] = f"{pace:,.0f}"
