@@ -785,6 +785,28 @@ def test_what_was_compiled_is_kept(own, tmp_path, monkeypatch):
     assert os.environ[least] == "0"  # programs that compile in no time are many
 
 
+@pytest.mark.parametrize(
+    "command, function",
+    [
+        ("run", "jaxhal.experiments.run"),
+        ("tune", "jaxhal.experiments.run"),
+        ("generate", "jaxhal.experiments.making.make"),
+        ("guide", "jaxhal.experiments.guiding.compare"),
+    ],
+)
+def test_the_mesh_of_an_experiment(monkeypatch, command, function):
+    """It overrides that of the configuration and of settings."""
+
+    def seen(config, settings, **options):
+        raise ValueError(" ".join(settings))
+
+    monkeypatch.setattr(function, seen)
+    asked = [command, "a.yaml", "mesh=data=1", "--mesh", "data=2,model=4"]
+    result = CliRunner().invoke(cli.app, asked)
+    assert result.exit_code == 2
+    assert result.output.endswith(" mesh=data=1 mesh=data=2,model=4\n")
+
+
 def test_run_and_sweep(narrow, tmp_path):
     """Both commands on a few bundled sources; a list is one value, commas and all."""
     settings = ["data.0.sources=10", "test_share=0.5", f"out={tmp_path}"]

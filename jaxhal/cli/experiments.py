@@ -14,6 +14,7 @@ from jaxhal.cli.console import (
     tell,
     usage,
 )
+from jaxhal.cli.scoring import OnMesh
 from jaxhal.io.files import check_apart, replacing
 
 Force = Annotated[
@@ -22,6 +23,10 @@ Force = Annotated[
         "--force", help="Replace what another configuration made under this name."
     ),
 ]
+
+
+def _with_mesh(settings: list[str] | None, mesh: str | None) -> list[str]:
+    return [*(settings or ()), *([] if mesh is None else [f"mesh={mesh}"])]
 
 
 def run(
@@ -36,6 +41,7 @@ def run(
             "job, or of $JAX_COORDINATOR_ADDRESS, $JAX_NUM_PROCESSES, $JAX_PROCESS_ID.",
         ),
     ] = False,
+    mesh: OnMesh = None,
 ) -> None:
     """Runs one experiment and writes its directory.
 
@@ -56,7 +62,7 @@ def run(
         from jaxhal import experiments
 
         function = experiments.run_distributed if distributed else experiments.run
-        result = function(config, settings or (), force=force)
+        result = function(config, _with_mesh(settings, mesh), force=force)
     if isinstance(result, experiments.Share):
         done = ", ".join(f"{count:,} {what}" for what, count in result.done.items())
         where = f"process {result.process} of {result.processes}"
@@ -69,6 +75,7 @@ def tune(
     config: Configuration,
     settings: Setting = None,
     force: Force = False,
+    mesh: OnMesh = None,
 ) -> None:
     """Runs one experiment with the reader itself fine-tuned as one more method.
 
@@ -76,7 +83,7 @@ def tune(
     tuning.method=full or tuning.rank=4; without one they are the defaults.  A run that
     was stopped goes on where it was when it is started again.
     """
-    run(config, ["tuning={}", *(settings or ())], force)
+    run(config, ["tuning={}", *(settings or ())], force, mesh=mesh)
 
 
 def sweep(
@@ -118,6 +125,7 @@ def sweep(
 def generate(
     config: Configuration,
     settings: Setting = None,
+    mesh: OnMesh = None,
 ) -> None:
     """Makes a labelled data set: a reader answers questions, a judge labels them.
 
@@ -128,7 +136,7 @@ def generate(
     with usage("experiments"):
         from jaxhal.experiments.making import make
 
-        made = make(config, settings or ())
+        made = make(config, _with_mesh(settings, mesh))
     counts = ", ".join(f"{n} {kind}" for kind, n in made.counts.items())
     tell([], counts, f"written to {made.folder}")
     if made.counts.get("errors"):
@@ -138,6 +146,7 @@ def generate(
 def guide(
     config: Configuration,
     settings: Setting = None,
+    mesh: OnMesh = None,
 ) -> None:
     """Writes responses guided by a detector, plainly sampled and greedily.
 
@@ -148,7 +157,7 @@ def guide(
     with usage("experiments"):
         from jaxhal.experiments.guiding import WAYS, compare
 
-        compared = compare(config, settings or ())
+        compared = compare(config, _with_mesh(settings, mesh))
     rows = [{key: row[key] for key in ("measure", *WAYS)} for row in compared.rows]
     tell(rows, f"written to {compared.folder}")
 
