@@ -112,6 +112,21 @@ def test_each_device_holds_its_part(spread):
     assert key.addressable_shards[0].data.shape == (2, 64, max(1, 2 // model) * 8)
 
 
+@pytest.mark.parametrize("data, model", MESHES)
+def test_a_part_is_read_once_for_all_devices_that_hold_it(
+    folder, data, model, monkeypatch
+):
+    real, parts = SafetensorsSource.part, []
+
+    def part(self, name, index):
+        parts.append((name, str(index)))
+        return real(self, name, index)
+
+    monkeypatch.setattr(SafetensorsSource, "part", part)
+    jaxhal.load(folder, mesh=f"data={data},model={model}")
+    assert parts and len(set(parts)) == len(parts)
+
+
 def test_weights_are_those_of_one_device(spread, alone):
     _equal(jax.device_get(spread.params), jax.device_get(alone.params), 0)
 

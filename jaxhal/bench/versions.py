@@ -8,25 +8,20 @@ away, so what is timed there is tracing and compiling.
 """
 
 import contextlib
+import functools
 import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jaxhal
-from jaxhal.bench import interleave
+from jaxhal.bench import interleave, peer
 
-_SMALL: dict[str, Any] = {
-    "vocab_size": 256,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "pad_token_id": 0,
-}
-_GPT2 = {"n_embd": 64, "n_layer": 4, "n_head": 4, "n_positions": 512, **_SMALL}
-_SMALL |= {
+_IDS = {"vocab_size": 256, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+_SMALL: dict[str, Any] = _IDS | {
     "hidden_size": 64,
     "intermediate_size": 128,
     "num_hidden_layers": 4,
@@ -40,7 +35,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "qwen2": _SMALL,
     "qwen3": _SMALL | {"head_dim": 16},
     "falcon": _SMALL | {"new_decoder_architecture": True, "num_kv_heads": 2},
-    "gpt2": _GPT2,
+    "gpt2": _IDS | {"n_embd": 64, "n_layer": 4, "n_head": 4, "n_positions": 512},
     "gemma3_text": _SMALL | {"head_dim": 16, "sliding_window": 32},
 }
 # Only what every version has: what is imported here must not be renamed.
@@ -56,8 +51,8 @@ models = {}
 
 def model(source):
     if source not in models:
-        place = {"dtype": "float32"} if "/" in source else {"weights": "dequantised"}
-        models[source] = jaxhal.load(source, mesh="data=1", **place)
+        how = {"weights": "dequantised", "mesh": "data=1"}
+        models[source] = jaxhal.load(source, **how)
     return models[source]
 
 def compiled(source, seq, response):
@@ -79,22 +74,12 @@ for line in sys.stdin:
 """
 
 
-class Version(NamedTuple):
-    """A process of one version."""
-
-    process: subprocess.Popen[str]
-
-    def __call__(self, what: str) -> None:
-        """Does a call of the worker's, and waits for its end."""
-        assert self.process.stdin and self.process.stdout
-        print(what, file=self.process.stdin, flush=True)
-        if self.process.stdout.readline() != "done\n":
-            raise RuntimeError(f"the other process ended in {what}")
-
-
 @contextlib.contextmanager
-def version(folder: Path) -> Iterator[Version]:
-    """The ``jaxhal`` of a folder, whose path is whole, as a process of its own.
+def version(folder: Path) -> Iterator[Callable[[str], None]]:
+    """What makes a process of a folder's ``jaxhal`` do a call of the worker's.
+
+    The folder's path is whole.  A call returns when it is done; RuntimeError where the
+    process ended in it.
 
     Raises:
       FileNotFoundError: where there is none.
@@ -108,12 +93,19 @@ def version(folder: Path) -> Iterator[Version]:
     command = [sys.executable, "-P", "-c", _WORKER]
     pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with subprocess.Popen(command, env=env, text=True, **pipes) as process:
+        assert process.stdin and process.stdout
+        asked, said = process.stdin, process.stdout
+
+        def done(what: str) -> None:
+            print(what, file=asked, flush=True)
+            if said.readline() != "done\n":
+                raise RuntimeError(f"the other process ended in {what}")
+
         try:
-            assert process.stdout
-            place = process.stdout.readline().strip()
+            place = said.readline().strip()
             if place != str(package):
                 raise RuntimeError(f"{package} was asked for and {place!r} imported")
-            yield Version(process)
+            yield done
         finally:
             process.kill()
 
@@ -127,31 +119,31 @@ def rows(against: str | Path) -> Iterator[dict]:
     here, there = Path(jaxhal.__file__).parent.parent, Path(against).resolve()
     with version(here) as now, version(there) as before:
         both = {"now": now, there.name: before}
-        yield _ratio(both, "S=512 R=96", "all reducers", _read(512, 96), 1.03, 9)
-        yield _ratio(both, "S=2048 R=256", "all reducers", _read(2048, 256), 1.03, 5)
-        said = "written('smollm2-135m', 64)"
-        yield _ratio(both, "R=64", "a greedy answer", said, 1.03, 9)
+        for seq, response, repeats in ((512, 96, 9), (2048, 256, 5)):
+            what = f"read('smollm2-135m', {seq}, {response})"
+            case = f"S={seq} R={response}"
+            yield _ratio(both, case, "all reducers", what, 1.03, repeats)
+        what = "written('smollm2-135m', 64)"
+        yield _ratio(both, "R=64", "a greedy answer", what, 1.03, 9)
         with tempfile.TemporaryDirectory() as folder:
             for family, shape in FAMILIES.items():
-                place = str(_saved(family, shape, Path(folder) / family))
-                what = f"compiled({place!r}, 128, 32)"
+                place = peer(_saved, family, shape, Path(folder) / family)
+                if place is None:
+                    return
+                what = f"compiled({str(place)!r}, 128, 32)"
                 metric = "reading with all reducers, compiled anew"
                 yield _ratio(both, family, metric, what, 1.05, 15)
 
 
-def _read(seq: int, response: int) -> str:
-    return f"read('smollm2-135m', {seq}, {response})"
-
-
 def _ratio(
-    both: dict[str, Version],
+    both: dict[str, Callable[[str], None]],
     case: str,
     metric: str,
     what: str,
     target: float,
     repeats: int,
 ) -> dict:
-    functions = {name: lambda v=version: v(what) for name, version in both.items()}
+    functions = {n: functools.partial(done, what) for n, done in both.items()}
     times = interleave("versions", case, functions, repeats)
     now, before = both
     return times.ratio(f"{metric}, {now} / {before}", now, before, target)

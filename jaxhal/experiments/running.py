@@ -103,18 +103,20 @@ class Result:
         """What was fitted on the first split of a data set, to use and to save."""
         data, fitted = self.data[label], self.fitted[label]
         train = [data.examples[row] for row in self.splits[label][0].train]
-        about = about_answers(known_as(self.config.model), label, train)
+        config = self.config
+        lm = model(config.model, config.dtype, config.mesh)
+        about = about_answers(lm, label, train) | {"model": known_as(config.model)}
         parts = [part for part in self.judged if part.train == part.test == label]
         fits = len({part.fit for part in parts})
-        about["note"] = f"The figures are of protocol {self.config.protocol}: " + (
+        about["note"] = f"The figures are of protocol {config.protocol}: " + (
             f"the test parts of {fits} fits, of which the first is saved."
             if fits > 1
             else "answers that what is saved was not fitted to."
         )
-        specs = beside_controls(self.config.detectors)
+        specs = beside_controls(config.detectors)
         rows = [r for r in results.own(self.rows, label) if r["method"] in fitted]
         read = {
-            name: dataclasses.replace(one, dtype=self.config.dtype)
+            name: dataclasses.replace(one, dtype=config.dtype)
             for name, one in fitted.items()
         }
         return FittedDetectors(about, specs, read, rows)

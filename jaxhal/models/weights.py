@@ -250,9 +250,15 @@ def _in_parts(
         parts = [one(str(name), index[lead:]) for name in of_each.ravel()]
         return np.stack(parts).reshape(of_each.shape + parts[0].shape)
 
-    # One device at a time, as what is read is there twice until it lies on its device.
     where = sharding.addressable_devices_indices_map(leaf.shape)
-    put = [jax.device_put(part(index), device) for device, index in where.items()]
+    alike: dict[str, list[Any]] = {}  # slices have no hash before Python 3.12
+    for device, index in where.items():
+        alike.setdefault(str(index), []).append(device)
+    # A part at a time, as what is read is there twice until it lies on its devices.
+    put = []
+    for devices in alike.values():
+        value = part(where[devices[0]])
+        put += [jax.device_put(value, device) for device in devices]
     array = jax.make_array_from_single_device_arrays(leaf.shape, sharding, put)
     return array, [f"{name} holds NaN or infinite values" for name in problems]
 

@@ -79,12 +79,7 @@ class FittedDetectors:
             name: dataclasses.replace(one, reader=reader)
             for name, one in self.fitted.items()
         }
-        about = {
-            "family": lm.config.family,
-            "parameters": lm.size,
-            "depth": lm.config.num_hidden_layers,
-        }
-        return dataclasses.replace(self, about={**self.about, **about}, fitted=named)
+        return dataclasses.replace(self, fitted=named)
 
     def save_pretrained(
         self, folder: str | os.PathLike, *, force: bool = False
@@ -285,7 +280,7 @@ def fit(
             "labelled answers, or use other detectors",
             stacklevel=2,
         )
-    about = about_answers(lm.name, data, found.examples)
+    about = about_answers(lm, data, found.examples)
     about["note"] = (
         f"The figures are of {folds} folds that keep sources whole: each answer is "
         "judged by a fit that has not seen its source. What is saved was fitted to all "
@@ -324,11 +319,14 @@ def _parts(found: Inputs, folds: int, seed: int) -> list[Any]:
         raise ValueError(f"the answers cannot be judged by folds: {error}") from error
 
 
-def about_answers(model: str, data: str, examples: Sequence[Example]) -> dict[str, Any]:
+def about_answers(lm: LM, data: str, examples: Sequence[Example]) -> dict[str, Any]:
     """What cards say of a reader and of the answers that were fitted to."""
     texts = [(one.id, one.response) for one in examples]
     return {
-        "model": model,
+        "model": lm.name,
+        "family": lm.config.family,
+        "parameters": lm.size,
+        "depth": lm.config.num_hidden_layers,
         "data": {
             "name": data,
             "answers": len(examples),
