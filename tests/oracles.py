@@ -88,7 +88,7 @@ def _reduce(reducer, matrix, masks, tokens, prompt_length, block):
             lambda one: jnp.where(valid.reshape(-1, *[1] * (one.ndim - 1)), one, 0.0),
             out,
         )
-        return reducer.finish(out, view)
+        return reducer.finish(reducer.pack(out, view), view)
 
     return jax.vmap(one)(matrix) if reducer.reads == "probs" else one(matrix)
 

@@ -62,7 +62,8 @@ def _reduced(reducer, matrix, masks, prompt_length):
 
     def one(head):
         rows = reducer.rows(head[prompt_length:], view)
-        return reducer.finish(jax.tree.map(clear, rows), view)
+        rows = reducer.pack(jax.tree.map(clear, rows), view)
+        return reducer.finish(rows, view)
 
     return jax.vmap(one)(matrix)
 
@@ -224,7 +225,8 @@ def test_empty_response_is_zero_everywhere():
 def test_gradients_are_finite_without_attention_and_without_bars(root):
     view = oracles.padded(np.eye(6, dtype=np.float32), 2)[1]
     rows = jnp.zeros((4, 5)).at[:, 0].set(root)
-    gradient = jax.jit(jax.jacobian(lambda rows: Barcode().finish(rows, view)))(rows)
+    bars = lambda rows: Barcode().finish(Barcode().pack(rows, view), view)  # noqa: E731
+    gradient = jax.jit(jax.jacobian(bars))(rows)
     assert np.isfinite(gradient).all()
 
 

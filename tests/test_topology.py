@@ -13,8 +13,10 @@ from jaxhal.features.arrays import causal_attention, static_int, to_jax
 from jaxhal.features.topology import (
     MaxPromptAttention,
     MTopDiv,
+    folded,
     mtop_div,
     spanning_forest,
+    unfolded,
 )
 
 # Few shapes, since each compiles once: (seq, prompt) with R = 1, P = 1 and both.
@@ -149,7 +151,8 @@ def test_holes_between_tokens_are_no_bridges():
     )
     view = oracles.padded(np.eye(4, dtype=np.float32), 1)[1]
     view = view._replace(valid=jnp.array([True, True, False, True]))
-    assert MTopDiv().finish(similarity, view) == pytest.approx((0.9 + 0.8) / 2)
+    packed = MTopDiv().pack(similarity, view)
+    assert MTopDiv().finish(packed, view) == pytest.approx((0.9 + 0.8) / 2)
 
 
 def test_empty_response_scores_zero():
@@ -204,7 +207,7 @@ def test_gradients_are_finite_on_ties_and_padding(kind):
 
     def score(probs):
         rows = MTopDiv().rows(probs[view.prompt_length :], view)
-        return MTopDiv().finish(rows, view)
+        return MTopDiv().finish(MTopDiv().pack(rows, view), view)
 
     gradient = np.asarray(jax.grad(score)(matrix[0]))
     assert np.isfinite(gradient).all() and gradient.sum() == pytest.approx(-1, abs=1e-5)
@@ -278,3 +281,13 @@ def test_rows_of_padding_may_hold_anything():
     attention[:2] = np.nan
     assert mtop_div(attention, 4) == want
     assert np.isnan(causal_attention(attention, 4)[0, 0])
+
+
+@pytest.mark.parametrize("count", [1, 2, 5, 8])
+def test_half_the_memory_holds_all_that_counts(count):
+    rows = np.random.default_rng(count).normal(size=(count, 1 + count))
+    packed = folded(jnp.asarray(rows, jnp.float32))
+    assert packed.shape == ((count + 1) // 2, 1 + count)
+    counts = np.tri(count, 1 + count, dtype=bool)
+    got = np.asarray(unfolded(packed))
+    np.testing.assert_array_equal(got[counts], np.float32(rows)[counts])

@@ -19,9 +19,9 @@ from jaxhal.models.layers import RowTap, in_blocks
 from jaxhal.models.ops import STANDARD
 from jaxhal.types import Batch, View
 
-# Row features that wait for their `finish` together; more layers than fit are finished
+# Packed rows that wait for their `finish` together; more layers than fit are finished
 # group by group.
-GROUP_BYTES = 256 << 20
+GROUP_BYTES = 128 << 20
 
 Named = tuple[tuple[str, Reducer], ...]
 
@@ -99,7 +99,7 @@ class Rows:
 
         def show(x: Array) -> dict[str, Any]:
             x = x[:, self.first :]
-            return {name: self._finish(r, self._rows(r, x)) for name, r in hidden}
+            return {name: self._made(r, self._rows(r, x)) for name, r in hidden}
 
         shape = (batch, self.first + self.explicit, config.hidden_size)
         shapes = jax.eval_shape(show, jax.ShapeDtypeStruct(shape, dtype))
@@ -127,20 +127,21 @@ class Rows:
             streams = (model.norm(x[:, self.first :]) for x in (before, after))
             return self._of_logits(lensed, model, *streams)
 
-        def finish(stacked: dict[str, Any]) -> dict[str, Any]:
-            def of(reducer: Reducer) -> Any:
-                heads = reducer.reads == "probs"
-                return functools.partial(self._finish, reducer, heads=heads)
+        def pack(rows: dict[str, Any]) -> dict[str, Any]:
+            named = (*attention, *lensed)  # of which a layer may have none
+            return {n: self._pack(r, rows[n]) for n, r in named if n in rows}
 
+        def finish(stacked: dict[str, Any]) -> dict[str, Any]:
             return {  # of all layers
-                name: jax.vmap(of(reducer))(stacked[name])
+                name: jax.vmap(functools.partial(self._finish, reducer))(stacked[name])
                 for name, reducer in (*attention, *lensed)
             }
 
         rows = RowTap(self.first, reduce) if attention else None
         waiting = [r for _, r in attention if not r.rowwise]
         groups = self._groups(waiting, config) if waiting else 1
-        return decoder.Tap(rows, keep, state, lens if lensed else None, finish, groups)
+        seen = lens if lensed else None
+        return decoder.Tap(rows, keep, state, seen, pack, finish, groups)
 
     def features(
         self,
@@ -163,7 +164,7 @@ class Rows:
                 wanted = layer_indices(reducer, model.config)
                 out[name] = state[name]
                 if last in wanted:
-                    final = self._finish(reducer, self._rows(reducer, explicit))
+                    final = self._made(reducer, self._rows(reducer, explicit))
                     out[name] = _put(state[name], final, wanted.index(last))
         out |= self._logits(named, model, explicit)
         if later := [(n, r) for n, r in named if r.settles]:
@@ -184,7 +185,7 @@ class Rows:
                 wanted = layer_indices(reducer, model.config)
 
                 def one(x: Array, reducer: Reducer = reducer) -> Any:
-                    return self._finish(reducer, self._rows(reducer, x))
+                    return self._made(reducer, self._rows(reducer, x))
 
                 out[name] = jax.vmap(one)(jnp.stack([states[n] for n in wanted]))
         last = states.get(model.config.num_hidden_layers)
@@ -198,7 +199,7 @@ class Rows:
         if not logits:
             return {}
         seen = self._of_logits(logits, model, explicit)
-        return {name: self._finish(r, seen[name]) for name, r in logits}
+        return {name: self._made(r, seen[name]) for name, r in logits}
 
     def _mapped(self, function: Any, x: Any, column: Array, heads: bool = False) -> Any:
         """``function(x, view)`` of every sample, and of every head where there are."""
@@ -222,10 +223,14 @@ class Rows:
         column = self._columns(jnp.arange(x.shape[1]))
         return self._mapped(reducer.rows, x, column)
 
-    def _finish(self, reducer: Reducer, rows: Any, heads: bool = False) -> Any:
-        """Cuts rows to the response's, clears padding, and applies ``finish``."""
+    def _made(self, reducer: Reducer, rows: Any) -> Any:
+        return self._finish(reducer, self._pack(reducer, rows))
+
+    def _pack(self, reducer: Reducer, rows: Any) -> Any:
+        """Cuts rows to the response's, clears padding, and applies ``pack``."""
         if not self.aligned:
             return rows
+        heads = reducer.reads == "probs"
         axis = 1 + heads
         own = reducer.row == "token"
         real = self.valid[:, self.prompt_length :]
@@ -238,17 +243,28 @@ class Rows:
             return jnp.where(real.reshape(shape), leaf, 0)
 
         rows = jax.tree.map(cut, rows)
-        if reducer.rowwise:
-            return rows
-        column = self.prompt_length - int(not own) + jnp.arange(real.shape[1])
-        return self._mapped(reducer.finish, rows, column, heads)
+        return self._of_response(reducer, reducer.pack, rows)
+
+    def _finish(self, reducer: Reducer, packed: Any) -> Any:
+        return self._of_response(reducer, reducer.finish, packed)
+
+    def _of_response(self, reducer: Reducer, function: Any, x: Any) -> Any:
+        """``function(x, view)`` of all response rows, where a reducer looks at them."""
+        if reducer.rowwise or not self.aligned:
+            return x
+        first = self.prompt_length - int(reducer.row == "predictor")
+        column = first + jnp.arange(self.explicit - 1)
+        return self._mapped(function, x, column, reducer.reads == "probs")
 
     def _groups(self, waiting: list, config: Config) -> int:
-        """The fewest equal groups of layers whose waiting rows fit ``GROUP_BYTES``."""
+        """The fewest equal groups of layers whose packed rows fit ``GROUP_BYTES``."""
         batch, keys = self.valid.shape
         column = jnp.arange(self.explicit)
         shapes = jax.eval_shape(
-            lambda probs: [self._mapped(r.rows, probs, column, True) for r in waiting],
+            lambda probs: [
+                self._pack(r, self._mapped(r.rows, probs, column, True))
+                for r in waiting
+            ],
             jax.ShapeDtypeStruct(
                 (batch, config.num_attention_heads, self.explicit, keys), jnp.float32
             ),

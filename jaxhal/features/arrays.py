@@ -52,7 +52,8 @@ def _reduce(
     view = View(key[query], key[query], *masks, jnp.zeros_like(key), prompt_length)
 
     def head(rows: Float[Array, "query key"]) -> Any:
-        return reducer.finish(reducer.rows(rows, view), view)
+        packed = reducer.pack(reducer.rows(rows, view), view)
+        return reducer.finish(packed, view)
 
     found = jax.vmap(head)(attention.reshape(-1, seq, seq)[:, query])
     return jax.tree.map(lambda leaf: leaf.reshape(*lead, *leaf.shape[1:]), found)

@@ -100,9 +100,17 @@ class Reducer(Feature):
         """``[query ...] -> [query ...]``, one value (of any shape) a query row."""
         raise NotImplementedError(f"{type(self).__name__} must define rows(rows, view)")
 
-    def finish(self, rows: Any, view: View, /) -> Any:
-        """``[response ...]`` of all response rows, zero on padding, to the feature."""
+    def pack(self, rows: Any, view: View, /) -> Any:
+        """``[response ...]`` of all response rows, zero on padding, to what waits.
+
+        ``finish`` gets it when those of several layers are there; a reducer that needs
+        a part of its rows for it may keep that part alone.
+        """
         return rows
+
+    def finish(self, packed: Any, view: View, /) -> Any:
+        """What ``pack`` made of the rows, by default themselves, to the feature."""
+        return packed
 
     def settle(
         self, kept: Any, hidden: Float[Array, "key width"], view: View, /

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from jaxhal.features.base import Attention
-from jaxhal.features.topology import ToPrompt, spanning_forest
+from jaxhal.features.topology import ToPrompt, spanning_forest, unfolded
 from jaxhal.types import View
 
 
@@ -42,14 +42,18 @@ class Forest(ToPrompt):
         best = jnp.argmax(jnp.where(view.valid[prompt], seen, -1.0), -1)
         return super().rows(rows, view), best
 
+    def pack(self, rows: Any, view: View) -> Any:
+        similarity, best = rows
+        return super().pack(similarity, view), best
+
     def finish(
         self,
-        rows: tuple[Float[Array, "response parents"], Int[Array, " response"]],
+        packed: tuple[Float[Array, "half_response parents"], Int[Array, " response"]],
         view: View,
     ) -> Any:
         valid = view.valid[view.prompt_length :]
-        similarity, best = rows
-        parent, weights = spanning_forest(similarity, valid)
+        similarity, best = packed
+        parent, weights = spanning_forest(unfolded(similarity), valid)
         columns = jnp.where(parent == 0, best, view.prompt_length - 1 + parent)
         return Edges(jnp.where(valid, columns, -1), weights)
 
@@ -64,7 +68,7 @@ class SinkShare(Forest):
     about the answer (Bazarova et al. 2025, section 5).  0.0 for an empty response.
     """
 
-    def finish(self, rows: Any, view: View) -> Float[Array, ""]:
-        parents = super().finish(rows, view).parents
+    def finish(self, packed: Any, view: View) -> Float[Array, ""]:
+        parents = super().finish(packed, view).parents
         count = view.valid[view.prompt_length :].sum()
         return (parents == jnp.argmax(view.valid)).sum() / jnp.maximum(count, 1)

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from jaxhal.features.base import Attention, Reducer
-from jaxhal.features.topology import ToPrompt, spanning_forest
+from jaxhal.features.topology import ToPrompt, spanning_forest, unfolded
 from jaxhal.types import View
 
 
@@ -46,10 +46,10 @@ class Barcode(ToPrompt):
         _check_thresholds(self.thresholds)
 
     def finish(
-        self, rows: Float[Array, "response parents"], view: View
+        self, packed: Float[Array, "half_response parents"], view: View
     ) -> Float[Array, " features"]:
         valid = view.valid[view.prompt_length :]
-        bars = spanning_forest(rows, valid)[1]
+        bars = spanning_forest(unfolded(packed), valid)[1]
         count, total = jnp.maximum(valid.sum(), 1), bars.sum()
         mean = total / count
         variance = jnp.where(valid, (bars - mean) ** 2, 0.0).sum() / count

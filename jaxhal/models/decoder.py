@@ -37,7 +37,9 @@ class Tap(NamedTuple):
     # The residual [batch query width] before and after a layer's feed-forward part ->
     # more row features of that layer, by name.
     lens: Callable[[Array, Array], dict[str, Any]] | None = None
-    finish: Callable[[Any], Any] = lambda rows: rows
+    # Row features of one layer to what of them waits for `finish`.
+    pack: Callable[[dict[str, Any]], dict[str, Any]] = lambda rows: rows
+    finish: Callable[[Any], Any] = lambda packed: packed
     groups: int = 1
 
 
@@ -308,7 +310,7 @@ def run(
         rows = rows or {}
         if tap.lens is not None:
             rows = rows | tap.lens(without, x)
-        return (x, state, stored, lent), (rows, kept)
+        return (x, state, stored, lent), (tap.pack(rows), kept)
 
     carry = x, tap.state, stored, lent
     if isinstance(model.blocks, nnx.List):
