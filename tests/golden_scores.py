@@ -146,14 +146,16 @@ def catalogue() -> dict[str, Any]:
             Example(row["response"], context=row["context"], question=row["question"])
             for row in labelled(12)
         ]
-        names = [n for n, make in detectors.CATALOGUE.items() if make().fit is None]
-        drawn = [
-            detectors.build({n: {"draw": {"n": 3, "max_new_tokens": 12}}})
-            for n in SAMPLED
-        ]
-        models = [detectors.build(own_model(name)) for name in OWN_MODEL]
-        rest = [n for n in names if n not in (*SAMPLED, *OWN_MODEL)]
-        return _scores(lm, examples, [*drawn, *models, *rest])
+        return _scores(lm, examples, untaught())
+
+
+def untaught() -> list[Any]:
+    """Detectors that need no training; few samples, and models of their own tiny."""
+    names = [n for n, make in detectors.CATALOGUE.items() if make().fit is None]
+    draw = {"draw": {"n": 3, "max_new_tokens": 12}}
+    drawn = [detectors.build({name: draw}) for name in SAMPLED]
+    models = [detectors.build(own_model(name)) for name in OWN_MODEL]
+    return [*drawn, *models, *(n for n in names if n not in (*SAMPLED, *OWN_MODEL))]
 
 
 def _scores(lm, examples, chosen) -> dict[str, Any]:

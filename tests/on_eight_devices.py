@@ -47,12 +47,16 @@ REDUCERS = {
     "entropy": jaxhal.TokenEntropy(),
 }
 EXAMPLES = [
-    Example(f"It was opened in {year}.", context=f"Opened in {year - row}. " * 3)
+    Example(
+        f"It was opened in {year}.",
+        context=f"Opened in {year - row}. " * 3,
+        question="When was it opened?",
+    )
     for row, year in enumerate(range(1830, 1838))
 ]
 # Eight heads, two of keys: fewer than devices, so some of those share one.
 SHAPE = dict(num_attention_heads=8, num_key_value_heads=2, hidden_size=64, head_dim=8)
-SHAPE |= dict(vocab_size=264, intermediate_size=96)
+SHAPE |= dict(vocab_size=264, intermediate_size=96, context=4096)
 
 
 LABELLED = [
@@ -229,13 +233,18 @@ def test_what_detectors_are_fitted_to(crossed, alone, tmp_path):
         _equal(got.inputs[one.name], want.inputs[one.name])
 
 
-@pytest.mark.parametrize("spread", MESHES[:2], indirect=True, ids=_name)
-def test_scores_of_detectors(spread, alone):
-    want, got = (
-        jaxhal.score(lm, EXAMPLES, list(detectors.AT_ONCE), progress=False)
-        for lm in (alone, spread)
-    )
+@pytest.fixture(scope="module")
+def scored(alone):
+    """What needs no fit, samples, graders, prompts and relevance among it."""
+    tell = golden_scores.untaught()
+    return tell, jaxhal.score(alone, EXAMPLES[:4], tell, progress=False)
+
+
+def test_scores_of_detectors(spread, scored):
+    tell, want = scored
+    got = jaxhal.score(spread, EXAMPLES[:4], tell, progress=False)
     for one, other in zip(got, want, strict=True):
+        assert not one.error and len(one.scores) == len(tell) > 25
         assert one.scores == pytest.approx(other.scores, abs=1e-5)
 
 
@@ -516,19 +525,25 @@ def test_a_kernel_is_given_its_own_heads(data, model, group):
     shape = 6, 4, 2, 40, 8  # rows that eight devices copy
     q = jax.random.normal(jax.random.key(0), shape, jnp.bfloat16)
     valid = jnp.arange(40) >= 5 * jnp.arange(6)[:, None]
+    sink = jax.random.normal(jax.random.key(1), (1, 4, 2, 1, 1))
 
     @jax.jit
-    def attend(q, k, v, valid):
-        return kernels.splash(q, k, v, valid, (0,), jnp.asarray(0), interpret=True)
+    def attend(q, k, v, valid, sink):
+        how = valid, (0,), jnp.asarray(0), 2.0, sink
+        return kernels.splash(q, k, v, *how, interpret=True)
 
     rows = "data" if data == 2 else None
     queries = NamedSharding(mesh, P(rows, "model", "group"))
     heads = NamedSharding(mesh, P(rows, "model"))
-    whole = q, q[:, :, 0], q[:, :, 1], valid
-    placed = *map(jax.device_put, whole[:3], (queries, heads, heads)), valid
+    whole = q, q[:, :, 0], q[:, :, 1], valid, sink
+    sinks = NamedSharding(mesh, P(None, "model", "group"))
+    places = queries, heads, heads, NamedSharding(mesh, P(rows)), sinks
+    placed = tuple(map(jax.device_put, whole, places))
     _equal(attend(*placed), attend(*whole), 1e-2)
     text = attend.lower(*placed).compile().as_text()
     assert not re.search("all-gather|all-to-all|all-reduce|collective-permute", text)
     other = NamedSharding(jaxhal.make_mesh(model=8), P())
     few = [jax.device_put(x, other) for x in (q, q[:, :, 0])]
-    assert kernels.splash_takes(q, q[:, :, 0]) and not kernels.splash_takes(*few)
+    alone = q, q[:, :, 0]
+    takes = [kernels.splash_takes(*some, 2.0, sink) for some in (alone, few)]
+    assert takes == [True, False]

@@ -48,24 +48,30 @@ def _mask() -> np.ndarray:
 
 @pytest.mark.parametrize("attend, dtype, most", EACH)
 @pytest.mark.parametrize("windows, window", [((0,), 0), ((0, 16), 0), ((0, 16), 16)])
-def test_rows_mix_what_they_may_see(attend, dtype, most, windows, window):
+@pytest.mark.parametrize("capped", [False, True], ids=["", "cap and sinks"])
+def test_rows_mix_what_they_may_see(attend, dtype, most, windows, window, capped):
     valid, rng = _mask(), np.random.default_rng(0)
     rows, seq = valid.shape
     q = rng.normal(size=(rows, 2, 3, seq, 16)) / 4
+    cap, sink = (0.5, rng.normal(size=(1, 2, 3, 1, 1))) if capped else (None, None)
+    if capped and attend in (XLA, kernels.flash):
+        pytest.skip("it has neither")
     k, v = rng.normal(size=(2, rows, 2, seq, 16))
     position = np.maximum(np.cumsum(valid, 1) - 1, 0)
     distance = position[:, :, None] - position[:, None]
     seen = valid[:, None] & (np.tril(np.ones((seq, seq), bool)))
     seen &= (window == 0) | (distance < window)
     scores = np.einsum("bngqd,bnkd->bngqk", q, k)
+    scores = scores if cap is None else cap * np.tanh(scores / cap)
     scores = np.where(seen[:, None, None], scores, -np.inf)
     scores[~valid[:, None, None].repeat(2, 1).repeat(3, 2)] = 0.0
-    weight = np.exp(scores - scores.max(-1, keepdims=True))
-    weight /= weight.sum(-1, keepdims=True)
+    weight = np.exp(scores)
+    weight /= weight.sum(-1, keepdims=True) + (0 if sink is None else np.exp(sink))
     want = np.einsum("bngqk,bnkd->bngqd", weight, v)
     arrays = (jnp.asarray(x, dtype) for x in (q, k, v))
-    got = jax.jit(attend, static_argnums=4)(
-        *arrays, jnp.asarray(valid), windows, jnp.asarray(window)
+    sink = None if sink is None else jnp.asarray(sink, jnp.float32)
+    got = jax.jit(attend, static_argnums=(4, 6))(
+        *arrays, jnp.asarray(valid), windows, jnp.asarray(window), cap, sink
     )
     got = np.asarray(got, np.float32)
     assert np.isfinite(got).all()
@@ -118,8 +124,14 @@ def test_a_block_says_as_much_as_all_of_it(seq, left):
 
 @pytest.mark.parametrize(
     "family, attend",
-    [("llama-gqa", XLA), ("gemma3-gqa", XLA), ("gemma3-gqa", INTERPRETED)],
-    ids=["llama", "gemma3", "gemma3-splash"],
+    [
+        ("llama-gqa", XLA),
+        ("gemma3-gqa", XLA),
+        ("gemma3-gqa", INTERPRETED),
+        ("gemma2-gqa", INTERPRETED),
+        ("gptoss-gqa", INTERPRETED),
+    ],
+    ids=["llama", "gemma3", "gemma3-splash", "caps", "sinks"],
 )
 def test_a_fused_reading_pass_is_that_of_blocks(family, attend, monkeypatch):
     lm, batch = _reader(family)
@@ -130,8 +142,8 @@ def test_a_fused_reading_pass_is_that_of_blocks(family, attend, monkeypatch):
         called.append(q.shape)
         return attend(q, *rest)
 
-    on_gpu = kernels.CUDA._replace(fused=fused)
-    monkeypatch.setattr(kernels, "CPU", on_gpu)
+    on = kernels.TPU if attend is INTERPRETED else kernels.CUDA
+    monkeypatch.setattr(kernels, "CPU", on._replace(fused=fused))
     capture.read_jit.clear_cache()
     got = jaxhal.read(lm, batch, REDUCERS)
     capture.read_jit.clear_cache()
@@ -147,7 +159,7 @@ def test_what_kernels_do_not_take_goes_in_blocks(monkeypatch):
         raise AssertionError("float32 has no kernel")
 
     for takes in (kernels.flash_takes, kernels.splash_takes):
-        assert not takes(jnp.ones((1, 2, 3, 4, 8)), jnp.ones((1, 2, 4, 8)))
+        assert not takes(jnp.ones((1, 2, 3, 4, 8)), jnp.ones((1, 2, 4, 8)), None, None)
     here = kernels.CPU._replace(fused=fused, takes=kernels.splash_takes)
     monkeypatch.setattr(kernels, "CPU", here)
     lm, batch = _reader("llama-gqa")
@@ -159,12 +171,11 @@ def test_what_kernels_do_not_take_goes_in_blocks(monkeypatch):
 
 
 @pytest.mark.parametrize("case", ["gemma2-gqa", "gptoss-gqa"])
-def test_caps_and_sinks_go_in_blocks(case, monkeypatch):
+def test_caps_and_sinks_go_in_blocks_on_a_gpu(case, monkeypatch):
     def fused(*arrays):
-        raise AssertionError("no kernel knows them")
+        raise AssertionError("cuDNN has neither")
 
-    here = kernels.CPU._replace(fused=fused, takes=lambda q, k: True)
-    monkeypatch.setattr(kernels, "CPU", here)
+    monkeypatch.setattr(kernels, "CPU", kernels.CUDA._replace(fused=fused))
     lm, batch = _reader(case)
     capture.read_jit.clear_cache()
     out = jaxhal.read(lm, batch, {"logprob": jaxhal.TokenLogprob()})

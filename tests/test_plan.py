@@ -44,6 +44,7 @@ def test_a_plan_is_what_the_program_takes(here):
     assert found.weights == sum(leaf.nbytes for leaf in jax.tree.leaves(lm.params))
     assert found.temporaries > 0 and found.fits
     assert found.mesh == {"data": 1, "model": 1} and found.collectives == {}
+    assert found.kernels == found.squares == 0
     assert found.first.flops == bounds.flops(here, SHAPE)
     assert found.first.arithmetic == found.first.flops / 1e12
     # No row of a table has to be read as a whole where no logits are.
@@ -188,20 +189,24 @@ def test_gpus_are_counted(topology):
     [("tpu", "v5e:2x2", "TPU v5 lite"), ("cuda", "h100:4", "NVIDIA H100 80GB HBM3")],
 )
 def test_attention_stays_on_its_device(tmp_path, plugin, topology, kind):
-    """Compiled for real, where the plugin that can is installed."""
+    """Compiled for real, where the plugin that can is installed.
+
+    By its own kernel, of which no scores come out.
+    """
     if plugin not in kernels.installed():
         pytest.skip(f"no plugin compiles for {plugin}")
     small = dict(hidden_size=256, head_dim=32, num_attention_heads=8)
     tiny_lm.write_lm(tmp_path, **small, num_key_value_heads=4)
     code = (
-        "import json, sys; from jaxhal.bench import plan; import jaxhal;"
+        "import json, jaxhal; from jaxhal.bench import plan, read;"
         "from jaxhal.models.families import read_config;"
         f"config = read_config({str(tmp_path)!r});"
-        "reducers = {'lookback': jaxhal.LookbackRatio()};"
-        "mesh = {'data': 2, 'model': 2};"
-        f"some = config, {topology!r}, plan.Shape(4, 256, 64), reducers;"
-        "made = [plan.plan(*some, task=t, mesh=mesh) for t in plan.TASKS];"
-        "print(json.dumps([[m.kind, m.temporaries, m.collectives] for m in made]))"
+        "tapped = {'lookback': jaxhal.LookbackRatio()};"
+        "each = {'read': read.REDUCERS, 'generate': tapped};"
+        "mesh, shape = {'data': 2, 'model': 2}, plan.Shape(4, 256, 64);"
+        f"made = [plan.plan(config, {topology!r}, shape, r, task=t, mesh=mesh)"
+        " for t, r in each.items()];"
+        "print(json.dumps([vars(m) for m in made]))"
     )
     ran = subprocess.run(
         [sys.executable, "-c", code],
@@ -211,9 +216,11 @@ def test_attention_stays_on_its_device(tmp_path, plugin, topology, kind):
     )
     assert ran.returncode == 0, ran.stderr[-3000:]
     reading, writing = json.loads(ran.stdout.splitlines()[-1])
-    for found, temporaries, collectives in (reading, writing):
-        assert found == kind and temporaries > 0 and "all-reduce" in collectives
-    assert set(reading[2]) == {"all-reduce"}
+    for found in (reading, writing):
+        assert found["kind"] == kind and found["temporaries"] > 0
+        assert "all-reduce" in found["collectives"]
+    assert set(reading["collectives"]) == {"all-reduce"}
+    assert reading["kernels"] == 1 and reading["squares"] == 0
 
 
 def test_the_bench_of_what_is_compiled(here, monkeypatch, capsys):

@@ -1,7 +1,8 @@
 """What do large models take of accelerators that are not here?
 
 Programs are compiled for described devices, those whose compiler is installed, and none
-is run.  Models of Llama 3.1's shapes in bfloat16, and of Qwen3-30B-A3B's in int4.
+is run.  Models of Llama 3.1's and Gemma 2's shapes in bfloat16, and in int4 of Llama's,
+Qwen3-30B-A3B's and GPT-OSS 20B's.
 """
 
 import sys
@@ -44,6 +45,41 @@ QWEN3_30B = {
 }
 
 
+GEMMA2_9B = {
+    "model_type": "gemma2",
+    "vocab_size": 256000,
+    "hidden_size": 3584,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 42,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "head_dim": 256,
+    "query_pre_attn_scalar": 256,
+    "sliding_window": 4096,
+    "attn_logit_softcapping": 50.0,
+    "final_logit_softcapping": 30.0,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "max_position_embeddings": 8192,
+}
+GPT_OSS_20B = {
+    "model_type": "gpt_oss",
+    "vocab_size": 201088,
+    "hidden_size": 2880,
+    "intermediate_size": 2880,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "head_dim": 64,
+    "sliding_window": 128,
+    "num_local_experts": 32,
+    "num_experts_per_tok": 4,
+    "max_position_embeddings": 131072,
+    "rope_theta": 150000.0,
+    "attention_bias": True,
+    "tie_word_embeddings": False,
+}
+
+
 class Case(NamedTuple):
     """A model, where it is read, and what; the format of its blocks, if any."""
 
@@ -57,6 +93,9 @@ class Case(NamedTuple):
 CASES = (
     Case("8B", LLAMA_8B, "v5e:2x4", Shape(1, 32768, 512)),
     Case("70B", LLAMA_70B, "v5p:2x2x2", Shape(4, 2048, 256)),
+    Case("8B int4", LLAMA_8B, "v5e:1x1", Shape(1, 2048, 256), "Q4_0"),
+    Case("Gemma 2 9B", GEMMA2_9B, "v5e:2x2", Shape(4, 4096, 256)),
+    Case("GPT-OSS 20B int4", GPT_OSS_20B, "v5e:2x2", Shape(4, 4096, 256), "Q4_0"),
     Case("8B", LLAMA_8B, "h100", Shape(8, 2048, 256)),
     Case("8B", LLAMA_8B, "h100", Shape(1, 32768, 512)),
     Case("30B-A3B int4", QWEN3_30B, "v5e:4x4", Shape(16, 2048, 256), "Q4_0"),
@@ -99,11 +138,15 @@ def _rows(case: Case) -> Iterator[dict]:
     summed = float(every.collectives.get("all-reduce", 0))
     yield row(*about, "all-reduces, a layer's once", summed)
     yield row(*about, "other collectives", moved, target=0.0)
+    metric = "calls of fused attention, a layer's once"
+    yield row(*about, metric, float(every.kernels), target=1.0, better="higher")
     means = _plan(config, case, _RELEVANCE, forward.mesh)
     metric = "GiB of temporaries, relevance means"
     yield row(*about, metric, means.temporaries / 2**30)
     metric = "share of memory, relevance means"
     yield row(*about, metric, means.needed / means.memory, target=0.9)
+    metric = "arrays of heads x tokens x tokens, both"
+    yield row(*about, metric, float(every.squares + means.squares), target=0.0)
 
 
 def _plan(

@@ -41,6 +41,9 @@ _COLLECTIVES = re.compile(
     r" (all-reduce|all-gather|all-to-all|collective-permute|reduce-scatter)"
     r"(?:-start)?\("
 )
+_SHAPE = re.compile(r"\b\w+\[(\d+(?:,\d+)+)\]")
+# Fused attention, as compilers of TPUs and GPUs are asked for it.
+_KERNEL = re.compile(r'custom_call_target="(tpu_custom_call|__cudnn\$fmha\w*)"')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,6 +64,10 @@ class Plan:
     outputs: int = 0  # features, and of responses the cache and what else is kept
     # In the program that reads answers or writes tokens; those of a layer count once.
     collectives: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    # Calls of fused attention, as many, and arrays with a number for every head and two
+    # tokens, in the program that reads answers.
+    kernels: int = 0
+    squares: int = 0
     refused: str = ""  # what the compiler said of a program that is too large
 
     @property
@@ -216,11 +223,15 @@ def _reading(
     batch = _batch(lm, made.shape, rows)
     program = capture.read_jit.lower(lm, batch, named).compile(options)
     memory: Any = program.memory_analysis()  # which these compilers give
+    text = program.as_text() or ""
+    heads = lm.config.num_attention_heads // made.mesh["model"]
     return dataclasses.replace(
         made,
         temporaries=memory.temp_size_in_bytes,
         outputs=memory.output_size_in_bytes,
-        collectives=_collectives(program),
+        collectives=_collectives(text),
+        kernels=len(_KERNEL.findall(text)),
+        squares=_squares(text, heads, made.shape.tokens),
     )
 
 
@@ -273,12 +284,25 @@ def _generating(
         step=step._replace(moving=step.moving + moved / peak.bytes),
         temporaries=max(before.temp_size_in_bytes, after.temp_size_in_bytes + again),
         outputs=before.output_size_in_bytes,
-        collectives=_collectives(going),
+        collectives=_collectives(going.as_text() or ""),
     )
 
 
-def _collectives(program: Any) -> Mapping[str, int]:
-    return collections.Counter(_COLLECTIVES.findall(program.as_text() or ""))
+def _collectives(text: str) -> Mapping[str, int]:
+    return collections.Counter(_COLLECTIVES.findall(text))
+
+
+def _squares(text: str, heads: int, tokens: int) -> int:
+    """Arrays of a program that have a number for each of some heads and two tokens.
+
+    >>> _squares("f32[2,4,64,64]{3,2,1,0} bf16[64,64] f32[8,8,64]", 4, 64)
+    1
+    """
+    shapes = {tuple(map(int, one.split(","))) for one in _SHAPE.findall(text)}
+    least = heads * tokens**2
+    return sum(
+        shape.count(tokens) >= 2 and math.prod(shape) >= least for shape in shapes
+    )
 
 
 def _bytes(arrays: Any) -> int:

@@ -32,9 +32,10 @@ class Platform(NamedTuple):
     segments: int
     # Whether products of 16 bits are asked for in that type, though summed in more.
     rounds: bool = False
-    # (q, k, v, valid, windows, window) -> what all rows mix, where `takes(q, k)`.
+    # (q, k, v, valid, windows, window, cap, sink) -> what all rows mix, where
+    # `takes(q, k, cap, sink)`.
     fused: Callable[..., Array] | None = None
-    takes: Callable[[Array, Array], bool] = lambda q, k: False
+    takes: Callable[..., bool] = lambda *about: False
 
 
 def flash(
@@ -44,12 +45,15 @@ def flash(
     valid: Bool[Array, "batch seq"],
     windows: tuple[int, ...],
     window: Int[Array, ""],
+    cap: None = None,
+    sink: None = None,
     implementation: Literal["cudnn", "xla"] = "cudnn",
 ) -> Float[Array, "batch kv_heads group seq head"]:
     """Each valid row sees the valid columns up to its own that a window reaches.
 
     As ``jax.nn.dot_product_attention`` has it; ``windows`` are those of all layers.
     """
+    del cap, sink
     batch, kv, group, seq, d = q.shape
     order, place = _packed(valid, seq)
     # A row of padding alone has to have a key to look at.
@@ -80,11 +84,16 @@ def flash(
     return out.transpose(0, 2, 3, 1, 4)
 
 
-def flash_takes(q: Array, k: Array) -> bool:
-    """Heads of up to 128 numbers of 16 bits, which all devices take."""
+def flash_takes(q: Array, k: Array, cap: float | None, sink: Array | None) -> bool:
+    """Heads of up to 128 numbers of 16 bits, which all devices take.
+
+    It caps no scores; and with the sums of its rows, to which a sink would be added, it
+    comes in 16 bits as well.
+    """
     del k
-    d = q.shape[-1]
-    return q.dtype in (jnp.bfloat16, jnp.float16) and d <= 128 and d % 8 == 0
+    d, plain = q.shape[-1], cap is None and sink is None
+    small = q.dtype in (jnp.bfloat16, jnp.float16)
+    return plain and small and d <= 128 and d % 8 == 0
 
 
 def splash(
@@ -94,13 +103,16 @@ def splash(
     valid: Bool[Array, "batch seq"],
     windows: tuple[int, ...],
     window: Int[Array, ""],
+    cap: float | None = None,
+    sink: Float[Array, "1 kv_heads group 1 1"] | None = None,
     interpret: bool = False,
 ) -> Float[Array, "batch kv_heads group seq head"]:
     """What :func:`flash` computes, by JAX's Pallas kernel for TPUs.
 
-    On a mesh each device runs it on its own rows and heads.
+    Of scores up to a cap, and beside a sink for each head, where a model has them.  On
+    a mesh each device runs it on its own rows and heads.
     """
-    attend = functools.partial(_splash, windows=windows, interpret=interpret)
+    attend = functools.partial(_splash, windows=windows, cap=cap, interpret=interpret)
     mesh = jax.typeof(q).sharding.mesh
     if not mesh.empty:  # XLA cannot split a kernel itself
         # Rows that do not divide are copied.
@@ -108,15 +120,17 @@ def splash(
         rows = PartitionSpec("data" if along else None)
         heads = PartitionSpec(*rows, "model" if "model" in mesh.shape else None)
         queries = PartitionSpec(*heads, "group" if "group" in mesh.shape else None)
-        parts = queries, heads, heads, rows, PartitionSpec()
+        sinks = PartitionSpec(None, *queries[1:])
+        parts = queries, heads, heads, rows, PartitionSpec(), sinks
         attend = jax.shard_map(
             attend, mesh=mesh, in_specs=parts, out_specs=queries, check_vma=False
         )
-    return attend(q, k, v, valid, window)
+    return attend(q, k, v, valid, window, sink)
 
 
-def splash_takes(q: Array, k: Array) -> bool:
+def splash_takes(q: Array, k: Array, cap: float | None, sink: Array | None) -> bool:
     """bfloat16, and on a mesh key heads that its devices can share out."""
+    del cap, sink
     mesh = jax.typeof(q).sharding.mesh
     whole = k.shape[1] % mesh.shape.get("model", 1) == 0
     return q.dtype == jnp.bfloat16 and q.shape[-1] % 8 == 0 and whole
@@ -128,7 +142,9 @@ def _splash(
     v: Array,
     valid: Array,
     window: Array,
+    sink: Array | None,
     windows: tuple[int, ...],
+    cap: float | None,
     interpret: bool,
 ) -> Array:
     from jaxhal.models import splash as kernel
@@ -142,10 +158,11 @@ def _splash(
 
     query = taken(q.reshape(batch, -1, seq, d), order)
     key, value = taken(k, order), taken(v, order)
+    sinks = None if sink is None else sink.reshape(-1)
 
     def attend(width: int) -> Callable[[], Array]:
-        left = width - 1 if 0 < width < seq else None
-        return lambda: kernel.attend(query, key, value, block, left, interpret)
+        how = kernel.How(block, width - 1 if 0 < width < seq else None, cap, interpret)
+        return lambda: kernel.attend(query, key, value, sinks, how)
 
     return taken(_by_window(attend, windows, window), place).reshape(q.shape)
 

@@ -209,11 +209,11 @@ class Attention(nnx.Module):
         # than columns) cannot know its columns and looks at all of them.
         whole = rows == columns and self.config.causal
         ordinary = (ops.scores, ops.attend) == (STANDARD.scores, STANDARD.attend)
-        plain = whole and ordinary and cap is None and sink is None
-        fused = platform.fused if plain else None
+        fused = platform.fused if whole and ordinary else None
         outputs, seen, segments = [], None, [(0, first)]
-        if fused is not None and platform.takes(q, k):
-            out = fused(q, k, v, geo.key_valid, self.config.windows, window)
+        if fused is not None and platform.takes(q, k, cap, sink):
+            widths = self.config.windows
+            out = fused(q, k, v, geo.key_valid, widths, window, cap, sink)
             outputs, segments = [out], []
         elif whole:
             segments = _segments(first, platform.segments)

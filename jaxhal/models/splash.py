@@ -4,12 +4,21 @@ Imported where a program is traced for one: Pallas takes its time to import.
 """
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 from jax.experimental.pallas.ops.tpu import splash_attention as pallas
 from jaxtyping import Array, Float
+
+
+class How(NamedTuple):
+    """Rows of a block, how far they see, and the cap of their scores, if any."""
+
+    block: int
+    left: int | None
+    cap: float | None
+    interpret: bool
 
 
 class _Window(pallas.LocalMask):
@@ -54,12 +63,12 @@ def attend(
     q: Float[Array, "batch heads size head"],
     k: Float[Array, "batch kv_heads size head"],
     v: Float[Array, "batch kv_heads size head"],
-    block: int,
-    left: int | None,
-    interpret: bool,
+    sinks: Float[Array, " heads"] | None,
+    how: How,
 ) -> Float[Array, "batch heads size head"]:
     """What rows mix of the columns up to their own, and of ``left`` before it."""
     _, heads, size, _ = q.shape
+    block = how.block
     blocks = pallas.BlockSizes(
         block_q=block,
         block_kv=block,
@@ -71,10 +80,11 @@ def attend(
         block_kv_dq=block,
     )
     kernel: Any = pallas.make_splash_mha(
-        pallas.MultiHeadMask([_Window(size, left)] * heads),
+        pallas.MultiHeadMask([_Window(size, how.left)] * heads),
         block_sizes=blocks,
         head_shards=1,
         q_seq_shards=1,
-        interpret=interpret,
+        attn_logits_soft_cap=how.cap,
+        interpret=how.interpret,
     )
-    return jax.vmap(kernel)(q, k, v)
+    return jax.vmap(lambda q, k, v: kernel(q, k, v, sinks=sinks))(q, k, v)
