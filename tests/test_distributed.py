@@ -92,6 +92,46 @@ def test_two_processes_do_what_one_does_also_when_one_is_killed(folder):
     assert not list((folder / "both").glob(".*"))
 
 
+def shared(first, second):
+    """What two did that go on from the first part of each, and end well."""
+    did = [[child.says()] for child in (first, second)]
+    assert did[0] != did[1]
+    for child in (first, second):
+        child.line.send("go on alone")
+    for one, child in zip(did, (first, second), strict=True):
+        code, rest, said = child.ended()
+        assert code == 0, said
+        one += rest
+    return Counter(sum(did, []))
+
+
+def test_slurm_tells_the_processes_of_each_other(folder):
+    """As ``srun --ntasks=2`` starts them; JAX finds host and port in its variables."""
+    number = int(job()[0][distributed._ADDRESS].rpartition(":")[2])
+    slurm = {
+        "SLURM_JOB_ID": str(number),
+        "SLURM_STEP_NODELIST": "localhost",
+        "SLURM_STEP_NUM_NODES": "1",
+        "SLURM_NTASKS": "2",
+    }
+    command = ["run", "config.yaml", "--distributed", "store=slurm", "out=slurmed"]
+    places = [
+        slurm | {"SLURM_PROCID": number, "SLURM_LOCALID": number} for number in "01"
+    ]
+    counts = shared(*(Child(command, folder, place) for place in places))
+    assert set(counts.values()) == {1}
+    assert table(folder / "slurmed") == table(folder / "runs")
+
+
+def test_runs_that_know_nothing_of_each_other_share_a_store(folder):
+    command = ["run", "config.yaml", "store=known"]
+    waits = {"JAXHAL_TESTS": "1"}  # which says nothing but that it is told to go on
+    each = (Child([*command, f"out={out}"], folder, waits) for out in ("a", "b"))
+    counts = shared(*each)
+    assert set(counts.values()) == {1}
+    assert table(folder / "a") == table(folder / "b") == table(folder / "runs")
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
