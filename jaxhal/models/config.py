@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
 
 from jaxhal.io.showing import shown
-from jaxhal.models.rope_config import Rope, rope_from
-from jaxhal.models.settings import LAYERS, LENGTH, VOCABULARY, Settings
+from jaxhal.models.rope_config import Rope, rope_of
+from jaxhal.models.settings import LENGTH, VOCABULARY, Settings
 
 # What parameters that are stacked over layers begin with.
 STACKS = ("blocks.", "borrowing_blocks.")
@@ -244,20 +244,14 @@ def build(
 
     ``switches`` hold fields that have another value than Llama's settings give them.
     """
-    layers, hidden = layer_count(raw), raw.whole("hidden_size")
-    heads = raw.whole("num_attention_heads")
-    length = raw.whole("max_position_embeddings", 2048, most=LENGTH)
+    layers, hidden = raw.layer_count(), raw.whole("hidden_size")
+    heads, longest = raw.whole("num_attention_heads"), raw.context_length()
     if "head_dim" not in raw and hidden % heads:
         raw.refuse("num_attention_heads", f"give a divisor of {hidden}, the width")
-    ropes = switches.get("ropes")
-    if ropes is None:
-        key = "rope_parameters" if raw.get("rope_parameters") else "rope_scaling"
-        theta = raw.number("rope_theta", 10000.0, above=1.0)
-        ropes = (rope_from(raw.inside(key), theta, length),)
+    ropes = switches.get("ropes") or (rope_of(raw),)
     rope = ropes[0]
-    longest = length
     if rope.kind in ("linear", "dynamic", "yarn"):
-        longest = max(length, int(min(rope.factor * rope.original_length, LENGTH)))
+        longest = max(longest, int(min(rope.factor * rope.original_length, LENGTH)))
     # Those of some families follow from other settings.
     inner, shared = (
         switches.get(name) for name in ("intermediate_size", "num_key_value_heads")
@@ -266,7 +260,7 @@ def build(
         "vocab_size": raw.whole("vocab_size", most=VOCABULARY),
         "intermediate_size": inner or raw.whole("intermediate_size", most=VOCABULARY),
         "num_key_value_heads": shared or raw.whole("num_key_value_heads", heads),
-        "head_dim": raw.whole("head_dim", hidden // heads),
+        "head_dim": raw.head_dim(),
         "context_length": longest,
         "norm_eps": raw.number("rms_norm_eps", 1e-6),
         "activation": activation(raw, "hidden_act", "silu"),
@@ -318,10 +312,6 @@ def attention_bias(raw: Settings) -> dict[str, Any]:
     return dict.fromkeys(("qkv_bias", "o_bias"), raw.flag("attention_bias"))
 
 
-def layer_count(raw: Settings) -> int:
-    return raw.whole("num_hidden_layers", most=LAYERS)
-
-
 def sliding(raw: Settings, default: Sequence[int | bool]) -> tuple[int, ...]:
     """1 for each layer that sees a window alone: by ``layer_types``, else default."""
     if not raw.get("layer_types"):
@@ -330,12 +320,19 @@ def sliding(raw: Settings, default: Sequence[int | bool]) -> tuple[int, ...]:
     return tuple(map(kinds.index, raw.each("layer_types", kinds, len(default))))
 
 
-def windows(raw: Settings, period: int, default: int) -> tuple[int, ...]:
-    """Of each layer; of every ``period`` all but the last see one, unless it says."""
-    every = range(1, layer_count(raw) + 1)
+def windowed(
+    raw: Settings, slides: Sequence[int | bool], default: int = 0
+) -> dict[str, Any]:
+    """Those of the layers that see one; 0 is none where that is the default."""
+    window = raw.whole("sliding_window", default, least=min(default, 1), most=LENGTH)
+    return {"windows": tuple(window * one for one in slides)}
+
+
+def in_turns(raw: Settings, period: int, default: int) -> dict[str, Any]:
+    """Of every ``period`` layers all but the last see a window, unless it says."""
+    every = range(1, raw.layer_count() + 1)
     slides = sliding(raw, [number % period != 0 for number in every])
-    window = raw.whole("sliding_window", default, most=LENGTH)
-    return tuple(window * one for one in slides)
+    return windowed(raw, slides, default)
 
 
 def sparse(raw: Settings) -> dict[str, Any]:
@@ -353,7 +350,7 @@ def wide(raw: Settings) -> dict[str, Any]:
 
 def delta_from(raw: Settings) -> Delta | None:
     """All layers but every fourth have it, unless the settings say which."""
-    layers, interval = layer_count(raw), raw.whole("full_attention_interval", 4)
+    layers, interval = raw.layer_count(), raw.whole("full_attention_interval", 4)
     linear = [(layer + 1) % interval != 0 for layer in range(layers)]
     if raw.get("layer_types"):
         kinds = raw.each("layer_types", ("full_attention", "linear_attention"), layers)

@@ -8,45 +8,29 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from jaxhal.models import gemma, qwen
+from jaxhal.models import gemma, qwen, tables
 from jaxhal.models.config import (
     TEXT_OF,
     Config,
     Family,
     attention_bias,
-    layer_count,
+    in_turns,
     of_family,
     sliding,
     sparse,
     text_part,
     wide,
-    windows,
+    windowed,
 )
 from jaxhal.models.rope_config import (
     Rope,
-    rope_from,
+    rope_of,
     rope_settings,
     ropes_by_kind,
     rotary_dim,
 )
 from jaxhal.models.settings import LENGTH, Settings, read_json
-from jaxhal.models.tables import (
-    GATE_UP,
-    GPT_OSS,
-    GRANITE4,
-    LLAMA,
-    OLMO,
-    Origin,
-    experts,
-    falcon_table,
-    fused,
-    glm4_table,
-    gpt2_table,
-    like_llama,
-    origins,
-    qwen3_5_table,
-    split,
-)
+from jaxhal.models.tables import LLAMA, Origin, by_layer, experts, like_llama, origins
 
 #: What :func:`shown` reads.
 SHOWN = Path(__file__).with_suffix(".json")
@@ -90,7 +74,8 @@ def from_huggingface(raw: Mapping[str, Any], where: str = "config.json") -> Conf
 def huggingface_table(config: Config) -> Mapping[str, Origin]:
     """The key table of a Hugging Face checkpoint."""
     table = FAMILIES[config.family].table
-    return origins(LLAMA) if table is None else table(config)
+    table = origins(LLAMA) if table is None else table(config)
+    return by_layer(table, config)
 
 
 def _llama(raw: Settings) -> dict[str, Any]:
@@ -99,19 +84,16 @@ def _llama(raw: Settings) -> dict[str, Any]:
 
 def _mistral(raw: Settings) -> dict[str, Any]:
     """All layers see a window, or none does."""
-    window = raw.whole("sliding_window", 0, least=0, most=LENGTH)
-    return {"windows": (window,) * layer_count(raw)}
+    return windowed(raw, [1] * raw.layer_count())
 
 
 def _qwen(raw: Settings) -> dict[str, Any]:
     """The layers above the first few may see a window."""
-    layers = layer_count(raw)
-    window = raw.whole("sliding_window", 0, least=0, most=LENGTH)
+    layers = raw.layer_count()
     if not raw.flag("use_sliding_window"):
-        return {}
+        return windowed(raw, [0] * layers)
     first = raw.whole("max_window_layers", layers, least=0)
-    default = [layer >= first for layer in range(layers)]
-    return {"windows": tuple(window * slides for slides in sliding(raw, default))}
+    return windowed(raw, sliding(raw, [n >= first for n in range(layers)]))
 
 
 def _qwen3(raw: Settings) -> dict[str, Any]:
@@ -131,32 +113,29 @@ def _qwen3_moe(raw: Settings) -> dict[str, Any]:
 
 def _gpt_oss(raw: Settings) -> dict[str, Any]:
     raw.inside("quantization_config").one_of("quant_method", "mxfp4", ("mxfp4",))
-    found = {"windows": windows(raw, 2, 128)}
-    found |= {"gate_limit": raw.number("swiglu_limit", 7.0)}
-    return attention_bias(raw) | sparse(raw) | found
+    limit = {"gate_limit": raw.number("swiglu_limit", 7.0)}
+    return attention_bias(raw) | sparse(raw) | in_turns(raw, 2, 128) | limit
 
 
 def _olmo3(raw: Settings) -> dict[str, Any]:
     """Three layers of four see a window, and turn unscaled."""
-    found, theta = windows(raw, 4, 4096), raw.number("rope_theta", 500000.0, above=1.0)
-    by_kind = ropes_by_kind(raw, found, theta, theta)
-    return attention_bias(raw) | {"windows": found} | by_kind
+    found, theta = in_turns(raw, 4, 4096), raw.number("rope_theta", 5e5, above=1.0)
+    by_kind = ropes_by_kind(raw, found["windows"], theta, theta)
+    return attention_bias(raw) | found | by_kind
 
 
 def _smollm3(raw: Settings) -> dict[str, Any]:
     """Every fourth layer is without positions, unless the settings say which."""
-    layers, length = layer_count(raw), raw.whole("max_position_embeddings", most=LENGTH)
+    layers = raw.layer_count()
     interval = raw.whole("no_rope_layer_interval", 4)
     bare = [(layer + 1) % interval == 0 for layer in range(layers)]
     if raw.get("no_rope_layers"):
         bare = [not turns for turns in raw.wholes("no_rope_layers", layers, most=1)]
-    window = raw.whole("sliding_window", 0, least=0, most=LENGTH)
     slides = sliding(raw, bare) if raw.flag("use_sliding_window") else [0] * layers
-    theta = raw.number("rope_theta", 2e6, above=1.0)
     return _llama(raw) | {
-        "ropes": (rope_from(rope_settings(raw), theta, length), Rope(kind="none")),
+        **windowed(raw, slides),
+        "ropes": (rope_of(raw, 2e6), Rope(kind="none")),
         "rope_of_layer": tuple(map(int, bare)),
-        "windows": tuple(window * one for one in slides),
     }
 
 
@@ -175,34 +154,26 @@ def _granite4(raw: Settings) -> dict[str, Any]:
         raw.refuse("num_local_experts", "only those without experts are computed")
     if not raw.get("layer_types"):
         raw.refuse("layer_types", "give that of each layer")
-    raw.each("layer_types", ("attention", "full_attention"), layer_count(raw))
+    raw.each("layer_types", ("attention", "full_attention"), raw.layer_count())
     turned = raw.one_of("position_embedding_type", "nope", ("rope", "nope")) == "rope"
     return _granite(raw) | ({} if turned else {"ropes": (Rope(kind="none"),)})
 
 
 def _phi3(raw: Settings) -> dict[str, Any]:
     """``su`` and ``yarn`` are what older settings call ``longrope``."""
-    length = raw.whole("max_position_embeddings", 4096, most=LENGTH)
-    original = raw.whole("original_max_position_embeddings", length, most=LENGTH)
-    nested = rope_settings(raw)
+    nested, length = rope_settings(raw), "original_max_position_embeddings"
     key = "rope_type" if "rope_type" in nested else "type"
     if nested.get(key) in ("su", "yarn"):
         nested = nested.over({key: "longrope"})
-    theta = raw.number("rope_theta", 10000.0, above=1.0)
-    rope = rope_from(
-        nested.over({"original_max_position_embeddings": original, **nested}),
-        theta,
-        length,
-    )
-    return _mistral(raw) | {
-        "ropes": (rope,),
-        "rotary_dim": rotary_dim(raw, nested, 1.0),
-    }
+    original = raw.whole(length, raw.context_length(), most=LENGTH)
+    nested = nested.over({length: original, **nested})
+    rope = rope_of(raw.over({"rope_parameters": nested}))
+    return _mistral(raw) | {"ropes": (rope,), "rotary_dim": rotary_dim(raw, 1.0)}
 
 
 def _glm4(raw: Settings) -> dict[str, Any]:
-    part = rotary_dim(raw, rope_settings(raw), 0.5)
-    return {"qkv_bias": raw.flag("attention_bias"), "rotary_dim": part}
+    bias = raw.flag("attention_bias")
+    return {"qkv_bias": bias, "rotary_dim": rotary_dim(raw, 0.5)}
 
 
 def _ministral3(raw: Settings) -> dict[str, Any]:
@@ -211,11 +182,10 @@ def _ministral3(raw: Settings) -> dict[str, Any]:
     nested = rope_settings(raw)
     beta = nested.number("llama_4_scaling_beta", 0.0, least=0.0)
     original = nested.whole("original_max_position_embeddings", 16384, most=LENGTH)
-    length = raw.whole("max_position_embeddings", 262144, most=LENGTH)
     return _mistral(raw) | {
         "query_growth": (beta, original) if beta else None,
         # The published length already counts the scaling.
-        "context_length": length,
+        "context_length": raw.context_length(),
     }
 
 
@@ -275,7 +245,7 @@ FAMILIES = {
         _gpt_oss,
         defaults=_GPT_OSS,
         only={"swiglu_alpha": 1.702},
-        table=like_llama({}, GPT_OSS),
+        table=like_llama({}, tables.GPT_OSS),
     ),
     "falcon": Family(
         _PLAIN,
@@ -289,7 +259,7 @@ FAMILIES = {
         },
         defaults=_TIED | {"hidden_act": "gelu"},
         only={"alibi": False},
-        table=falcon_table,
+        table=tables.falcon_table,
         bare="transformer.",
     ),
     "gpt2": Family(
@@ -311,7 +281,7 @@ FAMILIES = {
             "reorder_and_upcast_attn": False,
             "scale_attn_weights": True,
         },
-        table=gpt2_table,
+        table=like_llama({}, tables.GPT2),
         bare="transformer.",
     ),
     "gemma2": Family(
@@ -344,7 +314,7 @@ FAMILIES = {
         rule=_granite4,
         names={"shared_intermediate_size": "intermediate_size"},
         defaults={"intermediate_size": 1024},
-        table=like_llama({}, GRANITE4),
+        table=like_llama({}, tables.GRANITE4),
     ),
     "smollm3": Family(
         rule=_smollm3,
@@ -354,40 +324,46 @@ FAMILIES = {
         {"qk_norm": "whole", "block": "post"},
         attention_bias,
         defaults={"rms_norm_eps": 1e-5},
-        table=like_llama(OLMO),
+        table=like_llama(tables.OLMO),
     ),
     "olmo3": Family(
         {"qk_norm": "whole", "block": "post"},
         _olmo3,
         defaults={"rms_norm_eps": 1e-5, "max_position_embeddings": 2048},
-        table=like_llama(OLMO),
+        table=like_llama(tables.OLMO),
     ),
     "phi3": Family(
         rule=_phi3,
-        defaults={"rms_norm_eps": 1e-5},
-        table=like_llama(
-            {}, fused("model.layers.{}.self_attn.qkv_proj", split), GATE_UP
-        ),
+        defaults={"rms_norm_eps": 1e-5, "max_position_embeddings": 4096},
+        table=like_llama({}, tables.QKV_PROJ, tables.GATE_UP),
     ),
     "glm4": Family(
         {"block": "sandwich"},
         _glm4,
         defaults={"rms_norm_eps": 1.5625e-7, "attention_bias": True, "head_dim": 128},
-        table=glm4_table,
+        table=like_llama(tables.GLM4, tables.GATE_UP, tables.PAIRED),
     ),
     "qwen3_5_text": Family(
-        qwen.SWITCHES, qwen.qwen3_5, defaults=qwen.DEFAULTS, table=qwen3_5_table
+        qwen.SWITCHES,
+        qwen.qwen3_5,
+        defaults=qwen.DEFAULTS,
+        table=like_llama({}, tables.QWEN3_5),
     ),
     "qwen3_5_moe_text": Family(
         qwen.SWITCHES_MOE,
         qwen.qwen3_5_moe,
         names={"shared_expert_intermediate_size": "intermediate_size"},
         defaults=qwen.DEFAULTS_MOE,
-        table=qwen.table_moe,
+        table=like_llama({}, tables.QWEN3_5, qwen.EXPERTS),
     ),
     "ministral3": Family(
         rule=_ministral3,
-        defaults={"rms_norm_eps": 1e-5, "head_dim": 128, "rope_theta": 1e6},
+        defaults={
+            "rms_norm_eps": 1e-5,
+            "head_dim": 128,
+            "rope_theta": 1e6,
+            "max_position_embeddings": 262144,
+        },
     ),
 }
 MODEL_TYPES = frozenset({*FAMILIES, *TEXT_OF})

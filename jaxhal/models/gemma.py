@@ -7,21 +7,12 @@ from jaxhal.models.config import (
     Full,
     activation,
     attention_bias,
-    layer_count,
+    in_turns,
     sparse,
-    windows,
 )
 from jaxhal.models.rope_config import Rope, rope_from, ropes_by_kind
-from jaxhal.models.settings import LENGTH, VOCABULARY, Settings
-from jaxhal.models.tables import (
-    LLAMA,
-    Origin,
-    Table,
-    by_layer,
-    experts_together,
-    origins,
-    same,
-)
+from jaxhal.models.settings import VOCABULARY, Settings
+from jaxhal.models.tables import LLAMA, Origin, Table, experts_together, origins, same
 
 DEFAULTS = {
     "max_position_embeddings": 8192,
@@ -64,9 +55,9 @@ _NAMES4 |= {
     for part in ("gate", "up", "down")
 }
 _SCALES4 = {
-    "blocks.scale": "layer_scalar",
-    "blocks.mlp.scale": "router.per_expert_scale",
-    "blocks.shared.router_norm.scale": "router.scale",
+    "blocks.scale": Origin("model.layers.{}.layer_scalar", same),
+    "blocks.mlp.scale": Origin("model.layers.{}.router.per_expert_scale", same),
+    "blocks.shared.router_norm.scale": Origin("model.layers.{}.router.scale", same),
 }
 
 
@@ -75,7 +66,7 @@ def _rule(raw: Settings) -> dict[str, Any]:
     cap = raw.number("final_logit_softcapping", 0.0, least=0.0)
     return attention_bias(raw) | {
         # The published length already counts the scaling of the global layers.
-        "context_length": _length(raw),
+        "context_length": raw.context_length(),
         "activation": activation(raw, "hidden_activation", "gelu_pytorch_tanh"),
         "embedding_scale": raw.whole("hidden_size") ** 0.5,
         "logit_cap": cap or None,
@@ -85,7 +76,7 @@ def _rule(raw: Settings) -> dict[str, Any]:
 def gemma2(raw: Settings, period: int = 2) -> dict[str, Any]:
     cap = raw.number("attn_logit_softcapping", 0.0, least=0.0)
     return _rule(raw) | {
-        "windows": windows(raw, period, 4096),
+        **in_turns(raw, period, 4096),
         "attention_scale": raw.number("query_pre_attn_scalar", 256.0) ** -0.5,
         "attention_cap": cap or None,
     }
@@ -102,16 +93,14 @@ def gemma4(raw: Settings) -> dict[str, Any]:
     """
     if raw.get("use_bidirectional_attention", "vision") != "vision":
         raw.refuse("use_bidirectional_attention", "give null; text is read one way")
-    seen = windows(raw, 6, 512)
+    found = _rule(raw) | in_turns(raw, 6, 512)
+    seen = found["windows"]
     if seen[-1]:
         raw.refuse("layer_types", "give the last layer full_attention")
-    nested, length = raw.inside("rope_parameters"), _length(raw)
-    found = _rule(raw) | {
-        "windows": seen,
-        "ropes": (rope_from(nested.inside("sliding_attention"), 10000.0, length),),
-        "full": _full(raw, tuple(n for n, one in enumerate(seen) if not one)),
-    }
-    layers = layer_count(raw)
+    nested = raw.inside("rope_parameters").inside("sliding_attention")
+    found["ropes"] = (rope_from(nested, 10000.0, raw.context_length()),)
+    found["full"] = _full(raw, tuple(n for n, one in enumerate(seen) if not one))
+    layers = raw.layer_count()
     borrowing = raw.whole("num_kv_shared_layers", 0, least=0, most=layers)
     if borrowing:
         if {*map(bool, seen[-borrowing:])} - {*map(bool, seen[:-borrowing])}:
@@ -128,10 +117,6 @@ def gemma4(raw: Settings) -> dict[str, Any]:
         found |= sparse(raw) | {"norm_topk_prob": True}
         found |= {"shared": "normed", "expert_size": inner}
     return found
-
-
-def _length(raw: Settings) -> int:
-    return raw.whole("max_position_embeddings", most=LENGTH)
 
 
 def _full(raw: Settings, layers: tuple[int, ...]) -> Full:
@@ -184,9 +169,5 @@ def _proportional(raw: Settings, head: int) -> Rope:
 
 
 def table4(config: Config) -> Table:
-    table = origins(LLAMA | _NAMES4)
-    for ours, stored in _SCALES4.items():
-        table[ours] = Origin(f"model.layers.{{}}.{stored}", same)
-    if config.num_experts:
-        table |= experts_together("model.layers.{}.experts")
-    return by_layer(table, config)
+    some = experts_together("model.layers.{}.experts") if config.num_experts else {}
+    return origins(LLAMA | _NAMES4) | _SCALES4 | some

@@ -210,8 +210,7 @@ _QKV = fused("blk.{}.attn_qkv", split)
 _GATE_UP = fused("blk.{}.ffn_up", halves, GATED)
 # What turns together lies side by side: llama.cpp's converter puts it so, GLM-4 has it
 # so in its checkpoint.
-_PAIRED = origins({QKV[0]: _TABLE[QKV[0]]}, unpaired("num_attention_heads"))
-_PAIRED |= origins({QKV[1]: _TABLE[QKV[1]]}, unpaired("num_key_value_heads"))
+_PAIRED = origins({name: _TABLE[name] for name in QKV[:2]}, unpaired)
 _PARTS = (*GATED, "blocks.mlp.down_proj")
 _EXPERTS = origins({"blocks.mlp.router": "blk.{}.ffn_gate_inp"})
 _EXPERTS |= origins({x: f"{_TABLE[x]}_exps" for x in _PARTS}, transpose_each)
@@ -224,10 +223,12 @@ _GPT_OSS = _EXPERTS | _MIDDLE
 _GPT_OSS |= {f"{x}.bias": Origin(f"{_TABLE[x]}_exps.bias", same) for x in _PARTS}
 _GPT_OSS["blocks.self_attn.sinks"] = Origin("blk.{}.attn_sinks.weight", same)
 _QWEN3_5 = _MIDDLE | gated_delta(
-    _TABLE[QKV[0]], "blk.{}.attn_qkv", "blk.{}.ssm_conv1d.weight"
+    _TABLE[QKV[0]],
+    "blk.{}.attn_qkv",
+    "blk.{}.ssm_conv1d.weight",
+    Origin("blk.{}.ssm_a", _log_of_less),
+    "blk.{}.ssm_dt.bias",
 )
-_QWEN3_5["blocks.linear_attn.log_decay"] = Origin("blk.{}.ssm_a", _log_of_less)
-_QWEN3_5["blocks.linear_attn.decay_bias"] = Origin("blk.{}.ssm_dt.bias", same)
 _GEMMA4 = {"blocks.scale": Origin("blk.{}.layer_output_scale.weight", same)}
 _SHARED = {x: x.replace(".mlp.", ".shared.mlp.") for x in _PARTS}
 _NORMED = {"norm": "ffn_norm", "post_norm": "post_ffw_norm_1"}
@@ -271,5 +272,5 @@ def gguf_table(config: Config) -> Table:
     if config.norm_offset:
         for path, origin in table.items():
             if path.endswith("norm.scale") and ".linear_attn." not in path:
-                table[path] = Origin(origin.name, _less_one)
+                table[path] = origin._replace(turn=_less_one)
     return by_layer(table, config)

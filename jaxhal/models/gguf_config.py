@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from jaxhal.models.config import Config, build, check_family, layer_count
+from jaxhal.models.config import Config, build, check_family
 from jaxhal.models.families import FAMILIES
 from jaxhal.models.gguf import GGUFSource
-from jaxhal.models.gguf_families import LEFT_OUT, head_dim
+from jaxhal.models.gguf_families import LEFT_OUT
 from jaxhal.models.settings import LENGTH, VOCABULARY, Settings
 
 # The architectures, and the metadata of one, by the names of a config.json.
@@ -112,7 +112,7 @@ def config_from_gguf(source: GGUFSource) -> Config:
     raw = raw.over({"sliding_window": window or None})
     family, turned = FAMILIES[raw["model_type"]], _turned(raw)
     ruled = family.rule(raw)
-    slides = ruled.get("windows", (1,) * layer_count(raw))
+    slides = ruled.get("windows", (1,) * raw.layer_count())
     qk_norm = family.switches.get("qk_norm", "head")
     # The file says by its tensors which parts a model has, whatever its family.
     switches = {
@@ -120,7 +120,7 @@ def config_from_gguf(source: GGUFSource) -> Config:
         **ruled,
         "norm_eps": raw.number("rms_norm_eps"),
         "windows": tuple(window * (one > 0) for one in slides),
-        "rotary_dim": None if turned == head_dim(raw) else turned,
+        "rotary_dim": None if turned == raw.head_dim() else turned,
         "qkv_bias": not parts.isdisjoint(("attn_q.bias", "attn_qkv.bias")),
         "o_bias": "attn_output.bias" in parts,
         "mlp_bias": not parts.isdisjoint(("ffn_down.bias", "ffn_down_exps.bias")),
@@ -170,7 +170,7 @@ def _settings(source: GGUFSource) -> Settings:
             "hidden_act": family.defaults.get("hidden_act", "silu"),
             "rope_theta": raw.number("rope_theta", 10000.0, above=1.0),
             "rope_scaling": _scaling(stored, source, _turned(raw) // 2),
-            "layer_types": _layer_types(stored, layer_count(raw), arch in _LISTED),
+            "layer_types": _layer_types(stored, raw.layer_count(), arch in _LISTED),
         }
     )
     raw = LEFT_OUT[arch](raw, source) if arch in LEFT_OUT else raw
@@ -188,7 +188,7 @@ def _named(stored: Settings, names: Mapping[str, str]) -> Settings:
 
 def _turned(raw: Settings) -> int:
     """Channels of a head that turn."""
-    turned = raw.whole("rotary_dim", head_dim(raw), most=head_dim(raw))
+    turned = raw.whole("rotary_dim", raw.head_dim(), most=raw.head_dim())
     if turned % 2 and "rotary_dim" in raw:
         raw.refuse("rotary_dim", "give an even number, channels turn in pairs")
     return turned

@@ -2,17 +2,11 @@
 
 from collections.abc import Callable, Mapping, Sequence
 
-from jaxhal.models.config import layer_count
 from jaxhal.models.families import FAMILIES
 from jaxhal.models.gguf import GGUFSource
 from jaxhal.models.settings import LENGTH, VOCABULARY, Settings
 
 _KV_HEADS = "num_key_value_heads"
-
-
-def head_dim(raw: Settings) -> int:
-    heads = raw.whole("num_attention_heads")
-    return raw.whole("head_dim", raw.whole("hidden_size") // heads)
 
 
 def _falcon(raw: Settings, source: GGUFSource) -> Settings:
@@ -24,8 +18,8 @@ def _falcon(raw: Settings, source: GGUFSource) -> Settings:
 
 def _gemma(raw: Settings, large: int) -> Settings:
     """Queries are scaled by head, but by width over heads in the largest model."""
-    by_head = head_dim(raw)
-    if layer_count(raw) == large:
+    by_head = raw.head_dim()
+    if raw.layer_count() == large:
         by_head = raw.whole("hidden_size") // raw.whole("num_attention_heads")
     return raw.over({"query_pre_attn_scalar": by_head})
 
@@ -45,10 +39,10 @@ def _granite(raw: Settings, source: GGUFSource) -> Settings:
                 "num_key_value_heads", "only attention in all layers is computed"
             )
         raw = raw.over({"num_key_value_heads": counts[0]})
-    raw = raw.filled({"attention_multiplier": head_dim(raw) ** -0.5})
+    raw = raw.filled({"attention_multiplier": raw.head_dim() ** -0.5})
     if raw.flag("finetuned", True):  # by which llama.cpp says that layers turn
         return raw
-    dense = {"num_local_experts": 0, "layer_types": ["attention"] * layer_count(raw)}
+    dense = {"num_local_experts": 0, "layer_types": ["attention"] * raw.layer_count()}
     return raw.over({"model_type": "granitemoehybrid", **dense})
 
 
@@ -80,7 +74,7 @@ def _qwen3_5(raw: Settings, source: GGUFSource) -> Settings:
     heads, inner = raw.whole("linear_num_value_heads"), raw.whole("linear_inner_size")
     if inner % heads:
         raw.refuse("linear_inner_size", f"give a multiple of the {heads} heads")
-    layers = layer_count(raw)
+    layers = raw.layer_count()
     own = layers - raw.whole("mtp_num_hidden_layers", 0, least=0, most=layers - 1)
     kinds = raw.get("layer_types")
     return raw.over(
@@ -107,7 +101,7 @@ def _gemma4(raw: Settings, source: GGUFSource) -> Settings:
     raw.number("rope_local_base_freq")
     raw.number("final_logit_softcapping", least=0.0)
     raw.inside("rope_scaling").only({"rope_type": "none"})
-    layers, kinds = layer_count(raw), raw.get("layer_types", [])
+    layers, kinds = raw.layer_count(), raw.get("layer_types", [])
     full = [n for n, kind in enumerate(kinds) if kind == "full_attention"]
     if not full:
         raw.refuse("layer_types", "say which layers see all keys, among them the last")
@@ -148,7 +142,7 @@ def _of(raw: Settings, key: str, layers: Sequence[int]) -> int:
     """What is said of each of these layers, or once of all there are."""
     if not isinstance(raw.get(key), list):
         return raw.whole(key, most=VOCABULARY)
-    each = raw.wholes(key, layer_count(raw), least=1, most=VOCABULARY)
+    each = raw.wholes(key, raw.layer_count(), least=1, most=VOCABULARY)
     if len({each[n] for n in layers}) != 1:
         raw.refuse(key, "only the same in all layers of a kind is computed")
     return each[layers[0]]

@@ -1,9 +1,11 @@
 """Rotary positions: how a checkpoint describes them."""
 
 import dataclasses
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from jaxhal.models.settings import LENGTH, Settings
+
+_Scaled = Literal["default", "linear", "dynamic", "yarn", "llama3", "longrope"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -12,16 +14,7 @@ class Rope:
 
     theta: float = 10000.0
     # none: of layers without positions; proportional: the first `pairs` turn alone.
-    kind: Literal[
-        "default",
-        "linear",
-        "dynamic",
-        "yarn",
-        "llama3",
-        "longrope",
-        "proportional",
-        "none",
-    ] = "default"
+    kind: _Scaled | Literal["proportional", "none"] = "default"
     factor: float = 1.0
     original_length: int = 0
     low_freq_factor: float = 1.0
@@ -44,13 +37,10 @@ class Rope:
         return self.kind in ("dynamic", "longrope")
 
 
-_ROPES = ("default", "linear", "dynamic", "yarn", "llama3", "longrope")
-
-
 def rope_from(raw: Settings, theta: float, length: int) -> Rope:
     """One rotary description; ``raw`` is ``rope_scaling`` or ``rope_parameters``."""
     key = "rope_type" if "rope_type" in raw else "type"
-    kind: Any = raw.one_of(key, "default", _ROPES)
+    kind: Any = raw.one_of(key, "default", get_args(_Scaled))
     if kind not in ("default", "longrope") and "factor" not in raw:
         raw.refuse("factor", f"rope scaling {kind!r} needs one")
     original = length
@@ -70,23 +60,25 @@ def rope_from(raw: Settings, theta: float, length: int) -> Rope:
     }
     if kind == "longrope":
         values.setdefault("factor", length / original)
-        for name, key in (
-            ("divisors", "short_factor"),
-            ("long_divisors", "long_factor"),
-        ):
-            values[name] = tuple(raw.numbers(key))
+        values["divisors"] = tuple(raw.numbers("short_factor"))
+        values["long_divisors"] = tuple(raw.numbers("long_factor"))
     rope = Rope(**values)
     if kind == "llama3" and rope.low_freq_factor == rope.high_freq_factor:
         raw.refuse("high_freq_factor", "give more than low_freq_factor")
     return rope
 
 
+def rope_of(raw: Settings, theta: float = 10000.0) -> Rope:
+    """That of all layers."""
+    theta = raw.number("rope_theta", theta, above=1.0)
+    return rope_from(rope_settings(raw), theta, raw.context_length())
+
+
 def ropes_by_kind(
     raw: Settings, seen: tuple[int, ...], theta: float, local_theta: float
 ) -> dict[str, Any]:
     """Layers that see a window turn otherwise than those that see all keys."""
-    length = raw.whole("max_position_embeddings", most=LENGTH)
-    nested = raw.inside("rope_parameters")
+    length, nested = raw.context_length(), raw.inside("rope_parameters")
     whole = nested if "full_attention" in nested else raw
     key = "full_attention" if "full_attention" in nested else "rope_scaling"
     theta = raw.number("rope_theta", theta, above=1.0)
@@ -100,18 +92,15 @@ def ropes_by_kind(
 
 def rope_settings(raw: Settings) -> Settings:
     """Of positions, by their new name or the old one."""
-    return raw.inside(
-        "rope_parameters" if raw.get("rope_parameters") else "rope_scaling"
-    )
+    key = "rope_parameters" if raw.get("rope_parameters") else "rope_scaling"
+    return raw.inside(key)
 
 
-def rotary_dim(raw: Settings, nested: Settings, default: float) -> int | None:
+def rotary_dim(raw: Settings, default: float) -> int | None:
     """Channels of a head that turn, where not all do."""
     share = raw.number("partial_rotary_factor", default)
-    share = nested.number("partial_rotary_factor", share)
-    heads = raw.whole("num_attention_heads")
-    head = raw.whole("head_dim", raw.whole("hidden_size") // heads)
-    part = int(head * share)
+    share = rope_settings(raw).number("partial_rotary_factor", share)
+    part = int((head := raw.head_dim()) * share)
     if part > head or part % 2:
         raw.refuse("partial_rotary_factor", f"give a share of {head} that is even")
     return None if part == head else part

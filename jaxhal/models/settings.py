@@ -149,3 +149,14 @@ class Settings(dict[str, Any]):
         if isinstance(found, Settings):  # which names its own keys
             return found
         return Settings(found, f"{self.where}: {key}")
+
+    def layer_count(self) -> int:
+        return self.whole("num_hidden_layers", most=LAYERS)
+
+    def head_dim(self) -> int:
+        """Channels of a head; where it says nothing, a head's share of the width."""
+        heads = self.whole("num_attention_heads")
+        return self.whole("head_dim", self.whole("hidden_size") // heads)
+
+    def context_length(self) -> int:
+        return self.whole("max_position_embeddings", 2048, most=LENGTH)

@@ -124,20 +124,13 @@ def split_delta(which: int) -> Turn:
     return part
 
 
-def unpaired(heads: str) -> Turn:
-    """Rotary channels of a head that lie side by side in pairs, as two halves.
-
-    ``heads`` is the field that counts the heads.
-    """
-
-    def restore(x: np.ndarray, config: Config) -> np.ndarray:
-        turned, rest = config.rotary_dim or config.head_dim, x.shape[1:]
-        x = x.reshape(getattr(config, heads), config.head_dim, *rest)
-        pairs = x[:, :turned].reshape(len(x), turned // 2, 2, *rest)
-        first = pairs.swapaxes(1, 2).reshape(len(x), turned, *rest)
-        return np.concatenate([first, x[:, turned:]], 1).reshape(-1, *rest).T
-
-    return restore
+def unpaired(x: np.ndarray, config: Config) -> np.ndarray:
+    """Rotary channels of a head that lie side by side in pairs, as two halves."""
+    turned, rest = config.rotary_dim or config.head_dim, x.shape[1:]
+    x = x.reshape(-1, config.head_dim, *rest)
+    pairs = x[:, :turned].reshape(len(x), turned // 2, 2, *rest)
+    first = pairs.swapaxes(1, 2).reshape(len(x), turned, *rest)
+    return np.concatenate([first, x[:, turned:]], 1).reshape(-1, *rest).T
 
 
 def origins(modules: Mapping[str, str], turn: Turn = transpose) -> dict[str, Origin]:
@@ -225,7 +218,7 @@ OLMO = {
     "blocks.post_attention_norm": "model.layers.{}.post_attention_layernorm",
     "blocks.post_mlp_norm": "model.layers.{}.post_feedforward_layernorm",
 }
-_GLM4 = {
+GLM4 = {
     "blocks.post_attention_norm": "model.layers.{}.post_self_attn_layernorm",
     "blocks.post_mlp_norm": "model.layers.{}.post_mlp_layernorm",
 }
@@ -260,26 +253,40 @@ _SHARED = "model.layers.{}.shared_mlp"
 GRANITE4 = fused(f"{_SHARED}.input_linear", halves, GATED)
 GRANITE4 |= origins({"blocks.mlp.down_proj": f"{_SHARED}.output_linear"})
 GATE_UP = fused("model.layers.{}.mlp.gate_up_proj", halves, GATED)
+QKV_PROJ = fused("model.layers.{}.self_attn.qkv_proj", split)
+GPT2 = origins(_GPT2, same) | fused("transformer.h.{}.attn.c_attn", split_columns)
+PAIRED = origins({name: LLAMA[name] for name in QKV[:2]}, unpaired)
 
 
-def gated_delta(q: str, qkv: str, conv: str) -> dict[str, Origin]:
+def gated_delta(
+    q: str, qkv: str, conv: str, decay: Origin, bias: str
+) -> dict[str, Origin]:
     """Where queries come from that are stored with their gates, and those of linear
     attention with keys and values; so are convolutions.
     """
     names = (QKV[0], "blocks.self_attn.output_gate")
     linear = [f"blocks.linear_attn.in_proj_{part}" for part in "qkv"]
     table = fused(q, of_heads, names) | fused(qkv, split_delta, linear)
+    for which, part in enumerate("qkv"):
+        table[f"blocks.linear_attn.conv_{part}"] = Origin(conv, split_delta(which))
     return table | {
-        f"blocks.linear_attn.conv_{part}": Origin(conv, split_delta(which))
-        for which, part in enumerate("qkv")
+        "blocks.linear_attn.log_decay": decay,
+        "blocks.linear_attn.decay_bias": Origin(bias, same),
     }
 
 
 _LINEAR = "model.layers.{}.linear_attn"
-_DELTA = {"blocks.linear_attn.norm": f"{_LINEAR}.norm"} | {
+_DELTA = {
     f"blocks.linear_attn.{name}": f"{_LINEAR}.{name}"
-    for name in ("in_proj_z", "in_proj_a", "in_proj_b", "out_proj")
+    for name in ("in_proj_z", "in_proj_a", "in_proj_b", "norm", "out_proj")
 }
+QWEN3_5 = origins(_DELTA) | gated_delta(
+    LLAMA[QKV[0]],
+    f"{_LINEAR}.in_proj_qkv",
+    f"{_LINEAR}.conv1d.weight",
+    Origin(f"{_LINEAR}.A_log", same),
+    f"{_LINEAR}.dt_bias",
+)
 
 
 def like_llama(
@@ -292,34 +299,10 @@ def like_llama(
     return lambda config: table
 
 
-def gpt2_table(config: Config) -> Table:
-    """It stores its layers as [in, out] already."""
-    parts = fused("transformer.h.{}.attn.c_attn", split_columns)
-    return origins({"lm_head": "lm_head"}) | origins(_GPT2, same) | parts
-
-
 def falcon_table(config: Config) -> Table:
     two = _FALCON_TWO_NORMS if config.block == "parallel_two_norms" else {}
     stored = "transformer.h.{}.self_attention.query_key_value"
     return origins(_FALCON | two) | fused(stored, grouped)
-
-
-def glm4_table(config: Config) -> Table:
-    """Channels that turn together lie side by side."""
-    table = origins(LLAMA | _GLM4) | GATE_UP
-    heads = ("num_attention_heads", "num_key_value_heads")
-    for name, count in zip(QKV[:2], heads, strict=True):
-        table |= origins({name: LLAMA[name]}, unpaired(count))
-    return table
-
-
-def qwen3_5_table(config: Config) -> Table:
-    """A layer has one kind of mixer."""
-    qkv, conv = f"{_LINEAR}.in_proj_qkv", f"{_LINEAR}.conv1d.weight"
-    table = origins(LLAMA | _DELTA) | gated_delta(LLAMA[QKV[0]], qkv, conv)
-    table["blocks.linear_attn.log_decay"] = Origin(f"{_LINEAR}.A_log", same)
-    table["blocks.linear_attn.decay_bias"] = Origin(f"{_LINEAR}.dt_bias", same)
-    return by_layer(table, config)
 
 
 def by_layer(table: Table, config: Config) -> Table:

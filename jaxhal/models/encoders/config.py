@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from jaxhal.io.showing import shown
-from jaxhal.models.config import Config, Family, layer_count, of_family, sliding
+from jaxhal.models.config import Config, Family, of_family, sliding
 from jaxhal.models.encoders import hhem
 from jaxhal.models.rope_config import Rope, rope_from
 from jaxhal.models.settings import LENGTH, Settings, read_json
@@ -193,7 +193,7 @@ def _deberta(raw: Settings) -> dict[str, Any]:
 
 
 def _modernbert(raw: Settings) -> dict[str, Any]:
-    layers = layer_count(raw)
+    layers = raw.layer_count()
     every = raw.whole("global_attn_every_n_layers", 3)
     local = sliding(raw, [layer % every != 0 for layer in range(layers)])
     window = raw.whole("local_attention", 128, least=2, most=LENGTH) // 2
