@@ -100,7 +100,8 @@ def rotary_dim(raw: Settings, default: float) -> int | None:
     """Channels of a head that turn, where not all do."""
     share = raw.number("partial_rotary_factor", default)
     share = rope_settings(raw).number("partial_rotary_factor", share)
-    part = int((head := raw.head_dim()) * share)
+    head = raw.head_dim()
+    part = int(head * share)
     if part > head or part % 2:
         raw.refuse("partial_rotary_factor", f"give a share of {head} that is even")
     return None if part == head else part

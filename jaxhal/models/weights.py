@@ -4,7 +4,7 @@ import fnmatch
 import math
 import re
 from collections.abc import Callable, Collection, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -40,6 +40,69 @@ _IGNORED = (
 )
 
 
+Source = SafetensorsSource | GGUFSource
+Place = Callable[[str, tuple[int, ...]], NamedSharding]
+
+
+class _Parameter(NamedTuple):
+    """A parameter, its outline, and where it comes from."""
+
+    path: str
+    leaf: Any
+    origin: Origin
+
+    @classmethod
+    def of(
+        cls, path: str, leaf: Any, table: Table, present: Collection[str]
+    ) -> "_Parameter":
+        """With its origin among the stored tensors that there are."""
+        one = cls(path, leaf, table[path])
+        if one.origin.instead is None:
+            return one
+        other = one._replace(origin=one.origin.instead)
+        return other if other.names[0] in present else one
+
+    @property
+    def stacked(self) -> bool:
+        """Whether it leads with an axis of layers."""
+        return self.path.startswith(STACKS)
+
+    @property
+    def kernel(self) -> bool:
+        return self.path.endswith(".kernel")
+
+    @property
+    def lead(self) -> int:
+        """How many axes it leads with that a stored tensor of it has not."""
+        return self.stacked + ("{expert}" in self.origin.name)
+
+    @property
+    def names(self) -> list[str]:
+        """Of the stored tensors."""
+        name, layers, shape = self.origin.name, self.origin.layers, self.leaf.shape
+        if not self.stacked:
+            return [name]
+        return [
+            name.format(layer, next=layer + 1, expert=expert)
+            for layer in (range(shape[0]) if layers is None else layers)
+            for expert in range(shape[1] if self.lead == 2 else 1)
+        ]
+
+    @property
+    def packed_shape(self) -> tuple[int, ...]:
+        """Of what one tensor gives: rows and columns as they are packed, of each expert
+        where it has those of a layer."""
+        *lead, rows, columns = self.leaf.shape[self.lead :]
+        return (*lead, columns, rows) if self.kernel else (*lead, rows, columns)
+
+    def stored(self, name: str, source: Source) -> np.ndarray:
+        """What it takes of one of its tensors, not yet turned."""
+        if self.origin.half is None:
+            return source.get(name)
+        assert isinstance(source, SafetensorsSource)
+        return source.half(name, self.origin.half)
+
+
 def abstract(
     config: Config, dtype: Any, module: Callable[..., nnx.Module] = Decoder
 ) -> tuple[Any, Any]:
@@ -65,13 +128,13 @@ def paths(params: Any) -> list[tuple[str, Any]]:
 
 def fill(
     config: Config,
-    source: SafetensorsSource | GGUFSource,
+    source: Source,
     table: Table,
     dtype: Any,
     module: Callable[..., nnx.Module] = Decoder,
     ignored: Sequence[str] = _IGNORED,
     packed: str = "",
-    place: Callable[[str, tuple[int, ...]], NamedSharding] | None = None,
+    place: Place | None = None,
     only: tuple[str, ...] = ("",),
 ) -> tuple[Any, Any]:
     """``(graphdef, params)`` read from ``source``, one stored tensor at a time.
@@ -101,20 +164,19 @@ def fill(
         )
     present, used, problems, arrays = source.names(), set(), [], []
     for path, leaf in tqdm(paths(shapes), "reading weights", leave=False, disable=None):
-        origin = _origin(path, leaf, table, present)
-        names = _names(path, origin, leaf)
-        used.update(names)
-        if missing := [f"{name} is missing" for name in names if name not in present]:
-            problems += missing
+        one = _Parameter.of(path, leaf, table, present)
+        used.update(one.names)
+        if missing := [name for name in one.names if name not in present]:
+            problems += [f"{name} is missing" for name in missing]
             continue
         if not path.startswith(only):
             arrays.append(leaf)
             continue
         sharding = None if place is None else place(path, leaf.shape)
-        if kinds := _kinds(path, leaf, origin, source, packed):
-            array, found = _packed(path, leaf, origin, source, config, kinds, sharding)
+        if kinds := _kinds(one, source, packed):
+            array, found = _packed(one, source, config, kinds, sharding)
         else:
-            array, found = _numbers(path, leaf, origin, source, config, sharding)
+            array, found = _numbers(one, source, config, sharding)
         problems += found
         arrays.append(array)
     extra = sorted(
@@ -150,7 +212,7 @@ def laid_out(
     source: GGUFSource | None,
     table: Table,
     packed: str,
-    place: Callable[[str, tuple[int, ...]], NamedSharding],
+    place: Place,
 ) -> Any:
     """Parameters as :func:`fill` gives them, by shapes, types and places alone.
 
@@ -161,56 +223,60 @@ def laid_out(
     Raises:
       ValueError: on a tensor that is missing, or that cannot stay in its format.
     """
-
     present = set() if source is None else source.names()
 
-    def one(path: str, leaf: Any) -> Any:
-        sharding, origin = place(path, leaf.shape), _origin(path, leaf, table, present)
-        kinds = _kinds(path, leaf, origin, source, packed)
-        if not kinds:
+    def laid(path: str, leaf: Any) -> Any:
+        sharding = place(path, leaf.shape)
+        one = _Parameter.of(path, leaf, table, present)
+        if not (kinds := _kinds(one, source, packed)):
             return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
-        shape = _packed_shape(path, leaf, origin)
-        made = {kind: blocks.outline(kind, shape) for kind in set(kinds)}
-        packs, kernel = [(kind, made[kind]) for kind in kinds], path.endswith(".kernel")
-        return quantized.stored(packs, leaf.shape, leaf.dtype, kernel, sharding)
+        made = {kind: blocks.outline(kind, one.packed_shape) for kind in set(kinds)}
+        packs = [(kind, made[kind]) for kind in kinds]
+        return quantized.stored(packs, leaf.shape, leaf.dtype, one.kernel, sharding)
 
-    leaves = [one(path, leaf) for path, leaf in paths(shapes)]
+    leaves = [laid(path, leaf) for path, leaf in paths(shapes)]
     return jax.tree.unflatten(jax.tree.structure(shapes), leaves)
 
 
 def _numbers(
-    path: str,
-    leaf: Any,
-    origin: Origin,
-    source: SafetensorsSource | GGUFSource,
-    config: Config,
-    sharding: NamedSharding | None,
+    one: _Parameter, source: Source, config: Config, sharding: NamedSharding | None
 ) -> tuple[jax.Array, list[str]]:
     """A parameter as one array, and what is wrong with it."""
     if sharding is not None and isinstance(source, SafetensorsSource):
-        if _cuts(path, leaf, origin, source):
-            return _in_parts(path, leaf, origin, source, sharding)
-    names, lead, problems = _names(path, origin, leaf), _lead(path, origin), []
+        if _cuts(one, source):
+            return _in_parts(one, source, sharding)
+    shape, dtype, names = one.leaf.shape, one.leaf.dtype, one.names
+    problems: list[str] = []
 
     def read(names: Sequence[str], array: np.ndarray) -> None:
-        parts = array.reshape(-1, *leaf.shape[lead:])
-        for name, target in zip(names, parts, strict=True):
-            stored = _stored(name, origin, source)
-            if found := _into(target, stored, origin, config):
-                problems.append(f"{name} {found.format(path=path)}")
+        wanted = list(shape[one.lead :])
+        for name, part in zip(names, array.reshape(-1, *wanted), strict=True):
+            stored = one.stored(name, source)
+            try:
+                value = one.origin.turn(stored, config)
+            except (ValueError, IndexError):  # a shape that cannot be split
+                value = None
+            if value is None or value.shape != part.shape:
+                found = f"shape {list(stored.shape)}, which does not give {one.path}"
+                problems.append(f"{name} has {found} {wanted}")
+                continue
+            with np.errstate(over="ignore"):
+                part[...] = value
+            if not np.isfinite(part).all():
+                problems.append(f"{name} holds NaN or infinite values")
 
-    if sharding is None or not _stacked(path):
-        array: Any = np.empty(leaf.shape, leaf.dtype)
+    if sharding is None or not one.stacked:
+        array: Any = np.empty(shape, dtype)
         read(names, array)
         return jax.device_put(array, sharding), problems
     # A layer at a time, as the host may not have room for all of them.
-    array = jnp.zeros(leaf.shape, leaf.dtype, device=sharding)
+    array = jnp.zeros(shape, dtype, device=sharding)
     of_layer = NamedSharding(sharding.mesh, PartitionSpec(*sharding.spec[1:]))
     put = jax.jit(_with_layer, donate_argnums=0, out_shardings=sharding)
-    for layer in range(leaf.shape[0]):
-        one, each = np.empty(leaf.shape[1:], leaf.dtype), len(names) // leaf.shape[0]
-        read(names[layer * each :][:each], one)
-        array = put(array, jax.device_put(one, of_layer), layer)
+    for layer, own in enumerate(np.split(np.asarray(names), shape[0])):
+        part = np.empty(shape[1:], dtype)
+        read(own.tolist(), part)
+        array = put(array, jax.device_put(part, of_layer), layer)
     return array, problems
 
 
@@ -218,39 +284,35 @@ def _with_layer(array: jax.Array, one: jax.Array, layer: Any) -> jax.Array:
     return jax.lax.dynamic_update_index_in_dim(array, one, layer, 0)
 
 
-def _cuts(path: str, leaf: Any, origin: Origin, source: SafetensorsSource) -> bool:
+def _cuts(one: _Parameter, source: SafetensorsSource) -> bool:
     """Whether a part of a parameter is a part of what is stored, of the right shape."""
-    if origin.turn not in (same, transpose):
+    if one.origin.turn not in (same, transpose):
         return False
-    shape = leaf.shape[_lead(path, origin) :]
-    wanted = shape[::-1] if origin.turn is transpose else shape
-    return all(source.shape(name) == wanted for name in _names(path, origin, leaf))
+    shape = one.leaf.shape[one.lead :]
+    wanted = shape[::-1] if one.origin.turn is transpose else shape
+    return all(source.shape(name) == wanted for name in one.names)
 
 
 def _in_parts(
-    path: str,
-    leaf: Any,
-    origin: Origin,
-    source: SafetensorsSource,
-    sharding: NamedSharding,
+    one: _Parameter, source: SafetensorsSource, sharding: NamedSharding
 ) -> tuple[jax.Array, list[str]]:
     """A parameter of which each device's part alone is read, and what is wrong."""
-    names, turn, problems = _names(path, origin, leaf), origin.turn is transpose, []
+    shape, lead, turn = one.leaf.shape, one.lead, one.origin.turn is transpose
+    problems: list[str] = []
 
-    def one(name: str, index: tuple[slice, ...]) -> np.ndarray:
+    def read(name: str, index: tuple[slice, ...]) -> np.ndarray:
         value = source.part(name, index[::-1] if turn else index)
-        value = (value.T if turn else value).astype(leaf.dtype)
+        value = (value.T if turn else value).astype(one.leaf.dtype)
         if not np.isfinite(value).all() and name not in problems:
             problems.append(name)
         return value
 
     def part(index: Any) -> np.ndarray:
-        lead = _lead(path, origin)
-        of_each = np.reshape(names, leaf.shape[:lead])[index[:lead]]
-        parts = [one(str(name), index[lead:]) for name in of_each.ravel()]
+        of_each = np.reshape(one.names, shape[:lead])[index[:lead]]
+        parts = [read(str(name), index[lead:]) for name in of_each.ravel()]
         return np.stack(parts).reshape(of_each.shape + parts[0].shape)
 
-    where = sharding.addressable_devices_indices_map(leaf.shape)
+    where = sharding.addressable_devices_indices_map(shape)
     alike: dict[str, list[Any]] = {}  # slices have no hash before Python 3.12
     for device, index in where.items():
         alike.setdefault(str(index), []).append(device)
@@ -259,128 +321,55 @@ def _in_parts(
     for devices in alike.values():
         value = part(where[devices[0]])
         put += [jax.device_put(value, device) for device in devices]
-    array = jax.make_array_from_single_device_arrays(leaf.shape, sharding, put)
+    array = jax.make_array_from_single_device_arrays(shape, sharding, put)
     return array, [f"{name} holds NaN or infinite values" for name in problems]
 
 
-def _stacked(path: str) -> bool:
-    """Whether a parameter leads with an axis of layers."""
-    return path.startswith(STACKS)
-
-
-def _lead(path: str, origin: Origin) -> int:
-    """How many axes a parameter leads with that a stored tensor of it has not."""
-    return _stacked(path) + ("{expert}" in origin.name)
-
-
-def _stored(
-    name: str, origin: Origin, source: SafetensorsSource | GGUFSource
-) -> np.ndarray:
-    if origin.half is None:
-        return source.get(name)
-    assert isinstance(source, SafetensorsSource)
-    return source.half(name, origin.half)
-
-
-def _kinds(
-    path: str,
-    leaf: Any,
-    origin: Origin,
-    source: SafetensorsSource | GGUFSource | None,
-    packed: str,
-) -> Sequence[str]:
+def _kinds(one: _Parameter, source: Source | None, packed: str) -> Sequence[str]:
     """The format of each of a parameter's tensors; none of one kept as numbers."""
-    matrix = path.endswith((".kernel", ".embedding"))
-    if not packed or not matrix or path.endswith((".router.kernel", ".gate.kernel")):
+    matrix = one.path.endswith((".kernel", ".embedding"))
+    router = one.path.endswith((".router.kernel", ".gate.kernel"))
+    if not packed or not matrix or router:
         return ()
-    names, columns = _names(path, origin, leaf), _packed_shape(path, leaf, origin)[-1]
-    kinds = [packed] * len(names)
+    kinds, columns = [packed] * len(one.names), one.packed_shape[-1]
     if packed == "stored":
         assert isinstance(source, GGUFSource)
-        kinds = [source.kind(name) for name in names]
+        kinds = [source.kind(name) for name in one.names]
     whole = (kind and columns % blocks.numbers_of_a_block(kind) == 0 for kind in kinds)
     return kinds if all(whole) else ()
 
 
-def _packed_shape(path: str, leaf: Any, origin: Origin) -> tuple[int, ...]:
-    """Of what one tensor gives: rows and columns as they are packed, of each expert
-    where it has those of a layer."""
-    *lead, rows, columns = leaf.shape[_lead(path, origin) :]
-    turned = path.endswith(".kernel")
-    return (*lead, columns, rows) if turned else (*lead, rows, columns)
-
-
 def _packed(
-    path: str,
-    leaf: Any,
-    origin: Origin,
-    source: SafetensorsSource | GGUFSource,
+    one: _Parameter,
+    source: Source,
     config: Config,
     kinds: Sequence[str],
     sharding: NamedSharding | None,
 ) -> tuple[Stored | None, list[str]]:
     """A parameter in blocks, or what is wrong with it."""
-    kernel, shape = path.endswith(".kernel"), _packed_shape(path, leaf, origin)
 
     def turn(rows: np.ndarray) -> np.ndarray:
-        turned = origin.turn(rows, config)
-        return turned.swapaxes(-1, -2) if kernel else turned
+        turned = one.origin.turn(rows, config)
+        return turned.swapaxes(-1, -2) if one.kernel else turned
 
     def packs_of(name: str, kind: str) -> quantized.Packed:
         if isinstance(source, GGUFSource):
             return source.packed(name, turn, kind)
-        return blocks.rounded(kind, turn(_stored(name, origin, source)))
+        return blocks.rounded(kind, turn(one.stored(name, source)))
 
-    packs, problems = [], []
-    for name, kind in zip(_names(path, origin, leaf), kinds, strict=True):
+    packs, problems, wanted = [], [], list(one.packed_shape)
+    for name, kind in zip(one.names, kinds, strict=True):
         try:
             pack = packs_of(name, kind)
         except (ValueError, IndexError) as error:  # not to be split, or no blocks
-            problems.append(f"{name} does not give {path} {list(shape)} ({error})")
+            problems.append(f"{name} does not give {one.path} {wanted} ({error})")
             continue
-        if pack.shape != shape:
-            given, wanted = list(pack.shape), list(shape)
-            problems.append(f"{name} has shape {given} and {path} needs {wanted}")
+        if (given := list(pack.shape)) != wanted:
+            problems.append(f"{name} has shape {given} and {one.path} needs {wanted}")
         elif not pack.finite:
             problems.append(f"{name} holds NaN or infinite values")
         packs.append((kind, pack))
     if problems:
         return None, problems
-    made = quantized.stored(packs, leaf.shape, leaf.dtype, kernel, sharding)
-    return made, []
-
-
-def _into(
-    target: np.ndarray, stored: np.ndarray, origin: Origin, config: Config
-) -> str | None:
-    """Fills a parameter from a stored tensor, or says what is wrong with it."""
-    try:
-        value = origin.turn(stored, config)
-    except (ValueError, IndexError):  # a shape that cannot be split
-        value = None
-    if value is None or value.shape != target.shape:
-        given, wanted = list(stored.shape), list(target.shape)
-        return f"has shape {given}, which does not give {{path}} {wanted}"
-    with np.errstate(over="ignore"):
-        target[...] = value
-    return None if np.isfinite(target).all() else "holds NaN or infinite values"
-
-
-def _origin(path: str, leaf: Any, table: Table, present: Collection[str]) -> Origin:
-    """Where a parameter comes from, of the stored tensors that there are."""
-    origin = table[path]
-    if other := origin.instead:
-        return other if _names(path, other, leaf)[0] in present else origin
-    return origin
-
-
-def _names(path: str, origin: Origin, leaf: Any) -> list[str]:
-    if not _stacked(path):
-        return [origin.name]
-    layers = range(leaf.shape[0]) if origin.layers is None else origin.layers
-    experts = range(leaf.shape[1] if "{expert}" in origin.name else 1)
-    return [
-        origin.name.format(layer, next=layer + 1, expert=expert)
-        for layer in layers
-        for expert in experts
-    ]
+    leaf = one.leaf
+    return quantized.stored(packs, leaf.shape, leaf.dtype, one.kernel, sharding), []
