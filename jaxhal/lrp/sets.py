@@ -25,18 +25,24 @@ def _gain(output: Array, eps: float) -> Array:
     return size / (size + eps)
 
 
-def _ordinary(primitive: str) -> Rule:
-    """The rule that is a primitive's own derivative."""
+def _moving(primitive: str, args: tuple) -> tuple[Callable[..., Any], tuple]:
+    """A primitive as a function of what passes relevance on, and that."""
     function, flows = getattr(primitives.STANDARD, primitive), FLOWS[primitive]
 
+    def moving(*some):
+        known = dict(zip(flows, some, strict=True))
+        return function(*(known.get(i, arg) for i, arg in enumerate(args)))
+
+    return moving, tuple(args[i] for i in flows)
+
+
+def _ordinary(primitive: str) -> Rule:
+    """The rule that is a primitive's own derivative."""
+
     def tangent(args, output, tangents):
-        def moving(*some):
-            known = dict(zip(flows, some, strict=True))
-            return function(*(known.get(i, arg) for i, arg in enumerate(args)))
+        return jax.jvp(*_moving(primitive, args), tangents)[1]
 
-        return jax.jvp(moving, tuple(args[i] for i in flows), tangents)[1]
-
-    return Rule(function, tangent)
+    return Rule(getattr(primitives.STANDARD, primitive), tangent)
 
 
 def epsilon_linear(eps: float) -> Rule:
@@ -160,24 +166,16 @@ def _weighed(rule: Rule, weight: Callable[[Array], Array | float]) -> Rule:
 def _delta_tangent(args, output, tangents):
     """Of what the delta rule mixes, by all that flows in."""
     del output
-    flows = FLOWS["delta"]
-
-    def mixed(*some):
-        known = dict(zip(flows, some, strict=True))
-        return primitives.STANDARD.delta(
-            *(known.get(i, arg) for i, arg in enumerate(args))
-        )[0]
-
-    return jax.linearize(mixed, *(args[i] for i in flows))[1](*tangents)
+    moving, parts = _moving("delta", args)
+    return jax.linearize(moving, *parts)[1](*tangents)[0]
 
 
 def _delta_values(args, output, tangents):
     """Queries, keys, decay and what is written are constants: all else is linear."""
     query, key, _, decay, beta, state = args
+    parts = query, key, tangents[2], decay, beta, jnp.zeros_like(state)
     del output
-    return primitives.STANDARD.delta(
-        query, key, tangents[2], decay, beta, jnp.zeros_like(state)
-    )[0]
+    return primitives.STANDARD.delta(*parts)[0]
 
 
 def _half(rule: Rule) -> Rule:
