@@ -191,11 +191,13 @@ def test_gpus_are_counted(topology):
 def test_attention_stays_on_its_device(tmp_path, plugin, topology, kind):
     """Compiled for real, where the plugin that can is installed.
 
-    By its own kernel, of which no scores come out.
+    By its own kernel, of which no scores come out.  The way back of relevance keeps no
+    copy of the weights.
     """
     if plugin not in kernels.installed():
         pytest.skip(f"no plugin compiles for {plugin}")
     small = dict(hidden_size=256, head_dim=32, num_attention_heads=8)
+    small |= dict(num_hidden_layers=24)
     tiny_lm.write_lm(tmp_path, **small, num_key_value_heads=4)
     code = (
         "import json, jaxhal; from jaxhal.bench import plan, read;"
@@ -206,6 +208,8 @@ def test_attention_stays_on_its_device(tmp_path, plugin, topology, kind):
         "mesh, shape = {'data': 2, 'model': 2}, plan.Shape(4, 256, 64);"
         f"made = [plan.plan(config, {topology!r}, shape, r, task=t, mesh=mesh)"
         " for t, r in each.items()];"
+        "few, back = plan.Shape(2, 32, 8), {'prompt': jaxhal.lrp.PromptRelevance()};"
+        f"made.append(plan.plan(config, {topology!r}, few, back, mesh=mesh));"
         "print(json.dumps([vars(m) for m in made]))"
     )
     ran = subprocess.run(
@@ -215,12 +219,13 @@ def test_attention_stays_on_its_device(tmp_path, plugin, topology, kind):
         env=os.environ | {"JAX_PLATFORMS": "cpu"},
     )
     assert ran.returncode == 0, ran.stderr[-3000:]
-    reading, writing = json.loads(ran.stdout.splitlines()[-1])
+    reading, writing, back = json.loads(ran.stdout.splitlines()[-1])
     for found in (reading, writing):
         assert found["kind"] == kind and found["temporaries"] > 0
         assert "all-reduce" in found["collectives"]
     assert set(reading["collectives"]) == {"all-reduce"}
     assert reading["kernels"] == 1 and reading["squares"] == 0
+    assert not back["refused"] and back["temporaries"] < back["weights"] / 2
 
 
 def test_the_bench_of_what_is_compiled(here, monkeypatch, capsys):

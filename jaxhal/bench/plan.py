@@ -8,7 +8,7 @@ import collections
 import dataclasses
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import jax
@@ -225,13 +225,16 @@ def _reading(
     memory: Any = program.memory_analysis()  # which these compilers give
     text = program.as_text() or ""
     heads = lm.config.num_attention_heads // made.mesh["model"]
+    held = {
+        leaf.sharding.shard_shape(leaf.shape) for leaf in jax.tree.leaves(lm.params)
+    }
     return dataclasses.replace(
         made,
         temporaries=memory.temp_size_in_bytes,
         outputs=memory.output_size_in_bytes,
         collectives=_collectives(text),
         kernels=len(_KERNEL.findall(text)),
-        squares=_squares(text, heads, made.shape.tokens),
+        squares=_squares(text, heads, made.shape.tokens, held),
     )
 
 
@@ -292,16 +295,22 @@ def _collectives(text: str) -> Mapping[str, int]:
     return collections.Counter(_COLLECTIVES.findall(text))
 
 
-def _squares(text: str, heads: int, tokens: int) -> int:
+def _squares(
+    text: str, heads: int, tokens: int, held: Collection[tuple[int, ...]] = ()
+) -> int:
     """Arrays of a program that have a number for each of some heads and two tokens.
+
+    But for weights, whose shapes are ``held``.
 
     >>> _squares("f32[2,4,64,64]{3,2,1,0} bf16[64,64] f32[8,8,64]", 4, 64)
     1
     """
-    shapes = {tuple(map(int, one.split(","))) for one in _SHAPE.findall(text)}
+    found = (tuple(map(int, one.split(","))) for one in _SHAPE.findall(text))
+    shapes = {tuple(side for side in shape if side > 1) for shape in found}
     least = heads * tokens**2
     return sum(
-        shape.count(tokens) >= 2 and math.prod(shape) >= least for shape in shapes
+        shape.count(tokens) >= 2 and math.prod(shape) >= least
+        for shape in shapes.difference(held)
     )
 
 

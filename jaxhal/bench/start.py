@@ -1,12 +1,16 @@
 """How long does it take until something is said, and what has to be installed for it?
 
 Each round is a process of its own; programs were compiled and files downloaded before.
+A model of 2 GiB is loaded over eight devices of a CPU.
 """
 
 import importlib.metadata
+import json
+import os
 import re
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +20,8 @@ from packaging.requirements import Requirement
 
 from jaxhal.bench import row
 from jaxhal.bench.server import OURS, started
+from jaxhal.models import weights
+from jaxhal.models.families import from_huggingface, huggingface_table
 
 ROUNDS = 5
 _IMPORT = """
@@ -24,6 +30,37 @@ began = time.perf_counter()
 import jaxhal
 print(time.perf_counter() - began)
 """
+_LOAD = """
+import sys, time
+from pathlib import Path
+import jax, jaxhal
+
+def load():
+    began = time.perf_counter()
+    lm = jaxhal.load(sys.argv[1], mesh="model=8")
+    jax.block_until_ready(lm.params)
+    return time.perf_counter() - began
+
+def read():
+    began = time.perf_counter()
+    with open(Path(sys.argv[1], "model.safetensors"), "rb", buffering=0) as file:
+        while file.read(1 << 26):
+            pass
+    return time.perf_counter() - began
+
+load()
+print(load() - read())
+"""
+_LLAMA = {
+    "model_type": "llama",
+    "vocab_size": 16384,
+    "hidden_size": 2048,
+    "intermediate_size": 5632,
+    "num_hidden_layers": 10,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "rms_norm_eps": 1e-5,
+}
 _ROW = '{"context": "The bridge opened in 1832.", "response": "It opened in 1932."}'
 
 
@@ -37,6 +74,12 @@ def rows() -> Iterator[dict]:
         once()
         low, middle, high = np.percentile([once() for _ in range(ROUNDS)], [25, 50, 75])
         yield row("start", "a new process", metric, middle, target, spread=(low, high))
+    with tempfile.TemporaryDirectory() as folder:
+        _write(Path(folder))
+        took = [_loaded(folder) for _ in range(ROUNDS)]
+    low, middle, high = np.percentile(took, [25, 50, 75])
+    metric = "a second load, seconds beyond reading its file"
+    yield row("start", "2 GiB on 8 devices", metric, middle, 1.0, spread=(low, high))
     names = installed("jaxhal")
     size = sum(map(_bytes, names)) / 2**20
     yield row("start", "pip install jaxhal", "packages", float(len(names)))
@@ -60,6 +103,36 @@ def _detected() -> float:
 def _served() -> float:
     with started(*OURS) as server:
         return server.seconds
+
+
+def _loaded(folder: str) -> float:
+    flags = (
+        f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8"
+    )
+    environment = os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags}
+    command = [sys.executable, "-c", _LOAD, folder]
+    done = subprocess.run(command, check=True, capture_output=True, env=environment)
+    return float(done.stdout)
+
+
+def _write(folder: Path) -> None:
+    """A model of random numbers, with a tokenizer of a few words."""
+    from safetensors.numpy import save_file
+    from tokenizers import Tokenizer, models
+
+    config = from_huggingface(dict(_LLAMA))
+    table, rng = huggingface_table(config), np.random.default_rng(0)
+    tensors = {}
+    for path, leaf in weights.paths(weights.abstract(config, np.float32)[1]):
+        stacked = path.startswith("blocks.")
+        shape = leaf.shape[stacked:][:: -1 if path.endswith(".kernel") else 1]
+        for layer in range(leaf.shape[0] if stacked else 1):
+            numbers = rng.standard_normal(shape, np.float32) / 64
+            tensors[table[path].name.format(layer)] = numbers
+    save_file(tensors, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(_LLAMA), "utf-8")
+    vocabulary = {str(number): number for number in range(16384)}
+    Tokenizer(models.WordLevel(vocabulary, "0")).save(str(folder / "tokenizer.json"))
 
 
 def installed(requirement: str) -> set[str]:

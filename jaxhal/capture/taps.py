@@ -21,7 +21,7 @@ from jaxhal.types import Batch, View
 
 # Packed rows that wait for their `finish` together; more layers than fit are finished
 # group by group.
-GROUP_BYTES = 128 << 20
+GROUP_BYTES = 80 << 20
 
 Named = tuple[tuple[str, Reducer], ...]
 

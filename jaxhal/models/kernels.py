@@ -234,17 +234,25 @@ def installed() -> dict[str, Platform]:
     return found
 
 
+def described(arrays: Any) -> str | None:
+    """The platform of the mesh that arrays lie on, such as ``"cpu"``, if on any."""
+    for leaf in jax.tree.leaves(arrays):
+        device = jax.typeof(leaf).sharding.mesh.abstract_device
+        if device is not None:
+            return device.platform
+    return None
+
+
 def by_platform(function: Callable[..., Any], *arrays: Any) -> Any:
     """``function(platform, *arrays)`` of the platform it is lowered for.
 
     Arrays on a mesh lie on its devices, be they here or only described; others may lie
     on any that is here.
     """
-    for leaf in jax.tree.leaves(arrays):
-        device = jax.typeof(leaf).sharding.mesh.abstract_device
-        if device is not None:
-            name = "cuda" if device.platform == "gpu" else device.platform
-            return function(installed().get(name, CPU), *arrays)
+    known = described(arrays)
+    if known is not None:
+        name = "cuda" if known == "gpu" else known
+        return function(installed().get(name, CPU), *arrays)
     each = {
         name: functools.partial(function, platform)
         for name, platform in installed().items()

@@ -1,8 +1,10 @@
 """A language model as a pytree: ``LM(graphdef, params)`` with its tokenizer."""
 
+import ctypes
 import dataclasses
 import functools
 import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -215,7 +217,18 @@ def load(
     graphdef, params = fill(
         config, stored, found.table, dtype, packed=packed, place=place
     )
-    return LM(params, graphdef, config, found.tokenizer, found.name)
+    lm = LM(params, graphdef, config, found.tokenizer, found.name)
+    del found, stored
+    _give_back()
+    return lm
+
+
+def _give_back() -> None:
+    """What reading took for a while, which glibc would keep for the process."""
+    if sys.platform == "linux":
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+        if trim is not None:  # other libraries have none
+            trim(0)
 
 
 def outline(

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array
 
-from jaxhal.models import quantized
+from jaxhal.models import kernels, quantized
 from jaxhal.models.config import ATTENTION, Config
 
 MIXERS = (*ATTENTION, "linear_attn")
@@ -240,11 +240,13 @@ def _of_step(stacked: list[Array], parts: list[Array], step: Array) -> list[Arra
     """What a step of a loop takes of each stacked array: its part.
 
     On CPU those of bfloat16 are looked up in a way that XLA does not see through.  It
-    would make a float32 copy of all of them before the loop.
+    would make a float32 copy of all of them before the loop.  Elsewhere a way back
+    would keep what was looked up of every layer, a copy of all weights.
     """
     pairs = zip(stacked, parts, strict=True)
     narrow = [pair for pair in pairs if pair[1].dtype == jnp.bfloat16]
-    if not narrow:
+    platform = kernels.described(stacked) or jax.default_backend()
+    if not narrow or platform != "cpu":
         return parts
     own = iter(_looked_up(*map(list, zip(*narrow, strict=True)), step))
     return [next(own) if part.dtype == jnp.bfloat16 else part for part in parts]

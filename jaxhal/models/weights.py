@@ -40,6 +40,10 @@ _IGNORED = (
 )
 
 
+# Bytes at multiples of which XLA's CPU client takes arrays without a copy.
+_ALIGNED = 64
+_COLUMNS = 16
+
 Source = SafetensorsSource | GGUFSource
 Place = Callable[[str, tuple[int, ...]], NamedSharding]
 
@@ -260,13 +264,12 @@ def _numbers(
                 found = f"shape {list(stored.shape)}, which does not give {one.path}"
                 problems.append(f"{name} has {found} {wanted}")
                 continue
-            with np.errstate(over="ignore"):
-                part[...] = value
+            _enter(part, value)
             if not np.isfinite(part).all():
                 problems.append(f"{name} holds NaN or infinite values")
 
     if sharding is None or not one.stacked:
-        array: Any = np.empty(shape, dtype)
+        array: Any = _room(shape, dtype)
         read(names, array)
         return jax.device_put(array, sharding), problems
     # A layer at a time, as the host may not have room for all of them.
@@ -274,10 +277,29 @@ def _numbers(
     of_layer = NamedSharding(sharding.mesh, PartitionSpec(*sharding.spec[1:]))
     put = jax.jit(_with_layer, donate_argnums=0, out_shardings=sharding)
     for layer, own in enumerate(np.split(np.asarray(names), shape[0])):
-        part = np.empty(shape[1:], dtype)
+        part = _room(shape[1:], dtype)
         read(own.tolist(), part)
         array = put(array, jax.device_put(part, of_layer), layer)
     return array, problems
+
+
+def _room(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+    """For numbers, where a CPU's device can leave them as they lie."""
+    size = math.prod(shape) * np.dtype(dtype).itemsize
+    room = np.empty(size + _ALIGNED, np.uint8)
+    start = -room.ctypes.data % _ALIGNED
+    return room[start : start + size].view(dtype).reshape(shape)
+
+
+def _enter(room: np.ndarray, value: np.ndarray) -> None:
+    """A turned matrix some columns at a time, of which caches hold the rows."""
+    with np.errstate(over="ignore"):
+        if value.ndim < 2 or value.strides[-2] >= value.strides[-1]:
+            room[...] = value
+            return
+        for start in range(0, value.shape[-1], _COLUMNS):
+            some = ..., slice(start, start + _COLUMNS)
+            room[some] = value[some]
 
 
 def _with_layer(array: jax.Array, one: jax.Array, layer: Any) -> jax.Array:
@@ -300,26 +322,25 @@ def _in_parts(
     shape, lead, turn = one.leaf.shape, one.lead, one.origin.turn is transpose
     problems: list[str] = []
 
-    def read(name: str, index: tuple[slice, ...]) -> np.ndarray:
-        value = source.part(name, index[::-1] if turn else index)
-        value = (value.T if turn else value).astype(one.leaf.dtype)
-        if not np.isfinite(value).all() and name not in problems:
-            problems.append(name)
-        return value
-
-    def part(index: Any) -> np.ndarray:
-        of_each = np.reshape(one.names, shape[:lead])[index[:lead]]
-        parts = [read(str(name), index[lead:]) for name in of_each.ravel()]
-        return np.stack(parts).reshape(of_each.shape + parts[0].shape)
+    def part(index: Any, sizes: tuple[int, ...]) -> np.ndarray:
+        array, own = _room(sizes, one.leaf.dtype), index[lead:]
+        names = np.reshape(one.names, shape[:lead])[index[:lead]].ravel()
+        parts = array.reshape(-1, *sizes[lead:])
+        for name, room in zip(names.tolist(), parts, strict=True):
+            value = source.part(name, own[::-1] if turn else own)
+            _enter(room, value.T if turn else value)
+            if not np.isfinite(room).all() and name not in problems:
+                problems.append(name)
+        return array
 
     where = sharding.addressable_devices_indices_map(shape)
     alike: dict[str, list[Any]] = {}  # slices have no hash before Python 3.12
     for device, index in where.items():
         alike.setdefault(str(index), []).append(device)
-    # A part at a time, as what is read is there twice until it lies on its devices.
+    # A part at a time, as it is there twice until it lies on devices of their own.
     put = []
     for devices in alike.values():
-        value = part(where[devices[0]])
+        value = part(where[devices[0]], sharding.shard_shape(shape))
         put += [jax.device_put(value, device) for device in devices]
     array = jax.make_array_from_single_device_arrays(shape, sharding, put)
     return array, [f"{name} holds NaN or infinite values" for name in problems]
