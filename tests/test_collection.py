@@ -175,6 +175,31 @@ def test_a_released_probe_may_be_on_the_hub(tmp_path, monkeypatch):
         placed("tiny", ["me/adapted"])
 
 
+def test_one_of_many_probes_is_named_by_its_folder(tmp_path, monkeypatch):
+    """In a repository as in a folder; a wrong name says which there are."""
+    many, cache = tmp_path / "many", tmp_path / "cache"
+    for name in ("first", "second"):
+        shutil.copytree(GOLDEN, many / name)
+    config = json.loads((many / "second" / "probe_config.json").read_text("utf-8"))
+    changed = json.dumps(config | {"layer_idx": 1})
+    (many / "second" / "probe_config.json").write_text(changed, "utf-8")
+    monkeypatch.setattr("huggingface_hub.snapshot_download", hub_of(many, cache))
+    monkeypatch.chdir(tmp_path)
+    for begin in ("many", "./many", "me/probes"):
+        one, other = placed("tiny", [f"{begin}/first", f"{begin}/second"])
+        assert one.detector != other.detector
+        if begin == "me/probes":  # of others the weights stay where they are
+            shutil.rmtree(cache)
+            placed("tiny", ["me/probes/second"])
+            assert {one.parent.name for one in cache.rglob("*.bin")} == {"second"}
+        for wrong in (begin, f"{begin}/third"):
+            said = f"^{re.escape(wrong)} holds no detectors, .*give {begin}/first, "
+            with pytest.raises(ValueError, match=f"{said}{begin}/second$"):
+                placed("tiny", [wrong])
+    # What others trained is no place.
+    assert placed("tiny", ["token_classifier:me/mine"]) == ["token_classifier:me/mine"]
+
+
 def test_the_hub_is_a_folder_far_away(ready, saved, tmp_path, monkeypatch):
     sent = {}
     monkeypatch.setattr("huggingface_hub.create_repo", lambda repo, **o: sent.update(o))
@@ -196,6 +221,8 @@ def test_the_hub_is_a_folder_far_away(ready, saved, tmp_path, monkeypatch):
         jaxhal.FittedDetectors.from_pretrained("nowhere")
     with pytest.raises(ValueError, match="holds no detectors, which are folders with"):
         jaxhal.FittedDetectors.from_pretrained(saved / "tfidf")
+    with pytest.raises(ValueError, match="a released probe; use jaxhal.scoring.rel"):
+        jaxhal.FittedDetectors.from_pretrained(GOLDEN)
 
 
 @pytest.fixture

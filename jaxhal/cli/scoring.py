@@ -76,8 +76,8 @@ Detectors = Annotated[
     typer.Option(
         "--detector",
         "-d",
-        help="A detector by name, or a folder or hub id of detectors that jaxhal fit "
-        "wrote; repeat for more.",
+        help="A detector by name, or a folder or hub id (owner/name, or that and a "
+        "folder) of what jaxhal fit wrote or a released probe; repeat for more.",
     ),
 ]
 Promise = Annotated[

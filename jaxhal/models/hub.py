@@ -20,8 +20,9 @@ WANTED = ("*.json", "*.safetensors", "*.model", "*.jinja")
 # Another form of the same weights, as GPT-OSS has one.
 _UNWANTED = ("*/*.safetensors",)
 
-_ID = r"[A-Za-z0-9][\w.-]*"
-_REFERENCE = re.compile(rf"({_ID}/{_ID})(?::({_ID})|/([\w./-]+\.gguf))?")
+#: Of an owner, a repository or a folder in it.
+NAME = r"[A-Za-z0-9][\w.-]*"
+_REFERENCE = re.compile(rf"({NAME}/{NAME})(?::({NAME})|/([\w./-]+\.gguf))?")
 _PART = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
 # The kind in a file's name, which stands at its end.
 _KIND = re.compile(

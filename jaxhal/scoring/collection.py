@@ -4,6 +4,7 @@ import dataclasses
 import hashlib
 import json
 import os
+import re
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -34,8 +35,9 @@ from jaxhal.scoring.verdicts import decider
 from jaxhal.types import Example
 
 _FOLDS = 5
-# Of a repository on the hub, the files that are asked for.
+# Of a repository on the hub, or a folder in it, the files that are asked for.
 _WANTED = ("*/card.json", "*/params.safetensors", *released.WANTED)
+_HUB = re.compile(rf"({hub.NAME}/{hub.NAME})((?:/{hub.NAME})*)")
 # What cards say of all detectors of a folder.
 _ABOUT = ("model", "family", "parameters", "depth", "data", "note")
 
@@ -130,15 +132,13 @@ class FittedDetectors:
         Raises ValueError where there are none, or one is damaged.
 
         Args:
+          name: a folder of a repository has that behind: ``"owner/name/folder"``.
           endpoints: as :func:`jaxhal.scoring.load` takes them.
         """
-        if not is_place(str(name)):
-            raise ValueError(f"{str(name)!r} is no folder and no hub id ('owner/name')")
         folder = located(str(name))
         if not (saved := _saved(folder)):
             raise ValueError(
-                f"{name} holds no detectors, which are folders with card.json; give "
-                "what jaxhal fit wrote"
+                f"{name} holds a released probe; use jaxhal.scoring.released_probe"
             )
         fitted = {one.name: load(one, endpoints=endpoints) for one in saved}
         cards = {one.name: card_of(one) for one in saved}
@@ -338,17 +338,41 @@ def about_answers(lm: LM, data: str, examples: Sequence[Example]) -> dict[str, A
 
 
 def is_place(name: str) -> bool:
-    """Whether detectors can be there: a folder, or an id of the Hugging Face hub."""
-    hub = name.count("/") == 1 and not name.startswith((".", "/")) and name[-1] != "/"
-    return hub or Path(name).is_dir()
+    """Whether detectors can be there: a folder, or an id of the Hugging Face hub, which
+    may go on to a folder in that repository.
+
+    >>> is_place("owner/name/folder"), is_place("token_classifier:owner/name")
+    (True, False)
+    """
+    beside = "/" in name and released.probes(Path(name).parent)
+    return bool(_HUB.fullmatch(name) or Path(name).is_dir() or beside)
 
 
 def located(name: str) -> Path:
     """The folder of that place, which may hold a released probe instead.
 
-    Raises ValueError where it cannot be had from the hub.
+    Raises ValueError where it cannot be had from the hub, or holds neither, and says
+    which folders beside or in it hold a probe.
     """
-    return Path(name) if Path(name).is_dir() else hub.folder(name, _WANTED)
+    if (folder := Path(name)).is_dir():
+        root, begin = folder, name
+    elif released.probes(folder.parent):
+        root, begin = folder.parent, os.path.dirname(name) or "."
+    elif (found := _HUB.fullmatch(name)) is not None:
+        begin, inside = found[1], found[2].strip("/")
+        wanted = [f"{inside}/{one}" if inside else one for one in _WANTED]
+        root = hub.folder(begin, [*wanted, f"*/{released.CONFIG}"])
+        folder = root / inside
+    else:
+        raise ValueError(f"{name!r} is no folder and no hub id ('owner/name')")
+    if released.is_released_probe(folder) or _saved(folder):
+        return folder
+    has = ", ".join(f"{begin}/{one}" for one in released.probes(root))
+    raise ValueError(
+        f"{name} holds no detectors, which are folders with card.json, and no released "
+        f"probe, which is {released.CONFIG} and what belongs to it; give "
+        + (has or "what jaxhal fit wrote")
+    )
 
 
 def check_folder(folder: Path, force: bool) -> None:

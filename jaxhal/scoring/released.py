@@ -14,10 +14,10 @@ from jaxhal.detectors import build, lookback_lens
 from jaxhal.io import torch_file
 from jaxhal.scoring.fitting import Fitted
 
-_CONFIG, _HEAD = "probe_config.json", "probe_head"
+CONFIG, _HEAD = "probe_config.json", "probe_head"
 
 #: Of a probe, the files that the hub is asked for, and what shows an adapter.
-WANTED = (_CONFIG, f"{_HEAD}.bin", f"{_HEAD}.safetensors", "adapter_config.json")
+WANTED = (CONFIG, f"{_HEAD}.bin", f"{_HEAD}.safetensors", "adapter_config.json")
 
 
 def released_lookback(path: str | os.PathLike) -> Fitted:
@@ -65,7 +65,12 @@ def released_lookback(path: str | os.PathLike) -> Fitted:
 
 def is_released_probe(folder: Path) -> bool:
     """Whether a folder holds what :func:`released_probe` takes."""
-    return (folder / _CONFIG).is_file()
+    return (folder / CONFIG).is_file()
+
+
+def probes(folder: Path) -> list[str]:
+    """The folders in it that hold such a probe; a repository may have many."""
+    return sorted(one.parent.name for one in folder.glob(f"*/{CONFIG}"))
 
 
 def released_probe(folder: str | os.PathLike) -> Fitted:
@@ -97,14 +102,14 @@ def released_probe(folder: str | os.PathLike) -> Fitted:
             "model, load that one and take the adapter's files away"
         )
     try:
-        about = json.loads((folder / _CONFIG).read_text("utf-8"))
+        about = json.loads((folder / CONFIG).read_text("utf-8"))
         layer, width = int(about["layer_idx"]), int(about["hidden_size"])
         tensors = _tensors(folder)
         w, b = (np.asarray(tensors[name], np.float32) for name in ("weight", "bias"))
     except (KeyError, OSError, TypeError, ValueError) as error:
         raise ValueError(
             f"{folder} is no released probe ({type(error).__name__}: {error}); give a "
-            f"folder with {_CONFIG} and {_HEAD}.bin or {_HEAD}.safetensors"
+            f"folder with {CONFIG} and {_HEAD}.bin or {_HEAD}.safetensors"
         ) from error
     if w.shape != (1, width) or b.shape != (1,) or layer < 0:
         raise ValueError(
