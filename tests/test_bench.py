@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import sys
 import time
 import types
@@ -72,6 +73,25 @@ def test_extracting_is_also_measured_in_answers_per_second(monkeypatch):
     row = rows["answers per second, all reducers, prompts shared"]
     assert row["value"] == extract.ANSWERS / 4 and row["target"] is None
     assert row["spread"] == [1.3333, 2.6667]
+
+
+def test_fitting_is_measured_beside_reading(monkeypatch):
+    """What the quickstart says of its commands is of so many rows, and of these."""
+    from jaxhal.bench import fit
+
+    page = Path(__file__).parent.parent / "notebooks" / "quickstart.md"
+    text = page.read_text("utf-8")
+    command = next(line for line in text.splitlines() if "labelled.jsonl --m" in line)
+    assert re.findall(r"-d (\w+)", command) == [*fit.DETECTORS]
+    assert f"On {fit.ROWS} rows" in text
+    short = dict(ROWS=20, DETECTORS=fit.DETECTORS[::2], bundled_answers=fit.bundled)
+    for name, value in short.items():
+        monkeypatch.setattr(fit, name, value)
+    monkeypatch.setattr(fit, "_ROUNDS", 1)
+    monkeypatch.setattr(fit.jaxhal, "load", lambda name, mesh: tiny_lm(context=2048))
+    fitted, judged = fit.rows()
+    assert fitted["case"] == judged["case"] == "20 rows, 2 detectors"
+    assert fitted["value"] > 1 and judged["value"] > 0  # it reads them as well
 
 
 @pytest.mark.parametrize("distinct", [2, 10])

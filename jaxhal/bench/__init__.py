@@ -20,7 +20,7 @@ from jaxhal.models.devices import device_name
 # Each module has `rows() -> Iterator[dict]`, and that of versions takes the other one;
 # its docstring says what it answers.
 _BY_DEFAULT = (
-    *("read", "extract", "probes", "relevance", "generate"),
+    *("read", "extract", "probes", "fit", "relevance", "generate"),
     *("nli", "encoders", "serve", "start", "watchdog"),
 )
 # The rest takes twenty minutes, needs gigabytes of models, an accelerator or a compiler

@@ -165,7 +165,7 @@ def guide(
 def bench(
     names: Annotated[
         list[str] | None,
-        typer.Argument(help="By default the first ten of those named above."),
+        typer.Argument(help="By default the first eleven of those named above."),
     ] = None,
     json: Annotated[
         Path | None, typer.Option("--json", help="Write the rows to this file.")
@@ -176,10 +176,10 @@ def bench(
 ) -> None:
     """Measures speed as ratios to what stands beside it in the same run.
 
-    There are read, extract, probes, relevance, generate, nli, encoders, serve, start
-    and watchdog; soak asks a server 20,000 times; stored takes 4-bit files of 0.5 and
-    1.5 billion parameters from the hub; accelerator needs one, and measures a model of
-    8 billion parameters on it; compiled needs none, and compiles models of 8 to 70
+    There are read, extract, probes, fit, relevance, generate, nli, encoders, serve,
+    start and watchdog; soak asks a server 20,000 times; stored takes 4-bit files of 0.5
+    and 1.5 billion parameters from the hub; accelerator needs one, and measures a model
+    of 8 billion parameters on it; compiled needs none, and compiles models of 8 to 70
     billion for several; versions compares with an earlier version's checkout.
     """
     from jaxhal import bench as benches
