@@ -20,6 +20,7 @@ from jaxhal.cli.app import app
 from jaxhal.datasets import ragtruth
 from jaxhal.datasets.jsonl import write_rows
 from jaxhal.detectors import lettucedetect
+from jaxhal.evaluation.guarantees import STEPS
 from jaxhal.experiments import PRESETS, Experiment
 from jaxhal.io.configuration import structured, write_config
 from jaxhal.models import registry
@@ -452,3 +453,22 @@ def test_a_classifier_that_others_trained_is_fitted_to_give_verdicts(
         assert row["verdict"] == ("hallucinated" if marked else "supported")
         assert [span["text"] for span in row["spans"]] == ["too!"] * marked
     assert len({row["verdict"] for row in said}) == 2
+    # Of grounded answers, few end in "!": in the mean, few of their characters are in
+    # spans, from any score on that other tokens do not have.
+    one = jaxhal.FittedDetectors.from_pretrained("mine")["token_classifier"]
+    grounded = [row for row in answers() if row.label == 0]
+    shares = {row.source: [] for row in grounded}
+    for row in grounded:
+        share = len("too!") / len(row.response) if row.response[-1] == "!" else 0.0
+        shares[row.source].append(share)
+    means = np.mean([np.mean(each) for each in shares.values()])
+    assert one.highlights.shape == (len(shares), len(STEPS))
+    assert one.highlights.mean(0)[100] == pytest.approx(means, abs=1e-6) and means > 0
+    sure = [*detect, "-d", "mine", "--model", str(place), "--threshold"]
+    found = CliRunner().invoke(app, [*sure, "highlighted=0.2"])
+    assert "threshold for highlighted at most 20% with 90% conf" in found.stderr
+    assert [json.loads(line)["spans"] for line in found.stdout.splitlines()] == [
+        row["spans"] for row in said
+    ]
+    found = CliRunner().invoke(app, [*sure, "highlighted=0.2", "--adapt"])
+    assert found.exit_code == 2 and "give one of the two" in found.stderr

@@ -54,7 +54,7 @@ from jaxhal.experiments import (
 )
 from jaxhal.experiments.answers import reports
 from jaxhal.experiments.config import Data, load_config
-from jaxhal.experiments.tokens import highlights, token_table
+from jaxhal.experiments.tokens import token_table
 from jaxhal.io import sealing
 from jaxhal.models import lm as lms
 from jaxhal.models.devices import device_name
@@ -66,6 +66,7 @@ from jaxhal.reporting.markdown import escaped
 from jaxhal.scoring import saving
 from jaxhal.scoring.fitting import fit
 from jaxhal.scoring.inputs import collect, frame_of
+from jaxhal.scoring.tokens import highlights
 from jaxhal.types import Example, Label
 from tiny_lm import ordered, read_into, tiny_lm
 

@@ -61,15 +61,17 @@ def test_what_it_was_measured_and_calibrated_on_is_kept(tmp_path, probe):
     whole = dataclasses.replace(
         probe, beats="yes", measured=measured, calibrated_on=kept
     )
+    whole = dataclasses.replace(whole, highlights=np.float32([[0.0, 0.5], [0.1, 1.0]]))
     save(tmp_path / "one", whole, "token_probe")
     again = load(tmp_path / "one")
     assert (again.beats, again.measured) == ("yes", measured)
     for ours, theirs in zip(again.calibrated_on, kept, strict=True):
         np.testing.assert_array_equal(ours, theirs)
+    np.testing.assert_array_equal(again.highlights, whole.highlights)
     assert sealing.read(tmp_path / "one" / "card.json")["measured"]["answers"] == 40
     save(tmp_path / "two", probe, "token_probe")
     bare = load(tmp_path / "two")
-    assert bare.beats is bare.measured is bare.calibrated_on is None
+    assert bare.beats is bare.measured is bare.calibrated_on is bare.highlights is None
 
 
 @pytest.mark.parametrize("key", ["detector", "threshold", "calibration", "params"])

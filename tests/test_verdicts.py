@@ -283,6 +283,50 @@ def test_a_report_says_what_is_promised(lm):
     assert alone.promise == found.promise and found.promise in str(alone.to_dict(True))
 
 
+def marking(shares, **options):
+    """A detector that marks tokens, with what it highlights in so many sources."""
+    known = {"highlights": np.float32(shares), "calibrated_on": None}
+    return dataclasses.replace(fitted("predictive_probability", **options), **known)
+
+
+def test_spans_keep_a_promise_of_their_own(lm):
+    """By the threshold of tokens; the verdict's stays."""
+    shares = np.linspace(0, 0.8, 201) * np.linspace(0.8, 1.2, 300)[:, None]
+    one, promise = marking(shares, threshold=0.0), {"highlighted": 0.2}
+    other = fitted("response_length", 0.7)
+    (sure, same) = promising([one, other], "tiny", promise, 0.8)
+    want = evaluation.guaranteed_highlights(one.highlights, 0.2, confidence=0.8)
+    assert sure.promise == want and sure.threshold == one.threshold and same is other
+    assert 0.7 < want.threshold < 0.9
+    said = "highlighted at most 20% with 80% confidence (300 sources)"
+    asked = {"threshold": promise, "confidence": 0.8}
+    found = judged(lm, one, **asked)
+    assert found.promise == said and found.verdict == "hallucinated"
+    assert found.spans == judged(lm, one, token_threshold=want.threshold).spans != []
+    careful = marking(np.tile(np.arange(201) > 0, (300, 1)), threshold=0.0)
+    assert judged(lm, careful, **asked).spans == [] != judged(lm, careful).spans
+    # Where all is highlighted from the first score below 1 on, that is not.
+    with pytest.raises(ValueError, match="no threshold keeps the share of highlighted"):
+        promising([marking(np.ones((50, 201)))], "tiny", promise, 0.9)
+    for how, message in (
+        ({"token_threshold": 0.5}, "token_threshold=0.5 is of the scores that a thre"),
+        ({"adapt": True}, "which adapt .--adapt. corrects; give one of the two"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            judged(lm, one, **asked, **how)
+
+
+def test_no_promise_of_spans_without_what_is_known_of_them():
+    promise = {"highlighted": 0.1}
+    first = fitted("response_length", 0.9)
+    with pytest.raises(ValueError, match="'response_length' decides and scores no to"):
+        promising([first, marking(np.zeros((50, 201)))], "tiny", promise, 0.9)
+    with pytest.raises(ValueError, match="saved without what it highlights .*jaxhal.f"):
+        promising([fitted("predictive_probability")], "tiny", promise, 0.9)
+    with pytest.raises(ValueError, match="highlighted is 5.0; promise a share ab"):
+        promising([first], "tiny", {"highlighted": 5.0}, 0.9)
+
+
 # --- another base rate ----------------------------------------------------------------
 
 # Of four new words, mostly of none.

@@ -86,7 +86,7 @@ Promise = Annotated[
         "--threshold",
         metavar="KIND=SHARE",
         help="A promise for the verdicts to keep: precision=0.9, recall=0.9 or "
-        "false_alarms=0.05.",
+        "false_alarms=0.05; or for the spans: highlighted=0.05.",
     ),
 ]
 Confidence = Annotated[
@@ -221,7 +221,7 @@ def detect(
     from jaxhal.models.registry import known_as
     from jaxhal.scoring.detection import placed, resolve, resolve_for
     from jaxhal.scoring.results import adapted, results, settings_of
-    from jaxhal.scoring.verdicts import described
+    from jaxhal.scoring.verdicts import check_adaptable, described
 
     as_rows = every or output is not None or not on_screen()
     with usage():
@@ -235,7 +235,9 @@ def detect(
         threshold, sure = promised(promise, confidence)
         reader = known_as(model)
         names = placed(reader, detector) if detector else None
-        resolve(reader, names, threshold, sure)
+        known = resolve(reader, names, threshold, sure)
+        if adapt:
+            check_adaptable(known)
         if relevance is not None:
             lrp.resolve(relevance)
             need("sentences")

@@ -6,10 +6,10 @@ from typing import Any
 from jaxhal.detectors import Detector
 from jaxhal.evaluation.promises import Answers, Highlights, kept, kept_highlights
 from jaxhal.experiments.running import Result
-from jaxhal.experiments.tokens import highlights
 from jaxhal.reporting import results
 from jaxhal.reporting.markdown import Markdown, table
 from jaxhal.reporting.results import Judged
+from jaxhal.scoring.tokens import highlights
 
 #: How sure the thresholds were to be.
 CONFIDENCE = 0.9

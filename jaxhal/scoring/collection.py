@@ -31,6 +31,7 @@ from jaxhal.scoring import released
 from jaxhal.scoring.fitting import Fitted
 from jaxhal.scoring.inputs import Inputs, collect, fit_part, frame_of, readable
 from jaxhal.scoring.saving import card_of, load, save
+from jaxhal.scoring.tokens import unseen_highlights
 from jaxhal.scoring.verdicts import decider
 from jaxhal.types import Example
 
@@ -137,9 +138,8 @@ class FittedDetectors:
         """
         folder = located(str(name))
         if not (saved := _saved(folder)):
-            raise ValueError(
-                f"{name} holds a released probe; use jaxhal.scoring.released_probe"
-            )
+            use = "jaxhal.scoring.released_probe"
+            raise ValueError(f"{name} holds a released probe; use {use}")
         fitted = {one.name: load(one, endpoints=endpoints) for one in saved}
         cards = {one.name: card_of(one) for one in saved}
         first = next(iter(cards.values()))
@@ -246,7 +246,7 @@ def fit(
         progress=progress,
     )
     found.warn_of_errors()
-    judged, key = [], jax.random.key(seed)
+    judged, apart, key = [], [], jax.random.key(seed)
     parts = _parts(found, folds, seed)
     with progress_bar(len(chosen) * (folds + 1), "fitting", "fit", progress) as bar:
         for fold, (train, test) in enumerate(parts):
@@ -258,15 +258,19 @@ def fit(
                 )
             frame = frame_of(found, test, fitted)
             judged.append(Judged(data, data, fold, fold, 0, frame))
+            apart.append((test.tolist(), fitted))
         everything = np.arange(len(found.labels))
         fitted = fit_part(
             chosen, found, everything, jax.random.fold_in(key, folds), bar=bar
         )
     rows = results.table(judged, chosen)
     by_name = {row["method"]: row for row in rows}
+    may = [row["method"] for row in rows if row["beats controls"] == "yes"]
+    spans = unseen_highlights(found, apart, may)
     ready = {
         name: dataclasses.replace(
             one,
+            highlights=spans.get(name),
             beats=by_name[name]["beats controls"],
             measured=Measured.of(data, by_name[name], found.labels),
         )
@@ -370,8 +374,7 @@ def located(name: str) -> Path:
     has = ", ".join(f"{begin}/{one}" for one in released.probes(root))
     raise ValueError(
         f"{name} holds no detectors, which are folders with card.json, and no released "
-        f"probe, which is {released.CONFIG} and what belongs to it; give "
-        + (has or "what jaxhal fit wrote")
+        f"probe with its {released.CONFIG}; give {has or 'what jaxhal fit wrote'}"
     )
 
 

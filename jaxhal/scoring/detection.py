@@ -25,6 +25,7 @@ from jaxhal.scoring.fitting import Fitted, untrained
 from jaxhal.scoring.inputs import readable
 from jaxhal.scoring.released import is_released_probe, released_probe
 from jaxhal.scoring.shipped import NAMES, readers, shipped
+from jaxhal.scoring.tokens import token_scores
 from jaxhal.types import Example
 
 
@@ -93,7 +94,9 @@ def score(
         like those it was calibrated on: ``{"precision": 0.9}`` of those called
         hallucinated, ``{"false_alarms": 0.05}`` of grounded ones called so, or
         ``{"recall": 0.9}``, the share of hallucinated ones not called supported; by
-        default the threshold it was fitted with.
+        default the threshold it was fitted with.  ``{"highlighted": 0.05}`` chooses the
+        token score from which on spans are marked instead: of an answer's supported
+        characters, at most that share lies in spans, in the mean over answers.
       confidence: of the promise, as :func:`jaxhal.evaluation.guarantee` has it.
       token_threshold: token score from which on a token belongs to a span, whatever
         the detector that scores tokens is worth; by default that of
@@ -114,6 +117,8 @@ def score(
             "all answers are read; give one of the two"
         )
     chosen = resolve_for(lm, detectors, threshold, confidence)
+    if adapt:
+        verdicts.check_adaptable(chosen)
     found = score_batches(
         lm,
         examples,
@@ -156,6 +161,11 @@ def score_batches(
         flow = lrp.resolve(relevance)
         need("sentences")
     chosen = resolve_for(lm, detectors, threshold, confidence)
+    if token_threshold is not None and verdicts.of_spans(chosen):
+        raise ValueError(
+            f"token_threshold={token_threshold} is of the scores that a threshold for "
+            "highlighted characters is chosen of; give one of the two"
+        )
     features = catalogue.features_of(one.detector for one in chosen)
     options: Any = {"batch_size": batch_size, "progress": progress}
     found = reading(lm, examples, features, **options)
@@ -272,15 +282,6 @@ def response_scores(
     """Detector -> ``Float[batch]``."""
     pairs = zip(detectors, params, strict=True)
     return {d.name: d.score(p, features) for d, p in pairs}
-
-
-@functools.partial(jax.jit, static_argnums=0)
-def token_scores(
-    detectors: tuple[Detector, ...], params: tuple[Any, ...], features: dict[str, Any]
-) -> dict[str, Array]:
-    """Detector -> ``Float[batch response]``, for those that score tokens."""
-    pairs = zip(detectors, params, strict=True)
-    return {d.name: d.tokens(p, features) for d, p in pairs if d.tokens is not None}
 
 
 @functools.partial(jax.jit, static_argnums=0)

@@ -55,7 +55,11 @@ class Fitted:
       measured: how well it ranked those answers, ``None`` likewise.
       calibrated_on: the answers that calibration and threshold come from, with their
         ``unseen`` scores; ``None`` where they are not known.
-      promise: what the threshold promises, where it was chosen for that.
+      highlights: of answers that a fit had not seen, the mean share of supported
+        characters in spans, per source and step of the token score
+        (:func:`jaxhal.evaluation.highlighted`); ``None`` where it is not known.
+      promise: what the threshold promises, where it was chosen for that; or that of
+        token scores, of spans.
       rate: the base rate that probabilities are corrected for, ``None`` where it is
         that of ``calibrated_on``.
     """
@@ -73,6 +77,7 @@ class Fitted:
     dtype: str | None = None
     measured: Measured | None = None
     calibrated_on: CalibrationSet | None = None
+    highlights: Float[np.ndarray, "sources steps"] | None = None
     promise: Guarantee | None = None
     rate: float | None = None
 

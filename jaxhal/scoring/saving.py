@@ -72,11 +72,13 @@ def save(
     leaves: dict[str, np.ndarray] = {}
     nesting = _nesting(fitted.params, "", leaves)
     kept, measured = fitted.calibrated_on, fitted.measured
+    spans = fitted.highlights
     about = {
         "detector": spec,
         "threshold": float(fitted.threshold),
         "calibration": dataclasses.asdict(fitted.calibration),
         "calibrated on": kept and _nesting(kept, "calibrated on", leaves),
+        "highlights": None if spans is None else _nesting(spans, "highlights", leaves),
         "beats controls": fitted.beats,
         "layers": fitted.layers,
         "reader": fitted.reader,
@@ -140,6 +142,7 @@ def _load(folder: Path) -> Fitted:
     leaves, measured, kept = deserialized(params), card["measured"], None
     if (nesting := card["calibrated on"]) is not None:
         kept = CalibrationSet(*map(np.asarray, _rebuild(nesting, leaves)))
+    spans = card.get("highlights")  # as with the dtype
     return Fitted(
         build(card["detector"]),
         _rebuild(card["params"], leaves),
@@ -151,6 +154,7 @@ def _load(folder: Path) -> Fitted:
         dtype=card.get("dtype"),  # earlier versions did not note it
         measured=None if measured is None else Measured(**measured),
         calibrated_on=kept,
+        highlights=None if spans is None else np.asarray(_rebuild(spans, leaves)),
     )
 
 

@@ -4,7 +4,12 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jaxhal.evaluation.guarantees import guarantee
+from jaxhal.evaluation.guarantees import (
+    KINDS,
+    check_promise,
+    guarantee,
+    guaranteed_highlights,
+)
 from jaxhal.evaluation.held_out import Measured
 from jaxhal.io.progress import note
 from jaxhal.io.showing import quoted, shown
@@ -24,6 +29,9 @@ PREFERRED = {
     "predictive_probability": 0.99,
 }
 _OTHERWISE = 0.5
+
+# A promise of these, by the threshold of token scores.
+_SPANS = "highlighted"
 
 # Of fewer answers the base rate is seldom clear.
 _LEAST = 20
@@ -102,6 +110,8 @@ def decided(
         return found
     if token_threshold is None:
         token_threshold = PREFERRED.get(found.detector, _OTHERWISE)
+        if one is not None and one.promise is not None and of_spans([one]):
+            token_threshold = one.promise.threshold
     given = found.response, found.tokens, found.detector
     return dataclasses.replace(found, spans=find_spans(*given, token_threshold))
 
@@ -150,22 +160,61 @@ def promising(
 ) -> list[Fitted]:
     """The same detectors, the deciding one with a threshold that keeps a promise.
 
-    It is chosen on the answers that the detector was calibrated on.  Raises ValueError
-    where none may decide, or that one was saved without those, or as
+    It is chosen on the answers that the detector was calibrated on, that of spans on
+    what fits that had not seen them highlight in these.  Raises ValueError where none
+    may decide, or that one was saved without those, or gives no spans, or as
     :func:`jaxhal.evaluation.guarantee`.
     """
+    kind, level = check_promise(promise, confidence, (*KINDS, _SPANS))
     if (one := decider(chosen)) is None:
         raise ValueError(f"threshold {dict(promise)}: {undecided(chosen, model)}")
+    name, vain = (
+        one.detector.name,
+        f"nothing can be promised by threshold {dict(promise)}",
+    )
+    if kind == _SPANS:
+        if one.detector.tokens is None:
+            raise ValueError(
+                f"detector {name!r} decides and scores no tokens, so {vain}; use one "
+                "that marks spans, such as token_probe, alone, or leave the threshold "
+                "out"
+            )
+        if one.highlights is None:
+            raise ValueError(
+                f"detector {name!r} was saved without what it highlights in answers "
+                f"that it was not fitted to, so {vain}; fit it anew (jaxhal.fit) and "
+                "use that one, or leave the threshold out"
+            )
+        kept = guaranteed_highlights(one.highlights, level, confidence=confidence)
+        sure = dataclasses.replace(one, promise=kept)
+        return [sure if each is one else each for each in chosen]
     if (known := one.calibrated_on) is None:
         raise ValueError(
-            f"detector {one.detector.name!r} was saved without the answers that it was "
-            f"calibrated on, so nothing can be promised by threshold {dict(promise)}; "
-            "fit it anew and use that one, or leave the threshold out"
+            f"detector {name!r} was saved without the answers that it was calibrated "
+            f"on, so {vain}; fit it anew and use that one, or leave the threshold out"
         )
     scores, labels, sources = known
     kept = guarantee(scores, labels, promise, sources.tolist(), confidence=confidence)
     sure = dataclasses.replace(one, threshold=kept.threshold, promise=kept)
     return [sure if each is one else each for each in chosen]
+
+
+def of_spans(chosen: Sequence[Fitted]) -> bool:
+    """Whether a promise is kept by the threshold of token scores."""
+    return any(one.promise is not None and one.promise.kind == _SPANS for one in chosen)
+
+
+def check_adaptable(chosen: Sequence[Fitted]) -> None:
+    """ValueError where another base rate would break a promise.
+
+    The others hold whatever the probabilities.  Spans are shown in answers that are not
+    supported, which follows from these.
+    """
+    if of_spans(chosen):
+        raise ValueError(
+            "a threshold for highlighted characters is chosen at the base rate of the "
+            "calibration, which adapt (--adapt) corrects; give one of the two"
+        )
 
 
 def described(chosen: Sequence[Fitted], model: str, lm: LM | None = None) -> str:
