@@ -310,6 +310,7 @@ def test_probabilities_are_corrected_for_the_base_rate_of_all_rows(
     )
     known = FittedDetectors({}, {}, {"novel_words": one}, [])
     monkeypatch.setattr(FittedDetectors, "from_pretrained", lambda _: known)
+    monkeypatch.setattr(detection, "located", Path)
     monkeypatch.setattr(jaxhal, "load", lambda name, **how: named(name))
     monkeypatch.setattr(scoring, "_PART", 16)
     said = ["A fig, nut, plum, kiwi." if n % 6 == 0 else "A b." for n in range(30)]

@@ -20,7 +20,7 @@ from jaxhal.cli import app as cli
 from jaxhal.datasets import bundled_answers
 from jaxhal.datasets.jsonl import read_rows
 from jaxhal.datasets.logprobs import logprobs_of
-from jaxhal.evaluation import Measured
+from jaxhal.evaluation import CalibrationSet, Measured, Platt
 from jaxhal.io.files import fcntl
 from jaxhal.models.lm import outline
 from jaxhal.models.safetensors import SafetensorsSource
@@ -600,6 +600,47 @@ def test_the_command_says_what_detect_says(
     state = by_transformers / f"{EXAMPLES[0].id}.safetensors"
     wrong = run(*scored, "-o", state)
     assert wrong.exit_code == 2 and "is the file of --states" in wrong.stderr
+
+
+def test_the_base_rate_is_corrected_as_detect_does(
+    tmp_path, folder, lm, probe, by_transformers
+):
+    """Those of the calibration were half of them hallucinated, these seem to be few."""
+    half = CalibrationSet(np.zeros(2, np.float32), np.array([0, 1]), np.arange(2))
+    sure = {"calibration": Platt(0.01, -3.0), "calibrated_on": half, "layers": DEPTH}
+    one = dataclasses.replace(probe, **sure)
+    place = tmp_path / "mine" / "token_probe"
+    save_detector(place, one, {"token_probe": {"layer": 2}}, {"model": "tiny"})
+    many = [
+        dataclasses.replace(e, id=f"{e.id} {n}") for n in range(5) for e in EXAMPLES
+    ]
+    rows = [
+        {"id": e.id, "context": e.context, "question": e.question, "answer": e.response}
+        | {"states": f"{e.id.rpartition(' ')[0]}.safetensors"}
+        for e in many
+    ]
+    source = tmp_path / "in.jsonl"
+    source.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    common = ["-i", source, "-m", folder, "-d", tmp_path / "mine"]
+    common += ["--all", "--adapt"]
+    found = run("score", *common, "--states", by_transformers)
+    assert found.exit_code == 0, found.stderr
+    wanted = jaxhal.score(lm, many, [one], adapt=True)
+    plain = jaxhal.score(lm, many, [one])
+    for row, want, bare in zip(lines(found.stdout), wanted, plain, strict=True):
+        known = want.probabilities["token_probe"]
+        assert row["probabilities"]["token_probe"] == pytest.approx(known, abs=1e-4)
+        assert known < 0.5 * bare.probabilities["token_probe"]
+    few = [
+        dataclasses.replace(e, states=r["states"])
+        for e, r in zip(many, rows, strict=True)
+    ]
+    again = jaxhal.score_states(folder, few, by_transformers, [one], adapt=True)
+    assert [r.probabilities for r in again] == [
+        row["probabilities"] for row in lines(found.stdout)
+    ]
+    with pytest.raises(ValueError, match="19 of them could be read; give 20 or more"):
+        jaxhal.score_states(folder, few[:19], by_transformers, [one], adapt=True)
 
 
 def test_the_command_takes_log_probabilities_alone(tmp_path, folder, lm):

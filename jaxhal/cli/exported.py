@@ -9,6 +9,7 @@ import typer
 from jaxhal.cli.console import check_place, on_screen, usage
 from jaxhal.cli.scoring import (
     DEFAULT,
+    Adapt,
     BatchSize,
     Confidence,
     Detectors,
@@ -47,6 +48,7 @@ def score(
     confidence: Confidence = None,
     every: Every = False,
     page: Page = None,
+    adapt: Adapt = False,
     batch_size: BatchSize = 8,
     force: Force = False,
 ) -> None:
@@ -64,8 +66,8 @@ def score(
     from jaxhal.models.registry import known_as
     from jaxhal.scoring.detection import placed, resolve
     from jaxhal.scoring.exported import reader_for, reading_of
-    from jaxhal.scoring.results import results, settings_of
-    from jaxhal.scoring.verdicts import described
+    from jaxhal.scoring.results import adapted, results, settings_of
+    from jaxhal.scoring.verdicts import check_adaptable, described
 
     as_rows = every or output is not None or not on_screen()
     with usage():
@@ -85,9 +87,11 @@ def score(
         lm, chosen, exported = reader_for(
             model, states, names, layers=numbers, dtype=dtype, **said
         )
+        if adapt:
+            check_adaptable(chosen)
     options: dict[str, Any] = {
         "batch_size": batch_size,
-        "reports": page is not None or not as_rows,
+        "reports": page is not None or not as_rows or adapt,
         "every": every,
     }
 
@@ -95,10 +99,10 @@ def score(
         of = {"states": states and str(states.resolve()), "layers": exported.numbers}
         return settings_of(lm, chosen, **said, **options) | of
 
+    how: Any = {"reading": reading_of(exported), **options}
+    made = functools.partial(results, lm, rows, chosen, **how)
     deliver(
-        functools.partial(
-            results, lm, rows, chosen, reading=reading_of(exported), **options
-        ),
+        (lambda **more: adapted(made(**more), chosen, every)) if adapt else made,
         settings,
         described(chosen, lm.name, lm),
         command="score",
@@ -107,6 +111,7 @@ def score(
         page=page,
         as_rows=as_rows,
         force=force,
+        whole=adapt,
     )
 
 

@@ -100,6 +100,14 @@ Every = Annotated[
 Page = Annotated[
     Path | None, typer.Option("--html", help="Write a page to read as well.")
 ]
+Adapt = Annotated[
+    bool,
+    typer.Option(
+        "--adapt",
+        help="Correct probabilities for the base rate of these rows, 20 or more; the "
+        "first verdict comes after the last row.",
+    ),
+]
 Force = Annotated[
     bool, typer.Option("--force", help="Start over, whatever is done already.")
 ]
@@ -189,14 +197,7 @@ def detect(
             "of relevance propagation, such as attnlrp; a pass back for every token.",
         ),
     ] = None,
-    adapt: Annotated[
-        bool,
-        typer.Option(
-            "--adapt",
-            help="Correct probabilities for the base rate of these rows, 20 or more; "
-            "the first verdict comes after the last row.",
-        ),
-    ] = False,
+    adapt: Adapt = False,
     batch_size: BatchSize = 8,
     force: Force = False,
 ) -> None:

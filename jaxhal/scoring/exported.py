@@ -13,6 +13,7 @@ from jaxhal.models.lm import LM, load, outline
 from jaxhal.reading.exported import Exported, States, extract_exported
 from jaxhal.reading.extract import kinds
 from jaxhal.reporting.report import Report
+from jaxhal.scoring import verdicts
 from jaxhal.scoring.detection import resolve, resolve_for, score_batches
 from jaxhal.scoring.fitting import Fitted
 from jaxhal.types import Example
@@ -31,6 +32,7 @@ def score_states(
     threshold: Mapping[str, float] | None = None,
     confidence: float | None = 0.9,
     token_threshold: float | None = None,
+    adapt: bool = False,
 ) -> list[Report]:
     """Scores answers of which an engine exported hidden states or log probabilities.
 
@@ -56,6 +58,8 @@ def score_states(
         ``eagle_aux_hidden_state_layer_ids``; by default all, from 0, the embeddings, to
         the number of layers, what comes out of the last before the final norm.
       dtype: of the weights that are loaded.
+      batch_size, progress, threshold, confidence, token_threshold, adapt: as
+        :func:`jaxhal.score` takes them.
 
     Raises:
       ValueError: as :func:`jaxhal.score`; on layers that the model does not have, and
@@ -70,6 +74,8 @@ def score_states(
         lm, chosen, exported = reader_for(
             lm, states, detectors, layers=layers, dtype=dtype, **sure
         )
+    if adapt:
+        verdicts.check_adaptable(chosen)
     found = score_batches(
         lm,
         examples,
@@ -79,8 +85,9 @@ def score_states(
         token_threshold=token_threshold,
         reading=reading_of(exported),
     )
-    reports = {number: report for batch in found for number, report in batch}
-    return [reports[number] for number in range(len(examples))]
+    by_number = {number: report for batch in found for number, report in batch}
+    reports = [by_number[number] for number in range(len(examples))]
+    return verdicts.adapted(reports, chosen, token_threshold) if adapt else reports
 
 
 def reading_of(exported: Exported) -> Any:
