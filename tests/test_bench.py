@@ -125,7 +125,7 @@ def test_pairs_are_classified_as_hugging_face_does(monkeypatch):
     assert len(ratios) == 2 and all(row["value"] > 0 for row in ratios)
 
 
-def test_tokens_are_classified_as_hugging_face_does(monkeypatch):
+def test_tokens_and_pairs_are_classified_as_hugging_face_does(monkeypatch):
     pytest.importorskip("torch", reason="torch is not installed")
     small = dict(hidden_size=32, intermediate_size=48, num_attention_heads=4)
     shapes = {name: shape | small for name, shape in encoders.SHAPES.items()}
@@ -138,8 +138,10 @@ def test_tokens_are_classified_as_hugging_face_does(monkeypatch):
             pytest.skip(str(error))
         raise
     wrong = [row for row in rows if "difference" in row["metric"]]
-    assert len(wrong) == len(shapes) and len(rows) == 3 * len(shapes)
+    assert len(wrong) == len(shapes) + 1 and len(rows) == 3 * len(wrong)
     assert all(row["value"] < row["target"] for row in wrong)
+    assert rows[-1]["case"].startswith("deberta-v2 grader, ")
+    assert rows[-1]["metric"] == "Hugging Face in a batch / classify"
     assert encoders.answers()[0][0].middle.count("\n\n") == encoders.CONTEXTS - 1
 
 

@@ -1,12 +1,13 @@
-"""How fast are answers' tokens classified beside a padded batch in Hugging Face?
+"""How fast are answers classified beside a padded batch in Hugging Face?
 
-Families have the width and heads of their published base models, few layers, MiniLM's
-tokenizer and random weights in float32.  Each answer is read after several of the
-bundled contexts.
+Token by token, and as a pair with what they should rest on.  Families have the width
+and heads of their published base models, few layers, MiniLM's tokenizer and random
+weights in float32.  Each answer is read after several of the bundled contexts.
 """
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ import numpy as np
 from jaxhal.bench import interleave, peer, peers, row
 from jaxhal.datasets import bundled
 from jaxhal.detectors.lettucedetect import framed
-from jaxhal.models.encoders.encoding import token_probabilities
+from jaxhal.models.encoders.encoding import classify, token_probabilities
 from jaxhal.models.encoders.text_encoder import Framed
 from jaxhal.types import Example
 
@@ -43,15 +44,37 @@ SHAPES: dict[str, dict[str, Any]] = {
         type_vocab_size=0,
     ),
 }
+# The family of graders, and what of a pair they are asked.
+GRADER = "deberta-v2"
+_LABELS = {0: "contradiction", 1: "neutral", 2: "entailment"}
 
 
 def rows() -> Iterator[dict]:
     asked = answers()
-    for family, shape in SHAPES.items():
-        shape = _BASE | {"num_hidden_layers": LAYERS} | shape
-        found = peer(peers.torch_encoder, family, "ModelForTokenClassification", shape)
+    pairs = [(text.around(text.middle), answer) for text, answer in asked]
+    for family in SHAPES:
+        found = _encoder(family, "ModelForTokenClassification")
         if found is not None:
-            yield from _speed(family, found, asked)
+            theirs = in_a_batch(found, pairs)
+            yield from _speed(
+                *(family, found, pairs, "tokens", "token_probabilities"),
+                partial(token_probabilities, found.encoder, asked, progress=False),
+                lambda theirs=theirs: of_tokens(*theirs()),
+            )
+    labels = {"num_labels": len(_LABELS), "id2label": _LABELS}
+    found = _encoder(GRADER, "ModelForSequenceClassification", **labels)
+    if found is not None:
+        theirs = in_a_batch(found, pairs)
+        yield from _speed(
+            *(f"{GRADER} grader", found, pairs, "pairs", "classify"),
+            lambda: [classify(found.encoder, pairs)],
+            lambda: [theirs()[1]],
+        )
+
+
+def _encoder(family: str, kind: str, **options: Any) -> peers.EncoderPeer | None:
+    shape = _BASE | {"num_hidden_layers": LAYERS} | SHAPES[family] | options
+    return peer(peers.torch_encoder, family, kind, shape)
 
 
 def answers() -> list[tuple[Framed, str]]:
@@ -69,49 +92,52 @@ def answers() -> list[tuple[Framed, str]]:
 
 
 def in_a_batch(
-    found: peers.EncoderPeer, asked: list[tuple[Framed, str]]
-) -> Callable[[], list[np.ndarray]]:
-    """Probabilities of class 1 of all answers' tokens by Hugging Face, padded."""
+    found: peers.EncoderPeer, pairs: Sequence[tuple[str, str]]
+) -> Callable[[], tuple[Any, np.ndarray]]:
+    """Reads all pairs by Hugging Face, padded: tokens, and probabilities of classes."""
     import torch
 
-    firsts = [text.around(text.middle) for text, _ in asked]
-    seconds = [answer for _, answer in asked]
+    firsts, seconds = (list(side) for side in zip(*pairs, strict=True))
     # A classifier of any of these families takes no more than these two.
     names = ("input_ids", "attention_mask")
 
-    def read() -> list[np.ndarray]:
+    def read() -> tuple[Any, np.ndarray]:
         given = found.tokenizer(firsts, seconds, padding=True, return_tensors="pt")
         with torch.no_grad():
             tensors = {name: given[name].to(found.device) for name in names}
             logits = found.model(**tensors).logits
-        values = logits.softmax(-1)[..., 1].cpu().numpy()
-        of_answer = [np.array(given.sequence_ids(at)) == 1 for at in range(len(asked))]
-        return [row[mask] for row, mask in zip(values, of_answer, strict=True)]
+        return given, logits.softmax(-1).cpu().numpy()
 
     return read
 
 
+def of_tokens(given: Any, values: np.ndarray) -> list[np.ndarray]:
+    """Per answer the probabilities of class 1 of its tokens."""
+    masks = [np.array(given.sequence_ids(at)) == 1 for at in range(len(values))]
+    return [row[mask, 1] for row, mask in zip(values, masks, strict=True)]
+
+
 def _speed(
-    family: str, found: peers.EncoderPeer, asked: list[tuple[Framed, str]]
+    name: str,
+    found: peers.EncoderPeer,
+    pairs: Sequence[tuple[str, str]],
+    of: str,
+    function: str,
+    ours: Callable[[], list[np.ndarray]],
+    theirs: Callable[[], list[np.ndarray]],
 ) -> Iterator[dict]:
     said = {}
-    theirs = in_a_batch(found, asked)
     functions = {
-        "ours": lambda: said.update(
-            ours=token_probabilities(found.encoder, asked, progress=False)
-        ),
+        "ours": lambda: said.update(ours=ours()),
         "peer": lambda: said.update(peer=theirs()),
     }
-    length = max(
-        len(found.tokenizer(text.around(text.middle), answer)["input_ids"])
-        for text, answer in asked
-    )
-    case = f"{family}, {length} tokens"
+    length = max(len(found.tokenizer(*pair)["input_ids"]) for pair in pairs)
+    case = f"{name}, {length} tokens"
     times = interleave("encoders", case, functions, _ROUNDS)
-    ours, others = np.concatenate(said["ours"]), np.concatenate(said["peer"])
-    worst = np.abs(ours - others).max() / others.std()
-    metric = "largest difference of a probability / spread of tokens"
+    mine, others = np.concatenate(said["ours"]), np.concatenate(said["peer"])
+    worst = np.abs(mine - others).max() / others.std(0).max()
+    metric = f"largest difference of a probability / spread of {of}"
     yield row("encoders", case, metric, float(worst), 1e-2)
-    yield times.pace("answers per second", "ours", len(asked))
-    metric = "Hugging Face in a batch / token_probabilities"
+    yield times.pace("answers per second", "ours", len(pairs))
+    metric = f"Hugging Face in a batch / {function}"
     yield times.ratio(metric, "peer", "ours", 1.0, "higher")
