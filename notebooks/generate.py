@@ -7,7 +7,7 @@ import runpy
 from pathlib import Path
 from typing import Any, get_origin
 
-from results import RESULTS, ROOT, figures, judged, tables, unbroken
+from results import RESULTS, ROOT, figures, held_out, judged, tables, unbroken
 
 README = ROOT / "README.md"
 # A page that the sidebar leaves out: with all of them it would be unreadable, and slow.
@@ -32,7 +32,7 @@ _SHOWN = {
 def readme_table() -> str:
     """Of some results the best method, the best control, and what stands between."""
     lines = [
-        "| judged | written by | read by | answers | hallucinated | best method "
+        "| what | written by | read by | judged | hallucinated | best method "
         "| best control | clearly above it |",
         "|---|---|---|---|---|---|---|---|",
     ]
@@ -47,7 +47,7 @@ def readme_table() -> str:
         reader, count, bad = judged(name)
         lines.append(
             f"| [{what}](configs/results/{name}.md) | {writer} | {reader} "
-            f"| {count:,} | {bad / count:.0%} | `{best}` {area[best]} "
+            f"| {held_out(name, count)} | {bad / count:.0%} | `{best}` {area[best]} "
             f"| `{bar}` {area[bar]} | {clear} of {len(said)} |"
         )
     return "\n".join(lines)

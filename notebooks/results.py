@@ -82,6 +82,24 @@ def judged(name: str) -> tuple[str, int, int]:
     return model[1], count, bad
 
 
+def held_out(name: str, count: int) -> str:
+    """How many of so many texts methods were judged on: all, where folds part them.
+
+    Raises:
+      ValueError: where test parts differ in size and leave some out.
+    """
+    text = (RESULTS / f"{name}.md").read_text("utf-8")
+    found = re.search(
+        r"^Judged in each test part: ([\d, ]+) \w+\.$", text, re.MULTILINE
+    )
+    parts = [count] if found is None else [*map(int, found[1].split(", "))]
+    if sum(parts) == count:
+        return f"{count:,}"
+    (part,) = {*parts}
+    times = f"{len(parts)} x " if len(parts) > 1 else ""
+    return f"{times}{part:,} of {count:,}"
+
+
 def cell(name: str, row: str, column: str = "AUROC", title: str = "") -> str:
     """A cell of the first table, under such a title, that has the row and the column.
 

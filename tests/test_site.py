@@ -42,6 +42,21 @@ def test_the_figures_of_the_readme_are_those_of_the_results(generate):
     assert README == generate["readme"](README), "run: python notebooks/generate.py"
 
 
+def test_the_readme_says_how_many_answers_were_judged(monkeypatch):
+    """A part held out, several such draws, folds, or all that there were."""
+    monkeypatch.syspath_prepend(str(SITE))
+    import results
+
+    for name, count, said in (
+        ("ragtruth", 1953, "298 of 1,953"),
+        ("toha_coqa", 1552, "5 x 351 of 1,552"),
+        ("halueval", 1000, "1,000"),
+        ("halmit_treatment", 300, "300"),
+    ):
+        assert results.held_out(name, count) == said
+        assert f"| {said} |" in README
+
+
 @pytest.mark.parametrize(
     "path",
     [ROOT / "README.md", *(ROOT / "configs").rglob("*.md")],
