@@ -83,7 +83,10 @@ def test_fitting_is_measured_beside_reading(monkeypatch):
     text = page.read_text("utf-8")
     command = next(line for line in text.splitlines() if "labelled.jsonl --m" in line)
     assert re.findall(r"-d (\w+)", command) == [*fit.DETECTORS]
-    assert f"On {fit.ROWS} rows" in text
+    known = json.loads((page.parents[1] / "configs/results/bench.json").read_text())
+    ratio = next(r["value"] for r in known if r["metric"].startswith("jaxhal.fit /"))
+    said = " ".join(text.split())
+    assert f"On {fit.ROWS} rows the first command takes [{ratio:.1f} times]" in said
     short = dict(ROWS=20, DETECTORS=fit.DETECTORS[::2], bundled_answers=fit.bundled)
     for name, value in short.items():
         monkeypatch.setattr(fit, name, value)
