@@ -54,7 +54,7 @@ from jaxhal.experiments import (
 )
 from jaxhal.experiments.answers import reports
 from jaxhal.experiments.config import Data, load_config
-from jaxhal.experiments.tokens import token_table
+from jaxhal.experiments.tokens import first_highlights, token_table
 from jaxhal.io import sealing
 from jaxhal.models import lm as lms
 from jaxhal.models.devices import device_name
@@ -515,6 +515,8 @@ def test_a_run_leaves_its_detectors(here, tmp_path):
     for name, fitted in result.fitted["crates"].items():
         again = saving.load(tmp_path / "tiny" / "fitted" / "crates" / name)
         assert again.beats == fitted.beats == beats[name]
+        marks = fitted.detector.tokens is not None and fitted.beats == "yes"
+        assert (again.highlights is not None) == marks
         assert fitted.detector.control == (again.beats is None)
         inputs = result.data["crates"].inputs[name]
         np.testing.assert_array_equal(again.score(inputs), fitted.score(inputs))
@@ -659,6 +661,24 @@ def test_highlighted_characters_are_those_that_reports_show(lm, data, decides):
             assert shares[n, step] == pytest.approx(
                 np.mean([h for h, y in pairs if not y])
             )
+
+
+def test_what_is_saved_knows_what_it_highlights(data, decides):
+    """On the first split, of what beats the controls."""
+    name, first, later = "lookback_probe", np.arange(40, 60), np.arange(6, 60)
+    beats, no = (dataclasses.replace(decides, beats=one) for one in ("yes", "no"))
+    frames = [frame_of(data, rows, {name: decides}) for rows in (first, later)]
+    judged = [
+        results.Judged("crates", "crates", n, n, 0, frame)
+        for n, frame in enumerate(frames)
+    ]
+    found = first_highlights(data, {name: beats}, judged)
+    (shares,) = highlights(data, {name: beats}, first.tolist()).values()
+    sources = data.groups[first]
+    for at, source in enumerate(np.unique(sources)):
+        want = np.nanmean(shares[sources == source], 0)
+        np.testing.assert_allclose(found[name][at], want, atol=1e-6)
+    assert first_highlights(data, {name: no}, judged) == {}
 
 
 def test_a_run_looks_at_promises_of_highlights(data, decides, monkeypatch):

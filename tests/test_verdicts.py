@@ -321,7 +321,7 @@ def test_no_promise_of_spans_without_what_is_known_of_them():
     first = fitted("response_length", 0.9)
     with pytest.raises(ValueError, match="'response_length' decides and scores no to"):
         promising([first, marking(np.zeros((50, 201)))], "tiny", promise, 0.9)
-    with pytest.raises(ValueError, match="saved without what it highlights .*jaxhal.f"):
+    with pytest.raises(ValueError, match="without what it highlights .*jaxhal fit"):
         promising([fitted("predictive_probability")], "tiny", promise, 0.9)
     with pytest.raises(ValueError, match="highlighted is 5.0; promise a share ab"):
         promising([first], "tiny", {"highlighted": 5.0}, 0.9)

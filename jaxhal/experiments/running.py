@@ -26,6 +26,7 @@ from jaxhal.evaluation.splits import (
 )
 from jaxhal.experiments import finetuning
 from jaxhal.experiments.config import Data, Experiment
+from jaxhal.experiments.tokens import first_highlights
 from jaxhal.io.progress import progress_bar
 from jaxhal.models.lm import LM
 from jaxhal.models.lm import kept_lm as model
@@ -115,8 +116,13 @@ class Result:
         )
         specs = beside_controls(config.detectors)
         rows = [r for r in results.own(self.rows, label) if r["method"] in fitted]
+        spans = (
+            first_highlights(data, fitted, parts) if config.unit == "response" else {}
+        )
         read = {
-            name: dataclasses.replace(one, dtype=config.dtype)
+            name: dataclasses.replace(
+                one, dtype=config.dtype, highlights=spans.get(name)
+            )
             for name, one in fitted.items()
         }
         return FittedDetectors(about, specs, read, rows)

@@ -4,11 +4,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from jaxtyping import Float
 
 from jaxhal.evaluation.calibration import best_f1_threshold
 from jaxhal.evaluation.metrics import Decided, span_f1, token_metrics
 from jaxhal.evaluation.ranking import auroc
-from jaxhal.reporting.results import estimates
+from jaxhal.reporting.results import Judged, estimates
 from jaxhal.scoring.fitting import Fitted
 from jaxhal.scoring.inputs import Inputs
 from jaxhal.scoring.spans import find_spans
@@ -17,6 +18,7 @@ from jaxhal.scoring.tokens import (
     characters_of,
     scores_of_tokens,
     tokens_of,
+    unseen_highlights,
     with_text,
 )
 
@@ -70,6 +72,20 @@ def token_table(
         row |= {f"span {key}": characters[key] for key in ("precision", "recall")}
         rows.append(row | {"tokens marked": float(np.concatenate(true).mean())})
     return sorted(rows, key=lambda row: (row["control"], -row["token AUROC"]))
+
+
+def first_highlights(
+    data: Inputs, fitted: Mapping[str, Fitted], parts: Sequence[Judged]
+) -> dict[str, Float[np.ndarray, "sources steps"]]:
+    """What was fitted on the first split highlights in the answers it was judged on.
+
+    Of detectors that score tokens and beat the controls, as
+    :func:`jaxhal.scoring.tokens.unseen_highlights` has it.
+    """
+    some = [part.frame["row"].tolist() for part in parts if not part.fit]
+    rows = sorted({row for each in some for row in each})
+    may = [name for name, one in fitted.items() if one.beats == "yes"]
+    return unseen_highlights(data, [(rows, fitted)], may)
 
 
 def _estimates(

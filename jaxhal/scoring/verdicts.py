@@ -182,7 +182,7 @@ def promising(
         if one.highlights is None:
             raise ValueError(
                 f"detector {name!r} was saved without what it highlights in answers "
-                f"that it was not fitted to, so {vain}; fit it anew (jaxhal.fit) and "
+                f"that it was not fitted to, so {vain}; fit it anew (jaxhal fit) and "
                 "use that one, or leave the threshold out"
             )
         kept = guaranteed_highlights(one.highlights, level, confidence=confidence)
