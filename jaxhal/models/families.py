@@ -30,7 +30,7 @@ from jaxhal.models.rope_config import (
     rotary_dim,
 )
 from jaxhal.models.settings import LENGTH, Settings, read_json
-from jaxhal.models.tables import LLAMA, Origin, by_layer, experts, like_llama, origins
+from jaxhal.models.tables import Origin, by_layer, experts, like_llama
 
 #: What :func:`shown` reads.
 SHOWN = Path(__file__).with_suffix(".json")
@@ -73,9 +73,8 @@ def from_huggingface(raw: Mapping[str, Any], where: str = "config.json") -> Conf
 
 def huggingface_table(config: Config) -> Mapping[str, Origin]:
     """The key table of a Hugging Face checkpoint."""
-    table = FAMILIES[config.family].table
-    table = origins(LLAMA) if table is None else table(config)
-    return by_layer(table, config)
+    table = FAMILIES[config.family].table or like_llama({})
+    return by_layer(table(config), config)
 
 
 def _llama(raw: Settings) -> dict[str, Any]:
@@ -324,13 +323,11 @@ FAMILIES = {
         {"qk_norm": "whole", "block": "post"},
         attention_bias,
         defaults={"rms_norm_eps": 1e-5},
-        table=like_llama(tables.OLMO),
     ),
     "olmo3": Family(
         {"qk_norm": "whole", "block": "post"},
         _olmo3,
         defaults={"rms_norm_eps": 1e-5, "max_position_embeddings": 2048},
-        table=like_llama(tables.OLMO),
     ),
     "phi3": Family(
         rule=_phi3,

@@ -12,7 +12,7 @@ from jaxhal.models.config import (
 )
 from jaxhal.models.rope_config import Rope, rope_from, ropes_by_kind
 from jaxhal.models.settings import VOCABULARY, Settings
-from jaxhal.models.tables import LLAMA, Origin, Table, experts_together, origins, same
+from jaxhal.models.tables import Table, experts_together, like_llama
 
 DEFAULTS = {
     "max_position_embeddings": 8192,
@@ -24,11 +24,7 @@ DEFAULTS4 = {
     "num_key_value_heads": 4,
     "hidden_size_per_layer_input": 256,
 }
-NAMES = {
-    "blocks.post_attention_norm": "model.layers.{}.post_attention_layernorm",
-    "blocks.mlp_norm": "model.layers.{}.pre_feedforward_layernorm",
-    "blocks.post_mlp_norm": "model.layers.{}.post_feedforward_layernorm",
-}
+NAMES = {"blocks.mlp_norm": "model.layers.{}.pre_feedforward_layernorm"}
 #: What holds for all of Gemma 4.
 SWITCHES4 = {
     "qk_norm": "head",
@@ -37,28 +33,7 @@ SWITCHES4 = {
     "layer_scale": True,
     "attention_scale": 1.0,
 }
-_NAMES4 = NAMES | {
-    "layer_inputs.embed_layers": "model.embed_tokens_per_layer",
-    "layer_inputs.proj": "model.per_layer_model_projection",
-    "layer_inputs.norm": "model.per_layer_projection_norm",
-    "blocks.input_gate": "model.layers.{}.per_layer_input_gate",
-    "blocks.input_proj": "model.layers.{}.per_layer_projection",
-    "blocks.post_input_norm": "model.layers.{}.post_per_layer_input_norm",
-    "blocks.mlp.router": "model.layers.{}.router.proj",
-    "blocks.shared.norm": NAMES["blocks.mlp_norm"],
-    "blocks.shared.post_norm": "model.layers.{}.post_feedforward_layernorm_1",
-    "blocks.shared.experts_norm": "model.layers.{}.pre_feedforward_layernorm_2",
-    "blocks.shared.post_experts_norm": "model.layers.{}.post_feedforward_layernorm_2",
-}
-_NAMES4 |= {
-    f"blocks.shared.mlp.{part}_proj": LLAMA[f"blocks.mlp.{part}_proj"]
-    for part in ("gate", "up", "down")
-}
-_SCALES4 = {
-    "blocks.scale": Origin("model.layers.{}.layer_scalar", same),
-    "blocks.mlp.scale": Origin("model.layers.{}.router.per_expert_scale", same),
-    "blocks.shared.router_norm.scale": Origin("model.layers.{}.router.scale", same),
-}
+_NAMES4 = NAMES | {"blocks.mlp.router": "model.layers.{}.router.proj"}
 
 
 def _rule(raw: Settings) -> dict[str, Any]:
@@ -170,4 +145,4 @@ def _proportional(raw: Settings, head: int) -> Rope:
 
 def table4(config: Config) -> Table:
     some = experts_together("model.layers.{}.experts") if config.num_experts else {}
-    return origins(LLAMA | _NAMES4) | _SCALES4 | some
+    return like_llama(_NAMES4, some)(config)

@@ -14,6 +14,8 @@ from jaxhal.models.quantized import Packed
 from jaxhal.models.settings import Settings
 from jaxhal.models.tables import (
     GATED,
+    GGUF,
+    GGUF_ALONE,
     QKV,
     Origin,
     Table,
@@ -170,84 +172,34 @@ def _column(x: np.ndarray, config: Config) -> np.ndarray:
     return x.reshape(-1, 1)
 
 
-_TABLE = {
-    "embed_tokens": "token_embd",
-    "embed_positions": "position_embd",
-    "lm_head": "output",
-    "norm": "output_norm",
-    "blocks.input_norm": "blk.{}.attn_norm",
-    "blocks.self_attn.q_proj": "blk.{}.attn_q",
-    "blocks.self_attn.k_proj": "blk.{}.attn_k",
-    "blocks.self_attn.v_proj": "blk.{}.attn_v",
-    "blocks.self_attn.q_norm": "blk.{}.attn_q_norm",
-    "blocks.self_attn.k_norm": "blk.{}.attn_k_norm",
-    "blocks.self_attn.o_proj": "blk.{}.attn_output",
-    "blocks.post_attention_norm": "blk.{}.post_attention_norm",
-    "blocks.mlp_norm": "blk.{}.ffn_norm",
-    "blocks.mlp.gate_proj": "blk.{}.ffn_gate",
-    "blocks.mlp.up_proj": "blk.{}.ffn_up",
-    "blocks.mlp.down_proj": "blk.{}.ffn_down",
-    "blocks.post_mlp_norm": "blk.{}.post_ffw_norm",
-    "layer_inputs.embed_layers": "per_layer_token_embd",
-    "layer_inputs.proj": "per_layer_model_proj",
-    "layer_inputs.norm": "per_layer_proj_norm",
-    "blocks.input_gate": "blk.{}.inp_gate",
-    "blocks.input_proj": "blk.{}.proj",
-    "blocks.post_input_norm": "blk.{}.post_norm",
-    "blocks.linear_attn.in_proj_z": "blk.{}.attn_gate",
-    "blocks.linear_attn.in_proj_a": "blk.{}.ssm_alpha",
-    "blocks.linear_attn.in_proj_b": "blk.{}.ssm_beta",
-    "blocks.linear_attn.out_proj": "blk.{}.ssm_out",
-    "blocks.linear_attn.norm": "blk.{}.ssm_norm",
-}
 _TWO_NORMS = {
     "blocks.input_norm": "blk.{}.attn_norm_2",
     "blocks.mlp_norm": "blk.{}.attn_norm",
 }
-
-
 _QKV = fused("blk.{}.attn_qkv", split)
 _GATE_UP = fused("blk.{}.ffn_up", halves, GATED)
 # What turns together lies side by side: llama.cpp's converter puts it so, GLM-4 has it
 # so in its checkpoint.
-_PAIRED = origins({name: _TABLE[name] for name in QKV[:2]}, unpaired)
+_PAIRED = origins({name: GGUF[name] for name in QKV[:2]}, unpaired)
+_MIDDLE = origins({"blocks.mlp_norm": "blk.{}.post_attention_norm"})
+_QWEN3_5 = _MIDDLE | gated_delta(
+    GGUF[QKV[0]], "blk.{}.attn_qkv", "blk.{}.ssm_conv1d.weight"
+)
+_QWEN3_5["blocks.linear_attn.log_decay"] = Origin("blk.{}.ssm_a", _log_of_less)
 _PARTS = (*GATED, "blocks.mlp.down_proj")
-_EXPERTS = origins({"blocks.mlp.router": "blk.{}.ffn_gate_inp"})
-_EXPERTS |= origins({x: f"{_TABLE[x]}_exps" for x in _PARTS}, transpose_each)
+_EXPERTS = origins({x: f"{GGUF[x]}_exps" for x in _PARTS}, transpose_each)
+_EXPERTS |= {f"{x}.bias": Origin(f"{GGUF[x]}_exps.bias", same) for x in _PARTS}
 for _which, _name in enumerate(GATED):  # newer files have both as one
     _both = Origin("blk.{}.ffn_gate_up_exps.weight", halves_each(_which))
     _name = f"{_name}.kernel"
     _EXPERTS[_name] = _EXPERTS[_name]._replace(instead=_both)
-_MIDDLE = origins({"blocks.mlp_norm": "blk.{}.post_attention_norm"})
-_GPT_OSS = _EXPERTS | _MIDDLE
-_GPT_OSS |= {f"{x}.bias": Origin(f"{_TABLE[x]}_exps.bias", same) for x in _PARTS}
-_GPT_OSS["blocks.self_attn.sinks"] = Origin("blk.{}.attn_sinks.weight", same)
-_QWEN3_5 = _MIDDLE | gated_delta(
-    _TABLE[QKV[0]],
-    "blk.{}.attn_qkv",
-    "blk.{}.ssm_conv1d.weight",
-    Origin("blk.{}.ssm_a", _log_of_less),
-    "blk.{}.ssm_dt.bias",
-)
-_GEMMA4 = {"blocks.scale": Origin("blk.{}.layer_output_scale.weight", same)}
-_SHARED = {x: x.replace(".mlp.", ".shared.mlp.") for x in _PARTS}
-_NORMED = {"norm": "ffn_norm", "post_norm": "post_ffw_norm_1"}
-_NORMED |= {"experts_norm": "pre_ffw_norm_2", "post_experts_norm": "post_ffw_norm_2"}
-_BESIDE = {
-    "gated": origins({own: f"{_TABLE[x]}_shexp" for x, own in _SHARED.items()})
-    | origins({"blocks.shared.gate": "blk.{}.ffn_gate_inp_shexp"}, _column),
-    "normed": origins({own: _TABLE[x] for x, own in _SHARED.items()})
-    | origins({f"blocks.shared.{ours}": f"blk.{{}}.{x}" for ours, x in _NORMED.items()})
-    | {
-        "blocks.mlp.scale": Origin("blk.{}.ffn_down_exps.scale", same),
-        "blocks.shared.router_norm.scale": Origin("blk.{}.ffn_gate_inp.scale", same),
-    },
-}
+_SHARED = {x.replace(".mlp.", ".shared.mlp."): f"{GGUF[x]}_shexp" for x in _PARTS}
+_SHARED = origins(_SHARED)
+_SHARED |= origins({"blocks.shared.gate": "blk.{}.ffn_gate_inp_shexp"}, _column)
 _OTHERWISE = {
     "llama": _PAIRED,
-    "mixtral": _PAIRED | _EXPERTS,
-    "qwen3_moe": _EXPERTS,
-    "gpt_oss": _GPT_OSS,
+    "mixtral": _PAIRED,
+    "gpt_oss": _MIDDLE,
     "granite": _PAIRED,
     "granitemoehybrid": _PAIRED,
     "smollm3": _PAIRED,
@@ -257,18 +209,16 @@ _OTHERWISE = {
     "falcon": _QKV,
     "gpt2": _QKV,
     "qwen3_5_text": _QWEN3_5,
-    "qwen3_5_moe_text": _QWEN3_5,
-    "gemma4_text": _GEMMA4,
+    "qwen3_5_moe_text": _QWEN3_5 | _SHARED,
 }
 
 
 def gguf_table(config: Config) -> Table:
     """The key table of a GGUF file."""
-    two = config.block == "parallel_two_norms"
-    table = origins(_TABLE | (_TWO_NORMS if two else {}))
-    table |= _OTHERWISE.get(config.family, {})
-    if config.shared:
-        table |= _EXPERTS | _BESIDE[config.shared]
+    two = _TWO_NORMS if config.block == "parallel_two_norms" else {}
+    table = GGUF_ALONE | origins(GGUF | two) | _OTHERWISE.get(config.family, {})
+    if config.num_experts:
+        table |= _EXPERTS
     if config.norm_offset:
         for path, origin in table.items():
             if path.endswith("norm.scale") and ".linear_attn." not in path:

@@ -186,45 +186,81 @@ def experts_together(stored: str) -> dict[str, Origin]:
     }
 
 
-def alternating_experts(layer: str) -> dict[str, Origin]:
-    """Where a layer's experts come from that are stored as ``[experts, in, out]``."""
-    table = origins({"blocks.mlp.router": f"{layer}.mlp.router"})
-    for ours, name, turn in (
-        ("gate_proj", "gate_up_proj", every_other(0)),
-        ("up_proj", "gate_up_proj", every_other(1)),
-        ("down_proj", "down_proj", same),
-    ):
-        stored = f"{layer}.mlp.experts.{name}"
-        table[f"blocks.mlp.{ours}.kernel"] = Origin(stored, turn)
-        table[f"blocks.mlp.{ours}.bias"] = Origin(f"{stored}_bias", turn)
-    return table
+# Modules, what checkpoints of Llama call them, or of the first family that has them,
+# and what GGUF files do.
+_MODULES = {
+    "embed_tokens": ("model.embed_tokens", "token_embd"),
+    "embed_positions": ("transformer.wpe", "position_embd"),
+    "lm_head": ("lm_head", "output"),
+    "norm": ("model.norm", "output_norm"),
+    "layer_inputs.embed_layers": (
+        "model.embed_tokens_per_layer",
+        "per_layer_token_embd",
+    ),
+    "layer_inputs.proj": ("model.per_layer_model_projection", "per_layer_model_proj"),
+    "layer_inputs.norm": ("model.per_layer_projection_norm", "per_layer_proj_norm"),
+}
+# The same of every layer.
+_OF_LAYERS = {
+    "input_norm": ("input_layernorm", "attn_norm"),
+    "self_attn.q_proj": ("self_attn.q_proj", "attn_q"),
+    "self_attn.k_proj": ("self_attn.k_proj", "attn_k"),
+    "self_attn.v_proj": ("self_attn.v_proj", "attn_v"),
+    "self_attn.q_norm": ("self_attn.q_norm", "attn_q_norm"),
+    "self_attn.k_norm": ("self_attn.k_norm", "attn_k_norm"),
+    "self_attn.o_proj": ("self_attn.o_proj", "attn_output"),
+    "linear_attn.in_proj_z": ("linear_attn.in_proj_z", "attn_gate"),
+    "linear_attn.in_proj_a": ("linear_attn.in_proj_a", "ssm_alpha"),
+    "linear_attn.in_proj_b": ("linear_attn.in_proj_b", "ssm_beta"),
+    "linear_attn.norm": ("linear_attn.norm", "ssm_norm"),
+    "linear_attn.out_proj": ("linear_attn.out_proj", "ssm_out"),
+    "post_attention_norm": ("post_attention_layernorm", "post_attention_norm"),
+    "mlp_norm": ("post_attention_layernorm", "ffn_norm"),
+    "mlp.router": ("mlp.router", "ffn_gate_inp"),
+    "mlp.gate_proj": ("mlp.gate_proj", "ffn_gate"),
+    "mlp.up_proj": ("mlp.up_proj", "ffn_up"),
+    "mlp.down_proj": ("mlp.down_proj", "ffn_down"),
+    "post_mlp_norm": ("post_feedforward_layernorm", "post_ffw_norm"),
+    "shared.norm": ("pre_feedforward_layernorm", "ffn_norm"),
+    "shared.mlp.gate_proj": ("mlp.gate_proj", "ffn_gate"),
+    "shared.mlp.up_proj": ("mlp.up_proj", "ffn_up"),
+    "shared.mlp.down_proj": ("mlp.down_proj", "ffn_down"),
+    "shared.post_norm": ("post_feedforward_layernorm_1", "post_ffw_norm_1"),
+    "shared.experts_norm": ("pre_feedforward_layernorm_2", "pre_ffw_norm_2"),
+    "shared.post_experts_norm": ("post_feedforward_layernorm_2", "post_ffw_norm_2"),
+    "input_gate": ("per_layer_input_gate", "inp_gate"),
+    "input_proj": ("per_layer_projection", "proj"),
+    "post_input_norm": ("post_per_layer_input_norm", "post_norm"),
+}
+# And of parameters that are tensors by themselves.
+_ALONE = {
+    "scale": ("layer_scalar", "layer_output_scale.weight"),
+    "self_attn.sinks": ("self_attn.sinks", "attn_sinks.weight"),
+    "linear_attn.log_decay": ("linear_attn.A_log", "ssm_a"),
+    "linear_attn.decay_bias": ("linear_attn.dt_bias", "ssm_dt.bias"),
+    "mlp.scale": ("router.per_expert_scale", "ffn_down_exps.scale"),
+    "shared.router_norm.scale": ("router.scale", "ffn_gate_inp.scale"),
+}
 
 
-LLAMA = {
-    "embed_tokens": "model.embed_tokens",
-    "lm_head": "lm_head",
-    "norm": "model.norm",
-    "blocks.input_norm": "model.layers.{}.input_layernorm",
-    "blocks.mlp_norm": "model.layers.{}.post_attention_layernorm",
-} | {
-    f"blocks.{name}": f"model.layers.{{}}.{name}"
-    for name in (
-        *(f"self_attn.{part}_proj" for part in "qkvo"),
-        *(f"self_attn.{part}_norm" for part in "qk"),
-        *(f"mlp.{part}_proj" for part in ("gate", "up", "down")),
-    )
-}
-OLMO = {
-    "blocks.post_attention_norm": "model.layers.{}.post_attention_layernorm",
-    "blocks.post_mlp_norm": "model.layers.{}.post_feedforward_layernorm",
-}
+def _named(which: int, layer: str) -> tuple[dict[str, str], dict[str, Origin]]:
+    """Modules, and where the others come from, by one of the names."""
+    modules = {ours: names[which] for ours, names in _MODULES.items()}
+    for ours, names in _OF_LAYERS.items():
+        modules[f"blocks.{ours}"] = f"{layer}.{names[which]}"
+    alone = {ours: f"{layer}.{names[which]}" for ours, names in _ALONE.items()}
+    return modules, {f"blocks.{x}": Origin(name, same) for x, name in alone.items()}
+
+
+#: Modules of checkpoints like Llama's, and of GGUF files, ours -> stored.
+LLAMA, _LLAMA_ALONE = _named(0, "model.layers.{}")
+GGUF, GGUF_ALONE = _named(1, "blk.{}")
 GLM4 = {
     "blocks.post_attention_norm": "model.layers.{}.post_self_attn_layernorm",
     "blocks.post_mlp_norm": "model.layers.{}.post_mlp_layernorm",
 }
 _GPT2 = {
     "embed_tokens": "transformer.wte",
-    "embed_positions": "transformer.wpe",
     "norm": "transformer.ln_f",
     "blocks.input_norm": "transformer.h.{}.ln_1",
     "blocks.mlp_norm": "transformer.h.{}.ln_2",
@@ -234,7 +270,6 @@ _GPT2 = {
 }
 _FALCON = {
     "embed_tokens": "transformer.word_embeddings",
-    "lm_head": "lm_head",
     "norm": "transformer.ln_f",
     "blocks.input_norm": "transformer.h.{}.input_layernorm",
     "blocks.mlp_norm": "transformer.h.{}.post_attention_layernorm",
@@ -246,9 +281,15 @@ _FALCON_TWO_NORMS = {
     "blocks.input_norm": "transformer.h.{}.ln_attn",
     "blocks.mlp_norm": "transformer.h.{}.ln_mlp",
 }
-GPT_OSS = alternating_experts("model.layers.{}") | {
-    "blocks.self_attn.sinks": Origin("model.layers.{}.self_attn.sinks", same)
-}
+GPT_OSS = {}  # whose experts are stored as [experts, in, out]
+for _ours, _name, _turn in (
+    ("gate_proj", "gate_up_proj", every_other(0)),
+    ("up_proj", "gate_up_proj", every_other(1)),
+    ("down_proj", "down_proj", same),
+):
+    _stored = f"model.layers.{{}}.mlp.experts.{_name}"
+    GPT_OSS[f"blocks.mlp.{_ours}.kernel"] = Origin(_stored, _turn)
+    GPT_OSS[f"blocks.mlp.{_ours}.bias"] = Origin(f"{_stored}_bias", _turn)
 _SHARED = "model.layers.{}.shared_mlp"
 GRANITE4 = fused(f"{_SHARED}.input_linear", halves, GATED)
 GRANITE4 |= origins({"blocks.mlp.down_proj": f"{_SHARED}.output_linear"})
@@ -258,9 +299,7 @@ GPT2 = origins(_GPT2, same) | fused("transformer.h.{}.attn.c_attn", split_column
 PAIRED = origins({name: LLAMA[name] for name in QKV[:2]}, unpaired)
 
 
-def gated_delta(
-    q: str, qkv: str, conv: str, decay: Origin, bias: str
-) -> dict[str, Origin]:
+def gated_delta(q: str, qkv: str, conv: str) -> dict[str, Origin]:
     """Where queries come from that are stored with their gates, and those of linear
     attention with keys and values; so are convolutions.
     """
@@ -269,31 +308,20 @@ def gated_delta(
     table = fused(q, of_heads, names) | fused(qkv, split_delta, linear)
     for which, part in enumerate("qkv"):
         table[f"blocks.linear_attn.conv_{part}"] = Origin(conv, split_delta(which))
-    return table | {
-        "blocks.linear_attn.log_decay": decay,
-        "blocks.linear_attn.decay_bias": Origin(bias, same),
-    }
+    return table
 
 
 _LINEAR = "model.layers.{}.linear_attn"
-_DELTA = {
-    f"blocks.linear_attn.{name}": f"{_LINEAR}.{name}"
-    for name in ("in_proj_z", "in_proj_a", "in_proj_b", "norm", "out_proj")
-}
-QWEN3_5 = origins(_DELTA) | gated_delta(
-    LLAMA[QKV[0]],
-    f"{_LINEAR}.in_proj_qkv",
-    f"{_LINEAR}.conv1d.weight",
-    Origin(f"{_LINEAR}.A_log", same),
-    f"{_LINEAR}.dt_bias",
+QWEN3_5 = gated_delta(
+    LLAMA[QKV[0]], f"{_LINEAR}.in_proj_qkv", f"{_LINEAR}.conv1d.weight"
 )
 
 
 def like_llama(
-    names: dict[str, str], *more: Mapping[str, Origin]
+    names: Mapping[str, str], *more: Mapping[str, Origin]
 ) -> Callable[[Config], Table]:
     """A table of names like Llama's but for these."""
-    table = origins(LLAMA | names)
+    table = _LLAMA_ALONE | origins({**LLAMA, **names})
     for part in more:
         table |= part
     return lambda config: table
@@ -302,7 +330,7 @@ def like_llama(
 def falcon_table(config: Config) -> Table:
     two = _FALCON_TWO_NORMS if config.block == "parallel_two_norms" else {}
     stored = "transformer.h.{}.self_attention.query_key_value"
-    return origins(_FALCON | two) | fused(stored, grouped)
+    return like_llama(_FALCON | two, fused(stored, grouped))(config)
 
 
 def by_layer(table: Table, config: Config) -> Table:
