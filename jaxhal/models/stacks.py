@@ -8,7 +8,7 @@ stack, which a second loop goes along.
 
 import functools
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -56,15 +56,16 @@ def stacked_parts(model: Any) -> list[Any]:
 
 def _of_part(blocks: Any, config: Config) -> list[Any]:
     definitions, weights = split(blocks, config)
-    mixers, seen, layers = config.mixers, Counter(), []
-    every = {name: _each_layer(own) for name, own in weights.items()}
-    for number, mixer in enumerate(mixers):
-        parts = [every[""][number]]
-        if mixer in every:
-            parts.append(every[mixer][seen[mixer]])
-        seen[mixer] += 1
-        layers.append(_merged(definitions[mixer], *parts))
+    every, layers = {name: _each_layer(own) for name, own in weights.items()}, []
+    for number, (mixer, place) in enumerate(_places(config.mixers)):
+        own = [every[mixer][place]] if mixer in every else []
+        layers.append(_merged(definitions[mixer], every[""][number], *own))
     return layers
+
+
+def _places(mixers: Sequence[str]) -> list[tuple[str, int]]:
+    """What each layer mixes by, and how many before it do so too."""
+    return [(mixer, mixers[:n].count(mixer)) for n, mixer in enumerate(mixers)]
 
 
 @jax.jit
@@ -85,20 +86,16 @@ def _merged(definition: Any, weights: Any, mixer: Any = None) -> Any:
 
 def written_out(model: Any, go, carry, index, befores: Mapping[str, Any], tap, keep):
     """All layers one after another."""
-    beside, seen = [], Counter()
-    for number, block in enumerate(model.blocks):
-        mixer = model.config.mixers[number]
-        place, before = seen[mixer], befores[mixer]
-        seen[mixer] += 1
+    beside = []
+    for number, (mixer, place) in enumerate(_places(model.config.mixers)):
+        block, before = model.blocks[number], befores[mixer]
         if before is not None and not block.config.borrows:
             before = tuple(part[place] for part in before)
         append = functools.partial(_append_apart, place)
         carry, own = go(carry, block, layer(index, number), before, append)
         beside.append((mixer, *own))
-    rows, kept = _together(beside)
-    rows = {name: _stacked(each) for name, each in rows.items()}
     together = _stacked if keep else lambda each: tuple(zip(*each, strict=True))
-    kept = {mixer: together(each) for mixer, each in kept.items()}
+    rows, kept = _together(beside, together)
     return carry, (tap.finish(rows), kept)
 
 
@@ -106,36 +103,32 @@ def _stacked(trees: list) -> Any:
     return jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)
 
 
-def _together(beside: list) -> tuple[dict[str, list], dict[str, list]]:
-    """Row features by their names, and what is kept by mixers."""
+def _together(beside: list, joined: Callable[[list], Any]) -> tuple[Any, Any]:
+    """Row features by their names, stacked, and what is kept by mixers, joined."""
     rows, kept = {}, {}
     for mixer, features, own in beside:
         for name, value in features.items():
             rows.setdefault(name, []).append(value)
         if own is not None:
             kept.setdefault(mixer, []).append(own)
-    return rows, kept
+    rows = {name: _stacked(each) for name, each in rows.items()}
+    return rows, {mixer: joined(each) for mixer, each in kept.items()}
 
 
 def scanned(model: Any, go, carry, index, befores: Mapping[str, Any], tap, remat):
     """The same as loops over stacked layers, rows finished a group at a time."""
     first, every, kept = 0, [], {}
     for blocks, config in zip(stacked_parts(model), model.config.parts, strict=True):
-        if len(model.config.parts) == 1:
-            own = index
-        else:
-            stop = first + config.num_hidden_layers
-            own = jax.tree.map(lambda x, a=first, b=stop: x[a:b], index)
+        stop = first + config.num_hidden_layers
+        own = jax.tree.map(lambda x, a=first, b=stop: x[a:b], index)
         some = dict.fromkeys(befores) if config.borrows else befores
         how = go, carry, own, some, tap, remat
         carry, (rows, new) = _scanned(blocks, config, first, *how)
-        first += config.num_hidden_layers
+        first = stop
         every.append(rows)
         kept |= new
-    if len(every) == 1:
-        return carry, (every[0], kept)
-    join = lambda *parts: jnp.concatenate(parts)  # noqa: E731
-    return carry, (jax.tree.map(join, *every), kept)
+    rows = jax.tree.map(lambda *parts: jnp.concatenate(parts), *every)
+    return carry, (rows, kept)
 
 
 def _scanned(blocks, config: Config, first: int, go, carry, index, befores, tap, remat):
@@ -150,18 +143,11 @@ def _scanned(blocks, config: Config, first: int, go, carry, index, befores, tap,
     for name, own in weights.items():
         weights[name], make[name] = quantized.unstacked(own)
 
-    def folded(tree: Any) -> Any:  # the layers of each step
-        if period == 1:
-            return tree
+    def folded(tree: Any, steps: int = steps) -> Any:  # the layers of each step
         return jax.tree.map(lambda x: x.reshape(steps, -1, *x.shape[1:]), tree)
 
     def unfolded(tree: Any) -> Any:
-        if period == 1:
-            return tree
         return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), tree)
-
-    def one(tree: Any, at: int) -> Any:
-        return tree if period == 1 else layer(tree, at)
 
     def of(mixer: str, carry, parts, at, before, place):
         own = [make[name](part) for name, part in parts.items()]
@@ -169,34 +155,27 @@ def _scanned(blocks, config: Config, first: int, go, carry, index, befores, tap,
         return go(carry, block, at, before, functools.partial(_append, place))
 
     def step_of(index):  # of this part's loop
-        layer = index.layer - first if first else index.layer
-        return layer if period == 1 else layer[0] // period
+        return (index.layer[0] - first) // period
 
     def body(carry, scanned):
         weights, (index, befores) = scanned
         leaves, tree = jax.tree.flatten(weights)
         leaves = _of_step(jax.tree.leaves(along[0]), leaves, step_of(index))
         weights = jax.tree.unflatten(tree, leaves)
-        beside, seen = [], Counter()
-        for number, mixer in enumerate(mixers):
-            place, at = seen[mixer], one(index, number)
-            seen[mixer] += 1
-            parts = {"": one(weights[""], number)}
+        beside = []
+        for number, (mixer, place) in enumerate(_places(mixers)):
+            at = layer(index, number)
+            parts = {"": layer(weights[""], number)}
             if mixer in weights:
-                parts[mixer] = one(weights[mixer], place)
-            before = one(befores[mixer], place)
-            number = at.layer
-            if period > 1:
-                number = number // period * counts[mixer] + place
+                parts[mixer] = layer(weights[mixer], place)
+            before = layer(befores[mixer], place)
             step = functools.partial(of, mixer)
             if remat:
                 step = jax.checkpoint(step, prevent_cse=False)
+            number = at.layer // period * counts[mixer] + place
             carry, own = step(carry, parts, at, before, number)
             beside.append((mixer, *own))
-        together = (lambda each: each[0]) if period == 1 else _stacked
-        rows, kept = _together(beside)
-        rows = {name: together(each) for name, each in rows.items()}
-        return carry, (rows, {mixer: together(each) for mixer, each in kept.items()})
+        return carry, _together(beside, _stacked)
 
     befores = {mixer: befores[mixer] for mixer in counts}
     along = folded((weights, (index, befores)))
@@ -218,12 +197,7 @@ def _scanned(blocks, config: Config, first: int, go, carry, index, befores, tap,
         return (carry, rows, done), kept
 
     def finished(rows):  # of the steps of a group
-        return folded_rows(tap.finish(unfolded(rows)))
-
-    def folded_rows(rows):
-        if period == 1:
-            return rows
-        return jax.tree.map(lambda x: x.reshape(size, -1, *x.shape[1:]), rows)
+        return folded(tap.finish(unfolded(rows)), size)
 
     def group(carry, scanned):
         first = jax.tree.map(lambda leaf: leaf[:size], scanned)
@@ -292,8 +266,7 @@ def _append(layer, stored, new, column):
             buffer = jax.lax.dynamic_update_slice(buffer, part[None], start)
         return buffer, jax.lax.dynamic_index_in_dim(buffer, layer, keepdims=False)
 
-    (key, k), (value, v) = put(stored[0], new[0]), put(stored[1], new[1])
-    return (key, value), (k, v)
+    return tuple(zip(*map(put, stored, new), strict=True))
 
 
 def _append_apart(number: int, stored, new, column):
@@ -308,8 +281,7 @@ def _append_apart(number: int, stored, new, column):
             )
         return (*buffers[:number], buffer, *buffers[number + 1 :]), buffer
 
-    (key, k), (value, v) = put(stored[0], new[0]), put(stored[1], new[1])
-    return (key, value), (k, v)
+    return tuple(zip(*map(put, stored, new), strict=True))
 
 
 def _put_rows(buffer, layer: tuple, part: Array, column: Array) -> Array:
