@@ -137,6 +137,7 @@ _FACTORS = ["rope_factors_long.weight", "rope_factors_short.weight"]
             {"windows": (8,) * 7, "mlp_bias": True, "activation": "silu"},
         ),
         ("qwen2", {}, [], {"qkv_bias": False}),
+        ("qwen2", {"attention.sliding_window": 8}, [], {"windows": (8,) * 7}),
         ("qwen3", {}, [], {"head_dim": 8, "qk_norm": None}),
         ("qwen3", {}, ["blk.0.attn_q_norm.weight"], {"qk_norm": "head"}),
         (

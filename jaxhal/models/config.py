@@ -245,10 +245,10 @@ def build(
     ``switches`` hold fields that have another value than Llama's settings give them.
     """
     layers, hidden = raw.layer_count(), raw.whole("hidden_size")
-    heads, longest = raw.whole("num_attention_heads"), raw.context_length()
+    heads, longest = raw.whole("num_attention_heads"), raw.context_length(2048)
     if "head_dim" not in raw and hidden % heads:
         raw.refuse("num_attention_heads", f"give a divisor of {hidden}, the width")
-    ropes = switches.get("ropes") or (rope_of(raw),)
+    ropes = switches.get("ropes") or (rope_of(raw, length=2048),)
     rope = ropes[0]
     if rope.kind in ("linear", "dynamic", "yarn"):
         longest = max(longest, int(min(rope.factor * rope.original_length, LENGTH)))

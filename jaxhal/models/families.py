@@ -88,11 +88,12 @@ def _mistral(raw: Settings) -> dict[str, Any]:
 
 def _qwen(raw: Settings) -> dict[str, Any]:
     """The layers above the first few may see a window."""
-    layers = raw.layer_count()
-    if not raw.flag("use_sliding_window"):
-        return windowed(raw, [0] * layers)
-    first = raw.whole("max_window_layers", layers, least=0)
-    return windowed(raw, sliding(raw, [n >= first for n in range(layers)]))
+    slides = [1] * (layers := raw.layer_count())
+    if some := raw.flag("use_sliding_window"):
+        first = raw.whole("max_window_layers", layers, least=0)
+        slides = sliding(raw, [n >= first for n in range(layers)])
+    found = windowed(raw, slides)
+    return found if some else {}
 
 
 def _qwen3(raw: Settings) -> dict[str, Any]:
@@ -164,9 +165,9 @@ def _phi3(raw: Settings) -> dict[str, Any]:
     key = "rope_type" if "rope_type" in nested else "type"
     if nested.get(key) in ("su", "yarn"):
         nested = nested.over({key: "longrope"})
-    original = raw.whole(length, raw.context_length(), most=LENGTH)
+    original = raw.whole(length, raw.context_length(4096), most=LENGTH)
     nested = nested.over({length: original, **nested})
-    rope = rope_of(raw.over({"rope_parameters": nested}))
+    rope = rope_of(raw.over({"rope_parameters": nested}), length=4096)
     return _mistral(raw) | {"ropes": (rope,), "rotary_dim": rotary_dim(raw, 1.0)}
 
 
@@ -184,7 +185,7 @@ def _ministral3(raw: Settings) -> dict[str, Any]:
     return _mistral(raw) | {
         "query_growth": (beta, original) if beta else None,
         # The published length already counts the scaling.
-        "context_length": raw.context_length(),
+        "context_length": raw.context_length(262144),
     }
 
 

@@ -3,7 +3,7 @@
 from typing import Any
 
 from jaxhal.models.config import attention_bias, delta_from, sparse
-from jaxhal.models.rope_config import rotary_dim
+from jaxhal.models.rope_config import rope_of, rotary_dim
 from jaxhal.models.settings import VOCABULARY, Settings
 from jaxhal.models.tables import experts, origins
 
@@ -27,8 +27,11 @@ EXPERTS = experts("mlp", "gate_proj", "up_proj", "down_proj") | origins(_SHARED)
 
 
 def qwen3_5(raw: Settings) -> dict[str, Any]:
-    turned = {"rotary_dim": rotary_dim(raw, 0.25)}
-    return attention_bias(raw) | turned | {"delta": delta_from(raw)}
+    return attention_bias(raw) | {
+        "ropes": (rope_of(raw),),
+        "rotary_dim": rotary_dim(raw, 0.25),
+        "delta": delta_from(raw),
+    }
 
 
 def qwen3_5_moe(raw: Settings) -> dict[str, Any]:

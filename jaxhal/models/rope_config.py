@@ -68,10 +68,10 @@ def rope_from(raw: Settings, theta: float, length: int) -> Rope:
     return rope
 
 
-def rope_of(raw: Settings, theta: float = 10000.0) -> Rope:
-    """That of all layers."""
+def rope_of(raw: Settings, theta: float = 10000.0, length: int | None = None) -> Rope:
+    """That of all layers; a ``length`` is used where it says none."""
     theta = raw.number("rope_theta", theta, above=1.0)
-    return rope_from(rope_settings(raw), theta, raw.context_length())
+    return rope_from(rope_settings(raw), theta, raw.context_length(length))
 
 
 def ropes_by_kind(

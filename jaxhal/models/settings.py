@@ -158,5 +158,5 @@ class Settings(dict[str, Any]):
         heads = self.whole("num_attention_heads")
         return self.whole("head_dim", self.whole("hidden_size") // heads)
 
-    def context_length(self) -> int:
-        return self.whole("max_position_embeddings", 2048, most=LENGTH)
+    def context_length(self, default: int | None = None) -> int:
+        return self.whole("max_position_embeddings", default, most=LENGTH)
