@@ -8,7 +8,7 @@ stack, which a second loop goes along.
 
 import functools
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -95,7 +95,7 @@ def written_out(model: Any, go, carry, index, befores: Mapping[str, Any], tap, k
         carry, own = go(carry, block, layer(index, number), before, append)
         beside.append((mixer, *own))
     together = _stacked if keep else lambda each: tuple(zip(*each, strict=True))
-    rows, kept = _together(beside, together)
+    rows, kept = _together(beside, _stacked, together)
     return carry, (tap.finish(rows), kept)
 
 
@@ -103,7 +103,7 @@ def _stacked(trees: list) -> Any:
     return jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)
 
 
-def _together(beside: list, joined: Callable[[list], Any]) -> tuple[Any, Any]:
+def _together(beside: list, stacked, joined) -> tuple[dict[str, Any], dict[str, Any]]:
     """Row features by their names, stacked, and what is kept by mixers, joined."""
     rows, kept = {}, {}
     for mixer, features, own in beside:
@@ -111,7 +111,7 @@ def _together(beside: list, joined: Callable[[list], Any]) -> tuple[Any, Any]:
             rows.setdefault(name, []).append(value)
         if own is not None:
             kept.setdefault(mixer, []).append(own)
-    rows = {name: _stacked(each) for name, each in rows.items()}
+    rows = {name: stacked(each) for name, each in rows.items()}
     return rows, {mixer: joined(each) for mixer, each in kept.items()}
 
 
@@ -143,11 +143,25 @@ def _scanned(blocks, config: Config, first: int, go, carry, index, befores, tap,
     for name, own in weights.items():
         weights[name], make[name] = quantized.unstacked(own)
 
+    # A step of one layer takes its weights as they are: of what is made of them a way
+    # back would keep a copy of every layer's.
+    alone = period == 1
+
     def folded(tree: Any, steps: int = steps) -> Any:  # the layers of each step
+        if alone:
+            return tree
         return jax.tree.map(lambda x: x.reshape(steps, -1, *x.shape[1:]), tree)
 
     def unfolded(tree: Any) -> Any:
+        if alone:
+            return tree
         return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), tree)
+
+    def one(tree: Any, at: int) -> Any:
+        return tree if alone else layer(tree, at)
+
+    def joined(trees: list) -> Any:
+        return trees[0] if alone else _stacked(trees)
 
     def of(mixer: str, carry, parts, at, before, place):
         own = [make[name](part) for name, part in parts.items()]
@@ -155,7 +169,7 @@ def _scanned(blocks, config: Config, first: int, go, carry, index, befores, tap,
         return go(carry, block, at, before, functools.partial(_append, place))
 
     def step_of(index):  # of this part's loop
-        return (index.layer[0] - first) // period
+        return (one(index.layer, 0) - first) // period
 
     def body(carry, scanned):
         weights, (index, befores) = scanned
@@ -164,18 +178,18 @@ def _scanned(blocks, config: Config, first: int, go, carry, index, befores, tap,
         weights = jax.tree.unflatten(tree, leaves)
         beside = []
         for number, (mixer, place) in enumerate(_places(mixers)):
-            at = layer(index, number)
-            parts = {"": layer(weights[""], number)}
+            at = one(index, number)
+            parts = {"": one(weights[""], number)}
             if mixer in weights:
-                parts[mixer] = layer(weights[mixer], place)
-            before = layer(befores[mixer], place)
+                parts[mixer] = one(weights[mixer], place)
+            before = one(befores[mixer], place)
             step = functools.partial(of, mixer)
             if remat:
                 step = jax.checkpoint(step, prevent_cse=False)
             number = at.layer // period * counts[mixer] + place
             carry, own = step(carry, parts, at, before, number)
             beside.append((mixer, *own))
-        return carry, _together(beside, _stacked)
+        return carry, _together(beside, joined, joined)
 
     befores = {mixer: befores[mixer] for mixer in counts}
     along = folded((weights, (index, befores)))
