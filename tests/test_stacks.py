@@ -30,6 +30,21 @@ def test_a_pass_makes_no_float32_copy_of_all_layers():
     assert memory.temp_size_in_bytes < layers / 2
 
 
+def test_a_way_back_keeps_no_copy_of_all_layers():
+    lm = narrow("llama-gqa", num_hidden_layers=8, hidden_size=256)
+    params = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), lm.params)
+
+    @jax.jit
+    def gradient(params: Any) -> Any:
+        model = nnx.merge(lm.graphdef, params)
+        x, geo = decoder.begin(model, TOKENS, TOKENS > 0)
+        return jax.grad(lambda x: decoder.run(model, x, geo, ops=STANDARD)[0].sum())(x)
+
+    memory: Any = gradient.lower(params).compile().memory_analysis()
+    layers = sum(leaf.nbytes for leaf in jax.tree.leaves(params["blocks"]))
+    assert memory.temp_size_in_bytes < layers / 2
+
+
 def test_the_gradient_is_that_of_layers_written_out():
     """But for what 16 bits round away; of layers that come in periods."""
     lm = narrow("qwen3.5-gqa")
