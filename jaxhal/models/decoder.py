@@ -54,15 +54,13 @@ class Decoder(nnx.Module):
     def __init__(self, config: Config, dtype: Any, rngs: nnx.Rngs):
         self.config = config
         width = config.hidden_size
-        self.embed_tokens = nnx.Embed(
-            config.vocab_size, width, param_dtype=dtype, rngs=rngs
-        )
-        self.embed_positions = (
-            nnx.Embed(config.context_length, width, param_dtype=dtype, rngs=rngs)
-            if config.positions == "learned"
-            else None
-        )
 
+        def table(rows: int) -> nnx.Embed:
+            return nnx.Embed(rows, width, param_dtype=dtype, rngs=rngs)
+
+        self.embed_tokens = table(config.vocab_size)
+        learned = config.positions == "learned"
+        self.embed_positions = table(config.context_length) if learned else None
         self.layer_inputs = (
             LayerInputs(config, dtype, rngs) if config.layer_inputs else None
         )
@@ -70,11 +68,9 @@ class Decoder(nnx.Module):
         self.blocks: Block | nnx.List = stacked[0]
         self.borrowing_blocks = stacked[1] if config.borrowing else None
         self.norm = Norm(config, width, dtype)
-        self.lm_head = (
-            None
-            if config.tie_word_embeddings
-            else linear(width, config.vocab_size, False, dtype, rngs)
-        )
+        tied, vocabulary = config.tie_word_embeddings, config.vocab_size
+        head = None if tied else linear(width, vocabulary, False, dtype, rngs)
+        self.lm_head = head
 
 
 def _stacked(config: Config, dtype: Any, rngs: nnx.Rngs) -> Block:

@@ -17,20 +17,13 @@ from jaxhal.models.gguf_families import LEFT_OUT
 from jaxhal.models.settings import LENGTH, VOCABULARY, Settings
 
 # The architectures, and the metadata of one, by the names of a config.json.
-_FAMILIES = {
-    "llama": "llama",
-    "qwen2": "qwen2",
-    "qwen3": "qwen3",
-    "falcon": "falcon",
-    "gpt2": "gpt2",
-    "gemma2": "gemma2",
+_SAME = (
+    *("llama", "qwen2", "qwen3", "falcon", "gpt2", "gemma2", "granite", "smollm3"),
+    *("olmo2", "phi3", "glm4"),
+)
+_FAMILIES = {name: name for name in _SAME} | {
     "gemma3": "gemma3_text",
-    "granite": "granite",
     "granitehybrid": "granite",
-    "smollm3": "smollm3",
-    "olmo2": "olmo2",
-    "phi3": "phi3",
-    "glm4": "glm4",
     "mistral3": "ministral3",
     "qwen3moe": "qwen3_moe",
     "gpt-oss": "gpt_oss",

@@ -32,13 +32,11 @@ def _gemma2(raw: Settings, source: GGUFSource) -> Settings:
 
 def _granite(raw: Settings, source: GGUFSource) -> Settings:
     """Dense ones.  A file of hybrid ones counts key-value heads layer by layer."""
-    counts = raw.get("num_key_value_heads")
+    counts = raw.get(_KV_HEADS)
     if isinstance(counts, list) and counts:
         if 0 in counts or counts != counts[:1] * len(counts):
-            raw.refuse(
-                "num_key_value_heads", "only attention in all layers is computed"
-            )
-        raw = raw.over({"num_key_value_heads": counts[0]})
+            raw.refuse(_KV_HEADS, "only attention in all layers is computed")
+        raw = raw.over({_KV_HEADS: counts[0]})
     raw = raw.filled({"attention_multiplier": raw.head_dim() ** -0.5})
     if raw.flag("finetuned", True):  # by which llama.cpp says that layers turn
         return raw
@@ -65,12 +63,8 @@ def _gpt_oss(raw: Settings, source: GGUFSource) -> Settings:
 
 def _qwen3_5(raw: Settings, source: GGUFSource) -> Settings:
     """Layers at the end that guess further tokens are not loaded."""
-    for key in (
-        "linear_conv_kernel_dim",
-        "linear_key_head_dim",
-        "linear_num_key_heads",
-    ):
-        raw.whole(key)
+    for key in ("conv_kernel_dim", "key_head_dim", "num_key_heads"):
+        raw.whole(f"linear_{key}")
     heads, inner = raw.whole("linear_num_value_heads"), raw.whole("linear_inner_size")
     if inner % heads:
         raw.refuse("linear_inner_size", f"give a multiple of the {heads} heads")

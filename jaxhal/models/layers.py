@@ -79,19 +79,16 @@ class Attention(nnx.Module):
 
         heads = config.num_attention_heads * d
         kv_heads = config.num_key_value_heads * d
-        self.q_proj = linear(width, heads, config.qkv_bias, dtype, rngs)
-        own = not config.borrows
-        both = own, own and not config.keys_as_values
-        self.k_proj, self.v_proj = (
-            linear(width, kv_heads, config.qkv_bias, dtype, rngs) if has else None
-            for has in both
-        )
+
+        def project(size: int) -> nnx.Linear:
+            return linear(width, size, config.qkv_bias, dtype, rngs)
+
+        own, one = not config.borrows, config.keys_as_values
+        self.q_proj = project(heads)
+        self.k_proj = project(kv_heads) if own else None
+        self.v_proj = project(kv_heads) if own and not one else None
         self.o_proj = linear(heads, width, config.o_bias, dtype, rngs)
-        self.output_gate = (
-            linear(width, heads, config.qkv_bias, dtype, rngs)
-            if config.attention_gate
-            else None
-        )
+        self.output_gate = project(heads) if config.attention_gate else None
         widths = (heads, kv_heads) if config.qk_norm == "whole" else (d, d)
         norms = [Norm(config, of, dtype) if config.qk_norm else None for of in widths]
         self.q_norm, self.k_norm = norms[0], norms[1] if own else None
