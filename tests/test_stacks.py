@@ -31,7 +31,8 @@ def test_a_pass_makes_no_float32_copy_of_all_layers():
 
 
 def test_a_way_back_keeps_no_copy_of_all_layers():
-    lm = narrow("llama-gqa", num_hidden_layers=8, hidden_size=256)
+    sizes = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64}
+    lm = narrow("llama-gqa", num_hidden_layers=8, **sizes)
     params = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), lm.params)
 
     @jax.jit
