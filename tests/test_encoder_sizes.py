@@ -184,8 +184,9 @@ def test_keys_and_shapes_of_real_models(name):
     }
     used = set()
     for path, leaf in ours:
-        shape = leaf.shape[weights._stacked(path) :]
-        for key in weights._names(path, table[path], leaf):
+        one = weights._Parameter(path, leaf, table[path])
+        shape = leaf.shape[one.lead :]
+        for key in one.names:
             zeros = np.broadcast_to(np.float32(0), stored[key])
             assert table[path].turn(zeros, config).shape == shape, key
             used.add(key)
