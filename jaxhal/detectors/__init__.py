@@ -10,6 +10,7 @@ import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from jaxhal.detectors.attentive import attentive_probe as attentive_probe
 from jaxhal.detectors.base import Detector as Detector
 from jaxhal.detectors.base import Features as Features
 from jaxhal.detectors.base import HeldOut as HeldOut
@@ -130,6 +131,7 @@ CATALOGUE: dict[str, Callable[[], Detector]] = {
     "multimax_probe": multimax_probe,
     "semantic_entropy_probe": semantic_entropy_probe,
     "token_probe": token_probe,
+    "attentive_probe": attentive_probe,
     "contradiction": contradiction,
     "redeep": redeep,
     "lrp4rag_svm": lrp4rag_svm,

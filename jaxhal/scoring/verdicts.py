@@ -20,12 +20,13 @@ from jaxhal.scoring.shipped import readers
 from jaxhal.scoring.spans import find_spans
 
 # Tokens belong to a span from this score on: where a classifier finds it rather made up
-# than not, where the token probe's F1 is best on RAGTruth QA, and where the reader gave
-# the token less than 1 % probability.  Where no detector that scores tokens may decide,
-# the first of these colours them.
+# than not, where the F1 of a probe of tokens is best on RAGTruth QA, and where the
+# reader gave the token less than 1 % probability.  Where no detector that scores tokens
+# may decide, the first of these colours them.
 PREFERRED = {
     "token_classifier": 0.5,
     "token_probe": 0.25,
+    "attentive_probe": 0.22,
     "predictive_probability": 0.99,
 }
 _OTHERWISE = 0.5
