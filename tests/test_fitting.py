@@ -401,7 +401,11 @@ def test_scores_of_probes_by_hand():
 def params_of(name):
     if name in ("lookback_lens", "lookback_probe", "redeep"):
         return probe_of(6 + 2 * (name == "redeep"))[0]
-    width = {"token_probe": 5, "contradiction": evidence(features()).shape[-1]}
+    width = {
+        "token_probe": 5,
+        "attentive_probe": 5 + 6 + 6,  # of the state, and of every head twice
+        "contradiction": evidence(features()).shape[-1],
+    }
     return probe_of(width[name])[0].linear if name in width else ()
 
 
