@@ -223,11 +223,9 @@ def _reading(
     batch = _batch(lm, made.shape, rows)
     program = capture.read_jit.lower(lm, batch, named).compile(options)
     memory: Any = program.memory_analysis()  # which these compilers give
-    text = program.as_text() or ""
+    text, leaves = program.as_text() or "", jax.tree.leaves(lm.params)
     heads = lm.config.num_attention_heads // made.mesh["model"]
-    held = {
-        leaf.sharding.shard_shape(leaf.shape) for leaf in jax.tree.leaves(lm.params)
-    }
+    held = {leaf.sharding.shard_shape(leaf.shape) for leaf in leaves}
     return dataclasses.replace(
         made,
         temporaries=memory.temp_size_in_bytes,

