@@ -13,7 +13,6 @@ import jaxhal
 import oracles
 import tiny
 from jaxhal.capture import forward as capture
-from jaxhal.capture import taps as rows_lib
 from jaxhal.features.knowledge import ExternalContext, ParametricKnowledge
 from jaxhal.models import kernels
 from jaxhal.models.families import from_huggingface
@@ -232,8 +231,7 @@ def test_logits_belong_to_the_predicting_rows(lm):
 def test_blocks_of_rows_and_groups_of_layers_change_nothing(lm, monkeypatch):
     sample = batch([(34, 30), (21, 23)], 34, 30)
     want = jaxhal.read(lm, sample, ALL)
-    monkeypatch.setattr(kernels, "CPU", kernels.Platform(1, 1, 1, segments=8))
-    monkeypatch.setattr(rows_lib, "GROUP_BYTES", 1)
+    monkeypatch.setattr(kernels, "CPU", kernels.Platform(1, 1, 1, 1, segments=8))
     capture.read_jit.clear_cache()
     got = jaxhal.read(lm, sample, ALL)
     capture.read_jit.clear_cache()

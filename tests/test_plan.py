@@ -259,9 +259,12 @@ def test_topologies_that_the_plugin_knows_or_not():
     sharding = NamedSharding(Mesh(np.array(devices), "data"), PartitionSpec())
     x = jax.ShapeDtypeStruct((), np.float32, sharding=sharding)
     seen = []
-    jax.eval_shape(
-        lambda x: kernels.by_platform(lambda *some: seen.append(some[0]) or x, x), x
-    )
-    assert seen == [kernels.TPU]
+
+    def look(x):
+        seen.append(kernels.platform_of(x))
+        return kernels.by_platform(lambda *some: seen.append(some[0]) or x, x)
+
+    jax.eval_shape(look, x)
+    assert seen == [kernels.TPU] * 2
     with pytest.raises(ValueError, match="libtpu does not know"):
         topologies.described("v99:2x4")

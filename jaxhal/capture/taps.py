@@ -19,10 +19,6 @@ from jaxhal.models.layers import RowTap, in_blocks
 from jaxhal.models.ops import STANDARD
 from jaxhal.types import Batch, View
 
-# Packed rows that wait for their `finish` together; more layers than fit are finished
-# group by group.
-GROUP_BYTES = 80 << 20
-
 Named = tuple[tuple[str, Reducer], ...]
 
 
@@ -139,7 +135,7 @@ class Rows:
 
         rows = RowTap(self.first, reduce) if attention else None
         waiting = [r for _, r in attention if not r.rowwise]
-        groups = self._groups(waiting, config) if waiting else 1
+        groups = self._groups(waiting, model) if waiting else 1
         seen = lens if lensed else None
         return decoder.Tap(rows, keep, state, seen, pack, finish, groups)
 
@@ -256,8 +252,10 @@ class Rows:
         column = first + jnp.arange(self.explicit - 1)
         return self._mapped(function, x, column, reducer.reads == "probs")
 
-    def _groups(self, waiting: list, config: Config) -> int:
-        """The fewest equal groups of layers whose packed rows fit ``GROUP_BYTES``."""
+    def _groups(self, waiting: list, model: decoder.Decoder) -> int:
+        """The fewest equal groups of layers whose packed rows may wait together."""
+        config = model.config
+        platform = kernels.platform_of(model.embed_tokens.embedding.get_value())
         batch, keys = self.valid.shape
         column = jnp.arange(self.explicit)
         shapes = jax.eval_shape(
@@ -276,7 +274,7 @@ class Rows:
         # Layers go along in periods, each of so many with attention.
         steps = config.num_hidden_layers // config.period
         size *= len(config.layers_with(*ATTENTION)) // steps
-        fits = max(1, GROUP_BYTES // size)
+        fits = max(1, platform.waiting // size)
         return next(
             g for g in range(1, steps + 1) if steps % g == 0 and steps // g <= fits
         )

@@ -28,6 +28,9 @@ class Platform(NamedTuple):
     plain: int
     tapped: int
     logits: int
+    # Bytes of rows of all devices that wait until those of some layers are there, for
+    # reducers that look at all rows of a response together.
+    waiting: int
     # Parts of a prompt whose rows see the keys up to their own end and no others.
     segments: int
     # Whether products of 16 bits are asked for in that type, though summed in more.
@@ -196,12 +199,15 @@ def _by_window(
 
 # Measured on CPU at (512, 96) and (2048, 256): small enough to stay near the caches,
 # large enough that a block's matrix product is efficient.
-CPU = Platform(plain=8 << 20, tapped=64 << 20, logits=64 << 20, segments=8)
+CPU = Platform(
+    plain=8 << 20, tapped=64 << 20, logits=64 << 20, waiting=80 << 20, segments=8
+)
 # Measured on an H200 at 8 x 2,048: few large products, few programs to compile.
 CUDA = Platform(
     plain=256 << 20,
     tapped=128 << 20,
     logits=256 << 20,
+    waiting=80 << 20,
     segments=2,
     rounds=True,
     fused=flash,
@@ -211,7 +217,8 @@ CUDA = Platform(
 TPU = Platform(
     plain=256 << 20,
     tapped=128 << 20,
-    logits=256 << 20,
+    logits=64 << 20,
+    waiting=40 << 20,
     segments=4,
     rounds=True,
     fused=splash,
@@ -243,6 +250,15 @@ def described(arrays: Any) -> str | None:
     return None
 
 
+def platform_of(arrays: Any) -> Platform:
+    """Of the mesh that arrays lie on, else of the devices that JAX takes by default."""
+    return _of_name(described(arrays) or jax.default_backend())
+
+
+def _of_name(name: str) -> Platform:
+    return installed().get("cuda" if name == "gpu" else name, CPU)
+
+
 def by_platform(function: Callable[..., Any], *arrays: Any) -> Any:
     """``function(platform, *arrays)`` of the platform it is lowered for.
 
@@ -251,8 +267,7 @@ def by_platform(function: Callable[..., Any], *arrays: Any) -> Any:
     """
     known = described(arrays)
     if known is not None:
-        name = "cuda" if known == "gpu" else known
-        return function(installed().get(name, CPU), *arrays)
+        return function(_of_name(known), *arrays)
     each = {
         name: functools.partial(function, platform)
         for name, platform in installed().items()
