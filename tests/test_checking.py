@@ -38,4 +38,4 @@ def test_parameters_and_results(time):
 
 def test_the_package_is_checked():
     with pytest.raises(TypeCheckError, match="the parameters of .*solver.basis"):
-        basis(jnp.ones(3))
+        basis(jnp.ones(3), jnp.ones(3))

@@ -1,5 +1,6 @@
 """Labelled rows with weights: checks before tracing, class weights, moments."""
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -12,6 +13,8 @@ Values = Array | np.ndarray  # what fitted probes are applied to
 
 # A spread this far below the mean is rounding: the feature is constant.
 _CONSTANT = 1e-6
+# Features that are looked at together, where there are many.
+_COLUMNS = 256
 
 
 def check(
@@ -155,16 +158,46 @@ def moments(
     """
     share = weight / weight.sum()
     axes = share.ndim
-    with jax.default_matmul_precision("highest"):
-        mean = jnp.tensordot(share, x, axes)
-        std = jnp.sqrt(jnp.tensordot(share, (x - mean) ** 2, axes))
-    # Sums of many equal numbers round to a mean beside them, and so to a deviation.
-    rows = tuple(range(axes))
-    counts = (weight > 0)[..., None]
-    high = jnp.max(x, rows, initial=-jnp.inf, where=counts)
-    low = jnp.min(x, rows, initial=jnp.inf, where=counts)
-    varies = (high > low) & (std > _CONSTANT * jnp.abs(mean))
-    return mean, jnp.where(varies, std, jnp.inf)
+    rows, counts = tuple(range(axes)), (weight > 0)[..., None]
+
+    def some(x: Float[Array, "*rows columns"]) -> tuple[Array, Array]:
+        with jax.default_matmul_precision("highest"):
+            mean = jnp.tensordot(share, x, axes)
+            std = jnp.sqrt(jnp.tensordot(share, (x - mean) ** 2, axes))
+        # Sums of many equal numbers round to a mean beside them, and so to a deviation.
+        high = jnp.max(x, rows, initial=-jnp.inf, where=counts)
+        low = jnp.min(x, rows, initial=jnp.inf, where=counts)
+        varies = (high > low) & (std > _CONSTANT * jnp.abs(mean))
+        return mean, jnp.where(varies, std, jnp.inf)
+
+    return over_columns(some, x)
+
+
+def over_columns(
+    function: Callable[[Float[Array, "*rows columns"]], Any],
+    x: Float[Array, "*rows width"],
+) -> Any:
+    """``function(x)``, leaves ``[... width]``, of some columns at a time.
+
+    What it computes on its way takes memory for those alone.
+    """
+    width = x.shape[-1]
+    starts = range(0, width, _COLUMNS)
+    if len(starts) < 2:
+        return function(x)
+    # The last columns are full as well, and begin before the others end.
+    first = jnp.array([min(start, width - _COLUMNS) for start in starts])
+    each = jax.lax.map(
+        lambda at: function(jax.lax.dynamic_slice_in_dim(x, at, _COLUMNS, -1)), first
+    )
+    last = width - (len(starts) - 1) * _COLUMNS
+
+    def joined(leaf: Array) -> Array:
+        whole = jnp.moveaxis(leaf[:-1], 0, -2)
+        whole = whole.reshape(*whole.shape[:-2], -1)
+        return jnp.concatenate([whole, leaf[-1][..., -last:]], -1)
+
+    return jax.tree.map(joined, each)
 
 
 def auroc(

@@ -108,7 +108,7 @@ def _fit_grid(
         origin, unit = moments(x, overall)
         unit = jnp.where(jnp.isfinite(unit) & standardize, unit, 1.0)
         x = (x - origin) / unit
-        shared = basis(jnp.sqrt(overall)[:, None] * x)
+        shared = basis(x, overall)
         mean, std = jax.vmap(lambda weight: moments(x, weight))(train)
         std = std if standardize else jnp.ones_like(std)
 

@@ -13,6 +13,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from jaxhal.classifiers.data import over_columns
+
 # The Newton decrement is the squared distance to the solution in the metric of the
 # Hessian, which is at least the identity: relative to the squared weights, and not
 # below what float32 can resolve.
@@ -55,12 +57,14 @@ class _State(NamedTuple):
     decrement: Float[Array, ""]
 
 
-def basis(x: Float[Array, "rows width"]) -> Basis:
-    """Eigenvectors of ``x^T x``, found on the shorter side of ``x``."""
+def basis(x: Float[Array, "rows width"], weight: Float[Array, " rows"]) -> Basis:
+    """Eigenvectors of ``X^T X`` of weighted rows, found on their shorter side."""
     rows, width = x.shape
     if rows >= width:
-        values, vectors = jnp.linalg.eigh(x.T @ x)
+        gram = over_columns(lambda some: x.T @ (weight[:, None] * some), x)
+        values, vectors = jnp.linalg.eigh(gram)
         return Basis(vectors, jnp.maximum(values, 0.0))
+    x = jnp.sqrt(weight)[:, None] * x
     values, vectors = jnp.linalg.eigh(x @ x.T)
     known = values > rows * jnp.finfo(jnp.float32).eps * values[-1]
     scale = jnp.where(known, jax.lax.rsqrt(jnp.where(known, values, 1.0)), 0.0)

@@ -239,11 +239,13 @@ _TOGETHER = 64
 def scores_of(detector: Detector, params: Any, inputs: Any) -> Float[np.ndarray, " n"]:
     """Scores of any number of answers, some at a time."""
     rows = len(jax.tree.leaves(inputs)[0])
-    some = range(0, max(rows, 1), _TOGETHER)
-    parts = [take(inputs, slice(start, start + _TOGETHER)) for start in some]
     # Detectors that decide by the same function share its programs.
     decide = jax.jit(detector.decide)
-    return np.concatenate(jax.device_get([decide(params, part) for part in parts]))
+
+    def some(start: int) -> np.ndarray:  # padded: one at a time, or memory holds all
+        return np.asarray(decide(params, take(inputs, slice(start, start + _TOGETHER))))
+
+    return np.concatenate([some(start) for start in range(0, max(rows, 1), _TOGETHER)])
 
 
 def take(inputs: Any, rows: Any) -> Any:
