@@ -267,7 +267,7 @@ def test_the_accelerator_bench_on_a_small_model(monkeypatch):
     monkeypatch.setattr(accelerator, "SHAPES", (accelerator.Shape(2, 64, 16),))
     monkeypatch.setattr(accelerator, "WRITTEN", accelerator.Shape(2, 32, 4))
     monkeypatch.setattr(accelerator, "_ceilings", lambda peak: iter(()))
-    monkeypatch.setitem(devices.PEAKS, "cpu", devices.Peak(1e12, 1e11, 1e10))
+    monkeypatch.setitem(devices.PEAKS, "cpu", devices.Peak(1e12, 1e11, 1e10, 1e10))
     monkeypatch.delenv("XLA_PYTHON_CLIENT_PREALLOCATE", raising=False)
     rows = {row["metric"]: row["value"] for row in accelerator.rows()}
     for metric in (

@@ -31,7 +31,7 @@ SHAPE = Shape(2, 64, 16)
 def here(monkeypatch):
     """One device of this machine in the place of a topology."""
     monkeypatch.setattr(topologies, "described", lambda topology: jax.devices()[:1])
-    monkeypatch.setitem(devices.PEAKS, "cpu", devices.Peak(1e12, 1e11, 1e9))
+    monkeypatch.setitem(devices.PEAKS, "cpu", devices.Peak(1e12, 1e11, 1e9, 1e10))
     return tiny_lm.tiny_lm().config
 
 
@@ -47,6 +47,7 @@ def test_a_plan_is_what_the_program_takes(here):
     assert found.kernels == found.squares == 0
     assert found.first.flops == bounds.flops(here, SHAPE)
     assert found.first.arithmetic == found.first.flops / 1e12
+    assert found.first.sending == 0
     # No row of a table has to be read as a whole where no logits are.
     read = jax.tree.leaves((lm.params["blocks"], lm.params["norm"]))
     assert found.first.moving == sum(leaf.nbytes for leaf in read) / 1e11
@@ -73,6 +74,13 @@ def test_what_detectors_read_is_counted(here):
     both = plans.plan(here, "-", SHAPE, REDUCERS | means)
     assert both.temporaries > alone.temporaries
     assert both.first.flops == 4 * forward
+
+
+def test_what_bounds_a_pass():
+    assert bounds.Bound(1, 3.0, 2.0, 1.0).by == "products"
+    assert bounds.Bound(1, 2.0, 3.0, 1.0).by == "reading memory"
+    slow = bounds.Bound(1, 2.0, 1.0, 3.0)
+    assert slow.by == "sums over links" and slow.seconds == 3.0
 
 
 @pytest.mark.parametrize("hybrid", [False, True])
@@ -114,7 +122,7 @@ def test_weights_in_blocks_are_those_that_loading_packs(here, tmp_path):
 
 
 def test_what_does_not_fit(here, monkeypatch):
-    small = devices.Peak(1e12, 1e11, 1e3)
+    small = devices.Peak(1e12, 1e11, 1e3, 1e10)
     monkeypatch.setitem(devices.PEAKS, "cpu", small)
     found = plans.plan(here, "-", SHAPE, REDUCERS)
     assert not found.fits and "weights alone" in found.refused
@@ -151,6 +159,7 @@ def test_the_command(here, tmp_path, monkeypatch):
     for text in (
         *("1 x cpu", "2 of 64 tokens", "seconds, at least", "dollars a million"),
         *("products an answer", "TFLOP", "memory read an answer", "MiB"),
+        *("fused attention, a layer's once", "heads x tokens x tokens"),
     ):
         assert text in done.output
     done = CliRunner().invoke(app, [*command, "--task", "generate"])
@@ -164,7 +173,7 @@ def test_the_command(here, tmp_path, monkeypatch):
     options = ["--weights", "stored", "--dtype", "float32"]
     done = CliRunner().invoke(app, ["plan", str(file), *command[2:], *options])
     assert done.exit_code == 0, done.output
-    monkeypatch.setitem(devices.PEAKS, "cpu", devices.Peak(1e12, 1e11, 1e3))
+    monkeypatch.setitem(devices.PEAKS, "cpu", devices.Peak(1e12, 1e11, 1e3, 1e10))
     done = CliRunner().invoke(app, command)
     assert done.exit_code == 1 and "does not fit" in done.output
 
@@ -225,6 +234,12 @@ def test_attention_stays_on_its_device(tmp_path, plugin, topology, kind):
         assert "all-reduce" in found["collectives"]
     assert set(reading["collectives"]) == {"all-reduce"}
     assert reading["kernels"] == 1 and reading["squares"] == 0
+    # Two sums a layer of two bytes for each of 256 numbers of 2 x 256 tokens: of two
+    # devices each sends the other its half, and gets the sum of the other half.
+    sums = 2 * 24 * 256 * 2 * 256 * 2
+    sending = [bounds.Bound(*found["first"]).sending for found in (reading, back)]
+    rate = devices.peak(kind).links
+    assert sending == [pytest.approx(sums / rate), pytest.approx(2 * sums / 16 / rate)]
     assert not back["refused"] and back["temporaries"] < back["weights"] / 2
 
 

@@ -1,4 +1,4 @@
-"""The least that passes through a model take: products, and bytes of memory read."""
+"""The least that passes through a model take: products, and bytes read and sent."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -27,15 +27,28 @@ class Bound(NamedTuple):
     flops: float  # of all devices
     arithmetic: float  # seconds at the peak
     moving: float  # seconds to read what it needs of memory once
+    sending: float = 0.0  # seconds to add up over links what devices share out
 
     @property
     def seconds(self) -> float:
-        return max(self.arithmetic, self.moving)
+        return max(self.arithmetic, self.moving, self.sending)
 
     @property
     def by(self) -> str:
         """What takes that time."""
+        if self.sending == self.seconds > 0:
+            return "sums over links"
         return "products" if self.arithmetic > self.moving else "reading memory"
+
+
+def sent(config: Config, tokens: int, devices: int) -> float:
+    """Numbers that each of the devices that share a layer sends in a forward pass.
+
+    Every layer adds up what they make of each token twice, after attention and after
+    the network; around a ring all but a device's own part goes there and back.
+    """
+    summed = 2 * config.num_hidden_layers * config.hidden_size * tokens
+    return 2 * (devices - 1) / devices * summed
 
 
 def flops(config: Config, shape: Shape) -> int:
@@ -91,10 +104,16 @@ def reading(config: Config, shape: Shape, reducers: Mapping[str, Reducer]) -> in
     Not of what they make of it, nor of layers that are computed again to save memory.
     """
     reads = {reducer.reads for reducer in reducers.values()}
-    passes = _relevance_passes(shape, reducers) + bool(reads - {"relevance"})
     streams = ("logits" in reads) + 2 * config.num_hidden_layers * ("lens" in reads)
     rows = shape.answers * (shape.response + 1)
-    return round(passes * flops(config, shape)) + streams * vocabulary(config, rows)
+    layers = round(passes(shape, reducers) * flops(config, shape))
+    return layers + streams * vocabulary(config, rows)
+
+
+def passes(shape: Shape, reducers: Mapping[str, Reducer]) -> float:
+    """Forward passes that make as many products as reading does at least."""
+    reads = {reducer.reads for reducer in reducers.values()}
+    return _relevance_passes(shape, reducers) + bool(reads - {"relevance"})
 
 
 def prompts(config: Config, shape: Shape) -> int:
@@ -110,7 +129,6 @@ def step(config: Config, shape: Shape) -> int:
 
 
 def _relevance_passes(shape: Shape, reducers: Mapping[str, Reducer]) -> float:
-    """Forward passes that make as many products as all relevance does at least."""
     passes, means = 0.0, {}
     for reducer in reducers.values():
         if not isinstance(reducer, _RELEVANCE):

@@ -178,17 +178,21 @@ def _planned(lm: LM, mesh: Mesh, shape: Shape, named: Named, task: str) -> Plan:
         )
     held = _bytes(lm.params)
     # Rows that cannot be shared are read by every row of devices.
-    along = shape.answers % mesh.shape["data"] == 0
-    speed = peak.flops * (mesh.size if along else mesh.shape["model"])
+    along, model = shape.answers % mesh.shape["data"] == 0, mesh.shape["model"]
+    rows = shape.answers // (mesh.shape["data"] if along else 1)
+    size = jax.tree.leaves(lm.params["norm"])[0].dtype.itemsize
 
-    def bound(flops: int, logits: bool, tokens: int) -> Bound:
+    def bound(flops: int, logits: bool, tokens: int, passes: float = 1.0) -> Bound:
+        speed = peak.flops * (mesh.size if along else model)
         read = _read_once(lm, logits, shape.answers * tokens)
-        return Bound(flops, flops / speed, read / peak.bytes)
+        sent = passes * size * bounds.sent(config, rows * tokens, model)
+        return Bound(flops, flops / speed, read / peak.bytes, sent / peak.links)
 
     if task == "read":
         logits = any(reducer.reads in ("logits", "lens") for _, reducer in named)
         flops = bounds.reading(config, shape, dict(named))
-        first, step = bound(flops, logits, shape.tokens), None
+        passes = bounds.passes(shape, dict(named))
+        first, step = bound(flops, logits, shape.tokens, passes), None
     else:
         prompt = shape.tokens - shape.response
         first = bound(bounds.prompts(config, shape), True, prompt)
@@ -205,12 +209,12 @@ def _planned(lm: LM, mesh: Mesh, shape: Shape, named: Named, task: str) -> Plan:
     if held > peak.memory:
         return dataclasses.replace(made, refused="the weights alone are too large")
     spec = PartitionSpec("data") if along else PartitionSpec()
-    rows = NamedSharding(mesh_lib.by_heads(mesh, config), spec)
+    batch = NamedSharding(mesh_lib.by_heads(mesh, config), spec)
     options = topologies.options(device)
     try:
         if step is None:
-            return _reading(made, lm, named, rows, options)
-        return _generating(made, step, lm, named, rows, options, peak)
+            return _reading(made, lm, named, batch, options)
+        return _generating(made, step, lm, named, batch, options, peak)
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise

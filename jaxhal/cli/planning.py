@@ -139,16 +139,20 @@ def _rows(found: "Plan", price: float | None) -> list[dict[str, str]]:
             f"{found.needed / found.memory:.0%} used",
             "collectives, a layer's once": ", ".join(called) or "none",
         }
-    alone = "; what goes over links is not counted" if found.collectives else ""
+        if not writes:
+            what |= {
+                "calls of fused attention, a layer's once": f"{found.kernels}",
+                "arrays of heads x tokens x tokens": f"{found.squares}",
+            }
     flops, read = found.an_answer
     what["products an answer"] = f"{flops / 1e12:,.3g} TFLOP"
     what["memory read an answer"] = _bytes(read)
     if found.step is None:
-        what["seconds, at least"] = _time(found.first) + alone
+        what["seconds, at least"] = _time(found.first)
     else:
         pace = answers / found.step.seconds
-        what["seconds to the first token, at least"] = _time(found.first) + alone
-        what["seconds a token of each, at least"] = _time(found.step) + alone
+        what["seconds to the first token, at least"] = _time(found.first)
+        what["seconds a token of each, at least"] = _time(found.step)
         what["tokens a second, at most"] = f"{pace:,.0f}"
     what["answers a second, at most"] = f"{found.pace:,.3g}"
     if price is not None:

@@ -18,18 +18,19 @@ class Peak(NamedTuple):
     flops: float  # of dense bfloat16 products
     bytes: float  # between its memory and itself
     memory: float  # bytes
+    links: float  # bytes that it sends to its neighbours
 
 
 # By how `device_kind` begins; the first that fits.
 PEAKS = {
-    "NVIDIA H200": Peak(989.4e12, 4.8e12, 141e9),
-    "NVIDIA H100 PCIe": Peak(756e12, 2.0e12, 80e9),
-    "NVIDIA H100": Peak(989.4e12, 3.35e12, 80e9),
-    "NVIDIA A100": Peak(312e12, 2.0e12, 80e9),
-    "NVIDIA L4": Peak(121e12, 0.3e12, 24e9),
-    "TPU v5 lite": Peak(197e12, 0.819e12, 16e9),
-    "TPU v5": Peak(459e12, 2.765e12, 95e9),
-    "TPU v6 lite": Peak(918e12, 1.64e12, 32e9),
+    "NVIDIA H200": Peak(989.4e12, 4.8e12, 141e9, 450e9),
+    "NVIDIA H100 PCIe": Peak(756e12, 2.0e12, 80e9, 300e9),
+    "NVIDIA H100": Peak(989.4e12, 3.35e12, 80e9, 450e9),
+    "NVIDIA A100": Peak(312e12, 2.0e12, 80e9, 300e9),
+    "NVIDIA L4": Peak(121e12, 0.3e12, 24e9, 32e9),
+    "TPU v5 lite": Peak(197e12, 0.819e12, 16e9, 200e9),
+    "TPU v5": Peak(459e12, 2.765e12, 95e9, 600e9),
+    "TPU v6 lite": Peak(918e12, 1.64e12, 32e9, 448e9),
 }
 
 
