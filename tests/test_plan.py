@@ -13,15 +13,19 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from typer.testing import CliRunner
 
 import jaxhal
+import tiny
 import tiny_lm
 from jaxhal import lrp
 from jaxhal.bench import bounds, topologies
 from jaxhal.bench import plan as plans
 from jaxhal.bench.bounds import Shape
+from jaxhal.capture import forward as capture
 from jaxhal.cli.app import app
 from jaxhal.generation import Sampling, decoding
 from jaxhal.generation.decoding import Decoding
+from jaxhal.lrp import programs
 from jaxhal.models import devices, kernels
+from jaxhal.models.families import from_huggingface
 
 REDUCERS = {"lookback": jaxhal.LookbackRatio(), "states": jaxhal.HiddenStates()}
 SHAPE = Shape(2, 64, 16)
@@ -241,6 +245,29 @@ def test_attention_stays_on_its_device(tmp_path, plugin, topology, kind):
     rate = devices.peak(kind).links
     assert sending == [pytest.approx(sums / rate), pytest.approx(2 * sums / 16 / rate)]
     assert not back["refused"] and back["temporaries"] < back["weights"] / 2
+
+
+@pytest.mark.parametrize(
+    "case, dtype",
+    [
+        ("llama-gqa", "bfloat16"),
+        ("qwen3.5-gqa", "float32"),
+        ("qwen3.5-gqa", "bfloat16"),
+    ],
+)
+def test_a_way_back_keeps_no_copy_of_the_weights(here, monkeypatch, case, dtype):
+    """Where layers are computed again: on CPU, and where they come in periods."""
+    monkeypatch.setattr(programs, "KEPT_BYTES", 0)
+    about = tiny.golden(case)["config"] | {"hidden_size": 256}
+    more = 48 // about["num_hidden_layers"]
+    about["num_hidden_layers"] *= more
+    if "layer_types" in about:
+        about["layer_types"] *= more
+    back, shape = {"prompt": lrp.PromptRelevance()}, Shape(1, 32, 8)
+    config = from_huggingface(about)
+    capture.read_jit.clear_cache()
+    found = plans.plan(config, "-", shape, back, dtype=dtype)
+    assert found.temporaries < found.weights / 2
 
 
 def test_the_bench_of_what_is_compiled(here, monkeypatch, capsys):

@@ -143,9 +143,7 @@ def _scanned(blocks, config: Config, first: int, go, carry, index, befores, tap,
     for name, own in weights.items():
         weights[name], make[name] = quantized.unstacked(own)
 
-    # A step of one layer takes its weights as they are: of what is made of them a way
-    # back would keep a copy of every layer's.
-    alone = period == 1
+    alone, every = period == 1, {"": period, **counts}
 
     def folded(tree: Any, steps: int = steps) -> Any:  # the layers of each step
         if alone:
@@ -163,27 +161,28 @@ def _scanned(blocks, config: Config, first: int, go, carry, index, befores, tap,
     def joined(trees: list) -> Any:
         return trees[0] if alone else _stacked(trees)
 
-    def of(mixer: str, carry, parts, at, before, place):
-        own = [make[name](part) for name, part in parts.items()]
+    def of(mixer: str, places: Mapping[str, int], carry, parts, at, before, place):
+        own = []
+        for name, number in places.items():
+            part = one(parts[name], number)
+            number += step_of(at.layer) * every[name]
+            own.append(make[name](_of_layer(weights[name], part, number)))
         block = _merged(definitions[mixer], *own)
         return go(carry, block, at, before, functools.partial(_append, place))
 
-    def step_of(index):  # of this part's loop
-        return (one(index.layer, 0) - first) // period
+    def step_of(layer):  # of this part's loop
+        return (layer - first) // period
 
     def body(carry, scanned):
-        weights, (index, befores) = scanned
-        leaves, tree = jax.tree.flatten(weights)
-        leaves = _of_step(jax.tree.leaves(along[0]), leaves, step_of(index))
-        weights = jax.tree.unflatten(tree, leaves)
+        parts, (index, befores) = scanned
         beside = []
         for number, (mixer, place) in enumerate(_places(mixers)):
             at = one(index, number)
-            parts = {"": one(weights[""], number)}
-            if mixer in weights:
-                parts[mixer] = one(weights[mixer], place)
+            places = {"": number} | ({mixer: place} if mixer in parts else {})
             before = one(befores[mixer], place)
-            step = functools.partial(of, mixer)
+            # What a layer takes of its step's weights it takes in here: of what comes
+            # from outside and is no step's own a way back would keep every layer's.
+            step = functools.partial(of, mixer, places)
             if remat:
                 step = jax.checkpoint(step, prevent_cse=False)
             number = at.layer // period * counts[mixer] + place
@@ -201,7 +200,7 @@ def _scanned(blocks, config: Config, first: int, go, carry, index, befores, tap,
     def waiting(carry, scanned):
         carry, rows, done = carry
         carry, (new, kept) = body(carry, scanned)
-        at = step_of(scanned[1][0])
+        at = step_of(one(scanned[1][0].layer, 0))
         rows = _entered(rows, jax.tree.map(lambda leaf: leaf[None], new), at % size)
         done = jax.lax.cond(
             at % size == size - 1,
@@ -224,33 +223,34 @@ def _scanned(blocks, config: Config, first: int, go, carry, index, befores, tap,
     return carry, (unfolded(done), unfolded(kept))
 
 
-def _of_step(stacked: list[Array], parts: list[Array], step: Array) -> list[Array]:
-    """What a step of a loop takes of each stacked array: its part.
+def _of_layer(stacked: Any, part: Any, number: Array) -> Any:
+    """What a layer takes of stacked weights: its part.
 
     On CPU those of bfloat16 are looked up in a way that XLA does not see through.  It
-    would make a float32 copy of all of them before the loop.  Elsewhere a way back
-    would keep what was looked up of every layer, a copy of all weights.
+    would make a float32 copy of all of them before the loop.
     """
-    pairs = zip(stacked, parts, strict=True)
+    leaves, tree = jax.tree.flatten(part)
+    pairs = list(zip(jax.tree.leaves(stacked), leaves, strict=True))
     narrow = [pair for pair in pairs if pair[1].dtype == jnp.bfloat16]
     platform = kernels.described(stacked) or jax.default_backend()
     if not narrow or platform != "cpu":
-        return parts
-    own = iter(_looked_up(*map(list, zip(*narrow, strict=True)), step))
-    return [next(own) if part.dtype == jnp.bfloat16 else part for part in parts]
+        return part
+    own = iter(_looked_up(*map(list, zip(*narrow, strict=True)), number))
+    found = [next(own) if leaf.dtype == jnp.bfloat16 else leaf for leaf in leaves]
+    return jax.tree.unflatten(tree, found)
 
 
 @jax.custom_jvp
-def _looked_up(stacked: list[Array], parts: list[Array], step: Array) -> list[Array]:
-    def unseen(stacked, parts, step):
-        stacked, step = jax.lax.optimization_barrier((stacked, step))
-        return [at_step(whole, step) for whole in stacked]
+def _looked_up(stacked: list[Array], parts: list[Array], at: Array) -> list[Array]:
+    def unseen(stacked, parts, at):
+        stacked, at = jax.lax.optimization_barrier((stacked, at))
+        return [layer_at(whole, at) for whole in stacked]
 
-    def default(stacked, parts, step):
+    def default(stacked, parts, at):
         return parts
 
-    at_step = functools.partial(jax.lax.dynamic_index_in_dim, keepdims=False)
-    return jax.lax.platform_dependent(stacked, parts, step, cpu=unseen, default=default)
+    layer_at = functools.partial(jax.lax.dynamic_index_in_dim, keepdims=False)
+    return jax.lax.platform_dependent(stacked, parts, at, cpu=unseen, default=default)
 
 
 @_looked_up.defjvp
