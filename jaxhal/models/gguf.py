@@ -8,28 +8,11 @@ import numpy as np
 
 from jaxhal.io.progress import note
 from jaxhal.io.showing import shown
-from jaxhal.models import blocks, hub
+from jaxhal.models import blocks, hub, tables
 from jaxhal.models.config import Config
 from jaxhal.models.quantized import Packed
 from jaxhal.models.settings import Settings
-from jaxhal.models.tables import (
-    GATED,
-    GGUF,
-    GGUF_ALONE,
-    QKV,
-    Origin,
-    Table,
-    by_layer,
-    fused,
-    gated_delta,
-    halves,
-    halves_each,
-    origins,
-    same,
-    split,
-    transpose_each,
-    unpaired,
-)
+from jaxhal.models.tables import GATED, GGUF, QKV, Origin, Table, fused, origins
 
 _NUMBERS = ("F32", "F16", "BF16")
 
@@ -176,34 +159,26 @@ _TWO_NORMS = {
     "blocks.input_norm": "blk.{}.attn_norm_2",
     "blocks.mlp_norm": "blk.{}.attn_norm",
 }
-_QKV = fused("blk.{}.attn_qkv", split)
-_GATE_UP = fused("blk.{}.ffn_up", halves, GATED)
+_QKV = fused("blk.{}.attn_qkv", tables.split)
+_GATE_UP = fused("blk.{}.ffn_up", tables.halves, GATED)
 # What turns together lies side by side: llama.cpp's converter puts it so, GLM-4 has it
 # so in its checkpoint.
-_PAIRED = origins({name: GGUF[name] for name in QKV[:2]}, unpaired)
+_PAIRED = origins({name: GGUF[name] for name in QKV[:2]}, tables.unpaired)
 _MIDDLE = origins({"blocks.mlp_norm": "blk.{}.post_attention_norm"})
-_QWEN3_5 = _MIDDLE | gated_delta(
+_QWEN3_5 = _MIDDLE | tables.gated_delta(
     GGUF[QKV[0]], "blk.{}.attn_qkv", "blk.{}.ssm_conv1d.weight"
 )
 _QWEN3_5["blocks.linear_attn.log_decay"] = Origin("blk.{}.ssm_a", _log_of_less)
 _PARTS = (*GATED, "blocks.mlp.down_proj")
-_EXPERTS = origins({x: f"{GGUF[x]}_exps" for x in _PARTS}, transpose_each)
-_EXPERTS |= {f"{x}.bias": Origin(f"{GGUF[x]}_exps.bias", same) for x in _PARTS}
-for _which, _name in enumerate(GATED):  # newer files have both as one
-    _both = Origin("blk.{}.ffn_gate_up_exps.weight", halves_each(_which))
-    _name = f"{_name}.kernel"
-    _EXPERTS[_name] = _EXPERTS[_name]._replace(instead=_both)
+_EXPERTS = origins({x: f"{GGUF[x]}_exps" for x in _PARTS}, tables.transpose_each)
+_BOTH = fused("blk.{}.ffn_gate_up_exps", tables.halves_each, GATED)  # in newer files
+_EXPERTS |= {x: _EXPERTS[x]._replace(instead=both) for x, both in _BOTH.items()}
 _SHARED = {x.replace(".mlp.", ".shared.mlp."): f"{GGUF[x]}_shexp" for x in _PARTS}
 _SHARED = origins(_SHARED)
 _SHARED |= origins({"blocks.shared.gate": "blk.{}.ffn_gate_inp_shexp"}, _column)
-_OTHERWISE = {
-    "llama": _PAIRED,
-    "mixtral": _PAIRED,
+_LLAMAS = ("llama", "mixtral", "granite", "granitemoehybrid", "smollm3", "ministral3")
+_OTHERWISE = dict.fromkeys(_LLAMAS, _PAIRED) | {
     "gpt_oss": _MIDDLE,
-    "granite": _PAIRED,
-    "granitemoehybrid": _PAIRED,
-    "smollm3": _PAIRED,
-    "ministral3": _PAIRED,
     "glm4": _PAIRED | _GATE_UP,
     "phi3": _QKV | _GATE_UP,
     "falcon": _QKV,
@@ -216,11 +191,11 @@ _OTHERWISE = {
 def gguf_table(config: Config) -> Table:
     """The key table of a GGUF file."""
     two = _TWO_NORMS if config.block == "parallel_two_norms" else {}
-    table = GGUF_ALONE | origins(GGUF | two) | _OTHERWISE.get(config.family, {})
+    table = origins(GGUF | two) | _OTHERWISE.get(config.family, {})
     if config.num_experts:
         table |= _EXPERTS
     if config.norm_offset:
         for path, origin in table.items():
             if path.endswith("norm.scale") and ".linear_attn." not in path:
                 table[path] = origin._replace(turn=_less_one)
-    return by_layer(table, config)
+    return tables.by_layer(table, config)

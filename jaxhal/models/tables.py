@@ -4,6 +4,7 @@ There is an entry for every parameter of :class:`jaxhal.models.decoder.Decoder`.
 in a name is the layer number, ``{next}`` the one after it.
 """
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -12,6 +13,8 @@ import numpy as np
 from jaxhal.models.config import STACKS, Config
 
 Turn = Callable[[np.ndarray, Config], np.ndarray]
+# The same of one of the parts that a tensor is fused of.
+Part = Callable[[int, np.ndarray, Config], np.ndarray]
 
 
 class Origin(NamedTuple):
@@ -40,88 +43,64 @@ def transpose(x: np.ndarray, config: Config) -> np.ndarray:
 
 
 def transpose_each(x: np.ndarray, config: Config) -> np.ndarray:
-    """The linear layers of all experts in one tensor."""
-    return x.swapaxes(1, 2)
+    """The linear layers of all experts in one tensor; their biases stay."""
+    return x if x.ndim == 2 else x.swapaxes(1, 2)
 
 
-def split(which: int) -> Turn:
+def split(which: int, x: np.ndarray, config: Config) -> np.ndarray:
     """Query, key or value of a fused tensor that has them in this order."""
-
-    def part(x: np.ndarray, config: Config) -> np.ndarray:
-        q = config.num_attention_heads * config.head_dim
-        kv = config.num_key_value_heads * config.head_dim
-        return np.split(x, [q, q + kv])[which].T
-
-    return part
+    q = config.num_attention_heads * config.head_dim
+    kv = config.num_key_value_heads * config.head_dim
+    return np.split(x, [q, q + kv])[which].T
 
 
-def split_columns(which: int) -> Turn:
+def split_columns(which: int, x: np.ndarray, config: Config) -> np.ndarray:
     """The same of a tensor that is stored as ``[in, out]``."""
-
-    def part(x: np.ndarray, config: Config) -> np.ndarray:
-        return split(which)(x.T, config)
-
-    return part
+    return split(which, x.T, config)
 
 
-def grouped(which: int) -> Turn:
+def grouped(which: int, x: np.ndarray, config: Config) -> np.ndarray:
     """Query, key or value of Falcon's fused tensor, ``[kv, group + 2, head, ...]``.
 
     Plain multi-head Falcon stores ``[heads, 3, head, ...]`` and multi-query Falcon
     ``[heads + 2, head, ...]``; both are cases of the same layout.
     """
-
-    def part(x: np.ndarray, config: Config) -> np.ndarray:
-        kv, rest = config.num_key_value_heads, x.shape[1:]
-        fused = x.reshape(kv, -1, config.head_dim, *rest)
-        chosen = (fused[:, :-2], fused[:, -2:-1], fused[:, -1:])[which]
-        return chosen.reshape(-1, *rest).T
-
-    return part
+    kv, rest = config.num_key_value_heads, x.shape[1:]
+    fused = x.reshape(kv, -1, config.head_dim, *rest)
+    chosen = (fused[:, :-2], fused[:, -2:-1], fused[:, -1:])[which]
+    return chosen.reshape(-1, *rest).T
 
 
-def halves(which: int) -> Turn:
+def halves(which: int, x: np.ndarray, config: Config) -> np.ndarray:
     """The first or the second half of a fused tensor, such as a gate's and what it
     lets through.
     """
-
-    def part(x: np.ndarray, config: Config) -> np.ndarray:
-        return np.split(x, 2)[which].T
-
-    return part
+    return np.split(x, 2)[which].T
 
 
-def halves_each(which: int) -> Turn:
+def halves_each(which: int, x: np.ndarray, config: Config) -> np.ndarray:
     """The first or the second half of the linear layers of all experts."""
-    return lambda x, config: np.split(x, 2, 1)[which].swapaxes(1, 2)
+    return transpose_each(np.split(x, 2, 1)[which], config)
 
 
-def every_other(which: int) -> Turn:
+def every_other(which: int, x: np.ndarray, config: Config) -> np.ndarray:
     """Gates, or what they let through, of all experts, which alternate."""
-    return lambda x, config: x[..., which::2]
+    return x[..., which::2]
 
 
-def of_heads(which: int) -> Turn:
+def of_heads(which: int, x: np.ndarray, config: Config) -> np.ndarray:
     """The first or the second half of every head's channels."""
-
-    def part(x: np.ndarray, config: Config) -> np.ndarray:
-        heads = x.reshape(-1, 2, config.head_dim, *x.shape[1:])
-        return heads[:, which].reshape(-1, *x.shape[1:]).T
-
-    return part
+    heads = x.reshape(-1, 2, config.head_dim, *x.shape[1:])
+    return heads[:, which].reshape(-1, *x.shape[1:]).T
 
 
-def split_delta(which: int) -> Turn:
+def split_delta(which: int, x: np.ndarray, config: Config) -> np.ndarray:
     """Queries, keys or values of linear attention, of a linear layer or of
     convolutions, ``[channels, 1, columns]``.
     """
-
-    def part(x: np.ndarray, config: Config) -> np.ndarray:
-        assert config.delta is not None
-        keys = config.delta.key_heads * config.delta.key_dim
-        return np.split(x, [keys, 2 * keys])[which].reshape(-1, x.shape[-1]).T
-
-    return part
+    assert config.delta is not None
+    keys = config.delta.key_heads * config.delta.key_dim
+    return np.split(x, [keys, 2 * keys])[which].reshape(-1, x.shape[-1]).T
 
 
 def unpaired(x: np.ndarray, config: Config) -> np.ndarray:
@@ -134,9 +113,13 @@ def unpaired(x: np.ndarray, config: Config) -> np.ndarray:
 
 
 def origins(modules: Mapping[str, str], turn: Turn = transpose) -> dict[str, Origin]:
-    """Where all parameters come from that a module may have, ours -> stored."""
+    """Where all parameters come from that a module may have, ours -> stored.
+
+    Or where a parameter does that is a tensor by itself.
+    """
     table = {}
     for ours, stored in modules.items():
+        table[ours] = Origin(stored, turn)
         table[f"{ours}.kernel"] = Origin(f"{stored}.weight", turn)
         table[f"{ours}.scale"] = Origin(f"{stored}.weight", same)
         table[f"{ours}.embedding"] = Origin(f"{stored}.weight", same)
@@ -148,13 +131,11 @@ QKV = tuple(f"blocks.self_attn.{name}_proj" for name in "qkv")
 GATED = "blocks.mlp.gate_proj", "blocks.mlp.up_proj"
 
 
-def fused(
-    stored: str, part: Callable[[int], Turn], modules: Sequence[str] = QKV
-) -> dict[str, Origin]:
+def fused(stored: str, part: Part, modules: Sequence[str] = QKV) -> dict[str, Origin]:
     """Where modules come from that are stored as one tensor."""
     table = {}
     for which, name in enumerate(modules):
-        table |= origins({name: stored}, part(which))
+        table |= origins({name: stored}, functools.partial(part, which))
     return table
 
 
@@ -162,28 +143,24 @@ def experts(module: str, gate: str, up: str, down: str) -> dict[str, Origin]:
     """Where experts come from that are stored one by one, as checkpoints of the hub
     have them, or all those of a layer together, as transformers writes them.
     """
-    stored, together = f"model.layers.{{}}.{module}", "model.layers.{}.mlp"
-    router = Origin(f"{together}.gate.weight", transpose)
-    router = Origin(f"{stored}.gate.weight", transpose, instead=router)
-    table = {"blocks.mlp.router.kernel": router}
-    for (ours, whole), name in zip(
-        experts_together(f"{together}.experts").items(), (gate, up, down), strict=True
-    ):
-        one = f"{stored}.experts.{{expert}}.{name}.weight"
-        table[ours] = Origin(one, transpose, instead=whole)
-    return table
+    layer = "model.layers.{}"
+    router = Origin(f"{layer}.mlp.gate.weight", transpose)
+    together = {"blocks.mlp.router.kernel": router}
+    together |= experts_together(f"{layer}.mlp.experts")
+    names = "gate", *(f"experts.{{expert}}.{name}" for name in (gate, up, down))
+    return {
+        ours: Origin(f"{layer}.{module}.{name}.weight", transpose, instead=whole)
+        for (ours, whole), name in zip(together.items(), names, strict=True)
+    }
 
 
 def experts_together(stored: str) -> dict[str, Origin]:
     """Where the projections of a layer's experts are, stored together."""
-    return {
-        f"blocks.mlp.{ours}.kernel": Origin(f"{stored}.{name}", transpose_each, half)
-        for ours, name, half in (
-            ("gate_proj", "gate_up_proj", 0),
-            ("up_proj", "gate_up_proj", 1),
-            ("down_proj", "down_proj", None),
-        )
-    }
+    table = {}
+    for half, ours in enumerate(GATED):
+        table[f"{ours}.kernel"] = Origin(f"{stored}.gate_up_proj", transpose_each, half)
+    down = Origin(f"{stored}.down_proj", transpose_each)
+    return table | {"blocks.mlp.down_proj.kernel": down}
 
 
 # Modules, what checkpoints of Llama call them, or of the first family that has them,
@@ -231,9 +208,7 @@ _OF_LAYERS = {
     "input_gate": ("per_layer_input_gate", "inp_gate"),
     "input_proj": ("per_layer_projection", "proj"),
     "post_input_norm": ("post_per_layer_input_norm", "post_norm"),
-}
-# And of parameters that are tensors by themselves.
-_ALONE = {
+    # Parameters that are tensors by themselves.
     "scale": ("layer_scalar", "layer_output_scale.weight"),
     "self_attn.sinks": ("self_attn.sinks", "attn_sinks.weight"),
     "linear_attn.log_decay": ("linear_attn.A_log", "ssm_a"),
@@ -243,18 +218,16 @@ _ALONE = {
 }
 
 
-def _named(which: int, layer: str) -> tuple[dict[str, str], dict[str, Origin]]:
-    """Modules, and where the others come from, by one of the names."""
+def _named(which: int, layer: str) -> dict[str, str]:
     modules = {ours: names[which] for ours, names in _MODULES.items()}
     for ours, names in _OF_LAYERS.items():
         modules[f"blocks.{ours}"] = f"{layer}.{names[which]}"
-    alone = {ours: f"{layer}.{names[which]}" for ours, names in _ALONE.items()}
-    return modules, {f"blocks.{x}": Origin(name, same) for x, name in alone.items()}
+    return modules
 
 
 #: Modules of checkpoints like Llama's, and of GGUF files, ours -> stored.
-LLAMA, _LLAMA_ALONE = _named(0, "model.layers.{}")
-GGUF, GGUF_ALONE = _named(1, "blk.{}")
+LLAMA = _named(0, "model.layers.{}")
+GGUF = _named(1, "blk.{}")
 GLM4 = {
     "blocks.post_attention_norm": "model.layers.{}.post_self_attn_layernorm",
     "blocks.post_mlp_norm": "model.layers.{}.post_mlp_layernorm",
@@ -282,14 +255,12 @@ _FALCON_TWO_NORMS = {
     "blocks.mlp_norm": "transformer.h.{}.ln_mlp",
 }
 GPT_OSS = {}  # whose experts are stored as [experts, in, out]
-for _ours, _name, _turn in (
-    ("gate_proj", "gate_up_proj", every_other(0)),
-    ("up_proj", "gate_up_proj", every_other(1)),
-    ("down_proj", "down_proj", same),
-):
-    _stored = f"model.layers.{{}}.mlp.experts.{_name}"
-    GPT_OSS[f"blocks.mlp.{_ours}.kernel"] = Origin(_stored, _turn)
-    GPT_OSS[f"blocks.mlp.{_ours}.bias"] = Origin(f"{_stored}_bias", _turn)
+_EXPERTS = "model.layers.{}.mlp.experts"
+for _kind, _end in {"kernel": "", "bias": "_bias"}.items():
+    _gated = [f"{_name}.{_kind}" for _name in GATED]
+    GPT_OSS |= fused(f"{_EXPERTS}.gate_up_proj{_end}", every_other, _gated)
+    _down = {f"blocks.mlp.down_proj.{_kind}": f"{_EXPERTS}.down_proj{_end}"}
+    GPT_OSS |= origins(_down, same)
 _SHARED = "model.layers.{}.shared_mlp"
 GRANITE4 = fused(f"{_SHARED}.input_linear", halves, GATED)
 GRANITE4 |= origins({"blocks.mlp.down_proj": f"{_SHARED}.output_linear"})
@@ -305,10 +276,9 @@ def gated_delta(q: str, qkv: str, conv: str) -> dict[str, Origin]:
     """
     names = (QKV[0], "blocks.self_attn.output_gate")
     linear = [f"blocks.linear_attn.in_proj_{part}" for part in "qkv"]
-    table = fused(q, of_heads, names) | fused(qkv, split_delta, linear)
-    for which, part in enumerate("qkv"):
-        table[f"blocks.linear_attn.conv_{part}"] = Origin(conv, split_delta(which))
-    return table
+    convs = [f"blocks.linear_attn.conv_{part}" for part in "qkv"]
+    table = fused(qkv, split_delta, linear) | fused(conv, split_delta, convs)
+    return fused(q, of_heads, names) | table
 
 
 _LINEAR = "model.layers.{}.linear_attn"
@@ -321,7 +291,7 @@ def like_llama(
     names: Mapping[str, str], *more: Mapping[str, Origin]
 ) -> Callable[[Config], Table]:
     """A table of names like Llama's but for these."""
-    table = _LLAMA_ALONE | origins({**LLAMA, **names})
+    table = origins({**LLAMA, **names})
     for part in more:
         table |= part
     return lambda config: table
