@@ -4,12 +4,10 @@ import re
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from jaxhal.models.encoders.config import EncoderConfig
 from jaxhal.models.encoders.encoder import Encoder
 from jaxhal.models.safetensors import SafetensorsSource
-from jaxhal.models.tables import QKV, Table, fused, origins, split
+from jaxhal.models.tables import GATED, QKV, Table, fused, halves, origins, split
 from jaxhal.models.weights import fill
 
 _PREFIXES = {
@@ -138,11 +136,7 @@ def encoder_table(config: EncoderConfig) -> Table:
         return (
             origins(_MODERNBERT)
             | fused("layers.{}.attn.Wqkv", split)
-            | fused(
-                "layers.{}.mlp.Wi",
-                lambda which: lambda x, config: np.split(x, 2)[which].T,
-                ("blocks.mlp.gate_proj", "blocks.mlp.up_proj"),
-            )
+            | fused("layers.{}.mlp.Wi", halves, GATED)
         )
     if config.family == "eurobert":
         return origins(_EUROBERT)
