@@ -252,14 +252,11 @@ def build(
     rope = ropes[0]
     if rope.kind in ("linear", "dynamic", "yarn"):
         longest = max(longest, int(min(rope.factor * rope.original_length, LENGTH)))
-    # Those of some families follow from other settings.
-    inner, shared = (
-        switches.get(name) for name in ("intermediate_size", "num_key_value_heads")
-    )
+    inner = switches.get("intermediate_size")  # where it follows from other settings
     settings: dict[str, Any] = {
         "vocab_size": raw.whole("vocab_size", most=VOCABULARY),
         "intermediate_size": inner or raw.whole("intermediate_size", most=VOCABULARY),
-        "num_key_value_heads": shared or raw.whole("num_key_value_heads", heads),
+        "num_key_value_heads": raw.whole("num_key_value_heads", heads),
         "head_dim": raw.head_dim(),
         "context_length": longest,
         "norm_eps": raw.number("rms_norm_eps", 1e-6),
@@ -312,11 +309,13 @@ def attention_bias(raw: Settings) -> dict[str, Any]:
     return dict.fromkeys(("qkv_bias", "o_bias"), raw.flag("attention_bias"))
 
 
-def sliding(raw: Settings, default: Sequence[int | bool]) -> tuple[int, ...]:
-    """1 for each layer that sees a window alone: by ``layer_types``, else default."""
+def sliding(
+    raw: Settings, default: Sequence[int | bool], other: str = "sliding_attention"
+) -> tuple[int, ...]:
+    """1 for each layer of the other kind, by ``layer_types``, else by default."""
     if not raw.get("layer_types"):
         return tuple(map(int, default))
-    kinds = ("full_attention", "sliding_attention")
+    kinds = ("full_attention", other)
     return tuple(map(kinds.index, raw.each("layer_types", kinds, len(default))))
 
 
@@ -351,16 +350,14 @@ def wide(raw: Settings) -> dict[str, Any]:
 def delta_from(raw: Settings) -> Delta | None:
     """All layers but every fourth have it, unless the settings say which."""
     layers, interval = raw.layer_count(), raw.whole("full_attention_interval", 4)
-    linear = [(layer + 1) % interval != 0 for layer in range(layers)]
-    if raw.get("layer_types"):
-        kinds = raw.each("layer_types", ("full_attention", "linear_attention"), layers)
-        linear = [kind == "linear_attention" for kind in kinds]
+    usual = [(layer + 1) % interval != 0 for layer in range(layers)]
+    linear = sliding(raw, usual, "linear_attention")
     key_heads = raw.whole("linear_num_key_heads", 16)
     value_heads = raw.whole("linear_num_value_heads", 32)
     if value_heads % key_heads:
         raw.refuse("linear_num_value_heads", f"give a multiple of the {key_heads} keys")
     delta = Delta(
-        tuple(layer for layer in range(layers) if linear[layer]),
+        tuple(layer for layer, one in enumerate(linear) if one),
         key_heads,
         value_heads,
         raw.whole("linear_key_head_dim", 128),
@@ -368,25 +365,3 @@ def delta_from(raw: Settings) -> Delta | None:
         raw.whole("linear_conv_kernel_dim", 4, least=2),
     )
     return delta if delta.layers else None
-
-
-# Of models that read more than text, what computes with their text, the usual first.
-TEXT_OF = {
-    "gemma3": ("gemma3_text",),
-    "gemma4": ("gemma4_text",),
-    "mistral3": ("mistral", "ministral3"),
-    "qwen3_5": ("qwen3_5_text",),
-    "qwen3_5_moe": ("qwen3_5_moe_text",),
-}
-
-
-def text_part(raw: Settings) -> Settings:
-    """The settings of what computes with text, where they stand in others."""
-    if (known := TEXT_OF.get(str(raw.get("model_type")))) is None:
-        return raw
-    if "text_config" not in raw:
-        raw.refuse("text_config", f"give that of a {' or '.join(known)}")
-    text = raw.inside("text_config")
-    family = text.one_of("model_type", known[0], known)
-    tied = {"tie_word_embeddings": raw.get("tie_word_embeddings")}
-    return text.filled(tied).over({"model_type": family})

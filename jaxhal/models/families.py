@@ -10,7 +10,6 @@ from typing import Any
 
 from jaxhal.models import gemma, qwen, tables
 from jaxhal.models.config import (
-    TEXT_OF,
     Config,
     Family,
     attention_bias,
@@ -18,7 +17,6 @@ from jaxhal.models.config import (
     of_family,
     sliding,
     sparse,
-    text_part,
     wide,
     windowed,
 )
@@ -68,7 +66,19 @@ def from_huggingface(raw: Mapping[str, Any], where: str = "config.json") -> Conf
             "give the checkpoint in 16 or 32 bits, with weights='int8' or 'int4' if "
             "it is too large",
         )
-    return of_family(Config, FAMILIES, text_part(settings))
+    return of_family(Config, FAMILIES, _text_part(settings))
+
+
+def _text_part(raw: Settings) -> Settings:
+    """The settings of what computes with text, where they stand in others."""
+    if (known := _TEXT_OF.get(str(raw.get("model_type")))) is None:
+        return raw
+    if "text_config" not in raw:
+        raw.refuse("text_config", f"give that of a {' or '.join(known)}")
+    text = raw.inside("text_config")
+    family = text.one_of("model_type", known[0], known)
+    tied = {"tie_word_embeddings": raw.get("tie_word_embeddings")}
+    return text.filled(tied).over({"model_type": family})
 
 
 def huggingface_table(config: Config) -> Mapping[str, Origin]:
@@ -364,4 +374,7 @@ FAMILIES = {
         },
     ),
 }
-MODEL_TYPES = frozenset({*FAMILIES, *TEXT_OF})
+# Of models that read more than text, what computes with their text, the usual first.
+_TEXT_OF = {x.removesuffix("_text"): (x,) for x in FAMILIES if x.endswith("_text")}
+_TEXT_OF |= {"mistral3": ("mistral", "ministral3")}
+MODEL_TYPES = frozenset({*FAMILIES, *_TEXT_OF})
