@@ -5,7 +5,6 @@ families to say what it means.
 """
 
 import dataclasses
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -32,15 +31,14 @@ _FAMILIES = {name: name for name in _SAME} | {
     "gemma4": "gemma4_text",
 }
 ARCHITECTURES = frozenset(_FAMILIES)
-# With experts.
-_MIXED = {"llama": "mixtral"} | {
-    arch: _FAMILIES[arch] for arch in ("qwen3moe", "gpt-oss", "qwen35moe", "gemma4")
-}
+# Those that may have experts.
+_MIXED = ("llama", "qwen3moe", "gpt-oss", "qwen35moe", "gemma4")
 # What is refused by name, and what to do instead.
 _OTHERS = {
     "clip": "is the part of a model that reads images (mmproj); give the file of the "
     "language model",
 }
+# Other metadata go by their own names.
 _KEYS = {
     "embedding_length": "hidden_size",
     "feed_forward_length": "intermediate_size",
@@ -48,33 +46,23 @@ _KEYS = {
     "expert_count": "num_local_experts",
     "expert_used_count": "num_experts_per_tok",
     "expert_feed_forward_length": "moe_intermediate_size",
-    "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
     "attention.head_count": "num_attention_heads",
     "attention.head_count_kv": "num_key_value_heads",
     "attention.key_length": "head_dim",
     "attention.sliding_window": "sliding_window",
     "attention.scale": "attention_multiplier",
-    "attn_logit_softcapping": "attn_logit_softcapping",
-    "final_logit_softcapping": "final_logit_softcapping",
     "embedding_scale": "embedding_multiplier",
     "residual_scale": "residual_multiplier",
     "logit_scale": "logits_scaling",
     "context_length": "max_position_embeddings",
-    "rope.dimension_count": "rotary_dim",
     "rope.freq_base": "rope_theta",
     "rope.freq_base_swa": "rope_local_base_freq",
-    "rope.scaling.finetuned": "finetuned",
     # Of Qwen3.5.
-    "nextn_predict_layers": "mtp_num_hidden_layers",
-    "full_attention_interval": "full_attention_interval",
     "ssm.conv_kernel": "linear_conv_kernel_dim",
     "ssm.state_size": "linear_key_head_dim",
     "ssm.group_count": "linear_num_key_heads",
     "ssm.time_step_rank": "linear_num_value_heads",
-    "ssm.inner_size": "linear_inner_size",
-    # Of Gemma 4, whose layers with a window have sizes of their own.
-    "attention.key_length_swa": "head_dim_swa",
-    "rope.dimension_count_swa": "rotary_dim_swa",
+    # Of Gemma 4.
     "attention.shared_kv_layers": "num_kv_shared_layers",
     "embedding_length_per_layer_input": "hidden_size_per_layer_input",
     "attention.sliding_window_pattern": "layer_types",
@@ -119,19 +107,17 @@ def config_from_gguf(source: GGUFSource) -> Config:
         "mlp_bias": not parts.isdisjoint(("ffn_down.bias", "ffn_down_exps.bias")),
         "qk_norm": qk_norm if "attn_q_norm.weight" in parts else None,
     }
-    config = build(Config, raw["model_type"], raw, switches)
+    config, changes = build(Config, raw["model_type"], raw, switches), {}
     if (delta := config.delta) and delta.value_heads > delta.key_heads:
-        config = dataclasses.replace(
-            config, delta=dataclasses.replace(delta, tiled=True)
-        )
+        changes["delta"] = dataclasses.replace(delta, tiled=True)
     if full := config.full:
         rope = dataclasses.replace(full.rope, pairs=_pairs(source, full.head_dim // 2))
-        return dataclasses.replace(config, full=dataclasses.replace(full, rope=rope))
-    if "rope_freqs.weight" not in names:
-        return config
-    divisors = _divisors(source, "rope_freqs.weight", turned // 2)
-    rope = dataclasses.replace(config.ropes[0], divisors=divisors)
-    return dataclasses.replace(config, ropes=(rope, *config.ropes[1:]))
+        changes["full"] = dataclasses.replace(full, rope=rope)
+    elif "rope_freqs.weight" in names:
+        divisors = _divisors(source, "rope_freqs.weight", turned // 2)
+        rope = dataclasses.replace(config.ropes[0], divisors=divisors)
+        changes["ropes"] = (rope, *config.ropes[1:])
+    return dataclasses.replace(config, **changes)
 
 
 def _settings(source: GGUFSource) -> Settings:
@@ -144,7 +130,7 @@ def _settings(source: GGUFSource) -> Settings:
     if stored.whole("expert_count", 0, least=0):
         if arch not in _MIXED:
             stored.refuse("expert_count", "only models without experts are computed")
-        name = _MIXED[arch]
+        name = "mixtral" if arch == "llama" else name
         if (apart := "blk.0.ffn_gate.0.weight") in source.names():
             raise ValueError(
                 f"{source.where} has a tensor for each expert, such as {apart}, as "
@@ -154,7 +140,7 @@ def _settings(source: GGUFSource) -> Settings:
     family = FAMILIES[name]
     layer_norm = family.switches.get("norm") == "layer"
     eps = "layer_norm_epsilon" if layer_norm else "layer_norm_rms_epsilon"
-    raw = _named(stored, _KEYS | {f"attention.{eps}": "rms_norm_eps"})
+    raw = stored.named(_KEYS | {f"attention.{eps}": "rms_norm_eps"})
     raw = raw.over(
         {
             "model_type": name,
@@ -173,17 +159,12 @@ def _settings(source: GGUFSource) -> Settings:
     return raw
 
 
-def _named(stored: Settings, names: Mapping[str, str]) -> Settings:
-    """These keys alone, under the names of a config.json."""
-    found = {key: stored[key] for key in names if key in stored}
-    return Settings(found, stored.where).named(names)
-
-
 def _turned(raw: Settings) -> int:
     """Channels of a head that turn."""
-    turned = raw.whole("rotary_dim", raw.head_dim(), most=raw.head_dim())
-    if turned % 2 and "rotary_dim" in raw:
-        raw.refuse("rotary_dim", "give an even number, channels turn in pairs")
+    key, head = "rope.dimension_count", raw.head_dim()
+    turned = raw.whole(key, head, most=head)
+    if turned % 2 and key in raw:
+        raw.refuse(key, "give an even number, channels turn in pairs")
     return turned
 
 
@@ -229,10 +210,12 @@ def _scaling(stored: Settings, source: GGUFSource, count: int) -> Settings:
             )
         kind = "longrope"
         values = {key: [*_divisors(source, names[key], count)] for key in names}
-    found = _named(stored, {} if kind == "none" else _SCALING)
+    if kind == "none":
+        return Settings({}, stored.where)
+    found = stored.named(_SCALING)
     if "mscale_all_dim" in found:  # beside which llama.cpp takes the other to be 1
         values["mscale"] = 1.0
-    return found if kind == "none" else found.over({"rope_type": kind, **values})
+    return found.over({"rope_type": kind, **values})
 
 
 def _layer_types(stored: Settings, layers: int, listed: bool) -> list[str] | None:
@@ -243,8 +226,7 @@ def _layer_types(stored: Settings, layers: int, listed: bool) -> list[str] | Non
     key, other = "attention.sliding_window_pattern", "sliding_attention"
     if "attention.recurrent_layers" in stored:
         key, other = "attention.recurrent_layers", "linear_attention"
-    others = stored.get(key)
-    if others is None:
+    if (others := stored.get(key)) is None:
         return None
     if not isinstance(others, list) and not listed:  # the last of so many sees all
         period = stored.whole(key)

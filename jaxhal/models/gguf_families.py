@@ -38,7 +38,7 @@ def _granite(raw: Settings, source: GGUFSource) -> Settings:
             raw.refuse(_KV_HEADS, "only attention in all layers is computed")
         raw = raw.over({_KV_HEADS: counts[0]})
     raw = raw.filled({"attention_multiplier": raw.head_dim() ** -0.5})
-    if raw.flag("finetuned", True):  # by which llama.cpp says that layers turn
+    if raw.flag("rope.scaling.finetuned", True):  # which says whether layers turn
         return raw
     dense = {"num_local_experts": 0, "layer_types": ["attention"] * raw.layer_count()}
     return raw.over({"model_type": "granitemoehybrid", **dense})
@@ -65,11 +65,11 @@ def _qwen3_5(raw: Settings, source: GGUFSource) -> Settings:
     """Layers at the end that guess further tokens are not loaded."""
     for key in ("conv_kernel_dim", "key_head_dim", "num_key_heads"):
         raw.whole(f"linear_{key}")
-    heads, inner = raw.whole("linear_num_value_heads"), raw.whole("linear_inner_size")
+    heads, inner = raw.whole("linear_num_value_heads"), raw.whole("ssm.inner_size")
     if inner % heads:
-        raw.refuse("linear_inner_size", f"give a multiple of the {heads} heads")
+        raw.refuse("ssm.inner_size", f"give a multiple of the {heads} heads")
     layers = raw.layer_count()
-    own = layers - raw.whole("mtp_num_hidden_layers", 0, least=0, most=layers - 1)
+    own = layers - raw.whole("nextn_predict_layers", 0, least=0, most=layers - 1)
     kinds = raw.get("layer_types")
     return raw.over(
         {
@@ -85,7 +85,7 @@ def _qwen3_5_moe(raw: Settings, source: GGUFSource) -> Settings:
     """The dense perceptron of a layer is the shared expert."""
     for key in ("num_local_experts", "num_experts_per_tok", "moe_intermediate_size"):
         raw.whole(key, most=VOCABULARY)
-    inner = raw.whole("shared_expert_intermediate_size", most=VOCABULARY)
+    inner = raw.whole("expert_shared_feed_forward_length", most=VOCABULARY)
     return _qwen3_5(raw, source).over({"intermediate_size": inner})
 
 
@@ -100,8 +100,9 @@ def _gemma4(raw: Settings, source: GGUFSource) -> Settings:
     if not full:
         raw.refuse("layer_types", "say which layers see all keys, among them the last")
     rest = [n for n in range(layers) if n not in full] or full
-    head, other = raw.whole("head_dim"), raw.whole("head_dim_swa")
-    for key, size in (("rotary_dim", head), ("rotary_dim_swa", other)):
+    head, other = raw.whole("head_dim"), raw.whole("attention.key_length_swa")
+    turned = "rope.dimension_count"
+    for key, size in ((turned, head), (f"{turned}_swa", other)):
         if raw.whole(key, size) != size:
             raw.refuse(key, f"only {size}, the whole head, is computed")
     borrowing = raw.whole("num_kv_shared_layers", 0, least=0, most=layers - 1)
@@ -114,7 +115,7 @@ def _gemma4(raw: Settings, source: GGUFSource) -> Settings:
     of_full = {"head_dim": head, _KV_HEADS: _of(raw, _KV_HEADS, full)}
     found = {
         "head_dim": other,
-        "rotary_dim": other,
+        turned: other,
         _KV_HEADS: _of(raw, _KV_HEADS, rest),
         "per_layer_config": {str(n): of_full for n in full},
         "attention_k_eq_v": not values,
