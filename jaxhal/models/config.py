@@ -165,12 +165,9 @@ class Config:
     @property
     def period(self) -> int:
         """After how many layers their mixers begin again."""
-        mixers = self.mixers
-        return next(
-            n
-            for n in range(1, len(mixers) + 1)
-            if not len(mixers) % n and mixers == mixers[:n] * (len(mixers) // n)
-        )
+        mixers, layers = self.mixers, self.num_hidden_layers
+        every = range(1, layers + 1)
+        return next(n for n in every if mixers == mixers[:n] * (layers // n))
 
     def layers_with(self, *mixers: str) -> tuple[int, ...]:
         """The numbers of the layers that have one of these mixers."""
@@ -254,6 +251,10 @@ def build(
         longest = max(longest, int(min(rope.factor * rope.original_length, LENGTH)))
     inner = switches.get("intermediate_size")  # where it follows from other settings
     settings: dict[str, Any] = {
+        "family": family,
+        "hidden_size": hidden,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
         "vocab_size": raw.whole("vocab_size", most=VOCABULARY),
         "intermediate_size": inner or raw.whole("intermediate_size", most=VOCABULARY),
         "num_key_value_heads": raw.whole("num_key_value_heads", heads),
@@ -265,14 +266,8 @@ def build(
         "rope_of_layer": (0,) * layers,
         "windows": (0,) * layers,
         "tie_word_embeddings": raw.flag("tie_word_embeddings"),
-    } | dict(switches)
-    config = kind(
-        family=family,
-        hidden_size=hidden,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        **settings,
-    )
+    }
+    config = kind(**{**settings, **switches})
     if heads % config.num_key_value_heads:
         raw.refuse("num_key_value_heads", f"give a divisor of the {heads} heads")
     half = (config.rotary_dim or config.head_dim) // 2

@@ -61,9 +61,7 @@ class Decoder(nnx.Module):
         self.embed_tokens = table(config.vocab_size)
         learned = config.positions == "learned"
         self.embed_positions = table(config.context_length) if learned else None
-        self.layer_inputs = (
-            LayerInputs(config, dtype, rngs) if config.layer_inputs else None
-        )
+        self.layer_inputs = config.layer_inputs and LayerInputs(config, dtype, rngs)
         stacked = [_stacked(part, dtype, rngs) for part in config.parts]
         self.blocks: Block | nnx.List = stacked[0]
         self.borrowing_blocks = stacked[1] if config.borrowing else None
@@ -309,11 +307,9 @@ def run(
         return (x, state, stored, lent), (tap.pack(rows), kept)
 
     carry = x, tap.state, stored, lent
-    if isinstance(model.blocks, nnx.List):
-        how = stacks.written_out, keep
-    else:
-        how = stacks.scanned, remat
-    carry, (rows, kept) = how[0](model, go, carry, index, befores, tap, how[1])
+    apart = isinstance(model.blocks, nnx.List)
+    along, how = (stacks.written_out, keep) if apart else (stacks.scanned, remat)
+    carry, (rows, kept) = along(model, go, carry, index, befores, tap, how)
     x, state, stored, _ = carry
     if keep:
         stored = {kind: kept[kind] for kind in ATTENTION if kind in kept}
@@ -331,9 +327,7 @@ def _lent(config: Config, x: Array, stored: dict[str, Any]) -> dict[str, Any]:
 
     def zeros(kind: str) -> Array:
         own = config.of(kind)
-        columns = x.shape[1]
-        if stored:
-            columns = jax.tree.leaves(stored[kind])[0].shape[-2]
+        columns = jax.tree.leaves(stored[kind])[0].shape[-2] if stored else x.shape[1]
         shape = len(x), own.num_key_value_heads, columns, own.head_dim
         return jnp.zeros(shape, x.dtype)
 

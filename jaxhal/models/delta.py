@@ -1,6 +1,7 @@
 """Linear attention: a layer that mixes by the gated delta rule."""
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -98,9 +99,7 @@ class DeltaNet(nnx.Module):
             after.append(jnp.take_along_axis(seen, at[:, None, :, None], axis=2))
             kernel = conv[...].reshape(delta.kernel, heads, 1, -1)
             some = [seen[:, :, i : i + query] * kernel[i] for i in range(delta.kernel)]
-            total = some[0]
-            for part in some[1:]:
-                total = ops.add(total, part)
+            total = functools.reduce(ops.add, some)
             parts.append(ops.activate(total, self.activation))
         q, k, v = parts
         exact = wide(x.dtype)

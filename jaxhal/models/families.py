@@ -214,6 +214,7 @@ def _falcon(raw: Settings) -> dict[str, Any]:
 
 _PLAIN = {"norm": "layer", "gated": False}
 _TIED = {"rms_norm_eps": 1e-5, "tie_word_embeddings": True}
+_OLMO = {"qk_norm": "whole", "block": "post"}
 _SINKS = {"sinks": True, "mlp_bias": True}
 _GPT_OSS = {"attention_bias": True, "head_dim": 64, "rms_norm_eps": 1e-5}
 _GPT_OSS |= {"num_local_experts": 128, "num_experts_per_tok": 4}
@@ -330,16 +331,8 @@ FAMILIES = {
         rule=_smollm3,
         defaults={"tie_word_embeddings": True, "max_position_embeddings": 32768},
     ),
-    "olmo2": Family(
-        {"qk_norm": "whole", "block": "post"},
-        attention_bias,
-        defaults={"rms_norm_eps": 1e-5},
-    ),
-    "olmo3": Family(
-        {"qk_norm": "whole", "block": "post"},
-        _olmo3,
-        defaults={"rms_norm_eps": 1e-5, "max_position_embeddings": 2048},
-    ),
+    "olmo2": Family(_OLMO, attention_bias, defaults={"rms_norm_eps": 1e-5}),
+    "olmo3": Family(_OLMO, _olmo3, defaults={"rms_norm_eps": 1e-5}),
     "phi3": Family(
         rule=_phi3,
         defaults={"rms_norm_eps": 1e-5, "max_position_embeddings": 4096},

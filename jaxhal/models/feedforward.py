@@ -77,8 +77,7 @@ class MLP(nnx.Module):
 
     def __init__(self, config: Config, dtype: Any, rngs: nnx.Rngs):
         width, inner = config.hidden_size, config.intermediate_size
-        bias = config.mlp_bias
-        gate = config.gated
+        bias, gate = config.mlp_bias, config.gated
         self.gate_proj = linear(width, inner, bias, dtype, rngs) if gate else None
         self.up_proj = linear(width, inner, bias, dtype, rngs)
         self.down_proj = linear(inner, width, bias, dtype, rngs)
@@ -101,8 +100,7 @@ class Kernels(nnx.Module):
     ):
         draw = nnx.initializers.lecun_normal(batch_axis=0)
         self.kernel = nnx.Param(draw(rngs.params(), shape, dtype))
-        zeros = jnp.zeros((shape[0], shape[2]), dtype) if bias else None
-        self.bias = None if zeros is None else nnx.Param(zeros)
+        self.bias = nnx.Param(jnp.zeros(shape[::2], dtype)) if bias else None
 
 
 class Experts(nnx.Module):
@@ -118,10 +116,9 @@ class Experts(nnx.Module):
     """
 
     def __init__(self, config: Config, dtype: Any, rngs: nnx.Rngs):
-        self.config = config
+        self.config, bias = config, config.mlp_bias
         count, width = config.num_experts, config.hidden_size
         into = count, width, config.expert_size or config.intermediate_size
-        bias = config.mlp_bias
         self.router = linear(width, count, bias, dtype, rngs)
         self.gate_proj = Kernels(into, bias, dtype, rngs)
         self.up_proj = Kernels(into, bias, dtype, rngs)

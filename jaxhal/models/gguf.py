@@ -1,8 +1,7 @@
 """GGUF files: their metadata, their tensors, and which parameters these become."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -44,7 +43,16 @@ class GGUFSource:
                 ) from error
             if not number:
                 self.reader = reader
-            self._add(part, reader.tensors)
+            size = part.stat().st_size
+            for tensor in reader.tensors:
+                end = tensor.data_offset + tensor.n_bytes
+                if end > size:
+                    raise ValueError(
+                        f"{part} is cut short: {tensor.name} ends at byte {end} of "
+                        f"{size}; download it again"
+                    )
+                self._tensors[tensor.name] = tensor
+                self.bytes += int(tensor.n_bytes)
         guess = {n.split(".nextn.")[0] for n in self._tensors if ".nextn." in n}
         for layer in sorted(guess):  # of none that is computed
             beside = [name for name in self._tensors if name.startswith(f"{layer}.")]
@@ -52,18 +60,6 @@ class GGUFSource:
                 self.bytes -= int(self._tensors.pop(name).n_bytes)
             note(f"{path}: not loaded, as it guesses further tokens: {layer}")
         self.size = sum(int(tensor.n_elements) for tensor in self._tensors.values())
-
-    def _add(self, path: Path, tensors: Sequence[Any]) -> None:
-        size = path.stat().st_size
-        for tensor in tensors:
-            end = tensor.data_offset + tensor.n_bytes
-            if end > size:
-                raise ValueError(
-                    f"{path} is cut short: {tensor.name} ends at byte {end} of {size}; "
-                    "download it again"
-                )
-            self._tensors[tensor.name] = tensor
-            self.bytes += int(tensor.n_bytes)
 
     def names(self) -> set[str]:
         """Of its tensors, but for layers that guess further tokens."""

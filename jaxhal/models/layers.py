@@ -157,11 +157,7 @@ class Attention(nnx.Module):
         sink = None
         if self.sinks is not None:
             sink = self.sinks[...].astype(wide(q.dtype)).reshape(1, kv, -1, 1, 1)
-
-        def mixed(platform, *arrays):
-            q, k, v, geo, window, prefix, sink = arrays
-            return self._mixed(platform, q, k, v, geo, window, prefix, sink, tap, ops)
-
+        mixed = functools.partial(self._mixed, tap=tap, ops=ops)
         out, seen = kernels.by_platform(mixed, q, k, v, geo, at.window, prefix, sink)
         return out.transpose(0, 3, 1, 2, 4).reshape(batch, rows, -1), seen
 

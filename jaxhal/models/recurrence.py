@@ -67,8 +67,7 @@ def delta(
         out = out + _product("bhij,bhje->bhie", within, new)
         return kept * state + _product("bhid,bhie->bhde", k, new), out
 
-    along = (q, k, v, read, within, kept)
-    along = tuple(jnp.moveaxis(x, 2, 0) for x in along)
+    along = tuple(jnp.moveaxis(x, 2, 0) for x in (q, k, v, read, within, kept))
     if len(along[0]) == 1:
         state, out = step(state, tuple(x[0] for x in along))
     else:

@@ -78,7 +78,7 @@ def ropes_by_kind(
     raw: Settings, seen: tuple[int, ...], theta: float, local_theta: float
 ) -> dict[str, Any]:
     """Layers that see a window turn otherwise than those that see all keys."""
-    length, nested = raw.context_length(), raw.inside("rope_parameters")
+    length, nested = raw.context_length(2048), raw.inside("rope_parameters")
     whole = nested if "full_attention" in nested else raw
     key = "full_attention" if "full_attention" in nested else "rope_scaling"
     theta = raw.number("rope_theta", theta, above=1.0)

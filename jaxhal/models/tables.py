@@ -27,7 +27,7 @@ class Origin(NamedTuple):
     turn: Turn
     half: int | None = None  # of its last but one axis; no more of it is read
     instead: "Origin | None" = None  # where a checkpoint has that one
-    layers: tuple[int, ...] | None = None  # those that have it; None = all
+    layers: tuple[int, ...] | None = None  # those that have either; None = all
 
 
 Table = Mapping[str, Origin]
@@ -322,8 +322,6 @@ def by_layer(table: Table, config: Config) -> Table:
         every = range(own) if stack == "blocks" else range(own, len(mixers))
         if mixer.endswith("_attn"):
             every = [n for n in every if mixers[n] == mixer]
-        layers, other = tuple(every), origin.instead
-        other = other and other._replace(layers=layers)
-        return origin._replace(layers=layers, instead=other)
+        return origin._replace(layers=tuple(every))
 
     return {path: of(path, origin) for path, origin in table.items()}

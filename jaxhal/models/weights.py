@@ -62,10 +62,11 @@ class _Parameter(NamedTuple):
         cls, path: str, leaf: Any, table: Table, present: Collection[str]
     ) -> "_Parameter":
         """With its origin among the stored tensors that there are."""
-        one = cls(path, leaf, table[path])
-        if one.origin.instead is None:
+        origin = table[path]
+        one = cls(path, leaf, origin)
+        if origin.instead is None:
             return one
-        other = one._replace(origin=one.origin.instead)
+        other = cls(path, leaf, origin.instead._replace(layers=origin.layers))
         return other if other.names[0] in present else one
 
     @property
@@ -248,9 +249,8 @@ def _numbers(
     one: _Parameter, source: Source, config: Config, sharding: NamedSharding | None
 ) -> tuple[jax.Array, list[str]]:
     """A parameter as one array, and what is wrong with it."""
-    if sharding is not None and isinstance(source, SafetensorsSource):
-        if _cuts(one, source):
-            return _in_parts(one, source, sharding)
+    if sharding and isinstance(source, SafetensorsSource) and _cuts(one, source):
+        return _in_parts(one, source, sharding)
     shape, dtype, names = one.leaf.shape, one.leaf.dtype, one.names
     problems: list[str] = []
 
@@ -277,11 +277,12 @@ def _numbers(
     # A layer at a time, as the host may not have room for all of them.
     array = jnp.zeros(shape, dtype, device=sharding)
     of_layer = NamedSharding(sharding.mesh, PartitionSpec(*sharding.spec[1:]))
-    put = jax.jit(_with_layer, donate_argnums=0, out_shardings=sharding)
+    enter = jax.lax.dynamic_update_index_in_dim
+    put = jax.jit(enter, static_argnums=3, donate_argnums=0, out_shardings=sharding)
     for layer, own in enumerate(np.split(np.asarray(names), shape[0])):
         part = _room(shape[1:], dtype)
         read(own.tolist(), part)
-        array = put(array, jax.device_put(part, of_layer), layer)
+        array = put(array, jax.device_put(part, of_layer), layer, 0)
     return array, problems
 
 
@@ -302,10 +303,6 @@ def _enter(room: np.ndarray, value: np.ndarray) -> None:
         for start in range(0, value.shape[-1], _COLUMNS):
             some = ..., slice(start, start + _COLUMNS)
             room[some] = value[some]
-
-
-def _with_layer(array: jax.Array, one: jax.Array, layer: Any) -> jax.Array:
-    return jax.lax.dynamic_update_index_in_dim(array, one, layer, 0)
 
 
 def _cuts(one: _Parameter, source: SafetensorsSource) -> bool:

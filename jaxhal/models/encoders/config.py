@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from jaxhal.io.showing import shown
-from jaxhal.models.config import Config, Family, of_family, sliding
+from jaxhal.models.config import Config, Family, attention_bias, of_family, sliding
 from jaxhal.models.encoders import hhem
 from jaxhal.models.rope_config import Rope, rope_from
 from jaxhal.models.settings import LENGTH, Settings, read_json
@@ -222,13 +222,10 @@ def _modernbert(raw: Settings) -> dict[str, Any]:
 
 
 def _eurobert(raw: Settings) -> dict[str, Any]:
-    bias = raw.flag("attention_bias")
     # The key of the code that came with its first checkpoints.
     key = "clf_pooling" if "clf_pooling" in raw else "classifier_pooling"
     how = raw.one_of(key, "late", ("late", "mean", "bos"))
-    return {
-        "qkv_bias": bias,
-        "o_bias": bias,
+    return attention_bias(raw) | {
         "mlp_bias": raw.flag("mlp_bias"),
         "head_pooling": "cls" if how == "bos" else how,
     }
