@@ -49,9 +49,10 @@ def test_settings_as_published_and_as_transformers_writes_them():
     config = from_huggingface(published)
     assert config == from_huggingface(PLAIN)
     assert config.full is not None
-    assert (config.full.head_dim, config.full.key_heads) == (16, 1)
+    assert (config.full.head_dim, config.full.num_key_value_heads) == (16, 1)
     own = from_huggingface(published | {"attention_k_eq_v": False}).full
-    assert own is not None and own.key_heads == 2  # what is said counts with it alone
+    # What is said counts with it alone.
+    assert own is not None and own.num_key_value_heads == 2
 
 
 def test_a_model_that_sees_and_hears(tmp_path, capsys):

@@ -30,13 +30,16 @@ class Delta:
 
 @dataclasses.dataclass(frozen=True)
 class Full:
-    """Layers that see all keys, where their heads are others than those of windows."""
+    """Layers that see all keys, where their heads are others than those of windows.
+
+    Beside which layers these are, what they have in place of the fields of that name.
+    """
 
     layers: tuple[int, ...]
     head_dim: int
-    key_heads: int
+    num_key_value_heads: int
     keys_as_values: bool
-    rope: Rope
+    ropes: tuple[Rope, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -154,13 +157,8 @@ class Config:
         own = dataclasses.replace(self, full=None, windows=windows)
         if mixer == "self_attn":
             return own
-        return dataclasses.replace(
-            own,
-            head_dim=full.head_dim,
-            num_key_value_heads=full.key_heads,
-            keys_as_values=full.keys_as_values,
-            ropes=(full.rope,),
-        )
+        theirs = {name: x for name, x in vars(full).items() if name != "layers"}
+        return dataclasses.replace(own, **theirs)
 
     @property
     def period(self) -> int:

@@ -273,8 +273,7 @@ def run(
     if prefix is not None:
         befores |= by_kind(config, *prefix[:2]) | {"linear_attn": prefix[2:]}
     lent = _lent(config, x, stored)
-    shared = {kind: befores[kind] for kind in lent}
-    shared = {k: own and tuple(part[-1] for part in own) for k, own in shared.items()}
+    shared = {k: befores[k] and tuple(part[-1] for part in befores[k]) for k in lent}
 
     def go(carry, block: Block, at: LayerIndex, before, append):
         x, state, stored, lent = carry

@@ -162,8 +162,6 @@ def _granite4(raw: Settings) -> dict[str, Any]:
     """The dense ones, of attention alone."""
     if raw.whole("num_local_experts", 8, least=0):
         raw.refuse("num_local_experts", "only those without experts are computed")
-    if not raw.get("layer_types"):
-        raw.refuse("layer_types", "give that of each layer")
     raw.each("layer_types", ("attention", "full_attention"), raw.layer_count())
     turned = raw.one_of("position_embedding_type", "nope", ("rope", "nope")) == "rope"
     return _granite(raw) | ({} if turned else {"ropes": (Rope(kind="none"),)})
@@ -299,7 +297,8 @@ FAMILIES = {
         {"norm_offset": 1.0, "block": "sandwich"},
         gemma.gemma2,
         defaults=gemma.DEFAULTS
-        | {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
+        | {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}
+        | {"max_position_embeddings": 8192},
         only={"use_bidirectional_attention": False},
         table=like_llama(gemma.NAMES),
     ),

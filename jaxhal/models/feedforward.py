@@ -211,7 +211,7 @@ class Shared(nnx.Module):
     def __init__(self, config: Config, dtype: Any, rngs: nnx.Rngs):
         width, gated = config.hidden_size, config.shared == "gated"
 
-        def norm() -> Norm | None:
+        def norm() -> Any:
             return None if gated else Norm(config, width, dtype)
 
         self.mlp = MLP(config, dtype, rngs)
@@ -230,8 +230,6 @@ class Shared(nnx.Module):
         if self.gate is not None:
             gate = jax.nn.sigmoid(apply(self.gate, x, ops))
             return ops.add(experts(x, ops), ops.route(gate, self.mlp(x, ops)))
-        assert self.norm and self.post_norm and self.router_norm
-        assert self.experts_norm and self.post_experts_norm
         own = self.post_norm(self.mlp(self.norm(x, ops), ops), ops)
         routed = self.router_norm(x, ops) * x.shape[-1] ** -0.5
         given = experts(self.experts_norm(x, ops), ops, routed)

@@ -14,11 +14,7 @@ from jaxhal.models.rope_config import Rope, rope_from, ropes_by_kind
 from jaxhal.models.settings import VOCABULARY, Settings
 from jaxhal.models.tables import Table, experts_together, like_llama
 
-DEFAULTS = {
-    "max_position_embeddings": 8192,
-    "head_dim": 256,
-    "tie_word_embeddings": True,
-}
+DEFAULTS = {"head_dim": 256, "tie_word_embeddings": True}
 DEFAULTS4 = {
     "max_position_embeddings": 131072,
     "num_key_value_heads": 4,
@@ -119,7 +115,7 @@ def _full(raw: Settings, layers: tuple[int, ...]) -> Full:
     if heads % key_heads:
         key = "num_global_key_value_heads"
         raw.refuse(key, f"give a divisor of the {heads} heads")
-    return Full(layers, head, key_heads, as_values, _proportional(raw, head))
+    return Full(layers, head, key_heads, as_values, (_proportional(raw, head),))
 
 
 _OF_LAYER = {

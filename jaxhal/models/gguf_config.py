@@ -111,8 +111,9 @@ def config_from_gguf(source: GGUFSource) -> Config:
     if (delta := config.delta) and delta.value_heads > delta.key_heads:
         changes["delta"] = dataclasses.replace(delta, tiled=True)
     if full := config.full:
-        rope = dataclasses.replace(full.rope, pairs=_pairs(source, full.head_dim // 2))
-        changes["full"] = dataclasses.replace(full, rope=rope)
+        pairs = _pairs(source, full.head_dim // 2)
+        rope = dataclasses.replace(full.ropes[0], pairs=pairs)
+        changes["full"] = dataclasses.replace(full, ropes=(rope,))
     elif "rope_freqs.weight" in names:
         divisors = _divisors(source, "rope_freqs.weight", turned // 2)
         rope = dataclasses.replace(config.ropes[0], divisors=divisors)
@@ -197,8 +198,7 @@ def _scaling(stored: Settings, source: GGUFSource, count: int) -> Settings:
     """The ``rope_scaling`` of a config.json."""
     known = ("none", "linear", "yarn", "longrope", "llama3", "dynamic")
     kind = stored.one_of("rope.scaling.type", "none", known)
-    lists = ("short", "long")
-    names = {f"{which}_factor": f"rope_factors_{which}.weight" for which in lists}
+    names = {f"{x}_factor": f"rope_factors_{x}.weight" for x in ("short", "long")}
     missing = sorted(set(names.values()) - source.names())
     values: dict[str, Any] = {}
     # Phi-3 files may have the divisors and say no type.

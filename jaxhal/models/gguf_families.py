@@ -83,8 +83,6 @@ def _qwen3_5(raw: Settings, source: GGUFSource) -> Settings:
 
 def _qwen3_5_moe(raw: Settings, source: GGUFSource) -> Settings:
     """The dense perceptron of a layer is the shared expert."""
-    for key in ("num_local_experts", "num_experts_per_tok", "moe_intermediate_size"):
-        raw.whole(key, most=VOCABULARY)
     inner = raw.whole("expert_shared_feed_forward_length", most=VOCABULARY)
     return _qwen3_5(raw, source).over({"intermediate_size": inner})
 
@@ -92,7 +90,6 @@ def _qwen3_5_moe(raw: Settings, source: GGUFSource) -> Settings:
 def _gemma4(raw: Settings, source: GGUFSource) -> Settings:
     """Files say what layers of full attention have, and apart from it the others."""
     raw.whole("sliding_window", most=LENGTH)
-    raw.number("rope_local_base_freq")
     raw.number("final_logit_softcapping", least=0.0)
     raw.inside("rope_scaling").only({"rope_type": "none"})
     layers, kinds = raw.layer_count(), raw.get("layer_types", [])
@@ -124,12 +121,11 @@ def _gemma4(raw: Settings, source: GGUFSource) -> Settings:
         "enable_moe_block": bool(raw.get("num_local_experts")),
         "rope_parameters": {
             "full_attention": {"rope_theta": raw["rope_theta"]},
-            "sliding_attention": {"rope_theta": raw["rope_local_base_freq"]},
+            "sliding_attention": {"rope_theta": raw.number("rope_local_base_freq")},
         },
     }
     if raw.whole("hidden_size_per_layer_input", 0, least=0):
-        rows = source.rows("per_layer_token_embd.weight")
-        found["vocab_size_per_layer_input"] = rows
+        found["vocab_size_per_layer_input"] = source.rows("per_layer_token_embd.weight")
     return raw.over(found)
 
 

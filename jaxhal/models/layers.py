@@ -364,11 +364,8 @@ class Block(nnx.Module):
             out = ops.add(x, ops.add(mixed, self.mlp(other, ops)))
             return out, ops.add(x, mixed), beside
         x = ops.add(x, scaled(normed(self.post_attention_norm, mixed)))
-        inner = normed(self.mlp_norm, x)
-        if self.shared is None:
-            inner = self.mlp(inner, ops)
-        else:
-            inner = self.shared(inner, self.mlp, ops)
+        inner, shared = normed(self.mlp_norm, x), self.shared
+        inner = self.mlp(inner, ops) if shared is None else shared(inner, self.mlp, ops)
         out = ops.add(x, scaled(normed(self.post_mlp_norm, inner)))
         if inputs is not None:
             out = ops.add(out, self._of_inputs(out, inputs, ops))

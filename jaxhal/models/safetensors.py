@@ -66,7 +66,6 @@ class SafetensorsSource:
         """
         self.where = str(folder)
         self._files: dict[str, tuple[Any, str]] = {}
-        self._mxfp4: set[str] = set()
         self.size = 0
         for path in self._paths(Path(folder)):
             handle = _open(path)
@@ -76,11 +75,11 @@ class SafetensorsSource:
                 if not name.startswith((bare_prefix, "lm_head.")):
                     name = bare_prefix + name
                 self._files[name] = (handle, stored)
-        for name in [name for name in self._files if name.endswith("_blocks")]:
-            whole = name.removesuffix("_blocks")
-            if f"{whole}_scales" in self._files:
-                self.size += math.prod(self.shape(name))  # two in a byte
-                self._mxfp4.add(whole)
+        names = self._files.keys()
+        each = {name.removesuffix("_blocks") for name in names}
+        self._mxfp4 = {x for x in each if {f"{x}_blocks", f"{x}_scales"} <= names}
+        for name in self._mxfp4:
+            self.size += math.prod(self.shape(f"{name}_blocks"))  # two in a byte
 
     @staticmethod
     def _paths(folder: Path) -> list[Path]:

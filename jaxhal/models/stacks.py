@@ -146,14 +146,10 @@ def _scanned(blocks, config: Config, first: int, go, carry, index, befores, tap,
     alone, every = period == 1, {"": period, **counts}
 
     def folded(tree: Any, steps: int = steps) -> Any:  # the layers of each step
-        if alone:
-            return tree
-        return jax.tree.map(lambda x: x.reshape(steps, -1, *x.shape[1:]), tree)
+        return tree if alone else _reshaped(tree, 1, steps, -1)
 
     def unfolded(tree: Any) -> Any:
-        if alone:
-            return tree
-        return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), tree)
+        return tree if alone else _reshaped(tree, 2, -1)
 
     def one(tree: Any, at: int) -> Any:
         return tree if alone else layer(tree, at)
@@ -258,6 +254,11 @@ def _looked_up_jvp(primals, tangents):
     return _looked_up(*primals), tangents[1]
 
 
+def _reshaped(tree: Any, axes: int, *sizes: int) -> Any:
+    """Arrays whose first axes have other sizes."""
+    return jax.tree.map(lambda x: x.reshape(*sizes, *x.shape[axes:]), tree)
+
+
 def _zeros(shapes: Any, length: int) -> Any:
     """Arrays of such shapes but for the length."""
     return jax.tree.map(lambda x: jnp.zeros((length, *x.shape[1:]), x.dtype), shapes)
@@ -272,12 +273,7 @@ def _append(layer, stored, new, column):
     """Writes one layer's new keys and values in place and returns its whole buffers."""
 
     def put(buffer, part):
-        if column.ndim:
-            buffer = _put_rows(buffer, (layer,), part, column)
-        else:
-            zero = jnp.zeros_like(layer)
-            start = (layer, zero, zero, column.astype(layer.dtype), zero)
-            buffer = jax.lax.dynamic_update_slice(buffer, part[None], start)
+        buffer = _put(buffer, (layer,), part, column)
         return buffer, jax.lax.dynamic_index_in_dim(buffer, layer, keepdims=False)
 
     return tuple(zip(*map(put, stored, new), strict=True))
@@ -287,21 +283,21 @@ def _append_apart(number: int, stored, new, column):
     """The same where each layer has buffers of its own."""
 
     def put(buffers, part):
-        if column.ndim:
-            buffer = _put_rows(buffers[number], (), part, column)
-        else:
-            buffer = jax.lax.dynamic_update_slice_in_dim(
-                buffers[number], part, column, axis=2
-            )
+        buffer = _put(buffers[number], (), part, column)
         return (*buffers[:number], buffer, *buffers[number + 1 :]), buffer
 
     return tuple(zip(*map(put, stored, new), strict=True))
 
 
-def _put_rows(buffer, layer: tuple, part: Array, column: Array) -> Array:
-    """Keys or values ``[batch kv_heads new head]`` where each row has its own column;
-    what lies outside is dropped.
+def _put(buffer, layer: tuple, part: Array, column: Array) -> Array:
+    """Keys or values ``[batch kv_heads new head]`` from a column on.
+
+    Where each row has its own, what lies outside is dropped.
     """
+    if not column.ndim:
+        start = [jnp.asarray(at, column.dtype) for at in (*layer, 0, 0, column, 0)]
+        part = part[None] if layer else part
+        return jax.lax.dynamic_update_slice(buffer, part, start)
     row = jnp.arange(len(part))[:, None]
     at = (*layer, row, slice(None), column[:, None] + jnp.arange(part.shape[2]))
     return buffer.at[at].set(part.swapaxes(1, 2), mode="drop")

@@ -30,13 +30,8 @@ _BESIDE = (
 # Those that carry nothing a decoder of these families computes with.
 _IGNORED = (
     *_BESIDE,
-    "*rotary_emb.inv_freq",
-    "*attn.bias",
-    "*attn.masked_bias",
-    "rope_freqs.weight",
-    "rope_factors_*.weight",
-    "lm_head.weight",
-    "output.weight",
+    *("*rotary_emb.inv_freq", "*attn.bias", "*attn.masked_bias"),
+    *("rope_freqs.weight", "rope_factors_*.weight", "lm_head.weight", "output.weight"),
 )
 
 
@@ -373,15 +368,13 @@ def _packed(
         turned = one.origin.turn(rows, config)
         return turned.swapaxes(-1, -2) if one.kernel else turned
 
-    def packs_of(name: str, kind: str) -> quantized.Packed:
-        if isinstance(source, GGUFSource):
-            return source.packed(name, turn, kind)
-        return blocks.rounded(kind, turn(one.stored(name, source)))
-
     packs, problems, wanted = [], [], list(one.packed_shape)
     for name, kind in zip(one.names, kinds, strict=True):
         try:
-            pack = packs_of(name, kind)
+            if isinstance(source, GGUFSource):
+                pack = source.packed(name, turn, kind)
+            else:
+                pack = blocks.rounded(kind, turn(one.stored(name, source)))
         except (ValueError, IndexError) as error:  # not to be split, or no blocks
             problems.append(f"{name} does not give {one.path} {wanted} ({error})")
             continue
