@@ -283,14 +283,9 @@ def build(
     return config
 
 
-_ACTIVATIONS = {
-    "silu": "silu",
-    "swish": "silu",
-    "gelu": "gelu",
-    "gelu_new": "gelu_tanh",
-    "gelu_pytorch_tanh": "gelu_tanh",
-    "gelu_fast": "gelu_tanh",
-}
+_TANH = ("gelu_new", "gelu_pytorch_tanh", "gelu_fast")
+_ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu": "gelu"}
+_ACTIVATIONS |= dict.fromkeys(_TANH, "gelu_tanh")
 
 
 def activation(raw: Settings, key: str, default: str) -> str:

@@ -180,8 +180,7 @@ def _phi3(raw: Settings) -> dict[str, Any]:
 
 
 def _glm4(raw: Settings) -> dict[str, Any]:
-    bias = raw.flag("attention_bias")
-    return {"qkv_bias": bias, "rotary_dim": rotary_dim(raw, 0.5)}
+    return {"qkv_bias": raw.flag("attention_bias"), "rotary_dim": rotary_dim(raw, 0.5)}
 
 
 def _ministral3(raw: Settings) -> dict[str, Any]:

@@ -210,11 +210,7 @@ def _not_made(config: Config) -> list[str]:
 
 
 def laid_out(
-    shapes: Any,
-    source: GGUFSource | None,
-    table: Table,
-    packed: str,
-    place: Place,
+    shapes: Any, source: GGUFSource | None, table: Table, packed: str, place: Place
 ) -> Any:
     """Parameters as :func:`fill` gives them, by shapes, types and places alone.
 
