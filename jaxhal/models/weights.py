@@ -30,8 +30,13 @@ _BESIDE = (
 # Those that carry nothing a decoder of these families computes with.
 _IGNORED = (
     *_BESIDE,
-    *("*rotary_emb.inv_freq", "*attn.bias", "*attn.masked_bias"),
-    *("rope_freqs.weight", "rope_factors_*.weight", "lm_head.weight", "output.weight"),
+    "*rotary_emb.inv_freq",
+    "*attn.bias",
+    "*attn.masked_bias",
+    "rope_freqs.weight",
+    "rope_factors_*.weight",
+    "lm_head.weight",
+    "output.weight",
 )
 
 
