@@ -1,5 +1,6 @@
 """What one device computes, eight do: run by ``test_mesh.py`` on eight fake ones."""
 
+import collections
 import dataclasses
 import re
 
@@ -384,6 +385,47 @@ def test_experts(case, packed, tmp_path):
     rows = mesh_lib.spread((tokens, np.ones(tokens.shape, bool)), lm.params)
     text = lms.forward.lower(lm.bare, *rows).compile().as_text()
     assert "all-reduce(" in text and "all-gather(" not in text
+
+
+@pytest.mark.parametrize(
+    "case, fused",
+    [
+        ("phi3-mha", "qkv_proj gate_up_proj"),
+        ("glm4-gqa", "gate_up_proj"),
+        ("falcon-40b", "query_key_value"),
+        ("falcon-bias-sequential", "query_key_value"),
+        ("qwen3.5-gqa", "q_proj in_proj_qkv"),
+        ("qwen3moe-gqa", "experts.gate_up_proj experts.down_proj"),
+    ],
+)
+def test_of_fused_tensors_each_device_reads_its_rows(
+    case, fused, tmp_path, monkeypatch
+):
+    meta = tiny.golden(case)
+    tiny.write_folder(tmp_path, meta["config"], meta["shapes"])
+    config = from_huggingface(meta["config"])
+    source, table = SafetensorsSource(tmp_path), huggingface_table(config)
+    read, part = collections.defaultdict(list), SafetensorsSource.part
+
+    def whole(self, name):
+        read[name].append(1.0)
+        return part(self, name, (slice(None),) * len(self.shape(name)))
+
+    def some(self, name, index):
+        value = part(self, name, index)
+        read[name].append(value.size / np.prod(self.shape(name)))
+        return value
+
+    monkeypatch.setattr(SafetensorsSource, "get", whole)
+    monkeypatch.setattr(SafetensorsSource, "part", some)
+    how = mesh_lib.RULES
+    place = placement.on(jaxhal.make_mesh(data=2, model=4), config, how)
+    params = weights.fill(config, source, table, jnp.float32, place=place)[1]
+    for name in fused.split():
+        shares = [x for full, each in read.items() if name in full for x in each]
+        assert shares and max(shares) <= 0.5, (name, max(shares, default=None))
+    alone = weights.fill(config, source, table, jnp.float32)[1]
+    _equal(jax.device_get(params), jax.device_get(alone), 0)
 
 
 @pytest.mark.parametrize("case", ["qwen3.5moe-gqa", "gemma4-experts"])

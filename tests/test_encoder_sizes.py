@@ -11,6 +11,7 @@ from jaxhal.models import weights
 from jaxhal.models.encoders import encoder
 from jaxhal.models.encoders import weights as encoder_weights
 from jaxhal.models.encoders.config import encoder_from_huggingface
+from jaxhal.models.parameter import Parameter
 
 _BIG = {
     "roberta-large-mnli": (
@@ -184,7 +185,7 @@ def test_keys_and_shapes_of_real_models(name):
     }
     used = set()
     for path, leaf in ours:
-        one = weights._Parameter(path, leaf, table[path])
+        one = Parameter(path, leaf, table[path])
         shape = leaf.shape[one.lead :]
         for key in one.names:
             zeros = np.broadcast_to(np.float32(0), stored[key])

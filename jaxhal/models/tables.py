@@ -112,6 +112,26 @@ def unpaired(x: np.ndarray, config: Config) -> np.ndarray:
     return np.concatenate([first, x[:, turned:]], 1).reshape(-1, *rest).T
 
 
+# Those that take rows of matrices and transpose them, or take numbers of one axis.
+_OF_ROWS = (transpose, transpose_each, split, grouped, halves, of_heads, unpaired)
+_OF_ROWS += (split_delta,)
+
+
+def rows_of(origin: Origin, shape: Sequence[int], config: Config) -> np.ndarray | None:
+    """Which rows a parameter takes of a stored matrix, or of one for each expert.
+
+    None where it is made in another way.  ValueError where the rows cannot be split.
+    """
+    turn, count = origin.turn, shape[-2] if len(shape) > 1 else shape[0]
+    each = 3 if turn is transpose_each else 2
+    if getattr(turn, "func", turn) not in _OF_ROWS or len(shape) not in (1, each):
+        return None
+    rows = np.arange(count)
+    if origin.half is not None:
+        rows = np.split(rows, 2)[origin.half]
+    return turn(rows[:, None], config).ravel()
+
+
 def origins(modules: Mapping[str, str], turn: Turn = transpose) -> dict[str, Origin]:
     """Where all parameters come from that a module may have, ours -> stored.
 

@@ -3,8 +3,8 @@
 import fnmatch
 import math
 import re
-from collections.abc import Callable, Collection, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,12 +15,13 @@ from tqdm import tqdm
 
 from jaxhal.io.progress import note
 from jaxhal.models import blocks, quantized
-from jaxhal.models.config import STACKS, Config
+from jaxhal.models.config import Config
 from jaxhal.models.decoder import Decoder
 from jaxhal.models.gguf import GGUFSource
+from jaxhal.models.parameter import Parameter, Source, cut_of, enter, in_parts, room_for
 from jaxhal.models.quantized import Stored, is_stored
 from jaxhal.models.safetensors import SafetensorsSource
-from jaxhal.models.tables import Origin, Table, same, transpose
+from jaxhal.models.tables import Table
 
 # Stored names of what sees images, or guesses several tokens ahead.
 _BESIDE = (
@@ -40,74 +41,7 @@ _IGNORED = (
 )
 
 
-# Bytes at multiples of which XLA's CPU client takes arrays without a copy.
-_ALIGNED = 64
-# Columns of a turned matrix that are entered together: measured four times as fast as
-# all of them, for caches keep their rows.
-_COLUMNS = 16
-
-Source = SafetensorsSource | GGUFSource
 Place = Callable[[str, tuple[int, ...]], NamedSharding]
-
-
-class _Parameter(NamedTuple):
-    """A parameter, its outline, and where it comes from."""
-
-    path: str
-    leaf: Any
-    origin: Origin
-
-    @classmethod
-    def of(
-        cls, path: str, leaf: Any, table: Table, present: Collection[str]
-    ) -> "_Parameter":
-        """With its origin among the stored tensors that there are."""
-        origin = table[path]
-        one = cls(path, leaf, origin)
-        if origin.instead is None:
-            return one
-        other = cls(path, leaf, origin.instead._replace(layers=origin.layers))
-        return other if other.names[0] in present else one
-
-    @property
-    def stacked(self) -> bool:
-        """Whether it leads with an axis of layers."""
-        return self.path.startswith(STACKS)
-
-    @property
-    def kernel(self) -> bool:
-        return self.path.endswith(".kernel")
-
-    @property
-    def lead(self) -> int:
-        """How many axes it leads with that a stored tensor of it has not."""
-        return self.stacked + ("{expert}" in self.origin.name)
-
-    @property
-    def names(self) -> list[str]:
-        """Of the stored tensors."""
-        name, layers, shape = self.origin.name, self.origin.layers, self.leaf.shape
-        if not self.stacked:
-            return [name]
-        return [
-            name.format(layer, next=layer + 1, expert=expert)
-            for layer in (range(shape[0]) if layers is None else layers)
-            for expert in range(shape[1] if self.lead == 2 else 1)
-        ]
-
-    @property
-    def packed_shape(self) -> tuple[int, ...]:
-        """Of what one tensor gives: rows and columns as they are packed, of each expert
-        where it has those of a layer."""
-        *lead, rows, columns = self.leaf.shape[self.lead :]
-        return (*lead, columns, rows) if self.kernel else (*lead, rows, columns)
-
-    def stored(self, name: str, source: Source) -> np.ndarray:
-        """What it takes of one of its tensors, not yet turned."""
-        if self.origin.half is None:
-            return source.get(name)
-        assert isinstance(source, SafetensorsSource)
-        return source.half(name, self.origin.half)
 
 
 def abstract(
@@ -171,7 +105,7 @@ def fill(
         )
     present, used, problems, arrays = source.names(), set(), [], []
     for path, leaf in tqdm(paths(shapes), "reading weights", leave=False, disable=None):
-        one = _Parameter.of(path, leaf, table, present)
+        one = Parameter.of(path, leaf, table, present)
         used.update(one.names)
         if missing := [name for name in one.names if name not in present]:
             problems += [f"{name} is missing" for name in missing]
@@ -230,7 +164,7 @@ def laid_out(
 
     def laid(path: str, leaf: Any) -> Any:
         sharding = place(path, leaf.shape)
-        one = _Parameter.of(path, leaf, table, present)
+        one = Parameter.of(path, leaf, table, present)
         if not (kinds := _kinds(one, source, packed)):
             return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
         made = {kind: blocks.outline(kind, one.packed_shape) for kind in set(kinds)}
@@ -242,11 +176,12 @@ def laid_out(
 
 
 def _numbers(
-    one: _Parameter, source: Source, config: Config, sharding: NamedSharding | None
+    one: Parameter, source: Source, config: Config, sharding: NamedSharding | None
 ) -> tuple[jax.Array, list[str]]:
     """A parameter as one array, and what is wrong with it."""
-    if sharding and isinstance(source, SafetensorsSource) and _cuts(one, source):
-        return _in_parts(one, source, sharding)
+    if sharding and isinstance(source, SafetensorsSource):
+        if (cut := cut_of(one, source, config)) is not None:
+            return in_parts(one, cut, sharding)
     shape, dtype, names = one.leaf.shape, one.leaf.dtype, one.names
     problems: list[str] = []
 
@@ -262,87 +197,27 @@ def _numbers(
                 found = f"shape {list(stored.shape)}, which does not give {one.path}"
                 problems.append(f"{name} has {found} {wanted}")
                 continue
-            _enter(part, value)
+            enter(part, value)
             if not np.isfinite(part).all():
                 problems.append(f"{name} holds NaN or infinite values")
 
     if sharding is None or not one.stacked:
-        array: Any = _room(shape, dtype)
+        array: Any = room_for(shape, dtype)
         read(names, array)
         return jax.device_put(array, sharding), problems
     # A layer at a time, as the host may not have room for all of them.
     array = jnp.zeros(shape, dtype, device=sharding)
     of_layer = NamedSharding(sharding.mesh, PartitionSpec(*sharding.spec[1:]))
-    enter = jax.lax.dynamic_update_index_in_dim
-    put = jax.jit(enter, static_argnums=3, donate_argnums=0, out_shardings=sharding)
+    update = jax.lax.dynamic_update_index_in_dim
+    put = jax.jit(update, static_argnums=3, donate_argnums=0, out_shardings=sharding)
     for layer, own in enumerate(np.split(np.asarray(names), shape[0])):
-        part = _room(shape[1:], dtype)
+        part = room_for(shape[1:], dtype)
         read(own.tolist(), part)
         array = put(array, jax.device_put(part, of_layer), layer, 0)
     return array, problems
 
 
-def _room(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
-    """For numbers, where a CPU's device can leave them as they lie."""
-    size = math.prod(shape) * np.dtype(dtype).itemsize
-    room = np.empty(size + _ALIGNED, np.uint8)
-    start = -room.ctypes.data % _ALIGNED
-    return room[start : start + size].view(dtype).reshape(shape)
-
-
-def _enter(room: np.ndarray, value: np.ndarray) -> None:
-    """Numbers in their place and type, of a turned matrix some columns at a time."""
-    with np.errstate(over="ignore"):
-        if value.ndim < 2 or value.strides[-2] >= value.strides[-1]:
-            room[...] = value
-            return
-        for start in range(0, value.shape[-1], _COLUMNS):
-            some = ..., slice(start, start + _COLUMNS)
-            room[some] = value[some]
-
-
-def _cuts(one: _Parameter, source: SafetensorsSource) -> bool:
-    """Whether a part of a parameter is a part of what is stored, of the right shape."""
-    if one.origin.turn not in (same, transpose):
-        return False
-    shape = one.leaf.shape[one.lead :]
-    wanted = shape[::-1] if one.origin.turn is transpose else shape
-    return all(source.shape(name) == wanted for name in one.names)
-
-
-def _in_parts(
-    one: _Parameter, source: SafetensorsSource, sharding: NamedSharding
-) -> tuple[jax.Array, list[str]]:
-    """A parameter of which each device's part alone is read, and what is wrong."""
-    shape, lead, turn = one.leaf.shape, one.lead, one.origin.turn is transpose
-    problems: list[str] = []
-    names = np.reshape(one.names, shape[:lead])
-
-    def part(index: Any, sizes: tuple[int, ...]) -> np.ndarray:
-        array, own = _room(sizes, one.leaf.dtype), index[lead:]
-        some = names[index[:lead]].ravel().tolist()
-        parts = array.reshape(-1, *sizes[lead:])
-        for name, room in zip(some, parts, strict=True):
-            value = source.part(name, own[::-1] if turn else own)
-            _enter(room, value.T if turn else value)
-            if not np.isfinite(room).all() and name not in problems:
-                problems.append(name)
-        return array
-
-    where = sharding.addressable_devices_indices_map(shape)
-    alike: dict[str, list[Any]] = {}  # slices have no hash before Python 3.12
-    for device, index in where.items():
-        alike.setdefault(str(index), []).append(device)
-    # A part at a time, as it is there twice until it lies on devices of their own.
-    put = []
-    for devices in alike.values():
-        value = part(where[devices[0]], sharding.shard_shape(shape))
-        put += [jax.device_put(value, device) for device in devices]
-    array = jax.make_array_from_single_device_arrays(shape, sharding, put)
-    return array, [f"{name} holds NaN or infinite values" for name in problems]
-
-
-def _kinds(one: _Parameter, source: Source | None, packed: str) -> Sequence[str]:
+def _kinds(one: Parameter, source: Source | None, packed: str) -> Sequence[str]:
     """The format of each of a parameter's tensors; none of one kept as numbers."""
     matrix = one.path.endswith((".kernel", ".embedding"))
     router = one.path.endswith((".router.kernel", ".gate.kernel"))
@@ -357,7 +232,7 @@ def _kinds(one: _Parameter, source: Source | None, packed: str) -> Sequence[str]
 
 
 def _packed(
-    one: _Parameter,
+    one: Parameter,
     source: Source,
     config: Config,
     kinds: Sequence[str],
