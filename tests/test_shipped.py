@@ -126,6 +126,14 @@ def test_the_deciding_one_can_promise(promise):
         assert flagged[labels == 0].mean() <= level
 
 
+@pytest.mark.parametrize("model", MODELS)
+def test_the_deciding_one_can_promise_of_spans(model):
+    found = resolve(model, None, {"highlighted": 0.05}, 0.9)
+    (one,) = [one for one in found if one.promise]
+    assert one.detector.name == "token_probe"
+    assert one.promise.kind == "highlighted" and 0 < one.promise.threshold < 1
+
+
 def test_scores_come_with_probabilities(smollm2):
     context = "The Marlow bridge opened in 1832 and spans 72 metres."
     question = "When did the bridge open?"
