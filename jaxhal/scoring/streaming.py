@@ -43,6 +43,8 @@ def stream_scores(
     The last scores are those of all tokens that came, a stop string's among them.  They
     are what :func:`jaxhal.score` gives the finished text if that makes the same tokens
     again; not if it was cut off, where an end is judged too, or a stop string ended it.
+    A token's own score is that of the moment: where it is a mean of the tokens around
+    it, as of the ``token_probe`` that ships, of those before it.
 
     Args:
       prompt: as :func:`jaxhal.stream` takes it, and so are those not named here.
