@@ -12,6 +12,7 @@ from sklearn.metrics import roc_auc_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
+from jaxhal.classifiers import data as data_lib
 from jaxhal.classifiers import linear, mlp, pooling, train
 from jaxhal.classifiers.data import auroc, balanced, check, moments
 
@@ -61,6 +62,20 @@ def close(probe, expected, x):
 
 
 # Linear ------------------------------------------------------------------------------
+
+
+def test_many_features_are_looked_at_some_at_a_time(monkeypatch):
+    """Moments and products of columns 3 at a time, of which 11 are no multiple."""
+    monkeypatch.setattr(data_lib, "_COLUMNS", 3)
+    rng, y = np.random.default_rng(4), np.arange(50) % 2
+    x = (rng.normal(size=(50, 11)) + y[:, None] + 5).astype(np.float32)
+    weight = (np.arange(50) % 5 > 0).astype(np.float32)
+    mean, std = moments(jnp.asarray(x), jnp.asarray(weight))
+    np.testing.assert_allclose(mean, x[weight > 0].mean(0), rtol=1e-5)
+    np.testing.assert_allclose(std, x[weight > 0].std(0), rtol=1e-4)
+    close(linear.fit_linear(x, y, weight), sklearn(x, y, weight), x)
+    gram = data_lib.over_columns(lambda some: x.T @ some, jnp.asarray(x))
+    np.testing.assert_allclose(gram, x.T @ x, rtol=1e-5)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
