@@ -474,7 +474,17 @@ def test_evaluate(written, tmp_path, lm, monkeypatch):
     assert {k: last[k] for k in ("AUROC", "accuracy", "flagged")} == {
         k: same[k] for k in ("AUROC", "accuracy", "flagged")
     }
+    # All answers of the exploration are wrong, so nothing is fitted to it.
+    changed = {row["change"]: row for row in known["changes"]}
+    entropies = [changed["entropy, compared with nothing"]["AUROC"]]
+    assert entropies == [rows["semantic_entropy_discrete"]["AUROC"]]
+    for row in changed.values():
+        difference = row["AUROC"] - rows["tiny"]["AUROC"]
+        assert row["above Algorithm 1"] == pytest.approx(difference)
+        difference = row["AUROC"] - rows["nearest_similarity"]["AUROC"]
+        assert row["above the nearest point"] == pytest.approx(difference)
     text = (folder / "evaluation.md").read_text("utf-8")
+    assert "## Changes to Algorithm 1" in text
     assert "Held out: 10 questions, 5 answered wrongly (50%)" in text
     assert "| *query_length* (control) |" in text and "| tiny |" in text
     assert "from the 2 nearest passages of medquad" in text

@@ -23,13 +23,14 @@ from jaxhal.reading.store import Store
 from jaxhal.reporting import results
 from jaxhal.scoring.inputs import collect, fit_part, frame_of
 from jaxhal.types import Example
-from jaxhal.watchdog import page
+from jaxhal.watchdog import changes, page
 from jaxhal.watchdog.bounds import ExactStore, Point
 from jaxhal.watchdog.building import store_of, told, watchdog_of
 from jaxhal.watchdog.config import Watch
 from jaxhal.watchdog.domain import Known, check_unchanged, known_of, related
 from jaxhal.watchdog.guarding import Check, Watchdog
 from jaxhal.watchdog.journal import Journal, Recorded
+from jaxhal.watchdog.monitor import known_entropies
 
 # Baselines by their catalogue names, and what they are given: of those that sample the
 # agent's own answers.
@@ -91,8 +92,9 @@ def evaluate(
         methods = _methods(config, checks, known, dog.entailment)
         rows, short, data = _judged(config, known, methods, progress)
         tables = {"rows": rows, "short": short, "guards": _guards(checks, known)}
-        changes = ablated(config, dog, queries, known.labels)
-        page.write(config, all_of, tables, changes, methods, known, data)
+        tables["changes"] = _changes(config, dog, checks[config.name], known)
+        ablations = ablated(config, dog, queries, known.labels)
+        page.write(config, all_of, tables, ablations, methods, known, data)
     return rows
 
 
@@ -175,6 +177,27 @@ def _judged(
     named = {one.name: one for one in detectors}
     ordered = [named[row["method"]] for row in rows]
     return rows, results.in_short(judged, ordered), data
+
+
+def _changes(
+    config: Watch, dog: Watchdog, checks: Sequence[Check], known: Known
+) -> list[dict[str, Any]]:
+    """Other uses of the exploration beside Algorithm 1's, and the nearest point."""
+    said = [[one.text for one in some] for some in known.samples]
+    queries = [one.text for one in known.questions]
+    of_each = known_entropies(queries, said, dog.entailment)
+    entropies = np.array([entropy for entropy, _ in of_each])
+    if errors := [error for _, error in of_each if error]:
+        raise RuntimeError(f"{errors[0]}; evaluate again, which asks nothing twice")
+    answers = [one.text for one in known.replies]
+    asked = changes.Asked(queries, answers, entropies, known.labels == 1, queries)
+    bound = changes.explored(lines_of(config.folder / "queries.jsonl"))
+    beside = {
+        "above Algorithm 1": np.array([one.score for one in checks]),
+        "above the nearest point": np.array([c.hits[0].similarity for c in checks]),
+    }
+    groups = related(known.questions).tolist()
+    return changes.compared(asked, bound, config.encoder, beside, groups)
 
 
 def _guards(

@@ -16,7 +16,7 @@ from jaxhal.reading.keys import digest
 from jaxhal.watchdog.agents import Reply, checked, failed
 
 # Seconds that a model waits for more queries before it writes; answers written at once.
-_GATHER, _TOGETHER = 0.005, 16
+_GATHER, _TOGETHER = 0.005, 32
 
 
 class _Waiting(NamedTuple):
@@ -71,7 +71,7 @@ class LocalAgent:
                     self._busy = False
                     return
                 _, n, temperature, _ = self._waiting[0]
-                most, alike, rest = max(1, 2 * _TOGETHER // n), [], []
+                most, alike, rest = max(1, _TOGETHER // n), [], []
                 for one in self._waiting:
                     fits = (one.n, one.temperature) == (n, temperature)
                     (alike if fits and len(alike) < most else rest).append(one)
