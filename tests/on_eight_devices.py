@@ -24,6 +24,10 @@ import tiny_lm
 from jaxhal import detectors, lrp, tuning
 from jaxhal.capture import forward as capture
 from jaxhal.detectors import Ragged
+from jaxhal.features.graphs import Barcode, VertexDegree
+from jaxhal.features.knowledge import ExternalContext, ParametricKnowledge
+from jaxhal.features.spectrum import LaplacianEigenvalues, SinkScores
+from jaxhal.features.support import ContextSupport, CopiedAttention
 from jaxhal.generation import GREEDY, decoding, prefill, requests, slots
 from jaxhal.generation.pieces import PIECE
 from jaxhal.models import devices, kernels, placement, weights
@@ -47,6 +51,16 @@ REDUCERS = {
     "logprob": jaxhal.TokenLogprob(),
     "entropy": jaxhal.TokenEntropy(),
 }
+MORE = {
+    "barcode": Barcode(),
+    "degree": VertexDegree(),
+    "sinks": SinkScores(),
+    "eigenvalues": LaplacianEigenvalues(),
+    "support": ContextSupport(),
+    "copied": CopiedAttention(),
+    "external": ExternalContext(),
+    "parametric": ParametricKnowledge(),
+}
 EXAMPLES = [
     Example(
         f"It was opened in {year}.",
@@ -60,9 +74,15 @@ SHAPE = dict(num_attention_heads=8, num_key_value_heads=2, hidden_size=64, head_
 SHAPE |= dict(vocab_size=264, intermediate_size=96, context=4096)
 
 
+# Two answers each to questions that a model is not equally sure about.
 LABELLED = [
-    dataclasses.replace(e, labels=(Label(0, 6),) if n % 2 else (), source=str(n // 2))
-    for n, e in enumerate(EXAMPLES * 3)
+    dataclasses.replace(
+        e,
+        question=f"When was {chr(97 + n // 2) * (1 + n // 2)} opened?",
+        labels=(Label(0, 6),) if n % 2 else (),
+        source=str(n // 2),
+    )
+    for n, e in enumerate(EXAMPLES * 4)
 ]
 # They sample, or read with a model of their own.
 _OTHERS = golden_scores.TAUGHT + golden_scores.OWN_MODEL
@@ -139,7 +159,7 @@ def test_weights_are_those_of_one_device(spread, alone):
 @pytest.mark.parametrize("rows", [8, 3])
 def test_every_reducer(spread, alone, rows):
     batch = alone.encode(EXAMPLES[:rows])
-    want, got = (jaxhal.read(lm, batch, REDUCERS) for lm in (alone, spread))
+    want, got = (jaxhal.read(lm, batch, REDUCERS | MORE) for lm in (alone, spread))
     _equal(got, want)
     # They stay where their rows and heads are.
     mesh = mesh_lib.mesh_of(spread.params)
@@ -157,13 +177,12 @@ def test_logits(spread, alone):
 
 
 @pytest.mark.parametrize("rules", ["attnlrp", "cp_lrp"])
-def test_relevance(crossed, alone, rules):
+def test_relevance(spread, alone, rules):
     batch = alone.encode(EXAMPLES[:8])
     for function in (jaxhal.relevance_means, jaxhal.relevance):
-        _equal(function(crossed, batch, rules), function(alone, batch, rules))
+        _equal(function(spread, batch, rules), function(alone, batch, rules))
 
 
-@pytest.mark.parametrize("spread", MESHES[:2], indirect=True, ids=_name)
 def test_generation(spread, alone):
     how = dict(max_new_tokens=12, key=jax.random.key(0))
     want, got = (jaxhal.generate(lm, EXAMPLES, **how) for lm in (alone, spread))
@@ -221,17 +240,28 @@ def test_tuning(crossed, alone):
     _equal(got.losses, want.losses)
 
 
-def test_what_detectors_are_fitted_to(crossed, alone, tmp_path):
-    """Of all that read answers: a fit is one of host arrays, whoever read them."""
+@pytest.fixture(scope="module")
+def taught(alone, tmp_path_factory):
+    """What is fitted to answers, and what it is fitted to.
+
+    A fit is one of host arrays, whoever read them.
+    """
     every = [make() for make in detectors.CATALOGUE.values()]
     every = [d for d in every if d.fit and d.features and d.name not in _OTHERS]
-    want, got = (
-        collect(lm, LABELLED, every, Store(tmp_path / name), progress=False)
-        for name, lm in {"alone": alone, "crossed": crossed}.items()
-    )
+    return every, collected(alone, every, tmp_path_factory)
+
+
+def collected(lm, some, tmp_path_factory):
+    store = Store(tmp_path_factory.mktemp("store"))
+    return collect(lm, LABELLED, some, store, progress=False).inputs
+
+
+def test_what_detectors_are_fitted_to(spread, taught, tmp_path_factory):
+    every, want = taught
+    got = collected(spread, every, tmp_path_factory)
     assert len(every) > 20
     for one in every:
-        _equal(got.inputs[one.name], want.inputs[one.name])
+        _equal(got[one.name], want[one.name])
 
 
 @pytest.fixture(scope="module")
@@ -249,14 +279,33 @@ def test_scores_of_detectors(spread, scored):
         assert one.scores == pytest.approx(other.scores, abs=1e-5)
 
 
-def test_one_fit(crossed, alone, tmp_path):
-    scores = []
-    for name, lm in {"alone": alone, "crossed": crossed}.items():
-        kept = dict(store=tmp_path / name, progress=False)
-        fitted = jaxhal.fit(lm, LABELLED, ["toha"], folds=3, **kept)
-        reports = jaxhal.score(lm, EXAMPLES, fitted, progress=False)
-        scores.append([report.scores["toha"] for report in reports])
-    _equal(scores[1], scores[0])
+# One of heads, one that samples as it is fitted, and two made of others.
+FITTED = [
+    "toha",
+    {"semantic_entropy_probe": {"draw": {"n": 3, "max_new_tokens": 1}}},
+    "lrp4rag_comb",
+    {"ensemble": {"members": ["lookback_probe", "novel_words"]}},
+]
+
+
+@pytest.fixture(scope="module")
+def fits(alone, tmp_path_factory):
+    return fit_and_score(alone, tmp_path_factory)
+
+
+def fit_and_score(lm, tmp_path_factory):
+    kept = dict(store=tmp_path_factory.mktemp("store"), progress=False)
+    fitted = jaxhal.fit(lm, LABELLED, FITTED, folds=3, **kept)
+    reports = jaxhal.score(lm, EXAMPLES, fitted, progress=False)
+    assert not any(report.error for report in reports)
+    return [report.scores for report in reports]
+
+
+def test_a_fit(spread, fits, tmp_path_factory):
+    got = fit_and_score(spread, tmp_path_factory)
+    for one, other in zip(got, fits, strict=True):
+        assert len(one) >= len(FITTED)
+        assert one == pytest.approx(other, abs=1e-5)
 
 
 def test_attention_rows_stay_on_their_device(spread, alone):
