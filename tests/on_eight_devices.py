@@ -39,6 +39,7 @@ from jaxhal.models.gguf_config import config_from_gguf
 from jaxhal.models.safetensors import SafetensorsSource
 from jaxhal.reading.keys import fingerprint
 from jaxhal.reading.store import Store
+from jaxhal.scoring.guided import guide
 from jaxhal.scoring.inputs import collect
 from jaxhal.types import Example, Label
 
@@ -198,6 +199,18 @@ def test_a_stream(crossed, alone):
         for lm in (alone, crossed)
     )
     assert got == want
+
+
+def test_guided_decoding(crossed, alone):
+    how = dict(candidates=3, chunk=4, max_new_tokens=10, key=jax.random.key(0))
+    want, got = (
+        guide(lm, EXAMPLES[:3], "lookback_ratio", **how) for lm in (alone, crossed)
+    )
+    for one, other in zip(got, want, strict=True):
+        assert one.response.text == other.response.text
+        assert [c.chosen for c in one.chunks] == [c.chosen for c in other.chunks]
+        for chunk, same in zip(one.chunks, other.chunks, strict=True):
+            np.testing.assert_allclose(chunk.scores, same.scores, atol=1e-5)
 
 
 @pytest.mark.parametrize("data, model, apart", [(1, 4, False), (2, 2, True)])
