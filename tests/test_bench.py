@@ -350,6 +350,9 @@ def test_two_versions_take_turns(tmp_path, monkeypatch):
     from jaxhal.bench import versions
 
     old, new = (_a_version(tmp_path / name) for name in ("old", "new"))
+    # It knows of no meshes.
+    earlier = _STUB.replace("source, mesh, **how", "source")
+    (old / "jaxhal" / "__init__.py").write_text(earlier, "utf-8")
     monkeypatch.setattr(jaxhal, "__file__", str(new / "jaxhal" / "__init__.py"))
     saved = lambda family, shape, folder: tmp_path / family  # noqa: E731
     monkeypatch.setattr(versions, "_saved", saved)

@@ -40,6 +40,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }
 # Only what every version has: what is imported here must not be renamed.
 _WORKER = """
+import inspect
 import sys
 import jax
 import jaxhal
@@ -52,6 +53,8 @@ models = {}
 def model(source):
     if source not in models:
         how = {"weights": "dequantised", "mesh": "data=1"}
+        known = inspect.signature(jaxhal.load).parameters
+        how = {name: value for name, value in how.items() if name in known}
         models[source] = jaxhal.load(source, **how)
     return models[source]
 
