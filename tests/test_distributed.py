@@ -105,6 +105,22 @@ def shared(first, second):
     return Counter(sum(did, []))
 
 
+def test_where_all_were_killed_nothing_done_is_done_again(folder):
+    command = ["run", "config.yaml", "--distributed", "store=anew", "out=anew"]
+    both = [Child(command, folder, place) for place in job()]
+    done = [child.says() for child in both]
+    for child in both:
+        child.line.send("go")
+    held = [child.says() for child in both]
+    for child in both:
+        child.process.kill()
+        code, rest, _ = child.ended()
+        assert code < 0 and not rest
+    counts = shared(*(Child(command, folder, place) for place in job()))
+    assert set(held) <= set(counts) and not set(done) & set(counts)
+    assert set(counts.values()) == {1}
+
+
 def test_slurm_tells_the_processes_of_each_other(folder):
     """As ``srun --ntasks=2`` starts them; JAX finds host and port in its variables."""
     number = int(job()[0][distributed._ADDRESS].rpartition(":")[2])
