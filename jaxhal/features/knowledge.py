@@ -9,7 +9,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, UInt8
+from jaxtyping import Array, Float, Int, UInt8
 
 from jaxhal.features.base import Attention, OfRows, Reducer
 from jaxhal.features.uncertainty import Logits
@@ -46,9 +46,8 @@ class ExternalContext(Reducer):
         length = view.prompt_length
         context = (view.context & view.valid)[:length]
         counts = np.maximum((np.arange(length + 1) * self.share).astype(int), 1)
-        given = jnp.where(context, rows[:, :length], -1.0)
-        highest = jax.lax.top_k(given, int(counts[-1]))[0]
-        least = highest[:, jnp.asarray(counts)[context.sum()] - 1]
+        given = jnp.where(context, rows[:, :length].astype(jnp.float32), -1.0)
+        least = _highest(given, jnp.asarray(counts)[context.sum()])
         return jnp.packbits(context & (given >= least[:, None]), axis=-1)
 
     def settle(
@@ -68,6 +67,25 @@ class ExternalContext(Reducer):
         # Of the squares, for a root has no gradient at 0.
         squares = (total**2).sum(-1) * (own**2).sum(-1)
         return (total * own).sum(-1) / jnp.sqrt(jnp.maximum(squares, 1e-18))
+
+
+def _highest(
+    values: Float[Array, "rows keys"], rank: Int[Array, ""]
+) -> Float[Array, " rows"]:
+    """Of each row the value of a rank from the highest, 0 where that is below.
+
+    Numbers that are not negative are in the order of their bits, found one by one.  A
+    row is summed over and not sorted, so it stays on its device.
+    """
+    bits = jax.lax.bitcast_convert_type(values, jnp.int32)
+
+    def narrower(step: Array, found: Array) -> Array:
+        tried = found | jnp.left_shift(1, 30 - step)
+        enough = (bits >= tried[:, None]).sum(-1) >= rank
+        return jnp.where(enough, tried, found)
+
+    found = jax.lax.fori_loop(0, 31, narrower, jnp.zeros(len(values), jnp.int32))
+    return jax.lax.bitcast_convert_type(found, jnp.float32)
 
 
 @dataclasses.dataclass(frozen=True)

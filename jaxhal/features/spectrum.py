@@ -7,10 +7,8 @@ Signals for Hallucination Detection in Large Language Models
 """
 
 import dataclasses
-from typing import Any
 
 import jax.numpy as jnp
-from jax import lax
 from jaxtyping import Array, Float
 
 from jaxhal.features.base import Attention, Reducer
@@ -59,7 +57,8 @@ class SinkScores(Reducer):
     ) -> Float[Array, " top"]:
         valid = view.valid & view.valid[view.prompt_length :].any()
         found = jnp.where(valid, self.of_keys(rows, view), -jnp.inf)
-        largest: Any = lax.top_k(found, min(self.top, len(found)))[0]
+        # Sorted, not `top_k`, before which heads would be gathered on each device.
+        largest = jnp.sort(found, descending=True)[: self.top]
         largest = jnp.where(jnp.isfinite(largest), largest, 0.0)
         return jnp.pad(largest, (0, self.top - len(largest)))
 
