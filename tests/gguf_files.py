@@ -7,19 +7,10 @@ import numpy as np
 import tiny
 from jaxhal.models import rope
 from jaxhal.models.families import from_huggingface
+from jaxhal.models.gguf_families import ARCHITECTURES
 
-_ARCHITECTURES = {
-    "gemma3_text": "gemma3",
-    "granitemoehybrid": "granite",
-    "mixtral": "llama",
-    "qwen3_moe": "qwen3moe",
-    "olmo3": "olmo2",
-    "ministral3": "mistral3",
-    "gpt_oss": "gpt-oss",
-    "qwen3_5_text": "qwen35",
-    "qwen3_5_moe_text": "qwen35moe",
-    "gemma4_text": "gemma4",
-}
+_ARCHITECTURES = {one.family: name for name, one in reversed(ARCHITECTURES.items())}
+_ARCHITECTURES |= {"granitemoehybrid": "granite", "mixtral": "llama", "olmo3": "olmo2"}
 
 
 def _permuted(x: np.ndarray, heads: int) -> np.ndarray:

@@ -34,8 +34,8 @@ from jaxhal.models import devices, kernels, placement, weights
 from jaxhal.models import lm as lms
 from jaxhal.models import mesh as mesh_lib
 from jaxhal.models.families import from_huggingface, huggingface_table
-from jaxhal.models.gguf import gguf_table
 from jaxhal.models.gguf_config import config_from_gguf
+from jaxhal.models.gguf_families import gguf_table
 from jaxhal.models.safetensors import SafetensorsSource
 from jaxhal.reading.keys import fingerprint
 from jaxhal.reading.store import Store

@@ -14,8 +14,9 @@ import tiny
 from gguf_files import convert
 from jaxhal.models import quantized, weights
 from jaxhal.models.config import Delta
-from jaxhal.models.gguf import GGUFSource, gguf_table
+from jaxhal.models.gguf import GGUFSource
 from jaxhal.models.gguf_config import config_from_gguf
+from jaxhal.models.gguf_families import gguf_table
 from jaxhal.models.lm import LM
 from jaxhal.reading.keys import fingerprint
 
@@ -60,10 +61,8 @@ _MIXERS = [
 ]
 # What these compute with blocks is shown of folders; a file only has other names.
 _OTHERS = [
-    *("llama-biases", "qwen2-gqa", "qwen3-gqa", "gpt2-mha", "falcon-7b", "falcon-40b"),
-    *("gemma2-gqa", "gemma3-gqa", "granite-gqa", "granite4-dense", "smollm3-gqa"),
-    *("olmo2-gqa", "olmo3-yarn", "phi3-mha", "glm4-gqa", "gptoss-gqa"),
-    *("ministral3-gqa", "mixtral-gqa", "qwen3moe-gqa"),
+    *(case for case in tiny.IN_FILES if (case, False) not in _MIXERS),
+    *("llama-biases", "qwen2-gqa", "qwen3-gqa", "falcon-40b", "olmo3-yarn"),
 ]
 
 

@@ -23,8 +23,9 @@ from jaxhal.models import devices, placement, quantized, weights
 from jaxhal.models import mesh as mesh_lib
 from jaxhal.models.batching import Encoded, collate
 from jaxhal.models.families import FAMILIES, huggingface_table
-from jaxhal.models.gguf import GGUFSource, gguf_table
+from jaxhal.models.gguf import GGUFSource
 from jaxhal.models.gguf_config import config_from_gguf
+from jaxhal.models.gguf_families import gguf_table
 from jaxhal.models.lm import LM
 from jaxhal.models.safetensors import SafetensorsSource
 from jaxhal.reading.keys import fingerprint

@@ -67,6 +67,22 @@ def test_every_link_leads_somewhere(path):
         assert "://" in link or (path.parent / link).exists(), link
 
 
+def test_the_family_that_is_shown_stands_in_three_files():
+    text = (SITE / "develop.md").read_text("utf-8")
+    part = text.split("## A family of models touches three files")[1].split("\n## ")[0]
+    shown = re.findall(r"^\+(.+)$", part, re.MULTILINE)
+    named = ["jaxhal/models/families.py", "jaxhal/models/gguf_families.py"]
+    files = [*named, "tests/tiny.py"]
+    assert all(f"`{name}`" in part for name in files)
+    found = [
+        name
+        for line in shown
+        for name in files
+        if line in (ROOT / name).read_text("utf-8").splitlines()
+    ]
+    assert len(found) == len(shown) == 4 and {*found} == {*files}
+
+
 def test_the_screenshot_is_small():
     assert (SITE / "images" / "report.png").stat().st_size <= 150 * 1024
 

@@ -30,7 +30,8 @@ from jaxhal.models import lm as lm_lib
 from jaxhal.models import mesh as mesh_lib
 from jaxhal.models.config import Config
 from jaxhal.models.families import huggingface_table
-from jaxhal.models.gguf import GGUFSource, gguf_table
+from jaxhal.models.gguf import GGUFSource
+from jaxhal.models.gguf_families import gguf_table
 from jaxhal.models.lm import LM
 
 # What there is to plan: `jaxhal.read` of answers, or `jaxhal.generate` of responses.

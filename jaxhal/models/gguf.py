@@ -1,4 +1,4 @@
-"""GGUF files: their metadata, their tensors, and which parameters these become."""
+"""GGUF files: their metadata and their tensors."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -7,11 +7,9 @@ import numpy as np
 
 from jaxhal.io.progress import note
 from jaxhal.io.showing import shown
-from jaxhal.models import blocks, hub, tables
-from jaxhal.models.config import Config
+from jaxhal.models import blocks, hub
 from jaxhal.models.quantized import Packed
 from jaxhal.models.settings import Settings
-from jaxhal.models.tables import GATED, GGUF, QKV, Origin, Table, fused, origins
 
 _NUMBERS = ("F32", "F16", "BF16")
 
@@ -133,65 +131,3 @@ class GGUFSource:
                 f"{self.where} has no matrix {name}; convert the checkpoint again"
             )
         return int(shape[1])
-
-
-def _less_one(x: np.ndarray, config: Config) -> np.ndarray:
-    """Norms of Gemma 2 and 3 and of Qwen3.5 are stored with their 1 already added."""
-    return x - 1.0
-
-
-def _log_of_less(x: np.ndarray, config: Config) -> np.ndarray:
-    """What a state decays by is stored as minus its exponential."""
-    with np.errstate(invalid="ignore", divide="ignore"):  # and is then refused
-        return np.log(-x)
-
-
-def _column(x: np.ndarray, config: Config) -> np.ndarray:
-    """A single row, which a file may have as a vector."""
-    return x.reshape(-1, 1)
-
-
-_TWO_NORMS = {
-    "blocks.input_norm": "blk.{}.attn_norm_2",
-    "blocks.mlp_norm": "blk.{}.attn_norm",
-}
-_QKV = fused("blk.{}.attn_qkv", tables.split)
-_GATE_UP = fused("blk.{}.ffn_up", tables.halves, GATED)
-# What turns together lies side by side: llama.cpp's converter puts it so, GLM-4 has it
-# so in its checkpoint.
-_PAIRED = origins({name: GGUF[name] for name in QKV[:2]}, tables.unpaired)
-_MIDDLE = origins({"blocks.mlp_norm": "blk.{}.post_attention_norm"})
-_QWEN3_5 = _MIDDLE | tables.gated_delta(
-    GGUF[QKV[0]], "blk.{}.attn_qkv", "blk.{}.ssm_conv1d.weight"
-)
-_QWEN3_5["blocks.linear_attn.log_decay"] = Origin("blk.{}.ssm_a", _log_of_less)
-_PARTS = (*GATED, "blocks.mlp.down_proj")
-_EXPERTS = origins({x: f"{GGUF[x]}_exps" for x in _PARTS}, tables.transpose_each)
-_BOTH = fused("blk.{}.ffn_gate_up_exps", tables.halves_each, GATED)  # in newer files
-_EXPERTS |= {x: _EXPERTS[x]._replace(instead=both) for x, both in _BOTH.items()}
-_SHARED = {x.replace(".mlp.", ".shared.mlp."): f"{GGUF[x]}_shexp" for x in _PARTS}
-_SHARED = origins(_SHARED)
-_SHARED |= origins({"blocks.shared.gate": "blk.{}.ffn_gate_inp_shexp"}, _column)
-_LLAMAS = ("llama", "mixtral", "granite", "granitemoehybrid", "smollm3", "ministral3")
-_OTHERWISE = dict.fromkeys(_LLAMAS, _PAIRED) | {
-    "gpt_oss": _MIDDLE,
-    "glm4": _PAIRED | _GATE_UP,
-    "phi3": _QKV | _GATE_UP,
-    "falcon": _QKV,
-    "gpt2": _QKV,
-    "qwen3_5_text": _QWEN3_5,
-    "qwen3_5_moe_text": _QWEN3_5 | _SHARED,
-}
-
-
-def gguf_table(config: Config) -> Table:
-    """The key table of a GGUF file."""
-    two = _TWO_NORMS if config.block == "parallel_two_norms" else {}
-    table = origins(GGUF | two) | _OTHERWISE.get(config.family, {})
-    if config.num_experts:
-        table |= _EXPERTS
-    if config.norm_offset:
-        for path, origin in table.items():
-            if path.endswith("norm.scale") and ".linear_attn." not in path:
-                table[path] = origin._replace(turn=_less_one)
-    return tables.by_layer(table, config)

@@ -12,33 +12,10 @@ import numpy as np
 from jaxhal.models.config import Config, build, check_family
 from jaxhal.models.families import FAMILIES
 from jaxhal.models.gguf import GGUFSource
-from jaxhal.models.gguf_families import LEFT_OUT
+from jaxhal.models.gguf_families import ARCHITECTURES, REFUSED
 from jaxhal.models.settings import LENGTH, VOCABULARY, Settings
 
-# The architectures, and the metadata of one, by the names of a config.json.
-_SAME = (
-    *("llama", "qwen2", "qwen3", "falcon", "gpt2", "gemma2", "granite", "smollm3"),
-    *("olmo2", "phi3", "glm4"),
-)
-_FAMILIES = {name: name for name in _SAME} | {
-    "gemma3": "gemma3_text",
-    "granitehybrid": "granite",
-    "mistral3": "ministral3",
-    "qwen3moe": "qwen3_moe",
-    "gpt-oss": "gpt_oss",
-    "qwen35": "qwen3_5_text",
-    "qwen35moe": "qwen3_5_moe_text",
-    "gemma4": "gemma4_text",
-}
-ARCHITECTURES = frozenset(_FAMILIES)
-# Those that may have experts.
-_MIXED = ("llama", "qwen3moe", "gpt-oss", "qwen35moe", "gemma4")
-# What is refused by name, and what to do instead.
-_OTHERS = {
-    "clip": "is the part of a model that reads images (mmproj); give the file of the "
-    "language model",
-}
-# Other metadata go by their own names.
+# Metadata by the names of a config.json.  Others go by their own names.
 _KEYS = {
     "embedding_length": "hidden_size",
     "feed_forward_length": "intermediate_size",
@@ -67,8 +44,6 @@ _KEYS = {
     "embedding_length_per_layer_input": "hidden_size_per_layer_input",
     "attention.sliding_window_pattern": "layer_types",
 }
-# Those whose files name the kind of every layer.
-_LISTED = ("qwen35", "qwen35moe", "gemma4")
 # A divisor of angles under which none is seen to turn; files have 1e30.
 _STILL = 1e20
 _SCALING = {
@@ -124,12 +99,13 @@ def config_from_gguf(source: GGUFSource) -> Config:
 def _settings(source: GGUFSource) -> Settings:
     """What a config.json would say; ``model_type`` is the family."""
     found = source.settings("general.").get("architecture", "")
-    if other := _OTHERS.get(str(found)):
+    if other := REFUSED.get(str(found)):
         raise ValueError(f"{source.where}: {found} {other}")
-    arch = check_family(found, _FAMILIES, source.where)
-    stored, name = source.settings(f"{arch}."), _FAMILIES[arch]
+    arch = check_family(found, ARCHITECTURES, source.where)
+    stored, files = source.settings(f"{arch}."), ARCHITECTURES[arch]
+    name = files.family
     if stored.whole("expert_count", 0, least=0):
-        if arch not in _MIXED:
+        if not files.mixed:
             stored.refuse("expert_count", "only models without experts are computed")
         name = "mixtral" if arch == "llama" else name
         if (apart := "blk.0.ffn_gate.0.weight") in source.names():
@@ -150,10 +126,10 @@ def _settings(source: GGUFSource) -> Settings:
             "hidden_act": family.defaults.get("hidden_act", "silu"),
             "rope_theta": raw.number("rope_theta", 10000.0, above=1.0),
             "rope_scaling": _scaling(stored, source, _turned(raw) // 2),
-            "layer_types": _layer_types(stored, raw.layer_count(), arch in _LISTED),
+            "layer_types": _layer_types(stored, raw.layer_count(), files.listed),
         }
     )
-    raw = LEFT_OUT[arch](raw, source) if arch in LEFT_OUT else raw
+    raw = files.left_out(raw, source)
     # Every file has these, for which some families have defaults.
     raw.whole("max_position_embeddings", most=LENGTH)
     raw.whole("intermediate_size", most=VOCABULARY)

@@ -1,10 +1,16 @@
-"""What GGUF files leave out of a config.json, or say in another way."""
+"""What GGUF files of each architecture say, and name, otherwise than a folder."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
+import numpy as np
+
+from jaxhal.models import tables
+from jaxhal.models.config import Config
 from jaxhal.models.families import FAMILIES
 from jaxhal.models.gguf import GGUFSource
 from jaxhal.models.settings import LENGTH, VOCABULARY, Settings
+from jaxhal.models.tables import GATED, GGUF, QKV, Origin, Table, fused, origins
 
 _KV_HEADS = "num_key_value_heads"
 
@@ -139,17 +145,105 @@ def _of(raw: Settings, key: str, layers: Sequence[int]) -> int:
     return each[layers[0]]
 
 
-#: With what its files leave out or say in another way, by architecture.
-LEFT_OUT: Mapping[str, Callable[[Settings, GGUFSource], Settings]] = {
-    "falcon": _falcon,
-    "gemma2": _gemma2,
-    "gemma3": lambda raw, source: _gemma(raw, 62),
-    "granite": _granite,
-    "granitehybrid": _granite,
-    "olmo2": _olmo,
-    "qwen3moe": _qwen3_moe,
-    "gpt-oss": _gpt_oss,
-    "qwen35": _qwen3_5,
-    "qwen35moe": _qwen3_5_moe,
-    "gemma4": _gemma4,
+class Files(NamedTuple):
+    """What the files of an architecture are read as.
+
+    ``left_out`` adds what they leave out or say in another way.  Some have experts in
+    files that are ``mixed``; ``listed`` are those that name the kind of every layer.
+    """
+
+    family: str
+    left_out: Callable[[Settings, GGUFSource], Settings] = lambda raw, source: raw
+    mixed: bool = False
+    listed: bool = False
+
+
+ARCHITECTURES = {
+    "llama": Files("llama", mixed=True),
+    "mistral3": Files("ministral3"),
+    "qwen2": Files("qwen2"),
+    "qwen3": Files("qwen3"),
+    "qwen3moe": Files("qwen3_moe", _qwen3_moe, mixed=True),
+    "qwen35": Files("qwen3_5_text", _qwen3_5, listed=True),
+    "qwen35moe": Files("qwen3_5_moe_text", _qwen3_5_moe, mixed=True, listed=True),
+    "falcon": Files("falcon", _falcon),
+    "gpt2": Files("gpt2"),
+    "gpt-oss": Files("gpt_oss", _gpt_oss, mixed=True),
+    "gemma2": Files("gemma2", _gemma2),
+    "gemma3": Files("gemma3_text", lambda raw, source: _gemma(raw, 62)),
+    "gemma4": Files("gemma4_text", _gemma4, mixed=True, listed=True),
+    "granite": Files("granite", _granite),
+    "granitehybrid": Files("granite", _granite),
+    "smollm3": Files("smollm3"),
+    "olmo2": Files("olmo2", _olmo),
+    "phi3": Files("phi3"),
+    "glm4": Files("glm4"),
 }
+#: What is refused by name, and what to do instead.
+REFUSED = {
+    "clip": "is the part of a model that reads images (mmproj); give the file of the "
+    "language model",
+}
+
+
+def _less_one(x: np.ndarray, config: Config) -> np.ndarray:
+    """Norms of Gemma 2 and 3 and of Qwen3.5 are stored with their 1 already added."""
+    return x - 1.0
+
+
+def _log_of_less(x: np.ndarray, config: Config) -> np.ndarray:
+    """What a state decays by is stored as minus its exponential."""
+    with np.errstate(invalid="ignore", divide="ignore"):  # and is then refused
+        return np.log(-x)
+
+
+def _column(x: np.ndarray, config: Config) -> np.ndarray:
+    """A single row, which a file may have as a vector."""
+    return x.reshape(-1, 1)
+
+
+_TWO_NORMS = {
+    "blocks.input_norm": "blk.{}.attn_norm_2",
+    "blocks.mlp_norm": "blk.{}.attn_norm",
+}
+_QKV = fused("blk.{}.attn_qkv", tables.split)
+_GATE_UP = fused("blk.{}.ffn_up", tables.halves, GATED)
+# What turns together lies side by side: llama.cpp's converter puts it so, GLM-4 has it
+# so in its checkpoint.
+_PAIRED = origins({name: GGUF[name] for name in QKV[:2]}, tables.unpaired)
+_MIDDLE = origins({"blocks.mlp_norm": "blk.{}.post_attention_norm"})
+_QWEN3_5 = _MIDDLE | tables.gated_delta(
+    GGUF[QKV[0]], "blk.{}.attn_qkv", "blk.{}.ssm_conv1d.weight"
+)
+_QWEN3_5["blocks.linear_attn.log_decay"] = Origin("blk.{}.ssm_a", _log_of_less)
+_PARTS = (*GATED, "blocks.mlp.down_proj")
+_EXPERTS = origins({x: f"{GGUF[x]}_exps" for x in _PARTS}, tables.transpose_each)
+_BOTH = fused("blk.{}.ffn_gate_up_exps", tables.halves_each, GATED)  # in newer files
+_EXPERTS |= {x: _EXPERTS[x]._replace(instead=both) for x, both in _BOTH.items()}
+_SHARED = {x.replace(".mlp.", ".shared.mlp."): f"{GGUF[x]}_shexp" for x in _PARTS}
+_SHARED = origins(_SHARED)
+_SHARED |= origins({"blocks.shared.gate": "blk.{}.ffn_gate_inp_shexp"}, _column)
+# By family, as files of one architecture may be of several.
+_LLAMAS = ("llama", "mixtral", "granite", "granitemoehybrid", "smollm3", "ministral3")
+_OTHERWISE = dict.fromkeys(_LLAMAS, _PAIRED) | {
+    "gpt_oss": _MIDDLE,
+    "glm4": _PAIRED | _GATE_UP,
+    "phi3": _QKV | _GATE_UP,
+    "falcon": _QKV,
+    "gpt2": _QKV,
+    "qwen3_5_text": _QWEN3_5,
+    "qwen3_5_moe_text": _QWEN3_5 | _SHARED,
+}
+
+
+def gguf_table(config: Config) -> Table:
+    """The key table of a GGUF file."""
+    two = _TWO_NORMS if config.block == "parallel_two_norms" else {}
+    table = origins(GGUF | two) | _OTHERWISE.get(config.family, {})
+    if config.num_experts:
+        table |= _EXPERTS
+    if config.norm_offset:
+        for path, origin in table.items():
+            if path.endswith("norm.scale") and ".linear_attn." not in path:
+                table[path] = origin._replace(turn=_less_one)
+    return tables.by_layer(table, config)

@@ -22,8 +22,9 @@ from jaxhal.models import mesh as mesh_lib
 from jaxhal.models.batching import check_length, check_rows, collate
 from jaxhal.models.config import Config
 from jaxhal.models.families import read_config
-from jaxhal.models.gguf import GGUFSource, gguf_table
+from jaxhal.models.gguf import GGUFSource
 from jaxhal.models.gguf_config import config_from_gguf
+from jaxhal.models.gguf_families import gguf_table
 from jaxhal.models.ops import STANDARD
 from jaxhal.models.quantized import is_stored
 from jaxhal.models.safetensors import SafetensorsSource

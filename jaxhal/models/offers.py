@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from jaxhal.models import blocks, hub
 from jaxhal.models.families import MODEL_TYPES
-from jaxhal.models.gguf_config import ARCHITECTURES
+from jaxhal.models.gguf_families import ARCHITECTURES
 
 # Bytes of a weight in a folder, by what it is loaded with.
 _LOADED = {
