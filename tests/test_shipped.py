@@ -49,6 +49,7 @@ def test_they_are_what_their_configuration_makes(model):
         card = json.loads(path.read_text("utf-8"))
         assert card["model"] == model
         assert (card["family"], card["parameters"], card["depth"]) == _SHAPES[model]
+        assert registry.ENTRIES[model].family == card["family"]
         assert card["detector"] == specs[name]
         assert (one.dtype, one.reader) == (_DTYPES[model], None)
         assert card["data"]["answers"] > 800 and len(card["data"]["sha256"]) == 64

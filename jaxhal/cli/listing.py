@@ -67,8 +67,8 @@ def list_(
     terminal().print(as_table(rows))
     if kind == Kind.models and search is None and on_screen():
         print(
-            "others load from a folder, a .gguf file or the hub; which, and what was "
-            "tested of each family: jaxhal list families"
+            "others load from a folder, a .gguf file or the hub; which families, and "
+            "what was tested of each: jaxhal list families"
         )
 
 
@@ -116,11 +116,15 @@ def data(
 
 def _models() -> list[dict[str, Any]]:
     from jaxhal.models import registry
+    from jaxhal.models.families import shown
     from jaxhal.scoring.shipped import MODELS
 
+    tested = shown()
     return [
         {
             "name": one.name,
+            "family": one.family,
+            "tested": ", ".join(tested[one.family]),
             "size": f"{one.size / 1e6:.0f} MB",
             "fitted detectors": one.name in MODELS,
             "licence": one.licence,

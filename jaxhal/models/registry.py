@@ -53,6 +53,7 @@ class Entry:
     files: tuple[File, ...]
     licence: str  # an SPDX name
     note: str
+    family: str = ""  # of a decoder
     # A wheel, and the model's folder inside it.
     package: str = ""
     version: str = ""
