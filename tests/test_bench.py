@@ -265,7 +265,7 @@ def test_the_accelerator_bench_on_a_small_model(monkeypatch):
     }
     monkeypatch.setattr(accelerator, "LLAMA_8B", accelerator.LLAMA_8B | small)
     monkeypatch.setattr(accelerator, "SHAPES", (accelerator.Shape(2, 64, 16),))
-    monkeypatch.setattr(accelerator, "WRITTEN", accelerator.Shape(2, 32, 4))
+    monkeypatch.setattr(accelerator, "WRITTEN", 4)
     monkeypatch.setattr(accelerator, "_ceilings", lambda peak: iter(()))
     monkeypatch.setitem(devices.PEAKS, "cpu", devices.Peak(1e12, 1e11, 1e10, 1e10))
     monkeypatch.delenv("XLA_PYTHON_CLIENT_PREALLOCATE", raising=False)
@@ -276,6 +276,8 @@ def test_the_accelerator_bench_on_a_small_model(monkeypatch):
         "all reducers / forward",
         "relevance means / forward",
         "decoding with token scores / without",
+        "share of the memory's peak, decoding by weights and cache",
+        "seconds",
     ):
         assert rows[metric] > 0, metric
     # 2 x 64 tokens by 2 layers: products with their weights, half of the attention.
