@@ -201,7 +201,12 @@ def test_answers_to_a_question():
     assert answering(Inference("m"), "Who?", "Ann.") == "Who? Ann."
     assert answering(Inference("m"), None, "Ann.") == "Ann."
     assert answering(Inference("m"), "Who?", "") == ""
-    assert answering(Similarity(), "Who?", "Ann.") == "Ann."
+    remembered = entailment.Remembered(Inference("m"))
+    assert answering(remembered, "Who?", "Ann.") == "Who? Ann."
+    likeness = Similarity()
+    for _ in range(3):  # also where pairs are remembered
+        assert answering(likeness, "Who?", "Ann.") == "Ann."
+        likeness = entailment.Remembered(likeness)
 
 
 def test_resolving():

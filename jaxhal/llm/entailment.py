@@ -285,11 +285,11 @@ class Remembered:
     """A backend that is asked about each pair once, as long as this lives."""
 
     def __init__(self, backend: Entailment, known: Mapping[Pair, Any] | None = None):
-        self._backend, self.name, self._known = backend, backend.name, {**(known or {})}
+        self.backend, self.name, self._known = backend, backend.name, {**(known or {})}
 
     def __call__(self, pairs: Sequence[Pair], /) -> Float[np.ndarray, "pairs 3"]:
         if fresh := [one for one in dict.fromkeys(pairs) if one not in self._known]:
-            self._known |= zip(fresh, np.asarray(self._backend(fresh)), strict=True)
+            self._known |= zip(fresh, np.asarray(self.backend(fresh)), strict=True)
         found = [self._known[pair] for pair in pairs]
         return np.reshape(np.array(found, np.float32), (-1, 3))
 
@@ -334,6 +334,8 @@ def answering(backend: Entailment, question: str | None, text: str) -> str:
     The published code puts the question before each answer, in which likeness of
     embeddings would find all answers alike; it gets the text alone.
     """
+    while isinstance(backend, Remembered):
+        backend = backend.backend
     alone = not question or not text or isinstance(backend, Similarity)
     return text if alone else f"{question} {text}"
 
