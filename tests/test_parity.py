@@ -89,7 +89,8 @@ def test_attention_rows_are_those_of_hugging_face(case, tmp_path):
     lm = load(tmp_path, want["config"], want["shapes"])
     rows = jaxhal.read(lm, batch(tiny.TOKENS, 1), {"row": Row()})["row"]
     theirs = make_golden.attention(case)[..., 1:, :]
-    np.testing.assert_allclose(rows, theirs, atol=1e-5)
+    # Processors sum in different orders, which layers of a state carry on.
+    np.testing.assert_allclose(rows, theirs, atol=2e-5)
 
 
 @pytest.mark.parametrize(
