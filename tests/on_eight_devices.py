@@ -75,8 +75,12 @@ SHAPE = dict(num_attention_heads=8, num_key_value_heads=2, hidden_size=64, head_
 SHAPE |= dict(vocab_size=264, intermediate_size=96, context=4096)
 
 
-# Two answers each to questions that a model is not equally sure about.
 LABELLED = [
+    dataclasses.replace(e, labels=(Label(0, 6),) if n % 2 else (), source=str(n // 2))
+    for n, e in enumerate(EXAMPLES * 3)
+]
+# Two answers each to questions that a model is not equally sure about.
+UNSURE = [
     dataclasses.replace(
         e,
         question=f"When was {chr(97 + n // 2) * (1 + n // 2)} opened?",
@@ -269,9 +273,9 @@ def collected(lm, some, tmp_path_factory):
     return collect(lm, LABELLED, some, store, progress=False).inputs
 
 
-def test_what_detectors_are_fitted_to(spread, taught, tmp_path_factory):
+def test_what_detectors_are_fitted_to(crossed, taught, tmp_path_factory):
     every, want = taught
-    got = collected(spread, every, tmp_path_factory)
+    got = collected(crossed, every, tmp_path_factory)
     assert len(every) > 20
     for one in every:
         _equal(got[one.name], want[one.name])
@@ -308,7 +312,7 @@ def fits(alone, tmp_path_factory):
 
 def fit_and_score(lm, tmp_path_factory):
     kept = dict(store=tmp_path_factory.mktemp("store"), progress=False)
-    fitted = jaxhal.fit(lm, LABELLED, FITTED, folds=3, **kept)
+    fitted = jaxhal.fit(lm, UNSURE, FITTED, folds=3, **kept)
     reports = jaxhal.score(lm, EXAMPLES, fitted, progress=False)
     assert not any(report.error for report in reports)
     return [report.scores for report in reports]
