@@ -273,9 +273,9 @@ def collected(lm, some, tmp_path_factory):
     return collect(lm, LABELLED, some, store, progress=False).inputs
 
 
-def test_what_detectors_are_fitted_to(crossed, taught, tmp_path_factory):
+def test_what_detectors_are_fitted_to(spread, taught, tmp_path_factory):
     every, want = taught
-    got = collected(crossed, every, tmp_path_factory)
+    got = collected(spread, every, tmp_path_factory)
     assert len(every) > 20
     for one in every:
         _equal(got[one.name], want[one.name])

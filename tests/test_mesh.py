@@ -58,29 +58,17 @@ def test_loading_takes_little_more_than_what_devices_hold(tmp_path):
 
 
 _LOADS = """
-import re, sys, threading
-from pathlib import Path
+import sys
 import jax, jaxhal
-
-def taken():
-    status = Path("/proc/self/status").read_text()
-    return 1024 * int(re.search(r"RssAnon:\\s+(\\d+)", status)[1])
-
-def watch():
-    while not done.wait(1e-3):
-        peaks.append(taken())
+from jaxhal.bench.memory import Peak
 
 first, folder = sys.argv[1:]
 jaxhal.load(first, mesh="model=8")
-done, peaks, before = threading.Event(), [], taken()
-thread = threading.Thread(target=watch)
-thread.start()
-lm = jaxhal.load(folder, mesh="model=8")
-done.set()
-thread.join()
+with Peak() as peak:
+    lm = jaxhal.load(folder, mesh="model=8")
 leaves = jax.tree.leaves(lm.params)
 held = [shard.data.nbytes for leaf in leaves for shard in leaf.addressable_shards]
-print(max(peaks) - before, sum(held))
+print(peak.bytes, sum(held))
 """
 
 

@@ -57,7 +57,7 @@ def test_what_was_judged():
         }
         for n, label in enumerate([1, None, 0])
     ]
-    found = changes.explored(rows)
+    found = changes.judged(rows)
     assert (found.queries, found.wrong.tolist()) == (["q0", "q2"], [True, False])
     assert found.entropies.tolist() == [0.0, 1.0] and found.paths == ["f", "f"]
 

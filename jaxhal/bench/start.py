@@ -32,9 +32,10 @@ import jaxhal
 print(time.perf_counter() - began)
 """
 _LOAD = """
-import re, sys, threading, time
+import sys, time
 from pathlib import Path
 import jax, jaxhal
+from jaxhal.bench.memory import Peak
 
 def load():
     began = time.perf_counter()
@@ -45,14 +46,6 @@ def load():
     held = [part.data.nbytes for leaf in leaves for part in leaf.addressable_shards]
     return seconds, sum(held)
 
-def taken():
-    status = Path("/proc/self/status").read_text()
-    return 1024 * int(re.search(r"RssAnon:\\s+(\\d+)", status)[1])
-
-def watch():
-    while not done.wait(1e-3):
-        peaks.append(taken())
-
 def read():
     began = time.perf_counter()
     with open(Path(sys.argv[1], "model.safetensors"), "rb", buffering=0) as file:
@@ -61,13 +54,9 @@ def read():
     return time.perf_counter() - began
 
 jax.devices()
-done, peaks, before = threading.Event(), [], taken()
-watching = threading.Thread(target=watch)
-watching.start()
-_, held = load()
-done.set()
-watching.join()
-print(load()[0] - read(), (max(peaks) - before) / held)
+with Peak() as peak:
+    _, held = load()
+print(load()[0] - read(), peak.bytes / held)
 """
 # What it prints, in this order, and what is wanted of it.
 _LOADED = {

@@ -23,21 +23,17 @@ from jaxhal.models.lm import LM
 MODELS = ("qwen2.5-coder-0.5b", "qwen2.5-coder-1.5b")
 SEQ, RESPONSE, REPEATS = 512, 96, 5
 TOKENS = 256
-# A page that no file holds is the process's own.
 _RESIDENT = """
-import gc, os, sys
+import gc, sys
 import jax, jaxhal
-
-def own():
-    gc.collect()
-    with open("/proc/self/statm") as file:
-        _, resident, shared, *_ = map(int, file.read().split())
-    return (resident - shared) * os.sysconf("SC_PAGE_SIZE")
+from jaxhal.bench.memory import own
 
 jaxhal.load("smollm2-135m")  # what any model needs
+gc.collect()
 before = own()
 lm = jaxhal.load(sys.argv[1], weights="stored", mesh="data=1")
 jax.block_until_ready(lm.params)
+gc.collect()
 print(own() - before)
 """
 

@@ -37,7 +37,7 @@ class Asked(NamedTuple):
     paths: Sequence[str]
 
 
-def explored(rows: Sequence[Mapping[str, Any]]) -> Asked:
+def judged(rows: Sequence[Mapping[str, Any]]) -> Asked:
     """The judged queries of an exploration, answered wrongly or not."""
     some = [row for row in rows if row["label"] is not None]
     return Asked(
@@ -77,20 +77,19 @@ def scored(asked: Asked, bound: Asked, encoder: str) -> dict[str, np.ndarray]:
     The regression is fitted to the exploration, each of its queries beside those of
     other paths, and left out where all its answers are right or all are wrong.
     """
-    near = _cosines(asked.queries, bound.queries, encoder)
+    ours, theirs = (_vectors(one.queries, encoder) for one in (asked, bound))
+    said, answered = (_vectors(_told(one), encoder) for one in (asked, bound))
+    near, alike = ours @ theirs.T, said @ answered.T
     points = bound.entropies[bound.wrong][_nearest(near[:, bound.wrong])]
     found = {
         "entropy, compared with nothing": asked.entropies,
         f"entropy above the mean of {_MANY} points": asked.entropies
         - points.mean(axis=1),
         f"wrong among {_MANY} queries": _share(near, bound),
-        f"wrong among {_MANY} queries with answers": _share(
-            _cosines(_told(asked), _told(bound), encoder), bound
-        ),
+        f"wrong among {_MANY} queries with answers": _share(alike, bound),
     }
     if 0 < bound.wrong.sum() < len(bound.wrong):
-        paths = np.array(bound.paths)
-        others = _cosines(bound.queries, bound.queries, encoder)
+        paths, others = np.array(bound.paths), theirs @ theirs.T
         others[paths[:, None] == paths] = -np.inf
         fit = make_pipeline(StandardScaler(), LogisticRegression())
         fit.fit(_columns(others, bound, bound), bound.wrong)
@@ -105,14 +104,8 @@ def _told(one: Asked) -> list[str]:
     return [f"{query} {answer}" for query, answer in pairs]
 
 
-def _cosines(
-    some: Sequence[str], others: Sequence[str], encoder: str
-) -> Float[np.ndarray, "some others"]:
-    kept = kept_encoder(encoder)
-    own, of_others = (
-        np.asarray(unit(embed(kept, texts, progress=False))) for texts in (some, others)
-    )
-    return own @ of_others.T
+def _vectors(texts: Sequence[str], encoder: str) -> Float[np.ndarray, "texts width"]:
+    return np.asarray(unit(embed(kept_encoder(encoder), texts, progress=False)))
 
 
 def _nearest(near: Float[np.ndarray, "some others"]) -> Int[np.ndarray, "some few"]:

@@ -191,7 +191,7 @@ def _changes(
         raise RuntimeError(f"{errors[0]}; evaluate again, which asks nothing twice")
     answers = [one.text for one in known.replies]
     asked = changes.Asked(queries, answers, entropies, known.labels == 1, queries)
-    bound = changes.explored(lines_of(config.folder / "queries.jsonl"))
+    bound = changes.judged(lines_of(config.folder / "queries.jsonl"))
     beside = {
         "above Algorithm 1": np.array([one.score for one in checks]),
         "above the nearest point": np.array([c.hits[0].similarity for c in checks]),
