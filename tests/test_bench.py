@@ -309,11 +309,14 @@ def test_a_file_beside_its_numbers(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(stored, "SEQ", 48)
     monkeypatch.setattr(stored, "RESPONSE", 16)
     monkeypatch.setattr(stored, "TOKENS", 32)
-    held, process, logit, same, ratio = stored.rows()
+    small = {"width": 256, "inner": 512, "layers": 2, "heads": 4, "tokens": 512}
+    monkeypatch.setattr(stored, "LLAMA", small)
+    held, process, logit, same, ratio, times, large = stored.rows()
     assert capsys.readouterr().err == "gone is left out: the hub is far\n"
     assert 0.3 < held["value"] < 1.25 and process["value"] == 3
     assert logit["value"] <= logit["target"] == 1e-3 and same["value"] == 1
     assert ratio["target"] == 1.3 and ratio["value"] > 0
+    assert times["value"] > 1 and 0 < large["value"] < large["target"] == 24
 
 
 # What the workers of two versions ask for; it writes down what it was asked.
