@@ -22,6 +22,7 @@ import jaxhal
 import tiny
 import tiny_lm
 from jaxhal import detectors, lrp, tuning
+from jaxhal.bench import plan as plans
 from jaxhal.capture import forward as capture
 from jaxhal.detectors import Ragged
 from jaxhal.features.graphs import Barcode, VertexDegree
@@ -186,6 +187,20 @@ def test_relevance(spread, alone, rules):
     batch = alone.encode(EXAMPLES[:8])
     for function in (jaxhal.relevance_means, jaxhal.relevance):
         _equal(function(spread, batch, rules), function(alone, batch, rules))
+
+
+def test_relevance_of_rows_that_do_not_fit_together(crossed, alone, monkeypatch):
+    """A row of each device goes along with those of the others; none is gathered."""
+    batch = alone.encode(EXAMPLES[:8])
+    want = jaxhal.relevance_means(alone, batch)
+    monkeypatch.setattr(kernels, "CPU", kernels.CPU._replace(kept=0))
+    lrp.programs.means.clear_cache()
+    _equal(jaxhal.relevance_means(crossed, batch), want)
+    laid = mesh_lib.spread(batch, crossed.params)
+    again = lrp.programs.means.lower(crossed.bare, laid, lrp.attnlrp(), "logit")
+    found = plans._collectives(again.compile().as_text())
+    assert found.keys() == {"all-reduce"}
+    lrp.programs.means.clear_cache()
 
 
 def test_generation(spread, alone):

@@ -23,7 +23,6 @@ from jaxhal.capture import forward as capture
 from jaxhal.cli.app import app
 from jaxhal.generation import Sampling, decoding
 from jaxhal.generation.decoding import Decoding
-from jaxhal.lrp import programs
 from jaxhal.models import devices, kernels
 from jaxhal.models.families import from_huggingface
 
@@ -257,7 +256,7 @@ def test_attention_stays_on_its_device(tmp_path, plugin, topology, kind):
 )
 def test_a_way_back_keeps_no_copy_of_the_weights(here, monkeypatch, case, dtype):
     """Where layers are computed again: on CPU, and where they come in periods."""
-    monkeypatch.setattr(programs, "KEPT_BYTES", 0)
+    monkeypatch.setattr(kernels, "CPU", kernels.CPU._replace(kept=0))
     about = tiny.golden(case)["config"] | {"hidden_size": 256}
     more = 48 // about["num_hidden_layers"]
     about["num_hidden_layers"] *= more
