@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import types
 
 import jax
 import numpy as np
@@ -179,6 +180,20 @@ def test_the_command(here, tmp_path, monkeypatch):
     monkeypatch.setitem(devices.PEAKS, "cpu", devices.Peak(1e12, 1e11, 1e3, 1e10))
     done = CliRunner().invoke(app, command)
     assert done.exit_code == 1 and "does not fit" in done.output
+
+
+@pytest.mark.parametrize(
+    "platform, kind, topology",
+    [
+        ("gpu", "NVIDIA H200", "h200"),
+        ("gpu", "NVIDIA L4", None),  # of which only the peak is known
+        ("tpu", "TPU v5 lite", None),  # without its plugin
+    ],
+)
+def test_the_topology_of_one_device(monkeypatch, platform, kind, topology):
+    monkeypatch.setattr(kernels, "installed", lambda: {"cuda": kernels.CUDA})
+    one = types.SimpleNamespace(platform=platform, device_kind=kind)
+    assert topologies.of_one(one) == topology
 
 
 @pytest.mark.parametrize(
