@@ -205,6 +205,16 @@ def along(mesh: Mesh | AbstractMesh, axes: str | tuple[str, ...] | None) -> int:
     return math.prod(mesh.shape.get(name, 1) for name in names)
 
 
+def shares(array: Any, rows: int) -> tuple[int, int]:
+    """By how many devices so many rows are shared out, and by how many their heads.
+
+    On the mesh that an array lies on, which may be traced.
+    """
+    mesh = jax.typeof(array).sharding.mesh
+    data = along(mesh, "data")
+    return data if rows % data == 0 else 1, along(mesh, ("model", "group"))
+
+
 def mesh_of(tree: Any) -> Mesh | None:
     """The mesh that arrays lie on; None of one device, or of what is traced."""
     for leaf in jax.tree.leaves(tree):
