@@ -108,12 +108,28 @@ def test_bfloat16(case, tmp_path):
 
 
 def test_the_table_of_the_site_has_every_family():
-    """``JAXHAL_RECORD=1 pytest`` writes it."""
     table = json.loads(shown.TABLE.read_text("utf-8"))
     assert table.keys() == families.FAMILIES.keys()
     for name, what in table.items():
         assert {"states", "logits", "greedy", "detectors"} <= {*what}, name
 
 
-def test_what_the_table_shows_there_are_tests_of():
-    assert json.loads(shown.TABLE.read_text("utf-8")) == shown.claimed()
+def test_what_the_table_shows_all_tests_of_it_showed():
+    """A new test of a family, or a detector, asks for a new recording."""
+    table, there = json.loads(shown.TABLE.read_text("utf-8")), shown.claimed()
+    wrong = {
+        f"{what} of {family}: {table.get(family, {}).get(what, 0)} of {number} tests"
+        for family, of in there.items()
+        for what, number in of.items()
+        if table.get(family, {}).get(what) != number
+    }
+    gone = {
+        f"{what} of {family}: no test"
+        for family, of in table.items()
+        for what in of.keys() - there.get(family, {}).keys()
+    }
+    assert not wrong | gone, (
+        "JAXHAL_RECORD=1 pytest writes the table, of files that are given, or with -k "
+        "of cases, what it has all tests of; it does not have\n"
+        + "\n".join(sorted(wrong | gone))
+    )

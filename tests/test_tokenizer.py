@@ -513,6 +513,31 @@ def test_ids(plain):
     assert plain.encode("a<s>", [(1, 4)]) == [*plain.encode("a"), plain.bos_id]
 
 
+@pytest.mark.parametrize(
+    ("tokens", "size", "noted"),
+    [
+        (151_665, 151_936, False),  # Qwen2.5
+        (50_295, 51_200, False),  # Phi-2
+        (300, 1_024, False),
+        (128_256, 151_936, True),  # that of Llama 3 beside the weights of Qwen2.5
+        (32_000, 49_152, True),
+        (300, 32_000, True),
+    ],
+)
+def test_a_tokenizer_of_another_model_is_noted(tokens, size, noted, capsys):
+    vocabulary = {str(number): number for number in range(tokens)}
+    backend = Backend(models.WordLevel(vocabulary, "0"))
+    tokenizer = Tokenizer(
+        transformers.PreTrainedTokenizerFast(tokenizer_object=backend)
+    )
+    tokenizer.check_ids(size, "model")
+    said = capsys.readouterr().err
+    assert (f"has {tokens} tokens and the model knows {size}" in said) == noted
+    assert bool(said) == noted
+    with pytest.raises(ValueError, match=f"has a token {tokens - 1}"):
+        tokenizer.check_ids(tokens - 1, "model")
+
+
 # --- offsets ------------------------------------------------------------------------
 
 

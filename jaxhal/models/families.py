@@ -34,8 +34,8 @@ from jaxhal.models.tables import Origin, by_layer, experts, like_llama
 SHOWN = Path(__file__).with_suffix(".json")
 
 
-def shown() -> dict[str, list[str]]:
-    """By family, what the tests compare on tiny models of it: they write it down.
+def shown() -> dict[str, dict[str, int]]:
+    """By family, what so many tests compare on tiny models of it: they write it down.
 
     ``states`` of every layer, ``attention`` rows, ``logits`` and ``greedy`` decoding
     with transformers, ``GGUF`` files with folders, ``relevance`` with itself, a

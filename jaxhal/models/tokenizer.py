@@ -144,8 +144,8 @@ class Tokenizer:
         """Raises ValueError on a token that a model of ``size`` tokens does not know.
 
         A token added to the vocabulary may be beyond it, as one for images is in
-        published checkpoints; a text that it comes up in is then an error.  A model may
-        know a few more, which pad its vocabulary; twice as many are noted.
+        published checkpoints; a text that it comes up in is then an error.  Models pad
+        their vocabularies, published ones by less than 2 %; more than 10 % is noted.
         """
         vocabulary = self.hf.backend_tokenizer.get_vocab(with_added_tokens=False)
         last = max(vocabulary.values(), default=0)
@@ -158,10 +158,10 @@ class Tokenizer:
                     f"knows those below {size}; download both together again"
                 )
         self._size = size
-        if size > 2 * len(self.hf):
+        if size - (have := len(self.hf)) > max(size // 10, 1024):
             note(
-                f"{where}: the tokenizer has {len(self.hf)} tokens and the model knows "
-                f"{size}; download both again if they do not belong together"
+                f"{where}: the tokenizer has {have} tokens and the model knows {size}; "
+                "download both again if they do not belong together"
             )
 
     def save(self, path: str | os.PathLike) -> None:
