@@ -235,10 +235,18 @@ def test_platforms_are_those_whose_plugins_are_there(monkeypatch):
     kernels.installed.cache_clear()
     assert kernels.installed() == {"cuda": kernels.CUDA, "tpu": kernels.TPU}
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    for capability, fused in (("7.5", None), ("8.0", kernels.flash)):
-        device = SimpleNamespace(compute_capability=capability)
+    for capability, fused, gib, kept in (
+        ("7.5", None, 12, 4),
+        ("8.0", kernels.flash, 30, 4),
+        ("9.0", kernels.flash, 60, 16),
+    ):
+        device = SimpleNamespace(
+            compute_capability=capability,
+            memory_stats=lambda gib=gib: {"bytes_limit": gib << 30},
+        )
         monkeypatch.setattr(jax, "local_devices", lambda device=device: [device])
         kernels.installed.cache_clear()
-        assert kernels.installed()["cuda"].fused is fused
+        found = kernels.installed()["cuda"]
+        assert found.fused is fused and found.kept == kept << 30
     monkeypatch.setattr(kernels.importlib.util, "find_spec", find)
     kernels.installed.cache_clear()

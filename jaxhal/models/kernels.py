@@ -18,6 +18,9 @@ from jaxtyping import Array, Bool, Float, Int
 
 # Compute capability of the first GPUs that have cuDNN's flash attention.
 _OLDEST = 8.0
+# Bytes of a GPU from which on ways back may keep what they do of 80 GiB, of which JAX
+# takes three quarters.
+_ROOMY = 48 << 30
 
 
 class Platform(NamedTuple):
@@ -253,7 +256,10 @@ def installed() -> dict[str, Platform]:
         if jax.default_backend() == "gpu":
             device: Any = jax.local_devices()[0]
             if float(device.compute_capability) < _OLDEST:
-                found["cuda"] = CUDA._replace(fused=None)
+                found["cuda"] = found["cuda"]._replace(fused=None)
+            known = device.memory_stats() or {}
+            if known.get("bytes_limit", 0) < _ROOMY:
+                found["cuda"] = found["cuda"]._replace(kept=CPU.kept)
     if importlib.util.find_spec("libtpu"):
         found["tpu"] = TPU
     return found
