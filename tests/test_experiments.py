@@ -552,7 +552,7 @@ def test_a_run_leaves_its_detectors(here, tmp_path):
 def test_stored_answers_are_judged_like_those_read_anew(lm, data):
     names = ["lookback_probe", "toha", "topology_probe", "novel_words"]
     fitted = {n: fit(build(n), data.inputs[n], targets_of(data)) for n in names}
-    kept = reports("tiny", data, fitted, [7, 0, 33])
+    kept = reports(data, fitted, [7, 0, 33])
     chosen = [data.examples[number] for number in (7, 0, 33)]
     for one, other in zip(
         kept, jaxhal.score(lm, chosen, [*fitted.values()]), strict=True

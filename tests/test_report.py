@@ -33,6 +33,7 @@ def report(**changes):
         ],
         "spans": [Span(6, 9, "red", 0.9)],
         "heads": {"lookback": np.float32([[0.1, 0.2, 0.3], [0.4, 0.5, 1 / 3]])},
+        "layers": [3, 7],
         "detector": "entropy",
         "context": "It is blue.",
         "question": "Which colour?",
@@ -263,6 +264,7 @@ def test_page_data(tmp_path):
     assert data["scores"] == ["toha", "novel"]
     first, second = data["answers"]
     assert first["heads"] == {"lookback": [[0.1, 0.2, 0.3], [0.4, 0.5, 0.333]]}
+    assert first["layers"] == [3, 7]
     assert first["tokens"]["entropy"] == [0.1, 0.5, 0.9, 1.0]
     assert first["places"] == [[0, 2], [2, 5], [5, 10], [10, 10]]
     red = {"start": 6, "end": 9, "text": "red", "confidence": 0.9}
@@ -335,24 +337,27 @@ def test_tokens_may_lack_a_detector(tmp_path):
 
 
 def test_aggregate_map(tmp_path):
-    heads = [np.float32([[value, 2 * value]]) for value in (0.1, 0.3, 0.8)]
+    heads = [np.float32([[value], [2 * value]]) for value in (0.1, 0.3, 0.8)]
     made = [
         report(id=str(n), heads={"lookback": heads[n]}, label=label, labels=None)
         for n, label in enumerate((0, 0, 1))
     ]
     _, data = page(tmp_path, made)
     assert data["maps"]["lookback"] == {
-        "values": [[0.6, 1.2]],
+        "values": [[0.6], [1.2]],
+        "layers": [3, 7],
         "signed": True,
         "range": [0.1, 1.6],
     }
     unknown = [dataclasses.replace(each, label=None) for each in made]
     _, data = page(tmp_path, unknown)
-    assert data["maps"]["lookback"]["values"] == [[0.4, 0.8]]
+    assert data["maps"]["lookback"]["values"] == [[0.4], [0.8]]
     assert not data["maps"]["lookback"]["signed"]
-    other = report(heads={"lookback": np.zeros((3, 3), np.float32)})
-    _, data = page(tmp_path, [*made, other])
-    assert data["maps"] == {}
+    wider = report(heads={"lookback": np.zeros((2, 3), np.float32)})
+    elsewhere = dataclasses.replace(made[0], layers=[2, 5])
+    for other in (wider, elsewhere):
+        _, data = page(tmp_path, [*made, other])
+        assert data["maps"] == {}
 
 
 def test_summary_table(tmp_path):

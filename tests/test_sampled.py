@@ -570,7 +570,7 @@ def test_tokens_have_the_score_of_their_sentence(lm, tmp_path):
             got = [token.scores[one.name] for token in report.tokens]
             np.testing.assert_allclose(got, want, atol=1e-6)
     data = collect(lm, examples, chosen, Store(tmp_path), progress=False)
-    again = reports(lm.name, data, fitted, range(4))
+    again = reports(data, fitted, range(4))
     for ours, theirs in zip(again, found, strict=True):
         assert ours.detector == theirs.detector == "selfcheck_nli"
         for one, other in zip(ours.tokens, theirs.tokens, strict=True):

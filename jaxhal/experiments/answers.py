@@ -31,10 +31,10 @@ _KINDS = (
 
 
 def reports(
-    model: str, data: Inputs, fitted: Mapping[str, Fitted], rows: Sequence[int]
+    data: Inputs, fitted: Mapping[str, Fitted], rows: Sequence[int]
 ) -> list[Report]:
     """Reports of the answers of these numbers, in their order."""
-    chosen = list(fitted.values())
+    chosen, lm = list(fitted.values()), data.source.lm
     scores = {name: one.score(data.inputs[name]) for name, one in fitted.items()}
     made = {}
     for numbers, features in data.source.batches(set(rows)):
@@ -42,7 +42,7 @@ def reports(
         judged = judge(chosen, features, known)
         for at, number in enumerate(numbers):
             example, row = data.examples[number], data.rows[number]
-            made[number] = report(chosen, model, example, row, judged, at)
+            made[number] = report(chosen, lm, example, row, judged, at)
     return [made[number] for number in rows]
 
 

@@ -202,7 +202,7 @@ def _shown(found: Result) -> list[Report]:
     label, one = next(iter(found.data.items()))
     test = found.splits[label][0].test
     test = test[np.unique(np.linspace(0, len(test) - 1, PAGE).astype(int))]
-    return reports(found.config.model, one, found.fitted[label], test.tolist())
+    return reports(one, found.fitted[label], test.tolist())
 
 
 def _save(folder: Path, found: Result) -> None:

@@ -141,6 +141,7 @@ def _answer(report: Report) -> dict[str, Any]:
         **{name: row[name] for name in ("verdict", "probability", "by", "promise")},
         **{name: row[name] for name in ("scores", "probabilities", "flagged")},
         "helpers": report.helpers,
+        "layers": report.layers,
         "heads": {n: rounded(h, f"{own}: {n}") for n, h in report.heads.items()},
         "relevance": None
         if report.relevance is None
@@ -156,7 +157,7 @@ def _aggregate(reports: Sequence[Report]) -> dict[str, Any]:
     maps = {}
     for name in dict.fromkeys(name for report in reports for name in report.heads):
         have = [report for report in reports if name in report.heads]
-        if len({report.heads[name].shape for report in have}) > 1:
+        if len({(r.heads[name].shape, *r.layers) for r in have}) > 1:
             continue  # several models: their heads do not correspond
         every = np.array([report.heads[name] for report in have], float)
         labels = np.array([-1 if r.label is None else r.label for r in have])
@@ -166,6 +167,7 @@ def _aggregate(reports: Sequence[Report]) -> dict[str, Any]:
             values = every[labels == 1].mean(0) - every[labels == 0].mean(0)
         maps[name] = {
             "values": rounded(values, name),
+            "layers": have[0].layers,
             "signed": signed,
             "range": rounded([every.min(), every.max()], name),
         }

@@ -91,6 +91,7 @@ class Report:
       tokens: the response tokens with their scores.
       spans: what ``detector`` marks as made up, in an answer that is not supported.
       heads: feature -> ``[layer, heads]``, its mean over the response.
+      layers: the model's own numbers of those layers.
       detector: the one that colours the tokens and finds the spans: the deciding one,
         or the best of those beside it that score tokens.
       context: the retrieved text, where the example had one.
@@ -151,6 +152,7 @@ class Report:
     flagged: list[str] = dataclasses.field(default_factory=list)
     helpers: dict[str, str] = dataclasses.field(default_factory=dict)
     relevance: Sources | None = None
+    layers: list[int] = dataclasses.field(default_factory=list)
 
     def to_dict(self, every: bool = False) -> dict[str, Any]:
         """The output row: plain Python numbers, ready for JSON.

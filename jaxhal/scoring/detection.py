@@ -15,6 +15,7 @@ from jaxhal.detectors import Detector
 from jaxhal.features.base import OfRewrite, Reducer
 from jaxhal.io.extras import need
 from jaxhal.models.batching import Encoded
+from jaxhal.models.config import ATTENTION
 from jaxhal.models.lm import LM
 from jaxhal.reading.extract import Extraction, extract
 from jaxhal.reporting.attribution import trace
@@ -182,7 +183,7 @@ def score_batches(
             if (why := found.measured[1].get(place)) is not None:
                 one = empty(lm.name, example, chosen, why)
             else:
-                one = report(chosen, lm.name, example, row, judged, at, token_threshold)
+                one = report(chosen, lm, example, row, judged, at, token_threshold)
                 if flow is not None:
                     try:
                         rests, spans = trace(lm, example, row, flow, one.places)
@@ -323,7 +324,7 @@ def judge(
 
 def report(
     chosen: Sequence[Fitted],
-    model: str,
+    lm: LM,
     example: Example,
     row: Encoded,
     judged: BatchScores,
@@ -339,10 +340,11 @@ def report(
             values = {n: float(judged.tokens[n][at, number]) for n in with_tokens}
             listed.append(Token(example.response[start:end], start, end, values))
     found = dataclasses.replace(
-        empty(model, example, chosen),
+        empty(lm.name, example, chosen),
         scores={name: float(judged.scores[name][at]) for name in names},
         tokens=listed,
         heads={name: value[:, at] for name, value in judged.heads.items()},
+        layers=list(lm.config.layers_with(*ATTENTION)),
     )
     return verdicts.decided(found, chosen, token_threshold)
 

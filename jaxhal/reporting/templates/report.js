@@ -2,7 +2,7 @@ const PAGE = 200;
 const data = JSON.parse(at("data").textContent);
 const share = value => `${value < 0 ? "−" : "+"}${Math.abs(value / 100).toFixed(2)}`;
 
-function heatMap(name, values, low, high, signed) {
+function heatMap(name, values, numbers, low, high, signed) {
   const layers = values.length, heads = values[0].length;
   const size = Math.max(6, Math.min(16, Math.floor(400 / layers), Math.floor(400 / heads)));
   const left = 44, width = left + layers * size + 2, height = heads * size + 32;
@@ -22,7 +22,7 @@ function heatMap(name, values, low, high, signed) {
       height: size - .5, "fill-opacity": share.toFixed(3),
       class: signed && value < 0 ? "low" : "",
     });
-    cell.dataset.say = `layer ${layer}, head ${head}: ${number(value)}`;
+    cell.dataset.say = `layer ${numbers[layer]}, head ${head}: ${number(value)}`;
     svg.append(cell);
   }));
   const bottom = heads * size;
@@ -30,8 +30,8 @@ function heatMap(name, values, low, high, signed) {
     svg.append(draw("text", {x, y, "text-anchor": anchor}, text));
   put("head 0", left - 5, 10, "end");
   if (heads > 2) put(heads - 1, left - 5, bottom, "end");
-  put("layer 0", left, bottom + 14, "start");
-  if (layers > 6) put(layers - 1, left + layers * size, bottom + 14, "end");
+  put(`layer ${numbers[0]}`, left, bottom + 14, "start");
+  if (layers > 6) put(numbers[layers - 1], left + layers * size, bottom + 14, "end");
   const readout = make("output", {}, "point at a cell to read it");
   svg.addEventListener("pointerover", event => {
     if (event.target.dataset.say) readout.textContent = event.target.dataset.say;
@@ -46,9 +46,9 @@ function heatMap(name, values, low, high, signed) {
 
 function overview() {
   for (const name in data.maps) {
-    const {values, signed} = data.maps[name];
+    const {values, layers, signed} = data.maps[name];
     const flat = values.flat(), low = Math.min(...flat), high = Math.max(...flat);
-    at("maps").append(heatMap(name, values, low, high, signed));
+    at("maps").append(heatMap(name, values, layers, low, high, signed));
     at("what").textContent = signed
       ? "Mean over the hallucinated answers minus mean over the grounded ones."
       : "Mean over the answers.";
@@ -241,7 +241,7 @@ function card(answer) {
       const flat = answer.heads[name].flat();
       const [low, high] = Object.hasOwn(data.maps, name) ? data.maps[name].range
         : [Math.min(...flat), Math.max(...flat)];
-      maps.append(heatMap(name, answer.heads[name], low, high, false));
+      maps.append(heatMap(name, answer.heads[name], answer.layers, low, high, false));
     }
     return maps;
   }));
