@@ -12,6 +12,7 @@ from typing import Any
 
 import httpx2
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import test_quantized
@@ -400,3 +401,29 @@ def test_a_version_that_is_not_the_one_asked_for(tmp_path):
     with pytest.raises(RuntimeError, match="was asked for and 'elsewhere' imported"):
         with versions.version(folder):
             pass
+
+
+def test_experts_by_blocks_and_by_ragged_dot(monkeypatch):
+    from flax import nnx
+
+    from jaxhal.bench import mixture
+    from jaxhal.models.feedforward import Experts
+    from jaxhal.models.ops import Ops
+
+    size = mixture.Size(6, 2, 16, 8, 40)
+    experts = Experts(size.config, jnp.float32, nnx.Rngs(0))
+    x = jax.random.normal(jax.random.key(1), (2, 20, 16))
+    np.testing.assert_allclose(
+        mixture.ragged(experts, x), experts(x, Ops()), rtol=1e-4, atol=1e-5
+    )
+    monkeypatch.setattr(mixture, "HERE", size)
+
+    def none(topology):
+        raise RuntimeError("no compiler")
+
+    monkeypatch.setattr(mixture.topologies, "described", none)
+    ratio, blocks, ragged = mixture.rows()
+    assert ratio["value"] > 0
+    # 80 rows in blocks of 6: six begun, and as many as the other 74 may fill.
+    assert blocks["value"] == (6 + 74 // 6) * 6 / 80
+    assert ragged["value"] >= 1

@@ -2,9 +2,10 @@
 
 Tokens are put in order of their experts and cut into blocks of one expert's each; a
 loop over the blocks looks up its expert's kernels.  No token is dropped, and shapes
-depend on the number of tokens alone.  ``jax.lax.ragged_dot`` would multiply every row
-by the kernels of every expert, masked, wherever there is no instruction for it: on CPU
-and GPU.
+depend on the number of tokens alone.  ``jax.lax.ragged_dot`` multiplies every row by
+the kernels of every expert, masked, where XLA has no kernel for it, as on CPU; on TPUs
+it has one, which knows neither blocks of few bits nor rules of relevance
+(``jaxhal bench mixture``).
 """
 
 import functools
