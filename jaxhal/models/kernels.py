@@ -33,6 +33,9 @@ class Platform(NamedTuple):
     waiting: int
     # Parts of a prompt whose rows see the keys up to their own end and no others.
     segments: int
+    # Whether rows that stand together by their experts are multiplied by those in one
+    # call.
+    ragged: bool = False
     # Whether products of 16 bits are asked for in that type, though summed in more.
     rounds: bool = False
     # (q, k, v, valid, windows, window, cap, sink) -> what all rows mix, where
@@ -220,6 +223,7 @@ TPU = Platform(
     logits=64 << 20,
     waiting=40 << 20,
     segments=4,
+    ragged=True,
     rounds=True,
     fused=splash,
     takes=splash_takes,
