@@ -22,6 +22,8 @@ import jaxhal
 import tiny
 import tiny_lm
 from jaxhal import detectors, lrp, tuning
+from jaxhal.bench import bounds, topologies
+from jaxhal.bench import plan as plans
 from jaxhal.capture import forward as capture
 from jaxhal.detectors import Ragged
 from jaxhal.features.graphs import Barcode, VertexDegree
@@ -186,6 +188,41 @@ def test_relevance(spread, alone, rules):
     batch = alone.encode(EXAMPLES[:8])
     for function in (jaxhal.relevance_means, jaxhal.relevance):
         _equal(function(spread, batch, rules), function(alone, batch, rules))
+
+
+def test_relevance_of_rows_that_do_not_fit_together(crossed, alone, monkeypatch):
+    """A row of each device goes along with those of the others; none is gathered."""
+    batch = alone.encode(EXAMPLES[:8])
+    want = jaxhal.relevance_means(alone, batch)
+    monkeypatch.setattr(kernels, "CPU", kernels.CPU._replace(kept=0))
+    lrp.programs.means.clear_cache()
+    _equal(jaxhal.relevance_means(crossed, batch), want)
+    laid = mesh_lib.spread(batch, crossed.params)
+    again = lrp.programs.means.lower(crossed.bare, laid, lrp.attnlrp(), "logit")
+    found = plans._collectives(again.compile().as_text())
+    assert found.keys() == {"all-reduce"}
+    lrp.programs.means.clear_cache()
+
+
+@pytest.mark.parametrize(
+    "answers, room, mesh",
+    [
+        (8, 2.0, {"data": 8, "model": 1}),
+        (4, 2.0, {"data": 4, "model": 2}),  # eight rows of devices have none to read
+        (8, 1.2, {"data": 4, "model": 2}),  # the whole leaves no room
+        (8, 0.5, {"data": 1, "model": 8}),  # nor does any part: the last
+    ],
+)
+def test_the_mesh_that_is_planned(alone, monkeypatch, answers, room, mesh):
+    """The fewest devices along ``model`` whose part of the weights leaves room."""
+    held = sum(leaf.nbytes for leaf in jax.tree.leaves(alone.params))
+    peak = devices.Peak(1e12, 1e11, room * held, 1e10)
+    monkeypatch.setitem(devices.PEAKS, "cpu", peak)
+    monkeypatch.setattr(topologies, "described", lambda topology: jax.devices())
+    read = {"states": jaxhal.HiddenStates(tokens="last")}
+    shape = bounds.Shape(answers, 32, 8)
+    found = plans.plan(alone.config, "-", shape, read, dtype=jnp.float32)
+    assert found.mesh == mesh and found.fits == (room > 1)
 
 
 def test_generation(spread, alone):

@@ -253,7 +253,7 @@ def test_the_accelerator_bench_names_a_device_it_does_not_know():
 
 
 def test_the_accelerator_bench_on_a_small_model(monkeypatch):
-    from jaxhal.bench import accelerator
+    from jaxhal.bench import accelerator, topologies
     from jaxhal.models import devices
 
     small = {
@@ -270,6 +270,10 @@ def test_the_accelerator_bench_on_a_small_model(monkeypatch):
     monkeypatch.setattr(accelerator, "_ceilings", lambda peak: iter(()))
     monkeypatch.setitem(devices.PEAKS, "cpu", devices.Peak(1e12, 1e11, 1e10, 1e10))
     monkeypatch.delenv("XLA_PYTHON_CLIENT_PREALLOCATE", raising=False)
+    # A device that says how much was taken, in the place of one that is described.
+    monkeypatch.setattr(accelerator, "_in_use", lambda: 1 << 20)
+    monkeypatch.setattr(topologies, "of_one", lambda device: "-")
+    monkeypatch.setattr(topologies, "described", lambda topology: jax.devices()[:1])
     rows = {row["metric"]: row["value"] for row in accelerator.rows()}
     for metric in (
         "GiB beside the weights, relevance means",
@@ -281,6 +285,12 @@ def test_the_accelerator_bench_on_a_small_model(monkeypatch):
         "seconds",
     ):
         assert rows[metric] > 0, metric
+    # What is planned is what is compiled, which is in use.
+    of_programs, of_plan = (
+        rows[f"memory in use at most so far / {beside}"]
+        for beside in ("predicted of these programs", "as jaxhal plan has it")
+    )
+    assert of_plan == pytest.approx(of_programs, rel=0.1)
     # 2 x 64 tokens by 2 layers: products with their weights, half of the attention.
     config = accelerator.from_huggingface(accelerator.LLAMA_8B)
     count = accelerator.flops(config, accelerator.SHAPES[0])

@@ -447,7 +447,7 @@ def test_what_loading_raises_is_one_line(tmp_path, calls, monkeypatch, error):
     assert (found.exit_code, found.stderr) == (2, "jaxhal: so\n")
 
 
-@pytest.mark.parametrize("command", ["detect", "demo", "rate"])
+@pytest.mark.parametrize("command", ["detect", "demo", "rate", "serve"])
 def test_how_a_model_is_loaded(tmp_path, monkeypatch, command):
     seen = {}
 
@@ -457,7 +457,7 @@ def test_how_a_model_is_loaded(tmp_path, monkeypatch, command):
 
     monkeypatch.setattr(jaxhal, "load", load)
     source = str(write(tmp_path / "in.jsonl", GOOD))
-    rest = {"detect": ["-i", source], "rate": [source]}
+    rest = {"detect": ["-i", source], "rate": [source], "serve": []}
     rest["demo"] = ["--out", str(tmp_path / "demo")]
     how = ["--dtype", "bfloat16", "--weights", "int8", "--mesh", "data=1"]
     found = run(command, *rest[command], *how)

@@ -6,6 +6,7 @@ from collections import Counter
 
 import pytest
 from distributed_child import Child
+from jax._src.clusters import cloud_tpu_cluster
 
 from golden_scores import labelled
 from jaxhal import experiments
@@ -137,6 +138,27 @@ def test_slurm_tells_the_processes_of_each_other(folder):
     counts = shared(*(Child(command, folder, place) for place in places))
     assert set(counts.values()) == {1}
     assert table(folder / "slurmed") == table(folder / "runs")
+
+
+def test_gke_tells_a_worker_of_a_slice_who_it_is(monkeypatch):
+    """By the variables of its container, which JAX looks up on machines with TPUs."""
+    monkeypatch.setattr(cloud_tpu_cluster, "running_in_cloud_tpu_vm", True)
+    address = job()[0][distributed._ADDRESS]
+    monkeypatch.setattr(cloud_tpu_cluster, "coordinator_port", address.split(":")[1])
+    for name in (*VARIABLES, "TPU_PROCESS_ADDRESSES"):
+        monkeypatch.delenv(name, raising=False)
+    gke = {"TPU_WORKER_HOSTNAMES": "localhost", "TPU_WORKER_ID": "0"}
+    # Nothing is asked of a service that a container has.
+    slices = ("MEGASCALE_COORDINATOR_ADDRESS", "MEGASCALE_NUM_SLICES")
+    gke |= dict.fromkeys((*slices, "MEGASCALE_SLICE_ID"), "")
+    for name, value in (gke | {"TPU_SKIP_MDS_QUERY": "1"}).items():
+        monkeypatch.setenv(name, value)
+    state = distributed._connected()
+    try:
+        assert (state.process_id, state.num_processes) == (0, 1)
+        assert state.coordinator_address == address.replace("127.0.0.1", "localhost")
+    finally:
+        state.shutdown()
 
 
 def test_runs_that_know_nothing_of_each_other_share_a_store(folder):

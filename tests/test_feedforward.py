@@ -14,7 +14,7 @@ import tiny
 from jaxhal import lrp
 from jaxhal.bench import bounds
 from jaxhal.lrp import programs
-from jaxhal.models import feedforward, ops, weights
+from jaxhal.models import feedforward, kernels, ops, weights
 from jaxhal.models.families import (
     from_huggingface,
     huggingface_table,
@@ -85,7 +85,7 @@ def test_the_way_back_keeps_no_kernels_of_blocks():
 def test_layers_that_are_computed_again_say_the_same(monkeypatch):
     lm, rows = random(CONFIG, jax.random.key(1)), batch(tiny.TOKENS, 15)
     kept = lrp.relevance_means(lm, rows, "attnlrp")
-    monkeypatch.setattr(programs, "KEPT_BYTES", 0)
+    monkeypatch.setattr(kernels, "CPU", kernels.CPU._replace(kept=0))
     programs.means.clear_cache()
     again = lrp.relevance_means(lm, rows, "attnlrp")
     programs.means.clear_cache()

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import types
 
 import jax
 import numpy as np
@@ -15,15 +16,15 @@ from typer.testing import CliRunner
 import jaxhal
 import tiny
 import tiny_lm
-from jaxhal import lrp
+from jaxhal import detectors, lrp
 from jaxhal.bench import bounds, topologies
 from jaxhal.bench import plan as plans
 from jaxhal.bench.bounds import Shape
 from jaxhal.capture import forward as capture
+from jaxhal.cli import planning
 from jaxhal.cli.app import app
 from jaxhal.generation import Sampling, decoding
 from jaxhal.generation.decoding import Decoding
-from jaxhal.lrp import programs
 from jaxhal.models import devices, kernels
 from jaxhal.models.families import from_huggingface
 
@@ -182,6 +183,65 @@ def test_the_command(here, tmp_path, monkeypatch):
     assert done.exit_code == 1 and "does not fit" in done.output
 
 
+def test_the_command_reads_what_its_detectors_do(here, tmp_path, monkeypatch):
+    path = tiny_lm.write_lm(tmp_path) / "config.json"
+    asked = []
+
+    def plan(config, topology, shape, reducers, **how):
+        asked.append(reducers)
+        raise ValueError("enough")
+
+    monkeypatch.setattr(plans, "plan", plan)
+    command = ["plan", str(path), "--topology", "-"]
+    for names in (["toha", "context_gain"], ["lrp4rag_svm"]):
+        options = [word for name in names for word in ("--detector", name)]
+        assert CliRunner().invoke(app, [*command, *options]).exit_code == 2
+        want = [one.reducers for one in detectors.get(names)]
+        assert asked.pop() == {k: v for one in want for k, v in one.items()}
+    done = CliRunner().invoke(app, [*command, "--detector", "no_such"])
+    assert done.exit_code == 2 and "no_such" in done.output and not asked
+
+
+@pytest.mark.parametrize(
+    "weights, temporaries, refused, said",
+    [
+        (4e8, 4e8, "", None),
+        (6e8, 4e8, "", "more devices, or weights of fewer bits"),
+        (2e9, 0, "the weights alone are too large", "more devices, or weights of"),
+        (2e8, 8e8, "", "take fewer or shorter answers together, or more devices"),
+        (2e8, 0, "out of memory", "take fewer or shorter answers together"),
+    ],
+)
+def test_what_to_change_is_said(weights, temporaries, refused, said):
+    found = plans.Plan(
+        kind="cpu",
+        mesh={"data": 1, "model": 1},
+        shape=SHAPE,
+        weights=int(weights),
+        memory=1e9,
+        first=bounds.Bound(0, 0.0, 0.0, 0.0),
+        temporaries=int(temporaries),
+        refused=refused,
+    )
+    advice = " ".join(planning._advice(found))
+    assert (advice == "") if said is None else (said in advice)
+    assert refused in advice
+
+
+@pytest.mark.parametrize(
+    "platform, kind, topology",
+    [
+        ("gpu", "NVIDIA H200", "h200"),
+        ("gpu", "NVIDIA L4", None),  # of which only the peak is known
+        ("tpu", "TPU v5 lite", None),  # without its plugin
+    ],
+)
+def test_the_topology_of_one_device(monkeypatch, platform, kind, topology):
+    monkeypatch.setattr(kernels, "installed", lambda: {"cuda": kernels.CUDA})
+    one = types.SimpleNamespace(platform=platform, device_kind=kind)
+    assert topologies.of_one(one) == topology
+
+
 @pytest.mark.parametrize(
     "topology, extra", [("v5e:2x4", "tpu"), ("h100:8", "cuda"), ("b:8", "tpu")]
 )
@@ -257,7 +317,7 @@ def test_attention_stays_on_its_device(tmp_path, plugin, topology, kind):
 )
 def test_a_way_back_keeps_no_copy_of_the_weights(here, monkeypatch, case, dtype):
     """Where layers are computed again: on CPU, and where they come in periods."""
-    monkeypatch.setattr(programs, "KEPT_BYTES", 0)
+    monkeypatch.setattr(kernels, "CPU", kernels.CPU._replace(kept=0))
     about = tiny.golden(case)["config"] | {"hidden_size": 256}
     more = 48 // about["num_hidden_layers"]
     about["num_hidden_layers"] *= more

@@ -7,7 +7,7 @@ stand beside the device's name; peaks are those of its data sheet.
 import math
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
 import jax
@@ -15,14 +15,15 @@ import jax.numpy as jnp
 import numpy as np
 
 import jaxhal
-from jaxhal.bench import Timed, interleave, peer, peers, row
+from jaxhal.bench import Timed, interleave, peer, peers, row, topologies
 from jaxhal.bench.bounds import Shape, flops
+from jaxhal.bench.plan import plan
 from jaxhal.bench.read import REDUCERS, random_batch
 from jaxhal.capture import forward as capture
 from jaxhal.features.base import Reducer
 from jaxhal.generation import Sampling, decoding
 from jaxhal.generation.decoding import Decoding
-from jaxhal.lrp import programs, resolve
+from jaxhal.lrp import PromptRelevance, ResponseRelevance, programs, resolve
 from jaxhal.models import devices
 from jaxhal.models import lm as lm_lib
 from jaxhal.models.config import Config
@@ -53,6 +54,10 @@ _SCORES: dict[str, Reducer] = {
     "lookback": jaxhal.LookbackRatio(),
     "entropy": jaxhal.TokenEntropy(),
 }
+RELEVANCE: dict[str, Reducer] = {
+    "prompt": PromptRelevance(),
+    "response": ResponseRelevance(),
+}
 _WORDS = {
     "forward": "forward without logits",
     "all": "all reducers",
@@ -72,11 +77,12 @@ def rows() -> Iterator[dict]:
         )
     began = time.perf_counter()
     config = from_huggingface(LLAMA_8B)
+    yield from _ceilings(peak)  # before there are weights: it adds to no peak
     lm = _random(config)
-    yield from _ceilings(peak)
     model = peer(_torch)
+    planned = 0
     for shape in SHAPES:
-        yield from _reading(lm, model, shape, peak)
+        planned = yield from _reading(lm, model, shape, peak, planned)
     del model  # a cache needs its room
     for shape in SHAPES:
         yield from _writing(lm, shape._replace(response=WRITTEN), peak)
@@ -129,7 +135,10 @@ def _ceilings(peak: devices.Peak) -> Iterator[dict]:
     yield timed.pace("TB/s, copy, read and written", "copy", moved / 1e12)
 
 
-def _reading(lm: LM, model: Any, shape: Shape, peak: devices.Peak) -> Iterator[dict]:
+def _reading(
+    lm: LM, model: Any, shape: Shape, peak: devices.Peak, planned: int
+) -> Generator[dict, None, int]:
+    """Returns what the largest program so far takes by plan; before it ``planned``."""
     case, config = str(shape), lm.config
     batch = random_batch(config.vocab_size, shape.tokens, shape.response, shape.answers)
     batch = jax.tree.map(jnp.asarray, batch)
@@ -140,7 +149,7 @@ def _reading(lm: LM, model: Any, shape: Shape, peak: devices.Peak) -> Iterator[d
         "means": programs.means.lower(lm.bare, batch, resolve("attnlrp"), "logit"),
     }
     runs: dict[str, Callable[[], Any]] = {}
-    most = 0.0
+    most, largest = 0, ""
     for name, each in lowered.items():
         begin = time.perf_counter()
         program = each.compile()
@@ -154,7 +163,8 @@ def _reading(lm: LM, model: Any, shape: Shape, peak: devices.Peak) -> Iterator[d
         if needed < devices.memory():
             given = (batch.tokens, batch.valid) if name == "forward" else (batch,)
             runs[name] = lambda p=program, g=given: p(lm.bare, *g)
-            most = max(most, needed + memory.argument_size_in_bytes)
+            if (held := needed + memory.argument_size_in_bytes) > most:
+                most, largest = held, name
     means = runs.pop("means", None)
     if model is not None:
         runs["torch"] = lambda: _torch_hidden(model, batch.tokens)
@@ -172,10 +182,24 @@ def _reading(lm: LM, model: Any, shape: Shape, peak: devices.Peak) -> Iterator[d
         both = {"forward": runs["forward"], "means": means}
         timed = interleave(BENCH, case, both, 1, warm_up=False)
         yield timed.ratio("relevance means / forward", "means", "forward", 4.0)
-    used = (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use")
-    if used:
-        metric = "memory in use at most so far / predicted of these programs"
-        yield row(BENCH, case, metric, used / most)
+    if not (used := _in_use()):
+        return planned
+    metric = "memory in use at most so far / predicted of these programs"
+    yield row(BENCH, case, metric, used / most)
+    if (topology := topologies.of_one(jax.devices()[0])) is not None:
+        # A forward pass alone is no plan, and takes about what reducers do.
+        reducers = RELEVANCE if largest == "means" else REDUCERS
+        where = config, topology, shape, reducers
+        planned = max(planned, plan(*where, mesh={"data": 1, "model": 1}).needed)
+        metric = "memory in use at most so far / as jaxhal plan has it"
+        yield row(BENCH, case, metric, used / planned)
+    return planned
+
+
+def _in_use() -> int:
+    """Bytes of the first device that were taken at most; 0 where it does not say."""
+    known = jax.devices()[0].memory_stats() or {}
+    return known.get("peak_bytes_in_use", 0)
 
 
 def _writing(lm: LM, shape: Shape, peak: devices.Peak) -> Iterator[dict]:

@@ -11,12 +11,11 @@ from typing import NamedTuple
 
 import jaxhal
 from jaxhal.bench import row, topologies
-from jaxhal.bench.accelerator import LLAMA_8B
+from jaxhal.bench.accelerator import LLAMA_8B, RELEVANCE
 from jaxhal.bench.bounds import Shape
 from jaxhal.bench.plan import Plan, plan
 from jaxhal.bench.read import REDUCERS
 from jaxhal.features.base import Reducer
-from jaxhal.lrp import PromptRelevance, ResponseRelevance
 from jaxhal.models.config import Config
 from jaxhal.models.families import from_huggingface
 
@@ -105,10 +104,6 @@ CASES = (
 _FORWARD: dict[str, Reducer] = {
     "last": jaxhal.HiddenStates(layers=(-1,), tokens="last")
 }
-_RELEVANCE: dict[str, Reducer] = {
-    "prompt": PromptRelevance(),
-    "response": ResponseRelevance(),
-}
 
 
 def rows() -> Iterator[dict]:
@@ -124,7 +119,7 @@ def rows() -> Iterator[dict]:
 def _rows(case: Case) -> Iterator[dict]:
     config = from_huggingface(dict(case.config))
     # On the first mesh that has room for relevance, which takes the most.
-    means = _plan(config, case, _RELEVANCE)
+    means = _plan(config, case, RELEVANCE)
     forward = _plan(config, case, _FORWARD, means.mesh)
     mesh = ",".join(f"{axis}={count}" for axis, count in forward.mesh.items())
     about = BENCH, f"{case.name}, {case.shape}, {case.topology}, {mesh}"

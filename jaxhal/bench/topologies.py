@@ -32,6 +32,17 @@ GPUS = {
     "h200": Gpu("NVIDIA H200", (9, 0), 132, 128, 1.98, 50, 228),
 }
 
+# Topologies of one TPU, by its kind.
+_TPUS = {"TPU v5 lite": "v5e:1x1", "TPU v5": "v5p:1x1x1", "TPU v6 lite": "v6e:1x1"}
+
+
+def of_one(device: Any) -> str | None:
+    """The topology that is one of such devices, where it can be compiled for here."""
+    gpus = {gpu.kind: name for name, gpu in GPUS.items()}
+    plugin = {"gpu": "cuda"}.get(device.platform, device.platform)
+    known = (gpus | _TPUS).get(device.device_kind)
+    return known if plugin in kernels.installed() else None
+
 
 def described(topology: str) -> list[Any]:
     """The devices of a topology: TPUs as ``"v5e:2x4"``, GPUs of a host as ``"h100:8"``.

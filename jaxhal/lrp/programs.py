@@ -13,16 +13,11 @@ from jaxtyping import Array, Bool, Float
 
 from jaxhal.features.relevance import bin_weights
 from jaxhal.lrp.rules import RuleSet
-from jaxhal.models import decoder
+from jaxhal.models import decoder, kernels
 from jaxhal.models.lm import LM
+from jaxhal.models.mesh import shares
 from jaxhal.models.ops import EXACT, Ops, wide
 from jaxhal.types import Batch
-
-# What pull-backs that run together may keep alive; more of them, whose arrays leave the
-# processor's caches, are slower each.
-BLOCK_BYTES = 3 << 27
-# What one pass may keep of all layers; beyond it layers are computed again.
-KEPT_BYTES = 4 << 30
 
 
 @jax.tree_util.register_dataclass
@@ -55,7 +50,7 @@ def _seeds(lm: LM, batch: Batch, ops: Ops, seed: str):
     """Embeddings, and the function from them to the seed of each response token."""
     model = nnx.merge(lm.graphdef, lm.params)
     tokens, valid = jnp.asarray(batch.tokens), jnp.asarray(batch.valid)
-    start, remat = batch.prompt_length, _kept(lm, batch) > KEPT_BYTES
+    start, remat = batch.prompt_length, not _fits(lm, batch)
     x, geo = decoder.begin(model, tokens, valid)
     target, real = tokens[:, start:], valid[:, start:]
 
@@ -78,23 +73,29 @@ def _over_width(x: Array, slot: Array) -> Array:
 
 
 def block_size(lm: LM, batch: Batch) -> int:
-    """Pull-backs that fit :data:`BLOCK_BYTES` together, in rounds of equal size."""
-    fits = max(1, BLOCK_BYTES // _bytes(lm, batch, 4, 3))
+    """Pull-backs that run together on a platform, in rounds of equal size."""
+    most = kernels.platform_of(lm.params).pulled
+    fits = max(1, most // _bytes(lm, batch, 4, 3))
     response = batch.tokens.shape[1] - batch.prompt_length
     return math.ceil(response / math.ceil(response / fits))
 
 
-def _kept(lm: LM, batch: Batch) -> int:
-    """Bytes one pass keeps for its way back when no layer is computed again."""
-    return lm.config.num_hidden_layers * _bytes(lm, batch, 8, 4)
+def _fits(lm: LM, batch: Batch) -> bool:
+    """Whether a pass may keep all layers for its way back and compute none again."""
+    kept = lm.config.num_hidden_layers * _bytes(lm, batch, 8, 4)
+    return kept <= kernels.platform_of(lm.params).kept
 
 
 def _bytes(lm: LM, batch: Batch, hidden: int, inner: int) -> int:
-    """What arrays of attention, of the width and of the inner width take in a layer."""
+    """What arrays of attention, of the width and of the inner width take in a layer.
+
+    On one device.
+    """
     config, (rows, seq) = lm.config, batch.tokens.shape
+    data, model = shares(jax.tree.leaves(lm.params)[0], rows)
     attention = 3 * config.num_attention_heads * seq
-    width = hidden * config.hidden_size + inner * config.inner_size
-    return 4 * rows * seq * (attention + width)
+    shared = (attention + inner * config.inner_size) // model
+    return 4 * rows // data * seq * (shared + hidden * config.hidden_size)
 
 
 def _pulled(
@@ -130,15 +131,21 @@ def sums(
 
 
 def _in_memory(lm: LM, function: Callable[..., Any], batch: Batch, *rest: Any) -> Any:
-    """A function of a batch, row by row where all rows would keep too much."""
-    if _kept(lm, batch) <= KEPT_BYTES:
+    """A function of a batch; a row of each device where all would keep too much."""
+    rows = len(batch.tokens)
+    data, _ = shares(jax.tree.leaves(lm.params)[0], rows)
+    if rows == data or _fits(lm, batch):
         return function(batch, *rest)
 
-    def alone(row: tuple[Any, ...]) -> Any:
-        out = function(*jax.tree.map(lambda leaf: leaf[None], row))
-        return jax.tree.map(lambda leaf: leaf[0], out)
+    def apart(leaf: Any) -> Array:  # each device's rows are a run of them
+        leaf = jnp.asarray(leaf)
+        return leaf.reshape(data, -1, *leaf.shape[1:]).swapaxes(0, 1)
 
-    return jax.lax.map(alone, (jax.tree.map(jnp.asarray, batch), *rest))
+    def joined(leaf: Array) -> Array:
+        return leaf.swapaxes(0, 1).reshape(rows, *leaf.shape[2:])
+
+    each = jax.tree.map(apart, (batch, *rest))
+    return jax.tree.map(joined, jax.lax.map(lambda some: function(*some), each))
 
 
 @functools.partial(jax.jit, static_argnames=("rules", "seed"))

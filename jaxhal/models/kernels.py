@@ -31,6 +31,11 @@ class Platform(NamedTuple):
     # Bytes of rows of all devices that wait until those of some layers are there, for
     # reducers that look at all rows of a response together.
     waiting: int
+    # Bytes of one device that a way back may keep, of all layers or of one layer's
+    # attention, beyond which they are computed again; and of ways back that run
+    # together.
+    kept: int
+    pulled: int
     # Parts of a prompt whose rows see the keys up to their own end and no others.
     segments: int
     # Whether rows that stand together by their experts are multiplied by those in one
@@ -201,27 +206,40 @@ def _by_window(
 
 
 # Measured on CPU at (512, 96) and (2048, 256): small enough to stay near the caches,
-# large enough that a block's matrix product is efficient.
+# large enough that a block's matrix product is efficient.  More ways back together,
+# whose arrays leave the processor's caches, are slower each.
 CPU = Platform(
-    plain=8 << 20, tapped=64 << 20, logits=64 << 20, waiting=80 << 20, segments=8
+    plain=8 << 20,
+    tapped=64 << 20,
+    logits=64 << 20,
+    waiting=80 << 20,
+    kept=4 << 30,
+    pulled=384 << 20,
+    segments=8,
 )
-# Measured on an H200 at 8 x 2,048: few large products, few programs to compile.
+# Measured on an H200 at 8 x 2,048: few large products, few programs to compile.  What
+# ways back take is compiled for 80 GiB, beside the weights, and not measured.
 CUDA = Platform(
     plain=256 << 20,
     tapped=128 << 20,
     logits=256 << 20,
     waiting=80 << 20,
+    kept=16 << 30,
+    pulled=2 << 30,
     segments=2,
     rounds=True,
     fused=flash,
     takes=flash_takes,
 )
-# Compiled for a v5e and not measured: blocks of hundreds of rows for its matrix units.
+# Compiled for a v5e, of 16 GiB, and not measured: blocks of hundreds of rows for its
+# matrix units.
 TPU = Platform(
     plain=256 << 20,
     tapped=128 << 20,
     logits=64 << 20,
     waiting=40 << 20,
+    kept=4 << 30,
+    pulled=1 << 30,
     segments=4,
     ragged=True,
     rounds=True,

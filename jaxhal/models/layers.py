@@ -17,11 +17,9 @@ from jaxtyping import Array, Bool, Float, Int
 from jaxhal.models import kernels, rope
 from jaxhal.models.config import Config
 from jaxhal.models.feedforward import MLP, Experts, Shared, apply, linear
+from jaxhal.models.mesh import shares
 from jaxhal.models.norm import Norm
 from jaxhal.models.ops import STANDARD, Ops, attend_after, capped, wide
-
-# Of one layer's attention, what a way back may keep; beyond it blocks run again.
-KEPT_BYTES = 4 << 30
 
 
 class Geometry(NamedTuple):
@@ -226,7 +224,7 @@ class Attention(nnx.Module):
             shown = functools.partial(
                 block, keys=keys, reduce=reduce, values=not fused_already
             )
-            if 3 * row_bytes * rows > KEPT_BYTES:
+            if 3 * row_bytes * rows > platform.kept * math.prod(shares(q, batch)):
                 shown = jax.checkpoint(shown)
             out, seen = in_blocks(shown, each, (3, 1, 0), (3, 2), size)
             outputs += [] if fused_already else [out]
