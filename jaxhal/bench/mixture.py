@@ -6,20 +6,20 @@ a TPU, if its compiler is installed.
 
 import functools
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import SingleDeviceSharding
-from jaxtyping import Array, Float
+from jaxtyping import Array
 
 from jaxhal.bench import interleave, row, topologies
 from jaxhal.models.config import Config
 from jaxhal.models.families import from_huggingface
-from jaxhal.models.feedforward import Experts, Kernels, in_order, perceptron
-from jaxhal.models.ops import Ops
+from jaxhal.models.feedforward import Experts, in_order
+from jaxhal.models.ops import STANDARD
 
 BENCH, REPEATS, TOPOLOGY = "mixture", 7, "v5e:1x1"
 
@@ -109,30 +109,11 @@ def _products(size: Size, case: str, program: Any) -> Iterator[dict]:
 
 def _programs(experts: Experts) -> dict[str, Any]:
     definition = nnx.graphdef(experts)
-    return {
-        name: jax.jit(lambda state, x, run=run: run(nnx.merge(definition, state), x))
-        for name, run in (("blocks", _blocks), ("ragged_dot", ragged))
-    }
 
+    def program(ragged: bool) -> Any:
+        def run(state: Any, x: Array) -> Array:
+            return nnx.merge(definition, state).mixed((x,), STANDARD, ragged)
 
-def _blocks(experts: Experts, x: Array) -> Array:
-    return experts(x, Ops())
+        return jax.jit(run)
 
-
-def ragged(
-    experts: Experts, x: Float[Array, "batch query width"]
-) -> Float[Array, "batch query width"]:
-    """What experts make of tokens in the order of their experts, in three products."""
-    rows, ops = x.reshape(-1, x.shape[-1]), Ops()
-    weights, chosen = experts.routed(rows, ops)
-    order = jnp.argsort(chosen.reshape(-1), stable=True)
-    held = jnp.bincount(chosen.reshape(-1), length=len(experts.up_proj.kernel[...]))
-
-    def product(part: Kernels) -> Callable[[Array], Array]:
-        return lambda x: jax.lax.ragged_dot(x, part.kernel[...], held)
-
-    gate, up = product(experts.gate_proj), product(experts.up_proj)
-    down, source = product(experts.down_proj), order // chosen.shape[1]
-    given = perceptron(rows[source], gate, up, down, experts.config.activation, ops)
-    given = given * weights.reshape(-1)[order, None].astype(given.dtype)
-    return jnp.zeros_like(rows).at[source].add(given).reshape(x.shape)
+    return {"blocks": program(False), "ragged_dot": program(True)}

@@ -184,7 +184,9 @@ class Experts(nnx.Module):
         def product(part: Kernels) -> Product:
             kernel = part.kernel[...]
             bias = 0 if part.bias is None else part.bias[...][flat[order]]
-            dot = functools.partial(jax.lax.ragged_dot, precision=precision(kernel.dtype))
+            dot = functools.partial(
+                jax.lax.ragged_dot, precision=precision(kernel.dtype)
+            )
             return lambda x: dot(x, kernel, held) + bias
 
         gate, up = product(self.gate_proj), product(self.up_proj)
