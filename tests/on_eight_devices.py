@@ -472,7 +472,7 @@ def test_rounded_weights(folder, monkeypatch):
     "case, packed",
     [("mixtral-gqa", ""), ("qwen3moe-gqa", ""), ("qwen3moe-gqa", "Q8_0")],
 )
-def test_experts(case, packed, tmp_path):
+def test_experts(case, packed, tmp_path, monkeypatch):
     """Widths are shared out, and tokens are sorted where they are."""
     meta = test_feedforward.write_by_expert(tmp_path, case)
     config = from_huggingface(meta["config"])
@@ -496,6 +496,16 @@ def test_experts(case, packed, tmp_path):
     rows = mesh_lib.spread((tokens, np.ones(tokens.shape, bool)), lm.params)
     text = lms.forward.lower(lm.bare, *rows).compile().as_text()
     assert "all-reduce(" in text and "all-gather(" not in text
+    if packed:
+        return
+    monkeypatch.setattr(kernels, "CPU", kernels.CPU._replace(ragged=True))
+    lms.forward.clear_cache()
+    _equal(lm.forward(tokens), alone.forward(tokens))
+    traced = lms.forward.trace(lm.bare, *rows)
+    assert "ragged_dot" in str(traced.jaxpr)
+    text = traced.lower().compile().as_text()
+    assert "all-reduce(" in text and "all-gather(" not in text
+    lms.forward.clear_cache()
 
 
 @pytest.mark.parametrize(

@@ -413,3 +413,19 @@ def test_a_version_that_is_not_the_one_asked_for(tmp_path):
     with pytest.raises(RuntimeError, match="was asked for and 'elsewhere' imported"):
         with versions.version(folder):
             pass
+
+
+def test_experts_by_blocks_and_by_ragged_dot(monkeypatch):
+    from jaxhal.bench import mixture
+
+    monkeypatch.setattr(mixture, "HERE", mixture.Size(6, 2, 16, 8, 40))
+
+    def none(topology):
+        raise RuntimeError("no compiler")
+
+    monkeypatch.setattr(mixture.topologies, "described", none)
+    ratio, blocks, ragged = mixture.rows()
+    assert ratio["value"] > 0
+    # 80 rows in blocks of 6: six begun, and as many as the other 74 may fill.
+    assert blocks["value"] == (6 + 74 // 6) * 6 / 80
+    assert ragged["value"] >= 1

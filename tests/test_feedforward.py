@@ -1,18 +1,20 @@
 """Mixtures of experts against loops over tokens, and the forms they are stored in."""
 
 import collections
+import dataclasses
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from jax.sharding import NamedSharding, PartitionSpec
 from safetensors.numpy import load_file, save_file
 from test_parity import batch
 
 import tiny
 from jaxhal import lrp
-from jaxhal.bench import bounds
+from jaxhal.bench import bounds, topologies
 from jaxhal.lrp import programs
 from jaxhal.models import feedforward, kernels, ops, weights
 from jaxhal.models.families import (
@@ -54,10 +56,11 @@ def test_each_row_has_a_place_of_its_own_in_a_block_of_its_expert(tokens, among)
     assert tokens < 100 or len(source) <= 1.5 * slot.size + size
 
 
-def test_a_token_is_the_weighed_sum_of_its_experts():
+@pytest.mark.parametrize("ragged", [False, True])
+def test_a_token_is_the_weighed_sum_of_its_experts(ragged):
     part = Experts(CONFIG, jnp.float32, nnx.Rngs(0))
     x = np.random.default_rng(0).normal(size=(2, 9, CONFIG.hidden_size))
-    got = part(jnp.asarray(x, jnp.float32), ops.STANDARD)
+    got = part.mixed((jnp.asarray(x, jnp.float32),), ops.STANDARD, ragged)
     gate, up, down = (
         np.asarray(one.kernel.get_value(), np.float64)
         for one in (part.gate_proj, part.up_proj, part.down_proj)
@@ -71,6 +74,51 @@ def test_a_token_is_the_weighed_sum_of_its_experts():
             inner = inner / (1 + np.exp(-inner)) * (x[at] @ up[expert])
             want[at] += shares[expert] / shares[best].sum() * (inner @ down[expert])
     np.testing.assert_allclose(got, want, atol=1e-5)
+
+
+@pytest.mark.parametrize("case", ["gptoss-gqa", "gemma4-experts"])
+def test_whole_models_compute_the_same_without_blocks(case, monkeypatch):
+    """With biases, limits of gates, and routers that see something else."""
+    lm = random(from_huggingface(tiny.golden(case)["config"]), jax.random.key(0))
+    params = jax.tree.map(lambda x: x + 0.02, lm.params)  # biases begin at 0
+    lm, rows = dataclasses.replace(lm, params=params), jnp.tile(tiny.TOKENS, (1, 2))
+
+    def weighed(params):
+        out = dataclasses.replace(lm, params=params).forward(rows)
+        return (out[..., :3] ** 2).sum()
+
+    want, pull = lm.forward(rows), jax.grad(weighed)(params)
+    monkeypatch.setattr(kernels, "CPU", kernels.CPU._replace(ragged=True))
+    jax.clear_caches()
+    traced = jax.make_jaxpr(lambda lm, rows: lm.forward(rows))(lm.bare, rows)
+    assert "ragged_dot" in str(traced)
+    np.testing.assert_allclose(lm.forward(rows), want, atol=1e-4)
+    both = map(jax.tree.leaves, (jax.grad(weighed)(params), pull))
+    for one, other in zip(*both, strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-3, rtol=1e-3)
+    jax.clear_caches()
+
+
+def test_experts_are_one_call_on_tpus_alone():
+    """But for few rows, few bits, and rules of relevance."""
+    if "tpu" not in kernels.installed():
+        pytest.skip("no plugin compiles for a TPU")
+    mesh = jax.sharding.Mesh(topologies.described("v5e:1x1"), ("data",))
+    part = nnx.eval_shape(lambda: Experts(CONFIG, jnp.bfloat16, nnx.Rngs(0)))
+    definition, state = nnx.split(part)
+
+    def calls(tokens, how=ops.STANDARD, put=state):
+        x = jnp.zeros((1, tokens, CONFIG.hidden_size), jnp.bfloat16)
+        at = NamedSharding(mesh, PartitionSpec())
+        given = jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=at), (put, x)
+        )
+        run = jax.jit(lambda state, x: nnx.merge(definition, state)(x, how))
+        return run.lower(*given).as_text().count('= "chlo.ragged_dot"')
+
+    assert calls(40) == 3
+    assert calls(4) == 0
+    assert calls(40, lrp.resolve("attnlrp").ops()) == 0
 
 
 def test_the_way_back_keeps_no_kernels_of_blocks():

@@ -25,7 +25,10 @@ _BY_DEFAULT = (
 )
 # The rest takes twenty minutes, needs gigabytes of models, an accelerator or a compiler
 # for one, or another version to compare with.
-BENCHES = (*_BY_DEFAULT, "soak", "stored", "compiled", "accelerator", "versions")
+BENCHES = (
+    *_BY_DEFAULT,
+    *("mixture", "soak", "stored", "compiled", "accelerator", "versions"),
+)
 # What some need that not everyone installs.
 _EXTRAS = {"nli": "sentences", "serve": "serve", "soak": "serve", "start": "serve"}
 _EXTRAS["watchdog"] = "watchdog"

@@ -43,8 +43,12 @@ _COLLECTIVES = re.compile(
     r"(?:-start)?\("
 )
 _SHAPE = re.compile(r"\b\w+\[(\d+(?:,\d+)+)\]")
-# Fused attention, as compilers of TPUs and GPUs are asked for it.
-_KERNEL = re.compile(r'custom_call_target="(tpu_custom_call|__cudnn\$fmha\w*)"')
+# Fused attention, as compilers of TPUs and GPUs are asked for it; experts' products are
+# calls of that kind too.
+_KERNEL = re.compile(
+    r"%(?!ragged-dot)\S+ = .*"
+    r'custom_call_target="(?:tpu_custom_call|__cudnn\$fmha\w*)"'
+)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -31,7 +31,7 @@ from jaxhal.models.batching import (
 from jaxhal.models.cache import positions, turned
 from jaxhal.models.config import ATTENTION, Config
 from jaxhal.models.lm import LM
-from jaxhal.models.mesh import rows_at_once, spread
+from jaxhal.models.mesh import here, rows_at_once, spread
 from jaxhal.models.ops import STANDARD
 from jaxhal.types import Batch
 
@@ -78,7 +78,7 @@ def read_rows(
             some, pad_id, group.prompt_length, group.response_length, group.size
         )
         values = read(lm, batch, {"it": reducer}, copies=group.copies)["it"]
-        values = np.moveaxis(jax.device_get(values), reducer.batch_axis, 0)
+        values = np.moveaxis(jax.device_get(here(values)), reducer.batch_axis, 0)
         found |= dict(zip(group.rows, values, strict=False))
     return [found[place] for place in range(len(rows))]
 

@@ -177,10 +177,11 @@ def bench(
     """Measures speed as ratios to what stands beside it in the same run.
 
     There are read, extract, probes, fit, relevance, generate, nli, encoders, serve,
-    start and watchdog; soak asks a server 20,000 times; stored takes 4-bit files of 0.5
-    and 1.5 billion parameters from the hub; accelerator needs one, and measures a model
-    of 8 billion parameters on it; compiled needs none, and compiles models of 8 to 70
-    billion for several; versions compares with an earlier version's checkout.
+    start and watchdog; mixture compares a layer's experts with ragged_dot; soak asks a
+    server 20,000 times; stored takes 4-bit files of 0.5 and 1.5 billion parameters from
+    the hub; accelerator needs one, and measures a model of 8 billion parameters on it;
+    compiled needs none, and compiles models of 8 to 70 billion for several; versions
+    compares with an earlier version's checkout.
     """
     from jaxhal import bench as benches
 

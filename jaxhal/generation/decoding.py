@@ -132,7 +132,7 @@ def fastest(lm: LM) -> LM:
         return lm
     leaves = jax.tree.leaves(lm.params)
     if "apart" not in vars(lm):  # which holds it once made
-        held = leaves[0].devices()
+        held = leaves[0].sharding.addressable_devices
         on_cpu = next(iter(held)).platform == "cpu"
         share = _APART_SHARE if on_cpu else _APART_SHARE_OF_DEVICE
         size = sum(leaf.addressable_shards[0].data.nbytes for leaf in leaves)

@@ -19,7 +19,7 @@ from jaxhal.generation.steps import Clip, rowwise
 from jaxhal.io.progress import progress_bar
 from jaxhal.models.batching import Encoded, Planned, collate, plan, rows_together
 from jaxhal.models.lm import LM
-from jaxhal.models.mesh import rows_at_once, spread
+from jaxhal.models.mesh import here, rows_at_once, spread
 from jaxhal.types import Example
 
 # Tokens decoded between looks at the text for stop strings.
@@ -186,11 +186,11 @@ def stream(
         ready, state = begun(lm, rows, group, 1, limits, keys, how, 1)
         said, ids, count = "", [], 1
         while True:
-            done = bool(state.done[0])
+            done = bool(here(state.done)[0])
             if done:
                 state = decoding.read_last(ready, state, how)
             for at in range(len(ids), count - (how.behind and not done)):
-                read = jax.device_get(decoding.column(state, at, how))
+                read = jax.device_get(here(decoding.column(state, at, how)))
                 token, logprob, features = read
                 ids.append(int(token[0]))
                 text = tokenizer.decode(ids, skip_special=True)
@@ -311,7 +311,8 @@ def _decode(lm: LM, state: State, how: Decoding, stop: tuple[str, ...]) -> State
         state = decoding.go_on(lm.bare, state, last, how)
         if not stop:
             break
-        done, tokens, real = jax.device_get((state.done, state.tokens, state.real))
+        seen = here((state.done, state.tokens, state.real))
+        done, tokens, real = jax.device_get(seen)
         done = done.copy()
         for row in np.flatnonzero(~done):
             text = tokenizer.decode(tokens[row][real[row]], skip_special=True)
@@ -328,7 +329,7 @@ def ended(
     """Some rows of a state that goes no further, as responses."""
     tokenizer, state = lm.require_tokenizer(), decoding.read_last(lm, state, how)
     tokens, logprob, real, features = jax.device_get(
-        (state.tokens, state.logprob, state.real, state.features)
+        here((state.tokens, state.logprob, state.real, state.features))
     )
     responses = []
     for row in rows:

@@ -2,9 +2,10 @@
 
 Tokens are put in order of their experts and cut into blocks of one expert's each; a
 loop over the blocks looks up its expert's kernels.  No token is dropped, and shapes
-depend on the number of tokens alone.  ``jax.lax.ragged_dot`` would multiply every row
-by the kernels of every expert, masked, wherever there is no instruction for it: on CPU
-and GPU.
+depend on the number of tokens alone.  On TPUs, ``jax.lax.ragged_dot`` takes what stands
+in that order without blocks, but for kernels of few bits and rules of relevance.
+Elsewhere it would multiply every row by the kernels of every expert, masked
+(``jaxhal bench mixture``).
 """
 
 import functools
@@ -17,10 +18,10 @@ from flax import nnx
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, Int
 
-from jaxhal.models import quantized
+from jaxhal.models import kernels, quantized
 from jaxhal.models.config import Config
 from jaxhal.models.norm import Norm
-from jaxhal.models.ops import Ops, Turned, wide
+from jaxhal.models.ops import STANDARD, Ops, Turned, precision, wide
 
 Product = Callable[[Array], Array]
 
@@ -134,15 +135,23 @@ class Experts(nnx.Module):
     ) -> Float[Array, "batch query width"]:
         """``routed`` is what the router sees, by default what its experts do."""
         read = (x,) if routed is None else (x, routed)
+        return kernels.by_platform(functools.partial(self._on, ops), *read)
+
+    def _on(self, ops: Ops, platform: kernels.Platform, *read: Array) -> Array:
+        x, config = read[0], self.config
+        packed = quantized.is_packed(self.up_proj.kernel.get_value())
+        rows = x.size // x.shape[-1] * config.num_experts_per_tok
+        ragged = platform.ragged and ops == STANDARD and not packed
+        ragged = ragged and rows >= 2 * config.num_experts  # fewer are blocks of one
         mesh = jax.typeof(x).sharding.mesh
         count = mesh.shape.get("data", 1)
         if count == 1 or len(x) % count:
-            return self._mixed(read, ops)
+            return self.mixed(read, ops, ragged)
         # Each device sorts tokens of its own; XLA would gather those of all.
         definition, params = nnx.split(self)
         along = PartitionSpec("data")
         mixed = jax.shard_map(
-            lambda params, read: nnx.merge(definition, params)._mixed(read, ops),
+            lambda params, read: nnx.merge(definition, params).mixed(read, ops, ragged),
             mesh=mesh,
             in_specs=(PartitionSpec(), along),
             out_specs=along,
@@ -151,11 +160,48 @@ class Experts(nnx.Module):
         )
         return mixed(params, read)
 
-    def _mixed(self, read: tuple[Array, ...], ops: Ops) -> Array:
+    def mixed(self, read: tuple[Array, ...], ops: Ops, ragged: bool) -> Array:
         """Of what experts see, and what the router sees if that is something else."""
         x = read[0]
         rows, *seen = (part.reshape(-1, x.shape[-1]) for part in read)
         weights, chosen = self.routed(seen[0] if seen else rows, ops)
+        if ragged:
+            given = self._in_runs(rows, chosen)
+        else:
+            given = self._in_blocks(rows, chosen, ops)
+        parts = ops.route(weights[..., None], given.astype(weights.dtype))
+        total = functools.reduce(ops.add, jnp.moveaxis(parts, 1, 0))
+        return total.astype(x.dtype).reshape(x.shape)
+
+    def _in_runs(
+        self, rows: Float[Array, "tokens width"], chosen: Int[Array, "tokens chosen"]
+    ) -> Float[Array, "tokens chosen width"]:
+        """What experts make of rows that stand together by them."""
+        flat, config = chosen.reshape(-1), self.config
+        order = jnp.argsort(flat, stable=True)
+        held = jnp.bincount(flat, length=config.num_experts)
+
+        def product(part: Kernels) -> Product:
+            kernel = part.kernel[...]
+            bias = 0 if part.bias is None else part.bias[...][flat[order]]
+            dot = functools.partial(
+                jax.lax.ragged_dot, precision=precision(kernel.dtype)
+            )
+            return lambda x: dot(x, kernel, held) + bias
+
+        gate, up = product(self.gate_proj), product(self.up_proj)
+        down, into = product(self.down_proj), rows[order // chosen.shape[1]]
+        kind, limit = config.activation, config.gate_limit
+        given = perceptron(into, gate, up, down, kind, STANDARD, limit)
+        return given[jnp.argsort(order)].reshape(*chosen.shape, -1)
+
+    def _in_blocks(
+        self,
+        rows: Float[Array, "tokens width"],
+        chosen: Int[Array, "tokens chosen"],
+        ops: Ops,
+    ) -> Float[Array, "tokens chosen width"]:
+        """What experts make of rows in blocks that are all of one's own."""
         order = in_order(chosen, self.config.num_experts)
         # A way back keeps what products gave, and not the kernels of every block.
         block = jax.checkpoint(
@@ -164,10 +210,7 @@ class Experts(nnx.Module):
             prevent_cse=False,
         )
         given = jax.lax.map(block, (rows[order.source], order.expert))
-        given = given.reshape(-1, rows.shape[-1])[order.slot].astype(weights.dtype)
-        parts = ops.route(weights[..., None], given)
-        total = functools.reduce(ops.add, jnp.moveaxis(parts, 1, 0))
-        return total.astype(x.dtype).reshape(x.shape)
+        return given.reshape(-1, rows.shape[-1])[order.slot]
 
     def routed(
         self, rows: Float[Array, "tokens width"], ops: Ops

@@ -41,6 +41,9 @@ class Platform(NamedTuple):
     pulled: int
     # Parts of a prompt whose rows see the keys up to their own end and no others.
     segments: int
+    # Whether rows that stand together by their experts are multiplied by those in one
+    # call.
+    ragged: bool = False
     # Whether products of 16 bits are asked for in that type, though summed in more.
     rounds: bool = False
     # (q, k, v, valid, windows, window, cap, sink) -> what all rows mix, where
@@ -241,6 +244,7 @@ TPU = Platform(
     kept=4 << 30,
     pulled=1 << 30,
     segments=4,
+    ragged=True,
     rounds=True,
     fused=splash,
     takes=splash_takes,

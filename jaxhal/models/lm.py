@@ -198,7 +198,8 @@ def load(
         4.5 bits a parameter.
       mesh: devices to spread the model over, :func:`jaxhal.make_mesh` or such as
         ``"data=2,model=4"``; everything then runs on all of them.  Of safetensors each
-        device's part alone is read.  By default all devices of this process, along
+        device's part alone is read; devices may be those of several processes, which
+        then all make the same calls.  By default all devices of this process, along
         ``model`` as few of them as the weights fit on; ``"data=1"`` is the first alone.
       rules: along which axis of the mesh parameters lie, by what they count;
         ``jaxhal.models.mesh.FULLY_SHARDED`` keeps one copy of each on the whole mesh.

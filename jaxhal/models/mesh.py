@@ -14,6 +14,7 @@ from typing import Any
 import jax
 import numpy as np
 from jax.core import Tracer
+from jax.experimental import multihost_utils
 from jax.sharding import (
     AbstractMesh,
     AxisType,
@@ -243,6 +244,43 @@ def spread(tree: Any, params: Any, copies: int = 1) -> Any:
     def put(leaf: Any) -> Any:
         runs = np.shape(leaf)[0] // copies if np.ndim(leaf) else 0
         spec = ("data",) if runs and count > 1 and runs % count == 0 else ()
-        return jax.device_put(leaf, NamedSharding(mesh, PartitionSpec(*spec)))
+        return laid(leaf, NamedSharding(mesh, PartitionSpec(*spec)))
 
     return jax.tree.map(put, tree)
+
+
+def laid(value: Any, sharding: NamedSharding | None) -> Any:
+    """An array that every process has, as one of which each holds its devices' parts.
+
+    ``jax.device_put`` would send all of it around to see whether all have the same.
+    """
+    known = isinstance(value, jax.Array) and not value.is_fully_addressable
+    if sharding is None or sharding.is_fully_addressable or known:
+        return jax.device_put(value, sharding)
+    whole = np.asarray(value)
+    return jax.make_array_from_callback(whole.shape, sharding, whole.__getitem__)
+
+
+def here(tree: Any) -> Any:
+    """The same arrays, those on devices of several processes whole on each.
+
+    All processes have to ask, in the same order.
+    """
+
+    def whole(leaf: Any) -> Any:
+        if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
+            return multihost_utils.process_allgather(leaf, tiled=True)
+        return leaf
+
+    return jax.tree.map(whole, tree)
+
+
+def check_one_process(params: Any, what: str) -> None:
+    """Raises ValueError where parameters lie on devices of several processes."""
+    mesh = mesh_of(params)
+    if mesh is not None and mesh.is_multi_process:
+        raise ValueError(
+            f"{what} is done by one process, and the model lies on devices of several; "
+            "load it on those of this one, such as mesh=jaxhal.make_mesh(data=1, "
+            f"model={len(jax.local_devices())})"
+        )

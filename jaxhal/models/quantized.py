@@ -17,7 +17,7 @@ from jax.experimental.layout import Layout, with_layout_constraint
 from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, Int
 
-from jaxhal.models.mesh import along
+from jaxhal.models.mesh import along, laid
 
 
 @jax.tree_util.register_dataclass
@@ -293,7 +293,7 @@ def stored(
         if isinstance(first, jax.ShapeDtypeStruct):
             return jax.ShapeDtypeStruct(held, first.dtype, sharding=at)
         whole = np.stack(leaves) if before else first
-        return jax.device_put(whole.reshape(held), at)
+        return laid(whole.reshape(held), at)
 
     def together(some: Sequence[Packed]) -> Packed:
         return jax.tree.map(partial(put, some[0].scale.shape[-1]), *some)

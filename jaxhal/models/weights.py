@@ -18,6 +18,7 @@ from jaxhal.models import blocks, quantized
 from jaxhal.models.config import Config
 from jaxhal.models.decoder import Decoder
 from jaxhal.models.gguf import GGUFSource
+from jaxhal.models.mesh import laid
 from jaxhal.models.parameter import Parameter, Source, cut_of, enter, in_parts, room_for
 from jaxhal.models.quantized import Stored, is_stored
 from jaxhal.models.safetensors import SafetensorsSource
@@ -204,7 +205,7 @@ def _numbers(
     if sharding is None or not one.stacked:
         array: Any = room_for(shape, dtype)
         read(names, array)
-        return jax.device_put(array, sharding), problems
+        return laid(array, sharding), problems
     # A layer at a time, as the host may not have room for all of them.
     array = jnp.zeros(shape, dtype, device=sharding)
     of_layer = NamedSharding(sharding.mesh, PartitionSpec(*sharding.spec[1:]))
@@ -213,7 +214,7 @@ def _numbers(
     for layer, own in enumerate(np.split(np.asarray(names), shape[0])):
         part = room_for(shape[1:], dtype)
         read(own.tolist(), part)
-        array = put(array, jax.device_put(part, of_layer), layer, 0)
+        array = put(array, laid(part, of_layer), layer, 0)
     return array, problems
 
 

@@ -23,6 +23,7 @@ from jaxhal.models.batching import (
     collate,
 )
 from jaxhal.models.lm import LM
+from jaxhal.models.mesh import here
 from jaxhal.reading.bulk import Bulk, Measure
 from jaxhal.reading.keys import column_name
 from jaxhal.reading.parts import Column
@@ -294,7 +295,7 @@ class Extraction:
         if prompts != [one for one in prompts[::copies] for _ in range(copies)]:
             copies = 1
         batch = collate(rows, pad_id, *columns, group.size)
-        return read(self.lm, batch, reducers, copies=copies)
+        return here(read(self.lm, batch, reducers, copies=copies))
 
     # --- from a cache ---------------------------------------------------------------
 

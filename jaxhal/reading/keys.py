@@ -6,6 +6,7 @@ import hashlib
 import inspect
 import re
 import weakref
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -15,6 +16,7 @@ from jaxhal.features.base import Reducer
 from jaxhal.models.batching import Encoded
 from jaxhal.models.encoders.text_encoder import TextEncoder
 from jaxhal.models.lm import LM
+from jaxhal.models.mesh import here
 from jaxhal.models.quantized import is_stored
 from jaxhal.models.weights import is_outline
 
@@ -84,6 +86,8 @@ def _text(item: Any) -> str:
     return repr(item)
 
 
+# Bytes of a weight that are brought here together where processes hold parts of it.
+_RUN = 64 << 20
 # A model's configuration and the names its weights have in memory -> its weights, as
 # long as somebody has them, and their hash.
 _Named = tuple[str | int, ...]
@@ -134,8 +138,19 @@ def _fingerprint(model: LM | TextEncoder) -> str:
             continue
         # Weights that are kept as they are stored are the numbers that they stand for.
         for part in leaf.each() if is_stored(leaf) else [leaf]:
-            digest.update(np.ascontiguousarray(part).view(np.uint8).data)
+            for some in _runs(part):
+                digest.update(np.ascontiguousarray(some).view(np.uint8).data)
     return digest.hexdigest()[:16]
+
+
+def _runs(array: Any) -> Iterator[Any]:
+    """An array in order, a run at a time where processes hold parts of it."""
+    if not isinstance(array, jax.Array) or array.is_fully_addressable:
+        yield array
+        return
+    step = max(1, _RUN * len(array) // max(1, array.nbytes))
+    for start in range(0, len(array), step):
+        yield here(array[start : start + step])
 
 
 def digest(data: str | bytes) -> str:

@@ -20,7 +20,7 @@ from jaxhal.io.files import append, lines_after
 from jaxhal.io.progress import progress_bar
 from jaxhal.io.showing import quoted
 from jaxhal.models.lm import LM
-from jaxhal.models.mesh import rows_at_once
+from jaxhal.models.mesh import check_one_process, rows_at_once
 from jaxhal.reading.keys import digest, fingerprint
 from jaxhal.reading.sharing import Share, explained, share_out
 from jaxhal.types import Example
@@ -130,6 +130,8 @@ def draw(
     """
     if how.given:
         return [_given(example, how.n) for example in examples]
+    if root is not None:
+        check_one_process(lm.params, "drawing samples that are kept")
     share = share or Share()
     tokenizer = lm.require_tokenizer()
     wanted = [

@@ -26,6 +26,7 @@ from jaxhal.io.checks import at_least
 from jaxhal.io.progress import progress_bar
 from jaxhal.models.batching import Encoded
 from jaxhal.models.lm import LM
+from jaxhal.models.mesh import check_one_process
 from jaxhal.reading.keys import column_name, digest, fingerprint, key_of
 from jaxhal.reading.parts import (
     Column,
@@ -87,6 +88,7 @@ class Store:
         if not reducers:
             raise ValueError("no reducers to read; name at least one feature")
         named = check(lm.config, reducers)
+        check_one_process(lm.params, "reading into a store")
         columns = {name: column_name(reducer) for name, reducer in named}
         by_column = {columns[name]: reducer for name, reducer in named}
         keys = [key_of(row) for row in rows]

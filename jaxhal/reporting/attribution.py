@@ -13,6 +13,7 @@ from jaxhal.lrp.passes import relevance, relevance_sums
 from jaxhal.lrp.rules import RuleSet
 from jaxhal.models.batching import Encoded, bucket, collate
 from jaxhal.models.lm import LM
+from jaxhal.models.mesh import here
 from jaxhal.models.templates import spelled
 from jaxhal.models.tokenizer import Prompt, Tokenizer
 from jaxhal.texts import sentences, whole_words
@@ -103,7 +104,7 @@ def trace(
     """
     tokenizer = lm.require_tokenizer()
     batch = collate([row], tokenizer.pad_id)
-    found = relevance(lm, batch, rules)
+    found = here(relevance(lm, batch, rules))
     matrix = np.asarray(normalized(found.matrix[0], "max"))
     kept = np.flatnonzero(row.offsets[:, 0] < row.offsets[:, 1])
     start = batch.prompt_length
@@ -129,7 +130,7 @@ def explain(
     count, columns = bucket(len(places), 1), batch.offsets.shape[1]
     weights = np.zeros((1, count, columns), np.float32)
     weights[0, : len(places), : len(row.offsets)] = _inside(row, places)
-    sums = np.asarray(relevance_sums(lm, batch, weights, rules)[0, : len(places)])
+    sums = np.asarray(here(relevance_sums(lm, batch, weights, rules))[0, : len(places)])
     first = batch.prompt_length - len(row.prompt_ids)
     return _explained(lm, example, row, places, sums[:, first:], rules.name)
 

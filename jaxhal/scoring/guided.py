@@ -20,7 +20,7 @@ from jaxhal.io.progress import progress_bar
 from jaxhal.models import cache as cache_lib
 from jaxhal.models.batching import plan, rows_together
 from jaxhal.models.lm import LM
-from jaxhal.models.mesh import rows_at_once
+from jaxhal.models.mesh import check_one_process, rows_at_once
 from jaxhal.scoring.detection import resolve_for, response_scores
 from jaxhal.scoring.fitting import Fitted
 from jaxhal.types import Example
@@ -77,6 +77,7 @@ def guide(
         below 1, greedy sampling, or a detector that is unknown, must be fitted first or
         reads more than rows of tokens.
     """
+    check_one_process(lm.params, "guiding")
     (guiding,) = resolve_for(lm, [detector])
     at_least(2, candidates=candidates)
     at_least(1, chunk=chunk, max_new_tokens=max_new_tokens)

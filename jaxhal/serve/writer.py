@@ -21,6 +21,7 @@ from jaxhal.generation.slots import Size, Slots
 from jaxhal.io.checks import at_least
 from jaxhal.models.batching import Encoded
 from jaxhal.models.lm import LM
+from jaxhal.models.mesh import check_one_process
 from jaxhal.scoring import verdicts
 from jaxhal.scoring.fitting import Fitted
 from jaxhal.serve.response import Ended, News, Response, Wish
@@ -92,6 +93,7 @@ class Writer:
 
     def __init__(self, lm: LM, detector: Fitted | None = None, *, most: int = 16):
         at_least(1, most=most)
+        check_one_process(lm.params, "serving")
         self.lm, self.detector, self.most = lm, detector, most
         judge = None if detector is None else detector.detector
         self._how = requests.decoding_of(lm, GREEDY, judge and judge.reducers)

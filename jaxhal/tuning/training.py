@@ -18,7 +18,7 @@ from jaxhal.evaluation.splits import SplitError, holdout
 from jaxhal.io.progress import Bar, progress_bar
 from jaxhal.io.showing import quoted
 from jaxhal.models.lm import LM
-from jaxhal.models.mesh import rows_at_once, spread
+from jaxhal.models.mesh import check_one_process, rows_at_once, spread
 from jaxhal.reading.keys import fingerprint
 from jaxhal.tuning.checkpoints import Checkpoints, opened
 from jaxhal.tuning.classifier import Learned, batches, encode, log_loss, start
@@ -73,6 +73,7 @@ class Task:
 
 def prepare(lm: LM, examples: Sequence[Example], tuning: Tuning) -> Task:
     """Encodes the answers and keeps a validation part out of training."""
+    check_one_process(lm.params, "tuning")
     sequences = encode(lm, examples)
     for number, example in enumerate(examples):
         if example.label is None:

@@ -1,0 +1,61 @@
+"""A process of two whose devices, four each, hold one model together.
+
+It is forked from a server that has imported everything and computed nothing.
+"""
+
+import os
+import traceback
+
+import jax
+
+import jaxhal
+from jaxhal.models.safetensors import SafetensorsSource
+from jaxhal.scoring.guided import guide
+
+_FLAGS = "--xla_force_host_platform_device_count=4"
+# Orders of eight devices, four of each process: `model` goes over both.
+MESHES = {(1, 8): range(8), (2, 4): (0, 1, 4, 5, 2, 3, 6, 7)}
+DETECTORS = ["lookback_ratio", "token_entropy"]
+WRITTEN = {"max_new_tokens": 6, "sampling": jaxhal.GREEDY, "stop": ["never"]}
+
+
+def run(number, address, folder, examples, line):
+    """Says of each mesh what was read and scored, then what was written and refused."""
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_FLAGS}"
+    try:
+        jax.distributed.initialize(address, 2, number)
+        _run(folder, examples, line)
+        jax.distributed.shutdown()
+    except Exception:
+        line.send(traceback.format_exc())
+
+
+def _run(folder, examples, line):
+    lm, read = None, SafetensorsSource.part
+    for (data, model), order in MESHES.items():
+        bytes_read = 0
+
+        def part(*given):
+            nonlocal bytes_read
+            found = read(*given)
+            bytes_read += found.nbytes
+            return found
+
+        SafetensorsSource.part = part
+        devices = jax.devices()
+        mesh = jaxhal.make_mesh(data, model, [devices[at] for at in order])
+        lm = jaxhal.load(folder, mesh=mesh)
+        reports = jaxhal.score(lm, examples, DETECTORS, progress=False)
+        line.send((bytes_read, [report.scores for report in reports]))
+    written = jaxhal.generate(lm, examples[:3], progress=False, **WRITTEN)
+    line.send([one.text for (one,) in written])
+    errors = []
+    for work in (
+        lambda: jaxhal.fit(lm, examples, ["linear_probe"], store=folder / "store"),
+        lambda: guide(lm, examples, "lookback_ratio", key=jax.random.key(0)),
+    ):
+        try:
+            work()
+        except ValueError as error:
+            errors.append(str(error))
+    line.send(errors)

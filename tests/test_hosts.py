@@ -1,0 +1,50 @@
+"""One model on devices of two processes, as on a mesh over two hosts."""
+
+import children
+import pytest
+from hosts_child import DETECTORS, MESHES, WRITTEN, run
+from test_distributed import VARIABLES, job
+
+import jaxhal
+from jaxhal.types import Example
+from tiny_lm import write_lm
+
+EXAMPLES = [
+    Example(
+        f"It was opened in {year}.",
+        context=f"Opened in {year - row}. " * 3,
+        question="When was it opened?",
+        label=row % 2,
+    )
+    for row, year in enumerate(range(1830, 1834))
+]
+SHAPE = {"num_attention_heads": 8, "num_key_value_heads": 8, "hidden_size": 64}
+SHAPE |= {"vocab_size": 264, "intermediate_size": 96}  # which eight devices divide
+
+
+def test_two_processes_hold_one_model(tmp_path):
+    """Each reads its own half of the weights, and both have the scores of all rows."""
+    folder = write_lm(tmp_path / "model", **SHAPE)
+    lm = jaxhal.load(folder, mesh="data=1")
+    reports = jaxhal.score(lm, EXAMPLES, DETECTORS, progress=False)
+    written = jaxhal.generate(lm, EXAMPLES[:3], progress=False, **WRITTEN)
+    address = job()[0][VARIABLES[0]]
+    both = [children.start(run, n, address, folder, EXAMPLES) for n in range(2)]
+    size = (folder / "model.safetensors").stat().st_size
+    for process, line in both:
+        for _ in MESHES:
+            assert line.poll(300)
+            said = line.recv()
+            assert not isinstance(said, str), said
+            read, scores = said
+            assert 0.4 * size < read < 0.6 * size
+            for one, report in zip(scores, reports, strict=True):
+                assert one == pytest.approx(report.scores, abs=1e-5)
+        assert line.poll(300) and line.recv() == [one.text for (one,) in written]
+        assert line.poll(60)
+        store, guided = line.recv()
+        assert "reading into a store is done by one process" in store
+        assert "guiding is done by one process" in guided
+        assert "mesh=jaxhal.make_mesh(data=1, model=4)" in guided
+        process.join(60)
+        assert process.exitcode == 0
