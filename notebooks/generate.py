@@ -39,10 +39,14 @@ def readme_table() -> str:
     for name, (what, writer) in _SHOWN.items():
         table = next(t for t in tables(name) if "vs best control" in t.header)
         area = {key: table.cell(key, "AUROC") for key in table.rows}
-        controls = {k for k, row in table.rows.items() if "(control)" in row["method"]}
-        best = max(area.keys() - controls, key=lambda key: float(area[key].split()[0]))
-        bar = max(controls, key=lambda key: float(area[key].split()[0]))
-        said = [table.cell(key, "vs best control") for key in area.keys() - controls]
+        # In the order of the table: of equals the first is the best.
+        controls = [k for k, row in table.rows.items() if "(control)" in row["method"]]
+        methods = [key for key in area if key not in controls]
+        best, bar = (
+            max(names, key=lambda key: float(area[key].split()[0]))
+            for names in (methods, controls)
+        )
+        said = [table.cell(key, "vs best control") for key in methods]
         clear = sum(text.endswith("yes") for text in said)
         reader, count, bad = judged(name)
         lines.append(
