@@ -46,17 +46,6 @@ def test_folder(folder):
     _close(load(folder), "llama-gqa")
 
 
-def test_a_tokenizer_of_another_model_is_noted(folder, capsys):
-    for size, said in (
-        (31, ""),
-        (30, "has 30 tokens and the model knows 61; download"),
-    ):
-        _tokenizer(folder, size)
-        load(folder)
-        noted = capsys.readouterr().err
-        assert said in noted and bool(said) == bool(noted)
-
-
 def test_sharded_folder_in_bfloat16(folder):
     tensors = load_file(folder / "model.safetensors")
     (folder / "model.safetensors").unlink()
