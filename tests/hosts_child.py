@@ -28,6 +28,7 @@ def run(number, address, folder, examples, line):
         jax.distributed.shutdown()
     except Exception:
         line.send(traceback.format_exc())
+        raise
 
 
 def _run(folder, examples, line):

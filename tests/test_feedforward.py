@@ -15,8 +15,10 @@ from test_parity import batch
 import tiny
 from jaxhal import lrp
 from jaxhal.bench import bounds, topologies
+from jaxhal.bench.read import random_batch
 from jaxhal.lrp import programs
-from jaxhal.models import feedforward, kernels, ops, weights
+from jaxhal.models import feedforward, kernels, ops, placement, weights
+from jaxhal.models import lm as lms
 from jaxhal.models.families import (
     from_huggingface,
     huggingface_table,
@@ -24,6 +26,7 @@ from jaxhal.models.families import (
 )
 from jaxhal.models.feedforward import Experts
 from jaxhal.models.lm import random
+from jaxhal.models.mesh import RULES, make_mesh
 from jaxhal.models.safetensors import SafetensorsSource
 from jaxhal.tuning import adapters
 
@@ -88,7 +91,9 @@ def test_whole_models_compute_the_same_without_blocks(case, monkeypatch):
         return (out[..., :3] ** 2).sum()
 
     want, pull = lm.forward(rows), jax.grad(weighed)(params)
-    monkeypatch.setattr(kernels, "CPU", kernels.CPU._replace(ragged=True))
+    # As where a platform's plugin is there, and which it is turns out at lowering.
+    ours = {"cpu": kernels.CPU._replace(ragged=True)}
+    monkeypatch.setattr(kernels, "installed", lambda: ours)
     jax.clear_caches()
     traced = jax.make_jaxpr(lambda lm, rows: lm.forward(rows))(lm.bare, rows)
     assert "ragged_dot" in str(traced)
@@ -103,22 +108,28 @@ def test_experts_are_one_call_on_tpus_alone():
     """But for few rows, few bits, and rules of relevance."""
     if "tpu" not in kernels.installed():
         pytest.skip("no plugin compiles for a TPU")
-    mesh = jax.sharding.Mesh(topologies.described("v5e:1x1"), ("data",))
-    part = nnx.eval_shape(lambda: Experts(CONFIG, jnp.bfloat16, nnx.Rngs(0)))
-    definition, state = nnx.split(part)
+    mesh = make_mesh(devices=topologies.described("v5e:1x1"))
+    place, table = placement.on(mesh, CONFIG, RULES), huggingface_table(CONFIG)
+    lm = jax.eval_shape(lambda: random(CONFIG, jax.random.key(0), jnp.bfloat16)).bare
 
-    def calls(tokens, how=ops.STANDARD, put=state):
-        x = jnp.zeros((1, tokens, CONFIG.hidden_size), jnp.bfloat16)
+    def calls(tokens, packed="", rules=None):
+        params = weights.laid_out(lm.params, None, table, packed, place)
+        laid = dataclasses.replace(lm, params=params)
         at = NamedSharding(mesh, PartitionSpec())
-        given = jax.tree.map(
-            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=at), (put, x)
+        rows = jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=at),
+            random_batch(60, tokens, 2, 1),
         )
-        run = jax.jit(lambda state, x: nnx.merge(definition, state)(x, how))
-        return run.lower(*given).as_text().count('= "chlo.ragged_dot"')
+        if rules is None:
+            lowered = lms.forward.lower(laid, rows.tokens, rows.valid)
+        else:
+            lowered = programs.means.lower(laid, rows, lrp.resolve(rules), "logit")
+        return lowered.as_text().count('= "chlo.ragged_dot"')
 
-    assert calls(40) == 3
+    assert calls(40) == 3  # of all layers, which are alike
     assert calls(4) == 0
-    assert calls(40, lrp.resolve("attnlrp").ops()) == 0
+    assert calls(40, packed="Q8_0") == 0
+    assert calls(40, rules="attnlrp") == 0
 
 
 def test_the_way_back_keeps_no_kernels_of_blocks():

@@ -43,8 +43,8 @@ _COLLECTIVES = re.compile(
     r"(?:-start)?\("
 )
 _SHAPE = re.compile(r"\b\w+\[(\d+(?:,\d+)+)\]")
-# Fused attention, as compilers of TPUs and GPUs are asked for it; experts' products are
-# calls of that kind too.
+# Fused attention, as compilers of TPUs and GPUs are asked for it; there experts'
+# products are calls of that kind too.
 _KERNEL = re.compile(
     r"%(?!ragged-dot)\S+ = .*"
     r'custom_call_target="(?:tpu_custom_call|__cudnn\$fmha\w*)"'
@@ -240,7 +240,7 @@ def _reading(
         temporaries=memory.temp_size_in_bytes,
         outputs=memory.output_size_in_bytes,
         collectives=_collectives(text),
-        kernels=len(_KERNEL.findall(text)),
+        kernels=_kernels(text),
         squares=_squares(text, heads, made.shape.tokens, held),
     )
 
@@ -300,6 +300,16 @@ def _generating(
 
 def _collectives(text: str) -> Mapping[str, int]:
     return collections.Counter(_COLLECTIVES.findall(text))
+
+
+def _kernels(text: str) -> int:
+    """Calls of fused attention in a program.
+
+    >>> call = '{} = bf16[8] custom-call(), custom_call_target="tpu_custom_call"'
+    >>> _kernels("\\n".join(map(call.format, ("%splash_mha.1", "%ragged-dot-none.2"))))
+    1
+    """
+    return len(_KERNEL.findall(text))
 
 
 def _squares(
