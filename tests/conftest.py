@@ -37,6 +37,7 @@ from browser import chromium
 from jaxhal.models import registry
 
 pytest_plugins = ["shown"]
+pytest.register_assert_rewrite("eight")
 
 # No test is timed: a loaded machine is slow.
 hypothesis.settings.register_profile("untimed", deadline=None)

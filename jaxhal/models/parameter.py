@@ -1,17 +1,15 @@
-"""One parameter: where it comes from, and how the part that a device holds is read."""
+"""One parameter: where it comes from, and room for its numbers."""
 
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
-from jax.sharding import NamedSharding
 
-from jaxhal.models.config import STACKS, Config
+from jaxhal.models.config import STACKS
 from jaxhal.models.gguf import GGUFSource
 from jaxhal.models.safetensors import SafetensorsSource
-from jaxhal.models.tables import Origin, Table, rows_of, same
+from jaxhal.models.tables import Origin, Table
 
 # Bytes at multiples of which XLA's CPU client takes arrays without a copy.
 _ALIGNED = 64
@@ -99,67 +97,3 @@ def enter(room: np.ndarray, value: np.ndarray) -> None:
         for start in range(0, value.shape[-1], _COLUMNS):
             some = ..., slice(start, start + _COLUMNS)
             room[some] = value[some]
-
-
-# ``(name, index)``: of a parameter's part what one of its tensors gives.
-Cut = Callable[[str, tuple[slice, ...]], np.ndarray]
-
-
-def cut_of(one: Parameter, source: SafetensorsSource, config: Config) -> Cut | None:
-    """How to read a part of a parameter and no more, where it is some of what is there.
-
-    None where it is not, or where a tensor has a wrong shape, which reading it finds.
-    """
-    wanted, shapes = one.leaf.shape[one.lead :], {*map(source.shape, one.names)}
-    if one.origin.turn is same:
-        return source.part if shapes == {wanted} else None
-    if len(shapes) > 1:
-        return None
-    try:
-        rows = rows_of(one.origin, shape := shapes.pop(), config)
-    except (ValueError, IndexError):
-        return None
-    if rows is None or wanted != (*shape[:-2], *shape[1:][-1:], len(rows)):
-        return None
-
-    def cut(name: str, index: tuple[slice, ...]) -> np.ndarray:
-        *others, chosen = index
-        numbers = rows[chosen]
-        runs = np.split(numbers, np.flatnonzero(np.diff(numbers) != 1) + 1)
-        found = [(slice(int(run[0]), int(run[-1]) + 1), *others[-1:]) for run in runs]
-        parts = [source.part(name, (*others[:-1], *some)) for some in found]
-        value = np.concatenate(parts, max(-2, -len(shape))) if parts[1:] else parts[0]
-        return value.swapaxes(-1, -2) if others else value
-
-    return cut
-
-
-def in_parts(
-    one: Parameter, cut: Cut, sharding: NamedSharding
-) -> tuple[jax.Array, list[str]]:
-    """A parameter of which each device's part alone is read, and what is wrong."""
-    shape, lead = one.leaf.shape, one.lead
-    problems: list[str] = []
-    names = np.reshape(one.names, shape[:lead])
-
-    def part(index: Any, sizes: tuple[int, ...]) -> np.ndarray:
-        array = room_for(sizes, one.leaf.dtype)
-        some = names[index[:lead]].ravel().tolist()
-        parts = array.reshape(-1, *sizes[lead:])
-        for name, room in zip(some, parts, strict=True):
-            enter(room, cut(name, index[lead:]))
-            if not np.isfinite(room).all() and name not in problems:
-                problems.append(name)
-        return array
-
-    where = sharding.addressable_devices_indices_map(shape)
-    alike: dict[str, list[Any]] = {}  # slices have no hash before Python 3.12
-    for device, index in where.items():
-        alike.setdefault(str(index), []).append(device)
-    # A part at a time, as it is there twice until it lies on devices of their own.
-    put = []
-    for devices in alike.values():
-        value = part(where[devices[0]], sharding.shard_shape(shape))
-        put += [jax.device_put(value, device) for device in devices]
-    array = jax.make_array_from_single_device_arrays(shape, sharding, put)
-    return array, [f"{name} holds NaN or infinite values" for name in problems]

@@ -6,7 +6,7 @@ in a name is the layer number, ``{next}`` the one after it.
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -112,24 +112,33 @@ def unpaired(x: np.ndarray, config: Config) -> np.ndarray:
     return np.concatenate([first, x[:, turned:]], 1).reshape(-1, *rest).T
 
 
-# Those that take rows of matrices and transpose them, or take numbers of one axis.
-_OF_ROWS = (transpose, transpose_each, split, grouped, halves, of_heads, unpaired)
-_OF_ROWS += (split_delta,)
+# Those that take rows of matrices and transpose them, or take numbers of one axis, and
+# how many axes the matrices of a layer have; and those that take columns.
+_OF_ROWS = dict.fromkeys((transpose, split, grouped, halves, of_heads, unpaired), 2)
+_OF_ROWS |= {split_delta: 2, transpose_each: 3}
+_OF_COLUMNS = (split_columns, every_other)
 
 
-def rows_of(origin: Origin, shape: Sequence[int], config: Config) -> np.ndarray | None:
-    """Which rows a parameter takes of a stored matrix, or of one for each expert.
+def taken(
+    origin: Origin, shape: Sequence[int], config: Config
+) -> tuple[int, np.ndarray] | None:
+    """Along which axis a parameter takes parts of a stored tensor, and which of them.
 
-    None where it is made in another way.  ValueError where the rows cannot be split.
+    They are along the parameter's last axis, so that it is transposed where they are
+    rows.  None where it is made in another way.  ValueError where they cannot be split.
     """
-    turn, count = origin.turn, shape[-2] if len(shape) > 1 else shape[0]
-    each = 3 if turn is transpose_each else 2
-    if getattr(turn, "func", turn) not in _OF_ROWS or len(shape) not in (1, each):
+    turn: Any = getattr(origin.turn, "func", origin.turn)
+    axes = len(shape)
+    if turn in _OF_COLUMNS:
+        return -1, origin.turn(np.arange(shape[-1])[None], config).ravel()
+    convolution = turn is split_delta and axes == 3 and shape[1] == 1
+    if turn not in _OF_ROWS or axes not in (1, _OF_ROWS[turn], 3 * convolution):
         return None
-    rows = np.arange(count)
+    axis = -3 if convolution else max(-2, -axes)
+    rows = np.arange(shape[axis])
     if origin.half is not None:
         rows = np.split(rows, 2)[origin.half]
-    return turn(rows[:, None], config).ravel()
+    return axis, origin.turn(rows[:, None], config).ravel()
 
 
 def origins(modules: Mapping[str, str], turn: Turn = transpose) -> dict[str, Origin]:

@@ -14,12 +14,12 @@ from jax.sharding import NamedSharding, PartitionSpec
 from tqdm import tqdm
 
 from jaxhal.io.progress import note
-from jaxhal.models import blocks, quantized
+from jaxhal.models import blocks, parts, quantized
 from jaxhal.models.config import Config
 from jaxhal.models.decoder import Decoder
 from jaxhal.models.gguf import GGUFSource
 from jaxhal.models.mesh import laid
-from jaxhal.models.parameter import Parameter, Source, cut_of, enter, in_parts, room_for
+from jaxhal.models.parameter import Parameter, Source, enter, room_for
 from jaxhal.models.quantized import Stored, is_stored
 from jaxhal.models.safetensors import SafetensorsSource
 from jaxhal.models.tables import Table
@@ -115,10 +115,7 @@ def fill(
             arrays.append(leaf)
             continue
         sharding = None if place is None else place(path, leaf.shape)
-        if kinds := _kinds(one, source, packed):
-            array, found = _packed(one, source, config, kinds, sharding)
-        else:
-            array, found = _numbers(one, source, config, sharding)
+        array, found = _parameter(one, source, config, packed, sharding)
         problems += found
         arrays.append(array)
     extra = sorted(
@@ -134,9 +131,9 @@ def fill(
             f"{source.where} does not fit its own configuration: {listed}{more}"
         )
     beside = {pattern: fnmatch.filter(present - used, pattern) for pattern in _BESIDE}
-    parts = [f"{key.strip('*.')} ({len(of)})" for key, of in beside.items() if of]
-    if parts:
-        rest = ", ".join(parts)
+    if rest := ", ".join(
+        f"{k.strip('*.')} ({len(of)})" for k, of in beside.items() if of
+    ):
         note(f"{source.where}: not loaded, as text needs none of it: {rest}")
     return graphdef, jax.tree.unflatten(jax.tree.structure(shapes), arrays)
 
@@ -168,21 +165,35 @@ def laid_out(
         one = Parameter.of(path, leaf, table, present)
         if not (kinds := _kinds(one, source, packed)):
             return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
-        made = {kind: blocks.outline(kind, one.packed_shape) for kind in set(kinds)}
-        packs = [(kind, made[kind]) for kind in kinds]
-        return quantized.stored(packs, leaf.shape, leaf.dtype, one.kernel, sharding)
+        return parts.outline_of(one, kinds, sharding)
 
     leaves = [laid(path, leaf) for path, leaf in paths(shapes)]
     return jax.tree.unflatten(jax.tree.structure(shapes), leaves)
+
+
+def _parameter(
+    one: Parameter,
+    source: Source,
+    config: Config,
+    packed: str,
+    sharding: NamedSharding | None,
+) -> tuple[jax.Array | Stored | None, list[str]]:
+    """As numbers or in blocks, and what is wrong with it."""
+    kinds = _kinds(one, source, packed)
+    if sharding and isinstance(source, SafetensorsSource):
+        if cut := parts.cut_of(one, source, config):
+            if kinds:
+                return parts.rounded_in_parts(one, cut, kinds[0], sharding)
+            return parts.in_parts(one, cut, sharding)
+    if kinds:
+        return _packed(one, source, config, kinds, sharding)
+    return _numbers(one, source, config, sharding)
 
 
 def _numbers(
     one: Parameter, source: Source, config: Config, sharding: NamedSharding | None
 ) -> tuple[jax.Array, list[str]]:
     """A parameter as one array, and what is wrong with it."""
-    if sharding and isinstance(source, SafetensorsSource):
-        if (cut := cut_of(one, source, config)) is not None:
-            return in_parts(one, cut, sharding)
     shape, dtype, names = one.leaf.shape, one.leaf.dtype, one.names
     problems: list[str] = []
 

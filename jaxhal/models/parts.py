@@ -1,0 +1,159 @@
+"""A parameter over devices, of which each device's part alone is read."""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import NamedSharding
+
+from jaxhal.models import blocks, quantized
+from jaxhal.models.config import Config
+from jaxhal.models.parameter import Parameter, enter, room_for
+from jaxhal.models.quantized import Packed, Stored
+from jaxhal.models.safetensors import SafetensorsSource
+from jaxhal.models.tables import same, taken
+
+# ``(name, index)``: of a parameter's part what one of its tensors gives.
+Cut = Callable[[str, tuple[slice, ...]], np.ndarray]
+# Numbers that are left out of a tensor are read with those beside them, at most so many
+# in a row: the other ones of a pair.
+_LEFT_OUT = 1
+
+
+def cut_of(one: Parameter, source: SafetensorsSource, config: Config) -> Cut | None:
+    """How to read a part of a parameter and no more, where it is some of what is there.
+
+    None where it is not, or where a tensor has a wrong shape, which reading it finds.
+    """
+    wanted, shapes = one.leaf.shape[one.lead :], {*map(source.shape, one.names)}
+    if one.origin.turn is same:
+        return source.part if shapes == {wanted} else None
+    if len(shapes) > 1:
+        return None
+    try:
+        found = taken(one.origin, shape := shapes.pop(), config)
+    except (ValueError, IndexError):
+        return None
+    if found is None:
+        return None
+    axis, places = found
+    before, after = shape[: len(shape) + axis], shape[axis:][1:][-1:]
+    if wanted != (*before, *after, len(places)):
+        return None
+
+    def cut(name: str, index: tuple[slice, ...]) -> np.ndarray:
+        *others, chosen = index
+        numbers = places[chosen]
+        held = np.unique(numbers)
+        runs = np.split(held, np.flatnonzero(np.diff(held) > 1 + _LEFT_OUT) + 1)
+        spans = [slice(int(run[0]), int(run[-1]) + 1) for run in runs]
+        lead, rest = others[: len(before)], others[len(before) :]
+        along = axis
+        if axis == -3:  # convolutions of a single channel each
+            rest, along = [slice(1), *rest], -2
+        parts = [source.part(name, (*lead, span, *rest)) for span in spans]
+        if axis == -3:
+            parts = [part[:, 0] for part in parts]
+        value = np.concatenate(parts, along) if parts[1:] else parts[0]
+        read = np.concatenate([np.arange(span.start, span.stop) for span in spans])
+        if not np.array_equal(read, numbers):
+            value = value.take(np.searchsorted(read, numbers), along)
+        return value if along == -1 else value.swapaxes(-1, -2)
+
+    return cut
+
+
+def in_parts(
+    one: Parameter, cut: Cut, sharding: NamedSharding
+) -> tuple[jax.Array, list[str]]:
+    """A parameter in numbers, and what is wrong with it."""
+    shape, lead = one.leaf.shape, one.lead
+    wrong: list[str] = []
+    names = np.reshape(one.names, shape[:lead])
+
+    def part(index: Any) -> np.ndarray:
+        array = room_for(sharding.shard_shape(shape), one.leaf.dtype)
+        parts = array.reshape(-1, *array.shape[lead:])
+        some = names[index[:lead]].ravel().tolist()
+        for name, room in zip(some, parts, strict=True):
+            enter(room, cut(name, index[lead:]))
+            if not np.isfinite(room).all():
+                wrong.append(name)
+        return array
+
+    # A part at a time, as it is there twice until it lies on devices of their own.
+    put = []
+    for index, devices in _each_part(shape, sharding):
+        value = part(index)
+        put += [jax.device_put(value, device) for device in devices]
+    return _whole(shape, sharding, put), _not_finite(wrong)
+
+
+def rounded_in_parts(
+    one: Parameter, cut: Cut, kind: str, sharding: NamedSharding
+) -> tuple[Stored, list[str]]:
+    """The same in blocks of a format; each part is of whole ones."""
+    lead, size = one.lead, blocks.numbers_of_a_block(kind)
+    outline = outline_of(one, [kind] * len(one.names), sharding)
+    names = np.reshape(one.names, one.leaf.shape[:lead])
+    leaves, tree = jax.tree.flatten(outline)
+    scale = outline.packs[0].scale
+    wrong: list[str] = []
+
+    def part(index: Any) -> Packed:
+        *others, rows, run = index
+        start, stop, _ = run.indices(scale.shape[-1])
+        columns = slice(start * size, stop * size)
+        inner = (columns, rows) if one.kernel else (rows, columns)
+        packs = []
+        for name in names[index[:lead]].ravel().tolist():
+            numbers = cut(name, (*others[lead:], *inner))
+            pack = blocks.rounded(
+                kind, numbers.swapaxes(-1, -2) if one.kernel else numbers
+            )
+            packs.append(pack)
+            if not pack.finite:
+                wrong.append(name)
+        return jax.tree.map(lambda *each: np.stack(each), *packs)
+
+    put: list[list[jax.Array]] = [[] for _ in leaves]
+    for index, devices in _each_part(scale.shape, scale.sharding):
+        for leaf, value, into in zip(
+            leaves, jax.tree.leaves(part(index)), put, strict=True
+        ):
+            value = value.reshape(leaf.sharding.shard_shape(leaf.shape))
+            into += [jax.device_put(value, device) for device in devices]
+    made = [_whole(x.shape, x.sharding, p) for x, p in zip(leaves, put, strict=True)]
+    return jax.tree.unflatten(tree, made), _not_finite(wrong)
+
+
+def outline_of(one: Parameter, kinds: Sequence[str], sharding: NamedSharding) -> Stored:
+    """A parameter in blocks by shapes, types and places alone."""
+    made = {kind: blocks.outline(kind, one.packed_shape) for kind in set(kinds)}
+    packs = [(kind, made[kind]) for kind in kinds]
+    return quantized.stored(packs, one.leaf.shape, one.leaf.dtype, one.kernel, sharding)
+
+
+def _each_part(
+    shape: tuple[int, ...], sharding: NamedSharding
+) -> Iterator[tuple[tuple[slice, ...], list[Any]]]:
+    """The parts that devices of this process hold, each with those that hold it."""
+    alike: dict[str, list[Any]] = {}  # slices have no hash before Python 3.12
+    where = sharding.addressable_devices_indices_map(shape)
+    for device, index in where.items():
+        alike.setdefault(str(index), []).append(device)
+    for devices in alike.values():
+        index = where[devices[0]]
+        assert index is not None
+        yield index, devices
+
+
+def _whole(
+    shape: tuple[int, ...], sharding: NamedSharding, parts: Sequence[jax.Array]
+) -> jax.Array:
+    return jax.make_array_from_single_device_arrays(shape, sharding, list(parts))
+
+
+def _not_finite(names: Sequence[str]) -> list[str]:
+    return [f"{name} holds NaN or infinite values" for name in dict.fromkeys(names)]
