@@ -7,8 +7,16 @@ import os
 import traceback
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 
 import jaxhal
+from jaxhal.models import lm as lms
+from jaxhal.models import mesh as mesh_lib
+from jaxhal.models import placement, weights
+from jaxhal.models.gguf import GGUFSource
+from jaxhal.models.gguf_config import config_from_gguf
+from jaxhal.models.gguf_families import gguf_table
 from jaxhal.models.safetensors import SafetensorsSource
 from jaxhal.scoring.guided import guide
 
@@ -16,22 +24,42 @@ _FLAGS = "--xla_force_host_platform_device_count=4"
 # Orders of eight devices, four of each process: `model` goes over both.
 MESHES = {(1, 8): range(8), (2, 4): (0, 1, 4, 5, 2, 3, 6, 7)}
 DETECTORS = ["lookback_ratio", "token_entropy"]
+TOKENS = np.random.default_rng(1).integers(0, 96, (4, 40), np.int32)
 WRITTEN = {"max_new_tokens": 6, "sampling": jaxhal.GREEDY, "stop": ["never"]}
 
 
-def run(number, address, folder, examples, line):
-    """Says of each mesh what was read and scored, then what was written and refused."""
+def logits(file, mesh):
+    """Of a GGUF file, whose blocks stay as they are."""
+    source = GGUFSource(file)
+    config = config_from_gguf(source)
+    place = placement.on(mesh, config, mesh_lib.RULES)
+    how = dict(packed="stored", place=place)
+    filled = weights.fill(config, source, gguf_table(config), jnp.float32, **how)
+    lm = lms.LM(filled[1], filled[0], config)
+    return last(lm)
+
+
+def last(lm):
+    """Logits after each row; all of them would fill the line."""
+    return np.asarray(mesh_lib.here(lm.forward(TOKENS)))[:, -1]
+
+
+def run(number, address, folder, file, examples, line):
+    """Says of each mesh what was read and scored, then what was written and refused.
+
+    In between of each mesh what comes of weights of few bits.
+    """
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_FLAGS}"
     try:
         jax.distributed.initialize(address, 2, number)
-        _run(folder, examples, line)
+        _run(folder, file, examples, line)
         jax.distributed.shutdown()
     except Exception:
         line.send(traceback.format_exc())
         raise
 
 
-def _run(folder, examples, line):
+def _run(folder, file, examples, line):
     lm, read = None, SafetensorsSource.part
     for (data, model), order in MESHES.items():
         bytes_read = 0
@@ -48,6 +76,8 @@ def _run(folder, examples, line):
         lm = jaxhal.load(folder, mesh=mesh)
         reports = jaxhal.score(lm, examples, DETECTORS, progress=False)
         line.send((bytes_read, [report.scores for report in reports]))
+        few = jaxhal.load(folder, mesh=mesh, weights="int8")
+        line.send((last(few), logits(file, mesh)))
     written = jaxhal.generate(lm, examples[:3], progress=False, **WRITTEN)
     line.send([one.text for (one,) in written])
     errors = []

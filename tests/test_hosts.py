@@ -1,8 +1,10 @@
 """One model on devices of two processes, as on a mesh over two hosts."""
 
 import children
+import numpy as np
 import pytest
-from hosts_child import DETECTORS, MESHES, WRITTEN, run
+import test_quantized
+from hosts_child import DETECTORS, MESHES, WRITTEN, last, logits, run
 from test_distributed import VARIABLES, job
 
 import jaxhal
@@ -25,11 +27,15 @@ SHAPE |= {"vocab_size": 264, "intermediate_size": 96}  # which eight devices div
 def test_two_processes_hold_one_model(tmp_path):
     """Each reads its own half of the weights, and both have the scores of all rows."""
     folder = write_lm(tmp_path / "model", **SHAPE)
+    file = tmp_path / "tiny.gguf"
+    test_quantized.write(file)
     lm = jaxhal.load(folder, mesh="data=1")
+    int8 = last(jaxhal.load(folder, mesh="data=1", weights="int8"))
+    stored = logits(file, jaxhal.make_mesh())
     reports = jaxhal.score(lm, EXAMPLES, DETECTORS, progress=False)
     written = jaxhal.generate(lm, EXAMPLES[:3], progress=False, **WRITTEN)
     address = job()[0][VARIABLES[0]]
-    both = [children.start(run, n, address, folder, EXAMPLES) for n in range(2)]
+    both = [children.start(run, n, address, folder, file, EXAMPLES) for n in range(2)]
     size = (folder / "model.safetensors").stat().st_size
     for process, line in both:
         for _ in MESHES:
@@ -40,6 +46,9 @@ def test_two_processes_hold_one_model(tmp_path):
             assert 0.4 * size < read < 0.6 * size
             for one, report in zip(scores, reports, strict=True):
                 assert one == pytest.approx(report.scores, abs=1e-5)
+            assert line.poll(300)
+            for got, want in zip(line.recv(), (int8, stored), strict=True):
+                np.testing.assert_allclose(got, want, atol=1e-4)
         assert line.poll(300) and line.recv() == [one.text for (one,) in written]
         assert line.poll(60)
         store, guided = line.recv()
