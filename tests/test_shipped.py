@@ -105,7 +105,7 @@ def test_the_nearest_reader_that_has_some_is_named(monkeypatch, family, size, ne
     lm = tiny_lm()
     lm = replace(lm, name="other", config=replace(lm.config, family=family))
     assert nearest(lm) == near
-    assert described([untrained(detectors.build("mtop_div"))], "other", lm) == (
+    assert described([untrained(detectors.build("mtop_div"))], lm) == (
         "no verdict: none of the detectors in use was fitted to labelled answers read "
         f"by 'other'; fit one, or read with {near}, the nearest model with some"
     )

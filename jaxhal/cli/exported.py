@@ -104,7 +104,7 @@ def score(
     deliver(
         (lambda **more: adapted(made(**more), chosen, every)) if adapt else made,
         settings,
-        described(chosen, lm.name, lm),
+        described(chosen, lm),
         command="score",
         source=source,
         output=output,

@@ -169,7 +169,7 @@ def demo(
     if rows:
         console.print(as_table(rows))
     console.print(note, style="dim")
-    console.print(f"\n{described(resolve(lm.name, None), lm.name, lm)}")
+    console.print(f"\n{described(resolve(lm.name, None), lm)}")
     console.print(counted([report.verdict for report in reports]))
     _show(console, reports[:3])
     for name in ("scores.jsonl", "report.html"):
@@ -263,7 +263,7 @@ def detect(
     deliver(
         (lambda **how: adapted(made(**how), chosen, every)) if adapt else made,
         functools.partial(settings_of, lm, chosen, **said, **options),
-        described(chosen, lm.name, lm),
+        described(chosen, lm),
         command="detect",
         source=source,
         output=output,

@@ -73,7 +73,7 @@ def rate(
     """
     chosen = resolve(lm.name, detectors, lm=lm)
     if (one := decider(chosen)) is None or one.measured is None:
-        raise ValueError(undecided(chosen, lm.name, lm))
+        raise ValueError(undecided(chosen, lm))
     if not _parted(examples, range(len(examples)))[0]:
         _carried(one)  # to find that it has none should cost no reading
     how: Any = {"batch_size": batch_size, "progress": progress}

@@ -218,16 +218,21 @@ def check_adaptable(chosen: Sequence[Fitted]) -> None:
         )
 
 
-def described(chosen: Sequence[Fitted], model: str, lm: LM | None = None) -> str:
+def described(chosen: Sequence[Fitted], reader: LM | str) -> str:
     """In words, which detector decides and what shows its worth, or why none does."""
     if (one := decider(chosen)) is None:
-        return undecided(chosen, model, lm)
+        return undecided(chosen, reader)
     kept = f"; threshold for {one.promise}" if one.promise is not None else ""
     return f"verdicts by {shown(one.detector.name)}: {one.measured}{kept}"
 
 
-def undecided(chosen: Sequence[Fitted], model: str, lm: LM | None = None) -> str:
-    """In words, why none of the detectors may decide, and which reader has some."""
+def undecided(chosen: Sequence[Fitted], reader: LM | str) -> str:
+    """In words, why none of the detectors may decide, and which reader has some.
+
+    Of a name alone the nearest is not known.
+    """
+    lm = None if isinstance(reader, str) else reader
+    model = reader if lm is None else lm.name
     fitted = [one for one in chosen if one.threshold is not None]
     methods = [one for one in fitted if not one.detector.control]
     if not methods:

@@ -82,7 +82,7 @@ class Reader(NamedTuple):
         return Deciding(
             name=self.lm.name,
             decides=decides and decides.detector.name,
-            because=verdicts.described(chosen, self.lm.name, self.lm),
+            because=verdicts.described(chosen, self.lm),
             rides=rides and rides.detector.name,
             detectors={o.detector.name: o.detector.summary for o in chosen},
             context=self.lm.config.context_length,
