@@ -44,22 +44,22 @@ def last(lm):
     return np.asarray(mesh_lib.here(lm.forward(TOKENS)))[:, -1]
 
 
-def run(number, address, folder, file, examples, line):
+def run(number, address, folder, broken, file, examples, line):
     """Says of each mesh what was read and scored, then what was written and refused.
 
-    In between of each mesh what comes of weights of few bits.
+    After each mesh's scores come logits with weights of few bits.
     """
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_FLAGS}"
     try:
         jax.distributed.initialize(address, 2, number)
-        _run(folder, file, examples, line)
+        _run(folder, broken, file, examples, line)
         jax.distributed.shutdown()
     except Exception:
         line.send(traceback.format_exc())
         raise
 
 
-def _run(folder, file, examples, line):
+def _run(folder, broken, file, examples, line):
     lm, read = None, SafetensorsSource.part
     for (data, model), order in MESHES.items():
         bytes_read = 0
@@ -76,17 +76,22 @@ def _run(folder, file, examples, line):
         lm = jaxhal.load(folder, mesh=mesh)
         reports = jaxhal.score(lm, examples, DETECTORS, progress=False)
         line.send((bytes_read, [report.scores for report in reports]))
+        bytes_read = 0
         few = jaxhal.load(folder, mesh=mesh, weights="int8")
-        line.send((last(few), logits(file, mesh)))
+        line.send((bytes_read, (last(few), logits(file, mesh))))
     written = jaxhal.generate(lm, examples[:3], progress=False, **WRITTEN)
     line.send([one.text for (one,) in written])
     errors = []
     for work in (
         lambda: jaxhal.fit(lm, examples, ["linear_probe"], store=folder / "store"),
         lambda: guide(lm, examples, "lookback_ratio", key=jax.random.key(0)),
+        lambda: jaxhal.load(broken, mesh=mesh, weights="int8"),
+        lambda: jaxhal.load(folder, mesh=jaxhal.make_mesh(1, 4, jax.devices()[:4])),
     ):
         try:
             work()
         except ValueError as error:
             errors.append(str(error))
+        else:
+            errors.append("done")
     line.send(errors)

@@ -131,6 +131,16 @@ def check_mesh(mesh: Mesh | AbstractMesh, config: Config) -> None:
         )
 
 
+def check_processes(mesh: Mesh) -> None:
+    """Raises ValueError on devices of other processes without those of all."""
+    there = {device.process_index for device in mesh.devices.flat}
+    if there - {jax.process_index()} and len(there) < jax.process_count():
+        raise ValueError(
+            f"the mesh has devices of {len(there)} of {jax.process_count()} processes; "
+            "take some of each, or of this one alone (jax.local_devices())"
+        )
+
+
 def choices(config: Config, devices: Sequence[Any]) -> Iterator[Mesh]:
     """Meshes of all of some devices that a model can be spread over.
 
@@ -273,6 +283,19 @@ def here(tree: Any) -> Any:
         return leaf
 
     return jax.tree.map(whole, tree)
+
+
+def agreed(problems: Sequence[str], mesh: Mesh | AbstractMesh | None) -> list[str]:
+    """What is wrong: where another process found something, no process goes on.
+
+    All processes that a mesh is of have to ask.
+    """
+    if not isinstance(mesh, Mesh) or not mesh.is_multi_process:
+        return list(problems)
+    counts = multihost_utils.process_allgather(np.int32(len(problems)))
+    if problems or not counts.any():
+        return list(problems)
+    return [f"process {counts.argmax()} cannot read its part, as its own error says"]
 
 
 def check_one_process(params: Any, what: str) -> None:

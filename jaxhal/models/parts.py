@@ -16,13 +16,13 @@ from jaxhal.models.tables import same, taken
 
 # ``(name, index)``: of a parameter's part what one of its tensors gives.
 Cut = Callable[[str, tuple[slice, ...]], np.ndarray]
-# Numbers that are left out of a tensor are read with those beside them, at most so many
-# in a row: the other ones of a pair.
-_LEFT_OUT = 1
+# Of what alternates in a tensor, as GPT-OSS's gates do with what they let through, the
+# other is read along.
+_STEP = 2
 
 
 def cut_of(one: Parameter, source: SafetensorsSource, config: Config) -> Cut | None:
-    """How to read a part of a parameter and no more, where it is some of what is there.
+    """How to read a part of a parameter, where it is some of what is stored.
 
     None where it is not, or where a tensor has a wrong shape, which reading it finds.
     """
@@ -38,24 +38,22 @@ def cut_of(one: Parameter, source: SafetensorsSource, config: Config) -> Cut | N
     if found is None:
         return None
     axis, places = found
-    before, after = shape[: len(shape) + axis], shape[axis:][1:][-1:]
-    if wanted != (*before, *after, len(places)):
+    # Of a convolution its single channel is left out.
+    before, columns = shape[:axis], () if axis == -1 else shape[-1:]
+    if wanted != (*before, *columns, len(places)):
         return None
 
     def cut(name: str, index: tuple[slice, ...]) -> np.ndarray:
         *others, chosen = index
         numbers = places[chosen]
         held = np.unique(numbers)
-        runs = np.split(held, np.flatnonzero(np.diff(held) > 1 + _LEFT_OUT) + 1)
+        runs = np.split(held, np.flatnonzero(np.diff(held) > _STEP) + 1)
         spans = [slice(int(run[0]), int(run[-1]) + 1) for run in runs]
         lead, rest = others[: len(before)], others[len(before) :]
-        along = axis
-        if axis == -3:  # convolutions of a single channel each
-            rest, along = [slice(1), *rest], -2
+        rest = [slice(1), *rest] if axis == -3 else rest
         parts = [source.part(name, (*lead, span, *rest)) for span in spans]
-        if axis == -3:
-            parts = [part[:, 0] for part in parts]
-        value = np.concatenate(parts, along) if parts[1:] else parts[0]
+        value = np.concatenate(parts, axis) if parts[1:] else parts[0]
+        value, along = (value[:, 0], -2) if axis == -3 else (value, axis)
         read = np.concatenate([np.arange(span.start, span.stop) for span in spans])
         if not np.array_equal(read, numbers):
             value = value.take(np.searchsorted(read, numbers), along)
@@ -93,7 +91,7 @@ def in_parts(
 def rounded_in_parts(
     one: Parameter, cut: Cut, kind: str, sharding: NamedSharding
 ) -> tuple[Stored, list[str]]:
-    """The same in blocks of a format; each part is of whole ones."""
+    """The same in blocks of a format; a part is of whole blocks."""
     lead, size = one.lead, blocks.numbers_of_a_block(kind)
     outline = outline_of(one, [kind] * len(one.names), sharding)
     names = np.reshape(one.names, one.leaf.shape[:lead])

@@ -80,6 +80,7 @@ def _meshes(config: Config, mesh: Mesh | None) -> Sequence[Mesh | None]:
     """The mesh asked for, or all that this process has devices for."""
     if mesh is not None:
         mesh_lib.check_mesh(mesh, config)
+        mesh_lib.check_processes(mesh)
         return (mesh,)
     here = jax.local_devices()
     return tuple(mesh_lib.choices(config, here)) if len(here) > 1 else (None,)

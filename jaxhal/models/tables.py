@@ -132,7 +132,7 @@ def taken(
     if turn in _OF_COLUMNS:
         return -1, origin.turn(np.arange(shape[-1])[None], config).ravel()
     convolution = turn is split_delta and axes == 3 and shape[1] == 1
-    if turn not in _OF_ROWS or axes not in (1, _OF_ROWS[turn], 3 * convolution):
+    if turn not in _OF_ROWS or not (axes in (1, _OF_ROWS[turn]) or convolution):
         return None
     axis = -3 if convolution else max(-2, -axes)
     rows = np.arange(shape[axis])

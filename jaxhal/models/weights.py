@@ -18,7 +18,7 @@ from jaxhal.models import blocks, parts, quantized
 from jaxhal.models.config import Config
 from jaxhal.models.decoder import Decoder
 from jaxhal.models.gguf import GGUFSource
-from jaxhal.models.mesh import laid
+from jaxhal.models.mesh import agreed, laid
 from jaxhal.models.parameter import Parameter, Source, enter, room_for
 from jaxhal.models.quantized import Stored, is_stored
 from jaxhal.models.safetensors import SafetensorsSource
@@ -82,7 +82,8 @@ def fill(
     """``(graphdef, params)`` read from ``source``, one stored tensor at a time.
 
     ``place`` says over which devices a parameter of a path and shape is spread; the
-    host then holds one layer's numbers of it at a time, or the blocks of all layers.
+    host then holds the part of one device at a time, of GGUF files the numbers of one
+    layer or the blocks of all.
 
     ``ignored`` are patterns of stored names that ``module`` does not compute with.
     Matrices that ``source`` has in blocks stay so where ``packed`` is ``"stored"``;
@@ -105,6 +106,7 @@ def fill(
             f"{config.num_hidden_layers}, or download the weights again"
         )
     present, used, problems, arrays = source.names(), set(), [], []
+    mesh = None
     for path, leaf in tqdm(paths(shapes), "reading weights", leave=False, disable=None):
         one = Parameter.of(path, leaf, table, present)
         used.update(one.names)
@@ -115,6 +117,7 @@ def fill(
             arrays.append(leaf)
             continue
         sharding = None if place is None else place(path, leaf.shape)
+        mesh = sharding and sharding.mesh
         array, found = _parameter(one, source, config, packed, sharding)
         problems += found
         arrays.append(array)
@@ -124,7 +127,7 @@ def fill(
         if not any(fnmatch.fnmatch(name, pattern) for pattern in ignored)
     )
     problems += [f"{name} is stored but unknown to {config.family}" for name in extra]
-    if problems:
+    if problems := agreed(problems, mesh):
         listed = "; ".join(problems[:8])
         more = f"; and {len(problems) - 8} more" if len(problems) > 8 else ""
         raise ValueError(

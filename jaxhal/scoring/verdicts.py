@@ -229,7 +229,7 @@ def described(chosen: Sequence[Fitted], reader: LM | str) -> str:
 def undecided(chosen: Sequence[Fitted], reader: LM | str) -> str:
     """In words, why none of the detectors may decide, and which reader has some.
 
-    Of a name alone the nearest is not known.
+    Of a name alone, the nearest reader is not named.
     """
     lm = None if isinstance(reader, str) else reader
     model = reader if lm is None else lm.name
