@@ -6,12 +6,16 @@ import sys
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import jaxhal
 import tiny_lm
 from jaxhal.detectors import Ragged
+from jaxhal.models import mesh as mesh_lib
+from jaxhal.models import placement, weights
+from jaxhal.models.lm import LM
 from jaxhal.types import Example
 
 MESHES = [(8, 1), (2, 4), (1, 8)]  # the last two with fewer heads of keys than devices
@@ -81,6 +85,14 @@ def spread(request, folder):
 @pytest.fixture(scope="module")
 def crossed(folder):
     return jaxhal.load(folder, mesh=jaxhal.make_mesh(data=2, model=4))
+
+
+def filled(config, source, table, mesh, packed=""):
+    """A model without a tokenizer, its weights in float32 or in blocks."""
+    place = placement.on(mesh, config, mesh_lib.RULES)
+    how = dict(packed=packed, place=place)
+    graphdef, params = weights.fill(config, source, table, jnp.float32, **how)
+    return LM(params, graphdef, config)
 
 
 def equal(got, want, most=1e-5):

@@ -7,13 +7,11 @@ import os
 import traceback
 
 import jax
-import jax.numpy as jnp
 import numpy as np
+from eight import filled
 
 import jaxhal
-from jaxhal.models import lm as lms
 from jaxhal.models import mesh as mesh_lib
-from jaxhal.models import placement, weights
 from jaxhal.models.gguf import GGUFSource
 from jaxhal.models.gguf_config import config_from_gguf
 from jaxhal.models.gguf_families import gguf_table
@@ -32,11 +30,7 @@ def logits(file, mesh):
     """Of a GGUF file, whose blocks stay as they are."""
     source = GGUFSource(file)
     config = config_from_gguf(source)
-    place = placement.on(mesh, config, mesh_lib.RULES)
-    how = dict(packed="stored", place=place)
-    filled = weights.fill(config, source, gguf_table(config), jnp.float32, **how)
-    lm = lms.LM(filled[1], filled[0], config)
-    return last(lm)
+    return last(filled(config, source, gguf_table(config), mesh, "stored"))
 
 
 def last(lm):

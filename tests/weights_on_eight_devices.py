@@ -14,7 +14,7 @@ import test_gpt_oss
 import test_parity
 import test_quantized
 import test_quantized_experts
-from eight import EXAMPLES, MESHES, REDUCERS, equal
+from eight import EXAMPLES, MESHES, REDUCERS, equal, filled
 
 import jaxhal
 import tiny
@@ -189,13 +189,7 @@ def test_experts(case, packed, tmp_path, monkeypatch):
     meta = test_feedforward.write_by_expert(tmp_path, case)
     config = from_huggingface(meta["config"])
     source, table = SafetensorsSource(tmp_path), huggingface_table(config)
-
-    def load(mesh):
-        place = placement.on(mesh, config, mesh_lib.RULES)
-        how = dict(place=place, packed=packed)
-        filled = weights.fill(config, source, table, jnp.float32, **how)
-        return lms.LM(*reversed(filled), config)
-
+    load = functools.partial(filled, config, source, table, packed=packed)
     alone, lm = load(jaxhal.make_mesh()), load(jaxhal.make_mesh(data=2, model=4))
     up = dict(weights.paths(lm.params))["blocks.mlp.up_proj.kernel"]
     inner, up = config.intermediate_size // 4, up.packs[0].low if packed else up
@@ -329,13 +323,7 @@ def test_blocks_of_a_file(tmp_path, monkeypatch):
     monkeypatch.setattr("jaxhal.models.decoder.VOCABULARY_BYTES", 1 << 14)
     source = test_quantized.write(tmp_path / "tiny.gguf", tied=False)
     config, table = config_from_gguf(source), gguf_table(config_from_gguf(source))
-
-    def load(mesh, packed):
-        place = placement.on(mesh, config, mesh_lib.RULES)
-        how = dict(packed=packed, place=place)
-        graphdef, params = weights.fill(config, source, table, jnp.float32, **how)
-        return lms.LM(params, graphdef, config)
-
+    load = functools.partial(filled, config, source, table)
     alone, mesh = load(jaxhal.make_mesh(), "stored"), jaxhal.make_mesh(data=2, model=4)
     tokens = np.random.default_rng(1).integers(0, test_quantized.VOCAB, (4, 40))
     want = alone.forward(tokens)
@@ -358,13 +346,7 @@ def test_experts_of_a_file(data, model, shares, tmp_path):
     source = test_quantized.write(tmp_path / "tiny.gguf", kinds=kinds)
     config = config_from_gguf(source)
     table = gguf_table(config)
-
-    def load(mesh):
-        place = placement.on(mesh, config, mesh_lib.RULES)
-        how = dict(packed="stored", place=place)
-        graphdef, params = weights.fill(config, source, table, jnp.float32, **how)
-        return lms.LM(params, graphdef, config)
-
+    load = functools.partial(filled, config, source, table, packed="stored")
     mesh = jaxhal.make_mesh(data=data, model=model)
     alone, lm = load(jaxhal.make_mesh()), load(mesh)
     test_quantized.check_outline(lm, source, table, "stored", mesh)
