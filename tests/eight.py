@@ -47,6 +47,7 @@ def passes(tests):
     environment = os.environ | {
         "XLA_FLAGS": f"{flags} --xla_force_host_platform_device_count=8",
         "JAX_PLATFORMS": "cpu",
+        "JAX_ENABLE_COMPILATION_CACHE": "false",  # nobody else has eight devices
         "PYTEST_ADDOPTS": "",
     }
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-n=0", "--no-header"]

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import test_slots
-from eight import EXAMPLES, REDUCERS, equal
+from eight import EXAMPLES, MESHES, REDUCERS, equal
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -210,6 +210,11 @@ def collected(lm, some, tmp_path_factory):
     return collect(lm, LABELLED, some, store, progress=False).inputs
 
 
+# Of all that is fitted or scored: rows and heads shared out, or a head's keys too.
+WHOLE = pytest.mark.parametrize("spread", MESHES[1:], indirect=True, scope="module")
+
+
+@WHOLE
 def test_what_detectors_are_fitted_to(spread, taught, tmp_path_factory):
     every, want = taught
     got = collected(spread, every, tmp_path_factory)
@@ -225,6 +230,7 @@ def scored(alone):
     return tell, jaxhal.score(alone, EXAMPLES[:4], tell, progress=False)
 
 
+@WHOLE
 def test_scores_of_detectors(spread, scored):
     tell, want = scored
     got = jaxhal.score(spread, EXAMPLES[:4], tell, progress=False)
@@ -255,6 +261,7 @@ def fit_and_score(lm, tmp_path_factory):
     return [report.scores for report in reports]
 
 
+@WHOLE
 def test_a_fit(spread, fits, tmp_path_factory):
     got = fit_and_score(spread, tmp_path_factory)
     for one, other in zip(got, fits, strict=True):
