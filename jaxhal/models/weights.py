@@ -164,11 +164,9 @@ def laid_out(
     present = set() if source is None else source.names()
 
     def laid(path: str, leaf: Any) -> Any:
-        sharding = place(path, leaf.shape)
         one = Parameter.of(path, leaf, table, present)
-        if not (kinds := _kinds(one, source, packed)):
-            return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
-        return parts.outline_of(one, kinds, sharding)
+        kinds = _kinds(one, source, packed)
+        return parts.outline_of(one, kinds, place(path, leaf.shape))
 
     leaves = [laid(path, leaf) for path, leaf in paths(shapes)]
     return jax.tree.unflatten(jax.tree.structure(shapes), leaves)
