@@ -36,6 +36,7 @@ def _moving(primitive: str, args: tuple) -> tuple[Callable[..., Any], tuple]:
     return moving, tuple(args[i] for i in flows)
 
 
+@functools.cache  # so that equal rules are the same, and compile once
 def _ordinary(primitive: str) -> Rule:
     """The rule that is a primitive's own derivative."""
 
@@ -50,11 +51,6 @@ def epsilon_linear(eps: float) -> Rule:
 
     The bias takes its share of relevance and keeps it.
     """
-    return _epsilon_linear(eps)
-
-
-@functools.cache  # so that equal rules are the same, and compile once
-def _epsilon_linear(eps: float) -> Rule:
     return _stabilised(_ordinary("linear"), eps)
 
 
@@ -182,6 +178,7 @@ def _half(rule: Rule) -> Rule:
     return _weighed(rule, lambda output: 0.5)
 
 
+@functools.cache
 def _stabilised(rule: Rule, eps: float) -> Rule:
     """A rule whose relevance is divided by output + eps instead of by output."""
     return _weighed(rule, lambda output: _gain(output, eps))
