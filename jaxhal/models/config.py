@@ -154,11 +154,9 @@ class Config:
         if (full := self.full) is None:
             return self
         windows = tuple(self.windows[n] for n in self.layers_with(mixer))
-        own = dataclasses.replace(self, full=None, windows=windows)
-        if mixer == "self_attn":
-            return own
-        theirs = {name: x for name, x in vars(full).items() if name != "layers"}
-        return dataclasses.replace(own, **theirs)
+        theirs = vars(full) if mixer == "full_attn" else {}
+        theirs = {name: x for name, x in theirs.items() if name != "layers"}
+        return dataclasses.replace(self, full=None, windows=windows, **theirs)
 
     @property
     def period(self) -> int:
