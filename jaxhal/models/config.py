@@ -115,9 +115,8 @@ class Config:
     @property
     def mixers(self) -> tuple[str, ...]:
         """What each layer mixes by, as a block names it."""
-        linear = () if self.delta is None else self.delta.layers
-        full = () if self.full is None else self.full.layers
-        other = dict.fromkeys(linear, "linear_attn") | dict.fromkeys(full, "full_attn")
+        kinds = {"linear_attn": self.delta, "full_attn": self.full}
+        other = {n: kind for kind, own in kinds.items() if own for n in own.layers}
         return tuple(other.get(n, "self_attn") for n in range(self.num_hidden_layers))
 
     @property

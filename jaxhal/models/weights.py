@@ -162,13 +162,11 @@ def laid_out(
       ValueError: on a tensor that is missing, or that cannot stay in its format.
     """
     present = set() if source is None else source.names()
-
-    def laid(path: str, leaf: Any) -> Any:
+    leaves = []
+    for path, leaf in paths(shapes):
         one = Parameter.of(path, leaf, table, present)
         kinds = _kinds(one, source, packed)
-        return parts.outline_of(one, kinds, place(path, leaf.shape))
-
-    leaves = [laid(path, leaf) for path, leaf in paths(shapes)]
+        leaves.append(parts.outline_of(one, kinds, place(path, leaf.shape)))
     return jax.tree.unflatten(jax.tree.structure(shapes), leaves)
 
 
