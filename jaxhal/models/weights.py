@@ -121,12 +121,11 @@ def fill(
         array, found = _parameter(one, source, config, packed, sharding)
         problems += found
         arrays.append(array)
-    extra = sorted(
-        name
-        for name in present - used
-        if not any(fnmatch.fnmatch(name, pattern) for pattern in ignored)
-    )
-    problems += [f"{name} is stored but unknown to {config.family}" for name in extra]
+    extra = present - used
+    for pattern in ignored:
+        extra -= {*fnmatch.filter(extra, pattern)}
+    family = config.family
+    problems += [f"{x} is stored but unknown to {family}" for x in sorted(extra)]
     if problems := agreed(problems, mesh):
         listed = "; ".join(problems[:8])
         more = f"; and {len(problems) - 8} more" if len(problems) > 8 else ""
