@@ -259,7 +259,7 @@ def test_settings_of_other_families_say_nothing(case, stray):
     assert from_huggingface(config | stray) == from_huggingface(config)
 
 
-def test_caps_may_be_left_out_turned_off_or_given():
+def test_caps_may_be_left_out_turned_off_or_given(tmp_path):
     """Null turns off what a family has where nothing is said."""
     config = tiny.golden("gemma2-gqa")["config"]
     keys = "attn_logit_softcapping", "final_logit_softcapping"
@@ -272,6 +272,8 @@ def test_caps_may_be_left_out_turned_off_or_given():
     ):
         found = from_huggingface(bare | given)
         assert (found.attention_cap, found.logit_cap) == want
+        (tmp_path / "config.json").write_text(json.dumps(bare | given))
+        assert read_config(tmp_path) == found
 
 
 @pytest.mark.parametrize(

@@ -136,7 +136,7 @@ def _ops(rules: RuleSet, forward: bool) -> Ops:
     return Ops(**bound)
 
 
-def _parts(args: tuple, flows: tuple[int, ...]):
+def parts(args: tuple, flows: tuple[int, ...]):
     """Arguments that pass relevance on, other arrays, and how to join them again."""
     moving = tuple(args[i] for i in flows)
     arrays = {
@@ -156,7 +156,7 @@ def _pull(rule: Rule, flows: tuple[int, ...], beside: bool) -> Callable[..., Any
     """The primitive with its rule for reverse mode."""
 
     def call(*args):
-        moving, arrays, together = _parts(args, flows)
+        moving, arrays, together = parts(args, flows)
 
         @jax.custom_vjp
         def apply(moving, arrays):
@@ -209,7 +209,7 @@ def _push(rule: Rule, flows: tuple[int, ...], beside: bool) -> Callable[..., Any
     tangent = rule.tangent
 
     def call(*args):
-        moving, arrays, together = _parts(args, flows)
+        moving, arrays, together = parts(args, flows)
 
         @jax.custom_jvp
         def apply(moving, arrays):

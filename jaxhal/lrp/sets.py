@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from jaxhal.lrp.rules import FLOWS, Rule, RuleSet, rule_set, rules_of
+from jaxhal.lrp.rules import FLOWS, Rule, RuleSet, parts, rule_set, rules_of
 from jaxhal.models import ops as primitives
 from jaxhal.models.ops import Ops
 
@@ -25,24 +25,21 @@ def _gain(output: Array, eps: float) -> Array:
     return size / (size + eps)
 
 
-def _moving(primitive: str, args: tuple) -> tuple[Callable[..., Any], tuple]:
-    """A primitive as a function of what passes relevance on, and that."""
-    function, flows = getattr(primitives.STANDARD, primitive), FLOWS[primitive]
-
-    def moving(*some):
-        known = dict(zip(flows, some, strict=True))
-        return function(*(known.get(i, arg) for i, arg in enumerate(args)))
-
-    return moving, tuple(args[i] for i in flows)
-
-
+@functools.cache  # so that equal rules are the same, and compile once
 def _ordinary(primitive: str) -> Rule:
     """The rule that is a primitive's own derivative."""
+    function = getattr(primitives.STANDARD, primitive)
 
     def tangent(args, output, tangents):
-        return jax.jvp(*_moving(primitive, args), tangents)[1]
+        moving, arrays, together = parts(args, FLOWS[primitive])
 
-    return Rule(getattr(primitives.STANDARD, primitive), tangent)
+        def passing(*some):
+            return function(*together(some, arrays))
+
+        moved = jax.linearize(passing, *moving)[1](*tangents)
+        return moved[0] if isinstance(moved, tuple) else moved
+
+    return Rule(function, tangent)
 
 
 def epsilon_linear(eps: float) -> Rule:
@@ -50,11 +47,6 @@ def epsilon_linear(eps: float) -> Rule:
 
     The bias takes its share of relevance and keeps it.
     """
-    return _epsilon_linear(eps)
-
-
-@functools.cache  # so that equal rules are the same, and compile once
-def _epsilon_linear(eps: float) -> Rule:
     return _stabilised(_ordinary("linear"), eps)
 
 
@@ -163,13 +155,6 @@ def _weighed(rule: Rule, weight: Callable[[Array], Array | float]) -> Rule:
     return Rule(rule.function, weighed, pullbacks=pullbacks and together)
 
 
-def _delta_tangent(args, output, tangents):
-    """Of what the delta rule mixes, by all that flows in."""
-    del output
-    moving, parts = _moving("delta", args)
-    return jax.linearize(moving, *parts)[1](*tangents)[0]
-
-
 def _delta_values(args, output, tangents):
     """Queries, keys, decay and what is written are constants: all else is linear."""
     query, key, _, decay, beta, state = args
@@ -182,6 +167,7 @@ def _half(rule: Rule) -> Rule:
     return _weighed(rule, lambda output: 0.5)
 
 
+@functools.cache
 def _stabilised(rule: Rule, eps: float) -> Rule:
     """A rule whose relevance is divided by output + eps instead of by output."""
     return _weighed(rule, lambda output: _gain(output, eps))
@@ -269,8 +255,7 @@ def lrp4rag() -> RuleSet:
     since every product counts twice.
     """
     rules = {name: _ordinary(name) for name in Ops._fields}
-    delta = Rule(primitives.STANDARD.delta, _delta_tangent)
-    rules |= {"scores": SCORES, "attend": ATTEND, "delta": delta}
+    rules |= {"scores": SCORES, "attend": ATTEND}
     rules = {name: _stabilised(rule, 1e-6) for name, rule in rules.items()}
     return rule_set("lrp4rag", rules)
 

@@ -55,11 +55,10 @@ class Cache:
         return jax.tree.leaves(self.prefix[1])[0].shape[-2]
 
 
+# What a row has of a batch's, column by column.
+_GIVEN = ("context", "document", "question", "tokens")
 #: What a row of a cache has of its own beside its keys and values.
-OWN = (
-    *("position", "valid", "context", "document", "question", "tokens"),
-    *("length", "rope_length"),
-)
+OWN = ("position", "valid", *_GIVEN, "length", "rope_length")
 
 
 def by_kind(config: Config, key: Any, value: Any) -> dict[str, tuple[Any, Any]]:
@@ -118,10 +117,7 @@ def start(
         states=tuple(states),
         position=widened(positions(valid)),
         valid=widened(valid),
-        context=widened(batch.context),
-        document=widened(batch.document),
-        question=widened(batch.question),
-        tokens=widened(batch.tokens),
+        **{name: widened(getattr(batch, name)) for name in _GIVEN},
         length=length,
         rope_length=length + reach,
         column=jnp.asarray(batch.prompt_length, jnp.int32),

@@ -115,9 +115,8 @@ class Config:
     @property
     def mixers(self) -> tuple[str, ...]:
         """What each layer mixes by, as a block names it."""
-        linear = () if self.delta is None else self.delta.layers
-        full = () if self.full is None else self.full.layers
-        other = dict.fromkeys(linear, "linear_attn") | dict.fromkeys(full, "full_attn")
+        kinds = {"linear_attn": self.delta, "full_attn": self.full}
+        other = {n: kind for kind, own in kinds.items() if own for n in own.layers}
         return tuple(other.get(n, "self_attn") for n in range(self.num_hidden_layers))
 
     @property
@@ -154,11 +153,9 @@ class Config:
         if (full := self.full) is None:
             return self
         windows = tuple(self.windows[n] for n in self.layers_with(mixer))
-        own = dataclasses.replace(self, full=None, windows=windows)
-        if mixer == "self_attn":
-            return own
-        theirs = {name: x for name, x in vars(full).items() if name != "layers"}
-        return dataclasses.replace(own, **theirs)
+        theirs = vars(full) if mixer == "full_attn" else {}
+        theirs = {name: x for name, x in theirs.items() if name != "layers"}
+        return dataclasses.replace(self, full=None, windows=windows, **theirs)
 
     @property
     def period(self) -> int:

@@ -66,9 +66,8 @@ class Decoder(nnx.Module):
         self.blocks: Block | nnx.List = stacked[0]
         self.borrowing_blocks = stacked[1] if config.borrowing else None
         self.norm = Norm(config, width, dtype)
-        tied, vocabulary = config.tie_word_embeddings, config.vocab_size
-        head = None if tied else linear(width, vocabulary, False, dtype, rngs)
-        self.lm_head = head
+        tied, rows = config.tie_word_embeddings, config.vocab_size
+        self.lm_head = None if tied else linear(width, rows, False, dtype, rngs)
 
 
 def _stacked(config: Config, dtype: Any, rngs: nnx.Rngs) -> Block:

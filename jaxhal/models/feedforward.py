@@ -23,7 +23,8 @@ from jaxhal.models.config import Config
 from jaxhal.models.norm import Norm
 from jaxhal.models.ops import STANDARD, Ops, Turned, precision, wide
 
-Product = Callable[[Array], Array]
+# Of a projection and what goes through it.
+Product = Callable[[Any, Array], Array]
 
 
 def linear(
@@ -52,25 +53,20 @@ def _product(x: Array, kernel: Any, bias: Array | None, ops: Ops) -> Array:
     return ops.linear(x, quantized.dense(kernel), bias)
 
 
-def perceptron(
-    x: Array,
-    gate: Product | None,
-    up: Product,
-    down: Product,
-    kind: str,
-    ops: Ops,
-    limit: float | None = None,
-) -> Array:
+def perceptron(own: Any, product: Product, x: Array, ops: Ops) -> Array:
     """``down(act(gate x) * up x)``, or ``down(act(up x))`` without a gate.
 
-    With a limit ``down(act(min(gate x, limit)) * (clip(up x) + 1))``.
+    With a limit ``down(act(min(gate x, limit)) * (clip(up x) + 1))``.  ``product`` is
+    taken of the module's ``own`` projections.
     """
-    inner = up(x)
-    if gate is None:
-        return down(ops.activate(inner, kind))
+    kind, limit = own.config.activation, own.config.gate_limit
+    inner = product(own.up_proj, x)
+    if own.gate_proj is None:
+        return product(own.down_proj, ops.activate(inner, kind))
     if limit is not None:
         inner = ops.activate(inner, "clip", limit) + 1
-    return down(ops.multiply(ops.activate(gate(x), kind, limit), inner))
+    gate = ops.activate(product(own.gate_proj, x), kind, limit)
+    return product(own.down_proj, ops.multiply(gate, inner))
 
 
 class MLP(nnx.Module):
@@ -82,15 +78,10 @@ class MLP(nnx.Module):
         self.gate_proj = linear(width, inner, bias, dtype, rngs) if gate else None
         self.up_proj = linear(width, inner, bias, dtype, rngs)
         self.down_proj = linear(inner, width, bias, dtype, rngs)
-        self.activation = config.activation
+        self.config = config
 
     def __call__(self, x: Array, ops: Ops) -> Array:
-        def product(layer: nnx.Linear) -> Product:
-            return lambda x: apply(layer, x, ops)
-
-        gate = None if self.gate_proj is None else product(self.gate_proj)
-        up, down = product(self.up_proj), product(self.down_proj)
-        return perceptron(x, gate, up, down, self.activation, ops)
+        return perceptron(self, lambda layer, x: apply(layer, x, ops), x, ops)
 
 
 class Kernels(nnx.Module):
@@ -177,22 +168,17 @@ class Experts(nnx.Module):
         self, rows: Float[Array, "tokens width"], chosen: Int[Array, "tokens chosen"]
     ) -> Float[Array, "tokens chosen width"]:
         """What experts make of rows that stand together by them."""
-        flat, config = chosen.reshape(-1), self.config
+        flat = chosen.reshape(-1)
         order = jnp.argsort(flat, stable=True)
-        held = jnp.bincount(flat, length=config.num_experts)
+        held = jnp.bincount(flat, length=self.config.num_experts)
 
-        def product(part: Kernels) -> Product:
+        def product(part: Kernels, x: Array) -> Array:
             kernel = part.kernel[...]
             bias = 0 if part.bias is None else part.bias[...][flat[order]]
-            dot = functools.partial(
-                jax.lax.ragged_dot, precision=precision(kernel.dtype)
-            )
-            return lambda x: dot(x, kernel, held) + bias
+            exact = precision(kernel.dtype)
+            return jax.lax.ragged_dot(x, kernel, held, precision=exact) + bias
 
-        gate, up = product(self.gate_proj), product(self.up_proj)
-        down, into = product(self.down_proj), rows[order // chosen.shape[1]]
-        kind, limit = config.activation, config.gate_limit
-        given = perceptron(into, gate, up, down, kind, STANDARD, limit)
+        given = perceptron(self, product, rows[order // chosen.shape[1]], STANDARD)
         return given[jnp.argsort(order)].reshape(*chosen.shape, -1)
 
     def _in_blocks(
@@ -229,16 +215,14 @@ class Experts(nnx.Module):
         """What one expert makes of rows that are all its own."""
         x, expert = block
 
-        def product(part: Kernels) -> Product:
+        def product(part: Kernels, x: Array) -> Array:
             # Or on CPU all kernels of 16 bits would become float32 before the loop.
             whole, at = jax.lax.optimization_barrier((part.kernel.get_value(), expert))
             own = quantized.of_expert(whole, at)
             bias = None if part.bias is None else part.bias[...][expert]
-            return lambda x: _product(x, own, bias, ops)
+            return _product(x, own, bias, ops)
 
-        gate, up = product(self.gate_proj), product(self.up_proj)
-        down, config = product(self.down_proj), self.config
-        return perceptron(x, gate, up, down, config.activation, ops, config.gate_limit)
+        return perceptron(self, product, x, ops)
 
 
 class Shared(nnx.Module):

@@ -28,7 +28,7 @@ class GGUFSource:
             )
 
         self.where = str(path)
-        self._tensors, self.bytes = {}, 0
+        self._tensors = {}
         for number, name in enumerate(hub.parts(path.name)):
             part = path.with_name(name)
             if not part.is_file():
@@ -50,14 +50,13 @@ class GGUFSource:
                         f"{size}; download it again"
                     )
                 self._tensors[tensor.name] = tensor
-                self.bytes += int(tensor.n_bytes)
         guess = {n.split(".nextn.")[0] for n in self._tensors if ".nextn." in n}
         for layer in sorted(guess):  # of none that is computed
-            beside = [name for name in self._tensors if name.startswith(f"{layer}.")]
-            for name in beside:
-                self.bytes -= int(self._tensors.pop(name).n_bytes)
+            for name in [n for n in self._tensors if n.startswith(f"{layer}.")]:
+                del self._tensors[name]
             note(f"{path}: not loaded, as it guesses further tokens: {layer}")
         self.size = sum(int(tensor.n_elements) for tensor in self._tensors.values())
+        self.bytes = sum(int(tensor.n_bytes) for tensor in self._tensors.values())
 
     def names(self) -> set[str]:
         """Of its tensors, but for layers that guess further tokens."""

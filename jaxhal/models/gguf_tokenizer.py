@@ -46,25 +46,17 @@ class _Pre(NamedTuple):
 
 
 _GPT2, _GPT4 = _Pre(("gpt-2",)), _Pre((_WORDS % r"\p{N}{1,3}",))
-_DIGITS = _Pre(("digits", "gpt-2"))
 _LLAMA3 = _GPT4._replace(ignore_merges=True, adds_bos=True)
 _TEKKEN = _CASED % ("", "", r"\p{N}")
 _PRE = {
-    "chatglm-bpe": _GPT4,
-    "dbrx": _GPT4,
+    **dict.fromkeys(("gpt-2", "gpt2", "olmo"), _GPT2),
+    **dict.fromkeys(("chatglm-bpe", "dbrx", "glm4", "smaug-bpe"), _GPT4),
+    **dict.fromkeys(("llama-bpe", "llama3"), _LLAMA3),
+    **dict.fromkeys(("refact", "smollm"), _Pre(("digits", "gpt-2"))),
     "falcon": _Pre(("punctuation", "gpt-2", "numbers", "[0-9][0-9][0-9]")),
-    "glm4": _GPT4,
-    "gpt-2": _GPT2,
     "gpt-4o": _Pre((_CASED % (f"{_ENDING}?", f"{_ENDING}?", r"\p{N}{1,3}"),)),
-    "gpt2": _GPT2,
-    "llama-bpe": _LLAMA3,
-    "llama3": _LLAMA3,
-    "olmo": _GPT2,
     "qwen2": _Pre((_WORDS % r"\p{N}",), nfc=True),
     "qwen35": _Pre((_MARKED % r"\p{N}",), nfc=True),
-    "refact": _DIGITS,
-    "smaug-bpe": _GPT4,
-    "smollm": _DIGITS,
     "tekken": _Pre((_TEKKEN,), ignore_merges=True, adds_bos=True),
 }
 
@@ -186,7 +178,7 @@ def _need(metadata: Mapping[str, Any], key: str) -> Any:
 def _byte_level(
     metadata: Mapping[str, Any], tokens: Sequence[str]
 ) -> "tokenizers.Tokenizer":
-    from tokenizers import Regex, Tokenizer, decoders, models, normalizers
+    from tokenizers import Regex, decoders, normalizers
     from tokenizers import pre_tokenizers as pre
 
     name = _need(metadata, "tokenizer.ggml.pre")
@@ -206,18 +198,23 @@ def _byte_level(
     splits = [named.get(s) or pre.Split(Regex(s), "isolated") for s in rule.splits]
     if "gpt-2" not in rule.splits:
         splits.append(pre.ByteLevel(add_prefix_space=False, use_regex=False))
-    tokenizer = Tokenizer(
-        models.BPE(
-            {token: index for index, token in enumerate(tokens)},
-            _said_merges(metadata),
-            ignore_merges=rule.ignore_merges,
-        )
-    )
+    merges = _said_merges(metadata)
+    tokenizer = _bpe(tokens, merges, ignore_merges=rule.ignore_merges)
     if rule.nfc:
         tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = pre.Sequence(splits)
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer
+
+
+def _bpe(
+    tokens: Sequence[str], merges: Sequence[tuple[str, str]], **options: Any
+) -> "tokenizers.Tokenizer":
+    """Byte-pair encoding, which joins the first of these pairs before others."""
+    from tokenizers import Tokenizer, models
+
+    vocabulary = {token: index for index, token in enumerate(tokens)}
+    return Tokenizer(models.BPE(vocabulary, merges, **options))
 
 
 def _said_merges(metadata: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -232,20 +229,13 @@ def _pieces(
     types: Sequence[int],
     merges: Sequence[tuple[str, str]],
 ) -> "tokenizers.Tokenizer":
-    from tokenizers import Tokenizer, decoders, models, normalizers
+    from tokenizers import decoders, normalizers
 
     unknown = metadata.get("tokenizer.ggml.unknown_token_id")
     if unknown is None and _UNKNOWN in types:
         unknown = types.index(_UNKNOWN)
-    tokenizer = Tokenizer(
-        models.BPE(
-            {token: index for index, token in enumerate(tokens)},
-            merges,
-            unk_token=None if unknown is None else tokens[unknown],
-            fuse_unk=True,
-            byte_fallback=True,
-        )
-    )
+    unk = None if unknown is None else tokens[unknown]
+    tokenizer = _bpe(tokens, merges, unk_token=unk, fuse_unk=True, byte_fallback=True)
     prefix = metadata.get("tokenizer.ggml.add_space_prefix", True)
     tokenizer.normalizer = normalizers.Sequence(
         [normalizers.Prepend("▁")] * prefix + [normalizers.Replace(" ", "▁")]

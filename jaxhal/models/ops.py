@@ -5,6 +5,7 @@ inference passes :data:`STANDARD`.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -138,19 +139,19 @@ def attend(
     A ``sink`` is the score of one more key, whose value is 0: probabilities of the
     others add up to what it leaves, and are 0 in a row that allows none.
     """
-    scores = scores + bias
-    top = _highest(scores.max(axis=-1, keepdims=True), sink)
-    weight = jnp.exp(scores - top)
-    total = _with_sink(weight.sum(axis=-1, keepdims=True), sink, top)
+    (weight,), total = _weights([scores + bias], sink)
     return (mixed(weight, value) / total).astype(value.dtype), weight / total
 
 
-def _highest(top: Array, sink: Array | None) -> Array:
-    return top if sink is None else jnp.maximum(top, sink)
-
-
-def _with_sink(total: Array, sink: Array | None, top: Array) -> Array:
-    return total if sink is None else total + jnp.exp(sink - top)
+def _weights(parts: list[Array], sink: Array | None) -> tuple[list[Array], Array]:
+    """Exponentials of scores, which are in parts along their keys, and what they and
+    that of a sink add up to.
+    """
+    top = functools.reduce(jnp.maximum, (x.max(-1, keepdims=True) for x in parts))
+    top = top if sink is None else jnp.maximum(top, sink)
+    parts = [jnp.exp(x - top) for x in parts]
+    total = functools.reduce(jnp.add, (x.sum(-1, keepdims=True) for x in parts))
+    return parts, total if sink is None else total + jnp.exp(sink - top)
 
 
 def mixed(weight: Array, value: Array) -> Array:
@@ -205,13 +206,8 @@ def attend_after(
     queries = grouped(gather(query))
     shared = capped(apart(scores(queries, keys.swapaxes(-1, -2))), cap)
     lone = capped(gather(scores(query, own[0])), cap)
-    shared, lone = shared + bias[..., :columns], lone + bias[..., columns:]
-    sink = None if sink is None else sink[:, :, None]
-    top = jnp.maximum(shared.max(-1, keepdims=True), lone.max(-1, keepdims=True))
-    top = _highest(top, sink)
-    shared, lone = jnp.exp(shared - top), jnp.exp(lone - top)
-    total = shared.sum(-1, keepdims=True) + lone.sum(-1, keepdims=True)
-    total = _with_sink(total, sink, top)
+    both = [shared + bias[..., :columns], lone + bias[..., columns:]]
+    (shared, lone), total = _weights(both, None if sink is None else sink[:, :, None])
     out = apart(mixed(grouped(shared), values))
     out = spread((out + gather(mixed(spread(lone), own[1]))) / total)
     weight = spread(jnp.concatenate([shared, lone], axis=-1) / total)

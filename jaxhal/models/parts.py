@@ -66,71 +66,72 @@ def in_parts(
     one: Parameter, cut: Cut, sharding: NamedSharding
 ) -> tuple[jax.Array, list[str]]:
     """A parameter in numbers, and what is wrong with it."""
-    shape, lead = one.leaf.shape, one.lead
-    wrong: list[str] = []
-    names = np.reshape(one.names, shape[:lead])
+    outline = outline_of(one, (), sharding)
 
-    def part(index: Any) -> np.ndarray:
-        array = room_for(sharding.shard_shape(shape), one.leaf.dtype)
-        parts = array.reshape(-1, *array.shape[lead:])
-        some = names[index[:lead]].ravel().tolist()
-        for name, room in zip(some, parts, strict=True):
-            enter(room, cut(name, index[lead:]))
-            if not np.isfinite(room).all():
-                wrong.append(name)
-        return array
+    def part(names: list[str], index: Any) -> tuple[np.ndarray, list[bool]]:
+        array = room_for(sharding.shard_shape(outline.shape), outline.dtype)
+        rooms = array.reshape(-1, *array.shape[one.lead :])
+        for name, room in zip(names, rooms, strict=True):
+            enter(room, cut(name, index))
+        return array, [bool(np.isfinite(room).all()) for room in rooms]
 
-    # A part at a time, as it is there twice until it lies on devices of their own.
-    put = []
-    for index, devices in _each_part(shape, sharding):
-        value = part(index)
-        put += [jax.device_put(value, device) for device in devices]
-    return _whole(shape, sharding, put), _not_finite(wrong)
+    return _by_parts(one, outline, outline, part)
 
 
 def rounded_in_parts(
     one: Parameter, cut: Cut, kind: str, sharding: NamedSharding
 ) -> tuple[Stored, list[str]]:
     """The same in blocks of a format; a part is of whole blocks."""
-    lead, size = one.lead, blocks.numbers_of_a_block(kind)
     outline = outline_of(one, [kind] * len(one.names), sharding)
-    names = np.reshape(one.names, one.leaf.shape[:lead])
-    leaves, tree = jax.tree.flatten(outline)
-    scale = outline.packs[0].scale
-    wrong: list[str] = []
+    scale, size = outline.packs[0].scale, blocks.numbers_of_a_block(kind)
 
-    def part(index: Any) -> Packed:
-        *others, rows, run = index
+    def part(names: list[str], index: Any) -> tuple[Packed, list[bool]]:
+        *experts, rows, run = index
         start, stop, _ = run.indices(scale.shape[-1])
         columns = slice(start * size, stop * size)
         inner = (columns, rows) if one.kernel else (rows, columns)
-        packs = []
-        for name in names[index[:lead]].ravel().tolist():
-            numbers = cut(name, (*others[lead:], *inner))
-            pack = blocks.rounded(
-                kind, numbers.swapaxes(-1, -2) if one.kernel else numbers
-            )
-            packs.append(pack)
-            if not pack.finite:
-                wrong.append(name)
-        return jax.tree.map(lambda *each: np.stack(each), *packs)
+        each = (cut(name, (*experts, *inner)) for name in names)
+        turned = (x.swapaxes(-1, -2) if one.kernel else x for x in each)
+        packs = [blocks.rounded(kind, numbers) for numbers in turned]
+        whole = jax.tree.map(lambda *leaves: np.stack(leaves), *packs)
+        return whole, [pack.finite for pack in packs]
 
-    put: list[list[jax.Array]] = [[] for _ in leaves]
-    for index, devices in _each_part(scale.shape, scale.sharding):
-        for leaf, value, into in zip(
-            leaves, jax.tree.leaves(part(index)), put, strict=True
-        ):
-            value = value.reshape(leaf.sharding.shard_shape(leaf.shape))
-            into += [jax.device_put(value, device) for device in devices]
-    made = [_whole(x.shape, x.sharding, p) for x, p in zip(leaves, put, strict=True)]
-    return jax.tree.unflatten(tree, made), _not_finite(wrong)
+    return _by_parts(one, outline, scale, part)
 
 
-def outline_of(one: Parameter, kinds: Sequence[str], sharding: NamedSharding) -> Stored:
-    """A parameter in blocks by shapes, types and places alone."""
+def outline_of(one: Parameter, kinds: Sequence[str], sharding: NamedSharding) -> Any:
+    """A parameter by shapes, types and places alone, in blocks of those formats."""
+    shape, dtype = one.leaf.shape, one.leaf.dtype
+    if not kinds:
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
     made = {kind: blocks.outline(kind, one.packed_shape) for kind in set(kinds)}
     packs = [(kind, made[kind]) for kind in kinds]
-    return quantized.stored(packs, one.leaf.shape, one.leaf.dtype, one.kernel, sharding)
+    return quantized.stored(packs, shape, dtype, one.kernel, sharding)
+
+
+def _by_parts(
+    one: Parameter, outline: Any, along: Any, part: Callable[..., Any]
+) -> tuple[Any, list[str]]:
+    """The arrays of an outline, a ``part`` at a time as ``along``, one of them, is cut.
+
+    It is given tensors and what to take of each, and says which are finite.
+    """
+    names = np.reshape(one.names, one.leaf.shape[: one.lead])
+    leaves, tree = jax.tree.flatten(outline)
+    put: list[list[jax.Array]] = [[] for _ in leaves]
+    wrong: list[str] = []
+    # A part at a time, as it is there twice until it lies on devices of their own.
+    for index, devices in _each_part(along.shape, along.sharding):
+        some = names[index[: one.lead]].ravel().tolist()
+        made, finite = part(some, index[one.lead :])
+        wrong += [name for name, fine in zip(some, finite, strict=True) if not fine]
+        for leaf, value, into in zip(leaves, jax.tree.leaves(made), put, strict=True):
+            value = value.reshape(leaf.sharding.shard_shape(leaf.shape))
+            into += [jax.device_put(value, device) for device in devices]
+    whole = jax.make_array_from_single_device_arrays
+    arrays = [whole(x.shape, x.sharding, p) for x, p in zip(leaves, put, strict=True)]
+    problems = [f"{name} holds NaN or infinite values" for name in dict.fromkeys(wrong)]
+    return jax.tree.unflatten(tree, arrays), problems
 
 
 def _each_part(
@@ -145,13 +146,3 @@ def _each_part(
         index = where[devices[0]]
         assert index is not None
         yield index, devices
-
-
-def _whole(
-    shape: tuple[int, ...], sharding: NamedSharding, parts: Sequence[jax.Array]
-) -> jax.Array:
-    return jax.make_array_from_single_device_arrays(shape, sharding, list(parts))
-
-
-def _not_finite(names: Sequence[str]) -> list[str]:
-    return [f"{name} holds NaN or infinite values" for name in dict.fromkeys(names)]

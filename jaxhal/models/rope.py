@@ -31,13 +31,10 @@ def frequencies(
         base = _llama3(rope, base)
     elif rope.kind == "yarn":
         base = _yarn(rope, base, head_dim)
-    elif rope.kind == "proportional":
+    elif rope.kind in ("proportional", "none"):  # which is of no pairs
         base = np.where(np.arange(len(base)) < rope.pairs, base / rope.factor, 0.0)
-    elif rope.kind == "none":
-        base = np.zeros_like(base)
     longer = base / np.asarray(rope.long_divisors or 1.0)
-    if rope.divisors:
-        base = base / np.asarray(rope.divisors)
+    base = base / np.asarray(rope.divisors or 1.0)
     inverse = jnp.broadcast_to(
         jnp.asarray(base, jnp.float32), (length.shape[0], len(base))
     )

@@ -86,8 +86,7 @@ class SafetensorsSource:
         index = folder / "model.safetensors.index.json"
         if index.is_file():
             shards = Settings(read_json(index), str(index)).inside("weight_map")
-            paths = [_shard(folder, shards, name) for name in shards]
-            paths = sorted(set(paths))
+            paths = sorted({_shard(folder, shards, name) for name in shards})
             missing = [path.name for path in paths if not path.is_file()]
             if missing:
                 raise FileNotFoundError(

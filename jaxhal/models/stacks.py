@@ -8,7 +8,7 @@ stack, which a second loop goes along.
 
 import functools
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -36,31 +36,27 @@ def split(blocks: Any, config: Config) -> tuple[dict[str, Any], dict[str, Any]]:
         for other in MIXERS:
             if other != mixer:
                 setattr(part, other, None)
-        definitions[mixer], weights = nnx.split(part)
-        stacked[mixer] = {mixer: weights.pop(mixer)}
-        stacked[""] = dict(weights)
+        definitions[mixer], own, rest = nnx.split(part, nnx.PathContains(mixer), ...)
+        stacked |= {mixer: own, "": rest}
     return definitions, stacked
 
 
 def each_layer(model: Any) -> list[Any]:
     """Every layer by itself."""
-    parts = zip(stacked_parts(model), model.config.parts, strict=True)
-    return [layer for part in parts for layer in _of_part(*part)]
-
-
-def stacked_parts(model: Any) -> list[Any]:
-    """The blocks of each of a model's parts."""
-    both = model.blocks, model.borrowing_blocks
-    return [blocks for blocks in both if blocks is not None]
-
-
-def _of_part(blocks: Any, config: Config) -> list[Any]:
-    definitions, weights = split(blocks, config)
-    every, layers = {name: _each_layer(own) for name, own in weights.items()}, []
-    for number, (mixer, place) in enumerate(_places(config.mixers)):
-        own = [every[mixer][place]] if mixer in every else []
-        layers.append(_merged(definitions[mixer], every[""][number], *own))
+    layers = []
+    for blocks, config in _parts(model):
+        definitions, weights = split(blocks, config)
+        every = {name: _each_layer(own) for name, own in weights.items()}
+        for number, (mixer, place) in enumerate(_places(config.mixers)):
+            own = [every[mixer][place]] if mixer in every else []
+            layers.append(nnx.merge(definitions[mixer], every[""][number], *own))
     return layers
+
+
+def _parts(model: Any) -> Iterable[tuple[Any, Config]]:
+    """The blocks of each of a model's parts, with what holds for it."""
+    both = model.blocks, model.borrowing_blocks
+    return zip(both, model.config.parts, strict=False)
 
 
 def _places(mixers: Sequence[str]) -> list[tuple[str, int]]:
@@ -78,12 +74,6 @@ def layer(stacked: Any, at: int) -> Any:
     return jax.tree.map(lambda leaf: leaf[at], stacked)
 
 
-def _merged(definition: Any, weights: Any, mixer: Any = None) -> Any:
-    if mixer is None:
-        return nnx.merge(definition, weights)
-    return nnx.merge(definition, nnx.State({**weights, **mixer}))
-
-
 def written_out(model: Any, go, carry, index, befores: Mapping[str, Any], tap, keep):
     """All layers one after another."""
     beside = []
@@ -91,7 +81,7 @@ def written_out(model: Any, go, carry, index, befores: Mapping[str, Any], tap, k
         block, before = model.blocks[number], befores[mixer]
         if before is not None and not block.config.borrows:
             before = tuple(part[place] for part in before)
-        append = functools.partial(_append_apart, place)
+        append = functools.partial(_append, place)
         carry, own = go(carry, block, layer(index, number), before, append)
         beside.append((mixer, *own))
     together = _stacked if keep else lambda each: tuple(zip(*each, strict=True))
@@ -118,7 +108,7 @@ def _together(beside: list, stacked, joined) -> tuple[dict[str, Any], dict[str, 
 def scanned(model: Any, go, carry, index, befores: Mapping[str, Any], tap, remat):
     """The same as loops over stacked layers, rows finished a group at a time."""
     first, every, kept = 0, [], {}
-    for blocks, config in zip(stacked_parts(model), model.config.parts, strict=True):
+    for blocks, config in _parts(model):
         stop = first + config.num_hidden_layers
         own = jax.tree.map(lambda x, a=first, b=stop: x[a:b], index)
         some = dict.fromkeys(befores) if config.borrows else befores
@@ -163,7 +153,7 @@ def _scanned(blocks, config: Config, first: int, go, carry, index, befores, tap,
             part = one(parts[name], number)
             number += step_of(at.layer) * every[name]
             own.append(make[name](_of_layer(weights[name], part, number)))
-        block = _merged(definitions[mixer], *own)
+        block = nnx.merge(definitions[mixer], *own)
         return go(carry, block, at, before, functools.partial(_append, place))
 
     def step_of(layer):  # of this part's loop
@@ -242,11 +232,10 @@ def _looked_up(stacked: list[Array], parts: list[Array], at: Array) -> list[Arra
         stacked, at = jax.lax.optimization_barrier((stacked, at))
         return [layer_at(whole, at) for whole in stacked]
 
-    def default(stacked, parts, at):
-        return parts
-
     layer_at = functools.partial(jax.lax.dynamic_index_in_dim, keepdims=False)
-    return jax.lax.platform_dependent(stacked, parts, at, cpu=unseen, default=default)
+    return jax.lax.platform_dependent(
+        stacked, parts, at, cpu=unseen, default=lambda stacked, parts, at: parts
+    )
 
 
 @_looked_up.defjvp
@@ -270,21 +259,17 @@ def _entered(whole: Any, part: Any, at: Any) -> Any:
 
 
 def _append(layer, stored, new, column):
-    """Writes one layer's new keys and values in place and returns its whole buffers."""
+    """Writes one layer's new keys and values in place and returns its whole buffers.
+
+    Each layer may have buffers of its own.
+    """
 
     def put(buffer, part):
+        if isinstance(buffer, tuple):
+            own = _put(buffer[layer], (), part, column)
+            return (*buffer[:layer], own, *buffer[layer + 1 :]), own
         buffer = _put(buffer, (layer,), part, column)
         return buffer, jax.lax.dynamic_index_in_dim(buffer, layer, keepdims=False)
-
-    return tuple(zip(*map(put, stored, new), strict=True))
-
-
-def _append_apart(number: int, stored, new, column):
-    """The same where each layer has buffers of its own."""
-
-    def put(buffers, part):
-        buffer = _put(buffers[number], (), part, column)
-        return (*buffers[:number], buffer, *buffers[number + 1 :]), buffer
 
     return tuple(zip(*map(put, stored, new), strict=True))
 

@@ -121,12 +121,11 @@ def fill(
         array, found = _parameter(one, source, config, packed, sharding)
         problems += found
         arrays.append(array)
-    extra = sorted(
-        name
-        for name in present - used
-        if not any(fnmatch.fnmatch(name, pattern) for pattern in ignored)
-    )
-    problems += [f"{name} is stored but unknown to {config.family}" for name in extra]
+    extra = present - used
+    for pattern in ignored:
+        extra -= {*fnmatch.filter(extra, pattern)}
+    family = config.family
+    problems += [f"{x} is stored but unknown to {family}" for x in sorted(extra)]
     if problems := agreed(problems, mesh):
         listed = "; ".join(problems[:8])
         more = f"; and {len(problems) - 8} more" if len(problems) > 8 else ""
@@ -162,15 +161,11 @@ def laid_out(
       ValueError: on a tensor that is missing, or that cannot stay in its format.
     """
     present = set() if source is None else source.names()
-
-    def laid(path: str, leaf: Any) -> Any:
-        sharding = place(path, leaf.shape)
+    leaves = []
+    for path, leaf in paths(shapes):
         one = Parameter.of(path, leaf, table, present)
-        if not (kinds := _kinds(one, source, packed)):
-            return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
-        return parts.outline_of(one, kinds, sharding)
-
-    leaves = [laid(path, leaf) for path, leaf in paths(shapes)]
+        kinds = _kinds(one, source, packed)
+        leaves.append(parts.outline_of(one, kinds, place(path, leaf.shape)))
     return jax.tree.unflatten(jax.tree.structure(shapes), leaves)
 
 
