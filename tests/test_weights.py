@@ -12,6 +12,7 @@ import tiny
 from jaxhal.models import weights
 from jaxhal.models.families import from_huggingface, read_config
 from jaxhal.models.lm import load
+from jaxhal.models.settings import Settings
 from tiny_lm import tiny_lm
 
 
@@ -274,6 +275,12 @@ def test_caps_may_be_left_out_turned_off_or_given(tmp_path):
         assert (found.attention_cap, found.logit_cap) == want
         (tmp_path / "config.json").write_text(json.dumps(bare | given))
         assert read_config(tmp_path) == found
+
+
+def test_a_copy_of_settings_knows_what_is_null():
+    """Configurations of encoders, too, are read through copies."""
+    copied = Settings(Settings({"cap": None, "size": 2}, "a"), "b")
+    assert copied.filled({"cap": 3.0, "size": 3, "width": 4}) == {"size": 2, "width": 4}
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,8 @@ class Settings(dict[str, Any]):
         super().__init__({key: raw[key] for key in raw if raw[key] is not None})
         self.where = where
         self.spelled: dict[str, str] = {}
-        self.off = frozenset(key for key in raw if raw[key] is None)
+        off = frozenset(key for key in raw if raw[key] is None)
+        self.off = off | getattr(raw, "off", frozenset())
 
     def over(self, values: Mapping[str, Any]) -> "Settings":
         """With these values instead of its own."""
