@@ -8,6 +8,7 @@ import test_capture
 import test_parity
 import test_slots
 
+import golden_scores
 import jaxhal
 import tiny
 from jaxhal import detectors, lrp, plotting
@@ -91,7 +92,7 @@ def linear() -> LM:
     """A model without a layer of attention."""
     family, settings = tiny.CASES["qwen3.5-gqa"]
     kinds = {"num_hidden_layers": 3, "layer_types": ["linear_attention"] * 3}
-    sizes = {"vocab_size": 300, "max_position_embeddings": 512}
+    sizes = {"vocab_size": 300, "max_position_embeddings": 4096}
     return tiny_lm(model_type=family, **(settings | kinds | sizes))
 
 
@@ -125,9 +126,36 @@ def test_what_reads_attention_is_left_out_unless_named(linear, capsys):
     controls = {"response_length", "novel_words", "novel_word_share", "tfidf"}
     assert ready.fitted.keys() == controls
     assert capsys.readouterr().err.endswith("rows of it: max_prompt_attention\n")
-    for asked in (jaxhal.score, jaxhal.fit):
-        with pytest.raises(ValueError, match="'mtop_div' reads attention, and all"):
-            asked(linear, rows, ["mtop_div"])
+
+
+ATTENDS = [name for name in detectors.CATALOGUE if detectors.build(name).attends]
+
+
+@pytest.mark.parametrize("name", ATTENDS)
+def test_what_reads_attention_says_so_before_anything_compiles(linear, name, caplog):
+    fitted = detectors.build(name).fit is not None
+    with (
+        jax.log_compiles(),
+        pytest.raises(ValueError, match=f"'{name}' reads attention") as refused,
+    ):
+        (jaxhal.fit if fitted else jaxhal.score)(linear, answers(20), [name])
+    assert "use detectors of hidden states or probabilities" in str(refused.value)
+    assert "Compiling" not in caplog.text
+    with jax.log_compiles():
+        jax.jit(lambda x: x + 1)(0)
+    assert "Compiling" in caplog.text
+
+
+def test_all_else_scores_without_attention(linear):
+    """With fits and without, by samples, graders, prompts and relevance too."""
+    tell = [one for one in golden_scores.untaught() if one not in ATTENDS]
+    rows, quiet = answers(20), {"progress": False}
+    (found,) = jaxhal.score(linear, rows[:1], tell, **quiet)
+    assert not found.error and len(found.scores) == len(tell) > 20
+    taught = ["linear_probe", "attention_pooling", "lrp4rag_comb"]
+    ready = jaxhal.fit(linear, rows, taught, folds=2, **quiet)
+    (found,) = jaxhal.score(linear, rows[:1], ready, **quiet)
+    assert not found.error and found.scores.keys() >= {*taught}
 
 
 @pytest.mark.parametrize("rules", ["attnlrp", "cp_lrp"])

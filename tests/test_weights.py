@@ -1,6 +1,7 @@
 """Checkpoints of every kind, whole and broken."""
 
 import json
+import math
 
 import jax.numpy as jnp
 import numpy as np
@@ -330,24 +331,33 @@ def test_settings_of_a_family_that_cannot_be_computed(case, extra, message):
         from_huggingface(config | extra)
 
 
-def test_real_shapes():
-    """Published configurations give the published parameter counts."""
-    import math
+_NAMES = "model_type hidden_size intermediate_size num_hidden_layers"
+_NAMES += " num_attention_heads num_key_value_heads vocab_size tie_word_embeddings"
+_SPARSE = {"head_dim": 128, "moe_intermediate_size": 768, "num_experts": 128}
 
-    sizes = {
-        ("qwen2", 1536, 8960, 28, 12, 2, 151936, True): 1_543_714_304,
-        ("qwen2", 3584, 18944, 28, 28, 4, 152064, False): 7_615_616_512,
-        ("llama", 4096, 11008, 32, 32, 32, 32000, False): 6_738_415_616,
-        ("mistral", 4096, 14336, 32, 32, 8, 32000, False): 7_241_732_096,
-    }
-    names = "model_type hidden_size intermediate_size num_hidden_layers".split()
-    names += "num_attention_heads num_key_value_heads vocab_size".split()
-    names += ["tie_word_embeddings"]
-    for values, count in sizes.items():
-        config = from_huggingface(dict(zip(names, values, strict=True)))
-        _, params = weights.abstract(config, jnp.bfloat16)
-        leaves = [leaf for _, leaf in weights.paths(params)]
-        assert sum(math.prod(leaf.shape) for leaf in leaves) == count
+
+@pytest.mark.parametrize(
+    ("settings", "more", "count"),
+    [
+        (("qwen2", 1536, 8960, 28, 12, 2, 151936, True), {}, 1_543_714_304),
+        (("qwen2", 3584, 18944, 28, 28, 4, 152064, False), {}, 7_615_616_512),
+        (("llama", 4096, 11008, 32, 32, 32, 32000, False), {}, 6_738_415_616),
+        (("mistral", 4096, 14336, 32, 32, 8, 32000, False), {}, 7_241_732_096),
+        (("gemma2", 2304, 9216, 26, 8, 4, 256000, True), {}, 2_614_341_888),
+        (("phi3", 5120, 17920, 40, 40, 10, 100352, False), {}, 14_659_507_200),
+        (("smollm3", 2048, 11008, 36, 16, 4, 128256, True), {}, 3_075_098_624),
+        (("olmo2", 4096, 11008, 32, 32, 32, 100352, False), {}, 7_298_617_344),
+        (("glm4", 4096, 13696, 40, 32, 2, 151552, False), {}, 9_400_279_040),
+        (("granite", 4096, 12800, 40, 32, 8, 49155, True), {}, 8_170_848_256),
+        (("mixtral", 4096, 14336, 32, 32, 8, 32000, False), {}, 46_702_792_704),
+        (("qwen3_moe", 2048, 6144, 48, 32, 4, 151936, False), _SPARSE, 30_532_122_624),
+    ],
+)
+def test_real_shapes(settings, more, count):
+    """Published configurations give the published parameter counts."""
+    config = from_huggingface(dict(zip(_NAMES.split(), settings, strict=True)) | more)
+    _, params = weights.abstract(config, jnp.bfloat16)
+    assert sum(math.prod(leaf.shape) for _, leaf in weights.paths(params)) == count
 
 
 def test_config_file_errors(tmp_path):

@@ -19,6 +19,7 @@ from eight import EXAMPLES, MESHES, REDUCERS, equal, filled
 import jaxhal
 import tiny
 import tiny_lm
+from jaxhal import lrp
 from jaxhal.capture import forward as capture
 from jaxhal.generation import decoding
 from jaxhal.models import devices, kernels, placement, weights
@@ -71,6 +72,24 @@ def test_every_family(case, tmp_path):
     want, mesh = tiny.golden(case), jaxhal.make_mesh(data=2, model=2)
     lm = test_parity.load(tmp_path, want["config"], want["shapes"], mesh=mesh)
     equal(lm.forward(tiny.TOKENS), want["logits"], 1e-4)
+
+
+# Sinks and experts; linear attention; borrowed keys; fused matrices.
+@pytest.mark.parametrize(
+    "case", ["gptoss-gqa", "qwen3.5-gqa", "gemma4-borrowing", "phi3-mha"]
+)
+def test_families_are_read_and_explained(case, tmp_path):
+    want, rows = tiny.golden(case), test_parity.batch(tiny.TOKENS, 15)
+
+    def on(data, model):
+        mesh, folder = jaxhal.make_mesh(data=data, model=model), tmp_path / str(data)
+        lm = test_parity.load(folder, want["config"], want["shapes"], mesh=mesh)
+        means = [
+            lrp.relevance_means(lm, rows, rules) for rules in ("attnlrp", "cp_lrp")
+        ]
+        return jaxhal.read(lm, rows, REDUCERS), means
+
+    equal(on(2, 2), on(1, 1))
 
 
 def test_heads_of_two_sizes():

@@ -23,7 +23,7 @@ from jaxhal.reporting.report import Report, Token
 from jaxhal.scoring import verdicts
 from jaxhal.scoring.collection import FittedDetectors, is_place, located
 from jaxhal.scoring.fitting import Fitted, untrained
-from jaxhal.scoring.inputs import readable
+from jaxhal.scoring.inputs import check_rows, readable
 from jaxhal.scoring.released import is_released_probe, released_probe
 from jaxhal.scoring.shipped import NAMES, readers, shipped
 from jaxhal.scoring.tokens import token_scores
@@ -267,6 +267,7 @@ def resolve_for(
         known = {one.detector: one for one in resolve(lm.name, None)}
         detectors = [known[one] for one in readable(lm, known)]
     chosen = resolve(lm.name, detectors, threshold, confidence, lm)
+    check_rows(lm, (one.detector for one in chosen))
     for one in chosen:
         one.check_reader(lm)
     return chosen

@@ -92,14 +92,29 @@ def readable(lm: LM, detectors: Iterable[Detector]) -> list[Detector]:
     A reader without attention has no rows of it; what is left out is said.
     """
     chosen = list(detectors)
-    if lm.config.layers_with(*ATTENTION):
-        return chosen
-    if left := [one.name for one in chosen if one.attends]:
-        note(
-            f"left out, as they read attention, and all layers of {lm.name!r} "
-            f"have linear attention, which has no rows of it: {', '.join(left)}"
+    if left := _without_rows(lm, chosen):
+        named = ", ".join(one.name for one in left)
+        note(f"left out, as they read attention, {_LINEAR % lm.name}: {named}")
+    return [one for one in chosen if one not in left]
+
+
+def check_rows(lm: LM, detectors: Iterable[Detector]) -> None:
+    """ValueError on named ones that a reader has nothing for, as above."""
+    if left := _without_rows(lm, _flat(detectors)):
+        named = ", ".join(f"{one.name!r} reads attention" for one in left)
+        raise ValueError(
+            f"{named}, {_LINEAR % lm.name}; use detectors of hidden states or "
+            "probabilities"
         )
-    return [one for one in chosen if not one.attends]
+
+
+_LINEAR = "and all layers of %r have linear attention, which has no rows of it"
+
+
+def _without_rows(lm: LM, detectors: Iterable[Detector]) -> list[Detector]:
+    if lm.config.layers_with(*ATTENTION):
+        return []
+    return [one for one in detectors if one.attends]
 
 
 def collect(
@@ -173,6 +188,7 @@ def _extracted(
             raise ValueError(
                 f"example {quoted(example.id)} has no label; give 'label' or 'labels'"
             )
+    check_rows(lm, detectors)
     if unit != "response":
         _check_cuts(detectors, unit)
     features = features_of(_flat(detectors), fitting=True)
