@@ -196,11 +196,11 @@ def flipped(rng: random.Random) -> Line:
 
 
 def endless(rng: random.Random) -> Line:
-    """More than the model can see."""
+    """More than the model can see, which is for those that read with it to refuse."""
     row = whole(rng)
     row.pop("labels", None)
     row["response"] = text(rng) * 300
-    return Line(packed(row, rng), False)
+    return Line(packed(row, rng), None)
 
 
 def huge(rng: random.Random) -> Line:

@@ -108,11 +108,11 @@ def _config(source: str) -> "tuple[Config, GGUFSource | None]":
     from jaxhal.models.families import from_huggingface, read_config
     from jaxhal.models.gguf import GGUFSource
     from jaxhal.models.gguf_config import config_from_gguf
-    from jaxhal.models.settings import read_json
+    from jaxhal.models.settings import Settings, read_json
 
     path = Path(source)
     if path.suffix == ".json":
-        return from_huggingface(read_json(path), source), None
+        return from_huggingface(Settings(read_json(path), source), source), None
     path = registry.locate(source)
     if path.is_dir():
         return read_config(path), None

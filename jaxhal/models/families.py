@@ -53,7 +53,7 @@ def read_config(folder: Path) -> Config:
       ValueError: on an unknown architecture or a setting this decoder does not compute.
     """
     path = Path(folder) / "config.json"
-    return from_huggingface(read_json(path), str(path))
+    return from_huggingface(Settings(read_json(path), str(path)), str(path))
 
 
 def from_huggingface(raw: Mapping[str, Any], where: str = "config.json") -> Config:
