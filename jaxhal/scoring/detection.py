@@ -261,7 +261,8 @@ def resolve_for(
     confidence: float | None = 0.9,
 ) -> list[Fitted]:
     """:func:`resolve` for a reader at hand; ValueError where one was fitted to what
-    another reader read.  By default those that it has something for.
+    another reader read, or reads attention that it has none of.  By default those that
+    it has something for.
     """
     if detectors is None:
         known = {one.detector: one for one in resolve(lm.name, None)}

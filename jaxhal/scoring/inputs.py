@@ -132,8 +132,9 @@ def collect(
     With another ``unit`` a row is not an answer but a part of it, and every detector
     that averages over tokens averages over that part.
 
-    Raises ValueError on an example without a label, with another ``unit`` on a feature
-    that is no series of tokens, or when no answer can be read, cut, or judged.
+    Raises ValueError on an example without a label, on a detector that reads attention
+    of a model without any, with another ``unit`` on a feature that is no series of
+    tokens, or when no answer can be read, cut, or judged.
 
     Args:
       store: where features are kept.
