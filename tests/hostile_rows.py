@@ -57,10 +57,11 @@ FIELDS = (
 
 class Line(NamedTuple):
     """A line of input, without its end, and whether it has to be scored: ``None`` where
-    either may be right."""
+    either may be right.  One over the context is good where no detector reads it."""
 
     raw: bytes
     good: bool | None
+    over: bool = False
 
 
 def nested(depth: int) -> Any:
@@ -196,11 +197,14 @@ def flipped(rng: random.Random) -> Line:
 
 
 def endless(rng: random.Random) -> Line:
-    """More than the model can see, which is for those that read with it to refuse."""
-    row = whole(rng)
+    """More than the model can see."""
+    row, answer = whole(rng), text(rng) * 300
     row.pop("labels", None)
-    row["response"] = text(rng) * 300
-    return Line(packed(row, rng), None)
+    if "messages" in row:
+        row["messages"][-1]["content"] = answer
+    else:
+        row["response" if "response" in row else "answer"] = answer
+    return Line(packed(row, rng), False, over=True)
 
 
 def huge(rng: random.Random) -> Line:

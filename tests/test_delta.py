@@ -133,12 +133,12 @@ ATTENDS = [name for name in detectors.CATALOGUE if detectors.build(name).attends
 
 @pytest.mark.parametrize("name", ATTENDS)
 def test_what_reads_attention_says_so_before_anything_compiles(linear, name, caplog):
-    fitted = detectors.build(name).fit is not None
+    trained = detectors.build(name).fit is not None
     with (
         jax.log_compiles(),
         pytest.raises(ValueError, match=f"'{name}' reads attention") as refused,
     ):
-        (jaxhal.fit if fitted else jaxhal.score)(linear, answers(20), [name])
+        (jaxhal.fit if trained else jaxhal.score)(linear, answers(20), [name])
     assert "use detectors of hidden states or probabilities" in str(refused.value)
     assert "Compiling" not in caplog.text
     with jax.log_compiles():

@@ -56,7 +56,8 @@ def each_layer(model: Any) -> list[Any]:
 def _parts(model: Any) -> Iterable[tuple[Any, Config]]:
     """The blocks of each of a model's parts, with what holds for it."""
     both = model.blocks, model.borrowing_blocks
-    return zip(both, model.config.parts, strict=False)
+    there = [blocks for blocks in both if blocks is not None]
+    return zip(there, model.config.parts, strict=True)
 
 
 def _places(mixers: Sequence[str]) -> list[tuple[str, int]]:
