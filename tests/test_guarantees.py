@@ -20,6 +20,7 @@ from jaxhal.evaluation import (
     rate,
 )
 from jaxhal.evaluation.guarantees import bounded
+from jaxhal.evaluation.prevalence import _weight
 
 PROMISES = [{"precision": 0.7}, {"recall": 0.8}, {"false_alarms": 0.2}]
 
@@ -274,6 +275,34 @@ def test_the_detectors_word_weighs_what_makes_the_variance_least():
         want = weight * score.mean() + np.mean(labels - weight * seen)
         assert found.value == pytest.approx(want, abs=2e-4)
         assert (weight == 0) == (slope < 0)
+
+
+def test_a_source_on_both_sides_is_drawn_for_both_at_once():
+    """Against a bootstrap that goes through the sources one by one."""
+    rng = np.random.default_rng(19)
+    source = np.repeat(np.arange(40), 6)
+    label = (rng.random(40) < 0.4)[source].astype(int)
+    score = 1 / (1 + np.exp(1 - 2 * label - rng.normal(size=240)))
+    known = rng.random(240) < 0.5
+    sides = score[~known], score[known], label[known], source[known], source[~known]
+    found = rate(*sides, shifted=False, repeats=4000)
+    weight = _weight(score[~known], score[known], label[known] == 1)
+    drawn = []
+    for _ in range(4000):
+        rows = np.concatenate(
+            [np.flatnonzero(source == one) for one in rng.integers(40, size=40)]
+        )
+        new, old = rows[~known[rows]], rows[known[rows]]
+        drawn.append(
+            weight * score[new].mean() + (label[old] - weight * score[old]).mean()
+        )
+    want = np.percentile(drawn, [2.5, 97.5])
+    assert [found.low, found.high] == pytest.approx(want, abs=0.01)
+    apart = rate(*sides, shifted=False, repeats=4000, seed=1)
+    assert apart == pytest.approx(found, abs=0.01)
+    # Names are of one list: of sources that differ, each side is drawn by itself.
+    others = *sides[:3], source[known] + 100, source[~known]
+    assert abs(rate(*others, shifted=False, repeats=4000).low - found.low) > 0.02
 
 
 @pytest.mark.filterwarnings("ignore:number of sources")

@@ -2,6 +2,7 @@
 
 import dataclasses
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -15,6 +16,7 @@ from jaxhal.experiments.config import load_config
 from jaxhal.experiments.running import Result
 from jaxhal.reporting import results
 from jaxhal.reporting.results import Judged
+from jaxhal.types import Example
 
 PROMISES = [{"precision": 0.7}, {"recall": 0.8}, {"false_alarms": 0.2}]
 
@@ -54,6 +56,29 @@ def test_one_split_by_hand():
     assert found["realised"] == pytest.approx(flags[truth].mean())
     assert found["flagged"] == pytest.approx(flags.mean())
     assert found["kept"] == float(flags[truth].mean() >= 0.8)
+
+
+def test_elsewhere_no_source_that_was_chosen_on_is_looked_at():
+    """Their twins keep any promise, all others break it."""
+    scores, labels = np.tile([0.0, 1.0], 40), np.tile([0, 1], 40)
+    names = [f"s{n // 2}" for n in range(80)]
+    here = Answers(scores, labels, names)
+    there = Answers(
+        np.append(scores, np.zeros(20)), np.append(labels, np.ones(20, int)),
+        [*names, *(f"t{n}" for n in range(20))],
+    )  # fmt: skip
+    promise = {"recall": 0.6}
+    found = kept(here, promise, elsewhere=there, splits=20)
+    # Of 40 sources half are left, with a hit each, beside 20 misses.
+    assert found["made"] == 1 and found["realised"] == pytest.approx(0.5)
+    apart = Answers(*there[:2], [f"{name}'" for name in there.groups])
+    found = kept(here, promise, elsewhere=apart, splits=20)
+    assert found["realised"] == pytest.approx(40 / 60)
+    same = "every answer to be looked at is of a source"
+    with pytest.raises(ValueError, match=same):
+        one = Highlights(np.zeros((1, 201)), ["s"])
+        two = Highlights(np.zeros((2, 201)), ["s", "u"])
+        kept_highlights(two, {"highlighted": 0.5}, elsewhere=one, splits=20)
 
 
 def test_where_nothing_can_be_promised_nothing_is_kept():
@@ -127,7 +152,15 @@ def test_a_run_says_which_were_kept_at_home_and_elsewhere(monkeypatch):
         }
     )
     rows = results.transfer(judged, methods)
-    found = Result(config, Path("x"), methods, {}, {}, judged, {}, {}, rows)
+    data = {
+        name: SimpleNamespace(
+            examples=[
+                Example("A.", context="B.", source=f"{name}{n}") for n in range(300)
+            ]
+        )
+        for name in "ab"
+    }
+    found = Result(config, Path("x"), methods, data, {}, judged, {}, {}, rows)
     said = promises.rows(found)
     assert [row["data"] for row in said[::2]] == ["a", "a → b", "b → a", "b"]
     assert {row["method"] for row in said} == {"mtop_div"}

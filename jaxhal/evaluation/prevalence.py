@@ -4,7 +4,7 @@ import warnings
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Int
 
 from jaxhal.evaluation.checks import (
     Groups,
@@ -91,7 +91,7 @@ def rate(
     r"""The share of hallucinated answers in unlabelled ones, with its 95 % interval.
 
     What a detector says of them, corrected by how it errs on labelled answers, and an
-    interval for both samples: sources are drawn anew in each.
+    interval for both samples, of which sources are drawn anew.
 
     - ``shifted``: the labelled answers come from elsewhere, with another base rate.
       With the mean probability :math:`m` of the unlabelled ones, and :math:`m_1` and
@@ -100,7 +100,8 @@ def rate(
     - else they are a random part of the same answers: :math:`\lambda m` plus the mean
       of label minus :math:`\lambda` times probability over them, where :math:`\lambda`
       weighs the detector by what it is worth (prediction-powered inference,
-      `Angelopoulos et al. <https://arxiv.org/abs/2311.01453>`_, 2023).
+      `Angelopoulos et al. <https://arxiv.org/abs/2311.01453>`_, 2023).  A source that
+      has answers on both sides is drawn for both at once.
 
     Raises ValueError when the detector does not tell the classes apart; warns where
     answers of either kind have fewer than ten sources, of which resamples differ too
@@ -126,10 +127,22 @@ def rate(
                 f"give answers to {_FEW} sources or more",
                 stacklevel=2,
             )
-    count, total = _sums(groups, repeats, seed, score)
-    known_count, *known_sums = _sums(
-        known_groups, repeats, seed + 1, seen, positive.astype(float), seen * positive
-    )
+    columns = seen, positive.astype(float), seen * positive
+    if shifted or groups is None or known_groups is None:
+        codes, drawn = drawn_sources(groups, len(score), repeats, seed)
+        known_codes, known_drawn = drawn_sources(
+            known_groups, len(seen), repeats, seed + 1
+        )
+    else:
+        every = [*groups, *known_groups]
+        both, drawn = drawn_sources(every, len(every), repeats, seed)
+        codes, known_codes = np.split(both, [len(score)])
+        # A draw without an answer of either side says nothing.
+        sides = [drawn[:, np.unique(each)].any(1) for each in (codes, known_codes)]
+        drawn = drawn[sides[0] & sides[1]]
+        known_drawn = drawn
+    count, total = _sums(codes, drawn, score)
+    known_count, *known_sums = _sums(known_codes, known_drawn, *columns)
     if shifted:
         found = _shifted(total / count, known_count, *known_sums)
     else:
@@ -145,12 +158,13 @@ _Draws = Float[np.ndarray, " draws"]
 
 
 def _sums(
-    groups: Groups, repeats: int, seed: int, *columns: Numbers
+    codes: Int[np.ndarray, " rows"],
+    drawn: Int[np.ndarray, "repeats sources"],
+    *columns: Numbers,
 ) -> Float[np.ndarray, "columns draws"]:
     """The number of rows and the sum of each column."""
-    codes, drawn = drawn_sources(groups, len(columns[0]), repeats, seed)
-    values = np.stack([np.ones(len(codes)), *columns])
-    total = np.stack([np.bincount(codes, each) for each in values])
+    values, sources = np.stack([np.ones(len(codes)), *columns]), drawn.shape[1]
+    total = np.stack([np.bincount(codes, each, sources) for each in values])
     return np.column_stack([total.sum(1), total @ drawn.T])
 
 

@@ -21,6 +21,7 @@ from jaxhal.io.checks import at_least
 # Kept, broken beyond chance, the realised share, and the share flagged.
 _Looked = tuple[float, float, float, float]
 _Others = Bool[np.ndarray, " others"]
+_Sources = Int[np.ndarray, " _"]
 
 
 class Answers(NamedTuple):
@@ -50,7 +51,7 @@ def kept(
     Args:
       promise, confidence: as :func:`jaxhal.evaluation.guarantee` takes them.
       elsewhere: look at these instead of the other half: other answers than the
-        threshold was chosen on.
+        threshold was chosen on.  Those of a source in that half are left out.
       splits: how many random halves.
 
     Returns:
@@ -60,11 +61,11 @@ def kept(
       made, and where nothing was flagged that a precision could be of.
     """
     score, positive = two_classes(answers.scores, answers.labels)
-    codes = group_codes(answers.groups, len(score))
-    other = score, positive, codes
+    looked, wrong = score, positive
     if elsewhere is not None:
-        other = *two_classes(elsewhere.scores, elsewhere.labels), None
-        other = *other[:2], group_codes(elsewhere.groups, len(other[0]))
+        looked, wrong = two_classes(elsewhere.scores, elsewhere.labels)
+    groups = answers.groups, elsewhere and elsewhere.groups
+    codes, there = _numbered(*groups, len(score), elsewhere and len(looked))
     ((kind, level),) = promise.items()
 
     def look(chosen: Mask, rest: _Others, rng: np.random.Generator) -> _Looked:
@@ -72,10 +73,10 @@ def kept(
         if len(set(half[1].tolist())) < 2:
             raise NoThreshold("answers of one class")
         made = guarantee(*half, confidence=confidence)
-        flags = other[0][rest] >= made.threshold
-        return _looked_at(kind, level, flags, other[1][rest], other[2][rest], rng)
+        flags = looked[rest] >= made.threshold
+        return _looked_at(kind, level, flags, wrong[rest], there[rest], rng)
 
-    return _over_halves(look, codes, elsewhere and len(other[0]), splits, seed)
+    return _over_halves(look, codes, there, splits, seed)
 
 
 class Highlights(NamedTuple):
@@ -100,9 +101,10 @@ def kept_highlights(
     sources; no answer is flagged.
     """
     level = promise["highlighted"]
-    codes = group_codes(answers.groups, len(answers.shares))
     other = answers if elsewhere is None else elsewhere
-    there = group_codes(other.groups, len(other.shares))
+    groups = answers.groups, elsewhere and elsewhere.groups
+    count = len(answers.shares), elsewhere and len(elsewhere.shares)
+    codes, there = _numbered(*groups, *count)
 
     def look(chosen: Mask, rest: _Others, rng: np.random.Generator) -> _Looked:
         del rng
@@ -113,23 +115,44 @@ def kept_highlights(
         broken = bounded(1 - share, 1 - level) < 0.05
         return float(share.mean() <= level), float(broken), float(share.mean()), np.nan
 
-    return _over_halves(look, codes, elsewhere and len(there), splits, seed)
+    return _over_halves(look, codes, there, splits, seed)
+
+
+def _numbered(
+    groups: Groups, others: Groups, count: int, elsewhere: int | None
+) -> tuple[_Sources, _Sources]:
+    """Sources of rows and of those looked at, which are the same without others.
+
+    A source of both has one number; rows without groups are sources of their own.
+    """
+    codes = group_codes(groups, count)
+    if elsewhere is None:
+        return codes, codes
+    if groups is None or others is None:
+        return codes, group_codes(others, elsewhere) + count
+    both = group_codes([*groups, *others], count + elsewhere)
+    return codes, both[count:]
 
 
 def _over_halves(
     look: Callable[[Mask, _Others, np.random.Generator], _Looked],
-    codes: Int[np.ndarray, " rows"],
-    elsewhere: int | None,
+    codes: _Sources,
+    there: _Sources,
     splits: int,
     seed: int,
 ) -> dict[str, Any]:
-    """What is found of rows chosen and others, or all of so many ``elsewhere``."""
+    """What is found of rows chosen, and of those looked at of other sources."""
     at_least(1, splits=splits)
     rng, sources = np.random.default_rng(seed), int(codes.max()) + 1
     found = []
     for _ in range(splits):
-        chosen = np.isin(codes, rng.permutation(sources)[: sources // 2])
-        rest = ~chosen if elsewhere is None else np.ones(elsewhere, bool)
+        half = rng.permutation(sources)[: sources // 2]
+        chosen, rest = np.isin(codes, half), ~np.isin(there, half)
+        if not rest.any():
+            raise ValueError(
+                "every answer to be looked at is of a source that the threshold is "
+                "chosen on; give answers of other sources"
+            )
         with contextlib.suppress(NoThreshold):  # what is not promised is not broken
             found.append(look(chosen, rest, rng))
     row: dict[str, Any] = {"splits": splits, "made": len(found) / splits}

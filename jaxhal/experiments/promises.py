@@ -16,11 +16,11 @@ CONFIDENCE = 0.9
 SPLITS = 200
 _SAID = (
     "A threshold is chosen on a random half of the sources, for a promise with "
-    f"{CONFIDENCE:.0%} confidence, and looked at on the other half, or on the "
-    f"data set after an arrow; {SPLITS} times. Made: the share of halves where a "
-    "threshold could promise that. Of these, kept: the share where it held on the "
-    "answers looked at, which are a sample as well; broken: where it failed by more "
-    "than chance (5 %). Realised and flagged are means. Highlighted are characters in "
+    f"{CONFIDENCE:.0%} confidence, and looked at on the other half, or on the data "
+    f"set after an arrow, without the half's sources; {SPLITS} times. Made: the share "
+    "of halves where a threshold could promise that. Of these, kept: the share where "
+    "it held on the answers looked at, which are a sample as well; broken: where it "
+    "failed by more than chance (5 %). Realised and flagged are means. Highlighted are characters in "
     "spans, by a threshold of token scores, of those that no annotated span holds; "
     "there it is the first fit's test answers that are halved. Methods that do not "
     "beat the best control are left out."
@@ -73,8 +73,9 @@ def _answers(
     found: Result, methods: Sequence[Detector], train: str, test: str
 ) -> dict[str, Answers]:
     whole = results.pooled(_parts(found, train, test), methods)
+    sources = _sources(found, test, whole.rows)
     return {
-        name: Answers(score, whole.labels, whole.sources)
+        name: Answers(score, whole.labels, sources)
         for name, score in whole.scores.items()
     }
 
@@ -87,11 +88,16 @@ def _highlights(
     parts = [part.frame["row"] for part in _parts(found, train, test) if not part.fit]
     rows = sorted({row for part in parts for row in part.tolist()})
     some = {one.name: fitted[one.name] for one in methods if one.name in fitted}
-    groups = data.groups[rows].tolist()
+    sources = _sources(found, test, rows)
     return {
-        name: Highlights(shares, groups)
+        name: Highlights(shares, sources)
         for name, shares in highlights(data, some, rows).items()
     }
+
+
+def _sources(found: Result, label: str, rows: Sequence[int]) -> list[str]:
+    """By name: another data set may have the same."""
+    return [found.data[label].examples[row].group for row in rows]
 
 
 def _parts(found: Result, train: str, test: str) -> list[Judged]:
