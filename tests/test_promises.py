@@ -2,7 +2,6 @@
 
 import dataclasses
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -16,7 +15,6 @@ from jaxhal.experiments.config import load_config
 from jaxhal.experiments.running import Result
 from jaxhal.reporting import results
 from jaxhal.reporting.results import Judged
-from jaxhal.types import Example
 
 PROMISES = [{"precision": 0.7}, {"recall": 0.8}, {"false_alarms": 0.2}]
 
@@ -152,15 +150,10 @@ def test_a_run_says_which_were_kept_at_home_and_elsewhere(monkeypatch):
         }
     )
     rows = results.transfer(judged, methods)
-    data = {
-        name: SimpleNamespace(
-            examples=[
-                Example("A.", context="B.", source=f"{name}{n}") for n in range(300)
-            ]
-        )
-        for name in "ab"
-    }
-    found = Result(config, Path("x"), methods, data, {}, judged, {}, {}, rows)
+    monkeypatch.setattr(
+        promises, "_sources", lambda found, label, rows: [f"{label}{n}" for n in rows]
+    )
+    found = Result(config, Path("x"), methods, {}, {}, judged, {}, {}, rows)
     said = promises.rows(found)
     assert [row["data"] for row in said[::2]] == ["a", "a → b", "b → a", "b"]
     assert {row["method"] for row in said} == {"mtop_div"}

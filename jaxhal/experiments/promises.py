@@ -20,10 +20,10 @@ _SAID = (
     f"set after an arrow, without the half's sources; {SPLITS} times. Made: the share "
     "of halves where a threshold could promise that. Of these, kept: the share where "
     "it held on the answers looked at, which are a sample as well; broken: where it "
-    "failed by more than chance (5 %). Realised and flagged are means. Highlighted are characters in "
-    "spans, by a threshold of token scores, of those that no annotated span holds; "
-    "there it is the first fit's test answers that are halved. Methods that do not "
-    "beat the best control are left out."
+    "failed by more than chance (5 %). Realised and flagged are means. Highlighted "
+    "are characters in spans, by a threshold of token scores, of those that no "
+    "annotated span holds; there it is the first fit's test answers that are halved. "
+    "Methods that do not beat the best control are left out."
 )
 
 
