@@ -51,6 +51,7 @@ from jaxhal.experiments import (
     folder,
     promises,
     running,
+    splitting,
 )
 from jaxhal.experiments.answers import reports
 from jaxhal.experiments.config import Data, load_config
@@ -417,7 +418,7 @@ def test_kinds_of_spans_are_judged_by_fits_that_lacked_them(here, monkeypatch):
     monkeypatch.setattr(running, "load_dataset", lambda name, **options: some)
     one = {"protocol": "kinds", "folds": 2, "detectors": ["lookback_probe"]}
     found = experiments.run(here | one, progress=False)
-    kinds = np.array([running.kind_of(each) for each in some])
+    kinds = np.array([splitting.kind_of(each) for each in some])
     (splits,) = found.splits.values()
     for train, test in splits:
         assert not set(kinds[train]) & set(kinds[test]) - {""}
@@ -434,11 +435,30 @@ def test_kinds_of_spans_are_judged_by_fits_that_lacked_them(here, monkeypatch):
     assert "## Kinds" in (found.folder / "results.md").read_text()
 
 
+def test_a_part_of_one_class_is_said_before_anything_is_fitted(data, drawn_here):
+    rare = dataclasses.replace(data)
+    few = [n for n in range(60) if data.labels[n] == 0][:2]
+    labels = np.ones(60, int)
+    labels[few] = 0
+    some = [
+        dataclasses.replace(one, labels=None, label=int(label))
+        for one, label in zip(data.examples, labels, strict=True)
+    ]
+    vars(rare)["examples"] = some
+    assert rare.labels.tolist() == labels.tolist()
+    config = load_config(drawn_here, ["protocol=kfold", "folds=5"])
+    wrong = (
+        "data set 'crates', protocol 'kfold': all 12 answers to judge in split .* of 5"
+    )
+    with pytest.raises(ValueError, match=f"{wrong} are hallucinated; use 'grouped'"):
+        splitting.splits(config, rare, "crates")
+
+
 @pytest.mark.parametrize("protocol", ["kfold", "stratified", "grouped", "toha"])
 def test_protocols_with_several_splits(drawn_here, data, protocol, monkeypatch):
     changes = [f"protocol={protocol}", "folds=3", "train_size=30", "seed=1"]
     config = load_config(drawn_here, changes)
-    splits = running.splits(config, data)
+    splits = splitting.splits(config, data, "crates")
     assert len(splits) == (5 if protocol == "toha" else 3)
     for train, test in splits:
         assert not set(train) & set(test)
@@ -611,6 +631,17 @@ def test_token_table_against_scikit_learn(data):
     source = dataclasses.replace(data.source, marked=[m & False for m in data.marked])
     nothing = dataclasses.replace(data, source=source)
     assert token_table(nothing, fitted, train, test) == []
+    # Where it is hallucinated is not known of every answer.
+    vague = dataclasses.replace(data)
+    vars(vague)["examples"] = [
+        dataclasses.replace(one, labels=None, label=1) if n in (4, 33) else one
+        for n, one in enumerate(data.examples)
+    ]
+    without = np.setdiff1d(train, [4]), np.setdiff1d(test, [33])
+    assert data.labels[[4, 33]].any()
+    assert token_table(vague, fitted, train, test) == token_table(
+        data, fitted, *without
+    )
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from sklearn.metrics import roc_auc_score
 
 from jaxhal import experiments
 from jaxhal.detectors import Targets, build
-from jaxhal.experiments import running
+from jaxhal.experiments import running, splitting
 from jaxhal.experiments.crossing import predicted_heads
 from jaxhal.reading.store import Store
 from jaxhal.scoring.fitting import fit
@@ -181,7 +181,7 @@ def test_a_classifier_judges_what_another_model_reads(two_models, lm, store, nam
         for m in (lm, running.model("other", "float32"))
     )
     x, z = (one.inputs[name] for one in (theirs, ours))
-    train, test = running.splits(experiments.load_config(two_models), ours)[0]
+    train, test = splitting.splits(experiments.load_config(two_models), ours, "a")[0]
     weight = np.ones(len(ours.labels))
     targets = Targets(ours.labels, ours.groups, weight, jax.random.key(0)).only(train)
     fitted = fit(detector, z, targets)

@@ -15,6 +15,7 @@ from jaxhal.classifiers.data import balanced
 from jaxhal.detectors.series import Ragged
 from jaxhal.evaluation.splits import holdout
 from jaxhal.features.base import Feature, Reducer
+from jaxhal.io.checks import check_name
 from jaxhal.llm.entailment import resolve
 from jaxhal.reading.bulk import Measure
 
@@ -167,8 +168,8 @@ def features_of(
 def factory(make: Callable[..., Detector]) -> Callable[..., Detector]:
     """Gives the same detector for the same settings, so that it compiles once.
 
-    ``name`` is a setting of everyone.  An endpoint is made anew each time, for not
-    everyone may name one.
+    ``name`` is a setting of everyone, and that of the folder it is saved in.  An
+    endpoint is made anew each time, for not everyone may name one.
     """
     # Typed, for layer 1 is none of 1.0, which Python calls equal.
     known = functools.lru_cache(maxsize=None, typed=True)(make)
@@ -180,7 +181,10 @@ def factory(make: Callable[..., Detector]) -> Callable[..., Detector]:
         given = signature.bind(*args, **options)
         given.apply_defaults()
         made = known(**{key: _frozen(it) for key, it in given.arguments.items()})
-        return made if name in (None, made.name) else _renamed(made, name)
+        if name in (None, made.name):
+            return made
+        check_name(name, f"name of detector {made.name!r}")
+        return _renamed(made, name)
 
     every = [*signature.parameters.values(), named]
     vars(call)["__signature__"] = signature.replace(parameters=every)

@@ -15,7 +15,7 @@ from jaxhal.experiments.config import load_config as load_config
 from jaxhal.experiments.crossing import across_models as across_models
 from jaxhal.experiments.distributed import together
 from jaxhal.experiments.running import Result as Result
-from jaxhal.io.configuration import check_name
+from jaxhal.io.checks import check_name
 from jaxhal.reading.sharing import Share as Share
 from jaxhal.scoring.collection import FittedDetectors
 

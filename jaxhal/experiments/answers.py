@@ -8,7 +8,8 @@ import numpy as np
 
 from jaxhal.evaluation.intervals import correlation
 from jaxhal.evaluation.ranking import auprc, auroc
-from jaxhal.experiments.running import Result, kind_of
+from jaxhal.experiments.running import Result
+from jaxhal.experiments.splitting import kind_of
 from jaxhal.reporting.report import Report
 from jaxhal.reporting.results import estimates, interval_markdown, pooled
 from jaxhal.scoring.detection import judge, report

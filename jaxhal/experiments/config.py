@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from jaxhal.evaluation.guarantees import KINDS, check_promise
-from jaxhal.io.configuration import MISSING, check_name, structured
+from jaxhal.io.checks import check_name
+from jaxhal.io.configuration import MISSING, structured
 from jaxhal.io.extras import need
 from jaxhal.models.lm import DTYPES
 from jaxhal.tuning.settings import Tuning, check

@@ -89,7 +89,7 @@ def _scores(
 ) -> tuple:
     ours, theirs = first.inputs[detector.name], other.inputs[detector.name]
     own, read = _vectors(detector, first, "first"), _vectors(detector, other, "other")
-    train, test = running.splits(config, first)[0]
+    train, test = splits(config, first, config.data[0].label)[0]
     key = jax.random.key(config.seed)
     weight = np.ones(len(first.labels))
     targets = Targets(first.labels, first.groups, weight, key).only(train)

@@ -6,26 +6,17 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
-from jaxtyping import Int
 
 from jaxhal.datasets import load_dataset
 from jaxhal.detectors import Detector, build
 from jaxhal.evaluation.held_out import Measured
-from jaxhal.evaluation.splits import (
-    grouped_kfold,
-    holdout,
-    kfold,
-    leaky_halves,
-    stratified_kfold,
-    toha_splits,
-    unseen_kinds,
-)
 from jaxhal.experiments import finetuning
 from jaxhal.experiments.config import Data, Experiment
+from jaxhal.experiments.splitting import Split, splits
 from jaxhal.experiments.tokens import first_highlights
 from jaxhal.io.progress import progress_bar
 from jaxhal.models.lm import LM
@@ -52,13 +43,6 @@ if TYPE_CHECKING:
 
 # Of protocols repeated as published; the others split by the configuration's seed.
 PUBLISHED_SEEDS = {"kfold": "42", "toha": "42 to 46", "leaky": "42"}
-
-
-class Split(NamedTuple):
-    """One fit: the rows to fit to and the rows to judge."""
-
-    train: Int[np.ndarray, " train"]
-    test: Int[np.ndarray, " test"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -197,51 +181,6 @@ def read_data(
     }
 
 
-def splits(config: Experiment, data: Inputs) -> list[Split]:
-    """The splits of a configuration's protocol.
-
-    Raises:
-      ValueError: when the data has no official split, or too few answers.
-    """
-    labels, groups, count = data.labels, data.groups.tolist(), len(data.labels)
-    folds, seed = config.folds, config.seed
-    kinds = [kind_of(example) for example in data.examples]
-    if config.protocol == "official":
-        parts = np.array([example.split for example in data.examples])
-        train, test = np.flatnonzero(parts == "train"), np.flatnonzero(parts == "test")
-        if not len(train) or not len(test):
-            raise ValueError(
-                f"protocol is 'official' but the data has the splits "
-                f"{sorted(set(parts))}; use 'grouped' or 'holdout'"
-            )
-        return [Split(train, test)]
-    if config.protocol == "toha":
-        share = config.train_size / count
-        if not 0 < share < 1:
-            raise ValueError(
-                f"train_size is {config.train_size} of {count} answers; leave some to "
-                "test on"
-            )
-        rest, train = holdout(labels, groups, share, 42)
-        return [Split(train, rest[test]) for _, _, test in toha_splits(len(rest))]
-    found = {
-        "kfold": lambda: kfold(count, folds),
-        "stratified": lambda: stratified_kfold(labels, folds, seed),
-        "grouped": lambda: grouped_kfold(labels, groups, folds, seed),
-        "kinds": lambda: unseen_kinds(kinds, groups, folds, seed),
-        "holdout": lambda: [holdout(labels, groups, config.test_share, seed)],
-        "leaky": lambda: leaky_halves(count),
-    }
-    return [Split(*part) for part in found[config.protocol]()]
-
-
-def kind_of(example: Example) -> str:
-    """Of the first span of a hallucinated answer; empty for a grounded one."""
-    if not example.label:
-        return ""
-    return example.labels[0].label if example.labels else "unknown"
-
-
 def judge(
     config: Experiment,
     detectors: list[Detector],
@@ -255,7 +194,7 @@ def judge(
         nothing is left to test on.
     """
     folder = Path(config.out) / config.name
-    parts = {label: splits(config, one) for label, one in data.items()}
+    parts = {label: splits(config, one, label) for label, one in data.items()}
     found = Result(config, folder, detectors, data, parts, [], {}, {}, [])
     elsewhere = _elsewhere(data, parts)
     total = sum(map(len, parts.values())) * len(detectors)

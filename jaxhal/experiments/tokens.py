@@ -35,8 +35,10 @@ def token_table(
     that a report shows where that detector decides; micro-averaged as in RAGTruth.
     Each detector marks the tokens from the score on that gives the best F1 over the
     training part's tokens.  AUROC and F1 have 95 % intervals over sources, as ``"...
-    low"`` and ``"... high"``.  Empty where no span is annotated.
+    low"`` and ``"... high"``.  Hallucinated answers without spans are left out: none of
+    their tokens is known to be either.  Empty where no span is annotated.
     """
+    train, test = (_annotated(data, part) for part in (train, test))
     if not all(any(data.marked[row].any() for row in part) for part in (train, test)):
         return []
     learnt, judged = train.tolist(), test.tolist()
@@ -72,6 +74,11 @@ def token_table(
         row |= {f"span {key}": characters[key] for key in ("precision", "recall")}
         rows.append(row | {"tokens marked": float(np.concatenate(true).mean())})
     return sorted(rows, key=lambda row: (row["control"], -row["token AUROC"]))
+
+
+def _annotated(data: Inputs, rows: np.ndarray) -> np.ndarray:
+    some = [data.examples[row] for row in rows]
+    return rows[[one.labels is not None or one.label == 0 for one in some]]
 
 
 def first_highlights(

@@ -11,8 +11,8 @@ from jaxtyping import Array
 
 from jaxhal.datasets import Question, check_questions, load_questions
 from jaxhal.generation import requests
-from jaxhal.io.checks import one_of
-from jaxhal.io.configuration import MISSING, check_name
+from jaxhal.io.checks import check_name, one_of
+from jaxhal.io.configuration import MISSING
 from jaxhal.io.files import append, lines_of
 from jaxhal.io.progress import progress_bar
 from jaxhal.models.lm import DTYPES, LM

@@ -1,7 +1,13 @@
 """What settings may be, said in one line where they are something else."""
 
+import re
 from collections.abc import Iterable
 from typing import Any
+
+from jaxhal.io.showing import shown
+
+# Bytes of a folder's name; systems allow 255, and what is built beside it has more.
+_LONGEST_NAME = 150
 
 
 def one_of(known: Iterable[Any], /, **settings: object) -> None:
@@ -28,3 +34,13 @@ def at_least(least: int, /, **settings: Any) -> None:
     for name, value in settings.items():
         if value is not None and not value >= least:
             raise ValueError(f"{name} is {value}; give at least {least}")
+
+
+def check_name(name: str, key: str = "name") -> None:
+    """Raises ValueError unless a name is that of one folder, and of no other place."""
+    plain = re.fullmatch(r"[^./\\][^/\\]*", name) and name.isprintable()
+    if not plain or name != name.strip() or len(name.encode()) > _LONGEST_NAME:
+        raise ValueError(
+            f"{key} is {shown(name)!r}; it names one folder: give at most "
+            f"{_LONGEST_NAME} bytes without slashes and without a dot first"
+        )

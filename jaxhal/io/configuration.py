@@ -19,9 +19,6 @@ with brought_by("experiments"):
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
-# Bytes of a folder's name; systems allow 255, and what is built beside it has more.
-_LONGEST_NAME = 150
-
 
 def structured(
     schema: type,
@@ -67,16 +64,6 @@ def structured(
         return OmegaConf.to_object(merged)
     except OmegaConfBaseException as error:
         raise ValueError(f"configuration: {str(error).splitlines()[0]}") from error
-
-
-def check_name(name: str, key: str = "name") -> None:
-    """Raises ValueError unless a name is that of one folder, and of no other place."""
-    plain = re.fullmatch(r"[^./\\][^/\\]*", name) and name.isprintable()
-    if not plain or name != name.strip() or len(name.encode()) > _LONGEST_NAME:
-        raise ValueError(
-            f"{key} is {shown(name)!r}; it names one folder below 'out': give at most "
-            f"{_LONGEST_NAME} bytes without slashes and without a dot first"
-        )
 
 
 def to_yaml(config: Any) -> str:

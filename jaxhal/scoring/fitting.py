@@ -231,6 +231,7 @@ def fit(
       known: members of an ensemble that were fitted to the same rows before.
       layers: of the reader, so that what looks at them refuses one with others.
     """
+    one_of(("f1", "accuracy"), objective=objective)
     one_of(("platt", "isotonic"), calibration=calibration)
     before = {n: HeldOut(one.params, one.unseen) for n, one in (known or {}).items()}
     try:

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from jaxhal.datasets import check_questions
-from jaxhal.io.checks import at_least, one_of
-from jaxhal.io.configuration import MISSING, check_name, structured
+from jaxhal.io.checks import at_least, check_name, one_of
+from jaxhal.io.configuration import MISSING, structured
 from jaxhal.io.extras import need
 from jaxhal.models.lm import DTYPES
 from jaxhal.watchdog.monitor import PRESETS, Guard
