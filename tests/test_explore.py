@@ -20,6 +20,7 @@ from explore_world import (
     explorer,
     share,
 )
+from jaxhal.datasets.jsonl import write_rows
 from jaxhal.io.files import alone, lines_of
 from jaxhal.watchdog import (
     CallableAgent,
@@ -269,7 +270,7 @@ def test_an_agent_that_always_fails(encoder, tmp_path):
         raise ConnectionError("refused")
 
     with pytest.raises(
-        RuntimeError, match="none of the last 4 .*ConnectionError: refus"
+        RuntimeError, match="none of the last 10 .*ConnectionError: refus"
     ):
         explorer(tmp_path, encoder, say).run(progress=False)
     # However many queries it begins with.
@@ -323,6 +324,67 @@ def test_one_failure_at_first_is_no_outage(encoder, tmp_path):
     plan = dataclasses.replace(PLAN, width=1, budget=9)
     found = explorer(tmp_path, encoder, say, plan=plan).run(progress=False)
     assert found.counts["queries"] == 9 and found.counts["failed"] == 1
+
+
+def test_one_start_that_always_fails_is_no_outage(encoder, tmp_path):
+    def say(query, temperature):
+        if query == asked[0]:
+            raise ValueError("over the context")
+        return answer(query, temperature)
+
+    plan = dataclasses.replace(PLAN, starts=1, budget=20)
+    asked = [explorer(tmp_path, encoder, plan=plan)._seeds[0]]
+    found = explorer(tmp_path, encoder, say, plan=plan).run(progress=False)
+    assert found.counts["queries"] == 20 and found.counts["failed"] == 1
+
+
+def points(store):
+    return {point.query for point in store}
+
+
+def test_what_someone_took_out_stays_out(encoder, tmp_path):
+    """Unless the whole bound is gone, which is made anew."""
+    found = explorer(tmp_path, encoder).run(progress=False)
+    store = ExactStore(WIDTH, tmp_path)
+    whole, (first, *_) = points(store), list(store)
+    assert store.remove([first.id]) == 1
+    explorer(tmp_path, encoder).run(progress=False)
+    store = ExactStore(WIDTH, tmp_path)
+    assert points(store) == whole - {first.query}
+    store.remove([point.id for point in store])
+    again = explorer(tmp_path, encoder).run(progress=False)
+    assert points(ExactStore(WIDTH, tmp_path)) == whole
+    assert again.counts["points"] == found.counts["points"] == len(whole)
+
+
+def test_the_bound_is_that_of_the_last_run(encoder, tmp_path):
+    explorer(tmp_path, encoder).run(progress=False)
+    whole = points(ExactStore(WIDTH, tmp_path))
+    ours = ExactStore(WIDTH, tmp_path)
+    person = dataclasses.replace(next(iter(ours)), id="0" * 32, query="Of a person?")
+    ours.add([person], np.ones((1, WIDTH), np.float32))
+    few = dataclasses.replace(PLAN, budget=20)
+    found = explorer(tmp_path, encoder, plan=few).run(progress=False)
+    hits = {node.query for node in found.nodes if node.label == 1}
+    assert hits < whole
+    assert points(ExactStore(WIDTH, tmp_path)) == hits | {person.query}
+    # And back.
+    explorer(tmp_path, encoder).run(progress=False)
+    assert points(ExactStore(WIDTH, tmp_path)) == whole | {person.query}
+
+
+def test_a_label_taken_back_takes_its_point_along(encoder, tmp_path):
+    plan = dataclasses.replace(PLAN, budget=30)
+    explorer(tmp_path, encoder, plan=plan).run(progress=False)
+    review = tmp_path / "review.jsonl"
+    rows = lines_of(review)
+    for label in (1, 0):
+        write_rows(review, [{**row, "label": label} for row in rows])
+        explorer(tmp_path, encoder, plan=plan).run(progress=False)
+        known = points(ExactStore(WIDTH, tmp_path))
+        asked = {row["query"] for row in lines_of(tmp_path / "queries.jsonl")}
+        decided = {row["query"] for row in rows} & asked
+        assert decided and decided & known == (decided if label else set())
 
 
 def test_too_few_samples_are_a_failure(encoder, tmp_path):
@@ -483,6 +545,11 @@ def test_only_the_ways_of_a_plan_are_taken(encoder, tmp_path):
         ({"plan": dataclasses.replace(PLAN, temperature=0.5)}, "temperature is 1.0"),
         ({"plan": dataclasses.replace(PLAN, how="random")}, "how is 'reinforced', and"),
         ({"judge": "another"}, "evaluator is 'evaluate', and not 'another'"),
+        (
+            {"plan": dataclasses.replace(PLAN, ways=["analogy"])},
+            "ways is .'deduct.*, and",
+        ),
+        ({"plan": dataclasses.replace(PLAN, seed=1)}, "seed is 0, and not 1"),
     ],
 )
 def test_what_another_agent_said_is_not_taken(encoder, tmp_path, change, message):

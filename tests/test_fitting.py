@@ -199,6 +199,8 @@ def test_a_probability_is_of_the_calibration_asked_for(tmp_path):
     # Annotations, which tests check, refuse it before the function does.
     with pytest.raises((ValueError, TypeError), match="'beta'"):
         fit(column, inputs, targets, calibration="beta")
+    with pytest.raises((ValueError, TypeError), match="'acuracy'"):
+        fit(column, inputs, targets, objective="acuracy")
 
 
 def test_flags_are_told_apart_in_float64():

@@ -185,6 +185,24 @@ def test_a_run_goes_on(world, monkeypatch, tmp_path):
     monkeypatch.setitem(making.QUESTIONS, "numbers", lambda: changed)
     compare(config(tmp_path, batch_size=3), progress=False)
     assert len(world) == 8 and "What of 11?" in str(world[-1].prompt)
+    # Nor is one that another fit of the detector chose.
+    fitted = dataclasses.replace(UNSURE, params=(np.ones(1),))
+    monkeypatch.setattr(guiding, "_detector", lambda config, lm: fitted)
+    monkeypatch.setattr(guiding, "guide", lambda *given, **_: world.append(1) or 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        compare(config(tmp_path), progress=False)
+    assert len(world) == 9
+
+
+def test_intervals_are_over_sources():
+    rng = np.random.default_rng(5)
+    source = np.repeat(np.arange(8), 3)
+    value = rng.normal(size=8)[source]  # questions of one source are as good
+    measured = {way: {"words": value + 1 + at} for at, way in enumerate(WAYS)}
+    (row,) = guiding._table(measured, [f"s{n}" for n in source])
+    means = [value[::3][rng.integers(8, size=8)].mean() + 1 for _ in range(4000)]
+    want = np.percentile(means, [2.5, 97.5])
+    assert [row["guided low"], row["guided high"]] == pytest.approx(want, abs=0.06)
 
 
 @pytest.mark.parametrize(

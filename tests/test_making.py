@@ -199,6 +199,27 @@ def test_what_was_asked_before_is_no_answer(world, tmp_path):
         assert row["response"] == answer(number).strip()
 
 
+def test_what_another_model_of_that_name_said_is_no_answer(
+    world, tmp_path, monkeypatch
+):
+    make(config(tmp_path), progress=False)
+    path = tmp_path / "own" / "generated.jsonl"
+    rows = lines(path)
+    # Earlier versions did not say who wrote.
+    with path.open("w") as file:
+        for row in rows:
+            del row["by"]
+            file.write(json.dumps(row) + "\n")
+    make(config(tmp_path), progress=False)
+    assert len(world) == 12 and len(lines(path)) == 12
+    path.unlink()
+    make(config(tmp_path), progress=False)
+    monkeypatch.setattr(making, "model", lambda name, *_, **__: tiny_lm(seed=1))
+    make(config(tmp_path), progress=False)
+    assert len(world) == 36 and len(lines(path)) == 24
+    assert len({row["by"] for row in lines(path)}) == 2
+
+
 def test_labels_are_judged_anew_without_asking(world, tmp_path):
     make(config(tmp_path), progress=False)
     asked = len(world)

@@ -1,4 +1,4 @@
-"""Other uses of an exploration than Algorithm 1's, by hand."""
+"""Other uses of an exploration than the watchdog's, by hand."""
 
 import numpy as np
 import pytest
@@ -6,7 +6,7 @@ from test_encoding import write, write_pooling
 
 from jaxhal.evaluation import auroc
 from jaxhal.models.encoders.encoding import embed, kept_encoder
-from jaxhal.watchdog import changes
+from jaxhal.watchdog import changes, page
 
 
 @pytest.fixture(scope="module")
@@ -102,6 +102,14 @@ def test_one_kind_of_answers_gives_no_regression(encoder):
         asked(4, 1), asked(3, 2)._replace(wrong=np.ones(3, bool)), encoder
     )
     assert all(np.isfinite(score).all() for score in few.values())
+
+
+def test_where_nothing_explored_was_wrong_there_is_nothing_to_compare(encoder):
+    bound = asked(12, 2)._replace(wrong=np.zeros(12, bool))
+    assert changes.compared(asked(4, 1), bound, encoder, {}, [*range(4)]) == []
+    assert page._changes([]) == [
+        "No explored query was answered wrongly, so there is none to go by."
+    ]
 
 
 def test_rows_stand_beside_what_is_known(encoder):

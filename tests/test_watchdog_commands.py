@@ -227,6 +227,10 @@ def test_who_is_who(written, tmp_path, monkeypatch):
         ("judge=endpoint", "an endpoint judges by all three"),
         ("preset=odd", "preset is 'odd'; use one of paper"),
         ("explored=0", "explored is 0; give at least 1"),
+        (
+            "agent={endpoint: 'http://x/v1', prompt: 'Be brief. {query}'}",
+            "agent.prompt is 'Be brief. {query}', but an endpoint that is given no",
+        ),
         ("similarity=2", "similarity is 2.0; give a cosine"),
         ("plan={speed: 3}", "'speed' not in 'Plan'"),
         ("plan={gamma: 0.0}", "gamma is 0.0; give a share"),
@@ -480,11 +484,11 @@ def test_evaluate(written, tmp_path, lm, monkeypatch):
     assert entropies == [rows["semantic_entropy_discrete"]["AUROC"]]
     for row in changed.values():
         difference = row["AUROC"] - rows["tiny"]["AUROC"]
-        assert row["above Algorithm 1"] == pytest.approx(difference)
+        assert row["above the watchdog"] == pytest.approx(difference)
         difference = row["AUROC"] - rows["nearest_similarity"]["AUROC"]
         assert row["above the nearest point"] == pytest.approx(difference)
     text = (folder / "evaluation.md").read_text("utf-8")
-    assert "## Changes to Algorithm 1" in text
+    assert "## Other uses of the exploration" in text
     assert "Held out: 10 questions, 5 answered wrongly (50%)" in text
     assert "| *query_length* (control) |" in text and "| tiny |" in text
     assert "from the 2 nearest passages of medquad" in text
@@ -507,6 +511,22 @@ def test_an_answer_that_failed_is_asked_for_again(tmp_path):
         ((reply,),) = asyncio.run(agent.respond(["a"]))
         assert (reply.text, len(agent.journal)) == (("", 0), ("late", 1))[turn]
         out = False
+
+
+def test_what_is_asked_twice_at_once_is_asked_once(tmp_path):
+    asked = []
+
+    async def say(query):
+        asked.append(query)
+        await asyncio.sleep(0.01)
+        return f"answer {len(asked)}"
+
+    agent = Recorded(CallableAgent(say), Journal(tmp_path / "said.jsonl"))
+    for _ in range(2):  # a loop each
+        found = asyncio.run(agent.respond(["a", "b", "a", "a"]))
+        said = [reply.text for (reply,) in found]
+        assert said[0] == said[2] == said[3] != said[1]
+    assert sorted(asked) == ["a", "b"] and len(agent.journal) == 2
 
 
 def test_the_bound_at_a_share(encoder):

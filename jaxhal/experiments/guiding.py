@@ -20,6 +20,7 @@ from jaxhal.experiments.writing import (
     keys_of,
     prompt_of,
     questions_of,
+    source_of,
 )
 from jaxhal.features.controls import novel_word_share, response_length
 from jaxhal.generation import GREEDY, Sampling, generate
@@ -30,6 +31,7 @@ from jaxhal.llm.judges import references
 from jaxhal.models.lm import LM
 from jaxhal.models.lm import kept_lm as model
 from jaxhal.plotting.comparisons import guided_pairs
+from jaxhal.reading.keys import digest, fingerprint
 from jaxhal.reporting.markdown import Markdown, escaped, table
 from jaxhal.reporting.page import write_html
 from jaxhal.reporting.report import Report
@@ -129,7 +131,7 @@ def compare(
         | {CUT: np.array([float(way in written[q.id]["cut"]) for q in whole])}
         for way, some in reports.items()
     }
-    rows = _table(measured)
+    rows = _table(measured, [source_of(one) for one in whole])
     _write(config, folder, rows, measured, reports, len(questions) - len(whole))
     return Compared(folder, rows)
 
@@ -188,7 +190,9 @@ def _written(
 
     failed = {**dict.fromkeys(WAYS, ""), "cut": []}
     path = folder / "responses.jsonl"
-    return journal(path, lm, config, prompts, write, failed, progress)
+    learnt = [np.asarray(leaf) for leaf in jax.tree.leaves(detector.params)]
+    by = digest(b"|".join(leaf.tobytes() for leaf in learnt) + fingerprint(lm).encode())
+    return journal(path, lm, config, by, prompts, write, failed, progress)
 
 
 def _example(config: Guiding, question: Question, text: str, way: str) -> Example:
@@ -225,15 +229,17 @@ def _measures(
     }
 
 
-def _table(measured: Mapping[str, Mapping[str, np.ndarray]]) -> list[dict[str, Any]]:
-    """Means with 95 % intervals over questions, and paired differences to guided."""
+def _table(
+    measured: Mapping[str, Mapping[str, np.ndarray]], sources: Sequence[str]
+) -> list[dict[str, Any]]:
+    """Means with 95 % intervals over sources, and paired differences to guided."""
     rows = []
     for name in measured["guided"]:
         values = {way: measured[way][name] for way in WAYS}
         for way in WAYS[1:]:
             values[f"guided - {way}"] = values["guided"] - values[way]
         row: dict[str, Any] = {"measure": name}
-        ends = mean_interval(np.stack([*values.values()], 1))
+        ends = mean_interval(np.stack([*values.values()], 1), sources)
         for (what, some), low, high in zip(values.items(), *ends, strict=True):
             row |= {what: float(some.mean())}
             row |= {f"{what} low": float(low), f"{what} high": float(high)}
@@ -253,8 +259,8 @@ def _write(
     note = (
         f"{count} questions of {config.questions}; {config.model} writes, "
         f"{config.detector} chooses between {config.candidates} candidates of "
-        f"{config.chunk} tokens. Means and, in brackets, 95 % intervals over "
-        f"questions; differences are paired. {dropped} questions were left out, whose "
+        f"{config.chunk} tokens. Means and, in brackets, 95 % intervals over their "
+        f"sources; differences are paired. {dropped} questions were left out, whose "
         "prompt left no room or whose response in one of the ways had no text or could "
         "not be read. What chooses also measures: that its score falls shows that "
         "guiding works, not that the text is better."

@@ -22,6 +22,7 @@ from jaxhal.experiments.writing import (
     keys_of,
     prompt_of,
     questions_of,
+    source_of,
 )
 from jaxhal.generation import Sampling, generate
 from jaxhal.io.checks import one_of
@@ -34,6 +35,7 @@ from jaxhal.llm.endpoint import Endpoint, NoReply
 from jaxhal.llm.judges import NEARNESS, EndpointJudge, Judge, OverlapRule, ReferenceRule
 from jaxhal.models.lm import LM
 from jaxhal.models.lm import kept_lm as model
+from jaxhal.reading.keys import fingerprint
 from jaxhal.types import Example
 
 
@@ -206,7 +208,8 @@ def _answered(
 
     asked = dict(zip([one.id for one in questions], prompts, strict=True))
     failed, path = row("", "error", 0.0, 0), folder / "generated.jsonl"
-    return journal(path, lm, config, asked, write, failed, progress)
+    by = fingerprint(lm)
+    return journal(path, lm, config, by, asked, write, failed, progress)
 
 
 def _today() -> str:
@@ -249,7 +252,7 @@ def _row(
         "context": question.context if shown else None,
         "question": question.text,
         "response": answer["response"],
-        "source": question.source or question.context or question.id,
+        "source": source_of(question),
         "split": question.split,
         "references": question.answer,
         "stopped": answer["stopped"],

@@ -88,10 +88,16 @@ def prompt_of(config: Writing, question: Question) -> str:
     return prompt.replace("{context}", context).strip()
 
 
+def source_of(question: Question) -> str:
+    """What it shares with questions that are not independent of it."""
+    return question.source or question.context or question.id
+
+
 def journal(
     path: Path,
     lm: LM,
     config: Writing,
+    by: str,
     prompts: Mapping[str, str],
     write: Callable[[list[int]], list[dict[str, Any]]],
     failed: Mapping[str, Any],
@@ -99,12 +105,18 @@ def journal(
 ) -> dict[str, dict[str, Any]]:
     """What is written to each prompt, by the question's id, kept in a file as it comes.
 
-    A run that was killed writes nothing twice.  ``write`` gives rows for the prompts of
-    these numbers; ``failed`` is that of one which leaves no room, but for its error.
+    A run that was killed writes nothing twice.  ``by`` is a fingerprint of what writes,
+    ``write`` gives rows for the prompts of these numbers, and ``failed`` is that of one
+    which leaves no room, but for its error.
     """
-    # An answer to what the question or its context was before is none.
+    # An answer to what the question or its context was before is none, nor is that of
+    # another model which had the name.
     wanted = [(name, digest(prompt)) for name, prompt in prompts.items()]
-    known = {(row["id"], row.get("prompt")): row for row in lines_of(path)}
+    known = {
+        (row["id"], row.get("prompt")): row
+        for row in lines_of(path)
+        if row.get("by", by) == by  # earlier versions did not say
+    }
     lacking = [at for at, key in enumerate(wanted) if key not in known]
     every = [*prompts.values()]
     lacking.sort(key=lambda at: len(every[at]))  # a batch is padded to its longest
@@ -118,7 +130,7 @@ def journal(
             if left := [at for at in part if at not in errors]:
                 rows |= zip(left, write(left), strict=True)
             fresh = [
-                {"id": wanted[at][0], "prompt": wanted[at][1], **row}
+                {"id": wanted[at][0], "prompt": wanted[at][1], "by": by, **row}
                 for at, row in rows.items()
             ]
             append(path, fresh)

@@ -31,8 +31,7 @@ def told(config: Watch, query: str, context: str) -> str:
     if one.passages:
         prompt = one.prompt or FROM_PASSAGES
         return prompt.replace("{passages}", context).replace("{query}", query)
-    prompt = "{query}" if one.endpoint else one.prompt or "{query}"
-    return prompt.replace("{query}", query)
+    return (one.prompt or "{query}").replace("{query}", query)
 
 
 @hosts.brought("the configuration")

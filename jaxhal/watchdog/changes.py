@@ -1,4 +1,4 @@
-"""What an exploration could say of a query beside what Algorithm 1 takes of it.
+"""What an exploration could say of a query beside what the watchdog takes of it.
 
 Each change keeps what makes HalMit: the queries that an agent was explored by, found by
 vector, and the entropy of its answers.
@@ -58,8 +58,11 @@ def compared(
 ) -> list[dict[str, Any]]:
     """AUROC of each change, and how far it is from scores that are known.
 
-    Intervals of 95 % are over ``groups`` of queries; the bound has a point at least.
+    Intervals of 95 % are over ``groups`` of queries.  Empty where no answer of the
+    exploration is wrong.
     """
+    if not bound.wrong.any():
+        return []
     rows = []
     for name, score in scored(asked, bound, encoder).items():
         row = {"change": name, **estimates(_METRIC, score, asked.wrong, groups)}

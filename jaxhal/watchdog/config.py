@@ -12,10 +12,8 @@ from jaxhal.io.configuration import MISSING, structured
 from jaxhal.io.extras import need
 from jaxhal.models.lm import DTYPES
 from jaxhal.watchdog.monitor import PRESETS, Guard
-from jaxhal.watchdog.plan import Plan, Training
+from jaxhal.watchdog.plan import OPEN, Plan, Training
 
-# Of a plan, what a later run of the same exploration may change.
-_OPEN = ("gamma", "least", "budget", "width")
 # What explorations that are compared have in common.
 _ALIKE = ("questions", "options", "explored", "seed", "agent", "encoder", "contained")
 
@@ -31,7 +29,8 @@ class Talker:
       timeout: seconds that an attempt may wait for it to say something more.
       concurrency: requests to it that are open at a time.
       per_second: requests to it begun in a second.
-      prompt: with ``{query}`` in it, and ``{passages}`` where it answers from some.
+      prompt: with ``{query}`` in it, and ``{passages}`` where it answers from some;
+        for an endpoint only there.
       passages: of the domain that a query is answered from; 0 for none.
       words: of a passage, more or less.
     """
@@ -116,9 +115,15 @@ def load_watch(
     check_questions(config.questions)
     one_of(("reference", "endpoint"), judge=config.judge)
     one_of(PRESETS, preset=config.preset)
-    for one in (config.agent, config.writer):
-        if one is not None:
-            one_of(DTYPES, dtype=one.dtype)
+    for name, one in (("agent", config.agent), ("writer", config.writer)):
+        if one is None:
+            continue
+        one_of(DTYPES, dtype=one.dtype)
+        if one.endpoint and one.prompt and not one.passages:
+            raise ValueError(
+                f"{name}.prompt is {one.prompt!r}, but an endpoint that is given no "
+                "passages is sent queries as they are; leave the prompt out"
+            )
     at_least(1, explored=config.explored, held_out=config.held_out)
     asked = bool(config.judge_endpoint and config.judge_model)
     if (config.judge == "endpoint") != asked:
@@ -140,7 +145,7 @@ def guard_of(config: Watch) -> Guard:
 
 def explored(config: Watch) -> Watch:
     """What an exploration depends on, which is not where things are."""
-    plan = dataclasses.replace(config.plan, **{k: getattr(Plan, k) for k in _OPEN})
+    plan = dataclasses.replace(config.plan, **{k: getattr(Plan, k) for k in OPEN})
     return dataclasses.replace(
         config,
         plan=plan,

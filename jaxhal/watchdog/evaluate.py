@@ -182,7 +182,7 @@ def _judged(
 def _changes(
     config: Watch, dog: Watchdog, checks: Sequence[Check], known: Known
 ) -> list[dict[str, Any]]:
-    """Other uses of the exploration beside Algorithm 1's, and the nearest point."""
+    """Other uses of the exploration beside the watchdog's, and the nearest point."""
     said = [[one.text for one in some] for some in known.samples]
     queries = [one.text for one in known.questions]
     of_each = known_entropies(queries, said, dog.entailment)
@@ -193,7 +193,7 @@ def _changes(
     asked = changes.Asked(queries, answers, entropies, known.labels == 1, queries)
     bound = changes.judged(lines_of(config.folder / "queries.jsonl"))
     beside = {
-        "above Algorithm 1": np.array([one.score for one in checks]),
+        "above the watchdog": np.array([one.score for one in checks]),
         "above the nearest point": np.array([c.hits[0].similarity for c in checks]),
     }
     groups = related(known.questions).tolist()

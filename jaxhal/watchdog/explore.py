@@ -25,7 +25,7 @@ from jaxhal.watchdog.bounds import BoundaryStore, Point, now, point_id
 from jaxhal.watchdog.evaluators import Evaluator, Judgement
 from jaxhal.watchdog.journal import Journal, Review, answered
 from jaxhal.watchdog.monitor import known_entropies
-from jaxhal.watchdog.plan import Node, Plan, Training
+from jaxhal.watchdog.plan import OPEN, Node, Plan, Training
 from jaxhal.watchdog.policy import Chooser, Trained, reward
 from jaxhal.watchdog.queries import Generator, plain
 
@@ -34,8 +34,6 @@ _RECENT = 30
 # The reward of a way that gave no new query: as of one that brings no entropy.  Without
 # it a writer that often fails would never be learnt from.
 _USELESS = 0.0
-# What of a plan decides what is drawn.
-_DRAWN = ("how", "samples", "temperature", "answer_temperature")
 # Queries without an answer, one after the other, that are an outage.
 _OUTAGE = 10
 
@@ -62,7 +60,9 @@ class Explorer:
     to where it was without asking anything twice.
 
     Answers that the evaluator is not sure of go to ``review.jsonl``: give a row a
-    ``"label"`` of 0 or 1 there, explore again, and the label counts.
+    ``"label"`` of 0 or 1 there, explore again, and the label counts.  What an earlier
+    run put into the bound and this one does not leaves it; what someone took out since
+    (:meth:`~jaxhal.watchdog.Watchdog.learn`) stays out, unless the bound is empty.
 
     Args:
       generator: makes queries of others.
@@ -124,6 +124,7 @@ class Explorer:
             self.journal = Journal(self.folder / "journal.jsonl")
             await self._check_journal()
             self._review = Review(self.folder / "review.jsonl")
+            self._empty = not len(self.store)
             for _ in range(plan.starts):
                 self._sow()
             with progress_bar(plan.budget, "exploring", "query", progress) as bar:
@@ -135,26 +136,28 @@ class Explorer:
                     bar.update(len(some))
                     self._show(bar)
                     stopped = self._ended()
+            self._settle()
             self._write(stopped)
         nodes, policy = [*self._nodes.values()], self._chooser.policy
         return Explored(nodes, self.counts(), stopped, policy)
 
     async def _check_journal(self) -> None:
         """What others said, or was drawn otherwise, is not this exploration's."""
-        plan = self.plan
+        plan = dataclasses.asdict(self.plan)
         about = {
             "agent": self.agent.name,
             "writer": self.generator.agent.name,
+            "domain": self.generator.domain,
             "evaluator": self.evaluator.name,
             "entailment": self.entailment.name,
-            **{name: getattr(plan, name) for name in _DRAWN},
+            **{name: value for name, value in plan.items() if name not in OPEN},
         }
         known = await self.journal.once("about", lambda: _now(about))
         for name, value in about.items():
-            if known.get(name) != value:
+            if known.get(name, value) != value:
                 raise ValueError(
                     f"{self.folder} holds an exploration whose {name} is "
-                    f"{known.get(name)!r}, and not {value!r}; give another folder"
+                    f"{known[name]!r}, and not {value!r}; give another folder"
                 )
 
     async def _round(self, some: Sequence[Node], number: int) -> None:
@@ -285,12 +288,29 @@ class Explorer:
             node.reward = float(gain)
         if parent is not None:
             self._chooser.tried(parent, node.way, node.reward)
-        name = point_id(self.agent.name, node.query)
-        if node.label == 1 and name not in self.store:
+        if node.label == 1:
+            self._keep(node, point_id(self.agent.name, node.query))
+
+    def _keep(self, node: Node, name: str) -> None:
+        """Has a point in the bound, unless it was there and someone took it out."""
+        if name not in self.store:
+            if self.journal.kept.get(name) and not self._empty:
+                return
             said = node.query, node.answer, node.context, node.entropy, node.why
             about = self.generator.domain, self.agent.name, node.time
             vector = self._vectors[node.query]
             self.store.add([Point(name, *said, *about)], vector[None])
+        self.journal.keep(name, True)
+
+    def _settle(self) -> None:
+        """Takes out of the bound what an earlier run alone put there."""
+        agent, nodes = self.agent.name, self._nodes.values()
+        now = {point_id(agent, node.query) for node in nodes if node.label == 1}
+        past = [name for name, ours in self.journal.kept.items() if ours]
+        stale = [name for name in past if name not in now]
+        self.store.remove(stale)
+        for name in stale:
+            self.journal.keep(name, False)
 
     async def _follow(self, node: Node) -> list[Node]:
         """What was made of a query, if the agent hallucinated at it."""
@@ -330,7 +350,8 @@ class Explorer:
         """Why it is over, empty while it is not."""
         plan, found = self.plan, self.counts()
         last = [*self._nodes.values()][-max(_OUTAGE, 2 * plan.width) :]
-        begun = len(self._nodes) >= min(plan.starts, plan.budget) or not self._queue
+        enough = min(max(plan.starts, _OUTAGE), plan.budget)
+        begun = len(self._nodes) >= enough or not self._queue
         if begun and not any(one.answer for one in last):
             raise RuntimeError(
                 f"{self.agent.name} answered none of the last {len(last)} queries, or "

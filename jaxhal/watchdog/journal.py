@@ -3,6 +3,7 @@
 import asyncio
 import dataclasses
 import os
+import weakref
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ from jaxhal.watchdog.plan import Node
 
 # Of an agent's answers to one query, how many may be missing.
 _MISSING = 2
+# What a key of the journal begins with that names a point of the bound.
+_POINT = "point "
 
 
 class Journal:
@@ -32,6 +35,14 @@ class Journal:
             raise ValueError(
                 f"{self.path} is no journal ({error!r}); delete it to begin anew"
             ) from error
+        self.kept = {
+            key.removeprefix(_POINT): value
+            for key, value in self._known.items()
+            if key.startswith(_POINT)
+        }
+        # One asks at a time what is asked twice at once.
+        self._asking: weakref.WeakValueDictionary[str, asyncio.Lock]
+        self._asking = weakref.WeakValueDictionary()
 
     def __len__(self) -> int:
         return len(self._known)
@@ -46,13 +57,21 @@ class Journal:
 
         What is not worth keeping is asked for again next time.
         """
-        if key not in self._known:
-            value = await make()
-            if not keep(value):
-                return value
-            append(self.path, [{"key": key, "value": value}])
-            self._known[key] = value
+        lock = self._asking.setdefault(key, asyncio.Lock())
+        async with lock:
+            if key not in self._known:
+                value = await make()
+                if not keep(value):
+                    return value
+                append(self.path, [{"key": key, "value": value}])
+                self._known[key] = value
         return self._known[key]
+
+    def keep(self, name: str, ours: bool) -> None:
+        """Notes whether a point of the bound is the exploration's own."""
+        if self.kept.get(name, False) != ours:
+            append(self.path, [{"key": _POINT + name, "value": ours}])
+            self.kept[name] = ours
 
 
 def enough(asked: int) -> int:

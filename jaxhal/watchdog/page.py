@@ -67,14 +67,8 @@ def write(
         "Here F1 and what follows it are means of the two halves.",
         "## The guard's own flags",
         results.interval_markdown(tables["guards"]),
-        "## Changes to Algorithm 1",
-        results.interval_markdown(tables["changes"]),
-        "Scores of the same queries by the same exploration, taken otherwise: AUROC, "
-        "and how far it is above that of Algorithm 1 and of the cosine with the "
-        "nearest point (paired differences). Wrong among queries is the share of wrong "
-        "answers among the nearest queries explored, weighted by their cosines. The "
-        "regression is fitted to the exploration alone, and left out where all its "
-        "answers are right or all are wrong.",
+        "## Other uses of the exploration",
+        *_changes(tables["changes"]),
     ]
     lines = [line for one in paragraphs for line in (one, "")]
     lines += _ablations(ablations, config.plan.starts)
@@ -103,6 +97,20 @@ def write(
     whole |= {"ablations": dict(ablations)}
     with replacing(folder / "evaluation.json") as file:
         json.dump(whole, file, indent=1)
+
+
+def _changes(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    if not rows:
+        return ["No explored query was answered wrongly, so there is none to go by."]
+    return [
+        results.interval_markdown(rows),
+        "Scores of the same queries by the same exploration, taken otherwise: AUROC, "
+        "and how far it is above that of the watchdog and of the cosine with the "
+        "nearest point (paired differences). Wrong among queries is the share of wrong "
+        "answers among the nearest queries explored, weighted by their cosines. The "
+        "regression is fitted to the exploration alone, and left out where all its "
+        "answers are right or all are wrong.",
+    ]
 
 
 def _source(config: Watch) -> str:

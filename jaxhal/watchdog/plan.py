@@ -10,6 +10,8 @@ from jaxhal.io.checks import at_least, one_of
 TRANSFORMATIONS = ("deduction", "analogy", "induction")
 #: How rewards become probabilities.
 SHARES = ("softmax", "shares")
+#: Of a plan, what a later run of the same exploration may change.
+OPEN = ("gamma", "least", "budget", "width")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -272,6 +272,15 @@ def test_a_name_cannot_pose_as_another_detector(name, called, tmp_path):
         load(card(tmp_path / "one", spec))
 
 
+@pytest.mark.parametrize("name", ["a/b", ".hidden", "", "x" * 200, "a\nb"])
+def test_a_detectors_name_is_that_of_one_folder(name):
+    wrong = "name of detector 'toha' is .*; it names one folder"
+    with pytest.raises(ValueError, match=wrong):
+        detectors.build({"toha": {"name": name}})
+    with pytest.raises(ValueError, match=wrong):
+        detectors.toha(name=name)
+
+
 def test_names_of_ones_own(tmp_path):
     assert build({"ensemble": {"members": ["toha", "novel_words"]}}).name == "ensemble"
     assert build({"detection_prompt": {"name": "mtop_div_asked"}}).name
