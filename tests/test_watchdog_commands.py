@@ -228,7 +228,7 @@ def test_who_is_who(written, tmp_path, monkeypatch):
         ("preset=odd", "preset is 'odd'; use one of paper"),
         ("explored=0", "explored is 0; give at least 1"),
         (
-            "agent={endpoint: 'http://x/v1', prompt: 'Be brief. {query}'}",
+            "agent={endpoint: 'http://x/v1', passages: 0, prompt: 'Be brief. {query}'}",
             "agent.prompt is 'Be brief. {query}', but an endpoint that is given no",
         ),
         ("similarity=2", "similarity is 2.0; give a cosine"),
@@ -518,8 +518,9 @@ def test_what_is_asked_twice_at_once_is_asked_once(tmp_path):
 
     async def say(query):
         asked.append(query)
+        number = len(asked)
         await asyncio.sleep(0.01)
-        return f"answer {len(asked)}"
+        return f"answer {number}"
 
     agent = Recorded(CallableAgent(say), Journal(tmp_path / "said.jsonl"))
     for _ in range(2):  # a loop each
