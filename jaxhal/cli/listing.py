@@ -1,8 +1,9 @@
 """``jaxhal list`` and ``jaxhal data``: what there is, and what is in it."""
 
 import enum
+import inspect
 import sys
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Annotated, Any
 
 import typer
@@ -62,6 +63,9 @@ def list_(
     if json:
         write_rows("-", rows)
         return
+    if not rows:  # of a search
+        print(f"no model of the hub is called {search!r}; try fewer words")
+        return
     if kind == Kind.detectors and on_screen():
         rows = [{key: row[key] for key in ("name", "what")} for row in rows]
     terminal().print(as_table(rows))
@@ -98,7 +102,13 @@ def data(
     from jaxhal.datasets.jsonl import write_rows
 
     with usage():
-        chosen = _options(options or [])
+        usual = (
+            inspect.signature(DATASETS[name].loader).parameters
+            if name in DATASETS
+            else {}
+        )
+        whole = [n for n, one in usual.items() if one.annotation in (int, int | None)]
+        chosen = _options(options or [], whole)
         bad: list[str | None] = []
         if name in DATASETS or chosen:
             examples = load_dataset(name, **chosen)
@@ -199,12 +209,17 @@ def _datasets() -> list[dict[str, Any]]:
     ]
 
 
-def _options(pairs: Iterable[str]) -> dict[str, Any]:
-    """``key=value`` words; a key given again collects its values."""
+def _options(pairs: Iterable[str], whole: Collection[str]) -> dict[str, Any]:
+    """``key=value`` words; a key given again collects its values.
+
+    Those of the keys in ``whole`` are numbers, if they can be read as one.
+    """
     words = {"null": None, "none": None, "true": True, "false": False}
     found: dict[str, Any] = {}
     for pair in pairs:
         key, text = pair_of(pair)
         value = words.get(text.lower(), text)
+        if key in whole and text.isdecimal():
+            value = int(text)
         found.setdefault(key, []).append(value)
     return {key: some[0] if len(some) == 1 else some for key, some in found.items()}

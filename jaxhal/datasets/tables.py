@@ -37,6 +37,7 @@ _OTHER = {
     "source": ("source_id",),
 }
 _ALONE = ("prompt", "messages", "tools", "labels", "split", "samples", "templated")
+_ALONE += ("states", "logprobs")
 _NAMES = {name: (name, *_OTHER.get(name, ())) for name in ("id", *_OTHER, *_ALONE)}
 _COLUMNS = {name for names in _NAMES.values() for name in names}
 _VERDICTS = {1: 1, 0: 0, "yes": 1, "no": 0}  # True and 1.0 are equal to 1

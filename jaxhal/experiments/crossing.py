@@ -13,6 +13,7 @@ from jaxhal.detectors.lookback_lens import Spans
 from jaxhal.evaluation.tables import compare
 from jaxhal.experiments import running
 from jaxhal.experiments.config import UNITS, Experiment, load_config
+from jaxhal.experiments.splitting import splits
 from jaxhal.io.showing import quoted
 from jaxhal.scoring.fitting import fit
 from jaxhal.scoring.inputs import Inputs

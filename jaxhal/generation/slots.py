@@ -322,13 +322,13 @@ def rewind(
     """
     cache, width = slots.cache, slots.cache.shared
     column = width + count
-    back = cache.column[at] - column
     newest = jnp.where(count > 0, slots.tokens[at, count - 1], cache.tokens[at, width])
-    unread = jnp.arange(cache.capacity) >= column
+    # A row that was done has columns of the steps in which others went on, too.
+    valid = cache.valid[at] & (jnp.arange(cache.capacity) < column)
     cache = dataclasses.replace(
         cache,
-        valid=cache.valid.at[at].set(cache.valid[at] & ~unread),
-        length=cache.length.at[at].add(-back),
+        valid=cache.valid.at[at].set(valid),
+        length=cache.length.at[at].set(valid.sum(dtype=cache.length.dtype)),
         column=cache.column.at[at].set(column),
     )
     return dataclasses.replace(

@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from jaxhal.datasets.questions import Question
@@ -167,10 +167,20 @@ class EndpointJudge:
             word, parts = read(self.endpoint.ask(asked, accept=read))
         except ValueError as error:
             raise ValueError(f"{where}: {error}") from error
-        starts = ((answer.index(part), len(part)) for part in parts)
-        spans = sorted({Label(start, start + length) for start, length in starts})
+        spans = _spans(answer, parts)
         why = f"{self.endpoint.model} was asked whether it is hallucinated: {word}"
         return Verdict(_LABELS[word], why, None if word == "unsure" else tuple(spans))
+
+
+def _spans(answer: str, parts: Sequence[str]) -> list[Label]:
+    """Where parts stand; one that is listed again stands after the one before."""
+    found, ends = set(), {}
+    for part in parts:
+        start = answer.find(part, ends.get(part, 0))
+        if start >= 0:  # else it is listed more often than it stands there
+            ends[part] = start + len(part)
+            found.add(Label(start, ends[part]))
+    return sorted(found)
 
 
 def _material(question: Question, answer: str) -> str:

@@ -29,7 +29,7 @@ from jaxhal.serve.judge import Judge
 from jaxhal.serve.limits import Fault, Limited, problem
 from jaxhal.serve.openai import Form, unjudged
 from jaxhal.serve.response import Ended, News, Wish
-from jaxhal.serve.upstream import Unreachable, Upstream
+from jaxhal.serve.upstream import Upstream
 from jaxhal.serve.watched import Watched
 from jaxhal.serve.wire import (
     LINES,
@@ -316,10 +316,7 @@ class Server:
         assert self.upstream is not None
         if "stop_on" in body:
             raise Fault(400, "'stop_on' needs a reader that writes; leave it out")
-        try:
-            return await heard(request, self.upstream.write(kind, body, self._count))
-        except Unreachable as error:
-            raise Fault(502, str(error), "upstream_error") from error
+        return await heard(request, self.upstream.write(kind, body, self._count))
 
     def _count(self, report: Report) -> None:
         self.watched.verdicts.labels(report.verdict or "none").inc()
@@ -343,8 +340,11 @@ class Server:
         lacks = [one.because for one in abouts if not one.decides]
         if self.watchdog is not None:
             store = self.watchdog.watchdog.store
-            if not await asyncio.to_thread(len, store):
-                lacks.append("the bound holds no point: no query will be near it")
+            try:
+                if not await asyncio.to_thread(len, store):
+                    lacks.append("the bound holds no point: no query will be near it")
+            except RuntimeError as error:
+                lacks.append(str(error))
         if not lacks:
             return Ready(status="ready", writing=writing, waiting=waiting)
         response.status_code = 503

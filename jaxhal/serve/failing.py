@@ -12,6 +12,7 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from jaxhal.serve.limits import Fault, problem
+from jaxhal.serve.upstream import Unreachable
 from jaxhal.serve.writer import Busy, Failed
 
 _T = TypeVar("_T")
@@ -71,6 +72,10 @@ async def _failed(request: Request, error: Any) -> JSONResponse:
     return JSONResponse(problem(str(error), "internal_error"), 500)
 
 
+async def _unreachable(request: Request, error: Any) -> JSONResponse:
+    return JSONResponse(problem(str(error), "upstream_error"), 502)
+
+
 async def _broken(request: Request, error: Exception) -> JSONResponse:
     logging.getLogger(__name__).error("a request failed", exc_info=error)
     return JSONResponse(problem("the server failed", "internal_error"), 500)
@@ -82,5 +87,6 @@ HANDLERS: Any = {
     RequestValidationError: _invalid,
     Busy: _busy,
     Failed: _failed,
+    Unreachable: _unreachable,
     Exception: _broken,
 }

@@ -114,7 +114,8 @@ class Form:
     def _of_chat(self, tokens: list[Written]) -> dict[str, Any]:
         def one(token: Written) -> dict[str, Any]:
             text = self._tokenizer.decode([token.id])
-            known = {"token": text, "bytes": [*text.encode()]}
+            part = "\N{REPLACEMENT CHARACTER}" in text  # of a character
+            known = {"token": text, "bytes": None if part else [*text.encode()]}
             return known | {"logprob": token.logprob, "top_logprobs": []}
 
         return {"content": [one(token) for token in tokens], "refusal": None}

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import dataclasses
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -139,11 +139,15 @@ class Response:
         if self._marks is not None:
             del self._marks[self.shown :]
 
-    def show(self, upto: int, last: bool) -> bool:
+    def show(
+        self, upto: int, last: bool, rescored: Callable[[int], float | None]
+    ) -> bool:
         """Tells the tokens up to a number; whether a stop string came up in them.
 
         Args:
           last: no token follows the last one.
+          rescored: the score of so many tokens alone, where a stop string leaves out
+            some that were judged.
         """
         tokens, stopped = [], False
         for at in range(self.shown, upto):
@@ -161,6 +165,8 @@ class Response:
             if stopped:
                 break
         self.shown += len(tokens)
+        if stopped and self.shown < self.count:
+            self.score = rescored(self.shown)
         if tokens:
             self.tell(News(tokens, self.probability))
         return stopped

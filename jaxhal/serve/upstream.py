@@ -9,6 +9,7 @@ import json
 import os
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable
+from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import Any
 
 import httpx2
@@ -18,7 +19,7 @@ from jaxhal.llm import hosts
 from jaxhal.llm.endpoint import MOST_BYTES, PATIENCE
 from jaxhal.reporting.report import Report
 from jaxhal.serve.judge import Judge
-from jaxhal.serve.limits import problem
+from jaxhal.serve.limits import Fault, problem
 from jaxhal.serve.openai import said_of, unjudged
 from jaxhal.serve.writer import Busy, Failed
 from jaxhal.types import Example, Turn
@@ -49,7 +50,12 @@ class Upstream:
         key = os.environ.get("OPENAI_API_KEY")
         shown = {"Authorization": f"Bearer {key}"} if key and safe else {}
         timeout = httpx2.Timeout(PATIENCE, connect=_CONNECT)
-        self._client = httpx2.AsyncClient(headers=shown, timeout=timeout)
+        self._client = httpx2.AsyncClient(
+            headers=shown,
+            timeout=timeout,
+            cookies=CookieJar(DefaultCookiePolicy(allowed_domains=[])),  # it keeps none
+            trust_env=not hosts.server_of(self.url).is_local,  # no proxy should see it
+        )
 
     async def models(self) -> Response:
         """What the engine serves, in its own words."""
@@ -90,7 +96,12 @@ class Upstream:
     async def _sent(
         self, method: str, path: str, body: dict[str, Any] | None
     ) -> httpx2.Response:
-        request = self._client.build_request(method, f"{self.url}/{path}", json=body)
+        try:
+            request = self._client.build_request(
+                method, f"{self.url}/{path}", json=body
+            )
+        except ValueError as error:  # such as NaN
+            raise Fault(400, f"the body is not JSON: {error}") from error
         try:
             return await self._client.send(request, stream=True)
         except httpx2.HTTPError as error:
@@ -106,11 +117,9 @@ class Upstream:
         """The engine's events as they come, before its last one the verdict."""
         texts: dict[int, str] = defaultdict(str)
         about: dict[str, Any] = {}
-        done, size = False, 0
+        done = False
         try:
-            async for line in found.aiter_lines():
-                if (size := size + len(line)) > MOST_BYTES:
-                    raise ValueError(f"the stream is over {MOST_BYTES} bytes")
+            async for line in _lines(found):
                 data = line.removeprefix("data:").strip()
                 done = done or data == "[DONE]"
                 if done or not line.startswith("data:"):
@@ -205,6 +214,20 @@ def _headers(said: dict[str, Any]) -> dict[str, str]:
     if by := said.get("by"):
         shown["X-Jaxhal-By"] = by
     return shown
+
+
+async def _lines(found: httpx2.Response) -> AsyncIterator[str]:
+    """Lines of a stream that is not endless; JSON may hold other ends of lines."""
+    size, rest = 0, ""
+    async for piece in found.aiter_text():
+        if (size := size + len(piece)) > MOST_BYTES:
+            raise ValueError(f"the stream is over {MOST_BYTES} bytes")
+        *whole, last = piece.split("\n")
+        for line in whole:
+            yield (rest + line).removesuffix("\r")
+            rest = ""
+        rest += last
+    yield rest
 
 
 async def _read(found: httpx2.Response) -> bytes:

@@ -5,6 +5,8 @@ pieces, decodes a few tokens of all rows, and hands out what is new.
 """
 
 import asyncio
+import dataclasses
+import functools
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
@@ -166,6 +168,9 @@ class Writer:
                     return
         finally:
             row.left = True
+            with self._changed:
+                if row in self._waiting:
+                    self._waiting.remove(row)
 
     def close(self) -> None:
         """Ends the thread; what is being written fails."""
@@ -215,8 +220,11 @@ class Writer:
 
         Returns the columns read, or None where there is nothing to read.
         """
-        if self._read is None and self._waiting and len(self._rows) < self.most:
-            row = self._waiting.popleft()
+        row = None
+        if self._read is None and len(self._rows) < self.most:
+            with self._changed:  # who leaves is taken out meanwhile
+                row = self._waiting.popleft() if self._waiting else None
+        if row is not None:
             prompt = pieces.begin(self._model, row.encoded, self._prefixes)
             self._read = row, prompt
         if self._read is None:
@@ -296,10 +304,21 @@ class Writer:
             row.forget()
             return
         held = _HELD if live and most is not None else 0
-        if row.show(row.count - held, last=not live):
+        rescored = functools.partial(self._score_of, at)
+        if row.show(row.count - held, last=not live, rescored=rescored):
             self._end(at, row, "stop")
         elif not live:
             self._end(at, row, row.ending)
+
+    def _score_of(self, at: int, count: int) -> float | None:
+        """The score of a row's first tokens, whose others are left out."""
+        state, one = self._slots, self.detector
+        if state is None or one is None:
+            return None
+        ends = {"count": state.count.at[at].set(count)}
+        state = dataclasses.replace(state, live=state.live.at[at].set(False), **ends)
+        seen = _seen(state, one.params, self._how, one.detector)
+        return float(seen.scores[at])
 
     def _end(self, at: int, row: Response, why: str) -> None:
         prompt = len(row.encoded.prompt_ids)
