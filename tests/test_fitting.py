@@ -117,25 +117,51 @@ def test_unseen_scores_are_on_the_scale_of_the_final_fit():
         np.testing.assert_allclose(found[fold:24:3], level, rtol=1e-5)
 
 
-def test_unseen_scores_of_a_grid_are_its_own_folds():
+def test_unseen_scores_of_a_grid_are_those_of_a_nested_search():
+    """Each fold is scored by what suits the others best, found by fits without it."""
     x, labels = draw(1)
-    weight = np.float32(np.arange(200) < 180)
-    groups = np.arange(200) // 2
-    chosen, found = choose_linear(x[:, None], labels, groups, weight)
+    x = np.stack([x, x + np.random.default_rng(3).normal(size=x.shape)], 1)
+    weight, groups = np.float32(np.arange(200) < 180), np.arange(200) // 2
+    strengths, pairs = (0.003, 1.0), [(n, c) for n in (0, 1) for c in (0.003, 1.0)]
+    chosen, found = choose_linear(x, labels, groups, weight, strengths)
 
-    def logits(rows):
-        scale = StandardScaler().fit(x[rows])
-        model = LogisticRegression(C=float(chosen.strength), tol=1e-8)
-        model.fit(scale.transform(x[rows]), labels[rows])
-        return model.decision_function(scale.transform(x))
+    def logits(rows, layer, c):
+        each, model = x[:, layer], LogisticRegression(C=c, tol=1e-8)
+        scale = StandardScaler().fit(each[rows])
+        model.fit(scale.transform(each[rows]), labels[rows])
+        return model.decision_function(scale.transform(each))
 
-    final = logits(np.arange(180))
-    for seen, test in grouped_kfold(labels[:180], groups[:180].tolist(), 5):
-        score = logits(seen)
+    final = logits(np.arange(180), int(chosen.layer), float(chosen.strength))
+    parts = [part for _, part in grouped_kfold(labels[:180], groups[:180].tolist(), 5)]
+    taken = set()
+    for test in parts:
+        seen, worth = np.setdiff1d(np.arange(180), test), []
+        for pair in pairs:
+            inner = [part for part in parts if part is not test]
+            fits = [logits(np.setdiff1d(seen, part), *pair) for part in inner]
+            areas = map(auroc, (s[p] for s, p in zip(fits, inner, strict=True)),
+                        (labels[part] for part in inner))  # fmt: skip
+            worth.append(np.mean([*areas]))
+        best = pairs[int(np.argmax(worth))]
+        taken.add(best)
+        score = logits(seen, *best)
         apart = (score[test] - score[seen].mean()) / score[seen].std()
         expected = apart * final[seen].std() + final[seen].mean()
         np.testing.assert_allclose(found[test], expected, rtol=5e-3, atol=5e-3)
-    assert not found[180:].any()
+    assert len(taken) > 1 and not found[180:].any()
+
+
+def test_what_was_chosen_by_chance_is_unseen_at_chance():
+    areas, seen = [], []
+    for seed in range(6):
+        rng = np.random.default_rng(seed)
+        x, labels = rng.normal(size=(120, 20, 16)), np.arange(120) % 2
+        groups, weight = np.arange(120), np.ones(120, np.float32)
+        chosen, found = choose_linear(np.float32(x), labels, groups, weight)
+        areas.append(auroc(found, labels))
+        seen.append(float(chosen.auroc))
+    assert np.mean(seen) > 0.6  # the best of so many, where it was chosen
+    assert 0.4 < np.mean(areas) < 0.53
 
 
 def scored(name, x):

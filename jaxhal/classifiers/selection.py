@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int, Num
+from jaxtyping import Array, Bool, Float, Int, Num
 
 from jaxhal.classifiers.data import auroc, check
 from jaxhal.classifiers.linear import (
@@ -42,12 +42,14 @@ def choose_linear(
     strengths: Sequence[float] = STRENGTHS,
     standardize: bool = True,
     folds: int = FOLDS,
+    given: tuple[int, Sequence[int]] | None = None,
 ) -> tuple[Chosen, Float[np.ndarray, " samples"]]:
     """Fits layers x folds x strengths at once, then the best pair to everything.
 
     The best has the highest mean AUROC over grouped folds; among equals the lower layer
-    and the stronger penalty.  With the probe come the :func:`unseen_scores` of the
-    folds at its layer and strength.
+    and the stronger penalty.  With the probe come :func:`unseen_scores`, those of each
+    fold at the pair that is best in the others, by fits without it: no answer has a
+    part in choosing what it is scored by.
 
     Args:
       x: one vector a layer and answer.
@@ -57,22 +59,95 @@ def choose_linear(
       strengths: inverse penalties C, as in scikit-learn.
       standardize: scale features by their training deviation.
       folds: how many.
+      given: the layer, and that of each fold's scores, where they were chosen before;
+        only strengths are chosen then.
     """
     train = folds_of(labels, groups, weight, folds)
     y, layers = jnp.asarray(labels), jnp.swapaxes(jnp.asarray(x), 0, 1)
     c = jnp.asarray(sorted(strengths), jnp.float32)
-    grid = fit_grid(layers, y, jnp.asarray(train), c, standardize=standardize)
-    logits = grid_logits(grid, layers)
-    found = _held_out_auroc(logits, y, train[:, None]).mean(1)
-    layer, strength = np.unravel_index(int(jnp.argmax(found)), found.shape)
+    logits, found = _tried(layers, y, train, c, standardize)
+    if given is None:
+        best, own = found.best()
+        (layer, *layer_of), (strength, *strength_of) = np.unravel_index(
+            [best, *own], found.whole.shape[:2]
+        )
+    else:
+        layer, layer_of = given
+        strength, _ = found.at(layer).best()
+        strength_of = [found.at(n).best()[1][at] for at, n in enumerate(layer_of)]
     linear = fit_linear(
         layers[layer], y, weight, float(c[strength]), standardize=standardize
     )
-    chosen = Chosen(
-        linear, jnp.asarray(layer, jnp.int32), c[strength], found[layer, strength]
-    )
+    auroc = jnp.asarray(found.whole[layer, strength].mean(), jnp.float32)
+    chosen = Chosen(linear, jnp.asarray(layer, jnp.int32), c[strength], auroc)
     final = linear_logits(linear, layers[layer])
-    return chosen, unseen_scores(logits[layer, :, strength], train, final)
+    scores = np.asarray(logits)[list(layer_of), strength_of, np.arange(folds)]
+    return chosen, unseen_scores(scores, train, final)
+
+
+class Aurocs(NamedTuple):
+    """What each way to fit is worth on the folds of a training part.
+
+    ``whole``: on each fold, of the fit without it.  ``inner``: by the fold whose scores
+    are chosen for, on each of the others, of the fit without both; on itself 0.
+    """
+
+    whole: Float[np.ndarray, "*ways folds"]
+    inner: Float[np.ndarray, "*ways folds others"]
+
+    def at(self, way: int) -> "Aurocs":
+        return Aurocs(self.whole[way], self.inner[way])
+
+    def best(self) -> tuple[int, list[int]]:
+        """The number of the best way, and for each fold that of the best without it.
+
+        Among equals it is the first.
+        """
+        folds = self.whole.shape[-1]
+        whole = self.whole.reshape(-1, folds).mean(1)
+        inner = self.inner.reshape(-1, folds, folds).sum(2)
+        return int(whole.argmax()), inner.argmax(0).tolist()
+
+
+def linear_aurocs(
+    x: Float[Any, "samples layers size"],
+    labels: Int[Any, " samples"],
+    groups: Int[Any, " samples"],
+    weight: Float[Any, " samples"],
+) -> Aurocs:
+    """Of every layer and strength that :func:`choose_linear` chooses from."""
+    train = folds_of(labels, groups, weight)
+    y, layers = jnp.asarray(labels), jnp.swapaxes(jnp.asarray(x), 0, 1)
+    return _tried(layers, y, train, jnp.asarray(STRENGTHS, jnp.float32), True)[1]
+
+
+def _tried(
+    layers: Array, y: Array, train: np.ndarray, strengths: Array, standardize: bool
+) -> tuple[Array, Aurocs]:
+    """Scores of all fits, ``[layer, strength, fit, sample]``, and their AUROC."""
+    without = jnp.asarray(_left_out(train))
+    grid = fit_grid(layers, y, without, strengths, standardize=standardize)
+    logits = jnp.swapaxes(grid_logits(grid, layers), 1, 2)
+    return logits, _judged(logits, y, train)
+
+
+def _left_out(train: np.ndarray) -> np.ndarray:
+    """The weights without each fold, then without each two."""
+    pairs = itertools.combinations(train, 2)
+    return np.stack([*train, *(np.minimum(*pair) for pair in pairs)])
+
+
+def _judged(scores: Any, y: Any, train: np.ndarray) -> Aurocs:
+    """Of fits to what :func:`_left_out` has, ``[*ways, fit, sample]``."""
+    folds, test = len(train), train < train.max(0)
+    one, other = np.array([*itertools.combinations(range(folds), 2)]).T
+    y, scores = jnp.asarray(y), jnp.asarray(scores)
+    whole, two = scores[..., :folds, :], scores[..., folds:, :]
+    inner = np.zeros((*whole.shape[:-1], folds))
+    if two.shape[-2]:  # else there was nothing to choose
+        inner[..., one, other] = _auroc_on(two, y, test[other])
+        inner[..., other, one] = _auroc_on(two, y, test[one])
+    return Aurocs(np.asarray(_auroc_on(whole, y, test), float), inner)
 
 
 class Selected(NamedTuple):
@@ -135,15 +210,18 @@ def best_way(
     """Fits in every way to every one of three folds, then in the best to everything.
 
     The best has the highest mean AUROC over the folds; among equals it is the first.
-    Its number, parameters, AUROC and :func:`unseen_scores` are returned.
+    Its number, parameters and AUROC are returned, and :func:`unseen_scores`: those of
+    each fold in the way that is best in the others, by fits without it.
     """
     train = folds_of(labels, groups, weight, 3)
-    scores = np.array([[way.decide(way.fit(fold)) for fold in train] for way in ways])
-    found = _held_out_auroc(scores, jnp.asarray(labels), train).mean(1)
-    best = int(jnp.argmax(found))
+    without = train if len(ways) == 1 else _left_out(train)  # nothing to choose
+    scores = np.array([[way.decide(way.fit(one)) for one in without] for way in ways])
+    tried = _judged(scores, labels, train)
+    best, own = tried.best()
     params = ways[best].fit(weight)
-    unseen = unseen_scores(scores[best], train, ways[best].decide(params))
-    return best, params, found[best], unseen
+    each = scores[own, np.arange(len(train))]
+    unseen = unseen_scores(each, train, ways[best].decide(params))
+    return best, params, jnp.asarray(tried.whole[best].mean(), jnp.float32), unseen
 
 
 def folds_of(
@@ -199,12 +277,11 @@ def chosen_logits(
 
 
 @jax.jit
-def _held_out_auroc(
+def _auroc_on(
     scores: Float[Any, "*fits samples"],
     y: Num[Any, " samples"],
-    train: Float[Any, "*folds samples"],
+    test: Bool[Any, "fits samples"],
 ) -> Float[Array, "*fits"]:
-    """AUROC of every fit on the rows its fold leaves out; axes broadcast."""
-    test = train < train.max(tuple(range(train.ndim - 1)))
+    """AUROC of fits, each on rows of its own."""
     each = jnp.vectorize(auroc, signature="(n),(n),(n)->()")
     return each(scores, test & (y == 1), test & (y == 0))

@@ -6,12 +6,15 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float
 
 from jaxhal.classifiers.selection import (
+    FOLDS,
+    Aurocs,
     Chosen,
     choose_linear,
     chosen_logits,
+    linear_aurocs,
 )
 from jaxhal.detectors import base
 
@@ -88,28 +91,42 @@ def _stack(
     }
     names = list(fitted)
     scores = np.stack([one.unseen for one in fitted.values()], 1)
+    about = targets.labels, targets.groups, targets.weight
+    sets = [np.ones(len(names), bool)]
     if choose:
-        kept = _forward(scores, targets)
-        names, scores = [names[at] for at in kept], scores[:, kept]
-    weights, unseen = choose_linear(
-        scores[:, None], targets.labels, targets.groups, targets.weight
-    )
-    params = Stack({name: fitted[name].params for name in names}, weights)
+        tried: dict[bytes, Aurocs] = {}
+        # Of all folds, and for the scores of each by the others.
+        sets = [_forward(scores, about, tried, one) for one in (None, *range(FOLDS))]
+    kept = np.flatnonzero(sets[0])
+    weights, unseen = choose_linear(scores[:, None, kept], *about)
+    if any((one != sets[0]).any() for one in sets):
+        of_each = scores[:, None] * np.array(sets)
+        _, unseen = choose_linear(of_each, *about, given=(0, range(1, FOLDS + 1)))
+    params = Stack({names[at]: fitted[names[at]].params for at in kept}, weights)
     return base.HeldOut(params, unseen)
 
 
 def _forward(
-    scores: Float[np.ndarray, "samples members"], targets: base.Targets
-) -> Int[np.ndarray, " kept"]:
-    """Members that the ensemble gains by, found one by one."""
+    scores: Float[np.ndarray, "samples members"],
+    about: Sequence[Any],
+    tried: dict[bytes, Aurocs],
+    without: int | None,
+) -> Bool[np.ndarray, " members"]:
+    """Members that the ensemble gains by, found one by one, ``without`` a fold.
+
+    ``tried`` has what was found of members tried before.
+    """
     kept, best = np.zeros(scores.shape[1], bool), 0.0
     while True:
         # The members so far and each of the others, one set a layer to choose from.
         # Scores of 0 weigh nothing, and with them every step has one shape.
-        sets = kept | np.eye(len(kept), dtype=bool)
-        found, _ = choose_linear(
-            scores[:, None] * sets, targets.labels, targets.groups, targets.weight
-        )
-        if float(found.auroc) < best + GAIN:
-            return np.flatnonzero(kept)
-        kept, best = sets[int(found.layer)], float(found.auroc)
+        sets, name = kept | np.eye(len(kept), dtype=bool), kept.tobytes()
+        if name not in tried:
+            tried[name] = linear_aurocs(scores[:, None] * sets, *about)
+        found = tried[name].whole
+        if without is not None:
+            found = np.delete(tried[name].inner[:, :, without], without, axis=2)
+        each = found.mean(2).max(1)  # at the best strength
+        if each.max() < best + GAIN:
+            return kept
+        kept, best = sets[each.argmax()], each.max()
