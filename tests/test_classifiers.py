@@ -326,6 +326,17 @@ def test_pooling_finds_the_token():
     np.testing.assert_allclose(probe.std, kept.std(0), rtol=1e-4)
 
 
+def test_one_token_teaches_attention_nothing():
+    """Whatever the query, its share is 1: only the decay of weights moves that."""
+    hidden = np.random.default_rng(2).normal(size=(40, 3)).astype(np.float32)
+    y, one = np.arange(40) % 2, np.ones(40)
+    found = [
+        pooling.fit_pooling(jax.random.key(0), x, np.arange(40), y, one, one).query
+        for x in (hidden, hidden[:, ::-1].copy())
+    ]
+    np.testing.assert_allclose(*found, rtol=1e-5)
+
+
 def test_an_answer_of_padding_is_harmless():
     hidden, valid, y = tokens(rows=12)
     valid[3] = False

@@ -693,6 +693,10 @@ def test_data_options(monkeypatch):
     options = ["split=a=b", "quality=x", "quality=null", "quality=3", "whole=False"]
     assert run("data", "bundled", *options).exit_code == 0
     assert seen == [("a=b", ["x", None, "3"], False)]
+    numbered = entry._replace(loader=lambda each: seen.append(each) or bundled())
+    numbered.loader.__annotations__ = {"each": int | None}
+    monkeypatch.setitem(jaxhal.datasets.DATASETS, "bundled", numbered)
+    assert run("data", "bundled", "each=2").exit_code == 0 and seen[-1] == 2
 
 
 @pytest.mark.parametrize(

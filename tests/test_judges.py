@@ -170,11 +170,11 @@ ANSWER = "It ends in the Baltic Sea, in the far {north}."
         (reply("no"), 0, ()),
         (reply("unsure"), None, None),
         (reply("yes", "Baltic"), 1, (Label(15, 21),)),
-        # In the order of the answer, each once, where it first stands.
+        # In the order of the answer; one that is listed again stands further on.
         (
             reply("yes", "{north}", "in the", "in the"),
             1,
-            (Label(8, 14), Label(38, 45)),
+            (Label(8, 14), Label(27, 33), Label(38, 45)),
         ),
         (f"```json\n{reply('yes', ANSWER)}\n```", 1, (Label(0, len(ANSWER)),)),
     ],
@@ -186,6 +186,12 @@ def test_endpoint_judge(server, judge, said, label, spans):
     assert "referee was asked" in found.why
     assert judge(RIVER, ANSWER) == found and len(server.asked) == 1
     Example(ANSWER, context="C", label=found.label, labels=found.spans)
+
+
+def test_a_part_that_is_listed_twice_is_found_twice(server, judge):
+    server.replies = [reply("yes", "1990", "1990", "1990")]
+    found = judge(RIVER, "Born 1990, died 1990.")
+    assert found.spans == (Label(5, 9), Label(16, 20))
 
 
 def test_what_a_judge_is_shown(server, judge):

@@ -310,6 +310,16 @@ def test_equal_rules_are_one():
     assert lrp.epsilon_linear(0.5) is lrp.epsilon_linear(eps=0.5)
 
 
+def test_nothing_has_no_relevance_without_a_stabiliser():
+    def linear(x):
+        return lrp.epsilon(0.0).ops().linear(x, jnp.ones((2, 1)), None)
+
+    x = jnp.array([[0.0, 0.0], [1.0, 2.0]])
+    (found,) = jax.vjp(linear, x)[1](jnp.ones((2, 1)))
+    np.testing.assert_array_equal(x * found, [[0, 0], [1, 2]])
+    assert jnp.isfinite(found).all()
+
+
 def test_bad_sets():
     rules = lrp.rules_of(lrp.attnlrp())
     with pytest.raises(ValueError, match="has no rule for 'add'"):

@@ -154,6 +154,9 @@ def test_the_command(asked, monkeypatch):
     assert first["name"] == "some/Big-8B" and first["fits"] and first["gated"]
     assert "weights may take 8.0 GiB here" in found.stderr
     assert "do not load: bloom (1), llama (1), unknown (1), vit (1)" in found.stderr
+    monkeypatch.setattr(offers, "search", lambda *_, **__: ([], {}))
+    none = CliRunner().invoke(app, ["list", "models", "--search", "nothing"])
+    assert none.exit_code == 0 and "is called 'nothing'; try fewer" in none.stdout
     wrong = CliRunner().invoke(app, ["list", "detectors", "--search", "big"])
     assert wrong.exit_code == 2 and "--search finds models, not det" in wrong.stderr
 

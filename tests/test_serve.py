@@ -5,6 +5,7 @@ import json
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import httpx2 as httpx
 import jax
@@ -16,6 +17,7 @@ from serve_world import alike, reader, renamed, served
 import jaxhal
 from jaxhal.generation import GREEDY, Sampling, generate
 from jaxhal.serve.app import Server
+from jaxhal.serve.response import Wish
 from jaxhal.types import Example, Turn
 from tiny_lm import tiny_lm
 
@@ -253,6 +255,53 @@ def test_a_stop_string_ends_an_answer(client):
     end = whole[8:10]
     found = client.completions.create(**options, stop=[end]).choices[0]
     assert found.text == whole[: whole.index(end)] and found.finish_reason == "stop"
+
+
+def test_a_verdict_is_of_what_was_told(made, client):
+    """Not of the tokens behind a stop string, which were written before it was seen."""
+    options = {"model": "tiny", "prompt": "A", "temperature": 0.0}
+    whole = client.completions.create(**options, max_tokens=30).choices[0].text
+    for at in range(5, 9):  # wherever a round of steps ends
+        stop = [whole[at : at + 2]]
+        found = client.completions.create(**options, max_tokens=30, stop=stop)
+        count = found.usage.completion_tokens
+        alone = client.completions.create(**options, max_tokens=count)
+        assert found.jaxhal["probability"] == pytest.approx(
+            alone.jaxhal["probability"], abs=1e-5
+        )
+
+
+def test_a_store_that_does_not_answer_is_no_error_of_the_server(made, monkeypatch):
+    def gone(self):
+        raise RuntimeError("the store gave no answer")
+
+    store = type("Store", (), {"__len__": gone})()
+    dog = SimpleNamespace(watchdog=SimpleNamespace(store=store))
+    monkeypatch.setattr(made, "watchdog", dog)
+    response = SimpleNamespace(status_code=200)
+    found = asyncio.run(made.ready(response))
+    assert response.status_code == 503 and "gave no answer" in found.why
+
+
+def test_who_leaves_waits_no_more(made):
+    writer = made.readers["tiny"].writer
+
+    async def leave():
+        told = await writer.write(Wish(Example("-", prompt="A"), 4))
+        begun = asyncio.ensure_future(anext(told))
+        await asyncio.sleep(0)
+        begun.cancel()
+        await asyncio.gather(begun, return_exceptions=True)
+        await told.aclose()
+
+    with writer._changed:
+        rows = dict(writer._rows)
+    most, writer.most = writer.most, 0  # no slot is free
+    try:
+        asyncio.run(leave())
+        assert writer.load == (len(rows), 0)
+    finally:
+        writer.most = most
 
 
 def test_an_answer_that_turns_goes_no_further(client):

@@ -135,6 +135,43 @@ def test_an_engine_that_is_not_there(one):
         assert found.status_code == 502 and "no answer" in found.text
 
 
+def test_models_of_an_engine_that_is_not_there(one):
+    upstream = Upstream("http://127.0.0.1:9/v1", one.judge)
+    with served(Server({"tiny": one}, upstream=upstream)) as url:
+        found = httpx.get(f"{url}/v1/models")
+        assert found.status_code == 502 and "no answer" in found.text
+        raw = b'{"prompt": "A", "temperature": NaN}'
+        json_kind = {"content-type": "application/json"}
+        found = httpx.post(f"{url}/v1/completions", content=raw, headers=json_kind)
+        assert found.status_code == 400 and "not JSON" in found.text
+
+
+def test_other_ends_of_lines_stay_in_a_stream(engine, url):
+    text = "one\u2028two\x85three"
+    chunk = {"choices": [{"index": 0, "delta": {"content": text}}]}
+    event = f"data: {json.dumps(chunk, ensure_ascii=False)}\r\n\r\n".encode()
+    engine.replies[:] = [[event[:40], event[40:], b"data: [DONE]\n\n"]]
+    body = {"messages": CHAT[1:], "model": "theirs", "stream": True}
+    found = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=60).content
+    *events, last = found.decode().strip("\n").split("\n\n")
+    assert last == "data: [DONE]" and len(events) == 2
+    assert json.loads(events[0].removeprefix("data: ")) == chunk
+    assert "verdicts" in events[1]
+
+
+def test_nothing_of_one_client_goes_out_with_another(one, monkeypatch):
+    monkeypatch.setenv("HTTP_PROXY", "http://proxy.example:3128")
+    near = Upstream("http://localhost:8001/v1", one.judge)._client
+    assert not near.trust_env
+    answer = httpx.Response(
+        200,
+        headers={"set-cookie": "session=a"},
+        request=httpx.Request("GET", "http://localhost:8001/v1/models"),
+    )
+    near.cookies.extract_cookies(answer)
+    assert not [*near.cookies.jar]
+
+
 def test_what_tools_gave_is_the_context():
     messages = [
         *CHAT,

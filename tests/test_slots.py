@@ -165,6 +165,27 @@ def test_going_back(lm, how, kept):
     assert np.allclose(features["logprob"], np.asarray(want), atol=1e-5)
 
 
+def test_going_back_after_others_went_on(lm, how):
+    """Steps in which only others wrote are no tokens of the one that was done."""
+    model = lm.bare
+    state = slots.empty(model, Size(2, PIECE, 32), how)
+    for at, (prompt, limit) in enumerate((("A", 6), ("B, and longer.", 30))):
+        example = Example("-", prompt=prompt)
+        prompt = read(lm, how, example, limit)
+        own = {"limit": limit, "key": keys_of(at)[0], "temperature": 1.0}
+        state = slots.enter(state, at, prompt, **own)
+    state = slots.go_on(model, state, jnp.asarray(12), how)
+    state = slots.rewind(state, 0, 2, keys_of(6)[0])
+    assert state.cache.length[0] == state.cache.valid[0].sum()
+    state = slots.go_on(model, state, jnp.asarray(99), how)
+    tokens, logprob, _ = of_slot(state, how, 0)
+    (row,) = requests.encoded(lm, [Example("-", prompt="A")])
+    whole = jnp.concatenate([row.prompt_ids, tokens])[None]
+    logits = jax.nn.log_softmax(lm.forward(whole)[0])
+    want = [logits[len(row.prompt_ids) - 1 + n, one] for n, one in enumerate(tokens)]
+    assert len(tokens) > 2 and np.allclose(logprob, np.asarray(want), atol=1e-5)
+
+
 def test_a_slot_that_is_freed_writes_no_more(lm, how):
     model = lm.bare
     state = slots.empty(model, Size(2, PIECE, 16), how)

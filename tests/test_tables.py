@@ -185,6 +185,18 @@ def test_own_names_read_as_in_json_lines(rows):
             assert strict.error is None and strict.id == f"line {strict.line}"
 
 
+def test_what_an_engine_gave_is_kept():
+    token = {"token": LETTUCE["answer"], "logprob": -0.5, "top_logprobs": []}
+    known = {"content": [token]}
+    row = LETTUCE | {"states": "x.safetensors", "logprobs": known}
+    (free,), (strict,) = from_rows([row]), read_rows([json.dumps({
+        "prompt": LETTUCE["prompt"], "response": LETTUCE["answer"], "id": "a",
+        "states": "x.safetensors", "logprobs": known,
+    }).encode()])  # fmt: skip
+    assert free.example.states == strict.example.states == "x.safetensors"
+    assert free.example.logprobs == strict.example.logprobs is not None
+
+
 def test_jsonl(tmp_path):
     path = tmp_path / "rows.jsonl"
     path.write_text(json.dumps(LETTUCE) + '\n\n{"id": \n', encoding="utf-8")

@@ -554,6 +554,11 @@ def test_weights_of_another_model(lm, undisturbed):
     wider = dataclasses.replace(lm, params=jax.tree.map(widened, lm.params), name="big")
     with pytest.raises(ValueError, match="64\\] in model 'big' and .* 'tiny 0', which"):
         undisturbed.score(wider, toy(2))
+    other = dataclasses.replace(
+        lm, params=jax.tree.map(lambda leaf: leaf + 1e-3, lm.params), name="alike"
+    )
+    with pytest.raises(ValueError, match="'alike' has other weights than 'tiny 0'"):
+        undisturbed.score(other, toy(2))
 
 
 # As a method of an experiment

@@ -71,8 +71,8 @@ def _fit(key, hidden, row, y, weight, validation_weight) -> Pooling:
             jax.lax.stop_gradient(score), row, len(y), indices_are_sorted=True
         )
         share = jnp.exp(score - highest[row])
-        # Of a row with tokens the sum is at least 1.
-        return summed(share * says) / jnp.maximum(summed(share), 1.0) + b
+        total = summed(share)  # 0 of a row without tokens
+        return summed(share * says) / jnp.where(total > 0, total, 1.0) + b
 
     with jax.default_matmul_precision("highest"):
         found = fit_probe(logits, start, y, weight, validation_weight, 1e-2)

@@ -20,9 +20,9 @@ from jaxhal.models.ops import Ops
 
 
 def _gain(output: Array, eps: float) -> Array:
-    """z / (z + eps sign z): what a stabiliser leaves of a sum's relevance."""
+    """z / (z + eps sign z): what a stabiliser leaves of a sum's relevance, 0 of 0."""
     size = jnp.abs(output)
-    return size / (size + eps)
+    return size / jnp.maximum(size + eps, jnp.finfo(size.dtype).tiny)
 
 
 @functools.cache  # so that equal rules are the same, and compile once

@@ -265,5 +265,8 @@ def _drawn(
 
 def _name(lm: LM, how: Draw, clip: Clip | None) -> str:
     bounds = b"" if clip is None else np.asarray(clip).tobytes()
-    form = " ".join(Sample._fields)
-    return f"{fingerprint(lm)}-{digest(f'{how!r} {form}'.encode() + bounds)[:16]}"
+    form, tokenizer = " ".join(Sample._fields), lm.require_tokenizer()
+    # What ends a sample, and how its tokens become text.
+    words = f"{tokenizer.stop_ids} {tokenizer.hf.backend_tokenizer.to_str()}"
+    about = f"{how!r} {form} {digest(words)}".encode()
+    return f"{fingerprint(lm)}-{digest(about + bounds)[:16]}"

@@ -159,6 +159,7 @@ def fit(
         np.asarray(state.validation_losses)[:epochs],
         task.validation,
         np.asarray(state.unseen),
+        fingerprint(lm),
     )
 
 

@@ -18,6 +18,7 @@ from jaxhal.io.progress import progress_bar
 from jaxhal.models.lm import LM
 from jaxhal.models.mesh import rows_at_once, spread
 from jaxhal.models.weights import paths
+from jaxhal.reading.keys import fingerprint
 from jaxhal.tuning.adapters import Pair
 from jaxhal.tuning.classifier import Head, Learned, batches, encode, log_odds
 from jaxhal.tuning.settings import Tuning
@@ -35,6 +36,7 @@ class Tuned:
       validation_losses: after each epoch; empty without a validation part.
       validation: numbers of the examples that only chose the epoch.
       unseen: their scores.
+      weights: the model's fingerprint; earlier versions did not keep it.
     """
 
     tuning: Tuning
@@ -44,6 +46,7 @@ class Tuned:
     validation_losses: Float[np.ndarray, " epochs"]
     validation: Int[np.ndarray, " validation"]
     unseen: Float[np.ndarray, " validation"]
+    weights: str = ""
 
     def score(
         self, lm: LM, examples: Sequence[Example], progress: bool | None = None
@@ -64,6 +67,11 @@ class Tuned:
                     f"{name} is {found} in model {lm.name!r} and {list(shape)} in "
                     f"{self.model!r}, which was tuned; give that model"
                 )
+        if self.weights not in ("", fingerprint(lm)):
+            raise ValueError(
+                f"model {lm.name!r} has other weights than {self.model!r}, which was "
+                "tuned; give that model"
+            )
         sequences = encode(lm, examples)
         return scores(lm, self.tuning, self.learned, sequences, progress)
 
@@ -87,6 +95,7 @@ class Tuned:
             "sha256": hashlib.sha256(weights).hexdigest(),
             "tuning": dataclasses.asdict(self.tuning),
             "model": self.model,
+            "weights": self.weights,
             **{name: getattr(self, name).tolist() for name in _ARRAYS},
             "versions": {name: version(name) for name in ("jaxhal", "jax", "optax")},
         }
@@ -123,7 +132,8 @@ def load(path: str | os.PathLike) -> Tuned:
         settings = card["tuning"]
         tuning = Tuning(**{**settings, "targets": tuple(settings["targets"])})
         arrays = {name: np.array(card[name], kind) for name, kind in _ARRAYS.items()}
-        return Tuned(tuning, card["model"], learned, **arrays)
+        weights_of = card.get("weights", "")
+        return Tuned(tuning, card["model"], learned, **arrays, weights=weights_of)
     except (KeyError, OSError, SafetensorError, TypeError, ValueError) as error:
         raise ValueError(
             f"{folder} holds no whole fine-tuning; copy it again, or tune anew "
