@@ -144,9 +144,8 @@ def _judged(scores: Any, y: Any, train: np.ndarray) -> Aurocs:
     y, scores = jnp.asarray(y), jnp.asarray(scores)
     whole, two = scores[..., :folds, :], scores[..., folds:, :]
     inner = np.zeros((*whole.shape[:-1], folds))
-    if two.shape[-2]:  # else there was nothing to choose
-        inner[..., one, other] = _auroc_on(two, y, test[other])
-        inner[..., other, one] = _auroc_on(two, y, test[one])
+    inner[..., one, other] = _auroc_on(two, y, test[other])
+    inner[..., other, one] = _auroc_on(two, y, test[one])
     return Aurocs(np.asarray(_auroc_on(whole, y, test), float), inner)
 
 
@@ -211,12 +210,13 @@ def best_way(
 
     The best has the highest mean AUROC over the folds; among equals it is the first.
     Its number, parameters and AUROC are returned, and :func:`unseen_scores`: those of
-    each fold in the way that is best in the others, by fits without it.
+    each fold in the way that is best in the others.  Their fits have learnt from it, as
+    fits without two of three folds would have too little to learn from.
     """
     train = folds_of(labels, groups, weight, 3)
-    without = train if len(ways) == 1 else _left_out(train)  # nothing to choose
-    scores = np.array([[way.decide(way.fit(one)) for one in without] for way in ways])
-    tried = _judged(scores, labels, train)
+    scores = np.array([[way.decide(way.fit(fold)) for fold in train] for way in ways])
+    whole = np.asarray(_auroc_on(scores, labels, train < train.max(0)), float)
+    tried = Aurocs(whole, whole[:, None] * ~np.eye(len(train), dtype=bool))
     best, own = tried.best()
     params = ways[best].fit(weight)
     each = scores[own, np.arange(len(train))]

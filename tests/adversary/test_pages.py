@@ -234,7 +234,14 @@ def guide(tmp_path, monkeypatch):
         for way in guiding.WAYS
     }
     reports = dict.fromkeys(guiding.WAYS, made)
-    guiding._write(config, tmp_path, guiding._table(measured), measured, reports, 0)
+    guiding._write(
+        config,
+        tmp_path,
+        guiding._table(measured, [q.id for q in asked]),
+        measured,
+        reports,
+        0,
+    )
     shown = [dataclasses.replace(one, context=one.prompt) for one in made[:30]]
     return tmp_path / "report.html", shown, []
 
