@@ -18,6 +18,7 @@ from jaxhal.classifiers.selection import choose_linear, published, unseen_scores
 from jaxhal.detectors import (
     CATALOGUE,
     Detector,
+    HeldOut,
     Targets,
     build,
     ensemble,
@@ -26,6 +27,7 @@ from jaxhal.detectors import (
     scores_of,
 )
 from jaxhal.detectors.contradiction import evidence
+from jaxhal.detectors.ensemble import _stack
 from jaxhal.detectors.lookback_lens import Spans
 from jaxhal.detectors.toha import Heads
 from jaxhal.evaluation import Platt, auroc, ece, isotonic, platt
@@ -162,6 +164,27 @@ def test_what_was_chosen_by_chance_is_unseen_at_chance():
         seen.append(float(chosen.auroc))
     assert np.mean(seen) > 0.6  # the best of so many, where it was chosen
     assert 0.4 < np.mean(areas) < 0.53
+
+
+def test_members_chosen_by_chance_are_unseen_at_chance():
+    """Each fold is stacked of the members that the others chose."""
+    areas, labels = [], np.arange(90) % 2
+    names = [f"noise {n}" for n in range(8)]
+    for seed in range(4):
+        noise = np.random.default_rng(seed).normal(size=(90, 8)).astype(np.float32)
+        targets = Targets(
+            labels, np.arange(90), np.ones(90, np.float32), jax.random.key(0)
+        )
+        known = {
+            name: HeldOut((), column)
+            for name, column in zip(names, noise.T, strict=True)
+        }
+        members = [build({"novel_words": {"name": name}}) for name in names]
+        found = _stack(
+            members, True, dict.fromkeys(names), targets._replace(known=known)
+        )
+        areas.append(auroc(found.unseen, labels))
+    assert 0.35 < np.mean(areas) < 0.54
 
 
 def scored(name, x):

@@ -158,3 +158,31 @@ def test_bad_rows_are_named():
         call(weight=np.float32(np.arange(ROWS) < 4))
     with pytest.raises(ValueError, match=r"shape \(3,\); pass \[rows, width\]"):
         weighted_rows([1.0, 2.0, 3.0], [0, 1, 1], [1, 1, 1])
+
+
+def test_each_fold_is_scored_by_what_is_best_in_the_others():
+    different = False
+    for seed in range(4):
+        x = np.random.default_rng(seed).normal(size=(ROWS, 6)).astype(np.float32)
+        seen = []
+
+        def fit(x, labels, weight, which, seen=seen):
+            seen.append(np.asarray(weight))
+            return which
+
+        grid = {"which": [*range(6)]}
+        _, unseen = choose(fit, read, grid, x, LABELS, GROUPS, ONES)
+        tests = [weight == 0 for weight in seen[:3]]
+        area = np.array(
+            [[roc_auc_score(LABELS[t], x[t, n]) for t in tests] for n in range(6)]
+        )
+        final, taken = x[:, int(np.argmax(area.mean(1)))], set()
+        for fold, test in enumerate(tests):
+            best = int(np.argmax(np.delete(area, fold, 1).mean(1)))
+            taken.add(best)
+            score = x[:, best]
+            apart = (score[test] - score[~test].mean()) / score[~test].std()
+            want = apart * final[~test].std() + final[~test].mean()
+            np.testing.assert_allclose(unseen[test], want, rtol=1e-4, atol=1e-5)
+        different |= len(taken) > 1
+    assert different

@@ -1,5 +1,6 @@
 """Samples of the reader's own answers, and the detectors that look at them."""
 
+import copy
 import dataclasses
 import functools
 
@@ -47,6 +48,14 @@ def lm():
 @pytest.fixture(scope="module")
 def drawn(lm):
     return draw(lm, answers(6), HOW)
+
+
+def test_samples_that_end_otherwise_are_others(lm):
+    tokens = copy.copy(lm.require_tokenizer())
+    tokens.stop_ids = (*tokens.stop_ids, 7)
+    other = dataclasses.replace(lm, tokenizer=tokens)
+    names = {samples._name(one, HOW, None) for one in (lm, other, lm)}
+    assert len(names) == 2
 
 
 @dataclasses.dataclass(frozen=True)
