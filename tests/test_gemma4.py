@@ -83,15 +83,14 @@ def test_a_model_that_sees_and_hears(tmp_path, capsys):
         jaxhal.load(tmp_path)
 
 
-@pytest.mark.parametrize("apart", [False, True])
-def test_what_is_written_in_slots_is_as_if_written_alone(apart):
+def test_what_is_written_in_slots_is_as_if_written_alone():
     """Prompts in pieces, one begun with the keys of another."""
     family, settings = tiny.CASES["gemma4-borrowing"]
     sizes = {"vocab_size": 300, "vocab_size_per_layer_input": 300}
     sizes |= {"max_position_embeddings": 512}
     lm = tiny_lm(model_type=family, **(settings | sizes))
     how = requests.decoding_of(lm, GREEDY, test_slots.REDUCERS)
-    model, prefixes, new = (lm.apart if apart else lm).bare, pieces.Prefixes(), 5
+    model, prefixes, new = lm.bare, pieces.Prefixes(), 5
     state = slots.empty(model, Size(2, 8 * pieces.PIECE, 8), how)
     (own, key), reused = test_slots.keys_of(0), 0
     texts = test_slots.LONG, "Beside.", test_slots.LONG + " It stopped."

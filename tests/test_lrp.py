@@ -84,18 +84,18 @@ def test_equal_to_lxt(name, rules):
     assert cosine > 0.9999
 
 
-# One of each family, and of wirings that are none's first.
-FAMILIES = [
-    *tiny.ONE_EACH,
-    *("llama-biases", "falcon-40b", "falcon-bias-sequential"),
-    *("qwen3moe-plain", "gemma4-experts"),
+# One of each way that layers are wired; of every family what it adds up to is tested.
+WIRINGS = [
+    *("llama-gqa", "llama-biases", "gpt2-mha", "falcon-40b", "falcon-bias-sequential"),
+    *("gemma2-gqa", "ministral3-gqa", "qwen3moe-plain", "gptoss-gqa"),
+    *("qwen3.5moe-gqa", "gemma4-borrowing", "gemma4-experts"),
 ]
 
 
 @pytest.mark.shows("relevance")
 @pytest.mark.parametrize(
     ("case", "rules"),
-    [(case, "attnlrp") for case in FAMILIES]
+    [(case, "attnlrp") for case in WIRINGS]
     + [("llama-gqa", rules) for rules in lrp.RULE_SETS if rules != "attnlrp"],
 )
 def test_means_are_those_of_the_matrix(case, rules, tmp_path, two):

@@ -329,7 +329,7 @@ def test_killed_at_any_moment_it_resumes_bit_for_bit(lm, tmp_path, monkeypatch):
     folder = tmp_path / "killed"
     rng = random.Random(0)
     seen: dict[str, int] = {}
-    for _ in range(10):
+    for _ in range(6):
         child = Child(folder, count)
         child.go()
         before = len(list(folder.glob("*/parts/[!.]*")))
