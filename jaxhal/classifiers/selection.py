@@ -63,24 +63,24 @@ def choose_linear(
         only strengths are chosen then.
     """
     train = folds_of(labels, groups, weight, folds)
-    y, layers = jnp.asarray(labels), jnp.swapaxes(jnp.asarray(x), 0, 1)
     c = jnp.asarray(sorted(strengths), jnp.float32)
-    logits, found = _tried(layers, y, train, c, standardize)
+    logits, found = _tried(x, labels, train, c, standardize)
     if given is None:
-        best, own = found.best()
+        best, others = found.best()
         (layer, *layer_of), (strength, *strength_of) = np.unravel_index(
-            [best, *own], found.whole.shape[:2]
+            [best, *others], found.whole.shape[:2]
         )
     else:
         layer, layer_of = given
         strength, _ = found.at(layer).best()
         strength_of = [found.at(n).best()[1][at] for at, n in enumerate(layer_of)]
+    own = jnp.asarray(x)[:, layer]
     linear = fit_linear(
-        layers[layer], y, weight, float(c[strength]), standardize=standardize
+        own, labels, weight, float(c[strength]), standardize=standardize
     )
     auroc = jnp.asarray(found.whole[layer, strength].mean(), jnp.float32)
     chosen = Chosen(linear, jnp.asarray(layer, jnp.int32), c[strength], auroc)
-    final = linear_logits(linear, layers[layer])
+    final = linear_logits(linear, own)
     scores = np.asarray(logits)[list(layer_of), strength_of, np.arange(folds)]
     return chosen, unseen_scores(scores, train, final)
 
@@ -117,14 +117,14 @@ def linear_aurocs(
 ) -> Aurocs:
     """Of every layer and strength that :func:`choose_linear` chooses from."""
     train = folds_of(labels, groups, weight)
-    y, layers = jnp.asarray(labels), jnp.swapaxes(jnp.asarray(x), 0, 1)
-    return _tried(layers, y, train, jnp.asarray(STRENGTHS, jnp.float32), True)[1]
+    return _tried(x, labels, train, jnp.asarray(STRENGTHS, jnp.float32), True)[1]
 
 
 def _tried(
-    layers: Array, y: Array, train: np.ndarray, strengths: Array, standardize: bool
+    x: Any, labels: Any, train: np.ndarray, strengths: Array, standardize: bool
 ) -> tuple[Array, Aurocs]:
     """Scores of all fits, ``[layer, strength, fit, sample]``, and their AUROC."""
+    y, layers = jnp.asarray(labels), jnp.swapaxes(jnp.asarray(x), 0, 1)
     without = jnp.asarray(_left_out(train))
     grid = fit_grid(layers, y, without, strengths, standardize=standardize)
     logits = jnp.swapaxes(grid_logits(grid, layers), 1, 2)
