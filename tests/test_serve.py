@@ -183,6 +183,13 @@ def test_an_answer_is_that_of_the_library(lm, client):
     assert choice.finish_reason == {"eos": "stop"}.get(want.stopped, want.stopped)
     known = [one.logprob for one in choice.logprobs.content]
     assert np.allclose(known, want.logprobs, atol=1e-5)
+    told = [(one.token, one.bytes) for one in choice.logprobs.content]
+    whole_ones = [(token, some) for token, some in told if some is not None]
+    assert whole_ones and all(
+        bytes(some).decode() == token for token, some in whole_ones
+    )
+    split = [token for token, some in told if some is None]  # bytes of a character
+    assert split and all("\N{REPLACEMENT CHARACTER}" in token for token in split)
     assert whole.usage.completion_tokens == len(want.tokens)
     parts = list(
         client.chat.completions.create(
