@@ -124,6 +124,7 @@ class Example:
 
     def __post_init__(self):
         where = f"example {quoted(self.id)}: " if self.id else ""
+        self._check_kinds(where)
         if self.turns:
             object.__setattr__(self, "prompt", self._said(where))
         elif self.tools:
@@ -178,6 +179,19 @@ class Example:
                     f"{where}label is {self.label} but {len(self.labels)} spans are "
                     "given; drop one of the two"
                 )
+
+    def _check_kinds(self, where: str) -> None:
+        """ValueError where one of the fields is of another kind than is declared."""
+        for name in ("response", "prompt", "context", "question"):
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, str):
+                raise ValueError(f"{where}{name} is {shown(value)}; give text")
+        lists = ("samples", str, "texts"), ("labels", Label, "spans, each a Label")
+        for name, kind, many in lists:
+            value = getattr(self, name)
+            each = () if value is None or isinstance(value, str) else value
+            if isinstance(value, str) or not all(isinstance(x, kind) for x in each):
+                raise ValueError(f"{where}{name} is {shown(value)}; give {many}")
 
     def _said(self, where: str) -> str:
         """The texts of the turns; ValueError where no answer can follow them."""

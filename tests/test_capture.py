@@ -12,7 +12,9 @@ import pytest
 import jaxhal
 import oracles
 import tiny
+import tiny_lm
 from jaxhal.capture import forward as capture
+from jaxhal.features.forest import Forest
 from jaxhal.features.knowledge import ExternalContext, ParametricKnowledge
 from jaxhal.models import kernels
 from jaxhal.models.families import from_huggingface
@@ -119,6 +121,31 @@ def test_decoding_equals_teacher_forcing(lm):
         if reducer.reads == "probs":
             assert rows.shape == forced[name].shape
         np.testing.assert_allclose(rows, forced[name], atol=1e-4, err_msg=name)
+
+
+def test_features_of_several_parts_come_row_by_row():
+    """A forest is parents and weights, here of three answers and two layers."""
+    lm = tiny_lm.tiny_lm()
+    encode = lm.require_tokenizer().encode_example
+    rows = [encode(one) for one in tiny_lm.answers(3)]
+    found = capture.read_rows(lm, rows, Forest(), batch_size=2)
+    for one, row in zip(found, rows, strict=True):
+        (alone,) = capture.read_rows(lm, [row], Forest(), batch_size=1)
+        length = len(row.response_ids)
+        layers, heads = lm.config.num_hidden_layers, lm.config.num_attention_heads
+        for part, other in zip(*map(jax.tree.leaves, (one, alone)), strict=True):
+            assert part.shape[:2] == (layers, heads)
+            if part.dtype.kind == "f":  # parents are columns, which padding moves
+                part, other = part[..., :length], other[..., :length]
+                np.testing.assert_allclose(part, other, atol=1e-5)
+
+
+@ANY
+def test_a_prompt_of_one_column_is_read_with_each_answer(lm):
+    rows = batch([(1, 5), (1, 5)], 1, 5)
+    want, got = (jaxhal.read(lm, rows, ALL, copies=copies) for copies in (1, 2))
+    for name, feature in want.items():
+        np.testing.assert_array_equal(got[name], feature, err_msg=name)
 
 
 def test_a_shared_prompt_changes_nothing(lm):

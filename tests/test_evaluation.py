@@ -20,6 +20,7 @@ from jaxhal.evaluation import (
     span_f1,
     token_metrics,
 )
+from jaxhal.evaluation.metrics import in_bins
 from jaxhal.reporting.report import Span
 from jaxhal.types import Label
 
@@ -160,6 +161,16 @@ def test_ece_by_chance_is_that_of_labels_drawn_by_the_probabilities(count):
     expected = np.mean([ece(probabilities, labels.astype(int)) for labels in drawn])
     assert ece_by_chance(probabilities) == pytest.approx(expected, rel=0.03)
     assert ece_by_chance([0.0, 1.0]) == 0.0
+
+
+def test_bins_are_closed_on_the_left():
+    """Edges such as 0.3 are what is written so, not the next number above it."""
+    some, labels = [0.3] * 5 + [0.25] * 5, [1, 1, 1, 0, 0] + [0] * 5
+    assert ece(some, labels) == pytest.approx((5 * 0.3 + 5 * 0.25) / 10)
+    for bins in (10, 20, 100):
+        edges = [float(f"{n / bins:.2f}") for n in range(bins)]
+        assert in_bins(np.array(edges), bins).tolist() == [*range(bins)]
+    assert in_bins(np.array([0.0, 1.0]), 10).tolist() == [0, 9]
 
 
 def test_ece_needs_bins():

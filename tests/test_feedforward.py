@@ -270,7 +270,7 @@ def test_products_are_those_of_the_parameters_a_token_goes_through():
         )
     )
     tables = 2 * config.vocab_size * config.hidden_size
-    active = bounds.layers(config, 1, 0.0) / 2 + tables
+    active = bounds.layers(config, 1, 0, 0) / 2 + tables
     assert active == pytest.approx(12.9e9, rel=0.002)
     assert bounds.experts_read(config, 1) == 2 / 8
     # Of three tokens, and every way to choose two experts: the mean of what is read.

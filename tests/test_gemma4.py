@@ -153,7 +153,7 @@ def test_products_of_all_layers_are_counted(case, changes):
         for path, leaf in paths(lm.params)
         if path.endswith(".kernel") and not path.startswith("lm_head")
     ]
-    assert bounds.layers(lm.config, 1, 0.0) == 2 * sum(kernels)
+    assert bounds.layers(lm.config, 1, 0, 0) == 2 * sum(kernels)
 
 
 @pytest.mark.parametrize(

@@ -230,6 +230,10 @@ def test_greedy_needs_no_key(lm):
         (dict(n=0), "n is 0; it must be at least 1"),
         (dict(batch_size=0), "batch_size is 0"),
         (dict(max_new_tokens=0), "max_new_tokens is 0; it must be at least 1"),
+        (
+            dict(max_new_tokens=np.array([2.5])),
+            "is 2.5; it must be at least 1, a",
+        ),
         (dict(max_new_tokens=[1, 2]), "holds 2 numbers for 1 prompts"),
         (dict(max_new_tokens=509), "prompt 0 has 5 tokens, and with 509 new ones"),
         (dict(key=None), "sampling needs a key"),

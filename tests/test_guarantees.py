@@ -20,7 +20,7 @@ from jaxhal.evaluation import (
     rate,
 )
 from jaxhal.evaluation.guarantees import bounded
-from jaxhal.evaluation.prevalence import _weight
+from jaxhal.evaluation.prevalence import _weight, at_rate
 
 PROMISES = [{"precision": 0.7}, {"recall": 0.8}, {"false_alarms": 0.2}]
 
@@ -89,6 +89,27 @@ def test_in_expectation_it_is_an_order_statistic(kind):
     assert "on average" in str(found)
 
 
+@pytest.mark.parametrize("kind", ["recall", "false_alarms"])
+def test_in_expectation_every_source_weighs_the_same(kind):
+    """Threshold by threshold, written out."""
+    rng = np.random.default_rng(4)
+    labels, groups = rng.integers(0, 2, 300), rng.integers(0, 90, 300)
+    scores, recall = np.round(rng.normal(size=300) + labels, 1), kind == "recall"
+    level = 0.85 if recall else 0.15
+    found = guarantee(scores, labels, {kind: level}, groups, confidence=None)
+    rows = labels == recall
+
+    def loss(threshold):
+        bad = (scores >= threshold) != recall
+        of = [bad[rows & (groups == one)] for one in {*groups[rows].tolist()}]
+        return (sum(each.mean() for each in of) + 1) / (len(of) + 1)
+
+    steps = np.unique(scores)
+    fine = [step for step in steps if loss(step) <= 0.15 + 1e-12]
+    want = max(fine) if recall else min(fine)
+    assert ((scores >= found.threshold) == (scores >= want)).all()
+
+
 def test_a_first_threshold_that_fails_ends_the_search():
     """The highest scores are of grounded answers: what comes after them is no help."""
     labels = [1] * 400 + [0] * 40
@@ -150,6 +171,9 @@ def test_few_supported_characters_are_highlighted(confidence):
         guaranteed_highlights(highlighted([[1.0]], [[1]], [[3]]), 0.1)
     with pytest.raises(ValueError, match="2 scores, 1 labels and 1 lengths"):
         highlighted([[1.0, 0.0]], [[1]], [[3]])
+    for score, label in ((np.nan, 0), (0.5, 7)):
+        with pytest.raises(ValueError, match="answer 0 has a score that is not finite"):
+            highlighted([[score, 0.2]], [[label, 0]], [[3, 3]])
 
 
 def test_highlights_by_slow_loops():
@@ -221,6 +245,8 @@ def test_prior_correction_finds_the_new_base_rate():
     assert adapted([0.1, 0.2] * 20, 0.3)[1] == 0.0
     found, share = adapted([1.0, 0.9], 0.3)
     assert share == 1.0 and found.tolist() == [1.0, 1.0]
+    assert at_rate(np.array([0.25, 1.0]), 0.5, 0.0).tolist() == [0.0, 1.0]
+    assert at_rate(np.array([0.0, 0.25]), 0.5, 1.0).tolist() == [0.0, 1.0]
     with pytest.raises(ValueError, match=r"probabilities\[0\] is 2"):
         adapted([2.0], 0.5)
     with pytest.raises(ValueError, match="prior is 0"):

@@ -1,5 +1,7 @@
 """Models of the Hugging Face hub by their names, on a hub that is a stand-in."""
 
+import fnmatch
+
 import gguf
 import httpx
 import huggingface_hub.errors as errors
@@ -73,6 +75,18 @@ def test_a_path_that_is_not_there_is_not_sought_on_the_hub(there, tmp_path):
     with pytest.raises(FileNotFoundError, match=r"x\.gguf does not exist"):
         registry.locate(tmp_path / "x.gguf")
     assert not there
+
+
+def test_a_folder_of_the_owners_name_hides_no_model(there, monkeypatch, tmp_path):
+    (tmp_path / "here" / "someone").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "here")
+    assert registry.locate(f"{REPO}:Q4_K_M") == tmp_path / FILES[1]
+
+
+def test_what_a_tokenizer_is_made_of_is_asked_for():
+    for name in ("tokenizer.json", "vocab.json", "merges.txt", "vocab.txt"):
+        assert any(fnmatch.fnmatch(name, pattern) for pattern in hub.WANTED)
+    assert not any(fnmatch.fnmatch("notes.txt", pattern) for pattern in hub.WANTED)
 
 
 def test_without_a_connection_its_cache_is_asked(there, monkeypatch, tmp_path):

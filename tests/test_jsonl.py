@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from jaxhal.datasets.jsonl import Row, read_rows, write_rows
 from jaxhal.io.files import replacing
-from jaxhal.types import Label, Turn
+from jaxhal.types import Example, Label, Turn
 
 
 def read(*lines):
@@ -297,3 +297,22 @@ def test_links_and_devices_stay(tmp_path):
     with replacing(os.devnull) as file:
         file.write("new")
     assert not os.path.isfile(os.devnull)
+
+
+@pytest.mark.parametrize(
+    "wrong, message",
+    [
+        (dict(samples="one text"), "example 'x': samples is one text; give texts"),
+        (dict(samples=("fine", 3)), "samples is .*; give texts"),
+        (dict(labels=((0, 2),)), "labels is .*; give spans, each a Label"),
+        (dict(response=5), "response is 5; give text"),
+        (dict(context=b"bytes"), "context is b'bytes'; give text"),
+    ],
+)
+def test_fields_of_an_example_are_of_their_kinds(wrong, message):
+    # Types are checked in tests alone, and before this is.
+    made = Example("An answer.", context="A text.", question="Why?", id="x")
+    for name, value in wrong.items():
+        object.__setattr__(made, name, value)
+    with pytest.raises(ValueError, match=message):
+        made.__post_init__()

@@ -1,5 +1,6 @@
 """Plans for devices that are not here, by what this machine can compile for."""
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -59,6 +60,21 @@ def test_a_plan_is_what_the_program_takes(here):
     assert found.pace == 2 / max(found.first.arithmetic, found.first.moving)
     each = sum(leaf.nbytes for leaf in read) / 2
     assert found.an_answer == (found.first.flops / 2, pytest.approx(each))
+
+
+@pytest.mark.parametrize("window", [0, 1, 7, 40, 100])
+def test_windows_hide_columns(here, window):
+    """Products of attention as they are counted query by query."""
+    seen = [min(column, window or column) for column in range(1, 65)]
+    assert bounds.seen(0, 64, window) == pytest.approx(np.mean(seen), abs=0.51)
+    late = bounds.seen(48, 64, window)
+    assert late == pytest.approx(np.mean(seen[48:]), abs=0.51)
+    own = dataclasses.replace(here, windows=(window, 0))
+    heads = here.num_attention_heads * here.head_dim
+    hidden = 2 * 2 * heads * (64 / 2 - bounds.seen(0, 64, window))  # a token's
+    less = bounds.flops(here, Shape(3, 64, 8)) - bounds.flops(own, Shape(3, 64, 8))
+    assert less == pytest.approx(3 * 64 * hidden, abs=3 * 64 * 2 * heads)
+    assert bounds.step(own, SHAPE) <= bounds.step(here, SHAPE)
 
 
 def test_what_detectors_read_is_counted(here):

@@ -103,6 +103,8 @@ def test_bad_head_maps_are_named():
         plotting.head_map(np.zeros((2, 3, 4)))
     with pytest.raises(ValueError, match=r"\[0, 3\]"):
         plotting.head_map(np.zeros((0, 3)))
+    with pytest.raises(ValueError, match=r"values\[1, 0\] is nan"):
+        plotting.head_map(np.array([[1.0, 2.0], [np.nan, 3.0]]))
     for head in ((4, 0), (0, 3), (-1, 0)):
         with pytest.raises(ValueError, match=r"framed head .* 4 layers and 3 heads"):
             plotting.head_map(np.zeros((4, 3)), framed=[head])

@@ -120,6 +120,10 @@ def test_highlights_keep_a_promise_at_home_and_not_everywhere():
     assert 0.08 < found["realised"] < 0.15 and found["flagged"] is None
     found = kept_highlights(here, promise, elsewhere=spans(60, 0.3), splits=5)
     assert found["kept"] == 0 and found["broken"] == 1 and found["realised"] > 0.2
+    # Halves of which one has nothing that could be highlighted promise or show nothing.
+    few = np.where(np.arange(40)[:, None] < 3, here.shares[:40], np.nan)
+    found = kept_highlights(Highlights(few), promise, confidence=None, splits=20)
+    assert found["made"] < 1
     found = kept_highlights(here, {"highlighted": 0.001}, splits=3)
     assert (found["made"], found["kept"], found["realised"]) == (0, None, None)
 

@@ -75,6 +75,10 @@ def test_level_is_the_published_rule(count):
     assert float(profile_level(1000 * values)) == pytest.approx(want, abs=1e-5)
 
 
+def test_whole_numbers_have_means():
+    assert resample(np.array([1, 2, 3, 4]), 2).tolist() == [1.5, 3.5]
+
+
 def test_a_constant_profile_has_no_shape():
     assert float(profile_level(np.full(200, 3.0, np.float32))) == 0.5
 

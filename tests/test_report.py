@@ -355,7 +355,8 @@ def test_aggregate_map(tmp_path):
     assert not data["maps"]["lookback"]["signed"]
     wider = report(heads={"lookback": np.zeros((2, 3), np.float32)})
     elsewhere = dataclasses.replace(made[0], layers=[2, 5])
-    for other in (wider, elsewhere):
+    another = dataclasses.replace(made[0], model="another")
+    for other in (wider, elsewhere, another):
         _, data = page(tmp_path, [*made, other])
         assert data["maps"] == {}
 
@@ -363,13 +364,15 @@ def test_aggregate_map(tmp_path):
 def test_summary_table(tmp_path):
     summary = [
         {"detector": "toha", "AUROC": 0.61, "n": 104, "control": False, "note": None},
-        {"detector": "novel", "AUROC": 0.5, "n": 104, "control": True, "note": "x"},
+        {"AUROC": 0.5, "detector": "novel", "n": 104, "control": True, "note": "x"},
+        {"detector": "more", "n": 3},
     ]
     text, _ = page(tmp_path, [report()], summary=summary, note="Read with care.")
     cells = re.findall(r"<t[hd](?: [^>]*)?>(.*?)</t[hd]>", text)
     assert cells[:5] == ["detector", "AUROC", "n", "control", "note"]
     assert cells[5:10] == ["toha", "0.610", "104", "no", ""]
     assert cells[10:15] == ["novel", "0.500", "104", "yes", "x"]
+    assert cells[15:20] == ["more", "", "3", "", ""]
     assert "Read with care." in text
 
 

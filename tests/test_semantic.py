@@ -197,6 +197,8 @@ def test_errors():
         broken = np.ones((2, 2, 3))
         broken[1, 0, 2] = np.nan
         equivalence(broken, "strict")
+    broken[1, 0, 2], broken[0, 0, 0] = 1.0, np.nan  # what the diagonal holds
+    assert equivalence(broken, "no_contradiction").tolist() == [[1, 0], [0, 1]]
     with pytest.raises(ValueError, match="rule is 'loose'; use one of strict"):
         equivalence(np.ones((2, 2, 3)), "loose")
     with pytest.raises(ValueError, match="equivalent holds 0 that are valid"):

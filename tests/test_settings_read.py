@@ -5,6 +5,7 @@ import inspect
 import re
 
 import pytest
+import transformers
 
 import tiny
 from jaxhal.models.families import FAMILIES, from_huggingface
@@ -78,6 +79,36 @@ def published(family):
     ]
     looked = r"\bconfig\.(\w+)|getattr\((?:self\.)?config, \"(\w+)\""
     return {a or b for text in sources for a, b in re.findall(looked, text)}
+
+
+# What every file holds, and families whose files must hold more, or by other names.
+_ALWAYS = dict(
+    hidden_size=64,
+    num_hidden_layers=6,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    intermediate_size=96,
+    vocab_size=512,
+)
+_LONGER = {"gpt2", "granitemoehybrid", "ministral3"}
+
+
+@pytest.mark.parametrize("family", sorted(FAMILIES.keys() - _LONGER))
+def test_what_a_file_leaves_out_is_as_published(family):
+    """A few settings mean what all of the published class do."""
+    few = {"model_type": family, **_ALWAYS}
+    whole = transformers.AutoConfig.for_model(family, **_ALWAYS).to_dict()
+    assert from_huggingface(few) == from_huggingface(whole)
+
+
+def test_published_files_of_images_and_text_are_short():
+    """As those of Gemma 3 with 4 billion parameters."""
+    text = {"hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34}
+    text |= {"model_type": "gemma3_text", "sliding_window": 1024}
+    text |= {"rope_scaling": {"factor": 8.0, "rope_type": "linear"}}
+    found = from_huggingface({"model_type": "gemma3", "text_config": text})
+    assert (found.num_attention_heads, found.num_key_value_heads) == (8, 4)
+    assert found.vocab_size == 262208 and found.windows[:6] == (1024,) * 5 + (0,)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -52,30 +52,42 @@ def sent(config: Config, tokens: int, devices: int) -> float:
 
 
 def flops(config: Config, shape: Shape) -> int:
-    """Of all layers of a forward pass; of attention the half that is not masked."""
-    return layers(config, shape.answers * shape.tokens, shape.tokens / 2)
+    """Of all layers of a forward pass; of attention what is not masked."""
+    return layers(config, shape.answers * shape.tokens, 0, shape.tokens)
 
 
-def layers(config: Config, tokens: int, columns: float) -> int:
-    """Of all layers for some tokens, each of which sees so many columns on average."""
-    return sum(_part(part, tokens, columns) for part in config.parts)
+def layers(config: Config, tokens: int, first: int, last: int) -> int:
+    """Of all layers for some tokens, evenly spread over columns of their sequences."""
+    return sum(_part(part, tokens, first, last) for part in config.parts)
 
 
-def _part(config: Config, tokens: int, columns: float) -> int:
+def seen(first: int, last: int, window: int) -> float:
+    """Columns that a token between two sees on average; a window of 0 is none."""
+    if not window or window >= last:
+        return (first + last) / 2
+    if window <= first:
+        return float(window)
+    rising = (window**2 - first**2) / 2  # over those that see all before them
+    return (rising + window * (last - window)) / (last - first)
+
+
+def _part(config: Config, tokens: int, first: int, last: int) -> int:
     """Of layers with keys of their own, or of those that borrow them."""
 
-    def attention(own: Config) -> int:
+    def attention(own: Config, window: int) -> int:
         heads = own.num_attention_heads * own.head_dim
         kv = own.num_key_value_heads * own.head_dim * (not own.borrows)
         made = (3 if own.attention_gate else 2) * heads + (2 - own.keys_as_values) * kv
-        return own.hidden_size * made + round(2 * columns) * heads
+        return own.hidden_size * made + round(2 * seen(first, last, window)) * heads
 
     mlp = (3 if config.gated else 2) * config.inner_size + config.num_experts
     mlp += config.shared == "gated"
     if config.layer_inputs is not None:  # each layer's own, its gate and its projection
         mlp += 3 * config.layer_inputs[1]
     each = sum(
-        len(config.layers_with(kind)) * attention(config.of(kind)) for kind in ATTENTION
+        attention(config.of(kind), config.windows[layer])
+        for kind in ATTENTION
+        for layer in config.layers_with(kind)
     )
     if (delta := config.delta) is not None:
         keys = delta.key_heads * delta.key_dim
@@ -124,8 +136,8 @@ def prompts(config: Config, shape: Shape) -> int:
 
 def step(config: Config, shape: Shape) -> int:
     """Of one more token of every response, on average."""
-    columns = shape.tokens - shape.response / 2
-    return layers(config, shape.answers, columns) + vocabulary(config, shape.answers)
+    prompt, answers = shape.tokens - shape.response, shape.answers
+    return layers(config, answers, prompt, shape.tokens) + vocabulary(config, answers)
 
 
 def _relevance_passes(shape: Shape, reducers: Mapping[str, Reducer]) -> float:

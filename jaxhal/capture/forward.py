@@ -78,8 +78,10 @@ def read_rows(
             some, pad_id, group.prompt_length, group.response_length, group.size
         )
         values = read(lm, batch, {"it": reducer}, copies=group.copies)["it"]
-        values = np.moveaxis(jax.device_get(here(values)), reducer.batch_axis, 0)
-        found |= dict(zip(group.rows, values, strict=False))
+        leaves, tree = jax.tree.flatten(jax.device_get(here(values)))
+        leaves = [np.moveaxis(leaf, reducer.batch_axis, 0) for leaf in leaves]
+        for at, place in enumerate(group.rows):
+            found[place] = jax.tree.unflatten(tree, [leaf[at] for leaf in leaves])
     return [found[place] for place in range(len(rows))]
 
 
@@ -167,11 +169,10 @@ def _forwards(lm: LM, batch: Batch, named: Named, copies: int) -> dict[str, Any]
     model = nnx.merge(lm.graphdef, lm.params)
     tokens, valid = jnp.asarray(batch.tokens), jnp.asarray(batch.valid)
     rows, prefix, before = Rows.of_batch(batch), None, None
-    if copies == 1:
+    shared = batch.prompt_length - 1  # the last token is the first explicit row
+    if copies == 1 or not shared:
         x, geo = decoder.begin(model, tokens, valid)
     else:  # rows of their own, after the keys and values of their prompts
-        # But for their last token, which is the first explicit row.
-        shared = batch.prompt_length - 1
         prompts = tokens[::copies, :shared], valid[::copies, :shared]
         x, geo = decoder.begin(model, *prompts)
         before, *_, kept = decoder.run(model, x, geo, ops=STANDARD, keep=True)

@@ -140,6 +140,11 @@ def highlighted(
                 f"an answer has {score.size} scores, {label.size} labels and "
                 f"{length.size} lengths; give one of each a token"
             )
+        if not (np.isfinite(score).all() and np.isin(label, (0, 1)).all()):
+            raise ValueError(
+                f"answer {row} has a score that is not finite or a label that is not 0 "
+                "or 1; give a number and a label of each token"
+            )
         supported = np.where(label == 0, length, 0.0)
         if supported.sum() > 0:
             found[row] = supported @ (score[:, None] >= STEPS) / supported.sum()
@@ -166,7 +171,7 @@ def guaranteed_highlights(
     _check("highlighted", level, confidence)
     mean = highlighted_means(shares, group_codes(groups, len(shares)))
     if confidence is None:
-        kept = _conformal(mean, level)
+        kept = _conformal(mean.sum(0), len(mean), level)
     else:
         kept = np.array([bounded(each, level) for each in mean.T]) <= 1 - confidence
     if not (passed := _passed(kept)):
@@ -273,9 +278,13 @@ def _in_expectation(
 ) -> _Kept:
     recall = kind == "recall"
     rows = np.flatnonzero(positive == recall)
-    bad = (score[rows, None] >= steps) != recall
-    losses = _source_means(bad.astype(float), codes[rows])
-    return _conformal(losses, 1 - level if recall else level)
+    _, at, count = np.unique(codes[rows], return_inverse=True, return_counts=True)
+    order = np.argsort(score[rows])
+    # What rows below the first, the second and so on weigh, a source 1 in all.
+    below = np.append(0.0, np.cumsum(1 / count[at][order]))
+    below = below[np.searchsorted(score[rows][order], steps)]
+    bad = below if recall else len(count) - below
+    return _conformal(bad, len(count), 1 - level if recall else level)
 
 
 def highlighted_means(
@@ -284,7 +293,7 @@ def highlighted_means(
     """The mean over each source's answers that have a supported character."""
     known = ~np.isnan(shares[:, 0])
     if not known.any():
-        raise ValueError("no answer has a supported character; give some that have")
+        raise NoThreshold("no answer has a supported character; give some that have")
     return _source_means(shares[known], codes[known])
 
 
@@ -297,9 +306,12 @@ def _source_means(
     return total / np.bincount(at)[:, None]
 
 
-def _conformal(losses: Float[np.ndarray, "sources steps"], level: float) -> _Kept:
-    """Where the mean loss, with one more source of loss 1, is at most the level."""
-    return (losses.sum(0) + 1) / (len(losses) + 1) <= level
+def _conformal(losses: Float[np.ndarray, " steps"], count: int, level: float) -> _Kept:
+    """Where the mean loss, with one more source of loss 1, is at most the level.
+
+    ``losses`` are those of so many sources together.
+    """
+    return (losses + 1) / (count + 1) <= level
 
 
 def bounded(losses: Numbers, level: float) -> float:

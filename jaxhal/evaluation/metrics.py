@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Float, Shaped
+from jaxtyping import Bool, Int, Shaped
 
 from jaxhal.evaluation.checks import Mask, Numbers, OfDraws, Rows, rows, shares
 from jaxhal.evaluation.ranking import auprc, auprc_trapezoid, auroc
@@ -84,7 +84,7 @@ def ece(probabilities: Rows, labels: Rows, bins: int = 10) -> float:
     numbers from equally many answers only.
     """
     probability, positive = shares(probabilities, labels)
-    off = _in_bins(probability, positive - probability, bins)
+    off = np.bincount(in_bins(probability, bins), positive - probability)
     return float(np.abs(off).sum() / len(probability))
 
 
@@ -99,18 +99,15 @@ def ece_by_chance(probabilities: Rows, bins: int = 10) -> float:
     '0.04, 0.004'
     """
     probability, _ = shares(probabilities, np.zeros(len(probabilities)))
-    variance = _in_bins(probability, probability * (1 - probability), bins)
+    variance = np.bincount(in_bins(probability, bins), probability * (1 - probability))
     return float(np.sqrt(2 / np.pi * variance).sum() / len(probability))
 
 
-def _in_bins(
-    probability: Numbers, values: Numbers, bins: int
-) -> Float[np.ndarray, " bins"]:
-    """Sums of values over bins of equal width, each closed on the left."""
+def in_bins(probability: Numbers, bins: int) -> Int[np.ndarray, " answers"]:
+    """The number of each one's bin; bins are equally wide and closed on the left."""
     at_least(1, bins=bins)
-    return np.bincount(
-        np.digitize(probability, np.linspace(0, 1, bins + 1)[1:-1]), values
-    )
+    # Not np.linspace, by which 0.3 is below the fourth of ten.
+    return np.digitize(probability, np.arange(1, bins) / bins)
 
 
 def evaluate(

@@ -72,9 +72,13 @@ def adapted(probabilities: Rows, prior: float) -> tuple[Numbers, float]:
 
 
 def at_rate(probabilities: Numbers, prior: float, rate: float) -> Numbers:
-    """Probabilities that were calibrated at one base rate, where it is another."""
+    """Probabilities that were calibrated at one base rate, where it is another.
+
+    What is certain stays so, also where a rate of 0 or 1 has it impossible.
+    """
     true = rate * (probabilities / prior)
-    return true / (true + (1 - rate) * ((1 - probabilities) / (1 - prior)))
+    whole = true + (1 - rate) * ((1 - probabilities) / (1 - prior))
+    return np.where(whole > 0, true / np.where(whole > 0, whole, 1), probabilities)
 
 
 def rate(

@@ -110,6 +110,8 @@ def kept_highlights(
         del rng
         half = answers.shares[chosen], level, codes[chosen].tolist()
         made = guaranteed_highlights(*half, confidence=confidence)
+        if np.isnan(other.shares[rest][:, 0]).all():
+            return np.nan, np.nan, np.nan, np.nan
         means = highlighted_means(other.shares[rest], there[rest])
         share = means[:, np.flatnonzero(STEPS == made.threshold)[0]]
         broken = bounded(1 - share, 1 - level) < 0.05

@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Num
 
 from jaxhal.io.checks import at_least, one_of
 
@@ -41,13 +41,14 @@ def bin_weights(
 
 
 def resample(
-    profile: Float[Any, " tokens"],
+    profile: Num[Any, " tokens"],
     length: int,
     valid: Bool[Any, " tokens"] | None = None,
     padding: str = "last",
 ) -> Float[Array, " length"]:
     """A profile as its means in ``length`` bins, with :func:`bin_weights`."""
     profile = jnp.asarray(profile)
+    profile = profile.astype(jnp.promote_types(profile.dtype, jnp.float32))
     valid = jnp.ones(profile.shape, bool) if valid is None else valid
     weights = bin_weights(valid, length, padding).astype(profile.dtype)
     return jnp.matmul(weights, profile, precision=jax.lax.Precision.HIGHEST)
@@ -67,14 +68,15 @@ def normalized(
 
 
 def profile_level(
-    profile: Float[Any, " tokens"],
+    profile: Num[Any, " tokens"],
     valid: Bool[Any, " tokens"] | None = None,
 ) -> Float[Array, ""]:
     """Mean of a profile scaled to [0, 1] by its own extremes; low means hallucinated.
 
     The published threshold rule: resample to 110 with zeros in empty bins, drop 5 at
     both ends, subtract the least value and divide by the range.  It looks at the shape
-    of the profile, not at its strength; a constant profile gives 1/2.
+    of the profile, not at its strength; a constant profile gives 1/2.  Of fewer tokens
+    than bins, empty bins are most of what it sees, so it follows their number.
     """
     bins = resample(profile, 110, valid, "zeros")[5:-5]
     low, high = bins.min(), bins.max()

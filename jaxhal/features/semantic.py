@@ -51,13 +51,15 @@ def equivalence(probabilities: Any, rule: str) -> Bool[Array, "samples samples"]
       rule: ``"strict"``, both directions entail; ``"non_strict"``, neither contradicts
         and not both are neutral; ``"no_contradiction"``, neither contradicts.
     """
-    values, _ = present("probabilities", probabilities)
+    values = jnp.asarray(probabilities)
     samples = len(values)
     if values.shape != (samples, samples, 3):
         raise ValueError(
             f"probabilities have shape {values.shape}; pass [samples, samples, 3] of "
             "contradiction, neutral and entailment"
         )
+    same = jnp.eye(samples, dtype=bool)
+    values, _ = present("probabilities", jnp.where(same[..., None], 0, values))
     there = jnp.argmax(values, -1)
     back = there.T
     contradicts = (there == _CONTRADICTION) | (back == _CONTRADICTION)
@@ -67,7 +69,7 @@ def equivalence(probabilities: Any, rule: str) -> Bool[Array, "samples samples"]
         "no_contradiction": ~contradicts,
     }
     one_of(rules, rule=rule)
-    return rules[rule] | jnp.eye(samples, dtype=bool)
+    return rules[rule] | same
 
 
 def cluster(

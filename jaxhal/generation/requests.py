@@ -101,8 +101,7 @@ def generate(
     for number, (row, limit) in enumerate(zip(rows, limits, strict=True)):
         check_room(lm, number, row, limit)
     for name, value in (("n", n), ("batch_size", batch_size)):
-        if value < 1:
-            raise ValueError(f"{name} is {value}; it must be at least 1")
+        _check_count(name, value)
     if clip is not None:
         clip_features(np.zeros(lm.config.hidden_size, np.float32), *clip)
     how = decoding_of(lm, sampling, reducers)
@@ -236,9 +235,13 @@ def _limits(
             "for each, or one for all"
         )
     for limit in limits:
-        if limit < 1:
-            raise ValueError(f"max_new_tokens is {limit}; it must be at least 1")
+        _check_count("max_new_tokens", limit)
     return limits
+
+
+def _check_count(name: str, value: Any) -> None:
+    if not isinstance(value, int | np.integer) or value < 1:
+        raise ValueError(f"{name} is {value}; it must be at least 1, a whole number")
 
 
 def check_room(lm: LM, number: int, row: Encoded, limit: int) -> None:

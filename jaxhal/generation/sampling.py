@@ -60,9 +60,10 @@ def warp(
 ) -> Float[Array, "batch vocab"]:
     """Logits of the distribution that is drawn from; ``-inf`` where nothing may be.
 
-    The temperature must be positive; ``seen`` are tokens that each row holds.
+    The highest of a row is 0.  The temperature must be positive; ``seen`` are tokens
+    that each row holds.
     """
-    logits = _penalised(logits, sampling, seen) / sampling.temperature
+    logits = _warmed(_penalised(logits, sampling, seen), sampling.temperature)
     if sampling.top_k is not None and sampling.top_k < logits.shape[-1]:
         least = jax.lax.top_k(logits, sampling.top_k)[0][:, -1:]
         logits = jnp.where(logits < least, -jnp.inf, logits)
@@ -74,6 +75,13 @@ def warp(
         least = sampling.min_p * p.max(-1, keepdims=True)
         logits = jnp.where(p < least, -jnp.inf, logits)
     return logits
+
+
+def _warmed(logits: Array, temperature: float | Array) -> Array:
+    """Logits by a temperature, the highest 0: no temperature is too low for that."""
+    least = jnp.finfo(logits.dtype).tiny
+    highest = logits.max(-1, keepdims=True)
+    return (logits - highest) / jnp.maximum(temperature, least)
 
 
 def choose(
@@ -107,7 +115,7 @@ def choose_each(
         return jnp.where(out, -jnp.inf, warm)
 
     def draw() -> Array:
-        warm = logits / jnp.where(some, temperature, 1.0)[:, None]
+        warm = _warmed(logits, jnp.where(some, temperature, 1.0)[:, None])
         warm = jax.lax.cond((some & ~all_of_it).any(), cut, lambda same: same, warm)
         uniform = jax.vmap(lambda key: jax.random.uniform(key))(keys)
         return jnp.where(some, _inverse(jax.nn.softmax(warm), uniform), likeliest)

@@ -218,11 +218,16 @@ _GPT_OSS |= {"num_local_experts": 128, "num_experts_per_tok": 4}
 _GPT_OSS |= {"max_position_embeddings": 131072, "rope_theta": 150000.0}
 _YARN = {"rope_type": "yarn", "factor": 32.0, "original_max_position_embeddings": 4096}
 _GPT_OSS |= {"rope_scaling": _YARN | {"truncate": False}}
+_QWEN = {"sliding_window": 4096, "max_window_layers": 28}
+_QWEN |= {"max_position_embeddings": 32768}
 FAMILIES = {
     "llama": Family(rule=_llama),
-    "mistral": Family(rule=_mistral),
-    "qwen2": Family({"qkv_bias": True}, _qwen),
-    "qwen3": Family({"qk_norm": "head"}, _qwen3, defaults={"head_dim": 128}),
+    "mistral": Family(
+        rule=_mistral,
+        defaults={"sliding_window": 4096, "max_position_embeddings": 131072},
+    ),
+    "qwen2": Family({"qkv_bias": True}, _qwen, defaults=_QWEN),
+    "qwen3": Family({"qk_norm": "head"}, _qwen3, defaults=_QWEN | {"head_dim": 128}),
     "mixtral": Family(
         rule=_mixtral,
         defaults={
@@ -304,7 +309,7 @@ FAMILIES = {
     "gemma3_text": Family(
         {"qk_norm": "head", "norm_offset": 1.0, "block": "sandwich"},
         gemma.gemma3,
-        defaults=gemma.DEFAULTS | {"max_position_embeddings": 131072},
+        defaults=gemma.DEFAULTS | gemma.DEFAULTS3,
         only={"use_bidirectional_attention": False},
         table=like_llama(gemma.NAMES),
     ),
@@ -339,7 +344,8 @@ FAMILIES = {
     "glm4": Family(
         {"block": "sandwich"},
         _glm4,
-        defaults={"rms_norm_eps": 1.5625e-7, "attention_bias": True, "head_dim": 128},
+        defaults={"rms_norm_eps": 1.5625e-7, "attention_bias": True}
+        | {"head_dim": 128, "max_position_embeddings": 131072},
         table=like_llama(tables.GLM4, tables.GATE_UP, tables.PAIRED),
     ),
     "qwen3_5_text": Family(

@@ -15,6 +15,13 @@ from jaxhal.models.settings import VOCABULARY, Settings
 from jaxhal.models.tables import Table, experts_together, like_llama
 
 DEFAULTS = {"head_dim": 256, "tie_word_embeddings": True}
+# Published files of images and text leave these out.
+DEFAULTS3 = {
+    "max_position_embeddings": 131072,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "vocab_size": 262208,
+}
 DEFAULTS4 = {
     "max_position_embeddings": 131072,
     "num_key_value_heads": 4,

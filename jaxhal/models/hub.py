@@ -16,7 +16,7 @@ from typing import NamedTuple
 from jaxhal.io.progress import taking
 
 #: Of a model, the files that the hub is asked for.
-WANTED = ("*.json", "*.safetensors", "*.model", "*.jinja")
+WANTED = ("*.json", "*.safetensors", "*.model", "*.jinja", "merges.txt", "vocab.txt")
 # Another form of the same weights, as GPT-OSS has one.
 _UNWANTED = ("*/*.safetensors",)
 

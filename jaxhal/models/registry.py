@@ -153,7 +153,8 @@ def locate(
     if name in known:
         return fetch(name)
     there = hub.reference(name)
-    if kind == "decoder" and there and there.gguf and not path.parent.is_dir():
+    missing = there and there.file and path.parent.is_dir()  # of a folder that is here
+    if kind == "decoder" and there and there.gguf and not missing:
         return hub.gguf(there)
     if kind == "decoder" and path.suffix == ".gguf":
         raise FileNotFoundError(f"{path} does not exist")

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from jaxhal.evaluation.metrics import in_bins
 from jaxhal.io.checks import at_least
 from jaxhal.plotting import style
 
@@ -140,10 +141,12 @@ def guided_pairs(
     titles = f"score of {detector}", "ROUGE-L with the reference"
     for ax, values, title in zip(axes, (scores, overlaps), titles, strict=True):
         others = [way for way in values if way != "guided"]
-        for way, colour in zip(others, style.COLOURS, strict=False):
-            look: Any = {"color": colour, "alpha": 0.5, "markeredgewidth": 0}
+        for number, way in enumerate(others):
+            turn, colour = divmod(number, len(style.COLOURS))
+            look: Any = {"color": style.COLOURS[colour], "marker": "os^D"[turn % 4]}
+            look |= {"alpha": 0.5, "markeredgewidth": 0, "markersize": 4}
             dots = values[way], values["guided"]
-            ax.plot(*dots, "o", markersize=4, label=f"against {way}", **look)
+            ax.plot(*dots, linestyle="", label=f"against {way}", **look)
         every = np.concatenate([np.asarray(one, float) for one in values.values()])
         ax.plot(*[[every.min(), every.max()]] * 2, color=style.GREY, linewidth=0.8)
         ax.set(xlabel=f"{title}, other way", ylabel=f"{title}, guided")
@@ -245,13 +248,12 @@ def calibration_curve(
     """
     checked, positive = style.check_scores({"probabilities": probabilities}, labels)
     values = checked["probabilities"]
-    at_least(1, bins=bins)
     if values.min() < 0 or values.max() > 1:
         raise ValueError(
             f"probabilities span [{values.min():g}, {values.max():g}]; they must lie "
             "in [0, 1], so map scores to probabilities first"
         )
-    which = np.minimum((values * bins).astype(int), bins - 1)
+    which = in_bins(values, bins)
     count = np.bincount(which, minlength=bins)
     there = count > 0
     totals = (np.bincount(which, of, bins)[there] for of in (values, positive))

@@ -41,6 +41,12 @@ def head_map(
             f"values has shape {list(values.shape)}; give [layer, heads], for example "
             "the mean over the batch"
         )
+    if not np.isfinite(values).all():
+        layer, head = np.argwhere(~np.isfinite(values))[0].tolist()
+        raise ValueError(
+            f"values[{layer}, {head}] is {values[layer, head]}; every number must be "
+            "finite"
+        )
     rows, heads = values.shape
     for layer, head in framed:
         if not (0 <= layer < rows and 0 <= head < heads):

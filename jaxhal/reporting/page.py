@@ -48,6 +48,7 @@ def write_html(
       FileNotFoundError: when the folder of ``path`` does not exist.
       ValueError: on a number that is not finite.
     """
+    columns = list(summary[0]) if summary else []
     text = whole(
         "report",
         title=title,
@@ -56,8 +57,8 @@ def write_html(
         labelled=[sum(report.label == label for report in reports) for label in (1, 0)],
         failed=sum(report.error is not None for report in reports),
         decided=_decided(reports),
-        columns=list(summary[0]) if summary else [],
-        summary=[[cell(value) for value in row.values()] for row in summary or ()],
+        columns=columns,
+        summary=[[cell(row.get(name)) for name in columns] for row in summary or ()],
         note=note,
         body=body,
         data=_script(_page_data(reports)),
@@ -157,7 +158,7 @@ def _aggregate(reports: Sequence[Report]) -> dict[str, Any]:
     maps = {}
     for name in dict.fromkeys(name for report in reports for name in report.heads):
         have = [report for report in reports if name in report.heads]
-        if len({(r.heads[name].shape, *r.layers) for r in have}) > 1:
+        if len({(r.model, r.heads[name].shape, *r.layers) for r in have}) > 1:
             continue  # several models: their heads do not correspond
         every = np.array([report.heads[name] for report in have], float)
         labels = np.array([-1 if r.label is None else r.label for r in have])
