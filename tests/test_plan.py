@@ -386,3 +386,18 @@ def test_topologies_that_the_plugin_knows_or_not():
     assert seen == [kernels.TPU] * 2
     with pytest.raises(ValueError, match="libtpu does not know"):
         topologies.described("v99:2x4")
+
+
+def test_a_container_leaves_what_its_limit_does(monkeypatch, tmp_path):
+    monkeypatch.setattr(devices, "_GROUP", tmp_path)
+    whole = devices.memory()
+    texts = {
+        "max": "5000\n",
+        "current": "3000\n",
+        "stat": "anon 1\ninactive_file 700\n",
+    }
+    for name, text in texts.items():
+        (tmp_path / f"memory.{name}").write_text(text)
+    assert devices.memory() == 2700 < whole
+    (tmp_path / "memory.max").write_text("max\n")
+    assert devices.memory() > 2700

@@ -1,6 +1,7 @@
 """What JAX computes on, in words."""
 
 import functools
+import math
 import os
 import platform
 import re
@@ -34,17 +35,39 @@ PEAKS = {
 }
 
 
+# Where Linux tells a container its limits.
+_GROUP = Path("/sys/fs/cgroup")
+
+
 def peak(kind: str) -> Peak | None:
     """What a device of a kind can do, where that is known."""
     return next((at for name, at in PEAKS.items() if kind.startswith(name)), None)
 
 
 def memory(device: Any = None) -> int:
-    """Bytes that a device, the first by default, has left; of a CPU the machine's."""
+    """Bytes that a device, the first by default, has left.
+
+    A CPU has the machine's, or what the limit of a container leaves of them.
+    """
     known = (device or jax.local_devices()[0]).memory_stats() or {}
     if "bytes_limit" in known:
         return known["bytes_limit"] - known.get("bytes_in_use", 0)
-    return psutil.virtual_memory().available
+    return int(min(psutil.virtual_memory().available, _left_in_container()))
+
+
+def _left_in_container() -> float:
+    """Infinite without a limit; what files are cached in is given back when needed."""
+    try:
+        most, taken, counts = (
+            (_GROUP / f"memory.{name}").read_text("utf-8").split()
+            for name in ("max", "current", "stat")
+        )
+    except OSError:  # no control groups of the second version
+        return math.inf
+    if most == ["max"]:
+        return math.inf
+    cached = int(counts[counts.index("inactive_file") + 1])
+    return float(int(most[0]) - int(taken[0]) + cached)
 
 
 def memory_of_each(devices: Iterable[Any]) -> float:
