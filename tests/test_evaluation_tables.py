@@ -1,5 +1,7 @@
 """The comparison of methods with controls, and the summary of reports."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 from sklearn.metrics import average_precision_score, roc_auc_score
@@ -137,6 +139,11 @@ def test_summary_leaves_out_failures_and_the_unlabelled():
         report(91, False, {}, label=None, labels=None),
     ]
     assert summarize(more) == summarize(reports)
+    uneven = dataclasses.replace(
+        reports[0], scores=dict(reports[0].scores) | {"x": 1.0}
+    )
+    with pytest.raises(ValueError, match="only some reports have scores of x; give"):
+        summarize([*reports[1:], uneven])
     assert summarize(reports[::2]) == summarize([]) == []
 
 

@@ -126,6 +126,8 @@ def test_unseen_scores_of_a_grid_are_those_of_a_nested_search():
     weight, groups = np.float32(np.arange(200) < 180), np.arange(200) // 2
     strengths, pairs = (0.003, 1.0), [(n, c) for n in (0, 1) for c in (0.003, 1.0)]
     chosen, found = choose_linear(x, labels, groups, weight, strengths)
+    with pytest.raises(ValueError, match="folds is 2; give at least 3"):
+        choose_linear(x, labels, groups, weight, strengths, folds=2)
 
     def logits(rows, layer, c):
         each, model = x[:, layer], LogisticRegression(C=c, tol=1e-8)

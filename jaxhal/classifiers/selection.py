@@ -19,6 +19,7 @@ from jaxhal.classifiers.linear import (
 )
 from jaxhal.evaluation.checks import group_codes
 from jaxhal.evaluation.splits import grouped_kfold
+from jaxhal.io.checks import at_least
 
 # Inverse penalties C to choose from; probes of hundreds of features want strong ones.
 STRENGTHS = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 1.0)
@@ -58,10 +59,11 @@ def choose_linear(
       weight: 1 for the answers to learn from, 0 for those to leave out.
       strengths: inverse penalties C, as in scikit-learn.
       standardize: scale features by their training deviation.
-      folds: how many.
+      folds: how many, at least three, as fits without two of them are needed.
       given: the layer, and that of each fold's scores, where they were chosen before;
         only strengths are chosen then.
     """
+    at_least(3, folds=folds)
     train = folds_of(labels, groups, weight, folds)
     c = jnp.asarray(sorted(strengths), jnp.float32)
     logits, found = _tried(x, labels, train, c, standardize)

@@ -19,7 +19,8 @@ def summarize(reports: Sequence["Report"]) -> list[dict[str, Any]]:
     """A row per detector, methods first, best first; none without both labels.
 
     The rows of :func:`compare` with answers grouped by :func:`source`, and the AUROC
-    over tokens where spans are annotated.
+    over tokens where spans are annotated.  ValueError where only some of the reports
+    have a detector's score.
     """
     from jaxhal.detectors import CATALOGUE  # reports need no detectors otherwise
 
@@ -27,7 +28,13 @@ def summarize(reports: Sequence["Report"]) -> list[dict[str, Any]]:
     labels = [report.label for report in known]
     if len(set(labels)) < 2:
         return []
-    scores = {name: [r.scores[name] for r in known] for name in known[0].scores}
+    first = known[0].scores
+    if some := {name for r in known for name in r.scores.keys() ^ first.keys()}:
+        raise ValueError(
+            f"only some reports have scores of {', '.join(sorted(some))}; give reports "
+            "of one run"
+        )
+    scores = {name: [r.scores[name] for r in known] for name in first}
     controls = {n for n in scores if n in CATALOGUE and CATALOGUE[n]().control}
     groups = [source(report) for report in known]
     return [
