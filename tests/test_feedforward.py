@@ -92,8 +92,8 @@ def test_whole_models_compute_the_same_without_blocks(case, slopes, monkeypatch)
         out = dataclasses.replace(lm, params=params).forward(rows)
         return (out[..., :3] ** 2).sum()
 
-    want = lm.forward(rows)
-    pull = jax.grad(weighed)(params) if slopes else ()
+    gradient = jax.grad(weighed) if slopes else lambda params: ()
+    want, pull = lm.forward(rows), gradient(params)
     # As where a platform's plugin is there, and which it is turns out at lowering.
     ours = {"cpu": kernels.CPU._replace(ragged=True)}
     monkeypatch.setattr(kernels, "installed", lambda: ours)
@@ -101,8 +101,8 @@ def test_whole_models_compute_the_same_without_blocks(case, slopes, monkeypatch)
     traced = jax.make_jaxpr(lambda lm, rows: lm.forward(rows))(lm.bare, rows)
     assert "ragged_dot" in str(traced)
     np.testing.assert_allclose(lm.forward(rows), want, atol=1e-4)
-    got = jax.grad(weighed)(params) if slopes else ()
-    for one, other in zip(*map(jax.tree.leaves, (got, pull)), strict=True):
+    both = map(jax.tree.leaves, (gradient(params), pull))
+    for one, other in zip(*both, strict=True):
         np.testing.assert_allclose(one, other, atol=1e-3, rtol=1e-3)
     jax.clear_caches()
 

@@ -228,6 +228,16 @@ def test_the_command(world, tmp_path):
     assert "greedy" in run.stdout and "written to" in run.stderr
 
 
+def test_pairs_show_every_way():
+    ways = {"guided": [1.0, 2.0]} | {f"way {n}": [n, n + 1.0] for n in range(8)}
+    axes = guided_pairs(ways, ways, "lens").axes
+    for ax in axes:
+        told = [text.get_text() for text in ax.get_legend().get_texts()]
+        assert told == [f"against way {n}" for n in range(8)]
+        looks = {(line.get_color(), line.get_marker()) for line in ax.lines[:8]}
+        assert len(looks) == 8
+
+
 def test_pairs_want_the_guided_way():
     with pytest.raises(ValueError, match="give 'guided' and others, as many each"):
         guided_pairs({"greedy": [1.0]}, {"greedy": [1.0]}, "lens")

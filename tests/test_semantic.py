@@ -193,6 +193,8 @@ def test_errors():
     same, ids = np.eye(3, dtype=bool), jnp.array([0, 1, 0])
     with pytest.raises(ValueError, match=r"probabilities have shape \(2, 3, 3\)"):
         equivalence(np.ones((2, 3, 3)), "strict")
+    with pytest.raises(ValueError, match=r"probabilities have shape \(\)"):
+        equivalence(np.float32(1), "strict")
     with pytest.raises(ValueError, match=r"\[1, 0, 2\] is nan; give a finite number"):
         broken = np.ones((2, 2, 3))
         broken[1, 0, 2] = np.nan

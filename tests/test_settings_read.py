@@ -91,13 +91,18 @@ _ALWAYS = dict(
     vocab_size=512,
 )
 _LONGER = {"gpt2", "granitemoehybrid", "ministral3"}
+_QWEN = "qwen2", "qwen3"
 
 
-@pytest.mark.parametrize("family", sorted(FAMILIES.keys() - _LONGER))
-def test_what_a_file_leaves_out_is_as_published(family):
+@pytest.mark.parametrize(
+    "family, more",
+    [(family, {}) for family in sorted(FAMILIES.keys() - _LONGER)]
+    + [(name, {"use_sliding_window": True, "max_window_layers": 2}) for name in _QWEN],
+)
+def test_what_a_file_leaves_out_is_as_published(family, more):
     """A few settings mean what all of the published class do."""
-    few = {"model_type": family, **_ALWAYS}
-    whole = transformers.AutoConfig.for_model(family, **_ALWAYS).to_dict()
+    few = {"model_type": family, **_ALWAYS, **more}
+    whole = transformers.AutoConfig.for_model(**few).to_dict()
     assert from_huggingface(few) == from_huggingface(whole)
 
 

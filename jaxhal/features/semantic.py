@@ -52,7 +52,7 @@ def equivalence(probabilities: Any, rule: str) -> Bool[Array, "samples samples"]
         and not both are neutral; ``"no_contradiction"``, neither contradicts.
     """
     values = jnp.asarray(probabilities)
-    samples = len(values)
+    samples = len(values) if values.ndim else 0
     if values.shape != (samples, samples, 3):
         raise ValueError(
             f"probabilities have shape {values.shape}; pass [samples, samples, 3] of "
