@@ -365,6 +365,12 @@ def test_an_empty_file_is_no_error(tmp_path, calls):
     ("arguments", "message"),
     [
         (["-d", "mtop_dib"], "unknown detector 'mtop_dib'; did you mean 'mtop_div'?"),
+        (
+            ["-d", "mine"],
+            "unknown detector 'mine' (fitted ones are named by ",
+        ),
+        (["-d", "./mine"], "./mine: no such folder; give one of fitted detectors"),
+        (["-d", "mine/"], "mine/: no such folder; give one of fitted detectors"),
         (["-m", "gone"], "did you mean 'smollm2-135m'?"),
         (["--threshold", "recall"], "'recall' is no option; write key=value"),
         (["--threshold", "recall=x"], "threshold 'recall=x' has no number; write rec"),
@@ -614,7 +620,7 @@ def test_list(kind, words):
 
 def test_list_has_a_line_a_name():
     names = [row.split()[0] for row in run("list", "detectors").stdout.splitlines()[1:]]
-    assert names == list(jaxhal.detectors.CATALOGUE)
+    assert names == [*jaxhal.detectors.CATALOGUE, "ensemble"]
 
 
 @pytest.mark.parametrize("kind", ["models", "families", "detectors", "datasets"])
@@ -640,7 +646,7 @@ def test_on_a_terminal_detectors_are_listed_in_two_columns(monkeypatch):
     rows = run("list", "detectors").stdout.splitlines()
     assert rows[0].split() == ["name", "what"] and max(map(len, rows)) <= 70
     names = [row.split()[0] for row in rows[1:] if not row.startswith(" ")]
-    assert names == list(jaxhal.detectors.CATALOGUE)
+    assert names == [*jaxhal.detectors.CATALOGUE, "ensemble"]
 
 
 def test_data_counts():

@@ -118,6 +118,8 @@ def detected(monkeypatch):
 
     def detect(reader, **text):
         asked.append(text)
+        if reader == "bare":
+            return types.SimpleNamespace(probability=None, undecided="none is fitted")
         return types.SimpleNamespace(probability=0.25, verdict="supported")
 
     monkeypatch.setattr(jaxhal, "detect", detect)
@@ -146,6 +148,10 @@ def test_ragas(monkeypatch, detected):
         user_input="What?", response="This.", retrieved_contexts=["One.", "Two."]
     )
     assert found == (0.75, "supported") and detected == [TEXTS]
+    monkeypatch.setattr(jaxhal, "load", lambda name: "bare")
+    bare = recipe("ragas")["supported"]
+    with pytest.raises(ValueError, match="none is fitted"):
+        bare(user_input="What?", response="This.", retrieved_contexts=["One."])
 
 
 def test_deepeval(monkeypatch, detected):
@@ -157,6 +163,8 @@ def test_deepeval(monkeypatch, detected):
     assert metric.measure(case) == metric.score == 0.75 and metric.success
     assert asyncio.run(metric.a_measure(case)) == 0.75
     assert detected == [TEXTS] * 2 and metric.reason == "supported"
+    with pytest.raises(ValueError, match="none is fitted"):
+        recipe("deepeval")["Supported"]("bare").measure(case)
 
 
 def test_states_of_transformers(tmp_path, folder, lm):

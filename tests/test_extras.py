@@ -98,6 +98,7 @@ def test_what_no_extra_brings_is_no_missing_extra():
         ("watchdog", "watchdog check c.yaml -q Why?"),
         ("watchdog", "watchdog serve c.yaml"),
         ("serve", "serve"),
+        ("serve", "serve --watchdog c.yaml"),
     ],
 )
 def test_commands_name_their_extra(tmp_path, monkeypatch, extra, command):

@@ -1,6 +1,7 @@
 """Promises hold on answers to come as often as stated, and intervals cover."""
 
 import math
+import re
 
 import numpy as np
 import pytest
@@ -140,12 +141,26 @@ def test_answers_of_one_source_count_as_one():
         ({"recall": 0.9}, 1.0, "confidence is 1.0"),
         ({"precision": 0.9}, None, "precision cannot be promised on average"),
         ({"precision": 0.99}, 0.9, "no threshold keeps precision 0.99 on 40 answers"),
-        ({"false_alarms": 0.01}, 0.9, "give more labelled answers"),
+        ({"false_alarms": 0.01}, 0.9, "promise 0.15, which one keeps, or give more"),
     ],
 )
 def test_promises_that_cannot_be_made(promise, confidence, message):
     with pytest.raises(ValueError, match=message):
         guarantee(range(40), [0, 1] * 20, promise, confidence=confidence)
+
+
+def test_the_nearest_promise_that_can_be_made_is_named():
+    scores, labels, groups = world(np.random.default_rng(0), 300)
+    with pytest.raises(ValueError, match="precision 0.97 on ") as stopped:
+        guarantee(scores, labels, {"precision": 0.97}, groups)
+    could = float(
+        re.search(r"promise (0\.\d+), which one keeps", str(stopped.value))[1]
+    )
+    guarantee(scores, labels, {"precision": could}, groups)
+    with pytest.raises(ValueError, match="no threshold keeps"):
+        guarantee(scores, labels, {"precision": could + 0.05}, groups)
+    with pytest.raises(ValueError, match="promise less, or give more"):
+        guarantee(range(4), [0, 1, 0, 1], {"precision": 0.9}, confidence=1 - 1e-9)
 
 
 @pytest.mark.parametrize("confidence", [0.9, None])

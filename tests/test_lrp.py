@@ -332,6 +332,11 @@ def test_bad_input(model, two):
         lrp.relevance(model, two, seed="prob")
     with pytest.raises(ValueError, match=r"temperature is 0\.0; give positive"):
         lrp.relevance(model, two, seed="logit_over_t2", temperature=0.0)
+    with pytest.raises(ValueError, match="3 temperatures for 2 rows"):
+        lrp.relevance(model, two, seed="logit_over_t2", temperature=[1.0, 2.0, 3.0])
+    for count, width in ((0, two.tokens.shape[1] - PROMPT), (3, 2)):
+        with pytest.raises(ValueError, match=r"of 2 rows, as \[2, sums, "):
+            lrp.relevance_sums(model, two, np.zeros((2, count, width)))
     with pytest.raises(ValueError, match=r"shape is \(0, 3\)"):
         lrp.relevance_resampled(model, two, (0, 3))
     for part, name in ((slice(0, PROMPT), "prompt"), (slice(PROMPT, None), "response")):

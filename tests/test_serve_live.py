@@ -131,7 +131,7 @@ def test_an_answer_is_written(look, server):
     told = "".join(c["choices"][0]["delta"].get("content", "") for c in chunks)
     last = chunks[-1]["jaxhal"]
     assert text == told == filled
-    news = [c["jaxhal"] for c in chunks if "tokens" in c.get("jaxhal", {})]
+    news = [c["jaxhal"] for c in chunks if "tokens" in (c["jaxhal"] or {})]
     chances = [one["probability"] for one in (*news, last)]
     assert re.findall("[ML]", course) == ["M", *["L"] * len(news)]
     heights = [float(y) for y in re.findall(r" ([\d.e-]+)", course)]

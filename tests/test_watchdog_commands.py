@@ -304,8 +304,11 @@ def test_serve(written, monkeypatch):
         seen.update(service=self, host=host, port=port)
 
     monkeypatch.setattr(Service, "run", serve)
-    empty = run("watchdog", "serve", written, "--block")
-    assert empty.exit_code == 2 and "nothing would be blocked" in empty.output
+    with monkeypatch.context() as patched:  # nothing is loaded to find that out
+        patched.setattr(building, "watchdog_of", None)
+        empty = run("watchdog", "serve", written, "--block")
+        assert empty.exit_code == 2 and "holds no point; run" in empty.output
+        assert run("watchdog", "check", written, "-q", "w1").output == empty.output
     assert "the bound is empty" in run("watchdog", "serve", written).output
     store = building.store_of(configs.load_watch(written))
     store.add([Point("p", "w1", "")], [[1.0] * 32])

@@ -91,14 +91,14 @@ def check_place(path: str | Path | None) -> None:
 
 
 @contextlib.contextmanager
-def usage(extra: str = "") -> Iterator[None]:
+def usage(*extras: str) -> Iterator[None]:
     """Turns what is wrong with the arguments into one line and exit code 2.
 
-    So it does with an ``extra`` of the package that is needed and not installed.
+    So it does with ``extras`` of the package that are needed and not installed.
     """
     begun()
     try:
-        if extra:
+        for extra in extras:
             need(extra)
         yield
     except (ValueError, KeyError, OSError, RuntimeError, MissingExtra) as error:

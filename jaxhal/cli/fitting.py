@@ -69,7 +69,7 @@ def fit(
 
     names = detector or list(_DEFAULT)
     options: Any = {"seed": seed, "batch_size": batch_size}
-    with usage("experiments" if preset else ""):
+    with usage(*["experiments"] if preset else []):
         check_folder(output, force)  # before hours go into it
         if preset is None:
             if data is None:

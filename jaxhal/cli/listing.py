@@ -178,9 +178,11 @@ def _found(words: str) -> list[dict[str, Any]]:
 
 
 def _detectors() -> list[dict[str, Any]]:
-    from jaxhal.detectors import CATALOGUE
+    from jaxhal.detectors import CATALOGUE, ensemble, get
     from jaxhal.scoring.shipped import MODELS, shipped
 
+    made = [make() for make in CATALOGUE.values()]
+    made.append(ensemble(get(["linear_probe", "novel_words"])))
     return [
         {
             "name": each.name,
@@ -191,7 +193,7 @@ def _detectors() -> list[dict[str, Any]]:
             "control": each.control,
             "reference": each.reference,
         }
-        for each in (make() for make in CATALOGUE.values())
+        for each in made
     ]
 
 

@@ -85,8 +85,8 @@ Promise = Annotated[
     typer.Option(
         "--threshold",
         metavar="KIND=SHARE",
-        help="A promise for the verdicts to keep: precision=0.9, recall=0.9 or "
-        "false_alarms=0.05; or for the spans: highlighted=0.05.",
+        help="A promise for the verdicts to keep: recall=0.9, false_alarms=0.05 or "
+        "precision=0.7; or for the spans: highlighted=0.05.",
     ),
 ]
 Confidence = Annotated[

@@ -85,7 +85,7 @@ def serve(
     the model.  A page to try both is at /, what may be asked in /openapi.json.
     """
     console = terminal(stderr=True)
-    with usage("serve" if watchdog is None else "watchdog"):
+    with usage("serve", *[] if watchdog is None else ["watchdog"]):
         import jaxhal
         from jaxhal.cli.watchdog import service_of
         from jaxhal.scoring.detection import placed, resolve_for

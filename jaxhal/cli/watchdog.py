@@ -13,6 +13,8 @@ from jaxhal.serve import LARGEST
 
 if TYPE_CHECKING:
     from jaxhal.serve.proxy import Service
+    from jaxhal.watchdog.bounds import BoundaryStore
+    from jaxhal.watchdog.config import Watch
 
 app = typer.Typer(no_args_is_help=True, help="Guards an agent by its bound.")
 
@@ -101,12 +103,9 @@ def check(
             queries += [line for line in lines if line]
         if not queries:
             raise ValueError("there is nothing to check; give --query or --input")
+        _check_explored(loaded, config)
         dog = watchdog_of(loaded)
-        if not len(dog.store):
-            raise ValueError(
-                f"the bound in {loaded.folder} holds no point; run jaxhal watchdog "
-                f"explore {config} first"
-            )
+        _check_explored(loaded, config, dog.store)
         checks = asyncio.run(dog.checks(queries))
     for one in checks:
         said: dict[str, Any] = {"query": one.query, **verdict(one, False)}
@@ -162,10 +161,24 @@ def service_of(
     from jaxhal.watchdog.building import watchdog_of
     from jaxhal.watchdog.config import load_watch
 
-    dog = watchdog_of(load_watch(config, settings))
-    if not len(dog.store) and block:
-        raise ValueError(
-            f"the bound holds no point, so nothing would be blocked; run jaxhal "
-            f"watchdog explore {config} first"
-        )
+    loaded = load_watch(config, settings)
+    if block:
+        _check_explored(loaded, config)
+    dog = watchdog_of(loaded)
+    if block:
+        _check_explored(loaded, config, dog.store)
     return Service(dog, block=block, **options)
+
+
+def _check_explored(
+    loaded: "Watch", config: str | Path, store: "BoundaryStore | None" = None
+) -> None:
+    """ValueError where the bound holds no point, if only as its files are missing."""
+    beside = {"exact": "points.jsonl", "milvus": "bound.db"}.get(loaded.store)
+    if store is None and (beside is None or (loaded.folder / beside).exists()):
+        return
+    if not store:
+        raise ValueError(
+            f"the bound in {loaded.folder} holds no point; run jaxhal watchdog explore "
+            f"{config} first"
+        )

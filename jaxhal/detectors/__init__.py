@@ -184,13 +184,15 @@ def get(names: Sequence[str] | None = None) -> list[Detector]:
         if name == "ensemble":
             raise ValueError(
                 "an ensemble needs members, and must be fitted: jaxhal.detectors.build("
-                "{'ensemble': {'members': ['linear_probe', 'novel_words']}})"
+                "{'ensemble': {'members': ['linear_probe', 'novel_words']}}), or the "
+                "same among the detectors of a configuration for jaxhal run"
             )
         if name not in CATALOGUE:
-            near = difflib.get_close_matches(name, CATALOGUE, n=1, cutoff=0.4)
+            near = difflib.get_close_matches(name, CATALOGUE, n=1, cutoff=0.5)
             hint = f"; did you mean {near[0]!r}?" if near else ""
             raise ValueError(
-                f"unknown detector {name!r}{hint} (known: {', '.join(CATALOGUE)})"
+                f"unknown detector {name!r}{hint} (fitted ones are named by the folder "
+                f"they were saved in; known: {', '.join(CATALOGUE)})"
             )
         made = build({name: source}) if ":" in spec else CATALOGUE[name]()
         for _, feature in made.features:

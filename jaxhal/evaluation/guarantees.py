@@ -101,18 +101,26 @@ def guarantee(
     steps = thresholds(np.unique(score))
     if kind != "recall":
         steps = steps[::-1]  # careful ones first
-    given = kind, steps, score, positive, codes, level
-    if confidence is None:
-        kept = _in_expectation(*given)
-    else:
-        kept = _tested(*given, 1 - confidence)
-    if not (passed := _passed(kept)):
+
+    def passed(level: float) -> int:
+        given = kind, steps, score, positive, codes, level
+        if confidence is None:
+            return _passed(_in_expectation(*given))
+        return _passed(_tested(*given, 1 - confidence))
+
+    if not (count := passed(level)):
+        shares = [n / 20 for n in range(1, 20)]
+        if kind == "false_alarms":
+            weaker = [share for share in shares if share > level]
+        else:
+            weaker = [share for share in reversed(shares) if share < level]
+        could = next(filter(passed, weaker), None)
+        less = "less" if could is None else f"{could:g}, which one keeps"
         raise NoThreshold(
             f"no threshold keeps {kind} {level} on {len(score)} answers of "
-            f"{codes.max() + 1} sources; promise less, ask for less confidence, or "
-            "give more labelled answers"
+            f"{codes.max() + 1} sources; promise {less}, or give more labelled answers"
         )
-    best = float(steps[passed - 1])
+    best = float(steps[count - 1])
     return Guarantee(kind, level, confidence, best, int(codes.max()) + 1)
 
 

@@ -92,6 +92,8 @@ def relevance(
         seed, over = "logit", np.asarray(temperature, np.float32).reshape(-1, 1, 1)
         if not (np.isfinite(over) & (over > 0)).all():
             raise ValueError(f"temperature is {temperature}; give positive numbers")
+        if over.size not in (1, rows := len(batch.tokens)):
+            raise ValueError(f"{over.size} temperatures for {rows} rows; give one each")
     flow = _check(lm, batch, rules, seed)
     matrix = programs.matrix(lm.bare, spread(batch, lm.params), flow, seed)
     return Relevance(matrix / over**2, jnp.asarray(batch.valid), batch.prompt_length)
@@ -108,9 +110,17 @@ def relevance_sums(
     """Weighted sums of the rows of ``R*``, a pull-back each, without ``R*``.
 
     What several tokens rest on together: their weights are 1 and those of others 0.
-    Other arguments and errors as :func:`relevance`.
+    Other arguments and errors as :func:`relevance`; weights of another shape, or of no
+    sum, are one as well.
     """
     flow = _check(lm, batch, rules, seed)
+    rows, seq = batch.tokens.shape
+    response, shape = seq - batch.prompt_length, np.shape(weights)
+    if len(shape) != 3 or shape != (rows, max(shape[1], 1), response):
+        raise ValueError(
+            f"weights have shape {shape}; give those of a sum or more for each of "
+            f"{rows} rows, as [{rows}, sums, {response}]"
+        )
     spread_out = spread(batch, lm.params)
     return programs.sums(lm.bare, spread_out, jnp.asarray(weights), flow, seed)
 

@@ -241,11 +241,18 @@ def resolve(
 def placed(
     model: str, detectors: Iterable[str | Detector | Fitted]
 ) -> list[str | Detector | Fitted]:
-    """The same, those of folders and of the hub loaded; other names stay names."""
+    """The same, those of folders and of the hub loaded; other names stay names.
+
+    Raises ValueError where a folder is named that is not there.
+    """
     named = {*shipped(model), *catalogue.CATALOGUE}
     found: list[str | Detector | Fitted] = []
     for one in detectors:
-        if not isinstance(one, str) or one in named or not is_place(one):
+        if not isinstance(one, str) or one in named:
+            found.append(one)
+        elif not is_place(one):
+            if "/" in one and ":" not in one:
+                raise ValueError(f"{one}: no such folder; give one of fitted detectors")
             found.append(one)
         elif is_released_probe(folder := located(one)):
             found.append(released_probe(folder))

@@ -95,8 +95,7 @@ class Form:
         reason: str | None = None,
         jaxhal: dict[str, Any] | None = None,
     ) -> str:
-        more = {} if jaxhal is None else {"jaxhal": jaxhal}
-        return self._chunk([self._choice(said, tokens or [], reason)], **more)
+        return self._chunk([self._choice(said, tokens or [], reason)], jaxhal=jaxhal)
 
     def _chunk(self, choices: list[Any], **more: Any) -> str:
         kind = "chat.completion.chunk" if self._chat else "text_completion"

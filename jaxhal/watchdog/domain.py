@@ -42,7 +42,8 @@ def questions_of(config: Watch) -> tuple[list[Question], list[Question]]:
         total = len(parts[0]) + len(parts[1])
         raise ValueError(
             f"explored is {config.explored} and held_out {config.held_out}; there are "
-            f"{total} questions, in {len(several)} groups of related ones"
+            f"{total} questions, in {len(several)} groups of related ones; "
+            "set explored and held_out to fewer, or give more questions"
         )
     return parts[0][: config.explored], parts[1][: config.held_out]
 
