@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import jax
 import numpy as np
 import pytest
 
@@ -11,7 +12,9 @@ from jaxhal.capture import forward as capture
 from jaxhal.models.batching import lengths
 from jaxhal.scoring.detection import resolve
 from jaxhal.scoring.fitting import untrained
+from jaxhal.scoring.results import settings_of
 from jaxhal.types import Example
+from tiny_lm import tiny_lm
 
 CONTEXT = "The Marlow bridge opened in 1832 and spans 72 metres over the Thames."
 GOOD = Example("It opened in 1832.", context=CONTEXT, question="When?", id="good")
@@ -185,6 +188,40 @@ def test_names_are_given_once():
             resolve("tiny", chosen)
     with pytest.raises(ValueError, match="detectors is empty"):
         resolve("tiny", [])
+    with pytest.raises(ValueError, match="detectors is 'novel_words'; give a list of"):
+        resolve("tiny", "novel_words")
+    with pytest.raises(ValueError, match="token_threshold is 1.5; give one from 0 to"):
+        jaxhal.score(tiny_lm(), [GOOD], ["token_entropy"], token_threshold=1.5)
+
+
+def test_a_score_that_is_no_number_is_an_error():
+    lm = tiny_lm()
+    nothing = jax.tree.map(lambda leaf: leaf * np.nan, lm.params)
+    bad = dataclasses.replace(lm, params=nothing)
+    every = [make() for make in detectors.CATALOGUE.values()]
+    read = {name: one for each in every for name, one in each.reducers.items()}
+    found = jaxhal.extract(bad, [GOOD], read, progress=False)
+    for _, features in found.batches():
+        for name in read:
+            leaves = map(np.asarray, jax.tree.leaves(features[name]))
+            assert all(np.isnan(one).any() for one in leaves if one.dtype.kind == "f")
+    for name in ("token_entropy", "predictive_probability", "mtop_div", "sink_share"):
+        (found,) = jaxhal.score(bad, [GOOD], [name], progress=False)
+        assert f"{name} is nan; every number must be finite" in (found.error or "")
+        assert found.scores == {} and found.verdict is None and found.tokens == []
+
+
+def test_other_options_are_other_settings():
+    """What was stopped is gone on with by the same detectors alone."""
+
+    def settings(spec):
+        return settings_of(tiny_lm(), [untrained(detectors.build(spec))], 8)
+
+    for one, other in (
+        ({"selfcheck_nli": {"how": "mean"}}, {"selfcheck_nli": {"how": "max"}}),
+        ({"eigenscore": {"alpha": 1e-3}}, {"eigenscore": {"alpha": 1.0}}),
+    ):
+        assert settings(one) == settings(one) != settings(other)
 
 
 def test_conflicting_readers_are_refused():

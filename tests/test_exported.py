@@ -309,7 +309,7 @@ def other_token(at):
         (lambda i, s: (i[1:], s), r"has token_ids \[\d+\] and hidden_states \[\d+, 1,"),
         (lambda i, s: (i, s[..., :8]), "holds 1 states of width 8 a token, and 1 of"),
         (lambda i, s: (i, s.repeat(2, 1)), "holds 2 states of width 32 a token"),
-        (lambda i, s: (i, s * np.inf), None),
+        (lambda i, s: (i, s * np.inf), "every number must be finite"),
     ],
 )
 def test_a_bad_file_is_an_error_of_its_row(folder, probe, one, change, message):
@@ -319,12 +319,9 @@ def test_a_bad_file_is_an_error_of_its_row(folder, probe, one, change, message):
     rows = [example, dataclasses.replace(example, states="whole.safetensors")]
     bad, good = jaxhal.score_states(folder, rows, place, [probe], layers=[2])
     assert good.error is None and good.verdict is not None
-    if message is None:
-        with pytest.raises(ValueError, match="not finite|nan|inf"):
-            bad.check()
-    else:
-        with pytest.raises(ValueError, match=message):
-            raise ValueError(bad.error)
+    with pytest.raises(ValueError, match=message):
+        raise ValueError(bad.error)
+    assert bad.verdict is bad.probability is None and not bad.scores
 
 
 def test_a_file_is_found_by_name_in_its_folder(tmp_path, folder, probe, one):
@@ -343,6 +340,7 @@ def test_a_file_is_found_by_name_in_its_folder(tmp_path, folder, probe, one):
     assert error("cmpl-1.safetensors") is None
     assert error(str(place / "cmpl-1.safetensors")) is None
     assert "3.safetensors is not there; name the file" in error("")
+    assert "is not there; name the file" in error("n" * 300)
     assert "lie outside" in error("../cmpl-1.safetensors")
     assert "lie outside" in error("/etc/passwd")
     assert "is not a whole safetensors file" in error("cut.safetensors")
@@ -351,8 +349,34 @@ def test_a_file_is_found_by_name_in_its_folder(tmp_path, folder, probe, one):
         with pytest.raises(ValueError, match="nowhere is no folder"):
             error("", missing)
     held = load_file(place / "cmpl-1.safetensors")
+    given = [held, None, {"token_ids": held["token_ids"], "hidden_states": "?"}]
+    ours, gone, odd = jaxhal.score_states(
+        folder, [example] * 3, given, [probe], layers=[2]
+    )
+    assert (
+        ours.error is None
+        and ours.scores
+        and "states of answer 1 are not there" in gone.error
+    )
+    assert "hidden_states" in odd.error
     with pytest.raises(ValueError, match="states of 1 answers, and 2 examples; give"):
         jaxhal.score_states(folder, [example] * 2, [held], [probe], layers=[2])
+
+
+def test_tensors_of_torch_may_be_bfloat16(folder, probe, one):
+    torch = pytest.importorskip("torch")
+    example, write = one
+    held = load_file(write() / f"{example.id}.safetensors")
+    states = torch.tensor(held["hidden_states"])
+    given = [
+        {"token_ids": torch.tensor(held["token_ids"]), "hidden_states": each}
+        for each in (states, states.bfloat16(), states.clone().requires_grad_())
+    ]
+    whole, short, taught = jaxhal.score_states(
+        folder, [example] * 3, given, [probe], layers=[2]
+    )
+    assert whole.scores == taught.scores != {} and short.error is None
+    assert short.scores == pytest.approx(whole.scores, abs=0.05)
 
 
 @pytest.mark.skipif(fcntl is None, reason="nothing is locked here")
@@ -524,6 +548,12 @@ def test_other_log_probabilities_are_an_error_of_their_row(lm, folder):
         ({"tokens": ["a"], "token_logprobs": [None]}, "token 0 .* None; .*echo=false"),
         ({"content": [{"token": "a", "logprob": 0.5}]}, "log probability 0.5; give a"),
         ({"content": [{"token": 3, "logprob": 0.0}]}, "token 0 of 'logprobs' is 3"),
+        (
+            {"tokens": ["a"], "token_logprobs": [-(10**400)]},
+            "probability -1000.*; give",
+        ),
+        ({"tokens": ["a"], "token_logprobs": [10**400]}, "probability 1000.*; give a"),
+        ({"tokens": ["a"], "token_logprobs": [float("nan")]}, "probability nan; give"),
     ],
 )
 def test_logprobs_of_another_form_are_an_error(given, message):

@@ -352,6 +352,42 @@ def test_an_option_at_its_default_is_the_same_detector():
     assert build({"toha": {"max_heads": 5}}) != build("toha")
 
 
+def test_an_option_is_known_by_its_types():
+    build({"mlp_probe": {"layer": (1, 0.5)}})
+    with pytest.raises(ValueError, match="layer is 1.0; give a share"):
+        build({"mlp_probe": {"layer": (1.0, 0.5)}})
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ({"selfcheck_ngram": {"over": "median"}}, "over is 'median'; use one of mean"),
+        ({"nli_context": {"how": "median"}}, "how is 'median'; use one of mean, max"),
+        ({"linear_probe": {"tokens": "all"}}, "tokens is 'all'; use one of mean, last"),
+        ({"selfcheck_ngram": {"n": 0}}, "n is 0; give at least 1"),
+        ({"token_classifier": {"length": 0}}, "length is 0; give at least 1"),
+        ({"multimax_probe": {"window": 0}}, "window is 0; give at least 1"),
+        ({"lookback_lens": {"heads": 0}}, "heads is 0; give at least 1"),
+        ({"lrp4rag_svm": {"length": 0}}, "length is 0; give at least 1"),
+        ({"lrp4rag_lstm": {"response_bins": 0}}, "response_bins is 0; give at least"),
+        ({"detection_prompt": {"name": "../x"}}, "name of detector 'detection_prompt'"),
+        (
+            {"ensemble": {"members": ["mtop_div", "sink_share"], "name": "../x"}},
+            "name of detector 'ensemble' is '../x'; it names one folder",
+        ),
+    ],
+)
+def test_an_option_that_is_none_is_said_at_once(spec, message):
+    with pytest.raises(ValueError, match=message):
+        build(spec)
+
+
+def test_an_ensemble_compiles_once():
+    spec = {"ensemble": {"members": ["mtop_div", {"toha": {"max_heads": 5}}]}}
+    assert build(spec) is build(spec)
+    assert build(spec) != build({"ensemble": {"members": ["mtop_div", "toha"]}})
+
+
 @pytest.mark.parametrize(
     "name", ["hidden_probe", "mlp_probe", "attention_pooling", "token_probe"]
 )

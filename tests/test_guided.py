@@ -10,6 +10,7 @@ import pytest
 import jaxhal
 from jaxhal import detectors
 from jaxhal.generation import GREEDY, Sampling, decoding
+from jaxhal.scoring import guided
 from jaxhal.scoring.fitting import Fitted, untrained
 from jaxhal.scoring.guided import guide
 from tiny_lm import tiny_lm
@@ -179,6 +180,13 @@ def test_a_guide_is_given_as_to_score(lm):
         assert found.response.tokens.tolist() == want.response.tokens.tolist()
     with pytest.raises(ValueError, match="'toha' must be fitted"):
         guide(lm, ["Hi"], "toha", **options)
+
+
+def test_a_folder_of_several_cannot_guide(lm, monkeypatch):
+    pair = [untrained(one) for one in detectors.get(["token_entropy", "mtop_div"])]
+    monkeypatch.setattr(guided, "resolve_for", lambda lm, given: pair)
+    with pytest.raises(ValueError, match="mine holds token_entropy, mtop_div; give on"):
+        guide(lm, ["Hi"], "mine", key=KEY)
 
 
 def test_a_penalty_follows_the_winner(lm):

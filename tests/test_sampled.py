@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import functools
+import types
 
 import jax
 import numpy as np
@@ -155,11 +156,20 @@ def test_what_is_prepared_is_neither_drawn_nor_read_again(lm, tmp_path):
         (dict(max_new_tokens=0), "max_new_tokens is 0; give at least 1"),
         (dict(sampling=Sampling(temperature=0.0)), "all samples would be equal"),
         (dict(clip=0.5), "clip is 0.5; give a share"),
+        (dict(seed=-1), "seed is -1; give at least 0"),
+        (dict(seed=2**32), "seed is 4294967296; give a whole number below"),
     ],
 )
 def test_wrong_draws(wrong, message):
     with pytest.raises(ValueError, match=message):
         Draw(**wrong)
+
+
+def test_a_draw_counts_in_whole_numbers():
+    """Types are checked in tests alone, and before this is."""
+    given = types.SimpleNamespace(n=2.5, max_new_tokens=4, seed=0)
+    with pytest.raises(ValueError, match="n is 2.5; give a whole number"):
+        Draw.__post_init__(given)
 
 
 def test_clipped_samples(lm, drawn, tmp_path, monkeypatch):

@@ -10,6 +10,7 @@ from jaxhal.classifiers.linear import Linear
 from jaxhal.detectors import build
 from jaxhal.evaluation import CalibrationSet, Measured, Platt
 from jaxhal.io import sealing
+from jaxhal.reading.samples import Draw
 from jaxhal.scoring.fitting import Fitted
 from jaxhal.scoring.saving import load, save
 
@@ -44,6 +45,16 @@ def test_a_spec_must_make_what_was_fitted(tmp_path, built, spec, field):
     with pytest.raises(ValueError, match=f"makes another .*: its {field} is"):
         save(tmp_path / "one", fitted(built), spec)
     assert not (tmp_path / "one").exists()
+
+
+def test_a_spec_must_be_plain(tmp_path):
+    spec = {"eigenscore": {"draw": Draw(n=3)}}
+    with pytest.raises(ValueError, match="Draw is not JSON .* options as numbers, tex"):
+        save(tmp_path / "one", fitted(spec), spec)
+    assert not (tmp_path / "one").exists()
+    plain = {"eigenscore": {"draw": {"n": 3}}}
+    save(tmp_path / "one", fitted(spec), plain)
+    assert load(tmp_path / "one").detector == build(plain)
 
 
 def test_options_may_be_written_out(tmp_path, probe):

@@ -132,7 +132,6 @@ def demo(
     from jaxhal.reporting.page import write_html
     from jaxhal.reporting.summary import against_controls, summarize, verdict
     from jaxhal.scoring.detection import resolve
-    from jaxhal.scoring.results import checked
     from jaxhal.scoring.verdicts import described
 
     with usage():
@@ -141,7 +140,7 @@ def demo(
     answers = bundled_answers()[:limit]
     examples = [*answers, *bundled()][:limit]
     start = time.perf_counter()
-    reports = [checked(report) for report in jaxhal.score(lm, examples)]
+    reports = jaxhal.score(lm, examples)
     pace = (time.perf_counter() - start) / len(reports) * 1000
     first, pairs = reports[: len(answers)], reports[len(answers) :]
     rows, beside = summarize(first), summarize(pairs)

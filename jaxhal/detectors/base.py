@@ -2,8 +2,9 @@
 
 import functools
 import inspect
+import typing
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +16,7 @@ from jaxhal.classifiers.data import balanced
 from jaxhal.detectors.series import Ragged
 from jaxhal.evaluation.splits import holdout
 from jaxhal.features.base import Feature, Reducer
-from jaxhal.io.checks import check_name
+from jaxhal.io.checks import check_name, one_of
 from jaxhal.llm.entailment import resolve
 from jaxhal.reading.bulk import Measure
 
@@ -91,6 +92,7 @@ class Detector(NamedTuple):
         must do without.
       members: the detectors whose scores an ensemble weighs.
       control: a method has to beat it to be worth its cost.
+      settings: the options that it was made with, by :func:`factory`.
     """
 
     name: str
@@ -105,6 +107,7 @@ class Detector(NamedTuple):
     taught: tuple[tuple[str, Feature], ...] = ()
     members: tuple["Detector", ...] = ()
     control: bool = False
+    settings: tuple[tuple[str, Any], ...] = ()
 
     @property
     def reducers(self) -> dict[str, Reducer]:
@@ -169,18 +172,33 @@ def factory(make: Callable[..., Detector]) -> Callable[..., Detector]:
     """Gives the same detector for the same settings, so that it compiles once.
 
     ``name`` is a setting of everyone, and that of the folder it is saved in.  An
-    endpoint is made anew each time, for not everyone may name one.
+    endpoint is made anew each time, for not everyone may name one.  A setting that is
+    one of some words is checked.
     """
-    # Typed, for layer 1 is none of 1.0, which Python calls equal.
-    known = functools.lru_cache(maxsize=None, typed=True)(make)
+
+    # By its types as well, for layer 1 is none of 1.0, which Python calls equal.
+    @functools.cache
+    def known(types: Any, settings: tuple[tuple[str, Any], ...]) -> Detector:
+        del types
+        made = make(**dict(settings))  # which another factory may have made
+        return made._replace(settings=made.settings + settings) if settings else made
+
     signature = inspect.signature(make)
     named = inspect.Parameter("name", inspect.Parameter.KEYWORD_ONLY, default=None)
+    words = {
+        key: typing.get_args(one.annotation)
+        for key, one in signature.parameters.items()
+        if typing.get_origin(one.annotation) is Literal
+    }
 
     @functools.wraps(make)
     def call(*args: Any, name: str | None = None, **options: Any) -> Detector:
         given = signature.bind(*args, **options)
         given.apply_defaults()
-        made = known(**{key: _frozen(it) for key, it in given.arguments.items()})
+        for key, allowed in words.items():
+            one_of(allowed, **{key: given.arguments[key]})
+        settings = tuple((key, _frozen(it)) for key, it in given.arguments.items())
+        made = known(_types(settings), settings)
         if name in (None, made.name):
             return made
         check_name(name, f"name of detector {made.name!r}")
@@ -194,6 +212,11 @@ def factory(make: Callable[..., Detector]) -> Callable[..., Detector]:
 @functools.cache
 def _renamed(detector: Detector, name: str) -> Detector:
     return detector._replace(name=name)
+
+
+def _types(value: Any) -> Any:
+    """Of a setting and what is in it."""
+    return tuple(map(_types, value)) if type(value) is tuple else type(value)
 
 
 def _frozen(value: Any) -> Any:

@@ -29,9 +29,8 @@ class Stack(NamedTuple):
     weights: Chosen  # of their scores, in the order in which the detector lists them
 
 
-def ensemble(
-    members: Sequence[base.Detector], name: str = "ensemble", choose: bool = False
-) -> base.Detector:
+@base.factory
+def ensemble(members: Sequence[base.Detector], choose: bool = False) -> base.Detector:
     """A logistic regression over the standardised scores of other detectors.
 
     It is fitted to scores of answers that a trained member had not seen, by grouped
@@ -39,11 +38,9 @@ def ensemble(
 
     Args:
       members: any detectors, two at least.
-      name: what to call it.
       choose: keep few of them: first the one of the highest AUROC on those scores, then
         again and again the one that adds most to it, while that is 0.001 or more.
     """
-    members = tuple(members)
     names = [member.name for member in members]
     if len(names) < 2 or len(set(names)) < len(names):
         raise ValueError(
@@ -64,7 +61,7 @@ def ensemble(
     kept = "those chosen of " if choose else ""
     features = (one for member in members for one in member.features)
     return base.Detector(
-        name,
+        "ensemble",
         f"logistic regression over the scores of {kept}{', '.join(names)}",
         base.LOG_ODDS,
         "Wolpert 1992, stacked generalization"
@@ -73,7 +70,7 @@ def ensemble(
         inputs=inputs,
         decide=decide,
         fit=functools.partial(_stack, members, choose),
-        members=members,
+        members=tuple(members),
     )
 
 

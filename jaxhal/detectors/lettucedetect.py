@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from jaxhal.detectors.base import Detector, Features, factory, measured, on_tokens
+from jaxhal.io.checks import at_least
 from jaxhal.models.encoders.encoding import kept_encoder, token_probabilities
 from jaxhal.models.encoders.text_encoder import Framed
 from jaxhal.reading.bulk import Bulk, OfTokens
@@ -123,6 +124,7 @@ def token_classifier(
       length: tokens that it reads together; by default what LettuceDetect was trained
         on, 4,096, or the encoder's context where that is less.
     """
+    at_least(1, length=length)
     measure = TokenProbability(source, length)
 
     def inputs(features: Features) -> Any:

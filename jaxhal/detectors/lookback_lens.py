@@ -10,6 +10,7 @@ from jaxtyping import Array, Bool, Float
 from jaxhal.classifiers import linear, selection
 from jaxhal.detectors import base
 from jaxhal.features.lookback import WINDOW, LookbackRatio
+from jaxhal.io.checks import at_least
 
 
 @base.factory
@@ -117,6 +118,7 @@ def lookback_lens(heads: int | None = None) -> base.Detector:
       heads: use only so many, those of the largest coefficients in a first fit to all,
         as in the paper's study of heads; all by default.
     """
+    at_least(1, heads=heads)
     return base.Detector(
         "lookback_lens",
         "logistic regression on lookback ratios, fitted to annotated spans",

@@ -19,7 +19,7 @@ from jaxhal.classifiers.selection import choose
 from jaxhal.detectors import base
 from jaxhal.features.base import Reducer
 from jaxhal.features.relevance import profile_level, resample
-from jaxhal.io.checks import one_of
+from jaxhal.io.checks import at_least, one_of
 from jaxhal.lrp import PromptRelevance, RelevanceMap, ResponseRelevance
 
 _REFERENCE = "Hu et al. 2024 (LRP4RAG)"
@@ -92,6 +92,7 @@ def _on_profile(
       of: which profile; that of the ``"prompt"`` comes in 500 bins, none of them empty,
         and its detector's name ends in ``_prompt``.
     """
+    at_least(1, length=length)
     kind, fit_published, fit_chosen, decide, grid = _CLASSIFIERS[classifier]
     read = _read(of)
     if length is None:
@@ -155,6 +156,7 @@ def lrp4rag_lstm(response_bins: int = 64, prompt_bins: int = 16) -> base.Detecto
     ``response_bins`` are steps in time, ``prompt_bins`` features of a step, in the
     released code 300 and 800.  The fewer of the two is what ``R*`` costs in passes.
     """
+    at_least(1, response_bins=response_bins, prompt_bins=prompt_bins)
 
     def inputs(features: base.Features) -> tuple[Array, Array]:
         relevance = jnp.asarray(features[feature])

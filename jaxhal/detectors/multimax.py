@@ -9,6 +9,7 @@ from jaxhal.detectors import base
 from jaxhal.detectors.layers import LAYER, Choice, best_of, several, state_of
 from jaxhal.detectors.series import Series, flat
 from jaxhal.features.hidden import Layer
+from jaxhal.io.checks import at_least
 
 
 @base.factory
@@ -22,6 +23,7 @@ def multimax_probe(layer: Choice = LAYER, window: int = 1) -> base.Detector:
       window: tokens whose values a head averages before it takes the highest, by
         learned attention: 1 is MultiMax; 10 the paper's max of rolling means.
     """
+    at_least(1, window=window)
 
     def one(layer: Layer) -> base.Detector:
         name, state = state_of(layer)

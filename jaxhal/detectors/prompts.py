@@ -11,6 +11,7 @@ from jaxtyping import Float
 from jaxhal.detectors.base import Detector, factory, measured
 from jaxhal.features.base import OfRewrite
 from jaxhal.features.uncertainty import TextLogprob
+from jaxhal.io.checks import check_name
 from jaxhal.llm.endpoint import Endpoint, endpoint_of, json_object
 from jaxhal.reading.bulk import Bulk, Measure
 from jaxhal.types import Example
@@ -192,6 +193,7 @@ def detection_prompt(
     """
     if ask is not None and "{material}" not in ask:
         raise ValueError(f"ask is {ask!r}; it must hold {{material}}")
+    check_name(name, "name of detector 'detection_prompt'")
     return _detection_prompt(endpoint_of(endpoint, model), ask, name)
 
 

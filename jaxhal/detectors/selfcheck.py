@@ -15,6 +15,7 @@ import numpy as np
 from jaxhal.detectors.base import Detector, Features, factory, measured, on_tokens
 from jaxhal.detectors.settings import Settings, draw_of
 from jaxhal.features import consistency
+from jaxhal.io.checks import at_least
 from jaxhal.llm import entailment as nli
 from jaxhal.llm.endpoint import Endpoint, endpoint_of
 from jaxhal.llm.entailment import Entailment, Reader, YesNo, named
@@ -306,6 +307,7 @@ def selfcheck_ngram(
         least likely one of each.
       draw: as :func:`selfcheck_nli` takes it.
     """
+    at_least(1, n=n)
     drawn = draw_of(draw, _PUBLISHED)
     surprise = Ngrams(drawn, n, over)
     summary = f"surprise of words under {drawn}"

@@ -69,6 +69,7 @@ class SinkShare(Forest):
     """
 
     def finish(self, packed: Any, view: View) -> Float[Array, ""]:
-        parents = super().finish(packed, view).parents
+        parents, weights = super().finish(packed, view)
         count = view.valid[view.prompt_length :].sum()
-        return (parents == jnp.argmax(view.valid)).sum() / jnp.maximum(count, 1)
+        share = (parents == jnp.argmax(view.valid)).sum() / jnp.maximum(count, 1)
+        return share + 0.0 * weights.sum()  # no number where attention is none

@@ -84,6 +84,7 @@ class VertexDegree(Reducer):
         seen = jnp.where(view.valid[prompt], rows[:, prompt], 0.0)
         edges = [(seen >= t).sum(-1) for t in self.thresholds]
         counts = jnp.stack(edges, -1).astype(rows.dtype)
+        counts += 0.0 * seen.sum(-1, keepdims=True)  # no number where attention is none
         return jnp.concatenate([counts, rows[:, view.prompt_length :]], -1)
 
     def finish(

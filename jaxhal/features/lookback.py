@@ -28,8 +28,9 @@ def _lookback(
         return jnp.where(mask, probs, 0.0).sum(-1) / jnp.maximum(mask.sum(-1), 1)
 
     back, total = mean(context), mean(context) + mean(new)
-    seen = total > 0  # not of padding; a learnt sink may take nearly all of a row
-    ratio = jnp.where(seen, back / jnp.where(seen, total, 1.0), 0.0)
+    # As of padding; a learnt sink may take nearly all of a row.
+    unseen = total == 0
+    ratio = jnp.where(unseen, 0.0, back / jnp.where(unseen, 1.0, total))
     return jnp.where(context.any() & ~new.any(-1), 1.0, ratio)
 
 

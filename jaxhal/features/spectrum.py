@@ -59,7 +59,7 @@ class SinkScores(Reducer):
         found = jnp.where(valid, self.of_keys(rows, view), -jnp.inf)
         # Sorted, not `top_k`, before which heads would be gathered on each device.
         largest = jnp.sort(found, descending=True)[: self.top]
-        largest = jnp.where(jnp.isfinite(largest), largest, 0.0)
+        largest = jnp.where(largest == -jnp.inf, 0.0, largest)
         return jnp.pad(largest, (0, self.top - len(largest)))
 
 

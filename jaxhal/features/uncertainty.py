@@ -42,8 +42,9 @@ def token_entropy(logits: Logits) -> OfRows:
     # matrix product that made the logits, at three times its cost.
     logp = logits - jax.nn.logsumexp(logits, axis=-1, keepdims=True)
     p = jnp.exp(logp)
-    term = p * jnp.where(p > 0.0, -logp, 0.0)
-    return jnp.sum(jnp.where(p > 0.0, term, 0.0), axis=-1)
+    # What is not a number is none of 0, and stays what it is.
+    term = p * jnp.where(p == 0.0, 0.0, -logp)
+    return jnp.sum(jnp.where(p == 0.0, 0.0, term), axis=-1)
 
 
 def over_tokens(

@@ -23,7 +23,7 @@ from jaxhal.types import Example
 
 # A folder of files, or the tensors of each answer; None where only log probabilities
 # were exported.
-States = str | os.PathLike | Sequence[Mapping[str, Any]] | None
+States = str | os.PathLike | Sequence[Mapping[str, Any] | None] | None
 
 # What a reducer of another kind looks at, which no engine exports.
 _INSIDE = {
@@ -232,6 +232,11 @@ class FromEngine(Extraction):
     def _tensors(self, number: int, example: Example) -> files.Tensors:
         states = self.exported.states
         if isinstance(states, Sequence) and not isinstance(states, str):
+            if not isinstance(states[number], Mapping):
+                raise ValueError(
+                    f"states of answer {number} are not there; give token_ids and "
+                    "hidden_states by name"
+                )
             return states[number]
         assert states is not None
         return files.place_of(states, example)

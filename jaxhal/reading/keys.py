@@ -106,7 +106,7 @@ def fingerprint(model: LM | TextEncoder) -> str:
         return known
     for key, (weights, _) in list(_KNOWN.items()):
         if not all(ref() is not None for ref in weights):
-            del _KNOWN[key]
+            _KNOWN.pop(key, None)  # another thread may have been first
     found = _fingerprint(model)
     _KNOWN[named] = [weakref.ref(leaf) for leaf in leaves], found
     return found

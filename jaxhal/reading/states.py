@@ -32,12 +32,17 @@ def place_of(folder: str | os.PathLike, example: Example) -> Path:
     """
     name = example.states or f"{example.id}.safetensors"
     path = Path(folder) / name
-    if not path.resolve().is_relative_to(Path(folder).resolve()):
+    try:
+        inside = path.resolve().is_relative_to(Path(folder).resolve())
+        there = inside and path.is_file()
+    except OSError:  # of a name that no file can have
+        inside, there = True, False
+    if not inside:
         raise ValueError(
             f"states {quoted(name)} lie outside {shown(str(folder))}; give the folder "
             "that they are in"
         )
-    if not path.is_file():
+    if not there:
         raise ValueError(
             f"{name_of(path)} is not there; name the file of the answer in 'states', "
             "or after its 'id'"
@@ -126,11 +131,22 @@ def _shape(tensor: Any) -> tuple[int, ...]:
     return tensor.shape if isinstance(tensor, np.ndarray) else tuple(tensor.get_shape())
 
 
+def _array(name: str, tensor: Any) -> np.ndarray:
+    """A tensor of any library; those of torch may have a gradient, and be bfloat16."""
+    if hasattr(tensor, "detach"):
+        tensor = tensor.detach().cpu()
+        tensor = tensor.float() if tensor.is_floating_point() else tensor
+    try:
+        return np.asarray(tensor)
+    except (TypeError, RuntimeError) as error:
+        raise ValueError(f"{name} cannot be read as an array: {error}") from error
+
+
 @contextlib.contextmanager
 def _opened(tensors: Tensors) -> Iterator[Mapping[str, Any]]:
     """The tensors by name, of a file as what reads a part when it is cut."""
     if isinstance(tensors, Mapping):
-        yield {name: np.asarray(tensor) for name, tensor in tensors.items()}
+        yield {name: _array(name, tensor) for name, tensor in tensors.items()}
         return
     from safetensors import SafetensorError, safe_open
 

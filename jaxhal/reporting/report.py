@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 # scores keep the terminal's own colours, which may be light or dark.
 _TERMINAL = ((0.75, "black on #f08b3e"), (0.5, "black on #fbb679"))
 
+# What an answer that cannot be judged has none of.
+_DECIDED = ("verdict", "probability", "by", "basis", "promise", "undecided")
+
 Verdict = Literal["hallucinated", "unsure", "supported"]
 
 
@@ -204,6 +207,17 @@ class Report:
                 finite(score, f"{shown(self.id)}: {name} of a token")
         for name, heads in self.heads.items():
             rounded(heads, f"{shown(self.id)}: {name}")
+
+    def checked(self) -> "Report":
+        """Itself, or its error without a verdict where a number is not finite."""
+        try:
+            self.check()
+        except ValueError as error:
+            bare: dict[str, Any] = {"scores": {}, "tokens": [], "spans": []}
+            bare |= {"heads": {}, "probabilities": {}, "flagged": [], "relevance": None}
+            bare |= dict.fromkeys(_DECIDED)
+            return dataclasses.replace(self, **bare, error=str(error))
+        return self
 
     @property
     def places(self) -> list[tuple[int, int]]:

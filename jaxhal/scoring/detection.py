@@ -162,6 +162,8 @@ def score_batches(
         flow = lrp.resolve(relevance)
         need("sentences")
     chosen = resolve_for(lm, detectors, threshold, confidence)
+    if token_threshold is not None and not 0 <= token_threshold <= 1:
+        raise ValueError(f"token_threshold is {token_threshold}; give one from 0 to 1")
     if token_threshold is not None and verdicts.of_spans(chosen):
         raise ValueError(
             f"token_threshold={token_threshold} is of the scores that a threshold for "
@@ -190,7 +192,7 @@ def score_batches(
                         one = dataclasses.replace(one.resting(spans), relevance=rests)
                     except ValueError as error:
                         one = empty(lm.name, example, [], str(error))
-            done.append((number, one))
+            done.append((number, one.checked()))
         yield done
 
 
@@ -207,6 +209,8 @@ def resolve(
     Errors name the reader nearest to ``lm`` that has what has to be fitted.
     """
     ready = shipped(model)
+    if isinstance(detectors, str | Detector | Fitted):
+        raise ValueError(f"detectors is {detectors!r:.80}; give a list of them")
     if detectors is None:
         later = [
             name

@@ -78,7 +78,10 @@ def guide(
         reads more than rows of tokens.
     """
     check_one_process(lm.params, "guiding")
-    (guiding,) = resolve_for(lm, [detector])
+    guiding, *others = resolve_for(lm, [detector])
+    if others:
+        names = ", ".join(one.detector.name for one in (guiding, *others))
+        raise ValueError(f"{detector} holds {names}; give one of them")
     at_least(2, candidates=candidates)
     at_least(1, chunk=chunk, max_new_tokens=max_new_tokens)
     _check(guiding.detector, sampling)

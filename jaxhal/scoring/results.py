@@ -26,6 +26,7 @@ import numpy as np
 
 import jaxhal
 from jaxhal.datasets.jsonl import Row
+from jaxhal.detectors import Detector
 from jaxhal.evaluation.held_out import Measured
 from jaxhal.io.files import fcntl, whole_lines, write_through
 from jaxhal.io.showing import shown
@@ -39,7 +40,6 @@ from jaxhal.scoring.detection import empty
 from jaxhal.scoring.fitting import Fitted
 
 # What a report has from the deciding detector, beside its spans.
-_DECIDED = ("verdict", "probability", "by", "basis", "promise", "undecided")
 _KEY = "jaxhal detect"
 _MARK = f'{{"{_KEY}": '.encode()  # how the first line begins
 
@@ -208,6 +208,7 @@ def settings_of(
         "weights": fingerprint(lm),
         "tokenizer": digest(text),
         "detectors": [one.detector.name for one in chosen],
+        "options": [_options(one.detector) for one in chosen],
         "measures": [m.feature for one in chosen for m in one.detector.measures],
         "parameters": digest(b"|".join(leaf.tobytes() for leaf in leaves)),
         "batch size": batch_size,
@@ -220,6 +221,20 @@ def settings_of(
         "jax": jax.__version__,
         "device": jax.local_devices()[0].device_kind,
     }
+
+
+def _options(detector: Detector) -> str:
+    """What a detector was made with; of a plain object its kind."""
+
+    def said(value: Any) -> str:
+        if isinstance(value, Detector):
+            return f"{value.name} {_options(value)}"
+        if isinstance(value, tuple):
+            return f"({', '.join(map(said, value))})"
+        plain = type(value).__repr__ is object.__repr__
+        return type(value).__qualname__ if plain else repr(value)
+
+    return said(detector.settings)
 
 
 def results(
@@ -295,18 +310,6 @@ def rows_of(partial: Partial) -> Iterator[Mapping[str, Any]]:
             yield record["row"]
 
 
-def checked(report: Report) -> Report:
-    """The report, or its error when a number in it is none."""
-    try:
-        report.check()
-    except ValueError as error:
-        without: dict[str, Any] = {"scores": {}, "tokens": [], "spans": [], "heads": {}}
-        without |= {"probabilities": {}, "flagged": [], "relevance": None}
-        without |= dict.fromkeys(_DECIDED)
-        return dataclasses.replace(report, **without, error=str(error))
-    return report
-
-
 def _reports(
     lm: LM,
     part: Sequence[Row],
@@ -329,11 +332,8 @@ def _bad(lm: LM, row: Row) -> Report:
 
 
 def _result(row: Row, report: Report, reports: bool, every: bool) -> OutputRow:
-    if row.example is not None:
-        report = checked(report)
-        if report.error is not None:
-            error = f"line {row.line}: {report.error}"
-            report = dataclasses.replace(report, error=error)
+    if row.example is not None and report.error is not None:
+        report = dataclasses.replace(report, error=f"line {row.line}: {report.error}")
     return OutputRow(report.to_dict(every), report if reports else None)
 
 

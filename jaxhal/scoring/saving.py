@@ -2,6 +2,7 @@
 
 import dataclasses
 import hashlib
+import json
 import os
 from collections.abc import Iterable, Mapping
 from importlib.metadata import version
@@ -29,6 +30,7 @@ from jaxhal.evaluation.calibration import Isotonic, Platt
 from jaxhal.evaluation.held_out import CalibrationSet, Measured
 from jaxhal.io import sealing
 from jaxhal.io.files import replacing
+from jaxhal.io.showing import shown
 from jaxhal.llm import hosts
 from jaxhal.scoring.fitting import Fitted
 
@@ -64,6 +66,7 @@ def save(
     """
     from safetensors.numpy import save as serialized
 
+    check_spec(spec)
     _check_same(spec, build(spec), fitted.detector)
     if fitted.threshold is None or fitted.calibration is None:
         name = fitted.detector.name
@@ -101,6 +104,17 @@ def save(
     with replacing(folder / _PARAMS, binary=True) as file:
         file.write(params)
     sealing.write(folder / _CARD, {**about, **(card or {})})
+
+
+def check_spec(spec: Any) -> None:
+    """ValueError where a detector is specified by what a card cannot hold."""
+    try:
+        json.dumps(spec)
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"detector {shown(str(spec))} cannot be saved ({error}); give its options "
+            "as numbers, text, lists and mappings"
+        ) from error
 
 
 def load(path: str | os.PathLike, *, endpoints: Iterable[str] = ()) -> Fitted:

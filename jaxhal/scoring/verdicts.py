@@ -109,6 +109,8 @@ def decided(
     may = any(d.detector.name == found.detector and d.silent is None for d in chosen)
     if found.verdict == "supported" or not (may or token_threshold is not None):
         return found
+    if not any(found.detector in token.scores for token in found.tokens):
+        return found
     if token_threshold is None:
         token_threshold = PREFERRED.get(found.detector, _OTHERWISE)
         if one is not None and one.promise is not None and of_spans([one]):

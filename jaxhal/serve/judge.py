@@ -14,7 +14,6 @@ from jaxhal.reporting.attribution import explain
 from jaxhal.reporting.report import Report
 from jaxhal.scoring import detection
 from jaxhal.scoring.fitting import Fitted
-from jaxhal.scoring.results import checked
 from jaxhal.serve.writer import Busy, Failed
 from jaxhal.types import Example
 
@@ -115,7 +114,7 @@ class Judge:
         try:
             batches = detection.score_batches(self.lm, examples, self.chosen, **options)
             for number, report in (pair for batch in batches for pair in batch):
-                one, report = some[number], checked(report)
+                one = some[number]
                 if one.relevance:
                     later.append((one, report))
                 else:

@@ -185,7 +185,7 @@ class Response:
         )
         marks = {} if self._marks is None else {name: np.asarray([self._marks])}
         judged = BatchScores({name: np.asarray([self.score])}, marks, {})
-        return detection.report([one], self._lm, example, row, judged, 0)
+        return detection.report([one], self._lm, example, row, judged, 0).checked()
 
     def tell(self, news: News | Ended | BaseException) -> None:
         """Hands something to whoever waits, from another thread."""
