@@ -11,6 +11,7 @@ response on the right to ``R``, so that the boundary is one static column of eve
 
 import dataclasses
 import json
+from collections.abc import Collection
 from typing import Any, NamedTuple
 
 import jax
@@ -100,10 +101,11 @@ class Example:
         object as text, ``{"type": "function", "function": {"name", ...}}``.
 
     Raises:
-      ValueError: on an empty response or prompt, on neither ``prompt`` nor ``context``,
-        on a context or question that is not in the prompt, on ``templated`` without a
-        prompt, on turns beside any of these or not ending with the user's or a tool's,
-        on calls and tools that are no such JSON, on label spans outside the response.
+      ValueError: on a field of another kind, on an empty response or prompt, on neither
+        ``prompt`` nor ``context``, on a context or question that is not in the prompt,
+        on ``templated`` without a prompt, on turns beside any of these or not ending
+        with the user's or a tool's, on calls and tools that are no such JSON, on label
+        spans outside the response.
     """
 
     response: str
@@ -182,14 +184,28 @@ class Example:
 
     def _check_kinds(self, where: str) -> None:
         """ValueError where one of the fields is of another kind than is declared."""
-        for name in ("response", "prompt", "context", "question"):
+        texts = "response", "id", "source", "split", "states"
+        for name in (*texts, "prompt", "context", "question"):
             value = getattr(self, name)
-            if value is not None and not isinstance(value, str):
+            left_out = value is None and name not in texts
+            if not left_out and not isinstance(value, str):
                 raise ValueError(f"{where}{name} is {shown(value)}; give text")
-        lists = ("samples", str, "texts"), ("labels", Label, "spans, each a Label")
+        if not isinstance(self.templated, bool):
+            raise ValueError(
+                f"{where}templated is {shown(self.templated)}; give True or False"
+            )
+        lists = (
+            ("samples", str, "texts"),
+            ("labels", Label, "spans, each a Label"),
+            ("turns", Turn, "turns, each a Turn"),
+            ("logprobs", Logprob, "those of the tokens, each a Logprob"),
+            ("tools", str, "definitions, each JSON as text"),
+        )
         for name, kind, many in lists:
             value = getattr(self, name)
-            each = () if value is None or isinstance(value, str) else value
+            if value is None and name in ("labels", "logprobs"):
+                continue
+            each = value if isinstance(value, Collection) else [None]
             if isinstance(value, str) or not all(isinstance(x, kind) for x in each):
                 raise ValueError(f"{where}{name} is {shown(value)}; give {many}")
 

@@ -52,6 +52,7 @@ FIELDS = (
         "label",
     ),
     *("labels", "samples", "templated", "messages", "by", "scores", ""),
+    *("logprobs", "tools", "states"),
 )
 
 
@@ -95,7 +96,10 @@ def whole(rng: random.Random) -> dict[str, Any]:
     if rng.random() < 0.1 and form == 0:
         row["templated"] = True
     ids = (text(rng), "same", rng.randint(-9, 10**20), None, "i" * 300)
+    said = {"tokens": [text(rng)], "token_logprobs": [rng.choice((0, -0.5, -1e999))]}
     more = {
+        "states": rng.choice((text(rng), 7, None)),
+        "logprobs": rng.choice((said, None)),
         "id": rng.choice(ids),
         "source": text(rng),
         "split": text(rng),
@@ -145,6 +149,9 @@ def broken_field(rng: random.Random) -> Line:
         "templated": rng.choice((0, 1, "true", [])),
         "source": rng.choice((1.5, [], half)),
         "samples": rng.choice(("a", [1], [half], {})),
+        "states": rng.choice((1.5, [], {}, half)),
+        "tools": rng.choice(("a", {}, [1], [{}], [{"function": {"name": half}}])),
+        "logprobs": rng.choice(([], 0, {}, {"content": 3}, logprob(rng))),
     }
     name = rng.choice(list(wrong))
     row[name] = wrong[name]
@@ -152,6 +159,31 @@ def broken_field(rng: random.Random) -> Line:
         length = len(answer_of(row))
         row["labels"] = [{"start": rng.choice((0, length)), "end": length + 1}]
     return Line(packed(row, rng), False)
+
+
+def logprob(rng: random.Random) -> dict[str, Any]:
+    """That of one token, wrong."""
+    wrong = rng.choice((None, "0", 1.0, math.nan, math.inf, 10**400, -(10**400), []))
+    if rng.random() < 0.5:
+        return {"tokens": ["a"], "token_logprobs": [wrong]}
+    top = [{"logprob": wrong}]
+    return {"content": [{"token": "a", "logprob": -1, "top_logprobs": top}]}
+
+
+def deep(rng: random.Random) -> Line:
+    """Nested about as far as anything reads or writes it."""
+    depth, mark = rng.randrange(900, 1010), "7" * 40
+    row, name = whole(rng), rng.choice(("tools", "logprobs", "labels", "messages"))
+    if name == "messages":
+        call = {"function": {"name": "f", "arguments": {"a": mark}}}
+        turn = {"role": "assistant", "tool_calls": [call]}
+        row["messages"] = [{"role": "user", "content": "a"}, turn, *row.get(name, ())]
+    else:
+        row[name] = [mark]
+    opens, closes = rng.choice((('{"a":', "}"), ("[", "]")))
+    brackets = opens * depth + "0" + closes * depth
+    raw = packed(row, rng)
+    return Line(raw.replace(f'"{mark}"'.encode(), brackets.encode()), None)
 
 
 def changed(rng: random.Random) -> Line:
@@ -218,7 +250,10 @@ def huge(rng: random.Random) -> Line:
                     {"response": " \n" * (1 << 19)},
                     {"labels": [{"start": 0, "end": 9**4000}]},
                 ),
-                *({"prompt": "\t" * (1 << 20)}, {"response": "x" * 400, "labels": []}),
+                *(
+                    {"prompt": "\t" * (1 << 20)},
+                    {"response": "x" * 400, "labels": [{}]},
+                ),
                 *(
                     {"prompt": None, "context": None, "messages": None},
                     {"label": "x" * (1 << 20)},
@@ -236,7 +271,7 @@ def blank(rng: random.Random) -> Line:
 
 KINDS = {
     **{tasteful: 40, changed: 25, broken_field: 14, flipped: 6, torn: 4, no_text: 4},
-    **{no_object: 3, endless: 2, blank: 2},
+    **{no_object: 3, endless: 2, blank: 2, deep: 2},
 }
 
 

@@ -8,7 +8,7 @@ from test_datasets import ragtruth_files
 
 from jaxhal.datasets import alterations, altered, bundled, load_dataset
 from jaxhal.datasets.rules import KINDS
-from jaxhal.types import Example
+from jaxhal.types import Example, Logprob
 
 # Kind -> an answer that its context supports word for word, and what may change.
 CASES = {
@@ -42,6 +42,13 @@ MORE = " Elsewhere people praise Ada Holm."
 
 def grounded(text, **fields):
     return Example(text, context=fields.pop("context", text), label=0, **fields)
+
+
+def test_what_belongs_to_the_words_of_the_original_stays_with_it():
+    text, _ = CASES["year"]
+    given = {"samples": ("Other.",), "logprobs": (Logprob(text, -1.0),)}
+    (made,) = altered([grounded(text, states="a.safetensors", **given)], "year")
+    assert (made.samples, made.states, made.logprobs) == ((), "", None)
 
 
 def test_there_are_twelve_kinds_and_more():

@@ -7,9 +7,11 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
+from collections.abc import Collection
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -245,7 +247,7 @@ def test_a_score_that_is_no_number_is_an_error_of_its_row(tmp_path, calls, monke
     def score(lm, examples, detectors=None, **options):
         values = [1.0, float("nan"), 2.0]
         return [
-            fake_report(example, scores={"toha": value})
+            fake_report(example, scores={"toha": value}).checked()
             for example, value in zip(examples, values, strict=True)
         ]
 
@@ -383,6 +385,14 @@ def test_an_empty_file_is_no_error(tmp_path, calls):
         (["-i", "missing.jsonl"], "missing.jsonl: no such file"),
         (["-i", "."], "is a folder"),
         (["-o", "missing/out.jsonl"], "missing: no such folder"),
+        (["-o", "o" * 220], "no file can be made there (File name too long); give"),
+        (["--html", "o" * 220], "no file can be made there (File name too long); give"),
+        pytest.param(
+            ["-o", "/proc/out.jsonl"],
+            "/proc/out.jsonl: no file can be made there (",
+            marks=pytest.mark.skipif(sys.platform != "linux", reason="/proc"),
+        ),
+        (["--html", "-"], "--html is '-'; give a file, as a page goes to no stream"),
         (["-o", "."], "is a folder"),
         (["--html", "missing/out.html"], "missing: no such folder"),
         (["--adapt", "--relevance", "attnlrp"], "--relevance attnlrp is of spans, and"),
@@ -463,12 +473,23 @@ def test_how_a_model_is_loaded(tmp_path, monkeypatch, command):
 
     monkeypatch.setattr(jaxhal, "load", load)
     source = str(write(tmp_path / "in.jsonl", GOOD))
-    rest = {"detect": ["-i", source], "rate": [source], "serve": []}
+    rest = {"detect": ["-i", source], "rate": [source], "serve": ["--port", 0]}
     rest["demo"] = ["--out", str(tmp_path / "demo")]
     how = ["--dtype", "bfloat16", "--weights", "int8", "--mesh", "data=1"]
     found = run(command, *rest[command], *how)
     assert (found.exit_code, found.stderr) == (2, "jaxhal: enough\n")
     assert seen == {"dtype": "bfloat16", "weights": "int8", "mesh": "data=1"}
+
+
+@pytest.mark.parametrize("command", [["serve"], ["watchdog", "serve", "gone.yaml"]])
+def test_a_port_that_is_taken_costs_no_loading(command, monkeypatch):
+    monkeypatch.setattr(jaxhal, "load", None)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        found = run(*command, "--port", port)
+    assert (found.exit_code, found.stdout) == (2, "")
+    said = f"jaxhal: no server can be at host '127.0.0.1', port {port} ("
+    assert found.stderr.startswith(said) and found.stderr.count("\n") == 1
 
 
 def test_ctrl_c_writes_nothing(tmp_path, calls, monkeypatch):
@@ -480,6 +501,39 @@ def test_ctrl_c_writes_nothing(tmp_path, calls, monkeypatch):
     found = run("detect", "-m", "m", "-i", source, "-o", output)
     assert found.exit_code == 130
     assert os.listdir(tmp_path) == ["in.jsonl"]
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="of Linux")
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("list models > /dev/full", "[Errno 28] No space left on device"),
+        ("list models >&-", "standard output is closed; give it a file or a pipe"),
+        ("detect -d novel_words -i - <&-", "standard input is closed; give it a file"),
+        ("data bundled >&- 2>&-", None),
+    ],
+)
+def test_a_stream_that_fails_is_bad_usage(command, said):
+    whole = f"{sys.executable} -m jaxhal {command}"
+    found = subprocess.run(whole, shell=True, capture_output=True, text=True)
+    assert (found.returncode, found.stdout) == (2, "")
+    assert found.stderr.startswith(f"jaxhal: {said}") if said else not found.stderr
+    assert found.stderr.count("\n") == bool(said)
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_a_table_is_shown_in_any_encoding(encoding):
+    shell = os.environ | {"PYTHONIOENCODING": encoding}
+    code = """if True:
+        from jaxhal.cli import console
+        console.open_streams()
+        console.tell([{"95 % interval": "0.40–0.60", "name": "漢 é"}])
+    """
+    whole = [sys.executable, "-c", code]
+    found = subprocess.run(whole, env=shell, capture_output=True, check=True)
+    accent = {"ascii": "\\xe9", "latin-1": "é"}[encoding]
+    spelled = found.stdout.decode(encoding).splitlines()[1].split()
+    assert spelled == [r"0.40\u20130.60", r"\u6f22", accent]
 
 
 SLOW = """
@@ -690,19 +744,21 @@ def test_data_options(monkeypatch):
     seen = []
     entry = jaxhal.datasets.DATASETS["bundled"]
 
-    def loader(split=None, quality=None, whole=True):
-        seen.append((split, quality, whole))
+    def loader(
+        split: str | None = "a",
+        quality: str | Collection[str] | None = None,
+        whole: bool = True,
+        each: int | None = None,
+    ):
+        seen.append((split, quality, whole, each))
         return bundled()
 
     entry = entry._replace(loader=loader)
     monkeypatch.setitem(jaxhal.datasets.DATASETS, "bundled", entry)
-    options = ["split=a=b", "quality=x", "quality=null", "quality=3", "whole=False"]
+    options = ["split=a=b", "quality=x", "quality=3", "whole=False", "each=2"]
     assert run("data", "bundled", *options).exit_code == 0
-    assert seen == [("a=b", ["x", None, "3"], False)]
-    numbered = entry._replace(loader=lambda each: seen.append(each) or bundled())
-    numbered.loader.__annotations__ = {"each": int | None}
-    monkeypatch.setitem(jaxhal.datasets.DATASETS, "bundled", numbered)
-    assert run("data", "bundled", "each=2").exit_code == 0 and seen[-1] == 2
+    assert run("data", "bundled", "split=null", "quality=true").exit_code == 0
+    assert seen == [("a=b", ["x", "3"], False, 2), (None, "true", True, None)]
 
 
 @pytest.mark.parametrize(
@@ -714,6 +770,17 @@ def test_data_options(monkeypatch):
         (["bundled", "=x"], "'=x' is no option"),
         (["bundled", "split=x"], "unknown option 'split' of 'bundled'"),
         (["ragtruth", "root=/gone"], "/gone, given as root, is no folder"),
+        (["alterations", "each=x"], "each is 'x'; give a whole number, 0 or more"),
+        (["alterations", "each=1", "each=2"], "each is given 2 times; give it once"),
+        (["alterations", "seed=null"], "seed is 'null'; give a whole number, 0 or m"),
+        (["alterations", "seed=-1"], "seed is '-1'; give a whole number, 0 or more"),
+        (["alterations", "seed=1.5"], "seed is '1.5'; give a whole number, 0 or more"),
+        (["alterations", "seed=1", "seed=2"], "seed is given 2 times; give it once"),
+        (["truthfulqa", "categories=null", "categories=x"], "categories is null and"),
+        (["ragtruth", "task=null", "task=QA"], "task is given 2 times; give it once"),
+        (["ragtruth", "implicit_true=5"], "implicit_true is '5'; use one of true, fa"),
+        (["halueval", "root=a", "root=b"], "root is given 2 times; give it once"),
+        (["bundled", "x=1", "x=2"], "x is given 2 times; give it once"),
         (["empty.jsonl"], "got no examples"),
         (["empty.jsonl", "split=x"], "unknown option 'split' of 'empty.jsonl'"),
     ],

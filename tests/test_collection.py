@@ -24,6 +24,8 @@ from jaxhal.evaluation.guarantees import STEPS
 from jaxhal.experiments import PRESETS, Experiment
 from jaxhal.io.configuration import structured, write_config
 from jaxhal.models import registry
+from jaxhal.reading.samples import Draw
+from jaxhal.scoring import collection
 from jaxhal.scoring.detection import placed
 from jaxhal.types import Example
 from tiny_lm import tiny_lm, write_lm
@@ -296,6 +298,27 @@ def test_a_preset_says_everything_itself(preset):
     assert found.exit_code == 2 and "give DATA or --preset ragtruth" in found.output
 
 
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"seed": -1}, "seed is -1; give 0 to 4294967295"),
+        ({"seed": 2**32}, "seed is 4294967296; give 0 to 4294967295"),
+        ({"folds": 200}, "cannot be judged by folds: .* too few for 200 folds"),
+        ({"folds": 1}, "folds is 1; give at least 2"),
+    ],
+)
+def test_folds_that_cannot_be_made_cost_no_reading(lm, options, problem, monkeypatch):
+    monkeypatch.setattr(collection, "collect", None)
+    with pytest.raises(ValueError, match=problem):
+        jaxhal.fit(lm, answers(), CHOSEN, **options)
+
+
+@pytest.mark.parametrize("seed", ["-1", str(2**32)])
+def test_a_seed_is_one_of_numpys(seed):
+    found = CliRunner().invoke(app, ["fit", "gone.jsonl", "-o", "mine", "--seed", seed])
+    assert found.exit_code == 2 and "'--seed'" in found.output
+
+
 def test_what_cannot_be_fitted_says_why(lm, tmp_path):
     few = answers(8)
     options = {"store": tmp_path, "progress": False}
@@ -303,6 +326,10 @@ def test_what_cannot_be_fitted_says_why(lm, tmp_path):
         jaxhal.fit(lm, few, CHOSEN, **options)
     with pytest.raises(ValueError, match="detectors is empty; name at least one"):
         jaxhal.fit(lm, few, [], **options)
+    with pytest.raises(ValueError, match="detectors is 'mtop_div'; give a list"):
+        jaxhal.fit(lm, few, "mtop_div", **options)
+    with pytest.raises(ValueError, match="eigenscore.* cannot be saved"):
+        jaxhal.fit(lm, few, [{"eigenscore": {"draw": Draw(n=3)}}], **options)
     with pytest.raises(ValueError, match="two detectors are named 'mtop_div'"):
         jaxhal.fit(lm, few, ["mtop_div", "mtop_div"], **options)
     with pytest.raises(ValueError, match="'b' has no label"):

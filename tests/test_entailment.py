@@ -240,6 +240,7 @@ def test_lists_of_pairs_are_asked_about_together():
     want = [[], [[1, 2, 0], [3, 0, 0]], [], [[1, 1, 0]]]
     assert [one.tolist() for one in found] == want and judge.calls == 1
     assert [len(one) for one in of_each(judge, [[], []])] == [0, 0]
+    assert of_each(judge, []) == both_ways(judge, []) == []
     assert judge.calls == 1
 
 

@@ -804,6 +804,21 @@ def test_bad_settings_are_found_before_reading(here, change, problem, monkeypatc
         experiments.run(here, [change], progress=False)
 
 
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("- name: a", r"c\.yaml is a list; a configuration is a mapping of keys"),
+        ("name: a\ndata: {b: 1}", "configuration: data is a mapping and has to be a l"),
+        ("name: a\ndetectors: {toha: {}}", "configuration: detectors is a mapping and"),
+    ],
+)
+def test_what_is_no_mapping_or_no_list(tmp_path, text, problem):
+    path = tmp_path / "c.yaml"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=problem):
+        load_config(path)
+
+
 def test_settings_that_the_data_does_not_allow(here):
     for change, problem in (
         (["protocol=toha", "train_size=60"], "train_size is 60 of 60"),

@@ -1,5 +1,6 @@
 """Files that grow line by line: all of what is added or none, whatever happens."""
 
+import errno
 import os
 import signal
 import threading
@@ -110,6 +111,24 @@ def test_what_a_killed_writer_left_goes_with_the_next(tmp_path):
             other.write("first")
     assert [entry.name for entry in tmp_path.iterdir()] == ["scores.jsonl"]
     assert path.read_text() == "whole"
+
+
+@pytest.mark.parametrize("folder", [False, True])
+def test_what_another_user_left_stays(tmp_path, monkeypatch, folder):
+    """Who may not open it cannot delete it either."""
+    left = tmp_path / f".scores.jsonl.{'0' * 32}.new"
+    left.mkdir() if folder else left.write_text("half")
+    opens = os.open
+
+    def refuse(path, *given):
+        if str(path).startswith(str(left)):
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return opens(path, *given)
+
+    monkeypatch.setattr(os, "open", refuse)
+    with replacing(tmp_path / "scores.jsonl") as file:
+        file.write("whole")
+    assert sorted(os.listdir(tmp_path)) == [left.name, "scores.jsonl"]
 
 
 def test_two_processes_make_one_folder(tmp_path):

@@ -206,6 +206,29 @@ def test_unreadable_lines_cost_nobody_else(raw, problem):
     assert bad.error.startswith("line 2: ") and problem in bad.error
 
 
+@pytest.mark.parametrize(
+    "field",
+    [
+        '"prompt": "Why?", "response": "So.", "tools": [%s]',
+        '"prompt": "Why?", "response": "So.", "label": %s',
+        '"prompt": "Why?", "response": "So.", "logprobs": {"content": [{"token": %s, '
+        '"logprob": 0}]}',
+        '"prompt": "Why?", "response": "So.", "logprobs": {"content": [{"token": "a", '
+        '"logprob": %s}]}',
+        '"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", '
+        '"tool_calls": [{"function": {"name": "f", "arguments": %s}}]}, '
+        '{"role": "user", "content": "So?"}, {"role": "assistant", "content": "Yes."}]',
+    ],
+)
+def test_endless_brackets_cost_nobody_else(field):
+    """At no depth, as what reads them and what writes them give up at others."""
+    good = b'{"id": "good", "prompt": "Why?", "response": "So."}'
+    deep = ['{"a": ' * depth + "0" + "}" * depth for depth in range(900, 1010)]
+    *found, last = read(*(b"{%s}" % (field % one).encode() for one in deep), good)
+    assert len(found) == 110 and last.example
+    assert all("messages" in field or row.error for row in found)
+
+
 def test_byte_order_mark_is_passed_over():
     [row] = read(b'\xef\xbb\xbf{"id": "a", "prompt": "Why?", "response": "So."}')
     assert row.id == "a" and row.error is None
@@ -247,6 +270,13 @@ def test_missing_file(tmp_path):
         read_rows(tmp_path / "gone.jsonl")
     with pytest.raises(IsADirectoryError, match="is a folder"):
         read_rows(str(tmp_path))
+
+
+def test_lines_are_bytes(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text("{}\n")
+    with path.open() as file, pytest.raises(ValueError, match="are text; give bytes"):
+        list(read_rows(file))
 
 
 def test_file_round_trip(tmp_path):
@@ -299,6 +329,16 @@ def test_links_and_devices_stay(tmp_path):
     assert not os.path.isfile(os.devnull)
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="no pipe has a path there")
+def test_a_pipe_is_written_to_by_its_path():
+    """As of -o /dev/stdout | cat, or -o >(cat): a link to what is in no folder."""
+    reads, writes = os.pipe()
+    with os.fdopen(reads), os.fdopen(writes, "wb"):
+        with replacing(f"/dev/fd/{writes}") as file:
+            file.write("new")
+        assert os.read(reads, 9) == b"new"
+
+
 @pytest.mark.parametrize(
     "wrong, message",
     [
@@ -307,6 +347,18 @@ def test_links_and_devices_stay(tmp_path):
         (dict(labels=((0, 2),)), "labels is .*; give spans, each a Label"),
         (dict(response=5), "response is 5; give text"),
         (dict(context=b"bytes"), "context is b'bytes'; give text"),
+        (dict(response=None), "response is None; give text"),
+        (dict(id=5), "example 5: id is 5; give text"),
+        (dict(split=None), "split is None; give text"),
+        (dict(source=3), "source is 3; give text"),
+        (dict(states=None), "states is None; give text"),
+        (dict(samples=None), "samples is None; give texts"),
+        (dict(samples=5), "samples is 5; give texts"),
+        (dict(logprobs=[1]), r"logprobs is \[1\]; give those of the tokens, each a L"),
+        (dict(tools=None), "tools is None; give definitions, each JSON as text"),
+        (dict(tools=({"type": "function"},)), "tools is .*; give definitions, each"),
+        (dict(turns=[{"role": "user"}]), "turns is .*; give turns, each a Turn"),
+        (dict(templated="no"), "templated is no; give True or False"),
     ],
 )
 def test_fields_of_an_example_are_of_their_kinds(wrong, message):

@@ -98,6 +98,15 @@ def broken(folder, how):
             head.unlink()
         case "no archive":
             head.write_bytes(b"GGUF" * 9)
+        case "method" | "version" | "encrypted" | "compressed":
+            data = bytearray(head.read_bytes())
+            at = data.index(b"PK\1\2")  # in the list of what the archive holds
+            offset, value = {
+                **{"method": (10, 99), "version": (6, 255)},
+                **{"encrypted": (8, 1), "compressed": (10, 8)},
+            }[how]
+            data[at + offset] = value
+            head.write_bytes(data)
         case "code" | "a list" | "no tuple" | "strides" | "too large":
             with zipfile.ZipFile(head, "w", zipfile.ZIP_DEFLATED) as archive:
                 content = _Code() if how == "code" else [1]
@@ -135,6 +144,10 @@ def broken(folder, how):
         ("width", r"weights \[1, 32\] and \[1\] of hidden size 31"),
         ("no head", "is no released probe .*probe_head.bin"),
         ("no archive", "no state dict that torch wrote"),
+        ("method", "no state dict that torch wrote: That compression method"),
+        ("version", "no state dict that torch wrote: zip file version 25.5"),
+        ("encrypted", "no state dict that torch wrote: .* is encrypted"),
+        ("compressed", "no state dict that torch wrote: Error -3"),
         ("code", "builtins.print, which is no tensor"),
         ("a list", "something else than tensors"),
         ("no tuple", "no state dict that torch wrote"),

@@ -190,7 +190,7 @@ def test_what_tools_gave_is_the_context():
 
 
 def test_a_key_goes_to_those_alone_who_may_have_it(one, engine, monkeypatch):
-    monkeypatch.setenv("OPENAI_API_KEY", "sk-secret-key")
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-secret-key\r")
     with served(Server({"tiny": one}, upstream=Upstream(engine.url, one.judge))) as url:
         httpx.post(
             f"{url}/v1/completions",
@@ -202,3 +202,17 @@ def test_a_key_goes_to_those_alone_who_may_have_it(one, engine, monkeypatch):
     assert "authorization" not in far._client.headers
     with pytest.raises(ValueError, match="give the base address"):
         Upstream("engine", one.judge)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("ALL_PROXY", "socks5://a.b:1"),
+        ("SSL_CERT_FILE", "/nope.pem"),
+        ("OPENAI_API_KEY", "sk-schlüssel"),
+    ],
+)
+def test_a_variable_that_forbids_every_request(one, name, value, monkeypatch):
+    monkeypatch.setenv(name, value)
+    with pytest.raises(RuntimeError, match=rf"\${name}\b"):
+        Upstream("https://engine.example/v1", one.judge)

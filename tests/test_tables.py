@@ -139,6 +139,9 @@ def test_a_dict_of_lists_is_a_list_of_spans():
         (GOOD | {"split": 3}, "'split' is 3; use text"),
         (GOOD | {"source": 1.5}, "'source' is 1.5; use text or a whole number"),
         (GOOD | {"context": "else"}, "'context' is not in 'prompt'"),
+        (GOOD | {"label": {(1, 2): 3}}, "'label' is {(1, 2): 3}; use 0, 1"),
+        (GOOD | {"tools": [{"a": {1}}]}, "'tools[0]' cannot be written as JSON: Obj"),
+        (GOOD | {"tools": {1}}, "'tools' is \"{1}\"; use a list of definitions"),
         ({"answer": "A"}, "neither 'prompt' nor 'context'"),
         ({}, "'response' is missing"),
         ("text", "expected a dict of columns, got text"),
@@ -262,6 +265,46 @@ def test_hugging_face_splits():
         from_dataset(both)
     with pytest.raises(ValueError, match="none of the columns a is known"):
         from_dataset(hf.Dataset.from_dict({"a": [1]}))
+
+
+@pytest.mark.parametrize(
+    ("names", "labels"),
+    [
+        (["hallucinated", "supported"], [1, 0]),
+        (["grounded", "hallucinated"], [0, 1]),
+        (["no", "yes"], [0, 1]),
+        (["1", "0"], [1, 0]),
+    ],
+)
+@pytest.mark.parametrize("column", ["label", "is_hallucination"])
+def test_hugging_face_classes_count_by_name(tmp_path, names, labels, column):
+    features = hf.Features(
+        {name: hf.Value("string") for name in GOOD}
+        | {column: hf.ClassLabel(names=names)}
+    )
+    rows = [GOOD | {column: value} for value in (0, 1, None, -1)]
+    dataset = hf.Dataset.from_list(rows, features)
+    dataset.to_parquet(tmp_path / "rows.parquet")
+    for rows in (from_dataset(dataset), from_parquet(tmp_path / "rows.parquet")):
+        assert [row.example.label for row in rows] == [*labels, None, None]
+    said = [GOOD | {column: names[at]} for at in (1, 0)]
+    encoded = hf.Dataset.from_list(said).class_encode_column(column)
+    assert [row.example.label for row in from_dataset(encoded)] == labels[::-1]
+
+
+def test_hugging_face_classes_of_unknown_names():
+    rows = [GOOD | {"label": "yes"}, GOOD | {"label": "LABEL_1"}]
+    dataset = hf.Dataset.from_list(rows).class_encode_column("label")
+    problem = "classes of 'label' are LABEL_1, yes; rename LABEL_1, so that each is one"
+    with pytest.raises(ValueError, match=problem):
+        from_dataset(dataset)
+
+
+def test_hugging_face_rows_as_they_come():
+    dataset = hf.IterableDataset.from_generator(lambda: iter([GOOD | {"other": 1}]))
+    assert dataset.column_names is None
+    [row] = from_dataset(dataset)
+    assert row.example == Example(**GOOD, id="row 1", split="train")
 
 
 @pytest.fixture

@@ -28,6 +28,7 @@ from jaxhal.models.encoders.encoding import embed, kept_encoder
 from jaxhal.serve.limits import OPTIONS, Fault, Limited
 from jaxhal.serve.proxy import Service
 from jaxhal.serve.proxy_wire import asked
+from jaxhal.serve.running import bound, url_of
 from jaxhal.watchdog import (
     CallableAgent,
     Conversation,
@@ -193,14 +194,45 @@ def test_bad_settings(encoder):
 
 def test_it_is_served_with_its_limits(encoder, monkeypatch):
     """What other tests set themselves is what ``run`` sets."""
-    seen = {}
-    monkeypatch.setattr(uvicorn, "run", lambda app, **more: seen.update(more, app=app))
+    seen = []
+
+    def serve(self, sockets):
+        seen.append((self.config, *sockets))
+
+    monkeypatch.setattr(uvicorn.Server, "run", serve)
     dog = Watchdog(CallableAgent(answer), ExactStore(WIDTH), encoder=encoder)
-    Service(dog).run("10.0.0.9", 9)
-    assert OPTIONS and {name: seen[name] for name in OPTIONS} == OPTIONS
-    assert (seen["host"], seen["port"]) == ("10.0.0.9", 9)
-    (limited,) = seen["app"].user_middleware
-    assert limited.cls is Limited and limited.kwargs["host"] == "10.0.0.9"
+    Service(dog).run("localhost", 0)
+    ((config, at),) = seen
+    with at:
+        host, port = at.getsockname()
+    assert OPTIONS and {name: getattr(config, name) for name in OPTIONS} == OPTIONS
+    assert host == "127.0.0.1" and port > 0
+    (limited,) = config.app.user_middleware
+    assert limited.cls is Limited and limited.kwargs["host"] == "localhost"
+
+
+@pytest.mark.parametrize(
+    ("host", "why"),
+    [
+        ("127.0.0.1", "in use"),
+        ("nowhere.invalid", ""),
+        ("203.0.113.9", "assign"),
+        ("a..b", ""),
+    ],
+)
+def test_an_address_that_cannot_be_had(host, why):
+    with bound("127.0.0.1", 0) as taken:
+        taken.listen()
+        port = taken.getsockname()[1]
+        problem = rf"host '{host}', port {port} \(.*{why}.*\); give another port"
+        with pytest.raises(RuntimeError, match=problem):
+            bound(host, port)
+
+
+def test_the_address_that_was_had():
+    for host, begin in (("127.0.0.1", "http://127.0.0.1:"), ("::1", "http://[::1]:")):
+        with contextlib.suppress(RuntimeError), bound(host, 0) as at:  # without IPv6
+            assert url_of(host, at) == f"{begin}{at.getsockname()[1]}"
 
 
 @contextlib.contextmanager

@@ -28,6 +28,7 @@ from jaxhal.experiments import making
 from jaxhal.io.configuration import claim
 from jaxhal.io.files import lines_of
 from jaxhal.plotting.series import ablations, entropy_trend
+from jaxhal.serve import running
 from jaxhal.serve.proxy import Service
 from jaxhal.watchdog import (
     CallableAgent,
@@ -298,31 +299,37 @@ def test_how_an_agent_is_reached_is_not_what_was_explored(written):
 
 
 def test_serve(written, monkeypatch):
-    seen = {}
+    seen, free = {}, ("--port", 0)
 
-    def serve(self, host, port):
-        seen.update(service=self, host=host, port=port)
+    def serve(app, at):
+        with at:
+            seen.update(port=at.getsockname()[1])
 
-    monkeypatch.setattr(Service, "run", serve)
+    def app(self, host):
+        seen.update(service=self, host=host)
+
+    monkeypatch.setattr(running, "run", serve)
+    monkeypatch.setattr(Service, "app", app)
     with monkeypatch.context() as patched:  # nothing is loaded to find that out
         patched.setattr(building, "watchdog_of", None)
-        empty = run("watchdog", "serve", written, "--block")
+        empty = run("watchdog", "serve", written, "--block", *free)
         assert empty.exit_code == 2 and "holds no point; run" in empty.output
         assert run("watchdog", "check", written, "-q", "w1").output == empty.output
-    assert "the bound is empty" in run("watchdog", "serve", written).output
+    assert "the bound is empty" in run("watchdog", "serve", written, *free).output
     store = building.store_of(configs.load_watch(written))
     store.add([Point("p", "w1", "")], [[1.0] * 32])
-    found = run("watchdog", "serve", written, "similarity=0.7", "--block", "--port", 9)
+    found = run("watchdog", "serve", written, "similarity=0.7", "--block", *free)
     assert found.exit_code == 0, found.output
     service = seen["service"]
-    assert (seen["host"], seen["port"], service.block) == ("127.0.0.1", 9, True)
+    assert (seen["host"], service.block) == ("127.0.0.1", True)
+    assert f" 1 points at http://127.0.0.1:{seen['port']}/v1\n" in found.output
     assert service.watchdog.settings.similarity == 0.7 and service.token is None
     assert "give --token" not in found.output and "is empty" not in found.output
     monkeypatch.setenv("JAXHAL_TOKEN", "secret")
-    run("watchdog", "serve", written, "--host", "0.0.0.0")
+    run("watchdog", "serve", written, "--host", "0.0.0.0", *free)
     assert seen["service"].token == "secret"
     monkeypatch.delenv("JAXHAL_TOKEN")
-    open_ = run("watchdog", "serve", written, "--host", "0.0.0.0")
+    open_ = run("watchdog", "serve", written, "--host", "0.0.0.0", *free)
     assert "give --token" in open_.output
 
 

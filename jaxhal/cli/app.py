@@ -1,6 +1,7 @@
 """The ``jaxhal`` command.  Heavy imports wait until a command needs them."""
 
 import os
+import sys
 from typing import Annotated
 
 import typer
@@ -14,7 +15,7 @@ from jaxhal.cli import (
     scoring,
     serving,
 )
-from jaxhal.cli.console import usage
+from jaxhal.cli.console import open_streams, usage
 from jaxhal.cli.stopping import orderly
 from jaxhal.cli.watchdog import app as watchdog
 from jaxhal.llm import hosts
@@ -51,7 +52,12 @@ def main() -> None:
     """Runs a command; it exits 0, 1 when a row failed, 2 on bad usage or a file that
     cannot be read or written, 130 on Ctrl-C and 143 on SIGTERM."""
     with orderly():
-        app(prog_name="jaxhal")
+        open_streams()
+        try:
+            app(prog_name="jaxhal")
+        except OSError as error:  # of what is printed
+            typer.echo(f"jaxhal: {error}", err=True)
+            sys.exit(2)
 
 
 def _version(wanted: bool) -> bool:

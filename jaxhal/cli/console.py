@@ -1,6 +1,8 @@
 """What commands say, and how they say what is wrong."""
 
 import contextlib
+import io
+import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -10,6 +12,7 @@ import typer
 
 from jaxhal.cli.stopping import begun, notes_of
 from jaxhal.io.extras import MissingExtra, need
+from jaxhal.io.files import check_replaceable, is_file
 from jaxhal.io.showing import printable
 
 if TYPE_CHECKING:
@@ -27,6 +30,30 @@ def detectors(default: str) -> Any:
     """The option that takes detectors by name, and what is taken without it."""
     text = "A detector by name; repeat for more."
     return typer.Option("--detector", "-d", help=text, show_default=default)
+
+
+class _Closed:
+    """In place of a standard stream that whoever began this process has closed."""
+
+    closed = True  # so Python does not flush it in the end
+
+    def __init__(self, name: str):
+        self._name = name
+
+    def __getattr__(self, _: str) -> Any:
+        raise OSError(f"{self._name} is closed; give it a file or a pipe")
+
+
+def open_streams() -> None:
+    """Sees to it that what a standard stream cannot do is an OSError that says so, and
+    that what it cannot spell is written as Python escapes it."""
+    for name, said in (("stdin", "standard input"), ("stdout", "standard output")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, _Closed(said))
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w")  # nothing can be said
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def on_screen(stderr: bool = False) -> bool:
@@ -88,6 +115,8 @@ def check_place(path: str | Path | None) -> None:
         raise IsADirectoryError(f"{path} is a folder; give a file name")
     if not Path(path).resolve().parent.is_dir():
         raise FileNotFoundError(f"{Path(path).parent}: no such folder; make it first")
+    if is_file(path):
+        check_replaceable(path)
 
 
 @contextlib.contextmanager

@@ -40,7 +40,9 @@ def fit(
         int | None,
         typer.Option(min=2, help="Of cross-validation.", show_default=str(_FOLDS)),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Of folds and networks.")] = 0,
+    seed: Annotated[
+        int, typer.Option(min=0, max=2**32 - 1, help="Of folds and networks.")
+    ] = 0,
     batch_size: BatchSize = 8,
     force: Annotated[
         bool, typer.Option("--force", help="Replace detectors saved there before.")

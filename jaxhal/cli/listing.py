@@ -3,8 +3,8 @@
 import enum
 import inspect
 import sys
-from collections.abc import Collection, Iterable
-from typing import Annotated, Any
+from collections.abc import Collection, Iterable, Mapping
+from typing import Annotated, Any, get_args, get_origin
 
 import typer
 
@@ -16,6 +16,7 @@ from jaxhal.cli.console import (
     terminal,
     usage,
 )
+from jaxhal.io.checks import one_of
 
 
 class Kind(enum.StrEnum):
@@ -64,13 +65,13 @@ def list_(
         write_rows("-", rows)
         return
     if not rows:  # of a search
-        print(f"no model of the hub is called {search!r}; try fewer words")
+        typer.echo(f"no model of the hub is called {search!r}; try fewer words")
         return
     if kind == Kind.detectors and on_screen():
         rows = [{key: row[key] for key in ("name", "what")} for row in rows]
     terminal().print(as_table(rows))
     if kind == Kind.models and search is None and on_screen():
-        print(
+        typer.echo(
             "others load from a folder, a .gguf file or the hub; which families, and "
             "what was tested of each: jaxhal list families"
         )
@@ -102,13 +103,12 @@ def data(
     from jaxhal.datasets.jsonl import write_rows
 
     with usage():
-        usual = (
+        taken = (
             inspect.signature(DATASETS[name].loader).parameters
             if name in DATASETS
             else {}
         )
-        whole = [n for n, one in usual.items() if one.annotation in (int, int | None)]
-        chosen = _options(options or [], whole)
+        chosen = _options(options or [], taken)
         bad: list[str | None] = []
         if name in DATASETS or chosen:
             examples = load_dataset(name, **chosen)
@@ -211,17 +211,36 @@ def _datasets() -> list[dict[str, Any]]:
     ]
 
 
-def _options(pairs: Iterable[str], whole: Collection[str]) -> dict[str, Any]:
-    """``key=value`` words; a key given again collects its values.
-
-    Those of the keys in ``whole`` are numbers, if they can be read as one.
-    """
-    words = {"null": None, "none": None, "true": True, "false": False}
-    found: dict[str, Any] = {}
+def _options(
+    pairs: Iterable[str], taken: Mapping[str, inspect.Parameter]
+) -> dict[str, Any]:
+    """``key=value`` words as a loader takes them; a key given again collects values."""
+    kinds = {
+        key: [get_origin(kind) or kind for kind in get_args(of) or [of]]
+        for key, of in ((key, one.annotation) for key, one in taken.items())
+    }
+    found: dict[str, list[Any]] = {}
     for pair in pairs:
         key, text = pair_of(pair)
-        value = words.get(text.lower(), text)
-        if key in whole and text.isdecimal():
-            value = int(text)
-        found.setdefault(key, []).append(value)
+        found.setdefault(key, []).append(_value(key, text, kinds.get(key, ())))
+    for key, some in found.items():
+        if len(some) == 1:
+            continue
+        if Collection not in kinds.get(key, ()):
+            raise ValueError(f"{key} is given {len(some)} times; give it once")
+        if None in some:
+            raise ValueError(f"{key} is null and has values; give null, or the values")
     return {key: some[0] if len(some) == 1 else some for key, some in found.items()}
+
+
+def _value(key: str, text: str, kinds: Collection[Any]) -> Any:
+    if text.lower() in ("null", "none") and type(None) in kinds:
+        return None
+    if int in kinds:
+        if not text.isdecimal():
+            raise ValueError(f"{key} is {text!r}; give a whole number, 0 or more")
+        return int(text)
+    if bool in kinds:
+        one_of(("true", "false"), **{key: text.lower()})
+        return text.lower() == "true"
+    return text

@@ -90,7 +90,7 @@ def serve(
         from jaxhal.cli.watchdog import service_of
         from jaxhal.scoring.detection import placed, resolve_for
         from jaxhal.serve.app import Reader, Server
-        from jaxhal.serve.running import run
+        from jaxhal.serve.running import bound, run, url_of
         from jaxhal.serve.upstream import Upstream
 
         if watchdog is not None and upstream is not None:
@@ -98,6 +98,7 @@ def serve(
         if watchdog is None and (block or teacher is not None):
             raise ValueError("--block and --teacher are a watchdog's; give --watchdog")
         threshold, sure = promised(promise, confidence)
+        bound(host, port).close()  # what is taken already should cost no loading
         readers = {}
         for source in model or [DEFAULT]:
             lm = jaxhal.load(source, dtype=dtype, weights=weights, mesh=mesh)
@@ -114,6 +115,7 @@ def serve(
             shown = {"token": token, "teacher": teacher, "largest": largest}
             dog = service_of(watchdog, (), block, **shown)
         server = Server(readers, upstream=engine, watchdog=dog, **options)
+        at = bound(host, port)
     if host not in ("127.0.0.1", "::1", "localhost") and token is None:
         console.print(f"anyone who reaches {host} can ask: give --token", style="bold")
     for reader in readers.values():
@@ -125,11 +127,11 @@ def serve(
                 "that may decide judges while a token is written",
                 soft_wrap=True,
             )
-    console.print(f"http://{host}:{port}")
+    console.print(url_of(host, at))
     logging.basicConfig(format="%(message)s")
     logging.getLogger("jaxhal.serve").setLevel(logging.INFO)
     try:
-        run(server.app(host), host, port, drain)
+        run(server.app(host), at, drain)
     finally:
         for reader in readers.values():
             reader.close()

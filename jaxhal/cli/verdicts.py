@@ -27,6 +27,8 @@ def check_results(
     """ValueError where results, or what is done of them, would replace what is read."""
     from jaxhal.scoring.results import beside
 
+    if page is not None and str(page) == "-":
+        raise ValueError("--html is '-'; give a file, as a page goes to no stream")
     output = "-" if output is None else output
     check_apart(
         # What the shell reads from may be a file as well.

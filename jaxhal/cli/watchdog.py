@@ -139,8 +139,12 @@ def serve(
 ) -> None:
     """Stands in front of the agent and speaks as OpenAI's chat completions do."""
     with usage("watchdog"):
+        from jaxhal.serve.running import bound, run, url_of
+
+        bound(host, port).close()  # what is taken already should cost no loading
         shown = {"token": token, "teacher": teacher, "largest": largest}
         service = service_of(config, settings or (), block, **shown)
+        at = bound(host, port)
     dog = service.watchdog
     console = terminal(stderr=True)
     if host not in ("127.0.0.1", "::1", "localhost") and token is None:
@@ -148,9 +152,9 @@ def serve(
     if not len(dog.store):
         console.print("the bound is empty: no query will be near it", style="bold")
     console.print(
-        f"{dog.agent.name} behind {len(dog.store)} points at http://{host}:{port}/v1"
+        f"{dog.agent.name} behind {len(dog.store)} points at {url_of(host, at)}/v1"
     )
-    service.run(host, port)
+    run(service.app(host), at)
 
 
 def service_of(

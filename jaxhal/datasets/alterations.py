@@ -130,7 +130,10 @@ def _changed(example: Example, change: Change, kind: str) -> Example:
         label=1,
         id=f"{example.id}#{kind}",
         source=example.group,
+        # What whoever wrote the original gave beside it.
         samples=(),
+        states="",
+        logprobs=None,
     )
 
 

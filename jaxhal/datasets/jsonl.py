@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from jaxhal.datasets.logprobs import logprobs_of
 from jaxhal.io.files import replacing
+from jaxhal.io.showing import cut, quoted
 from jaxhal.types import ROLES, Call, Example, Label, Turn
 
 
@@ -97,6 +98,8 @@ def _file_lines(path: Path) -> Iterator[tuple[int, bytes]]:
 
 def _full(lines: Iterable[bytes]) -> Iterator[tuple[int, bytes]]:
     for number, raw in enumerate(lines, 1):
+        if isinstance(raw, str):
+            raise ValueError("the lines are text; give bytes, as of open(path, 'rb')")
         if number == 1:
             raw = raw.removeprefix(b"\xef\xbb\xbf")
         if raw.strip():
@@ -282,7 +285,11 @@ def _call(where: str, call: Any) -> Call:
 def _as_json(where: str, value: Any) -> str:
     if not isinstance(value, dict):
         raise ValueError(f"{where!r} is {kind(value)}; use an object")
-    return text_field(where, json.dumps(value, ensure_ascii=False))
+    try:
+        text = json.dumps(value, ensure_ascii=False)
+    except (RecursionError, TypeError) as error:  # endless brackets, what is no JSON
+        raise ValueError(f"{where!r} cannot be written as JSON: {error}") from None
+    return text_field(where, text)
 
 
 def _part(where: str, part: Any) -> str:
@@ -347,5 +354,8 @@ def kind(value: Any) -> str:
 
 def _show(value: Any) -> str:
     """The value as JSON has it, short enough for one line."""
-    text = json.dumps(value, default=repr)
-    return text if len(text) <= 40 else f"{text[:37]}..."
+    try:
+        text = json.dumps(value, default=repr)
+    except (RecursionError, TypeError, ValueError):  # as of keys that are no text
+        text = quoted(value)
+    return cut(text, 40)

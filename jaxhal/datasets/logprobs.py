@@ -1,8 +1,9 @@
 """Log probabilities as OpenAI-compatible servers write them beside an answer."""
 
-import math
+import contextlib
 from typing import Any
 
+from jaxhal.io.showing import quoted
 from jaxhal.types import Logprob
 
 # What rounding may add to the log probability of a certain token.
@@ -62,15 +63,16 @@ def logprobs_of(said: Any) -> tuple[Logprob, ...]:
 
 def _token(at: int, token: Any) -> str:
     if not isinstance(token, str):
-        raise ValueError(f"token {at} of 'logprobs' is {token!r}; use text")
+        raise ValueError(f"token {at} of 'logprobs' is {quoted(token)}; use text")
     return token
 
 
 def _number(at: int, number: Any) -> float:
     known = isinstance(number, int | float) and not isinstance(number, bool)
-    if not known or math.isnan(number) or number > _ROUNDED:
-        raise ValueError(
-            f"token {at} of 'logprobs' has log probability {number!r}; give a number "
-            "of at most 0, of the answer's own tokens (echo=false)"
-        )
-    return min(float(number), 0.0)
+    with contextlib.suppress(OverflowError):  # a whole number of hundreds of digits
+        if known and float(number) <= _ROUNDED:  # which NaN is not
+            return min(float(number), 0.0)
+    raise ValueError(
+        f"token {at} of 'logprobs' has log probability {quoted(number)}; give a number "
+        "of at most 0, of the answer's own tokens (echo=false)"
+    )

@@ -41,6 +41,9 @@ _ALONE += ("states", "logprobs")
 _NAMES = {name: (name, *_OTHER.get(name, ())) for name in ("id", *_OTHER, *_ALONE)}
 _COLUMNS = {name for names in _NAMES.values() for name in names}
 _VERDICTS = {1: 1, 0: 0, "yes": 1, "no": 0}  # True and 1.0 are equal to 1
+# What classes of a label may be called, whose numbers follow their order alone.
+_CLASSES = {"1": 1, "yes": 1, "hallucinated": 1}
+_CLASSES |= {"0": 0, "no": 0, "grounded": 0, "supported": 0}
 
 
 def from_rows(rows: Iterable[Any], split: str = "") -> Iterator[Row]:
@@ -75,7 +78,8 @@ def from_jsonl(path: str | os.PathLike) -> Iterator[Row]:
 def from_parquet(path: str | os.PathLike) -> Iterator[Row]:
     """The rows of a Parquet file, as :func:`from_rows` reads them.
 
-    Raises ValueError when it is no Parquet file, or has none of the columns.
+    Of one that ``datasets`` wrote, classes of a label count by their names.  Raises
+    ValueError when it is no Parquet file, or has none of the columns.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -85,24 +89,33 @@ def from_parquet(path: str | os.PathLike) -> Iterator[Row]:
         file = pq.ParquetFile(path)
     except pa.ArrowInvalid as error:
         raise ValueError(f"{path} is no Parquet file: {error}") from None
-    batches = file.iter_batches(columns=_known(file.schema_arrow.names))
-    return from_rows(row for batch in batches for row in batch.to_pylist())
+    schema, features = file.schema_arrow, {}
+    if b"huggingface" in (schema.metadata or {}):
+        import datasets
+
+        features = datasets.Features.from_arrow_schema(schema)
+    batches = file.iter_batches(columns=_known(schema.names))
+    rows = (row for batch in batches for row in batch.to_pylist())
+    return from_rows(_named(rows, features))
 
 
 def from_dataset(dataset: "datasets.Dataset") -> Iterator[Row]:
     """The rows of a Hugging Face data set, as :func:`from_rows` reads them.
 
-    Rows that name no split are of the data set's own.  Raises ValueError on a
-    ``DatasetDict``, of which one split must be chosen, or when it has none of the
-    columns.
+    Rows that name no split are of the data set's own.  Classes of a label count by
+    their names.  Raises ValueError on a ``DatasetDict``, of which one split must be
+    chosen, on a class of another name than yes, hallucinated or 1, and no, grounded,
+    supported or 0, or when it has none of the columns.
     """
     if isinstance(dataset, Mapping):
         raise ValueError(
             f"got the splits {', '.join(map(str, dataset))}; give one of them, such as "
             f"dataset[{next(iter(dataset), 'train')!r}]"
         )
-    plain = dataset.with_format(None).select_columns(_known(dataset.column_names))
-    return from_rows(plain, str(dataset.split or ""))
+    columns = _known(dataset.column_names or list(next(iter(dataset), {})))
+    plain: Any = dataset.with_format(None).select_columns(columns)
+    named = _named(plain, dataset.features or {})
+    return from_rows(named, str(dataset.split or ""))
 
 
 def from_hub(id: str, split: str, name: str | None = None) -> Iterator[Row]:
@@ -142,6 +155,22 @@ def _known(columns: Sequence[str]) -> list[str]:
             f"{', '.join(_NAMES)}"
         )
     return known
+
+
+def _named(rows: Iterable[Any], features: Mapping[str, Any]) -> Iterator[Any]:
+    """The same rows, numbers of classes replaced by the labels of their names."""
+    found: dict[str, dict[int, int]] = {}
+    for column in _NAMES["label"]:
+        names = getattr(features.get(column), "names", None)
+        if names is None:
+            continue
+        if strange := [name for name in names if name not in _CLASSES]:
+            raise ValueError(
+                f"the classes of {column!r} are {', '.join(names)}; rename "
+                f"{', '.join(strange)}, so that each is one of {', '.join(_CLASSES)}"
+            )
+        found[column] = {at: _CLASSES[name] for at, name in enumerate(names)}
+    return (row | {n: of.get(row[n]) for n, of in found.items()} for row in rows)
 
 
 def _own_names(row: Any, split: str = "") -> dict[str, Any]:

@@ -27,13 +27,16 @@ from jaxhal.reading.store import Store
 from jaxhal.reporting import results
 from jaxhal.reporting.results import Judged
 from jaxhal.scoring import inputs
-from jaxhal.scoring.collection import (
-    FittedDetectors,
-    about_answers,
-    beside_controls,
-)
+from jaxhal.scoring.collection import FittedDetectors, beside_controls
 from jaxhal.scoring.fitting import Fitted
-from jaxhal.scoring.inputs import Inputs, collect, columns_of, fit_part, frame_of
+from jaxhal.scoring.inputs import (
+    Inputs,
+    about_answers,
+    collect,
+    columns_of,
+    fit_part,
+    frame_of,
+)
 from jaxhal.texts import declines
 from jaxhal.tuning import Tuned
 from jaxhal.types import Example

@@ -36,12 +36,21 @@ def structured(
             raise FileNotFoundError(f"{path}: no such file; give a .yaml configuration")
         with _explained(str(path)):
             found = OmegaConf.load(path)
+        if OmegaConf.is_list(found):
+            raise ValueError(f"{path} is a list; a configuration is a mapping of keys")
     elif isinstance(source, schema):
         found = OmegaConf.structured(source)
     else:
         found = OmegaConf.create(dict(source))
     try:
-        merged = OmegaConf.merge(OmegaConf.structured(schema), found)
+        try:
+            merged = OmegaConf.merge(OmegaConf.structured(schema), found)
+        except TypeError as error:  # that is all it says of a mapping for a list
+            items: Any = found.items()
+            keys = [str(key) for key, value in items if OmegaConf.is_dict(value)]
+            raise ValueError(
+                f"configuration: {' or '.join(keys)} is a mapping and has to be a list"
+            ) from error
         _check_plain(merged, "the configuration")  # before anything is looked up in it
         for pair in overrides:
             key, equals, value = pair.partition("=")

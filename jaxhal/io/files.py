@@ -31,11 +31,12 @@ def replacing(
     """
     mode = "b" if binary else ""
     encoding, newline = (None, None) if binary else ("utf-8", "\n")
-    path = Path(path).resolve()  # a link stays a link, its target is replaced
+    path = Path(path)
     if path.exists() and not path.is_file():  # a pipe or /dev/null: nothing to replace
         with path.open(f"w{mode}", encoding=encoding, newline=newline) as file:
             yield file
         return
+    path = path.resolve()  # a link stays a link, its target is replaced
     if not path.parent.is_dir():
         raise FileNotFoundError(f"{path.parent}: no such folder; make it first")
     _sweep(path)
@@ -196,7 +197,8 @@ def _sweep(path: Path) -> None:
     if fcntl is None:
         return
     for left in _beside(path, ".new"):
-        with contextlib.suppress(FileNotFoundError):
+        # Somebody else is faster, or it is another user's.
+        with contextlib.suppress(FileNotFoundError, PermissionError):
             # Network file systems lock only what can be written.
             handle = (
                 os.open(left / _LOCK, os.O_RDWR | os.O_CREAT, 0o666)
@@ -209,6 +211,19 @@ def _sweep(path: Path) -> None:
                 os.close(handle)
             else:
                 _delete(path, left, handle)
+
+
+def check_replaceable(path: str | os.PathLike) -> None:
+    """OSError where :func:`replacing` could not make a file; nothing is left there."""
+    path = Path(path).resolve()
+    try:
+        with _scratch(path, 0o666):
+            pass
+    except OSError as error:
+        raise OSError(
+            f"{path}: no file can be made there ({error.strerror}); give another "
+            "folder or a shorter name"
+        ) from error
 
 
 def check_apart(

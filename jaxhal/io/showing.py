@@ -37,10 +37,17 @@ def cut(text: str, longest: int = _LONGEST) -> str:
 
 def shown(value: Any) -> str:
     """A value in an error: one short line, whatever it is."""
-    text = value if isinstance(value, str) else repr(value)
+    text = value if isinstance(value, str) else _spelled(value)
     return cut(printable(cut(text, 4 * _LONGEST), keep=""))
 
 
 def quoted(value: Any) -> str:
     """A value in an error as Python spells it, so that its edges show."""
-    return cut(repr(value))
+    return cut(_spelled(value))
+
+
+def _spelled(value: Any) -> str:
+    try:
+        return repr(value)
+    except (RecursionError, ValueError):  # endless brackets, endless digits
+        return f"a long {type(value).__name__}"

@@ -5,6 +5,7 @@ import math
 import os
 import pickle
 import zipfile
+import zlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -38,8 +39,8 @@ def read(path: str | os.PathLike) -> dict[str, np.ndarray]:
                 found = _Tensors(file, archive, about.removesuffix("data.pkl")).load()
     # What zipfile says of an archive, and pickle of what it cannot make sense of.
     except (
-        *(zipfile.BadZipFile, pickle.UnpicklingError, EOFError, LookupError),
-        *(AttributeError, TypeError, ValueError),
+        *(zipfile.BadZipFile, zlib.error, pickle.UnpicklingError, EOFError),
+        *(AttributeError, LookupError, RuntimeError, TypeError, ValueError),
     ) as error:
         raise ValueError(
             f"{path} is no state dict that torch wrote: {error}"

@@ -10,13 +10,13 @@ import os
 import re
 import ssl
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from jaxhal.io.extras import need
 from jaxhal.io.files import replacing
-from jaxhal.io.showing import shown
+from jaxhal.io.showing import quoted, shown
 from jaxhal.llm import hosts
 from jaxhal.models.registry import cache_dir, private_cache
 from jaxhal.texts import storable
@@ -199,17 +199,19 @@ class Endpoint:
             kind, http = openai.AsyncOpenAI, openai.DefaultAsyncHttpxClient
             hooks = {"request": [begins], "response": [ends]}
         near = hosts.server_of(self.url).is_local  # no proxy should see it
+        with by_environment():
+            connecting = http(
+                event_hooks=hooks,
+                verify=trusted(),
+                follow_redirects=False,
+                trust_env=not near,
+            )
         return kind(
             base_url=self.url,
             api_key=self.key(),
             timeout=self.timeout,
             max_retries=retries,
-            http_client=http(
-                event_hooks=hooks,
-                verify=trusted(),
-                follow_redirects=False,
-                trust_env=not near,
-            ),
+            http_client=connecting,
         )
 
     def _bared(self, request: Any) -> None:
@@ -273,7 +275,7 @@ class Endpoint:
 
     def key(self) -> str:
         """What the server is told of who asks."""
-        key = os.environ.get("OPENAI_API_KEY") if self.keyed else None
+        key = hosts.key() if self.keyed else ""
         if self.keyed and not key and hosts.server_of(self.url).is_openai:
             raise RuntimeError(
                 f"$OPENAI_API_KEY is not set, which {self.url} needs; set it, or give "
@@ -292,6 +294,25 @@ class Endpoint:
             f"{known}, which it was not given: that takes https, or this machine, and "
             f"{host} in ${hosts.VARIABLE} where data names it"
         )
+
+
+@contextlib.contextmanager
+def by_environment() -> Iterator[None]:
+    """Names the variable that is wrong where no client can be made."""
+    try:
+        yield
+    except OSError as error:
+        raise RuntimeError(
+            f"$SSL_CERT_FILE is {quoted(os.environ.get('SSL_CERT_FILE'))}, where no "
+            f"certificates can be read ({error}); give a PEM file of them, or unset it"
+        ) from error
+    except (ImportError, ValueError) as error:
+        kinds = "all_proxy", "https_proxy", "http_proxy"
+        names = [f"${name}" for name in os.environ if name.lower() in kinds]
+        raise RuntimeError(
+            f"the proxy in {' or '.join(names)} cannot be used ({error}); give one "
+            "that begins with http://, or unset it"
+        ) from error
 
 
 @functools.cache

@@ -345,7 +345,7 @@ def of_each(
 ) -> list[Float[np.ndarray, "pairs 3"]]:
     """What a backend says of each list of pairs, asked once about each, in one call."""
     found = Remembered(backend)([pair for some in lists for pair in some])
-    return np.split(found, np.cumsum([len(some) for some in lists])[:-1])
+    return np.split(found, np.cumsum([len(some) for some in lists]))[:-1]
 
 
 def both_ways(

@@ -144,7 +144,25 @@ def keyed(url: str) -> bool:
     return server.is_safe and (named or usual)
 
 
+def key() -> str:
+    """The user's key without space around it, empty where there is none.
+
+    Raises RuntimeError on one that no server could be sent.
+    """
+    key = _key()
+    if not (key.isascii() and key.isprintable()):
+        raise RuntimeError(
+            "$OPENAI_API_KEY holds characters that are no printable ASCII, so it can "
+            "be sent to no server; copy the key anew"
+        )
+    return key
+
+
+def _key() -> str:
+    return os.environ.get("OPENAI_API_KEY", "").strip()
+
+
 def hidden(text: object) -> str:
     """What an error says, without the user's key, should a server have said it back."""
-    key, said = os.environ.get("OPENAI_API_KEY", ""), str(text)
+    key, said = _key(), str(text)
     return said.replace(key, "$OPENAI_API_KEY") if len(key) >= _SECRET else said

@@ -232,12 +232,12 @@ class FromEngine(Extraction):
     def _tensors(self, number: int, example: Example) -> files.Tensors:
         states = self.exported.states
         if isinstance(states, Sequence) and not isinstance(states, str):
-            if not isinstance(states[number], Mapping):
+            if not isinstance(given := states[number], Mapping):
                 raise ValueError(
                     f"states of answer {number} are not there; give token_ids and "
                     "hidden_states by name"
                 )
-            return states[number]
+            return given
         assert states is not None
         return files.place_of(states, example)
 

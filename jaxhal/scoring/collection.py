@@ -1,7 +1,6 @@
 """From labelled answers to detectors that are ready for new ones, in one step."""
 
 import dataclasses
-import hashlib
 import json
 import os
 import re
@@ -29,8 +28,8 @@ from jaxhal.reporting.markdown import escaped
 from jaxhal.reporting.results import Judged
 from jaxhal.scoring import released
 from jaxhal.scoring.fitting import Fitted
-from jaxhal.scoring.inputs import Inputs, collect, fit_part, frame_of, readable
-from jaxhal.scoring.saving import card_of, load, save
+from jaxhal.scoring.inputs import about_answers, collect, fit_part, frame_of, readable
+from jaxhal.scoring.saving import card_of, check_spec, load, save
 from jaxhal.scoring.tokens import unseen_highlights
 from jaxhal.scoring.verdicts import decider
 from jaxhal.types import Example
@@ -230,13 +229,19 @@ def fit(
       store: folder that keeps what was read, by default one in the cache.
 
     Raises:
-      ValueError: on an unknown detector, an answer without a label, or too few sources
-        of a class for the folds.
+      ValueError: on an unknown detector, an answer without a label, too few sources
+        of a class for the folds, or a seed that is not 0 to 4294967295.
     """
     if not detectors:
         raise ValueError("detectors is empty; name at least one")
+    if isinstance(detectors, str | Mapping):
+        raise ValueError(f"detectors is {detectors!r:.80}; give a list of them")
+    if not 0 <= seed < 1 << 32:
+        raise ValueError(f"seed is {seed}; give 0 to {(1 << 32) - 1}")
     specs = beside_controls(detectors, lm)
     chosen = [build(spec) for spec in specs.values()]
+    if all(one.label is not None for one in examples):
+        _parts(examples, folds, seed)  # what is too little is not read first
     found = collect(
         lm,
         examples,
@@ -247,7 +252,7 @@ def fit(
     )
     found.warn_of_errors()
     judged, apart, key = [], [], jax.random.key(seed)
-    parts = _parts(found, folds, seed)
+    parts = _parts(found.examples, folds, seed)
     with progress_bar(len(chosen) * (folds + 1), "fitting", "fit", progress) as bar:
         for fold, (train, test) in enumerate(parts):
             with warnings.catch_warnings():
@@ -299,11 +304,13 @@ def beside_controls(
     """Name -> spec of detectors, then of every control, which a reader may lack.
 
     Raises:
-      ValueError: when two have one name, or :func:`jaxhal.detectors.build` does.
+      ValueError: when two have one name or cannot be saved, or
+        :func:`jaxhal.detectors.build` does.
     """
     specs: dict[str, Any] = {}
     for spec in detectors:
         name = build(spec).name
+        check_spec(spec)
         if name in specs:
             raise ValueError(
                 f"two detectors are named {name!r}; give one another 'name'"
@@ -316,29 +323,12 @@ def beside_controls(
     return specs | {one.name: one.name for one in controls}
 
 
-def _parts(found: Inputs, folds: int, seed: int) -> list[Any]:
+def _parts(examples: Sequence[Example], folds: int, seed: int) -> list[Any]:
+    labels, groups = [one.label for one in examples], [one.group for one in examples]
     try:
-        return grouped_kfold(found.labels, found.groups.tolist(), folds, seed)
+        return grouped_kfold(labels, groups, folds, seed)
     except SplitError as error:
         raise ValueError(f"the answers cannot be judged by folds: {error}") from error
-
-
-def about_answers(lm: LM, data: str, examples: Sequence[Example]) -> dict[str, Any]:
-    """What cards say of a reader and of the answers that were fitted to."""
-    texts = [(one.id, one.response) for one in examples]
-    return {
-        "model": lm.name,
-        "family": lm.config.family,
-        "parameters": lm.size,
-        "depth": lm.config.num_hidden_layers,
-        "data": {
-            "name": data,
-            "answers": len(examples),
-            "hallucinated": sum(one.label == 1 for one in examples),
-            "sources": len({one.group for one in examples}),
-            "sha256": hashlib.sha256(json.dumps(texts).encode()).hexdigest(),
-        },
-    }
 
 
 def is_place(name: str) -> bool:

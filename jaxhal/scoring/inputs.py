@@ -2,6 +2,8 @@
 
 import dataclasses
 import functools
+import hashlib
+import json
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -342,4 +344,22 @@ def columns_of(name: str, one: Fitted, score: np.ndarray) -> dict[str, np.ndarra
         f"{name}.probability": known,
         f"{name}.adapted": adapted(known, one.calibrated_on.labels.mean())[0],
         f"{name}.flagged": one.reaches(score),
+    }
+
+
+def about_answers(lm: LM, data: str, examples: Sequence[Example]) -> dict[str, Any]:
+    """What cards say of a reader and of the answers that were fitted to."""
+    texts = [(one.id, one.response) for one in examples]
+    return {
+        "model": lm.name,
+        "family": lm.config.family,
+        "parameters": lm.size,
+        "depth": lm.config.num_hidden_layers,
+        "data": {
+            "name": data,
+            "answers": len(examples),
+            "hallucinated": sum(one.label == 1 for one in examples),
+            "sources": len({one.group for one in examples}),
+            "sha256": hashlib.sha256(json.dumps(texts).encode()).hexdigest(),
+        },
     }

@@ -35,7 +35,7 @@ with brought_by("watchdog"):
 
     from jaxhal.serve.limits import Fault, Limited, problem
     from jaxhal.serve.proxy_wire import Wanted, asked, bounded, must
-    from jaxhal.serve.running import run
+    from jaxhal.serve.running import bound, run
 
 # Of the last answers that feedback may name; of how many characters, and of how many a
 # conversation that is looked at, as long as reading them five times.
@@ -146,7 +146,7 @@ class Service:
 
     def run(self, host: str = "127.0.0.1", port: int = 8080) -> None:
         """Serves until it is told to stop; open requests are then answered first."""
-        run(self.app(host), host, port)
+        run(self.app(host), bound(host, port))
 
     def latest(self) -> bytes:
         """What is counted, as Prometheus reads it."""

@@ -1,6 +1,8 @@
 """An application as a process that serves until it is told to stop."""
 
+import contextlib
 import gc
+import socket
 import sys
 from typing import Any
 
@@ -10,7 +12,32 @@ import uvicorn
 from jaxhal.serve.limits import OPTIONS
 
 
-def run(app: Any, host: str, port: int, drain: int = 30) -> None:
+def bound(host: str, port: int) -> socket.socket:
+    """A socket that has an address and does not listen yet; port 0 is any free one.
+
+    Raises RuntimeError where the address cannot be had.
+    """
+    made = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    try:
+        if sys.platform != "win32":  # where it would let two servers have one port
+            made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        made.bind((host, port))
+    except (OSError, UnicodeError) as error:
+        made.close()
+        why = getattr(error, "strerror", None) or error
+        raise RuntimeError(
+            f"no server can be at host {host!r}, port {port} ({why}); give another "
+            "port, or an address of this machine"
+        ) from error
+    return made
+
+
+def url_of(host: str, at: socket.socket) -> str:
+    """Where what is served at a socket can be asked for."""
+    return f"http://{f'[{host}]' if ':' in host else host}:{at.getsockname()[1]}"
+
+
+def run(app: Any, at: socket.socket, drain: int = 30) -> None:
     """Serves; when told to stop, takes no more and ends what is open, ``drain`` seconds
     at most.
 
@@ -22,11 +49,8 @@ def run(app: Any, host: str, port: int, drain: int = 30) -> None:
     sys.setswitchinterval(0.0005)
     gc.collect()
     gc.freeze()
-    uvicorn.run(
-        app,
-        host=host,
-        port=port,
-        log_level="warning",
-        timeout_graceful_shutdown=drain,
-        **OPTIONS,
+    config = uvicorn.Config(
+        app, log_level="warning", timeout_graceful_shutdown=drain, **OPTIONS
     )
+    with contextlib.suppress(KeyboardInterrupt):
+        uvicorn.Server(config).run(sockets=[at])

@@ -6,7 +6,6 @@ to the body under ``jaxhal`` and, where the answer comes whole, to the headers.
 
 import dataclasses
 import json
-import os
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable
 from http.cookiejar import CookieJar, DefaultCookiePolicy
@@ -16,7 +15,7 @@ import httpx2
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 
 from jaxhal.llm import hosts
-from jaxhal.llm.endpoint import MOST_BYTES, PATIENCE
+from jaxhal.llm.endpoint import MOST_BYTES, PATIENCE, by_environment
 from jaxhal.reporting.report import Report
 from jaxhal.serve.judge import Judge
 from jaxhal.serve.limits import Fault, problem
@@ -47,15 +46,17 @@ class Upstream:
     def __init__(self, url: str, judge: Judge):
         self.url, self.judge = url.rstrip("/"), judge
         safe = hosts.keyed(self.url)
-        key = os.environ.get("OPENAI_API_KEY")
-        shown = {"Authorization": f"Bearer {key}"} if key and safe else {}
+        key = hosts.key() if safe else ""
+        shown = {"Authorization": f"Bearer {key}"} if key else {}
         timeout = httpx2.Timeout(PATIENCE, connect=_CONNECT)
-        self._client = httpx2.AsyncClient(
-            headers=shown,
-            timeout=timeout,
-            cookies=CookieJar(DefaultCookiePolicy(allowed_domains=[])),  # it keeps none
-            trust_env=not hosts.server_of(self.url).is_local,  # no proxy should see it
-        )
+        keeping = CookieJar(DefaultCookiePolicy(allowed_domains=[]))  # none
+        with by_environment():
+            self._client = httpx2.AsyncClient(
+                headers=shown,
+                timeout=timeout,
+                cookies=keeping,
+                trust_env=not hosts.server_of(self.url).is_local,  # no proxy sees it
+            )
 
     async def models(self) -> Response:
         """What the engine serves, in its own words."""

@@ -25,7 +25,7 @@ from jaxhal.experiments import making, running
 from jaxhal.experiments.config import load_config
 from jaxhal.io import sealing
 from jaxhal.io.configuration import write_config
-from jaxhal.llm import entailment, hosts
+from jaxhal.llm import endpoint, entailment, hosts
 from jaxhal.llm.endpoint import Endpoint
 from jaxhal.models import registry
 from jaxhal.reporting.page import write_html
@@ -175,6 +175,57 @@ def test_what_code_names_is_the_callers_choice():
     assert Endpoint(FAR, "m").key() == KEY
     assert Endpoint(FAR.replace("https", "http"), "m").key() == "none"
     assert detectors.detection_prompt(FAR, "m").measures[0].endpoint.key() == KEY
+
+
+@pytest.mark.parametrize("space", ["\r", "\n", " \t"])
+def test_space_around_a_key_is_not_the_key(space, monkeypatch):
+    """As files of variables have it whose lines end as on Windows."""
+    monkeypatch.setenv("OPENAI_API_KEY", space + KEY + space)
+    assert Endpoint(FAR, "m").key() == KEY
+    assert KEY not in hosts.hidden(f"wrong: {KEY}")
+    monkeypatch.setenv("OPENAI_API_KEY", space)
+    assert Endpoint(FAR, "m").key() == "none"
+    with pytest.raises(RuntimeError, match="OPENAI_API_KEY is not set"):
+        Endpoint("https://api.openai.com/v1", "m").key()
+
+
+@pytest.mark.parametrize("key", ["sk-ключ-0123456789", "sk-“0123456789”", "sk-\n0123"])
+def test_a_key_that_nobody_can_be_sent(key, monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", key)
+    with pytest.raises(
+        RuntimeError, match="OPENAI_API_KEY holds .*; copy the key anew"
+    ):
+        Endpoint(FAR, "m").client()
+    assert Endpoint(FAR.replace("https", "http"), "m").key() == "none"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        (
+            "ALL_PROXY",
+            "socks5://a.b:1",
+            r"\$ALL_PROXY.* cannot .*socksio.*; give one th",
+        ),
+        (
+            "https_proxy",
+            "x://u:secret@a.b",
+            r"\$https_proxy.* cannot be used \(Unknown",
+        ),
+        (
+            "SSL_CERT_FILE",
+            "/nope.pem",
+            r"^\$SSL_CERT_FILE is '/nope.pem', .*; give a P",
+        ),
+        ("SSL_CERT_FILE", __file__, r"^\$SSL_CERT_FILE is .*\.py', where no certific"),
+    ],
+)
+def test_variables_of_which_no_client_is_made(name, value, message, monkeypatch):
+    monkeypatch.setenv(name, value)
+    endpoint.trusted.cache_clear()
+    with pytest.raises(RuntimeError, match=message) as found:
+        Endpoint(FAR, "m").ask("Hello?")
+    assert "secret" not in str(found.value)
 
 
 # --- saved detectors ----------------------------------------------------------------

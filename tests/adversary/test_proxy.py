@@ -476,12 +476,13 @@ def test_collecting_garbage_passes_over_what_was_imported(encoder, monkeypatch):
     sys.setswitchinterval(0.005)  # as Python has it
     garbage = [[] for _ in range(1000)]
 
-    def see(*_, **__):
+    def see(_, sockets):
+        sockets[0].close()
         seen.append((gc.get_freeze_count(), sys.getswitchinterval()))
 
-    monkeypatch.setattr(uvicorn, "run", see)
+    monkeypatch.setattr(uvicorn.Server, "run", see)
     try:
-        Service(watchdog(encoder)).run()
+        Service(watchdog(encoder)).run(port=0)
     finally:
         sys.setswitchinterval(turns)
     ((now, shorter),) = seen
