@@ -332,6 +332,9 @@ def test_what_cannot_be_fitted_says_why(lm, tmp_path):
         jaxhal.fit(lm, few, [{"eigenscore": {"draw": Draw(n=3)}}], **options)
     with pytest.raises(ValueError, match="two detectors are named 'mtop_div'"):
         jaxhal.fit(lm, few, ["mtop_div", "mtop_div"], **options)
+    alike = [Example("x", prompt="y", id=str(n), label=1) for n in range(8)]
+    with pytest.raises(ValueError, match="all 8 answers have one label; give some of"):
+        jaxhal.fit(lm, alike, CHOSEN, **options)
     with pytest.raises(ValueError, match="'b' has no label"):
         jaxhal.fit(lm, [*few, Example("x", prompt="y", id="b")], CHOSEN, **options)
 

@@ -14,6 +14,7 @@ from rich.console import Console
 from jaxhal.evaluation.held_out import Measured
 from jaxhal.reporting.page import write_html
 from jaxhal.reporting.report import Report, Span, Token
+from jaxhal.reporting.summary import summarize
 from jaxhal.types import Label
 
 EVIL = "<script>alert('x')</script> & </script> \u2028 🎉 \"<!--"
@@ -359,6 +360,25 @@ def test_aggregate_map(tmp_path):
     for other in (wider, elsewhere, another):
         _, data = page(tmp_path, [*made, other])
         assert data["maps"] == {}
+
+
+def test_answers_of_one_source_are_not_independent():
+    """Intervals are over what the examples name, or else over contexts."""
+    rng = np.random.default_rng(0)
+    labels = np.repeat([0, 1, 0, 1], 12)
+    scores = labels + np.repeat([0.0, 2.0, -1.0, 1.0], 12) + rng.normal(size=48)
+    made = [
+        report(id=str(n), scores={"a": float(s)}, label=int(y), context=f"Text {n}.")
+        for n, (s, y) in enumerate(zip(scores, labels, strict=True))
+    ]
+    named = [
+        dataclasses.replace(one, source=f"s{n // 12}") for n, one in enumerate(made)
+    ]
+    bare = [dataclasses.replace(one, context=None) for one in made]
+    alone, together, nothing = (
+        summarize(some)[0]["95 % interval"] for some in (made, named, bare)
+    )
+    assert alone == nothing != together
 
 
 def test_summary_table(tmp_path):

@@ -344,6 +344,8 @@ def test_an_answer_that_turns_goes_no_further(client):
         ({"max_tokens": 0}, "greater than or equal to 1"),
         ({"max_tokens": 5000}, "over the model's context"),
         ({"stop": [""]}, "give a list of strings that hold text"),
+        ({"stop": ["x"] * 17}, "at most 16 items"),
+        ({"stop": "x" * 201}, "at most 200 characters"),
         ({"stop_on": {"probability": 2}}, "less than or equal to 1"),
         (
             {"temperature": 0, "stop_on": {"probability": 0.5, "then": "regenerate"}},
@@ -436,8 +438,6 @@ def test_a_token_and_a_name_of_its_own(made, http):
         assert found.status_code == 413
     found = http.get("/v1/models", headers={"Host": "elsewhere.example"})
     assert found.status_code == 421
-    with pytest.raises(ValueError, match="token is empty"):
-        Server(made.readers, token=" ")
 
 
 def test_a_model_that_fails_says_so_and_goes_on(made, http, monkeypatch):
@@ -454,6 +454,12 @@ def test_a_model_that_fails_says_so_and_goes_on(made, http, monkeypatch):
         streamed = http.post("/v1/completions", json=body | {"stream": True})
         assert "no memory" in streamed.text and "[DONE]" not in streamed.text
     assert http.post("/v1/completions", json=body).status_code == 200
+
+
+@pytest.mark.parametrize("token", ["", "pässwörd", "abc\n", " abc"])
+def test_a_token_that_nobody_could_show(made, token):
+    with pytest.raises(ValueError, match="token (is empty|holds characters)"):
+        Server(made.readers, token=token)
 
 
 def test_too_many_are_told_so(made, http, monkeypatch):
@@ -519,6 +525,8 @@ def test_a_watchdog_is_a_mode_of_the_same_server(made, tmp_path_factory):
     for points, ready in ((None, 200), ([], 503)):
         given = {} if points is None else {"points": points}
         dog = Service(watchdog(str(folder), Guard(similarity=0.2), **given))
+        with pytest.raises(ValueError, match="not that of the watchdog"):
+            Server(made.readers, watchdog=dog, token="secret")
         both = Server(made.readers, watchdog=dog)
         with served(both) as url, httpx.Client(base_url=url, timeout=60) as http:
             assert http.get("/ready").status_code == ready

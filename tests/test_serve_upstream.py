@@ -1,5 +1,6 @@
 """Another engine writes, and what it writes is judged on the way."""
 
+import asyncio
 import json
 
 import httpx2 as httpx
@@ -78,6 +79,38 @@ def test_an_answer_and_the_verdict_on_it(lm, one, engine, client):
     wanted = {"model": "theirs", "messages": CHAT[1:], "temperature": 0.3, "own": 1}
     assert body == wanted
     assert engine.keys == [None]  # the client's own key is not theirs
+
+
+@pytest.mark.parametrize(
+    ("change", "want"),
+    [
+        ({"logprobs": {"content": [{"logprob": float("-inf")}]}}, 200),
+        ({"message": {"role": "assistant", "content": "Red \ud83d pears"}}, 200),
+        ({"message": {"role": "assistant", "content": 5}}, 502),
+        ({"index": float("inf")}, 502),
+    ],
+)
+def test_odd_fields_of_an_engine_cost_no_answer(one, change, want):
+    choice = {"index": 0, "message": {"role": "assistant", "content": "Red pears."}}
+    said = json.dumps({"id": "x", "choices": [choice | change]}).encode()
+    engine = Upstream("http://engine/v1", one.judge)
+    answers = httpx.MockTransport(lambda request: httpx.Response(200, content=said))
+    engine._client = httpx.AsyncClient(transport=answers)
+    asked = {"messages": [{"role": "user", "content": "What?"}]}
+    with served(Server({"tiny": one}, upstream=engine)) as url:
+        found = httpx.post(f"{url}/v1/chat/completions", json=asked)
+    assert found.status_code == want, found.text
+    if want == 200:
+        (told,) = json.loads(found.content)["choices"]
+        assert told["jaxhal"]["verdict"] or told["jaxhal"]["error"]
+
+
+def test_halves_of_a_character_are_joined(one):
+    texts = {0: "Red \ud83d" + "\ude00 pears"}
+    judged = Upstream("http://engine/v1", one.judge)._judged
+    example = Example("-", prompt="What?")
+    found = asyncio.run(judged(example, texts, lambda report: None))
+    assert found[0]["error"] is None
 
 
 def test_a_stream_goes_through_with_the_verdict_last(lm, one, client):

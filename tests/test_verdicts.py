@@ -133,6 +133,8 @@ def test_without_a_decider_there_is_no_verdict(lm):
     found = judged(lm, "mtop_div", "predictive_probability")
     assert found.verdict is found.probability is found.by is found.basis is None
     assert found.undecided and found.undecided.startswith("no verdict: none of the")
+    why = undecided([untrained(build("mtop_div"))], "smollm2-135m")
+    assert why.endswith("add one that ships for it, such as token_probe, or name none")
     assert found.spans == [] and found.detector == "predictive_probability"
     marked = judged(lm, "predictive_probability", token_threshold=0.0)
     assert [span.text for span in marked.spans] == [marked.response]

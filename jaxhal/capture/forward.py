@@ -18,6 +18,7 @@ from jax.core import Tracer
 from jaxhal import lrp
 from jaxhal.capture.taps import Named, Rows, at_depth
 from jaxhal.features.base import Reducer
+from jaxhal.io.showing import shown
 from jaxhal.models import decoder
 from jaxhal.models.batching import (
     Encoded,
@@ -55,6 +56,8 @@ def read(
       ValueError: on unknown layers, on rows longer than the model's context, or on
         ``copies`` whose prompts differ.
     """
+    if not isinstance(batch, Batch):
+        raise TypeError(f"batch is a {type(batch).__name__}; give lm.encode(examples)")
     named = check(lm.config, reducers)
     check_rows(batch.valid, lm.config.context_length)
     if copies != 1:
@@ -130,6 +133,8 @@ def check(config: Config, reducers: Mapping[str, Any]) -> Named:
     Shares of the layers become numbers, so that programs and stores know the same
     hidden state by one name.
     """
+    if not isinstance(reducers, Mapping):
+        raise TypeError(f"reducers are {shown(reducers)}; give them by name, in a dict")
     for name, reducer in reducers.items():
         if not isinstance(reducer, Reducer):
             raise TypeError(

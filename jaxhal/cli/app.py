@@ -2,6 +2,7 @@
 
 import os
 import sys
+import warnings
 from typing import Annotated
 
 import typer
@@ -53,11 +54,17 @@ def main() -> None:
     cannot be read or written, 130 on Ctrl-C and 143 on SIGTERM."""
     with orderly():
         open_streams()
+        warnings.showwarning = _warn
         try:
             app(prog_name="jaxhal")
         except OSError as error:  # of what is printed
             typer.echo(f"jaxhal: {error}", err=True)
             sys.exit(2)
+
+
+def _warn(message: Warning | str, *where: object) -> None:
+    """In a line, without the place in the package that it comes from."""
+    typer.echo(f"jaxhal: {message}", err=True)
 
 
 def _version(wanted: bool) -> bool:

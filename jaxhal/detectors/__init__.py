@@ -89,6 +89,7 @@ from jaxhal.detectors.uncertainty import token_entropy as token_entropy
 from jaxhal.detectors.uncertainty import token_entropy_mean as token_entropy_mean
 from jaxhal.features.base import OfText, Reducer
 from jaxhal.io.extras import need
+from jaxhal.io.showing import shown
 from jaxhal.llm import hosts
 
 # What makes each of those named, in this order.
@@ -217,9 +218,11 @@ def build(spec: str | Mapping[str, Mapping[str, Any] | str]) -> Detector:
     """
     if isinstance(spec, str):
         return get([spec])[0]
-    if len(spec) != 1:
+    if not isinstance(spec, Mapping) or len(spec) != 1:
+        given = spec.name if isinstance(spec, Detector) else shown(spec)
         raise ValueError(
-            f"detector {dict(spec)!r} is not of the form {{name: options}}"
+            f"detector {given!r} is not a name or of the form {{name: options}}; what "
+            "was made in Python is fitted by jaxhal.scoring.fit"
         )
     ((name, given),) = spec.items()
     given = {"source": given} if isinstance(given, str) else given

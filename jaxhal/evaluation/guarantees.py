@@ -115,7 +115,8 @@ def guarantee(
         else:
             weaker = [share for share in reversed(shares) if share < level]
         could = next(filter(passed, weaker), None)
-        less = "less" if could is None else f"{could:g}, which one keeps"
+        most = "a larger share" if kind == "false_alarms" else "less"
+        less = most if could is None else f"{could:g}, which one keeps"
         raise NoThreshold(
             f"no threshold keeps {kind} {level} on {len(score)} answers of "
             f"{codes.max() + 1} sources; promise {less}, or give more labelled answers"
@@ -185,7 +186,7 @@ def guaranteed_highlights(
     if not (passed := _passed(kept)):
         raise NoThreshold(
             f"no threshold keeps the share of highlighted characters at {level} on "
-            f"{len(mean)} sources; promise less, or give more answers"
+            f"{len(mean)} sources; allow a larger share, or give more answers"
         )
     found = float(STEPS[passed - 1])
     return Guarantee("highlighted", level, confidence, found, len(mean))

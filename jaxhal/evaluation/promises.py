@@ -43,10 +43,11 @@ def kept(
 ) -> dict[str, Any]:
     """What becomes of a promise: chosen on a random half, looked at on the other.
 
-    Halves keep sources whole.  The half that is looked at is a sample as well, so a
-    promise that is just kept is missed there about every other time: ``broken`` counts
-    splits where chance alone would miss it by so much in less than 5 % (by the binomial
-    tail over one answer of each source).
+    Halves keep sources whole, and each source weighs alike, however many answers it
+    has: a promise is about an answer of a new one.  The half that is looked at is a
+    sample as well, so a promise that is just kept is missed there about every other
+    time: ``broken`` counts splits where chance alone would miss it by so much in less
+    than 5 % (by the binomial tail over one answer of each source).
 
     Args:
       promise, confidence: as :func:`jaxhal.evaluation.guarantee` takes them.
@@ -184,11 +185,12 @@ def _looked_at(
     one = order[np.unique(codes[order], return_index=True)[1]]  # of each source
     count, right = int(of[one].sum()), int((of & good)[one].sum())
     broken = binom.cdf(right, count, wanted) < 0.05
-    share = _share(good, of)
+    # Of an answer of a new source, which any of its answers may be.
+    share = _share(good, of, 1 / np.bincount(codes)[codes])
     realised = 1 - share if kind == "false_alarms" else share
     holds = np.isnan(share) or share >= wanted  # nothing flagged, nothing wrong
     return float(holds), float(broken), realised, float(flags.mean())
 
 
-def _share(good: Mask, of: Mask) -> float:
-    return float(good[of].mean()) if of.any() else float("nan")
+def _share(good: Mask, of: Mask, weight: Float[np.ndarray, " rows"]) -> float:
+    return float(np.average(good[of], weights=weight[of])) if of.any() else np.nan

@@ -188,7 +188,7 @@ def sweep(
         # Of the precision reached when the one asked for is swept.
         table = table.rename(columns={k: f"{k} (metric)" for k in setting})
         for position, (key, value) in enumerate(setting.items()):
-            table.insert(position, key, value)
+            table.insert(position, key, [value] * len(table))
         tables.append(table)
     whole = pd.concat(tables, ignore_index=True)
     folder.write_sweep(target, whole, list(grid))

@@ -137,6 +137,11 @@ class Extraction:
         """Encodes examples, and computes what is of their texts."""
         tokenizer = self.lm.require_tokenizer()
         for number, example in enumerate(examples):
+            if not isinstance(example, Example):
+                raise TypeError(
+                    f"example {number} is a {type(example).__name__}; give jaxhal."
+                    "Example, of rows those of jaxhal.datasets.from_rows"
+                )
             try:
                 row = self.encode(number, example)
                 others = {

@@ -100,6 +100,7 @@ class Report:
       context: the retrieved text, where the example had one.
       question: what was asked.
       prompt: the whole prompt, where the example had that instead of a context.
+      source: what the example said it shares with answers not independent of it.
       label: 1 hallucinated, 0 grounded, ``None`` unknown.
       labels: annotated spans, ``None`` unknown.
       error: why the answer could not be scored, ``None`` when it was.
@@ -142,6 +143,7 @@ class Report:
     context: str | None = None
     question: str | None = None
     prompt: str | None = None
+    source: str = ""
     label: int | None = None
     labels: tuple[Label, ...] | None = None
     error: str | None = None

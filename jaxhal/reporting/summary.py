@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 def source(report: "Report") -> str | None:
     """What an answer rests on; answers that share it are not independent."""
-    return report.prompt if report.context is None else report.context
+    return report.source or report.context or report.prompt
 
 
 def summarize(reports: Sequence["Report"]) -> list[dict[str, Any]]:
@@ -36,7 +36,7 @@ def summarize(reports: Sequence["Report"]) -> list[dict[str, Any]]:
         )
     scores = {name: [r.scores[name] for r in known] for name in first}
     controls = {n for n in scores if n in CATALOGUE and CATALOGUE[n]().control}
-    groups = [source(report) for report in known]
+    groups = [source(one) or f"answer {number}" for number, one in enumerate(known)]
     return [
         {
             "detector": row["method"],

@@ -325,6 +325,8 @@ def beside_controls(
 
 def _parts(examples: Sequence[Example], folds: int, seed: int) -> list[Any]:
     labels, groups = [one.label for one in examples], [one.group for one in examples]
+    if len(set(labels)) < 2:
+        raise ValueError(f"all {len(labels)} answers have one label; give some of both")
     try:
         return grouped_kfold(labels, groups, folds, seed)
     except SplitError as error:

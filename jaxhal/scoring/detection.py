@@ -286,7 +286,7 @@ def resolve_for(
 
 
 # What a report has from its example.
-GIVEN = ("id", "response", "context", "question", "prompt", "label", "labels")
+GIVEN = ("id", "response", "context", "question", "prompt", "label", "labels", "source")
 
 
 @functools.partial(jax.jit, static_argnums=0)

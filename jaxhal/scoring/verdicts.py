@@ -16,7 +16,7 @@ from jaxhal.io.showing import quoted, shown
 from jaxhal.models.lm import LM
 from jaxhal.reporting.report import Report, Verdict
 from jaxhal.scoring.fitting import Fitted
-from jaxhal.scoring.shipped import readers
+from jaxhal.scoring.shipped import MODELS, readers
 from jaxhal.scoring.spans import find_spans
 
 # Tokens belong to a span from this score on: where a classifier finds it rather made up
@@ -238,9 +238,12 @@ def undecided(chosen: Sequence[Fitted], reader: LM | str) -> str:
     fitted = [one for one in chosen if one.threshold is not None]
     methods = [one for one in fitted if not one.detector.control]
     if not methods:
+        have = f"fit one, or read with {readers(lm)}"
+        if model in MODELS:
+            have = "add one that ships for it, such as token_probe, or name none"
         return (
             f"no verdict: none of the detectors in use was fitted to labelled answers "
-            f"read by {quoted(model)}; fit one, or read with {readers(lm)}"
+            f"read by {quoted(model)}; {have}"
         )
     why = "nobody measured it beside the controls on answers held out"
     said = (f"{shown(o.detector.name)}: {o.silent or why}" for o in methods)

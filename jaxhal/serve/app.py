@@ -26,7 +26,7 @@ from jaxhal.scoring.fitting import Fitted
 from jaxhal.serve import LARGEST
 from jaxhal.serve.failing import HANDLERS, failing, heard
 from jaxhal.serve.judge import Judge
-from jaxhal.serve.limits import Fault, Limited, problem
+from jaxhal.serve.limits import Fault, Limited, check_token, problem
 from jaxhal.serve.openai import Form, unjudged
 from jaxhal.serve.response import Ended, News, Wish
 from jaxhal.serve.upstream import Upstream
@@ -116,11 +116,11 @@ class Server:
         token: str | None = None,
         largest: int = LARGEST,
     ):
-        if token is not None and not token.strip():
-            raise ValueError("token is empty; give one, or leave it out")
+        check_token(token=token)
+        if watchdog is not None and watchdog.token != token:
+            raise ValueError("token is not that of the watchdog; give both the same")
         self.readers, self.upstream = dict(readers), upstream
-        self.watchdog = watchdog
-        self.max_tokens = max_tokens
+        self.watchdog, self.max_tokens = watchdog, max_tokens
         self.token, self.largest = token, largest
         self.watched = Watched()
         self.watched.gauge("writing", "Answers being written.", lambda: self._load[0])

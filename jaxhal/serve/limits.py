@@ -82,6 +82,20 @@ class Fault(HTTPException):
         self.kind = kind
 
 
+def check_token(**tokens: str | None) -> None:
+    """Raises ValueError on a token that no client could show; ``None`` is none."""
+    for name, token in tokens.items():
+        if token is None:
+            continue
+        if not token.strip():
+            raise ValueError(f"{name} is empty; give one, or leave it out")
+        if not (token.isascii() and token.isprintable() and token == token.strip()):
+            raise ValueError(
+                f"{name} holds characters that a header cannot, or space around it; "
+                "give printable ASCII"
+            )
+
+
 def problem(message: str, kind: str) -> dict[str, Any]:
     """What is wrong, in OpenAI's form."""
     return {"error": {"message": message, "type": kind, "param": None, "code": None}}

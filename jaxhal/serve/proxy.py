@@ -33,7 +33,7 @@ with brought_by("watchdog"):
     from starlette.responses import JSONResponse, Response, StreamingResponse
     from starlette.routing import Route
 
-    from jaxhal.serve.limits import Fault, Limited, problem
+    from jaxhal.serve.limits import Fault, Limited, check_token, problem
     from jaxhal.serve.proxy_wire import Wanted, asked, bounded, must
     from jaxhal.serve.running import bound, run
 
@@ -86,9 +86,7 @@ class Service:
         teacher: str | None = None,
         largest: int = LARGEST,
     ):
-        for name, one in (("token", token), ("teacher", teacher)):
-            if one is not None and not one.strip():
-                raise ValueError(f"{name} is empty; give one, or leave it out")
+        check_token(token=token, teacher=teacher)
         self.watchdog, self.block, self.token = watchdog, block, token
         self.teacher = token if teacher is None else teacher
         self.largest = largest

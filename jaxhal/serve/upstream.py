@@ -12,8 +12,9 @@ from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import Any
 
 import httpx2
-from fastapi.responses import JSONResponse, Response, StreamingResponse
+from fastapi.responses import Response, StreamingResponse
 
+from jaxhal.io.showing import quoted
 from jaxhal.llm import hosts
 from jaxhal.llm.endpoint import MOST_BYTES, PATIENCE, by_environment
 from jaxhal.reporting.report import Report
@@ -27,6 +28,7 @@ from jaxhal.types import Example, Turn
 _CONNECT = 10.0
 # What comes of JSON of another shape than expected.
 _MALFORMED = (ValueError, TypeError, KeyError, AttributeError, RecursionError)
+_MALFORMED += (OverflowError,)
 
 
 class Unreachable(RuntimeError):
@@ -92,7 +94,9 @@ class Upstream:
         for one in whole["choices"]:
             one["jaxhal"] = said[int(one["index"])]
         first = whole["jaxhal"] = next(iter(said.values()), None)
-        return JSONResponse(whole, headers=_headers(first or {}))
+        # As the engine spelled it, infinite numbers and halves of characters too.
+        shown, kind = json.dumps(whole), "application/json"
+        return Response(shown, media_type=kind, headers=_headers(first or {}))
 
     async def _sent(
         self, method: str, path: str, body: dict[str, Any] | None
@@ -154,6 +158,9 @@ class Upstream:
         if isinstance(example, str):
             return {at: unjudged(example) for at in texts}
         found = {at: unjudged("the answer holds no text") for at in texts}
+        # Halves of a character that came apart are joined.
+        how = "utf-16", "surrogatepass"
+        texts = {at: text.encode(*how).decode(*how) for at, text in texts.items()}
         good = {at: text for at, text in texts.items() if text.strip()}
         examples = [dataclasses.replace(example, response=t) for t in good.values()]
         reports = self.judge.reports(examples)
@@ -204,7 +211,10 @@ def _text(content: Any) -> str:
 def _said(choice: dict[str, Any]) -> str:
     """The text of a choice, or of a piece of one."""
     message = choice.get("message") or choice.get("delta")
-    return (choice.get("text") if message is None else message.get("content")) or ""
+    text = (choice.get("text") if message is None else message.get("content")) or ""
+    if not isinstance(text, str):
+        raise ValueError(f"the content of a choice is {quoted(text)}, not text")
+    return text
 
 
 def _headers(said: dict[str, Any]) -> dict[str, str]:

@@ -131,6 +131,7 @@ def _unknown(value: Any) -> None:
         raise ValueError("this is not supported; leave it out")
 
 
+Stop = Annotated[str, Field(max_length=200)]  # looked for at every token
 _Unknown = Annotated[None, BeforeValidator(_unknown)]
 
 
@@ -145,7 +146,7 @@ class _Written(_Told):
     temperature: float | None = Field(1.0, ge=0, le=2)
     top_p: float | None = Field(1.0, gt=0, le=1)
     seed: int | None = Field(None, ge=-(2**63), lt=2**63)
-    stop: str | list[str] | None = None
+    stop: Stop | Annotated[list[Stop], Field(max_length=16)] | None = None
     stream: bool | None = False
     stream_options: StreamOptions | None = None
     stop_on: StopOn | None = Field(None, description="An addition of jaxhal's.")

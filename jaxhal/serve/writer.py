@@ -103,6 +103,7 @@ class Writer:
         self._slots: Slots | None = None
         self._prefixes = pieces.Prefixes()
         self._waiting: deque[Response] = deque()
+        self._checking = 0  # of those to come, whose prompts are looked at
         self._read: tuple[Response, Prompt] | None = None
         self._rows: dict[int, Response] = {}
         self._changed, self._closing = threading.Condition(), False
@@ -146,9 +147,13 @@ class Writer:
         """
         if self._closing:
             raise Busy("the server is stopping")
-        if len(self._waiting) >= _WAITING:
+        if len(self._waiting) + self._checking >= _WAITING:
             raise Busy(f"{_WAITING} responses wait already; try again later")
-        encoded = await asyncio.to_thread(self.check, wish)
+        self._checking += 1
+        try:
+            encoded = await asyncio.to_thread(self.check, wish)
+        finally:
+            self._checking -= 1
         loop = asyncio.get_running_loop()
         return self._told(Response(wish, encoded, self.lm, self.detector, loop))
 
@@ -198,11 +203,13 @@ class Writer:
     def _fail(self, error: BaseException) -> None:
         """Tells everyone, and begins anew."""
         reading = [self._read[0]] if self._read else []
-        for row in (*self._rows.values(), *reading, *self._waiting):
-            row.tell(error)
+        with self._changed:  # whoever comes now waits for what is begun anew
+            told = [*self._rows.values(), *reading, *self._waiting]
+            self._waiting.clear()
         self._rows.clear()
-        self._waiting.clear()
         self._read = self._slots = None
+        for row in told:
+            row.tell(error)
 
     def _round(self) -> None:
         """A few pieces of prompts, and a few tokens of every row."""
