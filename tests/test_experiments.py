@@ -1072,10 +1072,9 @@ def test_the_heads_of_the_largest_coefficients(data):
     few = build({"lookback_lens": {"heads": 3, "name": "three"}})
     found = np.flatnonzero(few.fit(inputs, targets_of(data)).linear.w)
     assert set(found) == set(np.argsort(-np.abs(np.asarray(every.w)))[:3])
-    for heads in (0, size + 1):
-        wrong = build({"lookback_lens": {"heads": heads}})
-        with pytest.raises(ValueError, match=f"choose in 1..{size}"):
-            wrong.fit(inputs, targets_of(data))
+    wrong = build({"lookback_lens": {"heads": size + 1}})
+    with pytest.raises(ValueError, match=f"choose in 1..{size}"):
+        wrong.fit(inputs, targets_of(data))
 
 
 def test_tfidf_weights_are_those_of_scikit_learn(data):

@@ -59,6 +59,7 @@ def main() -> None:
             app(prog_name="jaxhal")
         except OSError as error:  # of what is printed
             typer.echo(f"jaxhal: {error}", err=True)
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # for what is left of it
             sys.exit(2)
 
 

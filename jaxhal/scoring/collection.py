@@ -20,6 +20,7 @@ from jaxhal.io.progress import progress_bar
 from jaxhal.io.showing import shown
 from jaxhal.models import hub
 from jaxhal.models.lm import LM
+from jaxhal.models.mesh import check_one_process
 from jaxhal.models.registry import private_cache
 from jaxhal.reading.keys import fingerprint
 from jaxhal.reading.store import Store
@@ -238,6 +239,7 @@ def fit(
         raise ValueError(f"detectors is {detectors!r:.80}; give a list of them")
     if not 0 <= seed < 1 << 32:
         raise ValueError(f"seed is {seed}; give 0 to {(1 << 32) - 1}")
+    check_one_process(lm.params, "reading into a store")
     specs = beside_controls(detectors, lm)
     chosen = [build(spec) for spec in specs.values()]
     if all(one.label is not None for one in examples):
