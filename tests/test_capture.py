@@ -368,6 +368,12 @@ def test_results_keep_the_order_of_the_request(lm):
 @ANY
 def test_bad_requests(lm):
     sample = batch([(5, 3)], 8, 4)
+    # Types are checked in tests alone, and before these are.
+    bare, check = (getattr(f, "__wrapped__", f) for f in (jaxhal.read, capture.check))
+    with pytest.raises(TypeError, match=r"batch is a list; give lm.encode\(examples"):
+        bare(lm, [], {})
+    with pytest.raises(TypeError, match=r"reducers are \[3\]; give them by name"):
+        check(lm.config, [3])
     with pytest.raises(TypeError, match="'x' is 3"):
         jaxhal.read(lm, sample, {"x": 3})
     with pytest.raises(ValueError, match="layer 99 is outside"):

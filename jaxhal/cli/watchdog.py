@@ -13,8 +13,8 @@ from jaxhal.serve import LARGEST
 
 if TYPE_CHECKING:
     from jaxhal.serve.proxy import Service
-    from jaxhal.watchdog.bounds import BoundaryStore
     from jaxhal.watchdog.config import Watch
+    from jaxhal.watchdog.guarding import Watchdog
 
 app = typer.Typer(no_args_is_help=True, help="Guards an agent by its bound.")
 
@@ -92,7 +92,6 @@ def check(
     """Says of queries whether the agent may hallucinate, a JSON object a line."""
     with usage("watchdog"):
         from jaxhal.datasets.jsonl import numbered_lines
-        from jaxhal.watchdog.building import watchdog_of
         from jaxhal.watchdog.config import load_watch
         from jaxhal.watchdog.guarding import verdict
 
@@ -103,9 +102,7 @@ def check(
             queries += [line for line in lines if line]
         if not queries:
             raise ValueError("there is nothing to check; give --query or --input")
-        _check_explored(loaded, config)
-        dog = watchdog_of(loaded)
-        _check_explored(loaded, config, dog.store)
+        dog = _explored(loaded, config)
         checks = asyncio.run(dog.checks(queries))
     for one in checks:
         said: dict[str, Any] = {"query": one.query, **verdict(one, False)}
@@ -166,23 +163,22 @@ def service_of(
     from jaxhal.watchdog.config import load_watch
 
     loaded = load_watch(config, settings)
-    if block:
-        _check_explored(loaded, config)
-    dog = watchdog_of(loaded)
-    if block:
-        _check_explored(loaded, config, dog.store)
+    dog = _explored(loaded, config) if block else watchdog_of(loaded)
     return Service(dog, block=block, **options)
 
 
-def _check_explored(
-    loaded: "Watch", config: str | Path, store: "BoundaryStore | None" = None
-) -> None:
-    """ValueError where the bound holds no point, if only as its files are missing."""
-    beside = {"exact": "points.jsonl", "milvus": "bound.db"}.get(loaded.store)
-    if store is None and (beside is None or (loaded.folder / beside).exists()):
-        return
-    if not store:
+def _explored(loaded: "Watch", config: str | Path) -> "Watchdog":
+    """The watchdog; ValueError where its bound holds no point, and before any model is
+    loaded where the bound's file is not there."""
+    from jaxhal.watchdog.building import watchdog_of
+
+    beside = {"exact": "points.jsonl", "milvus": "bound.db"}.get(loaded.store, "")
+    dog = (
+        watchdog_of(loaded) if (loaded.folder / beside).exists() or not beside else None
+    )
+    if dog is None or not len(dog.store):
         raise ValueError(
             f"the bound in {loaded.folder} holds no point; run jaxhal watchdog explore "
             f"{config} first"
         )
+    return dog

@@ -139,8 +139,8 @@ class Extraction:
         for number, example in enumerate(examples):
             if not isinstance(example, Example):
                 raise TypeError(
-                    f"example {number} is a {type(example).__name__}; give jaxhal."
-                    "Example, of rows those of jaxhal.datasets.from_rows"
+                    f"example {number} is a {type(example).__name__}; give a "
+                    "jaxhal.types.Example, as jaxhal.datasets.examples makes of rows"
                 )
             try:
                 row = self.encode(number, example)
