@@ -55,7 +55,10 @@ async def _fault(request: Request, error: Any) -> JSONResponse:
 
 
 async def _invalid(request: Request, error: Any) -> JSONResponse:
-    first = error.errors()[0]
+    found = error.errors()
+    # Of a field that takes several types, what is wrong in the type that was given.
+    field = [one for one in found if one["loc"][:2] == found[0]["loc"][:2]]
+    first = next((one for one in field if not one["type"].endswith("_type")), found[0])
     place = ".".join(map(str, first["loc"][1:]))[:_NAME]
     why = first["msg"].removeprefix("Value error, ")
     body = problem(f"{place}: {why}" if place else why, "invalid_request_error")
