@@ -19,7 +19,7 @@ from tiny_lm import write_lm
 READS = {"lookback_ratio", "predictive_probability"}
 DETECTORS = (*sorted(READS), "novel_words")
 ROW = {"id", "verdict", "probability", "by", "spans", "error"}
-MORE = {"basis", "promise", "undecided", "helpers"}
+MORE = {"basis", "promise", "undecided", "detector", "helpers"}
 MORE |= {"scores", "probabilities", "flagged"}
 CONTEXT, LONGEST_ERROR = 256, 1000
 TEMPLATE = (

@@ -521,6 +521,18 @@ def test_a_stream_that_fails_is_bad_usage(command, said):
     assert found.stderr.count("\n") == bool(said)
 
 
+@pytest.mark.skipif(os.name != "posix", reason="of shells")
+@pytest.mark.parametrize("closed", [">&-", "<&-", "2>&-"])
+def test_what_needs_no_stream_takes_it_closed(tmp_path, closed):
+    source, output = write(tmp_path / "in.jsonl", GOOD), tmp_path / "out.jsonl"
+    model = write_lm(tmp_path / "lm")
+    command = f"detect --model {model} -d novel_words -i {source} -o {output} {closed}"
+    whole = f"{sys.executable} -m jaxhal {command}"
+    found = subprocess.run(whole, shell=True, capture_output=True, text=True)
+    assert found.returncode == 0, found.stderr
+    assert len(output.read_text().splitlines()) == 1
+
+
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
 def test_a_table_is_shown_in_any_encoding(encoding):
     shell = os.environ | {"PYTHONIOENCODING": encoding}
@@ -780,7 +792,7 @@ def test_data_options(monkeypatch):
         (["ragtruth", "task=null", "task=QA"], "task is given 2 times; give it once"),
         (["ragtruth", "implicit_true=5"], "implicit_true is '5'; use one of true, fa"),
         (["halueval", "root=a", "root=b"], "root is given 2 times; give it once"),
-        (["bundled", "x=1", "x=2"], "x is given 2 times; give it once"),
+        (["bundled", "x=1", "x=2"], "unknown option 'x' of 'bundled'; it takes: none"),
         (["empty.jsonl"], "got no examples"),
         (["empty.jsonl", "split=x"], "unknown option 'split' of 'empty.jsonl'"),
     ],

@@ -324,6 +324,10 @@ def test_what_cannot_be_fitted_says_why(lm, tmp_path):
     options = {"store": tmp_path, "progress": False}
     with pytest.raises(ValueError, match="cannot be judged by folds: .* too few for 5"):
         jaxhal.fit(lm, few, CHOSEN, **options)
+    with pytest.raises(ValueError, match="cannot be judged by folds"):
+        jaxhal.fit(lm, iter(few), CHOSEN, **options)
+    with pytest.raises(ValueError, match="examples is empty; give labelled answers"):
+        jaxhal.fit(lm, [], CHOSEN, **options)
     with pytest.raises(ValueError, match="detectors is empty; name at least one"):
         jaxhal.fit(lm, few, [], **options)
     with pytest.raises(ValueError, match="detectors is 'mtop_div'; give a list"):

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from sklearn.metrics import average_precision_score, roc_auc_score
 
-from jaxhal.evaluation import bootstrap, compare, paired
+from jaxhal.evaluation import auroc, bootstrap, compare, paired
+from jaxhal.evaluation.ranking import WithinParts
 from jaxhal.reporting.report import Report, Token
 from jaxhal.reporting.summary import source, summarize, verdict
 from jaxhal.types import Label
@@ -55,6 +56,40 @@ def test_a_small_steady_lead_is_a_lead(run):
     steady, length = compare(pair, labels, groups, controls={"length"})
     assert steady["low"] < length["AUROC"] < steady["AUROC"]
     assert steady["beats controls"] == "yes" and steady["p"] < 0.01
+
+
+def test_few_sources_show_no_lead():
+    """Resamples of one source are all alike, so any difference would be sure."""
+    scores, labels = {"m": range(6), "c": [0, 1, 3, 2, 4, 5]}, [0, 0, 0, 1, 1, 1]
+    for groups in (["a"] * 6, list("abcdab"), None):
+        ours, _ = compare(scores, labels, groups, {"c"})
+        assert ours["difference"] > 0 and ours["beats controls"] == "within noise"
+
+
+def test_scores_of_several_fits_compare_within_parts():
+    """A score of noise, at another level in each part, with grounded answers again."""
+    rng = np.random.default_rng(1)
+    parts = np.repeat(np.arange(3), (300, 210, 250))
+    labels = np.concatenate([np.arange(n) < n - 200 for n in (300, 210, 250)])
+    scores = rng.normal(size=760) + np.array([0.0, 3.0, -2.0])[parts]
+    groups = np.where(labels, 1000 + np.arange(760), np.arange(760) % 40)
+    won = []
+    for part in range(3):
+        bad, good = (scores[(parts == part) & (labels == one)] for one in (1, 0))
+        won += (bad[:, None] > good).ravel().tolist()
+    metric = WithinParts(parts.tolist())
+    assert metric(scores, labels) == pytest.approx(np.mean(won))
+    (row,) = compare({"noise": scores}, labels, groups, metric=metric)
+    assert row["low"] < row["AUROC"] == metric(scores, labels) < row["high"]
+    assert row["low"] < 0.5 < row["high"] and auroc(scores, labels) < row["low"]
+    # Of one part it is the AUROC; where a draw leaves a part one class, of the others.
+    alone = WithinParts([0] * 760)
+    assert alone(scores, labels) == pytest.approx(roc_auc_score(labels, scores))
+    draws = np.ones((2, 760), int)
+    draws[0, (parts == 0) & labels] = 0
+    draws[1, ~labels] = 0
+    first, none = metric.of_draws(scores, labels)(draws)
+    assert first == pytest.approx(np.mean(won[20_000:])) and none == 0.5
 
 
 def test_compare_without_controls(run):

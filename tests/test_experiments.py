@@ -345,7 +345,7 @@ def test_a_run_leaves_its_directory(drawn_here, tmp_path):
         flagged = scores[f"{name}.flagged"] == scores["label"]
         assert by_method.loc[name, "accuracy"] == pytest.approx(flagged.mean())
         prior = np.mean([e.label for e in labelled() if e.split == "train"])
-        given = adapted(scores[f"{name}.probability"], prior)[0]
+        given = adapted(scores[f"{name}.probability"], prior, scores["source"])[0]
         expected = ece(given, scores["label"])
         assert by_method.loc[name, "ECE adapted"] == pytest.approx(expected)
         assert by_method.loc[name, "ECE by chance"] == pytest.approx(
@@ -423,16 +423,27 @@ def test_kinds_of_spans_are_judged_by_fits_that_lacked_them(here, monkeypatch):
     for train, test in splits:
         assert not set(kinds[train]) & set(kinds[test]) - {""}
     written = json.loads((found.folder / "results.json").read_text())["kinds"]
-    whole = results.pooled(found.judged, found.methods)
     assert [row["kind"] for row in written] == ["a", "b", "c"]
+
+    def area(name, *kinds_of):
+        """Of pairs that one fit judged, pair by pair."""
+        won = []
+        for part in found.judged:
+            kind, score = kinds[part.frame["row"]], part.frame[name].to_numpy()
+            bad, good = score[np.isin(kind, kinds_of)], score[kind == ""]
+            won += ((bad[:, None] > good) + (bad[:, None] == good) / 2).ravel().tolist()
+        return np.mean(won)
+
+    for row in found.rows:
+        assert row["AUROC"] == pytest.approx(area(row["method"], *"abc"), abs=1e-6)
+        assert row["low"] <= row["AUROC"] <= row["high"]
     for row in written:
-        rows = np.isin(kinds[whole.rows], ["", row["kind"]])
         assert row["answers"] == (kinds == row["kind"]).sum()
-        for name, scores in whole.scores.items():
-            area = roc_auc_score(whole.labels[rows], scores[rows])
-            assert row[name] == pytest.approx(area, abs=1e-6)
+        for name in (one.name for one in found.methods):
+            assert row[name] == pytest.approx(area(name, row["kind"]), abs=1e-6)
             assert row[f"{name} low"] <= row[name] <= row[f"{name} high"]
-    assert "## Kinds" in (found.folder / "results.md").read_text()
+    text = (found.folder / "results.md").read_text()
+    assert "## Kinds" in text and "## Selective" not in text
 
 
 def test_a_part_of_one_class_is_said_before_anything_is_fitted(data, drawn_here):
@@ -810,6 +821,7 @@ def test_bad_settings_are_found_before_reading(here, change, problem, monkeypatc
         ("- name: a", r"c\.yaml is a list; a configuration is a mapping of keys"),
         ("name: a\ndata: {b: 1}", "configuration: data is a mapping and has to be a l"),
         ("name: a\ndetectors: {toha: {}}", "configuration: detectors is a mapping and"),
+        ("detectors: {a: {}}\ntuning: {rank: 3}", "n: detectors is a mapping and has"),
     ],
 )
 def test_what_is_no_mapping_or_no_list(tmp_path, text, problem):

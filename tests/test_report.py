@@ -87,6 +87,7 @@ def test_to_dict_of_everything_begins_with_the_row():
         "scores": {"toha": 0.25, "novel": 3.0},
         "basis": {"data": "crates", "answers": 40, "hallucinated": 10, "auroc": 0.9},
         "promise": "recall at least 90%",
+        "detector": "entropy",
     }
     assert json.loads(json.dumps(row)) == row
     bare = report().to_dict(every=True)

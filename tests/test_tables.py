@@ -274,6 +274,7 @@ def test_hugging_face_splits():
         (["grounded", "hallucinated"], [0, 1]),
         (["no", "yes"], [0, 1]),
         (["1", "0"], [1, 0]),
+        (["False", "Hallucinated"], [0, 1]),
     ],
 )
 @pytest.mark.parametrize("column", ["label", "is_hallucination"])
@@ -290,6 +291,20 @@ def test_hugging_face_classes_count_by_name(tmp_path, names, labels, column):
     said = [GOOD | {column: names[at]} for at in (1, 0)]
     encoded = hf.Dataset.from_list(said).class_encode_column(column)
     assert [row.example.label for row in from_dataset(encoded)] == labels[::-1]
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [{"info": {"features": {"extra": {"_type": "OfTomorrow"}}}}, {"info": 3}, "{"],
+)
+def test_parquet_of_what_others_wrote_down(tmp_path, metadata):
+    said = metadata if isinstance(metadata, str) else json.dumps(metadata)
+    table = pa.Table.from_pylist([GOOD | {"extra": 1, "label": 1}])
+    pq.write_table(
+        table.replace_schema_metadata({"huggingface": said}), tmp_path / "a.parquet"
+    )
+    (row,) = from_parquet(tmp_path / "a.parquet")
+    assert row.example.label == 1
 
 
 def test_hugging_face_classes_of_unknown_names():

@@ -17,7 +17,13 @@ from jaxhal.io import progress
 from jaxhal.models.lm import LM
 from jaxhal.models.tokenizer import Tokenizer
 from jaxhal.scoring.fitting import Fitted, untrained
-from jaxhal.scoring.verdicts import decider, promising, undecided, verdict
+from jaxhal.scoring.verdicts import (
+    check_adaptable,
+    decider,
+    promising,
+    undecided,
+    verdict,
+)
 from jaxhal.types import Example
 from tiny_lm import tiny_lm
 
@@ -270,6 +276,18 @@ def test_promises_that_cannot_be_made():
         promised(known, {"recall": 90.0})
 
 
+def test_promises_that_another_base_rate_breaks():
+    best = dataclasses.replace(
+        fitted("response_length", 0.9),
+        calibrated_on=drawn(np.random.default_rng(0), 400),
+    )
+    for kind in ("recall", "false_alarms"):
+        check_adaptable(promising([best], "tiny", {kind: 0.7}, 0.9))
+    kept = promising([best], "tiny", {"precision": 0.6}, 0.9)
+    with pytest.raises(ValueError, match="a threshold for precision is chosen at the"):
+        check_adaptable(kept)
+
+
 def test_a_report_says_what_is_promised(lm):
     known = drawn(np.random.default_rng(0), 400)
     best = dataclasses.replace(
@@ -333,7 +351,11 @@ def test_no_promise_of_spans_without_what_is_known_of_them():
 
 # Of four new words, mostly of none.
 SEVERAL = [
-    Example("A fig, nut, plum, kiwi." if n % 6 == 0 else "A b.", context="A b.")
+    Example(
+        "A fig, nut, plum, kiwi." if n % 6 == 0 else "A b.",
+        context="A b.",
+        source=str(n),
+    )
     for n in range(30)
 ]
 HALF = CalibrationSet(np.zeros(2, np.float32), np.array([0, 1]), np.arange(2))

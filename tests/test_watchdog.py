@@ -227,6 +227,8 @@ def test_an_address_that_cannot_be_had(host, why):
         problem = rf"host '{host}', port {port} \(.*{why}.*\); give another port"
         with pytest.raises(RuntimeError, match=problem):
             bound(host, port)
+    with pytest.raises(RuntimeError, match="port 70000"):
+        bound("127.0.0.1", 70_000)
 
 
 def test_the_address_that_was_had():

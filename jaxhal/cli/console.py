@@ -36,12 +36,22 @@ class _Closed:
     """In place of a standard stream that whoever began this process has closed."""
 
     closed = True  # so Python does not flush it in the end
+    encoding = "utf-8"
 
     def __init__(self, name: str):
         self._name = name
 
-    def __getattr__(self, _: str) -> Any:
+    def isatty(self) -> bool:
+        return False
+
+    def flush(self) -> None:
+        pass
+
+    def _fail(self, *_: Any) -> Any:
         raise OSError(f"{self._name} is closed; give it a file or a pipe")
+
+    write = read = readline = __iter__ = _fail
+    buffer = property(_fail)
 
 
 def open_streams() -> None:

@@ -224,7 +224,7 @@ def _options(
         key, text = pair_of(pair)
         found.setdefault(key, []).append(_value(key, text, kinds.get(key, ())))
     for key, some in found.items():
-        if len(some) == 1:
+        if len(some) == 1 or key not in taken:  # what is not taken is said elsewhere
             continue
         if Collection not in kinds.get(key, ()):
             raise ValueError(f"{key} is given {len(some)} times; give it once")

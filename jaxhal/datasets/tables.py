@@ -16,7 +16,9 @@ Other columns are ignored.  Two names of one field in one row are an error, sinc
 nothing says which is meant.
 """
 
+import contextlib
 import functools
+import json
 import math
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -42,8 +44,8 @@ _NAMES = {name: (name, *_OTHER.get(name, ())) for name in ("id", *_OTHER, *_ALON
 _COLUMNS = {name for names in _NAMES.values() for name in names}
 _VERDICTS = {1: 1, 0: 0, "yes": 1, "no": 0}  # True and 1.0 are equal to 1
 # What classes of a label may be called, whose numbers follow their order alone.
-_CLASSES = {"1": 1, "yes": 1, "hallucinated": 1}
-_CLASSES |= {"0": 0, "no": 0, "grounded": 0, "supported": 0}
+_CLASSES = {"1": 1, "yes": 1, "true": 1, "hallucinated": 1}
+_CLASSES |= {"0": 0, "no": 0, "false": 0, "grounded": 0, "supported": 0}
 
 
 def from_rows(rows: Iterable[Any], split: str = "") -> Iterator[Row]:
@@ -89,11 +91,8 @@ def from_parquet(path: str | os.PathLike) -> Iterator[Row]:
         file = pq.ParquetFile(path)
     except pa.ArrowInvalid as error:
         raise ValueError(f"{path} is no Parquet file: {error}") from None
-    schema, features = file.schema_arrow, {}
-    if b"huggingface" in (schema.metadata or {}):
-        import datasets
-
-        features = datasets.Features.from_arrow_schema(schema)
+    schema = file.schema_arrow
+    features = _features((schema.metadata or {}).get(b"huggingface"))
     batches = file.iter_batches(columns=_known(schema.names))
     rows = (row for batch in batches for row in batch.to_pylist())
     return from_rows(_named(rows, features))
@@ -104,8 +103,8 @@ def from_dataset(dataset: "datasets.Dataset") -> Iterator[Row]:
 
     Rows that name no split are of the data set's own.  Classes of a label count by
     their names.  Raises ValueError on a ``DatasetDict``, of which one split must be
-    chosen, on a class of another name than yes, hallucinated or 1, and no, grounded,
-    supported or 0, or when it has none of the columns.
+    chosen, on a class of another name than yes, true, hallucinated or 1, and no,
+    false, grounded, supported or 0, or when it has none of the columns.
     """
     if isinstance(dataset, Mapping):
         raise ValueError(
@@ -157,19 +156,32 @@ def _known(columns: Sequence[str]) -> list[str]:
     return known
 
 
+def _features(metadata: bytes | None) -> dict[str, Any]:
+    """What ``datasets`` wrote of the columns of a Parquet file, by their names."""
+    with contextlib.suppress(ValueError, KeyError, TypeError):  # others wrote it
+        return dict(json.loads(metadata or b"{}")["info"]["features"])
+    return {}
+
+
+def _names_of(feature: Any) -> list[str] | None:
+    """Of the classes of a column, as ``datasets`` has it or writes it down."""
+    if isinstance(feature, Mapping):
+        return feature.get("names") if feature.get("_type") == "ClassLabel" else None
+    return getattr(feature, "names", None)
+
+
 def _named(rows: Iterable[Any], features: Mapping[str, Any]) -> Iterator[Any]:
     """The same rows, numbers of classes replaced by the labels of their names."""
     found: dict[str, dict[int, int]] = {}
     for column in _NAMES["label"]:
-        names = getattr(features.get(column), "names", None)
-        if names is None:
+        if (names := _names_of(features.get(column))) is None:
             continue
-        if strange := [name for name in names if name not in _CLASSES]:
+        if strange := [name for name in names if name.casefold() not in _CLASSES]:
             raise ValueError(
                 f"the classes of {column!r} are {', '.join(names)}; rename "
                 f"{', '.join(strange)}, so that each is one of {', '.join(_CLASSES)}"
             )
-        found[column] = {at: _CLASSES[name] for at, name in enumerate(names)}
+        found[column] = {at: _CLASSES[n.casefold()] for at, n in enumerate(names)}
     return (row | {n: of.get(row[n]) for n, of in found.items()} for row in rows)
 
 

@@ -1,7 +1,7 @@
 """Several detectors as one: a logistic regression over their scores."""
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -30,7 +30,9 @@ class Stack(NamedTuple):
 
 
 @base.factory
-def ensemble(members: Sequence[base.Detector], choose: bool = False) -> base.Detector:
+def ensemble(
+    members: Iterable[base.Detector], *, choose: bool = False
+) -> base.Detector:
     """A logistic regression over the standardised scores of other detectors.
 
     It is fitted to scores of answers that a trained member had not seen, by grouped
@@ -41,6 +43,7 @@ def ensemble(members: Sequence[base.Detector], choose: bool = False) -> base.Det
       choose: keep few of them: first the one of the highest AUROC on those scores, then
         again and again the one that adds most to it, while that is 0.001 or more.
     """
+    members = tuple(members)
     names = [member.name for member in members]
     if len(names) < 2 or len(set(names)) < len(names):
         raise ValueError(
@@ -70,7 +73,7 @@ def ensemble(members: Sequence[base.Detector], choose: bool = False) -> base.Det
         inputs=inputs,
         decide=decide,
         fit=functools.partial(_stack, members, choose),
-        members=tuple(members),
+        members=members,
     )
 
 

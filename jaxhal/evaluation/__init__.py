@@ -46,6 +46,7 @@ from jaxhal.evaluation.metrics import token_metrics as token_metrics
 from jaxhal.evaluation.prevalence import Rate as Rate
 from jaxhal.evaluation.prevalence import adapted as adapted
 from jaxhal.evaluation.prevalence import rate as rate
+from jaxhal.evaluation.ranking import WithinParts as WithinParts
 from jaxhal.evaluation.ranking import auprc as auprc
 from jaxhal.evaluation.ranking import auprc_trapezoid as auprc_trapezoid
 from jaxhal.evaluation.ranking import auroc as auroc

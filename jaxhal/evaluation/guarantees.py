@@ -53,7 +53,7 @@ class Guarantee:
         or ``"highlighted"``, of their characters, is at most ``level``.
       confidence: ``None`` for a promise that holds in expectation.
       threshold: flags scores at or above it.
-      sources: the number of independent answers that it was chosen on.
+      sources: the number of independent answers that it was chosen on, of both classes.
     """
 
     kind: str
@@ -78,6 +78,7 @@ def guarantee(
     groups: Groups = None,
     *,
     confidence: float | None = 0.9,
+    explained: bool = True,
 ) -> Guarantee:
     """The threshold that flags most (for recall: least) and keeps one promise.
 
@@ -88,6 +89,8 @@ def guarantee(
       promise: ``{"precision": 0.9}``, ``{"recall": 0.9}`` or ``{"false_alarms":
         0.05}``.
       confidence: ``None`` for one in expectation, which precision cannot have.
+      explained: whether the error names the nearest share that can be promised, which
+        takes up to twenty times as long.
 
     >>> scores, labels = range(100), [0] * 50 + [1] * 50
     >>> print(guarantee(scores, labels, {"recall": 0.9}))
@@ -109,6 +112,8 @@ def guarantee(
         return _passed(_tested(*given, 1 - confidence))
 
     if not (count := passed(level)):
+        if not explained:
+            raise NoThreshold
         shares = [n / 20 for n in range(1, 20)]
         if kind == "false_alarms":
             weaker = [share for share in shares if share > level]
@@ -287,13 +292,14 @@ def _in_expectation(
 ) -> _Kept:
     recall = kind == "recall"
     rows = np.flatnonzero(positive == recall)
-    _, at, count = np.unique(codes[rows], return_inverse=True, return_counts=True)
-    order = np.argsort(score[rows])
-    # What rows below the first, the second and so on weigh, a source 1 in all.
-    below = np.append(0.0, np.cumsum(1 / count[at][order]))
-    below = below[np.searchsorted(score[rows][order], steps)]
-    bad = below if recall else len(count) - below
-    return _conformal(bad, len(count), 1 - level if recall else level)
+    order = rows[np.argsort(score[rows])]
+    # What rows below the first, the second and so on weigh, a source 1 in all.  Each
+    # loses the weight of its bad rows less the level times that of those that could
+    # be: the mean is to be 0 at most.
+    below = np.append(0.0, np.cumsum(1 / np.bincount(codes)[codes[order]]))
+    whole, below = below[-1], below[np.searchsorted(score[order], steps)]
+    bad = below if recall else whole - below
+    return _conformal(bad, whole, 1 - level if recall else level)
 
 
 def highlighted_means(
@@ -315,12 +321,14 @@ def _source_means(
     return total / np.bincount(at)[:, None]
 
 
-def _conformal(losses: Float[np.ndarray, " steps"], count: int, level: float) -> _Kept:
+def _conformal(
+    losses: Float[np.ndarray, " steps"], count: int | float, level: float
+) -> _Kept:
     """Where the mean loss, with one more source of loss 1, is at most the level.
 
-    ``losses`` are those of so many sources together.
+    ``losses`` are those of so many sources together; what is rounded off is none.
     """
-    return (losses + 1) / (count + 1) <= level
+    return losses + 1 <= level * (count + 1) + 1e-9
 
 
 def bounded(losses: Numbers, level: float) -> float:

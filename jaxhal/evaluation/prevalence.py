@@ -1,5 +1,6 @@
 """How many of some answers are hallucinated, where nobody has labelled them."""
 
+import math
 import warnings
 from typing import NamedTuple
 
@@ -19,8 +20,6 @@ from jaxhal.evaluation.intervals import drawn_sources
 
 # Resamples of fewer sources are too much alike for an interval.
 _FEW = 10
-# A likelihood ratio, twice its logarithm, that chance exceeds once in twenty times.
-_CHANCE = 3.84
 
 
 class Rate(NamedTuple):
@@ -31,7 +30,9 @@ class Rate(NamedTuple):
     high: float
 
 
-def adapted(probabilities: Rows, prior: float) -> tuple[Numbers, float]:
+def adapted(
+    probabilities: Rows, prior: float, groups: Groups = None
+) -> tuple[Numbers, float]:
     r"""Probabilities for answers of another base rate, and that base rate.
 
     Calibration carries its own base rate :math:`\pi` along.  Where grounded and
@@ -40,7 +41,9 @@ def adapted(probabilities: Rows, prior: float) -> tuple[Numbers, float]:
     (Saerens, Latinne and Decaestecker, 2002, who find it by expectation maximisation).
     They stay as they are where they are all alike, and where another rate is not
     clearly likelier (a likelihood ratio test at 5 %): few answers always seem to have
-    some other rate.
+    some other rate.  Answers to one source rise and fall together: with ``groups`` the
+    ratio counts less, as the scores' variance over sources has it (Rao and Scott,
+    1981).
 
     Args:
       probabilities: of unlabelled answers, calibrated.
@@ -66,9 +69,28 @@ def adapted(probabilities: Rows, prior: float) -> tuple[Numbers, float]:
     else:
         rate = float(root_scalar(slope, bracket=(least, most)).root)
     whole = rate * true + (1 - rate) * false  # at the old rate these are 1
-    if 2 * np.log(whole).sum() < _CHANCE:
+    if 2 * np.log(whole).sum() < _chance(true - false, groups):
         return given, prior
     return at_rate(given, prior, rate), rate
+
+
+def _chance(scores: Numbers, groups: Groups) -> float:
+    """What twice the logarithm of a likelihood ratio exceeds by chance once in twenty.
+
+    ``scores`` are derivatives of the answers' likelihoods.
+    """
+    from scipy.stats import chi2, f
+
+    code = group_codes(groups, len(scores))
+    sources = int(code.max()) + 1
+    if sources == len(scores):
+        return float(chi2.ppf(0.95, 1))
+    if sources == 1:
+        return math.inf
+    apart = scores - scores.mean()
+    together = np.bincount(code, apart)
+    design = sources / (sources - 1) * (together**2).sum() / (apart**2).sum()
+    return float(max(1.0, design) * f.ppf(0.95, 1, sources - 1))
 
 
 def at_rate(probabilities: Numbers, prior: float, rate: float) -> Numbers:
@@ -119,8 +141,7 @@ def rate(
     """
     score, _ = shares(probabilities, np.zeros(len(probabilities), int))
     seen, positive = shares(known, labels)
-    if shifted:
-        two_kinds(labels)
+    two_kinds(labels)
     for which, sources in (
         ("the answers", group_codes(groups, len(score))),
         ("the labelled answers", group_codes(known_groups, len(seen))),

@@ -73,7 +73,7 @@ def kept(
         half = score[chosen], positive[chosen], promise, codes[chosen]
         if len(set(half[1].tolist())) < 2:
             raise NoThreshold("answers of one class")
-        made = guarantee(*half, confidence=confidence)
+        made = guarantee(*half, confidence=confidence, explained=False)
         flags = looked[rest] >= made.threshold
         return _looked_at(kind, level, flags, wrong[rest], there[rest], rng)
 
@@ -186,10 +186,17 @@ def _looked_at(
     count, right = int(of[one].sum()), int((of & good)[one].sum())
     broken = binom.cdf(right, count, wanted) < 0.05
     # Of an answer of a new source, which any of its answers may be.
-    share = _share(good, of, 1 / np.bincount(codes)[codes])
+    weight = 1 / np.bincount(codes)[codes]
+    share = _share(good, of, weight)
     realised = 1 - share if kind == "false_alarms" else share
-    holds = np.isnan(share) or share >= wanted  # nothing flagged, nothing wrong
-    return float(holds), float(broken), realised, float(flags.mean())
+    # Nothing flagged, nothing wrong; what is rounded off is none.
+    holds = np.isnan(share) or share >= wanted - 1e-9
+    return (
+        float(holds),
+        float(broken),
+        realised,
+        float(np.average(flags, weights=weight)),
+    )
 
 
 def _share(good: Mask, of: Mask, weight: Float[np.ndarray, " rows"]) -> float:

@@ -1,6 +1,7 @@
 """How well scores rank hallucinated answers above grounded ones, at no threshold."""
 
-from collections.abc import Callable
+import dataclasses
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,17 @@ def once(
 
 def auroc_of_draws(score: Numbers, positive: Mask) -> OfDraws:
     """AUROC as a function of how often each row counts; one sort serves all."""
+    count = _wins(score, positive)
+
+    def measure(draws: Int[np.ndarray, "draws rows"]) -> Float[np.ndarray, " draws"]:
+        wins, pairs = count(draws)
+        return wins / pairs
+
+    return measure
+
+
+def _wins(score: Numbers, positive: Mask) -> Callable[[Any], tuple[Any, Any]]:
+    """Per draw, pairs of both classes that are ranked rightly, and all of them."""
     hallucinated, grounded = np.flatnonzero(positive), np.flatnonzero(~positive)
     grounded = grounded[np.argsort(score[grounded])]
     # Grounded rows below each hallucinated one, and those up to it: a tie is half won.
@@ -37,13 +49,49 @@ def auroc_of_draws(score: Numbers, positive: Mask) -> OfDraws:
         for side in ("left", "right")
     )
 
-    def measure(draws: Int[np.ndarray, "draws rows"]) -> Float[np.ndarray, " draws"]:
+    def count(draws: Int[np.ndarray, "draws rows"]) -> tuple[Any, Any]:
         hits = draws[:, hallucinated]
         misses = np.pad(np.cumsum(draws[:, grounded], axis=1), [(0, 0), (1, 0)])
-        wins = (hits * (misses[:, below] + misses[:, up_to])).sum(1)
-        return wins / (2 * hits.sum(1) * misses[:, -1])
+        wins = (hits * (misses[:, below] + misses[:, up_to])).sum(1) / 2
+        return wins, hits.sum(1) * misses[:, -1]
 
-    return measure
+    return count
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class WithinParts:
+    """AUROC over the pairs of answers that one part holds, all parts together.
+
+    Where another fit judges each part, scores of two parts do not compare, and one that
+    says nothing would be far from 0.5 where the parts differ in their share of
+    hallucinated answers, or hold the answers of one class more often.
+
+    Args:
+      parts: of each row, the part that it was judged in.
+
+    >>> WithinParts([0, 0, 1, 1])([1, 2, 3, 4], [0, 1, 0, 1])
+    1.0
+    """
+
+    parts: Sequence[int]
+
+    def __call__(self, scores: Rows, labels: Rows) -> float:
+        return once(self.of_draws, scores, labels)
+
+    def of_draws(self, score: Numbers, positive: Mask) -> OfDraws:
+        """As a function of how often each row counts."""
+        part = np.asarray(self.parts)
+        each = [np.flatnonzero(part == one) for one in np.unique(part)]
+        counts = [(rows, _wins(score[rows], positive[rows])) for rows in each]
+
+        def measure(
+            draws: Int[np.ndarray, "draws rows"],
+        ) -> Float[np.ndarray, " draws"]:
+            found = [count(draws[:, rows]) for rows, count in counts]
+            wins, pairs = map(sum, zip(*found, strict=True))
+            return np.divide(wins, pairs, out=np.full(len(draws), 0.5), where=pairs > 0)
+
+        return measure
 
 
 def auprc(scores: Rows, labels: Rows) -> float:

@@ -6,16 +6,18 @@ from typing import Any
 
 import numpy as np
 
-from jaxhal.evaluation.intervals import correlation
-from jaxhal.evaluation.ranking import auprc, auroc
+from jaxhal.evaluation.intervals import correlation, fewest_sources
+from jaxhal.evaluation.ranking import WithinParts, auprc
 from jaxhal.experiments.running import Result
 from jaxhal.experiments.splitting import kind_of
 from jaxhal.reporting.report import Report
-from jaxhal.reporting.results import estimates, interval_markdown, pooled
+from jaxhal.reporting.results import estimates, interval_markdown, pooled, ranked
 from jaxhal.scoring.detection import judge, report
 from jaxhal.scoring.fitting import Fitted
 from jaxhal.scoring.inputs import Inputs
 
+# Intervals of fewer would be too narrow.
+_SOURCES = 5
 # Answers on a page; more would make it too large to open.
 PAGE = 200
 _READING = (
@@ -27,7 +29,8 @@ _READING = (
 _KINDS = (
     "AUROC of answers whose first span is of that kind over all grounded ones, of all "
     "test parts together, by the three best methods and the best control; results.json "
-    "has the others. Intervals resample sources."
+    "has the others. Intervals resample sources; kinds of fewer than five sources are "
+    "left out."
 )
 
 
@@ -51,21 +54,27 @@ def kind_table(found: Result) -> list[dict[str, Any]]:
     """A row a kind of span: AUROC of its answers over all grounded ones, by method.
 
     Of all test parts together, with intervals over sources.  An answer counts by its
-    first span.  Empty with several data sets, or fewer than two kinds.
+    first span.  Kinds in the answers of fewer than five sources are left out.  Empty
+    with several data sets, or fewer than two kinds.
     """
     if len(found.data) > 1:
         return []
     (one,) = found.data.values()
-    whole = pooled(found.judged, found.methods)
+    whole = ranked(found.judged, found.methods)
     kinds = np.array([kind_of(one.examples[row]) for row in whole.rows])
     names = sorted(set(kinds.tolist()) - {""})
     rows = []
     for name in names if len(names) > 1 else ():
         some = np.flatnonzero((kinds == name) | (kinds == ""))
         labels, sources = whole.labels[some], [whole.sources[at] for at in some]
+        if fewest_sources(labels, sources) < _SOURCES:
+            continue
         row: dict[str, Any] = {"kind": name, "answers": int(labels.sum())}
+        metric = whole.metric
+        if isinstance(metric, WithinParts):
+            metric = WithinParts([metric.parts[at] for at in some.tolist()])
         for method, scores in whole.scores.items():
-            row |= estimates({method: auroc}, scores[some], labels, sources)
+            row |= estimates({method: metric}, scores[some], labels, sources)
         rows.append(row)
     return rows
 

@@ -98,8 +98,8 @@ def markdown(found: Result, tables: Mapping[str, Rows]) -> str:
         text += [_ONE_FIT if len({part.fit for part in judged}) == 1 else _POOLED, ""]
     if config.timed:
         text += [f"{_TIMED} {device_name()}.", ""]
-    rows = results.short_markdown(tables["selective"])
-    text += ["## Selective", "", rows, "", _SELECTIVE, ""]
+    if rows := tables["selective"]:
+        text += ["## Selective", "", results.short_markdown(rows), "", _SELECTIVE, ""]
     if rows := tables["kinds"]:
         text += ["## Kinds", "", kind_markdown(rows, found.rows), ""]
     if rows := tables["tokens"]:

@@ -238,9 +238,11 @@ def judge(
                         some = [one.examples[row] for row in rows]
                         score = tuned.tuned.score(tuned.lm, some, progress)
                         name = finetuning.FINE_TUNED.name
-                        frame = frame.assign(**columns_of(name, tuned.fitted, score))
+                        also = columns_of(name, tuned.fitted, score, one.groups[rows])
+                        frame = frame.assign(**also)
                     left_out = len(whole) - len(rows)
-                    part = Judged(label, other, fold, fit, left_out, frame)
+                    apart = config.protocol == "kinds"
+                    part = Judged(label, other, fold, fit, left_out, frame, apart)
                     found.judged.append(part)
     return found
 

@@ -30,8 +30,13 @@ def at_least(least: int, /, **settings: Any) -> None:
     >>> at_least(1, size=0)
     Traceback (most recent call last):
     ValueError: size is 0; give at least 1
+    >>> at_least(1, size="3")
+    Traceback (most recent call last):
+    ValueError: size is '3'; give a number, at least 1
     """
     for name, value in settings.items():
+        if isinstance(value, str):
+            raise ValueError(f"{name} is {value!r}; give a number, at least {least}")
         if value is not None and not value >= least:
             raise ValueError(f"{name} is {value}; give at least {least}")
 

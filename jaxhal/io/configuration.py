@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_origin
 
 from yaml import YAMLError
 
@@ -47,7 +47,10 @@ def structured(
             merged = OmegaConf.merge(OmegaConf.structured(schema), found)
         except TypeError as error:  # that is all it says of a mapping for a list
             items: Any = found.items()
-            keys = [str(key) for key, value in items if OmegaConf.is_dict(value)]
+            fields = dataclasses.fields(schema)
+            lists = {one.name for one in fields if get_origin(one.type) is list}
+            given = [str(key) for key, value in items if OmegaConf.is_dict(value)]
+            keys = [key for key in given if key in lists] or given
             raise ValueError(
                 f"configuration: {' or '.join(keys)} is a mapping and has to be a list"
             ) from error

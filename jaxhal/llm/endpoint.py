@@ -299,6 +299,8 @@ class Endpoint:
 @contextlib.contextmanager
 def by_environment() -> Iterator[None]:
     """Names the variable that is wrong where no client can be made."""
+    import httpx2
+
     try:
         yield
     except OSError as error:
@@ -306,7 +308,7 @@ def by_environment() -> Iterator[None]:
             f"$SSL_CERT_FILE is {quoted(os.environ.get('SSL_CERT_FILE'))}, where no "
             f"certificates can be read ({error}); give a PEM file of them, or unset it"
         ) from error
-    except (ImportError, ValueError) as error:
+    except (ImportError, ValueError, httpx2.InvalidURL) as error:
         kinds = "all_proxy", "https_proxy", "http_proxy"
         names = [f"${name}" for name in os.environ if name.lower() in kinds]
         raise RuntimeError(

@@ -185,6 +185,7 @@ class Report:
             "basis": self.basis and self.basis.to_dict(),
             "promise": self.promise,
             "undecided": self.undecided,
+            "detector": self.detector,
             "scores": {
                 name: finite(score, f"{own}: {name}")
                 for name, score in self.scores.items()

@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 from jaxhal.detectors import Detector
 from jaxhal.evaluation.intervals import Metric, interval
 from jaxhal.evaluation.metrics import Decided, ece, ece_by_chance, evaluate
-from jaxhal.evaluation.ranking import auprc, auroc
+from jaxhal.evaluation.ranking import WithinParts, auprc, auroc
 from jaxhal.evaluation.selective import CoverageAtPrecision, aurc, prr
 from jaxhal.evaluation.tables import compare
 from jaxhal.reporting.markdown import Markdown, escaped, measured
@@ -51,6 +51,8 @@ class Judged:
       fold: number of the split.
       fit: number of the split fitted to; parts that share it share their fits.
       left_out: answers not judged, as another data set's fit has seen their source.
+      apart: other parts judge the same grounded answers again, beside hallucinations of
+        other kinds: only what one part holds is compared.
       frame: a row per answer: ``id, source, label`` and per detector its score, its
         ``<detector>.probability``, the same ``<detector>.adapted`` to the part's base
         rate, and whether it is ``<detector>.flagged`` by the threshold alone.
@@ -62,6 +64,7 @@ class Judged:
     fit: int
     left_out: int
     frame: "pd.DataFrame"
+    apart: bool = False
 
 
 class Pooled(NamedTuple):
@@ -103,23 +106,57 @@ def pooled(judged: Sequence[Judged], detectors: Sequence[Detector]) -> Pooled:
     return Pooled(scores, probabilities, flagged, labels, sources, rows)
 
 
+class Ranked(NamedTuple):
+    """What an AUROC is of: rows, and how it is taken, as ``metric``.
+
+    Rows are answers, or answers as often as parts apart hold them; ``rows`` are their
+    numbers in the data.
+    """
+
+    scores: dict[str, Float[np.ndarray, " rows"]]
+    labels: Int[np.ndarray, " rows"]
+    sources: list[int]
+    rows: list[int]
+    metric: Metric
+
+
+def ranked(judged: Sequence[Judged], detectors: Sequence[Detector]) -> Ranked:
+    """Test parts as :func:`pooled` has them, or each apart."""
+    if not any(part.apart for part in judged):
+        whole = pooled(judged, detectors)
+        return Ranked(whole.scores, whole.labels, whole.sources, whole.rows, auroc)
+    import pandas as pd
+
+    frames = [part.frame.assign(part=number) for number, part in enumerate(judged)]
+    frame = pd.concat(frames)
+    return Ranked(
+        {one.name: frame[one.name].to_numpy(float) for one in detectors},
+        frame["label"].to_numpy().astype(int),
+        frame["source"].astype(int).tolist(),
+        frame["row"].tolist(),
+        WithinParts(frame["part"].tolist()),
+    )
+
+
 def table(
     judged: Sequence[Judged], detectors: Sequence[Detector]
 ) -> list[dict[str, Any]]:
-    """A row per detector over all test parts together, as :func:`pooled` ranks them.
+    """A row per detector over all test parts together, as :func:`ranked` has them.
 
     Metrics at a threshold are means over the parts, and ``"AUROC (folds)"`` is the mean
     of the parts' own.
     """
-    scores, _, _, labels, sources, _ = pooled(judged, detectors)
+    scores, labels, sources, _, metric = ranked(judged, detectors)
     controls = [detector.name for detector in detectors if detector.control]
-    rows = compare(scores, labels, sources, controls)
+    rows = compare(scores, labels, sources, controls, metric)
     for row in rows:
         folds = [_metrics(part.frame, row["method"]) for part in judged]
         for key, name in _METRICS.items():
             row[name] = float(np.mean([fold[key] for fold in folds]))
         row["AUROC (folds)"] = float(np.mean([fold["auroc"] for fold in folds]))
         row["AUROC (folds) sd"] = float(np.std([fold["auroc"] for fold in folds]))
+        if isinstance(metric, WithinParts):
+            row["AUPRC"] = float(np.mean([fold["auprc"] for fold in folds]))
     return rows
 
 
@@ -166,8 +203,11 @@ def selective(
     """How good it is to keep what each method trusts, controls last, highest PRR first.
 
     Of all test parts together, by what :func:`pooled` ranks them by; the intervals
-    resample sources 200 times.
+    resample sources 200 times.  Empty where parts are apart: what one keeps says
+    nothing of another.
     """
+    if any(part.apart for part in judged):
+        return []
     scores, _, _, labels, sources, _ = pooled(judged, detectors)
     rows = [
         {

@@ -205,7 +205,7 @@ class FittedDetectors:
 
 def fit(
     lm: LM,
-    examples: Sequence[Example],
+    examples: Iterable[Example],
     detectors: Sequence[str | Mapping[str, Any]],
     *,
     data: str = "labelled",
@@ -240,6 +240,8 @@ def fit(
     if not 0 <= seed < 1 << 32:
         raise ValueError(f"seed is {seed}; give 0 to {(1 << 32) - 1}")
     check_one_process(lm.params, "reading into a store")
+    if not (examples := list(examples)):
+        raise ValueError("examples is empty; give labelled answers")
     specs = beside_controls(detectors, lm)
     chosen = [build(spec) for spec in specs.values()]
     if all(one.label is not None for one in examples):

@@ -2,7 +2,7 @@
 
 import dataclasses
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -146,11 +146,11 @@ class Fitted:
             return found
         return at_rate(found, self.calibrated_on.labels.mean(), self.rate)
 
-    def adapted(self, scores: Any) -> "Fitted":
+    def adapted(self, scores: Any, sources: Sequence[Any] | None = None) -> "Fitted":
         """The same for the base rate that these scores seem to be of, all together.
 
-        See :func:`jaxhal.evaluation.adapted`.  ValueError where it was saved without
-        the answers that it was calibrated on.
+        ``sources`` are those of the answers.  See :func:`jaxhal.evaluation.adapted`.
+        ValueError where it was saved without the answers that it was calibrated on.
         """
         if self.calibration is None:
             return self
@@ -160,9 +160,10 @@ class Fitted:
                 "it was calibrated on, so their base rate is not known; fit it anew "
                 "and use that one, or leave adapt out"
             )
-        prior, known = self.calibrated_on.labels.mean(), np.asarray(scores, float)
-        known = self.calibration(known[np.isfinite(known)])
-        rate = evaluation.adapted(known, prior)[1]
+        prior, given = self.calibrated_on.labels.mean(), np.asarray(scores, float)
+        fine = np.flatnonzero(np.isfinite(given))
+        groups = None if sources is None else [sources[at] for at in fine.tolist()]
+        rate = evaluation.adapted(self.calibration(given[fine]), prior, groups)[1]
         return dataclasses.replace(self, rate=None if rate == prior else rate)
 
     def flags(self, scores: Any) -> Bool[np.ndarray, " samples"]:

@@ -17,6 +17,7 @@ from jaxhal.generation import GREEDY, Generated, Sampling, decoding, requests
 from jaxhal.generation.decoding import QUERY, Decoding, State
 from jaxhal.io.checks import at_least
 from jaxhal.io.progress import progress_bar
+from jaxhal.io.showing import shown
 from jaxhal.models import cache as cache_lib
 from jaxhal.models.batching import plan, rows_together
 from jaxhal.models.lm import LM
@@ -81,7 +82,10 @@ def guide(
     guiding, *others = resolve_for(lm, [detector])
     if others:
         names = ", ".join(one.detector.name for one in (guiding, *others))
-        raise ValueError(f"{detector} holds {names}; give one of them")
+        raise ValueError(
+            f"{shown(detector)} holds {names}; give one of them, such as "
+            f"jaxhal.FittedDetectors.from_pretrained({shown(detector)!r})[NAME]"
+        )
     at_least(2, candidates=candidates)
     at_least(1, chunk=chunk, max_new_tokens=max_new_tokens)
     _check(guiding.detector, sampling)

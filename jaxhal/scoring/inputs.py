@@ -328,21 +328,24 @@ def frame_of(
         "label": data.labels[rows],
     }
     for name, one in fitted.items():
-        columns |= columns_of(name, one, one.score(data.inputs[name])[rows])
+        score = one.score(data.inputs[name])[rows]
+        columns |= columns_of(name, one, score, data.groups[rows])
     return pd.DataFrame(columns)
 
 
-def columns_of(name: str, one: Fitted, score: np.ndarray) -> dict[str, np.ndarray]:
+def columns_of(
+    name: str, one: Fitted, score: np.ndarray, sources: np.ndarray
+) -> dict[str, np.ndarray]:
     """Scores of a detector, their probabilities, and which reach its threshold.
 
     Probabilities also as adapted to the base rate that these answers seem to have.
     """
     assert one.calibrated_on is not None
-    known = one.probabilities(score)
+    known, prior = one.probabilities(score), one.calibrated_on.labels.mean()
     return {
         name: score,
         f"{name}.probability": known,
-        f"{name}.adapted": adapted(known, one.calibrated_on.labels.mean())[0],
+        f"{name}.adapted": adapted(known, prior, sources.tolist())[0],
         f"{name}.flagged": one.reaches(score),
     }
 

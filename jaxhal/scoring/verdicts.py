@@ -15,6 +15,7 @@ from jaxhal.io.progress import note
 from jaxhal.io.showing import quoted, shown
 from jaxhal.models.lm import LM
 from jaxhal.reporting.report import Report, Verdict
+from jaxhal.reporting.summary import source
 from jaxhal.scoring.fitting import Fitted
 from jaxhal.scoring.shipped import MODELS, readers
 from jaxhal.scoring.spans import find_spans
@@ -77,9 +78,10 @@ def verdict(one: Fitted, score: float) -> tuple[Verdict, float]:
     Hallucinated is what reaches the threshold and is more likely so than not, supported
     what does neither.  Of what does one of the two it is unsure.
 
-    So a promise of the threshold holds whatever the probabilities: precision and false
-    alarms for the answers called hallucinated, which are those of a threshold no lower;
-    recall for those not called supported, which are those of one no higher.
+    So a promise of the threshold holds whatever the probabilities, of answers like
+    those it was chosen on: precision and false alarms for the answers called
+    hallucinated, which are those of a threshold no lower; recall for those not called
+    supported, which are those of one no higher.
     """
     probability = float(one.probabilities([score])[0])
     votes = int(one.reaches([score])[0]) + (probability >= 0.5)
@@ -142,7 +144,8 @@ def adapted(
         one.detector.name: [report.scores[one.detector.name] for report in read]
         for one in chosen
     }
-    found = [one.adapted(scores[one.detector.name]) for one in chosen]
+    sources = [source(report) or number for number, report in enumerate(read)]
+    found = [one.adapted(scores[one.detector.name], sources) for one in chosen]
     if (one := decider(found)) is not None and one.calibrated_on is not None:
         prior = f"the {100 * one.calibrated_on.labels.mean():.0f} % of its calibration"
         said = f"not clearly another than {prior}"
@@ -210,14 +213,17 @@ def of_spans(chosen: Sequence[Fitted]) -> bool:
 def check_adaptable(chosen: Sequence[Fitted]) -> None:
     """ValueError where another base rate would break a promise.
 
-    The others hold whatever the probabilities.  Spans are shown in answers that are not
-    supported, which follows from these.
+    Precision falls with it, whatever the threshold.  Spans are shown in answers that
+    are not supported, which follows from probabilities.  Recall and false alarms are of
+    one class.
     """
-    if of_spans(chosen):
-        raise ValueError(
-            "a threshold for highlighted characters is chosen at the base rate of the "
-            "calibration, which adapt (--adapt) corrects; give one of the two"
-        )
+    for one in chosen:
+        if one.promise is not None and one.promise.kind in ("precision", _SPANS):
+            what = "highlighted characters" if of_spans([one]) else one.promise.kind
+            raise ValueError(
+                f"a threshold for {what} is chosen at the base rate of the "
+                "calibration, which adapt (--adapt) corrects; give one of the two"
+            )
 
 
 def described(chosen: Sequence[Fitted], reader: LM | str) -> str:

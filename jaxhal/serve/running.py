@@ -17,12 +17,13 @@ def bound(host: str, port: int) -> socket.socket:
 
     Raises RuntimeError where the address cannot be had.
     """
-    made = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    made = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         if sys.platform != "win32":  # where it would let two servers have one port
             made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         made.bind((host, port))
-    except (OSError, UnicodeError) as error:
+    except (OSError, OverflowError, UnicodeError) as error:
         made.close()
         why = getattr(error, "strerror", None) or error
         raise RuntimeError(

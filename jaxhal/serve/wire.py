@@ -257,6 +257,7 @@ class Verdict(BaseModel):
     basis: dict[str, Any] | None = None
     promise: str | None = None
     undecided: str | None = None
+    detector: str | None = None
     scores: dict[str, float] | None = None
     probabilities: dict[str, float] | None = None
     flagged: list[str] | None = None

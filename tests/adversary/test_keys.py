@@ -212,6 +212,7 @@ def test_a_key_that_nobody_can_be_sent(key, monkeypatch):
             "x://u:secret@a.b",
             r"\$https_proxy.* cannot be used \(Unknown",
         ),
+        ("HTTPS_PROXY", "http://a:b", r"\$HTTPS_PROXY.* cannot be used \(Invalid port"),
         (
             "SSL_CERT_FILE",
             "/nope.pem",
