@@ -129,8 +129,9 @@ def demo(
     import jaxhal
     from jaxhal.datasets import bundled, bundled_answers
     from jaxhal.datasets.jsonl import write_rows
+    from jaxhal.io.files import replacing
     from jaxhal.reporting.page import write_html
-    from jaxhal.reporting.summary import against_controls, summarize, verdict
+    from jaxhal.reporting.summary import against_controls, markdown, summarize, verdict
     from jaxhal.scoring.detection import resolve
     from jaxhal.scoring.verdicts import described
 
@@ -163,6 +164,9 @@ def demo(
         written = (report.to_dict(every=True) for report in reports)
         write_rows(out / "scores.jsonl", written)
         write_html(out / "report.html", reports, "jaxhal demo", rows, note)
+        parts = {"Answers": first, "Hard pairs": pairs}
+        with replacing(out / "results.md") as file:
+            file.write(markdown("demo", f"{lm.name} ({dtype})", parts))
 
     console = terminal(stderr=True)
     if rows:
@@ -171,7 +175,7 @@ def demo(
     console.print(f"\n{described(resolve(lm.name, None), lm)}")
     console.print(counted([report.verdict for report in reports]))
     _show(console, reports[:3])
-    for name in ("scores.jsonl", "report.html"):
+    for name in ("scores.jsonl", "results.md", "report.html"):
         console.print(f"wrote {out / name}", soft_wrap=True)
     finish(console, [report.error for report in reports])
 

@@ -244,7 +244,7 @@ def markdown(rows: Sequence[Mapping[str, Any]], several: bool) -> str:
         # Cards of detectors may be older than a column.
         named = ("AUPRC", *_METRICS.values())
         cells |= {name: row[name] for name in named if name in rows[0]}
-        cells["vs best control"] = _difference(row)
+        cells["vs best control"] = difference(row)
         if timed:
             cells[COST] = f"{row[COST]:.0f}" if COST in row else ""
         shown.append(cells)
@@ -264,7 +264,8 @@ def _marked(row: Mapping[str, Any]) -> Markdown:
     return Markdown(f"*{name}* (control)") if row["control"] else name
 
 
-def _difference(row: Mapping[str, Any]) -> Markdown:
+def difference(row: Mapping[str, Any]) -> Markdown:
+    """In AUROC to the best control; nothing of a control, or without one."""
     if row["difference"] is None:
         return Markdown()
     low, high = row["difference low"], row["difference high"]

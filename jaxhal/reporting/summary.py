@@ -22,6 +22,21 @@ def summarize(reports: Sequence["Report"]) -> list[dict[str, Any]]:
     over tokens where spans are annotated.  ValueError where only some of the reports
     have a detector's score.
     """
+    return [
+        {
+            "detector": row["method"],
+            "AUROC": row["AUROC"],
+            "95 % interval": f"{row['low']:.2f}–{row['high']:.2f}",
+            "token AUROC": row["token AUROC"],
+            "control": row["control"],
+            "beats controls": row["beats controls"],
+        }
+        for row in compared(reports)
+    ]
+
+
+def compared(reports: Sequence["Report"]) -> list[dict[str, Any]]:
+    """The rows of :func:`summarize` with all that :func:`compare` says."""
     from jaxhal.detectors import CATALOGUE  # reports need no detectors otherwise
 
     known = [r for r in reports if r.error is None and r.label is not None]
@@ -38,16 +53,38 @@ def summarize(reports: Sequence["Report"]) -> list[dict[str, Any]]:
     controls = {n for n in scores if n in CATALOGUE and CATALOGUE[n]().control}
     groups = [source(one) or f"answer {number}" for number, one in enumerate(known)]
     return [
-        {
-            "detector": row["method"],
-            "AUROC": row["AUROC"],
-            "95 % interval": f"{row['low']:.2f}–{row['high']:.2f}",
-            "token AUROC": _token_auroc(known, row["method"]),
-            "control": row["control"],
-            "beats controls": row["beats controls"],
-        }
+        row | {"token AUROC": _token_auroc(known, row["method"])}
         for row in compare(scores, labels, groups, controls)
     ]
+
+
+def markdown(title: str, model: str, parts: Mapping[str, Sequence["Report"]]) -> str:
+    """What a model's detectors make of answers by people, a table for each part."""
+    from jaxhal.reporting.results import difference, short_markdown
+
+    head, said = [f"# {title}", "", f"Reader: {model}.", ""], []
+    for name, reports in parts.items():
+        rows = compared(reports)
+        sources = len({source(report) for report in reports})
+        bad = sum(report.label or 0 for report in reports)
+        counted = f"{len(reports)} answers, {sources} sources, {bad} hallucinated"
+        head.append(f"- {name.lower()}: {counted}")
+        shown = [
+            {
+                "method": row["method"],
+                "control": row["control"],
+                "AUROC": row["AUROC"],
+                "AUROC low": row["low"],
+                "AUROC high": row["high"],
+                "token AUROC": row["token AUROC"] or "",
+                "vs best control": difference(row),
+            }
+            for row in rows
+        ]
+        if shown:
+            named = [row | {"detector": row["method"]} for row in rows]
+            said += ["", f"## {name}", "", short_markdown(shown), "", verdict(named)]
+    return "\n".join([*head, *said, ""])
 
 
 def _token_auroc(reports: Iterable["Report"], name: str) -> float | None:
