@@ -106,6 +106,17 @@ class Partial:
         return self._file.tell()
 
 
+class _OtherInput(ValueError):
+    """What is done was made of another input, so it does not go on with this one."""
+
+    def __init__(self, partial: "Partial | None", what: str):
+        assert partial is not None
+        super().__init__(
+            f"{partial.path} was made of another input: {what} differ; give that input "
+            "to go on, --force to start over, or another output"
+        )
+
+
 @contextlib.contextmanager
 def resuming(
     output: str | os.PathLike, settings: Mapping[str, Any], *, force: bool = False
@@ -132,7 +143,7 @@ def resuming(
         except BaseException as error:
             if file.seek(0, os.SEEK_END) <= start:
                 path.unlink()
-            else:
+            elif not isinstance(error, _OtherInput):
                 error.add_note(
                     f"{path} holds what is done, and the same command goes on there"
                 )
@@ -274,9 +285,7 @@ def results(
         name, done = digest(repr(part)), {}
         if (known := next(saved, None)) is not None:
             if known[0] != name:
-                raise ValueError(
-                    _other(partial, f"lines {part[0].line} to {part[-1].line}")
-                )
+                raise _OtherInput(partial, f"lines {part[0].line} to {part[-1].line}")
             done = {one["at"]: _unpacked(lm, part[one["at"]], one) for one in known[1]}
         first = 0
         for batch in _reports(lm, part, chosen, set(done), options):
@@ -288,7 +297,7 @@ def results(
                 yield done.pop(first)
                 first += 1
     if next(saved, None) is not None:
-        raise ValueError(_other(partial, "the last lines"))
+        raise _OtherInput(partial, "the last lines")
 
 
 def adapted(
@@ -335,14 +344,6 @@ def _result(row: Row, report: Report, reports: bool, every: bool) -> OutputRow:
     if row.example is not None and report.error is not None:
         report = dataclasses.replace(report, error=f"line {row.line}: {report.error}")
     return OutputRow(report.to_dict(every), report if reports else None)
-
-
-def _other(partial: Partial | None, what: str) -> str:
-    assert partial is not None
-    return (
-        f"{partial.path} was made of another input: {what} differ; give that input to "
-        "go on, --force to start over, or another output"
-    )
 
 
 def _packed(part: str, at: int, result: OutputRow) -> dict[str, Any]:

@@ -244,6 +244,7 @@ def test_other_settings_or_rows_are_refused(
     assert found.exit_code == 2 and message in found.stderr
     assert found.stderr.count("\n") == 1
     assert Path("out.partial").read_bytes() == kept and not Path("out").exists()
+    assert "the same command goes on" not in found.stderr
     if change == ["-i", "other"]:
         assert run(*command, *change, "--force").exit_code == 0
         assert len(Path("out").read_text().splitlines()) == 3
