@@ -144,7 +144,7 @@ def broken_field(rng: random.Random) -> Line:
     wrong: dict[str, Any] = {
         "response": rng.choice(("", " \u2028", 3, [], {}, half, True, math.nan)),
         "id": rng.choice(([], {}, 1.5, True, half, math.inf)),
-        "label": rng.choice((2, -1, 1.0, "1", True, [1], 10**40)),
+        "label": rng.choice((2, -1, 0.5, "1", "True", [1], 10**40)),
         "labels": rng.choice((0, {}, "[]", [3], [{"start": 0}], [{"end": "1"}])),
         "templated": rng.choice((0, 1, "true", [])),
         "source": rng.choice((1.5, [], half)),

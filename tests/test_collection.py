@@ -1,5 +1,6 @@
 """Labelled answers to detectors to verdicts, and to the share of hallucinated ones."""
 
+import dataclasses
 import json
 import re
 import shutil
@@ -27,6 +28,7 @@ from jaxhal.models import registry
 from jaxhal.reading.samples import Draw
 from jaxhal.scoring import collection
 from jaxhal.scoring.detection import placed
+from jaxhal.scoring.verdicts import ranked
 from jaxhal.types import Example
 from tiny_lm import tiny_lm, write_lm
 
@@ -146,6 +148,47 @@ def test_a_folder_is_replaced_only_by_consent(ready, saved, tmp_path):
     assert {one.name for one in twice.iterdir()} >= {"README.md", *ready.fitted}
 
 
+def test_a_place_of_no_use_is_said_before_anything_is_fitted(lm, tmp_path):
+    few = tmp_path / "few.jsonl"
+    few.write_text(json.dumps({"response": "x", "prompt": "y", "label": 0}) + "\n")
+    for place, why in ((tmp_path / "nope/mine", "no such folder"), ("n" * 300, "a sh")):
+        command = ["fit", str(few), "-m", "gone", "-o", str(place)]
+        found = CliRunner().invoke(app, command)
+        assert found.exit_code == 2 and why in " ".join(found.output.split())
+
+
+def test_a_detector_without_its_card_is_damage(saved, tmp_path):
+    place = tmp_path / "half"
+    shutil.copytree(saved, place)
+    (place / "linear_probe" / "card.json").unlink()
+    with pytest.raises(ValueError, match="linear_probe has no card.json, so it is dam"):
+        jaxhal.FittedDetectors.from_pretrained(place)
+
+
+def test_folders_are_used_together_and_as_they_are_given(lm, ready, saved, tmp_path):
+    """Each has the controls beside it, which count once; a tie is decided by name."""
+    one = jaxhal.FittedDetectors.from_pretrained(saved)
+    probe = ready["linear_probe"]
+    other = dataclasses.replace(
+        probe, detector=jaxhal.detectors.build({"linear_probe": {"name": "another"}})
+    )
+    also = replace(
+        one,
+        fitted={"another": other, "novel_words": one["novel_words"]},
+        specs={"another": {"linear_probe": {"name": "another"}}} | {**one.specs},
+    )
+    also.save_pretrained(tmp_path / "also")
+    places = [saved, tmp_path / "also", "novel_words"]
+    (found,) = jaxhal.score(lm, answers(1), places)
+    assert found.scores.keys() == {*ready.fitted, "another"}
+    (again,) = jaxhal.score(lm, answers(1), [also, one, "novel_words"])
+    assert again.scores == found.scores and again.by == found.by
+    both = [dataclasses.replace(each, beats="yes") for each in (probe, other)]
+    assert ranked(both)[0] is ranked(both[::-1])[0] is both[1]
+    with pytest.raises(ValueError, match="3 is no detector; give a name, or a folder"):
+        jaxhal.score(lm, answers(1), [3])
+
+
 def test_another_reader_is_refused(ready, tmp_path):
     other = jaxhal.load(write_lm(tmp_path / "other", seed=1))
     with pytest.raises(ValueError, match="fitted to a reader of other weights than"):
@@ -207,7 +250,10 @@ def test_the_hub_is_a_folder_far_away(ready, saved, tmp_path, monkeypatch):
     sent = {}
     monkeypatch.setattr("huggingface_hub.create_repo", lambda repo, **o: sent.update(o))
 
-    def upload(repo_id, folder_path):
+    def upload(repo_id, folder_path, delete_patterns):
+        before = ["old/card.json", "old/params.safetensors", "mine.txt"]
+        gone = filter_repo_objects(before, allow_patterns=delete_patterns)
+        assert [*gone] == before[:2]
         files = sorted(
             p.relative_to(folder_path).as_posix() for p in folder_path.rglob("*")
         )

@@ -188,6 +188,11 @@ def test_names_are_given_once():
             resolve("tiny", chosen)
     with pytest.raises(ValueError, match="detectors is empty"):
         resolve("tiny", [])
+    for name in ("start", "README.md"):
+        with pytest.raises(
+            ValueError, match="name of detector 'mtop_div' is one of RE"
+        ):
+            detectors.mtop_div(name=name)
     with pytest.raises(ValueError, match="detectors is 'novel_words'; give a list of"):
         resolve("tiny", "novel_words")
     with pytest.raises(ValueError, match="token_threshold is 1.5; give one from 0 to"):

@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import os
+import shutil
 import threading
 
 import jax
@@ -17,15 +19,18 @@ import jaxhal
 from jaxhal.classifiers.linear import Linear
 from jaxhal.classifiers.selection import Chosen
 from jaxhal.cli import app as cli
+from jaxhal.cli import exported
 from jaxhal.datasets import bundled_answers
 from jaxhal.datasets.jsonl import read_rows
 from jaxhal.datasets.logprobs import logprobs_of
+from jaxhal.detectors import build
 from jaxhal.evaluation import CalibrationSet, Measured, Platt
 from jaxhal.io.files import fcntl
 from jaxhal.models.lm import outline
 from jaxhal.models.safetensors import SafetensorsSource
 from jaxhal.models.weights import paths
 from jaxhal.scoring.exported import reader_for
+from jaxhal.scoring.fitting import untrained
 from jaxhal.scoring.saving import save as save_detector
 from jaxhal.types import Example, Logprob
 from tiny_lm import answers, tiny_lm, write_lm
@@ -632,6 +637,37 @@ def test_the_command_says_what_detect_says(
     assert wrong.exit_code == 2 and "is the file of --states" in wrong.stderr
 
 
+def test_controls_of_a_folder_may_find_nothing(
+    tmp_path, folder, saved, by_transformers
+):
+    """A fit always has them beside its detectors."""
+    place = shutil.copytree(saved, tmp_path / "mine")
+    control = dataclasses.replace(
+        untrained(build("max_prompt_attention")),
+        threshold=0.5,
+        calibration=Platt(1.0, 0.0),
+    )
+    save_detector(place / "control", control, "max_prompt_attention", {"model": "tiny"})
+    source = tmp_path / "in.jsonl"
+    rows = [
+        {"id": e.id, "context": e.context, "question": e.question, "answer": e.response}
+        for e in EXAMPLES
+    ]
+    source.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    scored = ["score", "-i", source, "-m", folder, "--states", by_transformers, "-d"]
+    found, alone = run(*scored, place), run(*scored, saved)
+    assert found.exit_code == 0 and found.stdout == alone.stdout
+    assert "max_prompt_attention is left out: it looks at what" in found.stderr
+
+
+def test_states_that_were_written_again_are_others(tmp_path):
+    (tmp_path / "a.safetensors").write_bytes(b"one")
+    before = exported._stamp(tmp_path)
+    assert exported._stamp(tmp_path) == before
+    os.utime(tmp_path / "a.safetensors", ns=(0, 0))
+    assert exported._stamp(tmp_path) != before
+
+
 def test_the_base_rate_is_corrected_as_detect_does(
     tmp_path, folder, lm, probe, by_transformers
 ):
@@ -642,11 +678,13 @@ def test_the_base_rate_is_corrected_as_detect_does(
     place = tmp_path / "mine" / "token_probe"
     save_detector(place, one, {"token_probe": {"layer": 2}}, {"model": "tiny"})
     many = [
-        dataclasses.replace(e, id=f"{e.id} {n}") for n in range(5) for e in EXAMPLES
+        dataclasses.replace(e, id=f"{e.id} {n}", source=f"{e.id} {n}")
+        for n in range(5)
+        for e in EXAMPLES
     ]
     rows = [
         {"id": e.id, "context": e.context, "question": e.question, "answer": e.response}
-        | {"states": f"{e.id.rpartition(' ')[0]}.safetensors"}
+        | {"states": f"{e.id.rpartition(' ')[0]}.safetensors", "source": e.source}
         for e in many
     ]
     source = tmp_path / "in.jsonl"

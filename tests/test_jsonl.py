@@ -142,6 +142,15 @@ def test_a_row_has_one_form(key):
 
 
 @pytest.mark.parametrize(
+    ("given", "label"),
+    [(1, 1), (1.0, 1), (True, 1), ("yes", 1), (0.0, 0), (False, 0), (None, None)]
+    + [(float("nan"), None)],
+)
+def test_a_label_as_pandas_writes_it(given, label):
+    assert one(label=given).example.label == label
+
+
+@pytest.mark.parametrize(
     ("row", "problem"),
     [
         ({"response": None}, "'response' is missing"),
@@ -161,9 +170,8 @@ def test_a_row_has_one_form(key):
         ({"source": ["u"]}, "'source' is a list; use text or a whole number"),
         ({"split": 1}, "'split' is 1; use text"),
         ({"label": 2}, "'label' is 2; use 0, 1"),
-        ({"label": "yes"}, "'label' is \"yes\"; use 0, 1"),
-        ({"label": True}, "'label' is true; use 0, 1"),
-        ({"label": 1.0}, "'label' is 1.0; use 0, 1"),
+        ({"label": "1"}, "'label' is \"1\"; use 0, 1"),
+        ({"label": 0.5}, "'label' is 0.5; use 0, 1"),
         ({"label": 0, "labels": [{"start": 0, "end": 1}]}, "label is 0 but 1 spans"),
         ({"labels": "none"}, "'labels' is text; use a list"),
         ({"labels": [[0, 1]]}, "'labels[0]' is a list; use {start, end, label}"),

@@ -72,6 +72,8 @@ def score(
     as_rows = every or output is not None or not on_screen()
     with usage():
         read = files_of(model, "--model")
+        for one in detector or ():
+            read |= files_of(one, "--detector")
         if states is not None:
             read |= files_of(str(states), "--states")
         check_results(source, read, output, page)
@@ -96,7 +98,8 @@ def score(
     }
 
     def settings() -> dict[str, Any]:
-        of = {"states": states and str(states.resolve()), "layers": exported.numbers}
+        of: dict[str, Any] = {"states": states and str(states.resolve())}
+        of |= {"files of states": states and _stamp(states), "layers": exported.numbers}
         return settings_of(lm, chosen, **said, **options) | of
 
     how: Any = {"reading": reading_of(exported), **options}
@@ -113,6 +116,14 @@ def score(
         force=force,
         whole=adapt,
     )
+
+
+def _stamp(folder: Path) -> str:
+    """What changes when an engine writes the files of a folder again."""
+    from jaxhal.reading.keys import digest
+
+    files = {one.name: one.stat() for one in sorted(folder.iterdir())}
+    return digest(repr([(n, s.st_size, s.st_mtime_ns) for n, s in files.items()]))
 
 
 def _numbers(layers: str) -> list[int]:

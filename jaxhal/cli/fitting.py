@@ -9,6 +9,7 @@ import typer
 from jaxhal.cli.console import brief, detectors, tell, usage
 from jaxhal.cli.scoring import DEFAULT, BatchSize, Dtype, Model, OnMesh, Weights
 from jaxhal.io.checks import one_of
+from jaxhal.io.showing import shown
 
 # Read in one pass, and fitted to answers with or without annotated spans.
 _DEFAULT = ("lookback_lens", "linear_probe", "toha_supervised", "toha")
@@ -135,7 +136,8 @@ def rate(
         reader = known_as(model)
         names = placed(reader, detector) if detector else None
         resolve(reader, names)  # a wrong name should cost no download
-        rows = examples(read_rows(source))
+        if not (rows := examples(read_rows(source))):
+            raise ValueError(f"{shown(source)} holds no rows; give answers")
         lm = jaxhal.load(model, dtype=dtype, weights=weights, mesh=mesh)
         found = jaxhal.rate(lm, rows, names, batch_size=batch_size)
     names = ("rate", "low", "high", "answers", "labelled", "called", "by")

@@ -229,7 +229,10 @@ def detect(
 
     as_rows = every or output is not None or not on_screen()
     with usage():
-        check_results(source, files_of(model, "--model"), output, page)
+        read = files_of(model, "--model")
+        for one in detector or ():
+            read |= files_of(one, "--detector")
+        check_results(source, read, output, page)
         if adapt and relevance is not None:
             raise ValueError(
                 f"--relevance {relevance} is of spans, and --adapt finds these after "
@@ -308,7 +311,9 @@ def files_of(place: str, option: str) -> dict[str, Path]:
     {}
     """
     path = Path(place)
-    files = sorted(path.iterdir()) if path.is_dir() else [path]
+    # Of a folder of detectors each has one of its own.
+    folders = [path, *sorted(path.glob("*/"))] if path.is_dir() else []
+    files = [file for one in folders for file in sorted(one.iterdir())] or [path]
     return {f"{option} {file}": file for file in files if file.is_file()}
 
 

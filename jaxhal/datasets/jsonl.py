@@ -2,6 +2,7 @@
 
 import functools
 import json
+import math
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -138,7 +139,7 @@ def to_row(number: int, unit: str, read: Callable[[], Mapping[str, Any]]) -> Row
 
 def _example(fields: Mapping[str, Any], name: str) -> Example:
     said = _said(fields)
-    label = fields.get("label")
+    label = verdict(fields.get("label"))
     if label is not None and (type(label) is not int or label not in (0, 1)):
         raise ValueError(f"'label' is {_show(label)}; use 0, 1 or leave it out")
     templated = fields.get("templated")
@@ -163,6 +164,22 @@ def _example(fields: Mapping[str, Any], name: str) -> Example:
         states=name_field(fields, "states"),
         logprobs=None if said_of is None else logprobs_of(said_of),
     )
+
+
+_VERDICTS = {1: 1, 0: 0, "yes": 1, "no": 0}  # True and 1.0 are equal to 1
+
+
+def left_out(value: Any) -> bool:
+    """Whether a value says nothing, as null or as pandas has it."""
+    return value is None or (isinstance(value, float) and math.isnan(value))
+
+
+def verdict(label: Any) -> Any:
+    """A label as 0 or 1 where it says so, ``None`` where it is left out."""
+    if left_out(label):
+        return None
+    known = isinstance(label, (int, float, str))
+    return _VERDICTS.get(label, label) if known else label
 
 
 # Texts by the names that a row may give them, and those that messages stand for.

@@ -19,12 +19,20 @@ nothing says which is meant.
 import contextlib
 import functools
 import json
-import math
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from jaxhal.datasets.jsonl import Row, existing, kind, numbered_lines, parse, to_row
+from jaxhal.datasets.jsonl import (
+    Row,
+    existing,
+    kind,
+    left_out,
+    numbered_lines,
+    parse,
+    to_row,
+    verdict,
+)
 from jaxhal.io.progress import taking
 from jaxhal.types import Example
 
@@ -42,7 +50,6 @@ _ALONE = ("prompt", "messages", "tools", "labels", "split", "samples", "template
 _ALONE += ("states", "logprobs")
 _NAMES = {name: (name, *_OTHER.get(name, ())) for name in ("id", *_OTHER, *_ALONE)}
 _COLUMNS = {name for names in _NAMES.values() for name in names}
-_VERDICTS = {1: 1, 0: 0, "yes": 1, "no": 0}  # True and 1.0 are equal to 1
 # What classes of a label may be called, whose numbers follow their order alone.
 _CLASSES = {"1": 1, "yes": 1, "true": 1, "hallucinated": 1}
 _CLASSES |= {"0": 0, "no": 0, "false": 0, "grounded": 0, "supported": 0}
@@ -190,7 +197,7 @@ def _own_names(row: Any, split: str = "") -> dict[str, Any]:
         raise ValueError(f"expected a dict of columns, got {kind(row)}")
     fields: dict[str, Any] = {"split": split}
     for field, names in _NAMES.items():
-        given = [name for name in names if not _left_out(row.get(name))]
+        given = [name for name in names if not left_out(row.get(name))]
         if len(given) > 1:
             raise ValueError(
                 f"{' and '.join(map(repr, given))} both stand for the {field}; drop or "
@@ -199,15 +206,6 @@ def _own_names(row: Any, split: str = "") -> dict[str, Any]:
         if given:
             fields[field] = _READ.get(field, lambda value: value)(row[given[0]])
     return fields
-
-
-def _left_out(value: Any) -> bool:
-    return value is None or (isinstance(value, float) and math.isnan(value))
-
-
-def _verdict(label: Any) -> Any:
-    known = isinstance(label, (int, float, str))
-    return _VERDICTS.get(label, label) if known else label
 
 
 def _spans(labels: Any) -> Any:
@@ -221,4 +219,4 @@ def _spans(labels: Any) -> Any:
     return [dict(zip(labels, span, strict=True)) for span in spans]
 
 
-_READ = {"label": _verdict, "labels": _spans}
+_READ = {"label": verdict, "labels": _spans}

@@ -21,6 +21,8 @@ from jaxhal.llm.entailment import resolve
 from jaxhal.reading.bulk import Measure
 
 LOG_ODDS = "log odds of a hallucination"
+# What stands beside detectors in a folder, or beside scores in a table of tokens.
+_TAKEN = ("README.md", "token", "start", "end")
 
 # name -> array with a batch axis where `jaxhal.read` has it.  Always there, as
 # Bool[batch response]: "valid", real tokens; "text", those of them that have text,
@@ -202,6 +204,9 @@ def factory(make: Callable[..., Detector]) -> Callable[..., Detector]:
         if name in (None, made.name):
             return made
         check_name(name, f"name of detector {made.name!r}")
+        if name in _TAKEN:
+            taken = ", ".join(_TAKEN)
+            raise ValueError(f"name of detector {made.name!r} is one of {taken}")
         return _renamed(made, name)
 
     every = [*signature.parameters.values(), named]

@@ -12,10 +12,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxhal.detectors import CATALOGUE, build
+from jaxhal.detectors import CATALOGUE, Detector, build
 from jaxhal.evaluation.held_out import Measured
 from jaxhal.evaluation.splits import SplitError, grouped_kfold
-from jaxhal.io.files import replacing, staged
+from jaxhal.io.files import check_replaceable, replacing, staged
 from jaxhal.io.progress import progress_bar
 from jaxhal.io.showing import shown
 from jaxhal.models import hub
@@ -30,7 +30,7 @@ from jaxhal.reporting.results import Judged
 from jaxhal.scoring import released
 from jaxhal.scoring.fitting import Fitted
 from jaxhal.scoring.inputs import about_answers, collect, fit_part, frame_of, readable
-from jaxhal.scoring.saving import card_of, check_spec, load, save
+from jaxhal.scoring.saving import FILES, card_of, check_spec, load, save
 from jaxhal.scoring.tokens import unseen_highlights
 from jaxhal.scoring.verdicts import decider
 from jaxhal.types import Example
@@ -101,7 +101,8 @@ class FittedDetectors:
         check_folder(Path(folder), force)
         with staged(folder, own=_own) as place:
             for name, one in self.fitted.items():
-                rows = [row for row in self.rows if row["method"] == name]
+                method = one.detector.name
+                rows = [row for row in self.rows if row["method"] == method]
                 card = {**self.about, "metrics": rows}
                 save(place / name, one, self.specs[name], card)
             with replacing(place / "README.md") as file:
@@ -121,7 +122,12 @@ class FittedDetectors:
         create_repo(repo, exist_ok=True, **options)
         with tempfile.TemporaryDirectory() as folder:
             self.save_pretrained(Path(folder) / "detectors")
-            made = upload_folder(repo_id=repo, folder_path=Path(folder) / "detectors")
+            made = upload_folder(
+                repo_id=repo,
+                folder_path=Path(folder) / "detectors",
+                # Of detectors that were there before none decides with these.
+                delete_patterns=[f"*/{name}" for name in FILES],
+            )
         return str(made)
 
     @classmethod
@@ -374,8 +380,17 @@ def located(name: str) -> Path:
     )
 
 
+#: What detectors are asked for by: a name, a folder, or themselves, fitted or not.
+Asked = str | os.PathLike | Detector | Fitted | FittedDetectors
+
+
 def check_folder(folder: Path, force: bool) -> None:
-    """FileExistsError where it holds something that may not be replaced."""
+    """FileExistsError where it holds something that may not be replaced, OSError where
+    nothing can be made."""
+    if folder.parent.is_dir():
+        check_replaceable(folder)
+    else:
+        raise FileNotFoundError(f"{folder.parent}: no such folder; make it first")
     if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
         return
     ours = folder.is_dir() and bool(_saved(folder))
@@ -389,7 +404,16 @@ def check_folder(folder: Path, force: bool) -> None:
 
 
 def _saved(folder: Path) -> list[Path]:
-    return sorted(card.parent for card in folder.glob("*/card.json"))
+    """Folders of detectors; ValueError where one has lost its card."""
+    card, params = FILES
+    found = sorted(one.parent for one in folder.glob(f"*/{card}"))
+    bare = {one.parent for one in folder.glob(f"*/{params}")} - {*found}
+    if found and bare:
+        raise ValueError(
+            f"{min(bare)} has no {card}, so it is damaged; copy the whole folder "
+            "again, or delete it"
+        )
+    return found
 
 
 def _own(folder: Path) -> list[str]:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -21,7 +22,7 @@ from jaxhal.reading.extract import Extraction, extract
 from jaxhal.reporting.attribution import trace
 from jaxhal.reporting.report import Report, Token
 from jaxhal.scoring import verdicts
-from jaxhal.scoring.collection import FittedDetectors, is_place, located
+from jaxhal.scoring.collection import Asked, FittedDetectors, is_place, located
 from jaxhal.scoring.fitting import Fitted, untrained
 from jaxhal.scoring.inputs import check_rows, readable
 from jaxhal.scoring.released import is_released_probe, released_probe
@@ -38,7 +39,7 @@ def detect(
     question: str | None = None,
     prompt: str | None = None,
     templated: bool = False,
-    detectors: Iterable[str | Detector | Fitted] | None = None,
+    detectors: Iterable[Asked] | None = None,
     threshold: Mapping[str, float] | None = None,
     confidence: float | None = 0.9,
     relevance: str | lrp.RuleSet | None = None,
@@ -66,7 +67,7 @@ def detect(
 def score(
     lm: LM,
     examples: Sequence[Example],
-    detectors: Iterable[str | Detector | Fitted] | None = None,
+    detectors: Iterable[Asked] | None = None,
     *,
     batch_size: int = 8,
     progress: bool | None = None,
@@ -137,7 +138,7 @@ def score(
 def score_batches(
     lm: LM,
     examples: Sequence[Example],
-    detectors: Iterable[str | Detector | Fitted] | None = None,
+    detectors: Iterable[Asked] | None = None,
     *,
     batch_size: int = 8,
     progress: bool | None = None,
@@ -198,7 +199,7 @@ def score_batches(
 
 def resolve(
     model: str,
-    detectors: Iterable[str | Detector | Fitted] | None,
+    detectors: Iterable[Asked] | None,
     threshold: Mapping[str, float] | None = None,
     confidence: float | None = 0.9,
     lm: LM | None = None,
@@ -228,6 +229,7 @@ def resolve(
             (detector,) = catalogue.get([one]) if isinstance(one, str) else (one,)
             has = readers(lm) if detector.name in NAMES else ""
             chosen.append(untrained(detector, model=model, readers=has))
+    chosen = _once(chosen)
     names = [one.detector.name for one in chosen]
     if not names:
         raise ValueError("detectors is empty; name at least one, or leave it out")
@@ -242,16 +244,33 @@ def resolve(
     return verdicts.promising(chosen, model, threshold, confidence)
 
 
-def placed(
-    model: str, detectors: Iterable[str | Detector | Fitted]
-) -> list[str | Detector | Fitted]:
+def _once(chosen: Sequence[Fitted]) -> list[Fitted]:
+    """The same without controls that are there before: every fit has them beside it."""
+    first: dict[str, Fitted] = {}
+    for one in chosen:
+        first.setdefault(one.detector.name, one)
+    return [
+        one
+        for one in chosen
+        if one is first[one.detector.name] or not one.detector.control
+    ]
+
+
+def placed(model: str, detectors: Iterable[Asked]) -> list[str | Detector | Fitted]:
     """The same, those of folders and of the hub loaded; other names stay names.
 
-    Raises ValueError where a folder is named that is not there.
+    Raises ValueError where a folder is named that is not there, or on what is no
+    detector.
     """
     named = {*shipped(model), *catalogue.CATALOGUE}
     found: list[str | Detector | Fitted] = []
     for one in detectors:
+        if isinstance(one, FittedDetectors):
+            found += one
+            continue
+        one = os.fspath(one) if isinstance(one, os.PathLike) else one
+        if not isinstance(one, str | Detector | Fitted):
+            raise ValueError(f"{one!r:.80} is no detector; give a name, or a folder")
         if not isinstance(one, str) or one in named:
             found.append(one)
         elif not is_place(one):
@@ -267,7 +286,7 @@ def placed(
 
 def resolve_for(
     lm: LM,
-    detectors: Iterable[str | Detector | Fitted] | None,
+    detectors: Iterable[Asked] | None,
     threshold: Mapping[str, float] | None = None,
     confidence: float | None = 0.9,
 ) -> list[Fitted]:

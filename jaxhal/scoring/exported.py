@@ -9,12 +9,14 @@ from jaxhal.capture.states import needed
 from jaxhal.detectors import Detector, features_of
 from jaxhal.features.base import Reducer
 from jaxhal.features.uncertainty import TokenLogprob
+from jaxhal.io.progress import note
 from jaxhal.models.lm import LM, load, outline
 from jaxhal.reading.exported import Exported, States, extract_exported
 from jaxhal.reading.extract import kinds
 from jaxhal.reporting.report import Report
 from jaxhal.scoring import verdicts
-from jaxhal.scoring.detection import resolve, resolve_for, score_batches
+from jaxhal.scoring.collection import Asked
+from jaxhal.scoring.detection import placed, resolve, resolve_for, score_batches
 from jaxhal.scoring.fitting import Fitted
 from jaxhal.types import Example
 
@@ -23,7 +25,7 @@ def score_states(
     lm: LM | str | os.PathLike,
     examples: Sequence[Example],
     states: States,
-    detectors: Iterable[str | Detector | Fitted] | None = None,
+    detectors: Iterable[Asked] | None = None,
     *,
     layers: Sequence[int] | None = None,
     dtype: Any = "float32",
@@ -98,7 +100,7 @@ def reading_of(exported: Exported) -> Any:
 def reader_for(
     source: str | os.PathLike,
     states: States,
-    detectors: Iterable[str | Detector | Fitted] | None = None,
+    detectors: Iterable[Asked] | None = None,
     *,
     layers: Sequence[int] | None = None,
     dtype: Any = "float32",
@@ -139,13 +141,25 @@ def check_exported(lm: LM, chosen: Iterable[Fitted], exported: Exported) -> None
 
 
 def _named(
-    lm: LM, detectors: Iterable[str | Detector | Fitted] | None, exported: Exported
-) -> Iterable[str | Detector | Fitted]:
-    """The detectors asked for, by default those that find all they look at."""
-    if detectors is not None:
-        return detectors
-    found = resolve(lm.name, None)
-    return [one for one in found if _finds(lm, one.detector, exported)]
+    lm: LM, detectors: Iterable[Asked] | None, exported: Exported
+) -> Iterable[Asked]:
+    """The detectors asked for, by default those that find all they look at.
+
+    Controls that came along in a folder are left out where they do not.
+    """
+    if isinstance(detectors, str | Detector | Fitted):
+        return detectors  # which is refused
+    if detectors is None:
+        found = resolve(lm.name, None)
+        return [one for one in found if _finds(lm, one.detector, exported)]
+    kept: list[str | Detector | Fitted] = []
+    for one in placed(lm.name, detectors):
+        control = one.detector if isinstance(one, Fitted) else None
+        if control is None or not control.control or _finds(lm, control, exported):
+            kept.append(one)
+        else:
+            note(f"{control.name} is left out: it looks at what was not exported")
+    return kept
 
 
 def _finds(lm: LM, detector: Detector, exported: Exported) -> bool:

@@ -239,8 +239,9 @@ def fit(
         params, unseen = held_out(detector, inputs, targets._replace(known=before))
     except SplitError as error:
         raise ValueError(
-            f"detector {detector.name!r} cannot be fitted: {error.args[0]}; give more "
-            "labelled sources of each class"
+            f"detector {detector.name!r} cannot be fitted, which takes folds inside "
+            f"what it learns from: {error.args[0]}; give more labelled sources of each "
+            "class"
         ) from error
     seen, labels = unseen[targets.rows], np.asarray(targets.labels)[targets.rows]
     if precision is not None:

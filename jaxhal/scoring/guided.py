@@ -22,6 +22,7 @@ from jaxhal.models import cache as cache_lib
 from jaxhal.models.batching import plan, rows_together
 from jaxhal.models.lm import LM
 from jaxhal.models.mesh import check_one_process, rows_at_once
+from jaxhal.scoring.collection import Asked
 from jaxhal.scoring.detection import resolve_for, response_scores
 from jaxhal.scoring.fitting import Fitted
 from jaxhal.types import Example
@@ -49,7 +50,7 @@ class Guided:
 def guide(
     lm: LM,
     prompts: Sequence[str | Example],
-    detector: str | Detector | Fitted,
+    detector: Asked,
     *,
     candidates: int = 8,
     chunk: int = 8,

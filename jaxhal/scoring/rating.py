@@ -4,10 +4,10 @@ import warnings
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from jaxhal.detectors import Detector
 from jaxhal.evaluation import prevalence
 from jaxhal.evaluation.held_out import CalibrationSet, Measured
 from jaxhal.models.lm import LM
+from jaxhal.scoring.collection import Asked
 from jaxhal.scoring.detection import resolve, score
 from jaxhal.scoring.fitting import Fitted
 from jaxhal.scoring.verdicts import decider, undecided
@@ -43,7 +43,7 @@ class Rated(NamedTuple):
 def rate(
     lm: LM,
     examples: Sequence[Example],
-    detectors: Iterable[str | Detector | Fitted] | None = None,
+    detectors: Iterable[Asked] | None = None,
     *,
     batch_size: int = 8,
     progress: bool | None = None,

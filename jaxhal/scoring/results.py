@@ -175,12 +175,17 @@ def _alone(path: Path, output: str | os.PathLike) -> Iterator[IO[bytes]]:
 def _check(made: Mapping[str, Any], wanted: Mapping[str, Any], path: Path) -> None:
     wanted = json.loads(json.dumps(wanted))  # as the file has it
     for name in dict.fromkeys([*made, *wanted]):
-        if made.get(name) != wanted.get(name):
-            raise ValueError(
-                f"{path} was made with {name} {shown(made.get(name))}, not "
-                f"{shown(wanted.get(name))}; run that again to go on, give --force to "
-                "start over, or give another output"
-            )
+        before, now = made.get(name), wanted.get(name)
+        if before == now:
+            continue
+        if isinstance(before, list) and isinstance(now, list):
+            gone = [one for one in before if one not in now]
+            new = [one for one in now if one not in before]
+            before, now = (gone, new) if gone != new else (before, now)
+        raise ValueError(
+            f"{path} was made with {name} {shown(before)}, not {shown(now)}; run that "
+            "again to go on, give --force to start over, or give another output"
+        )
 
 
 # Rows that are sorted by length together: to a file; to where each is waited for; and
@@ -221,13 +226,13 @@ def settings_of(
         "detectors": [one.detector.name for one in chosen],
         "options": [_options(one.detector) for one in chosen],
         "measures": [m.feature for one in chosen for m in one.detector.measures],
+        "threshold": threshold,
+        "confidence": confidence,
         "parameters": digest(b"|".join(leaf.tobytes() for leaf in leaves)),
         "batch size": batch_size,
         "relevance": relevance,
         "page": reports,
         "all": every,
-        "threshold": threshold,
-        "confidence": confidence,
         "jaxhal": jaxhal.__version__,
         "jax": jax.__version__,
         "device": jax.local_devices()[0].device_kind,

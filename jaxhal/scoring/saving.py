@@ -34,7 +34,8 @@ from jaxhal.io.showing import shown
 from jaxhal.llm import hosts
 from jaxhal.scoring.fitting import Fitted
 
-_CARD, _PARAMS = "card.json", "params.safetensors"
+#: Of a folder of a detector.
+FILES = _CARD, _PARAMS = "card.json", "params.safetensors"
 
 # What parameters may be made of, by the name the card gives it.
 _KINDS = {

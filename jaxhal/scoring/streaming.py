@@ -8,13 +8,12 @@ import numpy as np
 from jaxtyping import PRNGKeyArray
 
 from jaxhal import detectors as catalogue
-from jaxhal.detectors import Detector
 from jaxhal.features.base import Reducer
 from jaxhal.generation import Sampling, StreamedToken, stream
 from jaxhal.generation.decoding import QUERY, with_text
 from jaxhal.models.lm import LM
+from jaxhal.scoring.collection import Asked
 from jaxhal.scoring.detection import judge, resolve_for
-from jaxhal.scoring.fitting import Fitted
 from jaxhal.types import Example
 
 
@@ -31,7 +30,7 @@ class Scored(NamedTuple):
 def stream_scores(
     lm: LM,
     prompt: str | Example,
-    detectors: Sequence[str | Detector | Fitted],
+    detectors: Sequence[Asked],
     *,
     max_new_tokens: int = 256,
     sampling: Sampling = Sampling(),  # noqa: B008  (an immutable default)

@@ -60,9 +60,10 @@ def ranked(chosen: Sequence[Fitted]) -> list[Fitted]:
     _, best = max(known, key=lambda pair: pair[1].auroc)
     limit = best.auroc - best.standard_error
 
-    def order(pair: tuple[Fitted, Measured]) -> tuple[bool, bool, float]:
+    def order(pair: tuple[Fitted, Measured]) -> tuple[bool, bool, float, str]:
         one, at = pair
-        return at.auroc < limit, bool(one.detector.members), -at.auroc
+        ensemble = bool(one.detector.members)
+        return at.auroc < limit, ensemble, -at.auroc, one.detector.name
 
     return [one for one, _ in sorted(known, key=order)]
 
