@@ -246,14 +246,12 @@ def resolve(
 
 def _once(chosen: Sequence[Fitted]) -> list[Fitted]:
     """The same without controls that are there before: every fit has them beside it."""
-    first: dict[str, Fitted] = {}
+    kept: list[Fitted] = []
     for one in chosen:
-        first.setdefault(one.detector.name, one)
-    return [
-        one
-        for one in chosen
-        if one is first[one.detector.name] or not one.detector.control
-    ]
+        before = {each.detector.name for each in kept}
+        if not (one.detector.control and one.detector.name in before):
+            kept.append(one)
+    return kept
 
 
 def placed(model: str, detectors: Iterable[Asked]) -> list[str | Detector | Fitted]:
