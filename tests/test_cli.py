@@ -595,7 +595,8 @@ def test_demo(tmp_path, calls):
     table = (out / "results.md").read_text("utf-8")
     assert "- answers: 66 answers, 22 sources, 20 hallucinated" in table
     assert "- hard pairs: 104 answers, 52 sources, 52 hallucinated" in table
-    assert table.count("| *novel_words* (control) |") == 2
+    assert re.findall("^## (.*)", table, re.MULTILINE) == ["Answers", "Hard pairs"]
+    assert table.count("| method | AUROC [95 %] | token AUROC | vs best control |") == 2
     page = (out / "report.html").read_text("utf-8")
     for text in (page, " ".join(found.stderr.split())):
         assert "66 answers to 22 texts, 30 % hallucinated, as chat models" in text

@@ -374,6 +374,8 @@ def test_what_cannot_be_fitted_says_why(lm, tmp_path):
         jaxhal.fit(lm, iter(few), CHOSEN, **options)
     with pytest.raises(ValueError, match="examples is empty; give labelled answers"):
         jaxhal.fit(lm, [], CHOSEN, **options)
+    with pytest.raises(ValueError, match="'token_probe' learns from annotated spans,"):
+        jaxhal.fit(lm, answers(), ["linear_probe", "token_probe"], **options)
     with pytest.raises(ValueError, match="detectors is empty; name at least one"):
         jaxhal.fit(lm, few, [], **options)
     with pytest.raises(ValueError, match="detectors is 'mtop_div'; give a list"):

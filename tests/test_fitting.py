@@ -269,7 +269,9 @@ def test_too_few_sources_are_named():
         with pytest.raises(ValueError) as caught:
             fit(build(name), x, targets_of(labels, weight=few))
         text = str(caught.value)
-        assert text.startswith(f"detector '{name}' cannot be fitted: ")
+        assert text.startswith(
+            f"detector '{name}' cannot be fitted, which takes folds "
+        )
         assert text.endswith("; give more labelled sources of each class")
         assert "fewer folds" not in text and "seed" not in text
     wrong = build({"lookback_lens": {"heads": 31}})
@@ -396,8 +398,9 @@ def test_two_settings_of_one_stand_side_by_side(name):
     deep = build({name: {"layer": 3, "name": "deep"}})
     assert deep.name == "deep" and build(name).name == name
     assert set(features_of([deep])) <= set(features_of([deep, build(name)]))
-    last = build({"linear_probe": {"tokens": "last", "name": "end"}})
-    assert last.name == "end" and last.features == build("linear_probe_last").features
+    last = build({"linear_probe": {"tokens": "last", "name": "of_end"}})
+    assert last.name == "of_end"
+    assert last.features == build("linear_probe_last").features
 
 
 def test_an_ensemble_is_built_not_named():

@@ -85,6 +85,7 @@ def attentive_probe(layer: Choice = LAYER, window: int = WINDOW) -> base.Detecto
             ),
             fit=functools.partial(fit_tokens, even=True),
             tokens=tokens,
+            marked=True,
         )
 
     return best_of(one, several(layer))

@@ -95,6 +95,7 @@ class Detector(NamedTuple):
       members: the detectors whose scores an ensemble weighs.
       control: a method has to beat it to be worth its cost.
       settings: the options that it was made with, by :func:`factory`.
+      marked: it learns from annotated spans alone.
     """
 
     name: str
@@ -110,6 +111,7 @@ class Detector(NamedTuple):
     members: tuple["Detector", ...] = ()
     control: bool = False
     settings: tuple[tuple[str, Any], ...] = ()
+    marked: bool = False
 
     @property
     def reducers(self) -> dict[str, Reducer]:

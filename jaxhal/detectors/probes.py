@@ -213,6 +213,7 @@ def token_probe(
             ),
             fit=functools.partial(fit_tokens, whole=whole),
             tokens=tokens,
+            marked=not whole,
         )
 
     return best_of(one, several(layer))

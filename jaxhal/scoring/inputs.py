@@ -134,15 +134,18 @@ def collect(
     With another ``unit`` a row is not an answer but a part of it, and every detector
     that averages over tokens averages over that part.
 
-    Raises ValueError on an example without a label, on a detector that reads attention
-    of a model without any, with another ``unit`` on a feature that is no series of
-    tokens, or when no answer can be read, cut, or judged.
+    Raises ValueError on an example without a label, on a detector that learns from
+    spans where none is annotated, on one that reads attention of a model without any,
+    with another ``unit`` on a feature that is no series of tokens, or when no answer
+    can be read, cut, or judged.
 
     Args:
       store: where features are kept.
       unit: ``"response"``, or the parts of :func:`jaxhal.reading.units.parts_of`.
     """
     options: Any = {"batch_size": batch_size, "progress": progress}
+    if unit == "response" and not any(one.labels for one in examples):
+        _check_unmarked(detectors)
     source = _extracted(lm, examples, detectors, store, unit, options)
     whole, source = source, source.cut(unit)
     if not source.parts:
@@ -331,6 +334,18 @@ def frame_of(
         score = one.score(data.inputs[name])[rows]
         columns |= columns_of(name, one, score, data.groups[rows])
     return pd.DataFrame(columns)
+
+
+def _check_unmarked(detectors: Iterable[Detector]) -> None:
+    """ValueError on one that learns from spans, before hours go into reading."""
+    for one in detectors:
+        _check_unmarked(one.members)
+        if one.marked:
+            raise ValueError(
+                f"detector {one.name!r} learns from annotated spans, and no answer has "
+                "any; give 'labels', token_probe with whole: true, which learns "
+                "hallucinated answers as one span each, or linear_probe"
+            )
 
 
 def columns_of(
