@@ -250,8 +250,11 @@ def test_the_hub_is_a_folder_far_away(ready, saved, tmp_path, monkeypatch):
     sent = {}
     monkeypatch.setattr("huggingface_hub.create_repo", lambda repo, **o: sent.update(o))
 
+    before = ["old/card.json", "old/params.safetensors", "mine.txt"]
+    before += ["others/old/card.json"]
+    monkeypatch.setattr("huggingface_hub.list_repo_files", lambda repo: before)
+
     def upload(repo_id, folder_path, delete_patterns):
-        before = ["old/card.json", "old/params.safetensors", "mine.txt"]
         gone = filter_repo_objects(before, allow_patterns=delete_patterns)
         assert [*gone] == before[:2]
         files = sorted(

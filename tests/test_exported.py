@@ -658,6 +658,13 @@ def test_controls_of_a_folder_may_find_nothing(
     found, alone = run(*scored, place), run(*scored, saved)
     assert found.exit_code == 0 and found.stdout == alone.stdout
     assert "max_prompt_attention is left out: it looks at what" in found.stderr
+    # What was asked for itself is not.
+    with pytest.raises(ValueError, match="'max_prompt_attention' looks at attention"):
+        reader_for(folder, by_transformers, [control])
+    # Results may stand beside detectors, but not in their place.
+    for result, code in (("mine/out.jsonl", 0), ("mine/control/card.json", 2)):
+        assert run(*scored, place, "-o", tmp_path / result).exit_code == code
+        assert run(*scored, place, "-o", tmp_path / result).exit_code == code
 
 
 def test_states_that_were_written_again_are_others(tmp_path):

@@ -296,7 +296,7 @@ def test_known_members_are_not_fitted_again():
     a, b, c = counted("a"), counted("b"), plain("c", 2)
     inner = ensemble([a, c], name="inner")
     outer = ensemble(one for one in (inner, b))
-    assert outer.members == (inner, b)
+    assert outer is ensemble([inner, b]) and outer.members == (inner, b)
     columns = {"a": x[:, 0], "b": x[:, 1], "c": x[:, 2]}
     nested = {"inner": {"a": x[:, 0], "c": x[:, 2]}, "b": x[:, 1]}
     nested = jax.device_put(nested)

@@ -307,6 +307,23 @@ def test_parquet_of_what_others_wrote_down(tmp_path, metadata):
     assert row.example.label == 1
 
 
+def test_parquet_of_which_columns_were_changed_later(tmp_path):
+    """What was said of a column stays with the file, though it is another one."""
+    features = hf.Features({name: hf.Value("string") for name in GOOD})
+    features["label"] = hf.ClassLabel(names=["no", "yes"])
+    rows = [GOOD | {"label": at} for at in (0, 1)]
+    hf.Dataset.from_list(rows, features).to_parquet(tmp_path / "a.parquet")
+    table = pq.read_table(tmp_path / "a.parquet")
+    at = table.column_names.index("label")
+    for changed, labels in (
+        (table.drop_columns(["label"]), [None, None]),
+        (table.set_column(at, "label", pa.array(["yes", "no"])), [1, 0]),
+    ):
+        pq.write_table(changed, tmp_path / "b.parquet")
+        found = [row.example.label for row in from_parquet(tmp_path / "b.parquet")]
+        assert found == labels
+
+
 def test_hugging_face_classes_of_unknown_names():
     rows = [GOOD | {"label": "yes"}, GOOD | {"label": "LABEL_1"}]
     dataset = hf.Dataset.from_list(rows).class_encode_column("label")

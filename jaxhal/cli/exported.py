@@ -22,6 +22,7 @@ from jaxhal.cli.scoring import (
     Page,
     Promise,
     files_of,
+    files_of_detectors,
     promised,
 )
 from jaxhal.cli.verdicts import check_results, deliver
@@ -72,22 +73,21 @@ def score(
     as_rows = every or output is not None or not on_screen()
     with usage():
         read = files_of(model, "--model")
-        for one in detector or ():
-            read |= files_of(one, "--detector")
+        read |= files_of_detectors(detector or ())
         if states is not None:
             read |= files_of(str(states), "--states")
         check_results(source, read, output, page)
         threshold, sure = promised(promise, confidence)
-        names = placed(known_as(model), detector) if detector else None
-        if names is not None:  # a wrong one should cost no download
-            resolve(known_as(model), names, threshold, sure)
+        if detector:  # a wrong one should cost no download
+            named = placed(known_as(model), detector)
+            resolve(known_as(model), named, threshold, sure)
         rows = read_rows(source)
         for path in (output, page):
             check_place(path)
         numbers = None if layers is None else _numbers(layers)
         said: dict[str, Any] = {"threshold": threshold, "confidence": sure}
         lm, chosen, exported = reader_for(
-            model, states, names, layers=numbers, dtype=dtype, **said
+            model, states, detector or None, layers=numbers, dtype=dtype, **said
         )
         if adapt:
             check_adaptable(chosen)

@@ -230,8 +230,7 @@ def detect(
     as_rows = every or output is not None or not on_screen()
     with usage():
         read = files_of(model, "--model")
-        for one in detector or ():
-            read |= files_of(one, "--detector")
+        read |= files_of_detectors(detector or ())
         check_results(source, read, output, page)
         if adapt and relevance is not None:
             raise ValueError(
@@ -311,10 +310,19 @@ def files_of(place: str, option: str) -> dict[str, Path]:
     {}
     """
     path = Path(place)
-    # Of a folder of detectors each has one of its own.
-    folders = [path, *sorted(path.glob("*/"))] if path.is_dir() else []
-    files = [file for one in folders for file in sorted(one.iterdir())] or [path]
+    files = sorted(path.iterdir()) if path.is_dir() else [path]
     return {f"{option} {file}": file for file in files if file.is_file()}
+
+
+def files_of_detectors(places: Iterable[str]) -> dict[str, Path]:
+    """What is read of folders of detectors, as :func:`files_of` has it."""
+    from jaxhal.scoring.released import WANTED
+    from jaxhal.scoring.saving import FILES
+
+    wanted = [*WANTED, *(f"*/{name}" for name in FILES)]
+    folders = [Path(place) for place in places if Path(place).is_dir()]
+    files = [file for one in folders for name in wanted for file in one.glob(name)]
+    return {f"--detector {file}": file for file in files}
 
 
 def _counted(reports: Sequence["Report"]) -> str:

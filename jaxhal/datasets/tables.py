@@ -99,7 +99,10 @@ def from_parquet(path: str | os.PathLike) -> Iterator[Row]:
     except pa.ArrowInvalid as error:
         raise ValueError(f"{path} is no Parquet file: {error}") from None
     schema = file.schema_arrow
-    features = _features((schema.metadata or {}).get(b"huggingface"))
+    said = _features((schema.metadata or {}).get(b"huggingface"))
+    # Who changed the columns may have left what was said of them.
+    numbers = (one.name for one in schema if pa.types.is_integer(one.type))
+    features = {name: said[name] for name in numbers if name in said}
     batches = file.iter_batches(columns=_known(schema.names))
     rows = (row for batch in batches for row in batch.to_pylist())
     return from_rows(_named(rows, features))

@@ -3,7 +3,7 @@
 import functools
 import inspect
 import typing
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -230,7 +230,7 @@ def _frozen(value: Any) -> Any:
     """A setting that can be told from others by its hash."""
     if isinstance(value, Mapping):
         return tuple(sorted(value.items()))
-    if isinstance(value, list):
+    if isinstance(value, list | Iterator):
         return tuple(value)
     if isinstance(value, str) and value.startswith("endpoint:"):
         return resolve(value)

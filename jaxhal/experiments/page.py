@@ -37,6 +37,10 @@ _POOLED = (
     "that ranked the training part the wrong way round. The AUROC of folds is that of "
     "the score itself. Methods that are not fitted are pooled by score."
 )
+_APART = (
+    "Several fits judge the same grounded answers beside other hallucinated ones, and "
+    "their scores are not comparable: AUROC is over the pairs that one fit judged."
+)
 _TOKENS = (
     "Of the first test part: tokens beside annotated spans, and the characters of the "
     "spans that a report shows where that method decides, whole words, none in an "
@@ -95,7 +99,9 @@ def markdown(found: Result, tables: Mapping[str, Rows]) -> str:
         text += ["", judging, "", *_judged(found.rows, len(judged) > 1)]
     text += [_READING, ""]
     if len(judged) > 1 and len(found.data) == 1:
-        text += [_ONE_FIT if len({part.fit for part in judged}) == 1 else _POOLED, ""]
+        one_fit = len({part.fit for part in judged}) == 1
+        pooled = _APART if judged[0].apart else _POOLED
+        text += [_ONE_FIT if one_fit else pooled, ""]
     if config.timed:
         text += [f"{_TIMED} {device_name()}.", ""]
     if rows := tables["selective"]:

@@ -32,6 +32,7 @@ from jaxhal.scoring.fitting import Fitted
 from jaxhal.scoring.inputs import (
     Inputs,
     about_answers,
+    check_marked,
     collect,
     columns_of,
     fit_part,
@@ -170,10 +171,17 @@ def read_data(
 ) -> dict[str, Inputs]:
     """Every data set of a configuration, read through its store."""
     lm, store = model(config.model, config.dtype, config.mesh), store_of(config, share)
+    examples = {
+        data.label: examples_of(data, config.seed, config.protocol)
+        for data in config.data
+    }
+    if config.unit == "response":
+        for some in examples.values():
+            check_marked(detectors, some)
     return {
         data.label: collect(
             lm,
-            examples_of(data, config.seed, config.protocol),
+            examples[data.label],
             detectors,
             store,
             unit=config.unit,  # pyright: ignore[reportArgumentType]  (checked before)

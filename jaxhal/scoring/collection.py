@@ -1,12 +1,13 @@
 """From labelled answers to detectors that are ready for new ones, in one step."""
 
 import dataclasses
+import glob
 import json
 import os
 import re
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import jax
@@ -29,7 +30,14 @@ from jaxhal.reporting.markdown import escaped
 from jaxhal.reporting.results import Judged
 from jaxhal.scoring import released
 from jaxhal.scoring.fitting import Fitted
-from jaxhal.scoring.inputs import about_answers, collect, fit_part, frame_of, readable
+from jaxhal.scoring.inputs import (
+    about_answers,
+    check_marked,
+    collect,
+    fit_part,
+    frame_of,
+    readable,
+)
 from jaxhal.scoring.saving import FILES, card_of, check_spec, load, save
 from jaxhal.scoring.tokens import unseen_highlights
 from jaxhal.scoring.verdicts import decider
@@ -117,16 +125,19 @@ class FittedDetectors:
         """
         import tempfile
 
-        from huggingface_hub import create_repo, upload_folder
+        from huggingface_hub import create_repo, list_repo_files, upload_folder
 
         create_repo(repo, exist_ok=True, **options)
+        # Of detectors that were there before none decides with these; folders of others
+        # further down stay.
+        there = (PurePosixPath(name) for name in list_repo_files(repo))
+        old = [one for one in there if len(one.parts) == 2 and one.name in FILES]
         with tempfile.TemporaryDirectory() as folder:
             self.save_pretrained(Path(folder) / "detectors")
             made = upload_folder(
                 repo_id=repo,
                 folder_path=Path(folder) / "detectors",
-                # Of detectors that were there before none decides with these.
-                delete_patterns=[f"*/{name}" for name in FILES],
+                delete_patterns=[glob.escape(str(one)) for one in old],
             )
         return str(made)
 
@@ -252,6 +263,7 @@ def fit(
     chosen = [build(spec) for spec in specs.values()]
     if all(one.label is not None for one in examples):
         _parts(examples, folds, seed)  # what is too little is not read first
+    check_marked(chosen, examples)
     found = collect(
         lm,
         examples,

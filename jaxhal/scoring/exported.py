@@ -145,16 +145,18 @@ def _named(
 ) -> Iterable[Asked]:
     """The detectors asked for, by default those that find all they look at.
 
-    Controls that came along in a folder are left out where they do not.
+    Controls that came along with others are left out where they do not.
     """
     if isinstance(detectors, str | Detector | Fitted):
         return detectors  # which is refused
     if detectors is None:
         found = resolve(lm.name, None)
         return [one for one in found if _finds(lm, one.detector, exported)]
+    given = [*detectors]
     kept: list[str | Detector | Fitted] = []
-    for one in placed(lm.name, detectors):
-        control = one.detector if isinstance(one, Fitted) else None
+    for one in placed(lm.name, given):
+        named = any(one is each for each in given)
+        control = one.detector if isinstance(one, Fitted) and not named else None
         if control is None or not control.control or _finds(lm, control, exported):
             kept.append(one)
         else:

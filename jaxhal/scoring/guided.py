@@ -17,12 +17,11 @@ from jaxhal.generation import GREEDY, Generated, Sampling, decoding, requests
 from jaxhal.generation.decoding import QUERY, Decoding, State
 from jaxhal.io.checks import at_least
 from jaxhal.io.progress import progress_bar
-from jaxhal.io.showing import shown
 from jaxhal.models import cache as cache_lib
 from jaxhal.models.batching import plan, rows_together
 from jaxhal.models.lm import LM
 from jaxhal.models.mesh import check_one_process, rows_at_once
-from jaxhal.scoring.collection import Asked
+from jaxhal.scoring.collection import Asked, FittedDetectors
 from jaxhal.scoring.detection import resolve_for, response_scores
 from jaxhal.scoring.fitting import Fitted
 from jaxhal.types import Example
@@ -83,9 +82,11 @@ def guide(
     guiding, *others = resolve_for(lm, [detector])
     if others:
         names = ", ".join(one.detector.name for one in (guiding, *others))
+        place = "" if isinstance(detector, FittedDetectors) else str(detector)
+        whole = f"from_pretrained({place!r})" if place else "it"
         raise ValueError(
-            f"{shown(detector)} holds {names}; give one of them, such as "
-            f"jaxhal.FittedDetectors.from_pretrained({shown(detector)!r})[NAME]"
+            f"{place or 'detector'} holds {names}; give one of them, {whole}[NAME] "
+            "(jaxhal.FittedDetectors)"
         )
     at_least(2, candidates=candidates)
     at_least(1, chunk=chunk, max_new_tokens=max_new_tokens)

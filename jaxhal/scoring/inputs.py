@@ -134,18 +134,15 @@ def collect(
     With another ``unit`` a row is not an answer but a part of it, and every detector
     that averages over tokens averages over that part.
 
-    Raises ValueError on an example without a label, on a detector that learns from
-    spans where none is annotated, on one that reads attention of a model without any,
-    with another ``unit`` on a feature that is no series of tokens, or when no answer
-    can be read, cut, or judged.
+    Raises ValueError on an example without a label, on a detector that reads attention
+    of a model without any, with another ``unit`` on a feature that is no series of
+    tokens, or when no answer can be read, cut, or judged.
 
     Args:
       store: where features are kept.
       unit: ``"response"``, or the parts of :func:`jaxhal.reading.units.parts_of`.
     """
     options: Any = {"batch_size": batch_size, "progress": progress}
-    if unit == "response" and not any(one.labels for one in examples):
-        _check_unmarked(detectors)
     source = _extracted(lm, examples, detectors, store, unit, options)
     whole, source = source, source.cut(unit)
     if not source.parts:
@@ -336,11 +333,12 @@ def frame_of(
     return pd.DataFrame(columns)
 
 
-def _check_unmarked(detectors: Iterable[Detector]) -> None:
-    """ValueError on one that learns from spans, before hours go into reading."""
+def check_marked(detectors: Iterable[Detector], examples: Iterable[Example]) -> None:
+    """ValueError on one that learns from spans where none is annotated."""
+    spanned = any(one.labels for one in examples)
     for one in detectors:
-        _check_unmarked(one.members)
-        if one.marked:
+        check_marked(one.members, examples)
+        if one.marked and not spanned:
             raise ValueError(
                 f"detector {one.name!r} learns from annotated spans, and no answer has "
                 "any; give 'labels', token_probe with whole: true, which learns "

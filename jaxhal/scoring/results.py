@@ -178,13 +178,17 @@ def _check(made: Mapping[str, Any], wanted: Mapping[str, Any], path: Path) -> No
         before, now = made.get(name), wanted.get(name)
         if before == now:
             continue
+        said = f"with {name} {shown(before)}, not {shown(now)}"
         if isinstance(before, list) and isinstance(now, list):
             gone = [one for one in before if one not in now]
             new = [one for one in now if one not in before]
-            before, now = (gone, new) if gone != new else (before, now)
+            if gone and new:
+                said = f"with {name} {shown(gone)}, not {shown(new)}"
+            elif gone or new:
+                said = f"{'with' if gone else 'without'} {name} {shown(gone or new)}"
         raise ValueError(
-            f"{path} was made with {name} {shown(before)}, not {shown(now)}; run that "
-            "again to go on, give --force to start over, or give another output"
+            f"{path} was made {said}; run that again to go on, give --force to start "
+            "over, or give another output"
         )
 
 

@@ -221,7 +221,7 @@ def test_a_torn_line_is_made_again(tmp_path, command, whole, stop):
     ("change", "message"),
     [
         (["--batch-size", 3], "was made with batch size 2, not 3"),
-        (["-d", "novel_words"], "was made with detectors [], not ['novel_words'];"),
+        (["-d", "novel_words"], "was made without detectors ['novel_words'];"),
         (["--html", "page"], "was made with page False, not True"),
         (["-i", "other"], "another input: lines 1 to 3 differ; give that input"),
         (["-i", "longer"], "another input: lines 1 to 11 differ"),
