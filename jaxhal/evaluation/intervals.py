@@ -33,6 +33,8 @@ from jaxhal.io.checks import at_least
 
 # (scores, labels) -> number; labels are integers.
 Metric = Callable[[Any, Any], float]
+#: With fewer sources of a class, resamples know too little of others.
+FEWEST = 5
 # Numbers of rows in resamples that are measured together.
 _AT_ONCE = 1 << 20
 

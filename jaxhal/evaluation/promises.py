@@ -191,12 +191,8 @@ def _looked_at(
     realised = 1 - share if kind == "false_alarms" else share
     # Nothing flagged, nothing wrong; what is rounded off is none.
     holds = np.isnan(share) or share >= wanted - 1e-9
-    return (
-        float(holds),
-        float(broken),
-        realised,
-        float(np.average(flags, weights=weight)),
-    )
+    flagged = float(np.average(flags, weights=weight))
+    return float(holds), float(broken), realised, flagged
 
 
 def _share(good: Mask, of: Mask, weight: Float[np.ndarray, " rows"]) -> float:

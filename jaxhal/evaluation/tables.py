@@ -4,13 +4,11 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from jaxhal.evaluation.checks import Groups, Rows
-from jaxhal.evaluation.intervals import Metric, fewest_sources, interval, paired
+from jaxhal.evaluation.intervals import FEWEST, Metric, fewest_sources, interval, paired
 from jaxhal.evaluation.ranking import auprc, auroc
 
 # Whether a method beats the controls.
 VERDICTS = ("yes", "within noise", "no")
-# With fewer of one class resamples know nothing of others that could have been drawn.
-_SOURCES = 5
 _DIFFERENCE = ("difference", "difference low", "difference high", "p")
 
 
@@ -60,7 +58,7 @@ def compare(
         row |= {"AUROC": metric(some, labels), "low": low, "high": high}
         rows.append(row | {"AUPRC": auprc(some, labels)})
     rows.sort(key=lambda row: (row["control"], -row["AUROC"]))
-    enough = rows and fewest_sources(labels, groups) >= _SOURCES
+    enough = rows and fewest_sources(labels, groups) >= FEWEST
     best = next((row["method"] for row in rows if row["control"]), None)
     for row in rows:
         found = verdict = None

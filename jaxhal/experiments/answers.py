@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxhal.evaluation.intervals import correlation, fewest_sources
+from jaxhal.evaluation.intervals import FEWEST, correlation, fewest_sources
 from jaxhal.evaluation.ranking import WithinParts, auprc
 from jaxhal.experiments.running import Result
 from jaxhal.experiments.splitting import kind_of
@@ -16,8 +16,6 @@ from jaxhal.scoring.detection import judge, report
 from jaxhal.scoring.fitting import Fitted
 from jaxhal.scoring.inputs import Inputs
 
-# Intervals of fewer would be too narrow.
-_SOURCES = 5
 # Answers on a page; more would make it too large to open.
 PAGE = 200
 _READING = (
@@ -67,7 +65,7 @@ def kind_table(found: Result) -> list[dict[str, Any]]:
     for name in names if len(names) > 1 else ():
         some = np.flatnonzero((kinds == name) | (kinds == ""))
         labels, sources = whole.labels[some], [whole.sources[at] for at in some]
-        if fewest_sources(labels, sources) < _SOURCES:
+        if fewest_sources(labels, sources) < FEWEST:
             continue
         row: dict[str, Any] = {"kind": name, "answers": int(labels.sum())}
         metric = whole.metric
