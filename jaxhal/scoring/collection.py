@@ -33,6 +33,7 @@ from jaxhal.scoring.fitting import Fitted
 from jaxhal.scoring.inputs import (
     about_answers,
     check_marked,
+    check_rows,
     collect,
     fit_part,
     frame_of,
@@ -263,6 +264,7 @@ def fit(
     chosen = [build(spec) for spec in specs.values()]
     if all(one.label is not None for one in examples):
         _parts(examples, folds, seed)  # what is too little is not read first
+    check_rows(lm, chosen)
     check_marked(chosen, examples)
     found = collect(
         lm,
