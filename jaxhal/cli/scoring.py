@@ -131,7 +131,13 @@ def demo(
     from jaxhal.datasets.jsonl import write_rows
     from jaxhal.io.files import replacing
     from jaxhal.reporting.page import write_html
-    from jaxhal.reporting.summary import against_controls, markdown, summarize, verdict
+    from jaxhal.reporting.summary import (
+        against_controls,
+        compared,
+        markdown,
+        short,
+        verdict,
+    )
     from jaxhal.scoring.detection import resolve
     from jaxhal.scoring.verdicts import described
 
@@ -144,7 +150,11 @@ def demo(
     reports = jaxhal.score(lm, examples)
     pace = (time.perf_counter() - start) / len(reports) * 1000
     first, pairs = reports[: len(answers)], reports[len(answers) :]
-    rows, beside = summarize(first), summarize(pairs)
+    parts = {
+        name: (some, compared(some))
+        for name, some in (("Answers", first), ("Hard pairs", pairs))
+    }
+    rows, beside = (short(judged) for _, judged in parts.values())
     said = [
         f"{_counted(first)}, as chat models write them.",
         f"The reader, {model}, is a small surrogate: the answers were written by hand, "
@@ -164,7 +174,6 @@ def demo(
         written = (report.to_dict(every=True) for report in reports)
         write_rows(out / "scores.jsonl", written)
         write_html(out / "report.html", reports, "jaxhal demo", rows, note)
-        parts = {"Answers": first, "Hard pairs": pairs}
         with replacing(out / "results.md") as file:
             file.write(markdown("demo", f"{lm.name} ({dtype})", parts))
 

@@ -16,6 +16,7 @@ over draws of it (Rüger, 1978).
 import dataclasses
 import math
 from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -78,7 +79,6 @@ def guarantee(
     groups: Groups = None,
     *,
     confidence: float | None = 0.9,
-    explained: bool = True,
 ) -> Guarantee:
     """The threshold that flags most (for recall: least) and keeps one promise.
 
@@ -89,8 +89,6 @@ def guarantee(
       promise: ``{"precision": 0.9}``, ``{"recall": 0.9}`` or ``{"false_alarms":
         0.05}``.
       confidence: ``None`` for one in expectation, which precision cannot have.
-      explained: whether the error names the nearest share that can be promised, which
-        takes up to twenty times as long.
 
     >>> scores, labels = range(100), [0] * 50 + [1] * 50
     >>> print(guarantee(scores, labels, {"recall": 0.9}))
@@ -98,34 +96,47 @@ def guarantee(
     >>> guarantee(scores, labels, {"recall": 0.9}).threshold
     50.5
     """
+    kept = partial(guaranteed, scores, labels, groups=groups, confidence=confidence)
+    if made := kept(promise=promise):
+        return made
+    ((kind, level),) = promise.items()
+    shares = [n / 20 for n in range(1, 20)]
+    if kind == "false_alarms":
+        weaker = [share for share in shares if share > level]
+    else:
+        weaker = [share for share in reversed(shares) if share < level]
+    could = next((share for share in weaker if kept(promise={kind: share})), None)
+    most = "a larger share" if kind == "false_alarms" else "less"
+    less = most if could is None else f"{could:g}, which one keeps"
+    sources = group_codes(groups, len(scores)).max() + 1
+    raise NoThreshold(
+        f"no threshold keeps {kind} {level} on {len(scores)} answers of {sources} "
+        f"sources; promise {less}, or give more labelled answers"
+    )
+
+
+def guaranteed(
+    scores: Rows,
+    labels: Rows,
+    promise: Mapping[str, float],
+    groups: Groups = None,
+    *,
+    confidence: float | None = 0.9,
+) -> Guarantee | None:
+    """What :func:`guarantee` returns; ``None`` where no threshold keeps the promise."""
     kind, level = check_promise(promise, confidence)
     score, positive = two_classes(scores, labels)
     codes = group_codes(groups, len(score))
     steps = thresholds(np.unique(score))
     if kind != "recall":
         steps = steps[::-1]  # careful ones first
-
-    def passed(level: float) -> int:
-        given = kind, steps, score, positive, codes, level
-        if confidence is None:
-            return _passed(_in_expectation(*given))
-        return _passed(_tested(*given, 1 - confidence))
-
-    if not (count := passed(level)):
-        if not explained:
-            raise NoThreshold
-        shares = [n / 20 for n in range(1, 20)]
-        if kind == "false_alarms":
-            weaker = [share for share in shares if share > level]
-        else:
-            weaker = [share for share in reversed(shares) if share < level]
-        could = next(filter(passed, weaker), None)
-        most = "a larger share" if kind == "false_alarms" else "less"
-        less = most if could is None else f"{could:g}, which one keeps"
-        raise NoThreshold(
-            f"no threshold keeps {kind} {level} on {len(score)} answers of "
-            f"{codes.max() + 1} sources; promise {less}, or give more labelled answers"
-        )
+    given = kind, steps, score, positive, codes, level
+    if confidence is None:
+        count = _passed(_in_expectation(*given))
+    else:
+        count = _passed(_tested(*given, 1 - confidence))
+    if not count:
+        return None
     best = float(steps[count - 1])
     return Guarantee(kind, level, confidence, best, int(codes.max()) + 1)
 

@@ -12,7 +12,7 @@ from jaxhal.evaluation.guarantees import (
     STEPS,
     NoThreshold,
     bounded,
-    guarantee,
+    guaranteed,
     guaranteed_highlights,
     highlighted_means,
 )
@@ -73,7 +73,9 @@ def kept(
         half = score[chosen], positive[chosen], promise, codes[chosen]
         if len(set(half[1].tolist())) < 2:
             raise NoThreshold("answers of one class")
-        made = guarantee(*half, confidence=confidence, explained=False)
+        made = guaranteed(*half, confidence=confidence)
+        if made is None:
+            raise NoThreshold("none keeps the promise")
         flags = looked[rest] >= made.threshold
         return _looked_at(kind, level, flags, wrong[rest], there[rest], rng)
 

@@ -22,6 +22,11 @@ def summarize(reports: Sequence["Report"]) -> list[dict[str, Any]]:
     over tokens where spans are annotated.  ValueError where only some of the reports
     have a detector's score.
     """
+    return short(compared(reports))
+
+
+def short(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """What :func:`summarize` keeps of rows of :func:`compared`."""
     return [
         {
             "detector": row["method"],
@@ -31,7 +36,7 @@ def summarize(reports: Sequence["Report"]) -> list[dict[str, Any]]:
             "control": row["control"],
             "beats controls": row["beats controls"],
         }
-        for row in compared(reports)
+        for row in rows
     ]
 
 
@@ -58,13 +63,20 @@ def compared(reports: Sequence["Report"]) -> list[dict[str, Any]]:
     ]
 
 
-def markdown(title: str, model: str, parts: Mapping[str, Sequence["Report"]]) -> str:
-    """What a model's detectors make of answers by people, a table for each part."""
+def markdown(
+    title: str,
+    model: str,
+    parts: Mapping[str, tuple[Sequence["Report"], Sequence[Mapping[str, Any]]]],
+) -> str:
+    """What a model's detectors make of answers by people, a table for each part.
+
+    Args:
+      parts: reports by the title of their table, and what :func:`compared` says of them.
+    """
     from jaxhal.reporting.results import difference, short_markdown
 
     head, said = [f"# {title}", "", f"Reader: {model}.", ""], []
-    for name, reports in parts.items():
-        rows = compared(reports)
+    for name, (reports, rows) in parts.items():
         sources = len({source(report) for report in reports})
         bad = sum(report.label or 0 for report in reports)
         counted = f"{len(reports)} answers, {sources} sources, {bad} hallucinated"
@@ -82,8 +94,8 @@ def markdown(title: str, model: str, parts: Mapping[str, Sequence["Report"]]) ->
             for row in rows
         ]
         if shown:
-            named = [row | {"detector": row["method"]} for row in rows]
-            said += ["", f"## {name}", "", short_markdown(shown), "", verdict(named)]
+            table, said_of = short_markdown(shown), verdict(short(rows))
+            said += ["", f"## {name}", "", table, "", said_of]
     return "\n".join([*head, *said, ""])
 
 
