@@ -66,7 +66,8 @@ def fit(
     import jaxhal
     from jaxhal.datasets import load_dataset
     from jaxhal.detectors import build
-    from jaxhal.scoring.collection import beside_controls, check_folder
+    from jaxhal.scoring.collection import beside_controls
+    from jaxhal.scoring.folders import check_folder
     from jaxhal.scoring.inputs import readable
     from jaxhal.scoring.verdicts import described
 

@@ -71,7 +71,7 @@ def markdown(
     """What a model's detectors make of answers by people, a table for each part.
 
     Args:
-      parts: reports by the title of their table, and what :func:`compared` says of them.
+      parts: by the title of a table, reports and what :func:`compared` says of them.
     """
     from jaxhal.reporting.results import difference, short_markdown
 

@@ -4,7 +4,6 @@ import dataclasses
 import glob
 import json
 import os
-import re
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
@@ -16,10 +15,9 @@ import numpy as np
 from jaxhal.detectors import CATALOGUE, Detector, build
 from jaxhal.evaluation.held_out import Measured
 from jaxhal.evaluation.splits import SplitError, grouped_kfold
-from jaxhal.io.files import check_replaceable, replacing, staged
+from jaxhal.io.files import replacing, staged
 from jaxhal.io.progress import progress_bar
 from jaxhal.io.showing import shown
-from jaxhal.models import hub
 from jaxhal.models.lm import LM
 from jaxhal.models.mesh import check_one_process
 from jaxhal.models.registry import private_cache
@@ -28,8 +26,8 @@ from jaxhal.reading.store import Store
 from jaxhal.reporting import results
 from jaxhal.reporting.markdown import escaped
 from jaxhal.reporting.results import Judged
-from jaxhal.scoring import released
 from jaxhal.scoring.fitting import Fitted
+from jaxhal.scoring.folders import check_folder, located, own, saved
 from jaxhal.scoring.inputs import (
     about_answers,
     check_marked,
@@ -45,9 +43,6 @@ from jaxhal.scoring.verdicts import decider
 from jaxhal.types import Example
 
 _FOLDS = 5
-# Of a repository on the hub, or a folder in it, the files that are asked for.
-_WANTED = ("*/card.json", "*/params.safetensors", *released.WANTED)
-_HUB = re.compile(rf"({hub.NAME}/{hub.NAME})((?:/{hub.NAME})*)")
 # What cards say of all detectors of a folder.
 _ABOUT = ("model", "family", "parameters", "depth", "data", "note")
 
@@ -108,7 +103,7 @@ class FittedDetectors:
             ``force`` is not given.
         """
         check_folder(Path(folder), force)
-        with staged(folder, own=_own) as place:
+        with staged(folder, own=own) as place:
             for name, one in self.fitted.items():
                 method = one.detector.name
                 rows = [row for row in self.rows if row["method"] == method]
@@ -155,11 +150,11 @@ class FittedDetectors:
           endpoints: as :func:`jaxhal.scoring.load` takes them.
         """
         folder = located(str(name))
-        if not (saved := _saved(folder)):
+        if not (places := saved(folder)):
             use = "jaxhal.scoring.released_probe"
             raise ValueError(f"{name} holds a released probe; use {use}")
-        fitted = {one.name: load(one, endpoints=endpoints) for one in saved}
-        cards = {one.name: card_of(one) for one in saved}
+        fitted = {one.name: load(one, endpoints=endpoints) for one in places}
+        cards = {one.name: card_of(one) for one in places}
         first = next(iter(cards.values()))
         rows = [row for card in cards.values() for row in card.get("metrics", [])]
         rows.sort(key=lambda row: (row["control"], -row["AUROC"]))
@@ -357,78 +352,5 @@ def _parts(examples: Sequence[Example], folds: int, seed: int) -> list[Any]:
         raise ValueError(f"the answers cannot be judged by folds: {error}") from error
 
 
-def is_place(name: str) -> bool:
-    """Whether detectors can be there: a folder, or an id of the Hugging Face hub, which
-    may go on to a folder in that repository.
-
-    >>> is_place("owner/name/folder"), is_place("token_classifier:owner/name")
-    (True, False)
-    """
-    beside = "/" in name and released.probes(Path(name).parent)
-    return bool(_HUB.fullmatch(name) or Path(name).is_dir() or beside)
-
-
-def located(name: str) -> Path:
-    """The folder of that place, which may hold a released probe instead.
-
-    Raises ValueError where it cannot be had from the hub, or holds neither, and says
-    which folders beside or in it hold a probe.
-    """
-    if (folder := Path(name)).is_dir():
-        root, begin = folder, name
-    elif released.probes(folder.parent):
-        root, begin = folder.parent, os.path.dirname(name) or "."
-    elif (found := _HUB.fullmatch(name)) is not None:
-        begin, inside = found[1], found[2].strip("/")
-        wanted = [f"{inside}/{one}" if inside else one for one in _WANTED]
-        root = hub.folder(begin, [*wanted, f"*/{released.CONFIG}"])
-        folder = root / inside
-    else:
-        raise ValueError(f"{name!r} is no folder and no hub id ('owner/name')")
-    if released.is_released_probe(folder) or _saved(folder):
-        return folder
-    has = ", ".join(f"{begin}/{one}" for one in released.probes(root))
-    raise ValueError(
-        f"{name} holds no detectors, which are folders with card.json, and no released "
-        f"probe with its {released.CONFIG}; give {has or 'what jaxhal fit wrote'}"
-    )
-
-
 #: What detectors are asked for by: a name, a folder, or themselves, fitted or not.
 Asked = str | os.PathLike | Detector | Fitted | FittedDetectors
-
-
-def check_folder(folder: Path, force: bool) -> None:
-    """FileExistsError where it holds something that may not be replaced, OSError where
-    nothing can be made."""
-    if folder.parent.is_dir():
-        check_replaceable(folder)
-    else:
-        raise FileNotFoundError(f"{folder.parent}: no such folder; make it first")
-    if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
-        return
-    ours = folder.is_dir() and bool(_saved(folder))
-    if not ours:
-        raise FileExistsError(f"{folder} holds no detectors; give a new folder")
-    if not force:
-        raise FileExistsError(
-            f"{folder} holds detectors already; give a new folder, or replace them "
-            "with --force (force=True)"
-        )
-
-
-def _saved(folder: Path) -> list[Path]:
-    """Folders of detectors; ValueError where one has lost its card."""
-    card, params = FILES
-    found = sorted(one.parent for one in folder.glob(f"*/{card}"))
-    bare = {one.parent for one in folder.glob(f"*/{params}")} - {*found}
-    if found and bare:
-        raise ValueError(
-            f"{min(bare)} has no {card}, so it is damaged; copy the whole folder "
-            "again, or delete it"
-        )
-    return found
-
-
-def _own(folder: Path) -> list[str]:
-    return ["README.md", *(one.name for one in _saved(folder))]

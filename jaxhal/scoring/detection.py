@@ -22,8 +22,9 @@ from jaxhal.reading.extract import Extraction, extract
 from jaxhal.reporting.attribution import trace
 from jaxhal.reporting.report import Report, Token
 from jaxhal.scoring import verdicts
-from jaxhal.scoring.collection import Asked, FittedDetectors, is_place, located
+from jaxhal.scoring.collection import Asked, FittedDetectors
 from jaxhal.scoring.fitting import Fitted, untrained
+from jaxhal.scoring.folders import is_place, located
 from jaxhal.scoring.inputs import check_rows, readable
 from jaxhal.scoring.released import is_released_probe, released_probe
 from jaxhal.scoring.shipped import NAMES, readers, shipped
