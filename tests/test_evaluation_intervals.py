@@ -225,3 +225,18 @@ def test_bad_arguments_are_named():
         paired([0.0, 1.0], [0.0, 1.0, 2.0], [0, 1])
     with pytest.raises(ValueError, match=r"baseline\[1\] is nan"):
         paired([0.0, 1.0], [0.0, np.nan], [0, 1])
+
+
+@pytest.mark.parametrize(("few", "share"), [(2, 0.66), (5, 0.87), (20, 0.93)])
+def test_few_sources_of_a_class_make_intervals_too_narrow(few, share):
+    """The coverages that the module states: four answers a source, half of whose luck
+    is the source's, beside forty sources of the other class."""
+    rng, (sources, each), shift = np.random.default_rng(0), (few + 40, 4), 1.2
+    group = np.repeat(np.arange(sources), each)
+    labels = (group < few).astype(int)
+    true, held = (1 + erf(shift / 2)) / 2, []
+    for _ in range(400):
+        luck = rng.normal(size=sources)[group] + rng.normal(size=len(group))
+        low, high = bootstrap(luck / 2**0.5 + shift * labels, labels, group, 200)
+        held.append(low <= true <= high)
+    assert np.mean(held) == pytest.approx(share, abs=0.03)

@@ -6,8 +6,9 @@ replacement (Efron and Tibshirani, "An Introduction to the Bootstrap", 1993, cha
 13).  A resample with one class has no AUROC and is drawn again.
 
 Resamples know no other sources than those there are.  With few of a class the intervals
-are too narrow: where five sources hold the hallucinated answers, 95 % intervals of the
-AUROC hold the true one in 85 cases of 100, where two do, in 56.
+are too narrow: in a simulation, a test of these, 95 % intervals of the AUROC hold the
+true one in 93 cases of 100 where twenty sources hold the hallucinated answers, in 87
+where five do, and in 66 where two do.
 """
 
 import math
