@@ -409,7 +409,7 @@ def test_what_every_method_costs_alone(here, tmp_path, monkeypatch):
         assert f"- {detector.name}: {detector.summary} ({detector.reference})" in said
 
 
-def test_kinds_of_spans_are_judged_by_fits_that_lacked_them(here, monkeypatch):
+def test_kinds_of_spans_are_judged_by_fits_that_lacked_them(here, lm, monkeypatch):
     some = labelled(180)
     for at, each in enumerate(some):
         kind = "abc"[at // 3 % 3]
@@ -444,6 +444,9 @@ def test_kinds_of_spans_are_judged_by_fits_that_lacked_them(here, monkeypatch):
             assert row[f"{name} low"] <= row[name] <= row[f"{name} high"]
     text = (found.folder / "results.md").read_text()
     assert "## Kinds" in text and "## Selective" not in text
+    # No curve pools scores of fits that are not comparable.
+    names = {name for name, _ in figures.figures(found, lm)}
+    assert "auroc" in names and not names & {"roc", "pr", "scores", "calibration"}
 
 
 def test_a_part_of_one_class_is_said_before_anything_is_fitted(data, drawn_here):

@@ -30,7 +30,8 @@ _DRAWN = 100
 def figures(found: Result, lm: LM) -> Iterator[tuple[str, "Figure"]]:
     """Name and figure: transfer, curves of each data set, relevance, heads, forests.
 
-    The curves show what the table ranks by.  Names end in the data set's label where
+    The curves show what the table ranks by; parts that are judged apart have none, as
+    scores of their fits are not comparable.  Names end in the data set's label where
     there are several.
     """
     unit, several = found.config.unit, len(found.data) > 1
@@ -42,10 +43,14 @@ def figures(found: Result, lm: LM) -> Iterator[tuple[str, "Figure"]]:
     for label in found.data:
         end = f"_{label}" if several else ""
         judged = [part for part in found.judged if part.train == part.test == label]
-        pooled = results.pooled(judged, found.methods)
         own = results.own(found.rows, label)
-        for name, figure in _curves(own, pooled, UNITS[unit]):
-            yield f"{name}{end}", figure
+        areas = {row["method"]: (row["AUROC"], row["low"], row["high"]) for row in own}
+        controls = [row["method"] for row in own if row["control"]]
+        yield f"auroc{end}", plotting.auroc_intervals(areas, controls)
+        if not any(part.apart for part in judged):
+            pooled = results.pooled(judged, found.methods)
+            for name, figure in _curves(areas, controls, pooled, UNITS[unit]):
+                yield f"{name}{end}", figure
         if unit == "response":
             for name, figure in relevance.figures(found.data[label]):
                 yield f"{name}{end}", figure
@@ -60,11 +65,11 @@ def figures(found: Result, lm: LM) -> Iterator[tuple[str, "Figure"]]:
 
 
 def _curves(
-    rows: Sequence[Mapping[str, Any]], pooled: results.Pooled, unit: str
+    areas: Mapping[str, tuple[float, float, float]],
+    controls: Sequence[str],
+    pooled: results.Pooled,
+    unit: str,
 ) -> Iterator[tuple[str, "Figure"]]:
-    areas = {row["method"]: (row["AUROC"], row["low"], row["high"]) for row in rows}
-    controls = [row["method"] for row in rows if row["control"]]
-    yield "auroc", plotting.auroc_intervals(areas, controls)
     methods = [name for name in areas if name not in controls]
     best = [*methods[: _CURVES - 2], *controls[:2]]
     scores = {name: pooled.scores[name] for name in best}
