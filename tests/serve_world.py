@@ -62,12 +62,12 @@ def renamed(lm: LM, name: str) -> LM:
     return dataclasses.replace(lm, name=name)
 
 
-def alike(found, want):
-    """Whether JSON says the same, numbers within 1e-5."""
+def alike(found, want, within=1e-5):
+    """Whether JSON says the same, numbers as near as that."""
     if isinstance(want, list):
         pairs = zip(found, want, strict=True)
-        return all(alike(*pair) for pair in pairs)
+        return all(alike(*pair, within) for pair in pairs)
     if isinstance(want, dict):
         same = found.keys() == want.keys()
-        return same and all(alike(found[name], want[name]) for name in want)
-    return found == (pytest.approx(want, abs=1e-5) if type(want) is float else want)
+        return same and all(alike(found[name], want[name], within) for name in want)
+    return found == (pytest.approx(want, abs=within) if type(want) is float else want)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from pathlib import Path
 
 import httpx2 as httpx
 import numpy as np
@@ -207,3 +208,23 @@ def test_any_text_is_pointed_at(lm, monkeypatch, context, question, response, pl
         assert sum(abs(one.share) for one in pieces) < 1 + 1e-6
         for one in pieces:
             assert texts[one.of][one.start : one.end] == one.text and one.text.strip()
+
+
+def test_the_documented_answer_is_what_the_default_reader_says(smollm2):
+    page = Path(__file__).parent.parent / "notebooks" / "serving.md"
+    text = page.read_text("utf-8")
+    asked = json.loads(text.partition("-d '")[2].partition("'\n```")[0])
+    shown = json.loads(text.partition("```json\n")[2].partition("```")[0])
+    example = Example(asked.pop("response"), **asked)
+    quiet = {"progress": False, "relevance": "attnlrp"}
+    (report,) = jaxhal.score(smollm2, [example], **quiet)
+    (span,) = json.loads(json.dumps(report.to_dict()["spans"]))
+    rests = span["relevance"]
+    # The page shows the first of each, and the sentence by its beginning.
+    for kind in ("sentences", "words"):
+        rests[kind] = rests[kind][: len(shown["relevance"][kind])]
+    (sentence,) = shown["relevance"]["sentences"]
+    begin = sentence["text"].removesuffix("...")
+    assert rests["sentences"][0]["text"].startswith(begin)
+    sentence["text"] = rests["sentences"][0]["text"]
+    assert alike(span, shown, within=2e-3)
