@@ -25,7 +25,7 @@ def check_results(
     source: str, read: Mapping[str, Path], output: str | None, page: Path | None
 ) -> None:
     """ValueError where results, or what is done of them, would replace what is read."""
-    from jaxhal.scoring.results import beside
+    from jaxhal.scoring.partial import beside
 
     if page is not None and str(page) == "-":
         raise ValueError("--html is '-'; give a file, as a page goes to no stream")
@@ -67,7 +67,8 @@ def deliver(
     from jaxhal.datasets.jsonl import write_rows
     from jaxhal.reporting.page import write_html
     from jaxhal.reporting.summary import summarize, verdict
-    from jaxhal.scoring.results import resuming, rows_of
+    from jaxhal.scoring.partial import resuming
+    from jaxhal.scoring.results import rows_of
 
     output = "-" if output is None else output
     kept: list[Report] = []

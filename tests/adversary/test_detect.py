@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from jaxhal.cli import app as cli
 from jaxhal.scoring import detection
 from jaxhal.scoring import results as scoring
-from jaxhal.scoring.results import Partial, resuming
+from jaxhal.scoring.partial import Partial, resuming
 from tiny_lm import write_lm
 
 ROW = {"id": "a", "prompt": "Why?", "response": "So it is."}
