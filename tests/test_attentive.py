@@ -11,10 +11,10 @@ from test_experiments import labelled
 
 import jaxhal
 from jaxhal.classifiers.linear import Linear
-from jaxhal.detectors import Targets, build, scores_of
+from jaxhal.detectors import Targets, build, held_out, scores_of
 from jaxhal.detectors.attentive import soft_maximum
 from jaxhal.detectors.probes import centred_mean
-from jaxhal.detectors.series import Series
+from jaxhal.detectors.series import Ragged, Series
 from jaxhal.reading.store import Store
 from jaxhal.scoring.inputs import collect
 from jaxhal.types import Label
@@ -131,6 +131,21 @@ def test_against_scikit_learn(lm, data):
             found[: len(smooth)], 1 / (1 + np.exp(-smooth)), atol=2e-3
         )
         assert not found[len(smooth) :].any()
+
+
+@pytest.mark.parametrize("name", ["attentive_probe", "token_probe"])
+def test_folds_fitted_at_once_are_those_one_by_one(lm, data, name):
+    detector = build({name: {"layer": 1}})
+    (states, marked), valid = data.inputs["attentive_probe"][:]
+    if name == "token_probe":
+        states = states[..., : lm.config.hidden_size]
+    inputs = Ragged.of(Series((states, marked), valid))
+    together = held_out(detector, inputs, targets(data))
+    apart = held_out(detector._replace(fits=None), inputs, targets(data))
+    assert np.ptp(apart.unseen[ROWS]) > 1
+    np.testing.assert_allclose(together.unseen[ROWS], apart.unseen[ROWS], atol=5e-3)
+    for one, other in zip(together.params, apart.params, strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-3)
 
 
 def test_a_token_probe_smooths_alike():

@@ -10,7 +10,12 @@ from jaxtyping import Array, Bool, Float
 from jaxhal.classifiers.linear import linear_logits
 from jaxhal.detectors import base
 from jaxhal.detectors.layers import LAYER, Choice, best_of, several, state_of
-from jaxhal.detectors.probes import centred_mean, check_window, fit_tokens
+from jaxhal.detectors.probes import (
+    centred_mean,
+    check_window,
+    fit_tokens,
+    fits_of_tokens,
+)
 from jaxhal.detectors.series import Series
 from jaxhal.features.hidden import Layer
 from jaxhal.features.lookback import LookbackRatio
@@ -84,6 +89,7 @@ def attentive_probe(layer: Choice = LAYER, window: int = WINDOW) -> base.Detecto
                 linear_logits(params, x.values[0]), jnp.asarray(x.valid), _TEMPERATURE
             ),
             fit=functools.partial(fit_tokens, even=True),
+            fits=functools.partial(fits_of_tokens, even=True),
             tokens=tokens,
             marked=True,
         )

@@ -88,6 +88,9 @@ class Detector(NamedTuple):
       decide: ``(params, inputs) -> Float[batch]``; the inputs themselves by default.
       fit: ``(inputs, targets) -> params``, for a method that is trained, or
         :class:`HeldOut` where it has scores of rows unseen anyway.
+      fits: ``(inputs, targets, Float[fits rows]) -> params`` of as many fits, each as
+        ``fit`` has it for these weights, with ``fits`` first on every leaf; for what
+        takes less than one after the other.
       tokens: ``(params, features) -> Float[batch response]`` in [0, 1] and 0 on
         padding, or ``None`` for a method that only judges whole responses.
       taught: what it looks at besides while it is fitted, as ``features``; ``inputs``
@@ -106,6 +109,7 @@ class Detector(NamedTuple):
     inputs: Callable[[Features], Any]
     decide: Callable[[Any, Any], Array] = _as_it_is
     fit: Callable[[Any, Targets], Any] | None = None
+    fits: Callable[[Any, Targets, np.ndarray], Any] | None = None
     tokens: Callable[[Any, Features], Array] | None = None
     taught: tuple[tuple[str, Feature], ...] = ()
     members: tuple["Detector", ...] = ()
@@ -256,6 +260,13 @@ def held_out(detector: Detector, inputs: Any, targets: Targets) -> HeldOut:
     )
     if detector.fit is None:
         return HeldOut((), scores_of(detector, (), inputs))
+    if detector.fits is not None:
+        train = selection.folds_of(targets.labels, targets.groups, targets.weight)
+        weights = np.stack([np.asarray(targets.weight), *train])
+        each = detector.fits(inputs, targets, weights)
+        whole, *scores = scores_of(detector, each, inputs, several=True)
+        unseen = selection.unseen_scores(np.stack(scores), train, whole)
+        return HeldOut(jax.tree.map(lambda leaf: leaf[0], each), unseen)
     found = detector.fit(inputs, targets)
     if isinstance(found, HeldOut):
         return HeldOut(found.params, np.asarray(found.unseen))
@@ -270,16 +281,29 @@ def held_out(detector: Detector, inputs: Any, targets: Targets) -> HeldOut:
 _TOGETHER = 64
 
 
-def scores_of(detector: Detector, params: Any, inputs: Any) -> Float[np.ndarray, " n"]:
-    """Scores of any number of answers, some at a time."""
+def scores_of(
+    detector: Detector, params: Any, inputs: Any, *, several: bool = False
+) -> Float[np.ndarray, "*fits n"]:
+    """Scores of any number of answers, some at a time.
+
+    ``several`` takes parameters of as many fits as their leaves lead with, each of
+    which scores every answer.
+    """
     rows = len(jax.tree.leaves(inputs)[0])
     # Detectors that decide by the same function share its programs.
-    decide = jax.jit(detector.decide)
+    decide = _each(detector.decide) if several else jax.jit(detector.decide)
 
     def some(start: int) -> np.ndarray:  # padded: one at a time, or memory holds all
         return np.asarray(decide(params, take(inputs, slice(start, start + _TOGETHER))))
 
-    return np.concatenate([some(start) for start in range(0, max(rows, 1), _TOGETHER)])
+    starts = range(0, max(rows, 1), _TOGETHER)
+    return np.concatenate([some(start) for start in starts], -1)
+
+
+@functools.lru_cache
+def _each(decide: Callable[[Any, Any], Array]) -> Callable[..., Array]:
+    """The decisions of several parameters, one after the other, in one program."""
+    return jax.jit(lambda params, x: jax.lax.map(lambda one: decide(one, x), params))
 
 
 def take(inputs: Any, rows: Any) -> Any:

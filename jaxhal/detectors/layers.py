@@ -89,6 +89,7 @@ def best_of(make: Callable[[Layer], Detector], layers: tuple[Layer, ...]) -> Det
         inputs=lambda f: tuple(one.inputs(f) for one in each),
         decide=decide,
         fit=fit,
+        fits=None,
         tokens=tokens if of_tokens else None,
     )
 

@@ -17,7 +17,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float
 
 from jaxhal.classifiers import mlp, pooling
-from jaxhal.classifiers.linear import Linear, fit_linear, linear_logits
+from jaxhal.classifiers.linear import Linear, fit_grid, linear_logits
 from jaxhal.detectors import base
 from jaxhal.detectors.layers import (
     LAYER,
@@ -212,6 +212,7 @@ def token_probe(
                 linear_logits(params, x.values[0]), jnp.asarray(x.valid), highest
             ),
             fit=functools.partial(fit_tokens, whole=whole),
+            fits=functools.partial(fits_of_tokens, whole=whole),
             tokens=tokens,
             marked=not whole,
         )
@@ -236,22 +237,43 @@ def fit_tokens(
       even: the annotated tokens of an answer weigh together as those of any other, and
         all together as much as they are.
     """
+    weights = np.asarray(targets.weight)[None]
+    found = fits_of_tokens(inputs, targets, weights, whole=whole, even=even)
+    return jax.tree.map(lambda leaf: leaf[0], found)
+
+
+def fits_of_tokens(
+    inputs: Series | Ragged,
+    targets: base.Targets,
+    weights: Float[np.ndarray, "fits rows"],
+    *,
+    whole: bool = False,
+    even: bool = False,
+) -> Linear:
+    """:func:`fit_tokens` for each of several weights; leaves lead with ``fits``."""
     tokens = Ragged.of(inputs)
     (columns, spans), row = tokens.values, tokens.rows
     spanned = np.bincount(row, spans, len(tokens)) > 0
     unmarked = (np.asarray(targets.labels) == 1) & ~spanned
     marked = spans | (whole & unmarked)[row]
-    weight = np.asarray(targets.weight) * (whole | ~unmarked)
-    if not marked[weight[row] > 0].any():
-        raise ValueError(
-            "a probe of tokens learns from annotated spans, and no token of the "
-            "training part is marked; give 'labels', set whole=True to learn "
-            "hallucinated answers as one span each, or use linear_probe"
-        )
-    learnt, weight = weight > 0, weight[row]
-    strength = _STRENGTH / float(weight.sum())
-    if even:
-        count = np.bincount(row, marked, len(tokens))
-        mean = count[learnt & (count > 0)].mean()
-        weight = weight * np.where(marked, mean / np.maximum(count, 1)[row], 1.0)
-    return fit_linear(columns, marked.astype(int), weight, strength)
+    count = np.bincount(row, marked, len(tokens))
+
+    def of_tokens(answers: Float[np.ndarray, " rows"]) -> Float[np.ndarray, " tokens"]:
+        learnt = answers > 0
+        weight = answers[row]
+        if not marked[weight > 0].any():
+            raise ValueError(
+                "a probe of tokens learns from annotated spans, and no token of the "
+                "training part is marked; give 'labels', set whole=True to learn "
+                "hallucinated answers as one span each, or use linear_probe"
+            )
+        strength = _STRENGTH / float(weight.sum())
+        if even:
+            mean = count[learnt & (count > 0)].mean()
+            weight = weight * np.where(marked, mean / np.maximum(count, 1)[row], 1.0)
+        return strength * weight
+
+    train = np.stack([of_tokens(one) for one in weights * (whole | ~unmarked)])
+    x = jnp.asarray(columns, jnp.float32)[None]  # of which there should be one copy
+    found = fit_grid(x, marked.astype(int), train, [1.0])
+    return jax.tree.map(lambda leaf: leaf[0, :, 0], found)
