@@ -225,11 +225,10 @@ def test_scores_of_detectors(crossed, alone):
         assert one.scores == pytest.approx(other.scores, abs=1e-5)
 
 
-# One of heads, one that samples as it is fitted, and two made of others.
+# One of heads, one that samples as it is fitted, and one made of others.
 FITTED = [
     "toha",
     {"semantic_entropy_probe": {"draw": {"n": 3, "max_new_tokens": 1}}},
-    "lrp4rag_comb",
     {"ensemble": {"members": ["lookback_probe", "novel_words"]}},
 ]
 
