@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxhal.reporting.report import Token
-from jaxhal.scoring.spans import find_spans
+from jaxhal.scoring.spans import find_spans, span_levels
 from jaxhal.texts import whole_words
 
 
@@ -114,3 +114,24 @@ def test_spans_hold_what_is_marked_and_end_where_words_do(text, data):
         assert held[n] or scores[n] < 0.5 or letter in " \n.,-'"
     for start, end in whole_words(text):
         assert len(set(held[start:end])) == 1
+
+
+@given(LETTERS, st.data())
+def test_a_level_is_the_highest_threshold_of_a_span_that_holds_it(text, data):
+    ends = st.lists(st.integers(0, len(text)), max_size=8)
+    edges = sorted({0, len(text), *data.draw(ends)})
+    places = [place for place in zip(edges, edges[1:], strict=False)]
+    # A character may be of several tokens, and some tokens be without a score.
+    places = sorted(
+        [*places, *data.draw(st.lists(st.sampled_from(places)))] if places else []
+    )
+    some = st.sampled_from([None, 0.0, 0.1, 0.4, 0.4, 0.8, 1.0])
+    tokens = [
+        Token(text[a:b], a, b, {} if (s := data.draw(some)) is None else {"d": s})
+        for a, b in places
+    ]
+    expected = np.full(len(text), -1.0)
+    for level in (0.0, 0.1, 0.4, 0.8, 1.0):
+        for span in find_spans(text, tokens, "d", level):
+            expected[span.start : span.end] = level
+    np.testing.assert_array_equal(span_levels(text, tokens, "d"), expected)

@@ -21,12 +21,9 @@ def find_spans(
     tokens has the highest of their scores.  The confidence of a span is the mean score
     of the tokens that marked it.
     """
-    scored = [
-        (place, max(token.scores.get(detector, 0.0) for token in same))
-        for place, same in itertools.groupby(tokens, lambda t: (t.start, t.end))
-    ]
     words: list[tuple[int, int]] | None = None
     found: list[tuple[int, int, list[float]]] = []
+    scored = _scored(tokens, detector)
     for high, run in itertools.groupby(scored, lambda one: one[1] >= threshold):
         if not high:
             continue
@@ -49,12 +46,47 @@ def find_spans(
 def span_levels(
     response: str, tokens: Sequence[Token], detector: str
 ) -> Float[np.ndarray, " characters"]:
-    """Per character the highest threshold at which a span holds it, -1 for none."""
-    found = np.full(len(response), -1.0)
-    for level in sorted({token.scores.get(detector, 0.0) for token in tokens}):
-        for span in find_spans(response, tokens, detector, level):
-            found[span.start : span.end] = level
-    return found
+    """Per character the highest threshold at which a span holds it, -1 for none.
+
+    Runs of tokens only grow as the threshold falls, so each token is added once, the
+    highest score first, and what its run holds then is held from there on.
+    """
+    scored = _scored(tokens, detector)
+    size = len(response)
+    # From each character on, the first that is no white space; up to it, the end of the
+    # last; how many before it say something; and the word that it lies in.
+    solid = np.array([not letter.isspace() for letter in response], bool)
+    places = np.arange(size)
+    first = np.minimum.accumulate(np.where(solid, places, size)[::-1])[::-1]
+    last = np.maximum.accumulate(np.where(solid, places + 1, 0))
+    says = np.cumsum([0, *map(_says, response)])
+    begin, stop = places.copy(), places + 1
+    for start, end in whole_words(response):
+        begin[start:end], stop[start:end] = start, end
+    found = np.full(size, np.nan)
+    # Of a run, its other end by either.
+    across: dict[int, int] = {}
+    for at in sorted(range(len(scored)), key=lambda at: -scored[at][1]):
+        left, right = across.get(at - 1, at), across.get(at + 1, at)
+        across[at] = at
+        across[left], across[right] = right, left
+        start, end = scored[left][0][0], scored[right][0][1]
+        if says[end] == says[start]:
+            continue
+        start, end = first[start], last[end - 1]
+        held = found[begin[start] : stop[end - 1]]
+        held[np.isnan(held)] = scored[at][1]
+    return np.nan_to_num(found, nan=-1.0)
+
+
+def _scored(
+    tokens: Sequence[Token], detector: str
+) -> list[tuple[tuple[int, int], float]]:
+    """Places in the answer, each with the highest score of its tokens."""
+    return [
+        (place, max(token.scores.get(detector, 0.0) for token in same))
+        for place, same in itertools.groupby(tokens, lambda t: (t.start, t.end))
+    ]
 
 
 def _says(letter: str) -> bool:
