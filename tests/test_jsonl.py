@@ -141,6 +141,13 @@ def test_a_row_has_one_form(key):
     assert "'turns' and 'templated'" in chat(SAID, templated=True).error
 
 
+@pytest.mark.parametrize("key", ["questions", "contxt", "prompts", "answers", "note"])
+def test_other_keys_are_left_alone(key):
+    assert one(**{key: "?"}).error is None
+    both = {"prompt": None, "context": "C", "question": "Q"}
+    assert one(**both, **{key: "?"}).error is None
+
+
 @pytest.mark.parametrize(
     ("given", "label"),
     [(1, 1), (1.0, 1), (True, 1), ("yes", 1), (0.0, 0), (False, 0), (None, None)]
@@ -154,6 +161,13 @@ def test_a_label_as_pandas_writes_it(given, label):
     ("row", "problem"),
     [
         ({"response": None}, "'response' is missing"),
+        (
+            {"response": None, "respones": "A"},
+            "respones' is not read; write 'response'",
+        ),
+        ({"prompt": None, "promt": "P"}, "promt' is not read; write 'prompt'"),
+        ({"prompt": None, "contxt": "C", "question": "Q"}, "write 'context', or call"),
+        ({"prompt": None, "context": "C", "Question": "Q"}, "Question' is not read"),
         ({"response": 3}, "'response' is 3; use text"),
         ({"response": ["a"]}, "'response' is a list; use text"),
         ({"response": " \n"}, "at least one visible character"),

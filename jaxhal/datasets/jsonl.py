@@ -1,6 +1,8 @@
 """Rows of a JSON Lines file to examples and back, one bad row never costing another."""
 
+import difflib
 import functools
+import itertools
 import json
 import math
 import os
@@ -191,6 +193,8 @@ _TEXTS = {
     "split": ("split",),
 }
 _SAID = ("response", "prompt", "context", "question")
+# How much of a key has to be that of another, by difflib, for it to be meant.
+_NEAR = 0.85
 
 
 def _said(fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -218,9 +222,23 @@ def _said(fields: Mapping[str, Any]) -> dict[str, Any]:
         found["tools"] = tuple(
             _as_json(f"tools[{n}]", tool) for n, tool in enumerate(tools)
         )
+    _check_spelt(fields, found)
     if "response" not in found:
         raise ValueError("'response' is missing; every row needs one")
     return found
+
+
+def _check_spelt(fields: Mapping[str, Any], found: Mapping[str, Any]) -> None:
+    """ValueError on a key that is nearly that of a text which the row does without."""
+    asked, pair = found.keys() & {"prompt", "turns"}, {"context", "question"}
+    lacks = {"response"} if asked else {"response", *pair}
+    lacks |= set() if asked or found.keys() & pair else {"prompt"}
+    names = [one for field in lacks - found.keys() for one in _TEXTS[field]]
+    for key in fields.keys() - {*itertools.chain(*_TEXTS.values())}:
+        for near in difflib.get_close_matches(key.lower(), names, 1, _NEAR):
+            raise ValueError(
+                f"{quoted(key)} is not read; write {near!r}, or call it otherwise"
+            )
 
 
 def _joined(key: str, value: Any) -> str:
