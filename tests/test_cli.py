@@ -587,7 +587,9 @@ def test_demo(tmp_path, calls):
     out = tmp_path / "new" / "demo"
     found = run("demo", "--out", out)
     assert found.exit_code == 0 and found.stdout == ""
-    assert calls == [("smollm2-135m", 170, None, 8)]
+    ((*asked, detectors, _),) = calls
+    assert asked == ["smollm2-135m", 170]
+    assert names_of(detectors) == names_of(detection.resolve("smollm2-135m", None))
     rows = lines((out / "scores.jsonl").read_text("utf-8"))
     assert [row["id"] for row in rows] == [
         example.id for example in [*bundled_answers(), *bundled()]
@@ -626,10 +628,24 @@ def test_demo_compares_with_the_controls_on_both(tmp_path, calls, monkeypatch):
 def test_demo_of_one_answer_has_no_table(tmp_path, calls):
     found = run("demo", "--out", tmp_path, "--limit", "1", "--model", "other")
     assert found.exit_code == 0
-    assert calls == [("other", 1, None, 8)]
+    assert [name for name, *_ in calls] == ["other"] and calls[0][1] == 1
     assert "Answers of one class have no AUROC" in " ".join(found.stderr.split())
     assert "hard" not in found.stderr
     assert len(lines((tmp_path / "scores.jsonl").read_text())) == 1
+
+
+def test_demo_of_named_detectors(tmp_path, calls):
+    named = "-d", "token_entropy", "-d", "novel_words"
+    found = run("demo", "--out", tmp_path, *named)
+    assert found.exit_code == 0
+    assert names_of(calls[0][2]) == ["token_entropy", "novel_words"]
+    found = run("demo", "--out", tmp_path / "new", "-d", "token_entrophy")
+    assert found.exit_code == 2 and "did you mean 'token_entropy'?" in found.stderr
+    assert len(calls) == 1 and not (tmp_path / "new").exists()
+
+
+def names_of(fitted):
+    return [one.detector.name for one in fitted]
 
 
 def test_demo_folder_that_is_a_file(tmp_path, calls):

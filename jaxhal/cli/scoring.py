@@ -121,6 +121,7 @@ def demo(
     dtype: Dtype = "float32",
     weights: Weights = None,
     mesh: OnMesh = None,
+    detector: Detectors = None,
     limit: Annotated[
         int | None, typer.Option(min=1, help="Only the first N answers.")
     ] = None,
@@ -130,6 +131,7 @@ def demo(
     from jaxhal.datasets import bundled, bundled_answers
     from jaxhal.datasets.jsonl import write_rows
     from jaxhal.io.files import replacing
+    from jaxhal.models.registry import known_as
     from jaxhal.reporting.page import write_html
     from jaxhal.reporting.summary import (
         against_controls,
@@ -138,16 +140,19 @@ def demo(
         short,
         verdict,
     )
-    from jaxhal.scoring.detection import resolve
+    from jaxhal.scoring.detection import placed, resolve, resolve_for
     from jaxhal.scoring.verdicts import described
 
     with usage():
+        names = placed(known_as(model), detector) if detector else None
+        resolve(known_as(model), names)  # a wrong one should cost no download
         out.mkdir(parents=True, exist_ok=True)
         lm = jaxhal.load(model, dtype=dtype, weights=weights, mesh=mesh)
+        chosen = resolve_for(lm, names)
     answers = bundled_answers()[:limit]
     examples = [*answers, *bundled()][:limit]
     start = time.perf_counter()
-    reports = jaxhal.score(lm, examples)
+    reports = jaxhal.score(lm, examples, chosen)
     pace = (time.perf_counter() - start) / len(reports) * 1000
     first, pairs = reports[: len(answers)], reports[len(answers) :]
     parts = {
@@ -181,7 +186,7 @@ def demo(
     if rows:
         console.print(as_table(rows))
     console.print(note, style="dim")
-    console.print(f"\n{described(resolve(lm.name, None), lm)}")
+    console.print(f"\n{described(chosen, lm)}")
     console.print(counted([report.verdict for report in reports]))
     _show(console, reports[:3])
     for name in ("scores.jsonl", "results.md", "report.html"):
