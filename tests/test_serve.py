@@ -141,7 +141,7 @@ def test_what_a_page_elsewhere_may_send_is_not_taken(http):
         ({"response": "Yes."}, 400, "neither 'prompt' nor 'context'"),
         (ROW | {"response": "  "}, 400, "visible character"),
         (ROW | {"response": 3}, 400, "response: Input should be a valid string"),
-        (ROW | {"response": "x", "shape": 1}, 400, "shape: Extra inputs"),
+        (ROW | {"response": "x", "shape": 1}, 400, "shape: there is no such field"),
         (ROW | {"response": "x", "model": "other"}, 404, "use tiny"),
         (ROW | {"response": "pear " * 600}, 400, "over the model's context"),
         ({"messages": CHAT}, 400, "has to end with the answer"),
@@ -154,7 +154,7 @@ def test_what_a_page_elsewhere_may_send_is_not_taken(http):
             "user, assistant, tool need a chat template",
         ),
         ({"response": "x", "prompt": "y", "tools": [{}]}, 400, "'tools' without 'turn"),
-        ([ROW], 400, "valid dictionary"),
+        ([ROW], 400, "give a JSON object, and say so: Content-Type"),
     ],
 )
 def test_bad_answers(http, body, status, message):
@@ -323,13 +323,19 @@ def test_an_answer_that_turns_goes_no_further(client):
         on = {"stop_on": {"probability": most, "then": then}}
         found = client.completions.create(**options, extra_body=on)
         if found.choices[0].finish_reason == "content_filter":
-            assert found.jaxhal is None or found.jaxhal["probability"] >= most
+            assert found.jaxhal["probability"] >= most
         else:
             assert then == "regenerate" and found.jaxhal["probability"] < most
         if then == "end":
             assert found.choices[0].finish_reason == "content_filter"
             assert shown.startswith(found.choices[0].text)
             assert len(found.choices[0].text) < len(shown)
+    # Where nothing is shown it says why all the same.
+    on = {"stop_on": {"probability": min(seen) / 2, "then": "end"}}
+    none = client.completions.create(**options, extra_body=on)
+    assert none.choices[0].text == "" and none.jaxhal["verdict"] is None
+    assert none.jaxhal["probability"] >= min(seen) / 2
+    assert "before anything was shown" in none.jaxhal["error"]
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """The ``jaxhal`` command.  Heavy imports wait until a command needs them."""
 
+import inspect
 import os
 import sys
 import warnings
@@ -47,6 +48,10 @@ for command in (
     planning.plan,
 ):
     app.command(command.__name__.rstrip("_"))(command)
+for registered in (*app.registered_commands, *watchdog.registered_commands):
+    # A terminal breaks lines where it ends, and not where the source does as well.
+    told = inspect.getdoc(registered.callback) or ""
+    registered.help = "\n\n".join(" ".join(one.split()) for one in told.split("\n\n"))
 
 
 def main() -> None:

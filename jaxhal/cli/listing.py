@@ -116,6 +116,8 @@ def data(
             rows = list(read_file(name))
             bad = [row.error for row in rows]
             examples = [row.example for row in rows if row.example is not None]
+            if not rows:
+                raise ValueError(f"{name} holds no rows; give at least one")
         parts = card(examples) if examples or not any(bad) else []
     if json:
         write_rows("-", [{"name": name, "splits": parts}])

@@ -85,7 +85,9 @@ def deliver(
     def write_page() -> None:
         if page is not None:
             table = summarize(kept)
-            note = verdict(table) if table else ""
+            labels = [report.label for report in kept if report.label is not None]
+            told = f"{len(labels)} labelled answers, {sum(labels)} hallucinated."
+            note = f"{told} {verdict(table)}" if table else ""
             title = f"jaxhal {command}: {Path(source).name}"
             write_html(page, kept, title, table, note)
 
@@ -106,6 +108,8 @@ def deliver(
     console = terminal(stderr=True)
     console.print(by, soft_wrap=True)
     scored = f"{errors.count(None)} of {len(errors)} answers scored"
+    if not errors:
+        scored = f"no rows in {'standard input' if source == '-' else source}"
     if found := counted(said):
         scored += f": {found}"
     if as_rows:

@@ -147,6 +147,11 @@ def read_file(name: str | os.PathLike) -> Iterator[Row]:
     reader = readers.get(Path(name).suffix.lower())
     if reader is not None:
         return reader(name)
+    if name in QUESTIONS:
+        raise ValueError(
+            f"{name!r} holds questions and no answers; have a model answer them with "
+            "jaxhal generate"
+        )
     near = difflib.get_close_matches(str(name), DATASETS, n=1, cutoff=0.4)
     hint = f"did you mean {near[0]!r}? " if near else ""
     raise ValueError(

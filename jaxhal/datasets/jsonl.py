@@ -120,11 +120,15 @@ def parse(raw: bytes) -> dict[str, Any]:
         ) from None
     except json.JSONDecodeError as error:
         problem = error.msg.removesuffix(" at")
-        raise ValueError(f"not JSON at column {error.colno}: {problem}") from None
+        raise ValueError(
+            f"not JSON at column {error.colno}: {problem}; write an object on each line"
+        ) from None
     except (ValueError, RecursionError) as error:  # endless digits, endless brackets
         raise ValueError(f"not usable JSON: {error}") from None
     if not isinstance(row, dict):
-        raise ValueError(f"expected a JSON object, got {kind(row)}")
+        raise ValueError(
+            f"expected a JSON object, got {kind(row)}; write an object on each line"
+        )
     return row
 
 

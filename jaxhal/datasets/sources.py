@@ -67,8 +67,10 @@ def downloaded(folder: str, files: Mapping[str, str]) -> list[Path]:
             with taking(f"{folder}/{name}, or from a cache", datasets):
                 path = Path(str(manager.download(f"{folder}/{name}")))
         except (OSError, aiohttp.ClientError) as error:
+            # Of some, all that is said is the address.
+            why = type(error).__name__ if name in str(error) else error
             raise FileNotFoundError(
-                f"{folder}/{name} could not be downloaded ({error}); put the data set "
+                f"{folder}/{name} could not be downloaded ({why}); put the data set "
                 "into a folder, and set JAXHAL_DATA, or root=, to the one around that"
             ) from error
         data = path.read_bytes()

@@ -1,6 +1,6 @@
 """The figures of a run."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 # Curves of more methods than this cannot be told apart.
 _CURVES = 8
+# Of a character, and so the most tokens that one takes.
+_BYTES = 4
 # The forest of an answer of more tokens is longer than a page.
 _DRAWN = 100
 
@@ -79,9 +81,11 @@ def _curves(
     yield "roc", plotting.roc_curves(scores, labels, known, shown)
     yield "pr", plotting.precision_recall_curves(scores, labels, shown)
     yield "scores", plotting.score_histograms(scores, labels, unit=unit)
-    first = pooled.probabilities[best[0]]
-    figure = plotting.calibration_curve(first, labels, unit=unit)
-    figure.suptitle(best[0])
+    # Some have one probability for all.
+    told = [name for name in best if np.ptp(pooled.probabilities[name]) > 0]
+    first = (told or best)[0]
+    figure = plotting.calibration_curve(pooled.probabilities[first], labels, unit=unit)
+    figure.suptitle(first)
     yield "calibration", figure
 
 
@@ -135,9 +139,20 @@ def forests(
         figure = plotting.forest_drawing(
             np.asarray(edges.parents[layer, at, head, :count]) - pad,
             edges.weights[layer, at, head, :count],
-            [decode([int(token)]) for token in np.asarray(batch.tokens[at])[valid]],
+            texts_of(decode, np.asarray(batch.tokens[at])[valid].tolist()),
             batch.prompt_length - pad,
             hallucinated=data.marked[row],
             title=f"{data.examples[row].id}: layer {number}, head {head}",
         )
         yield kind, figure
+
+
+def texts_of(decode: Callable[[list[int]], str], tokens: Sequence[int]) -> list[str]:
+    """Of each token; a character of several tokens stands with its first one."""
+    found: list[str] = []
+    while rest := tokens[len(found) :]:
+        each = [decode([*rest[:size]]) for size in range(1, _BYTES + 1)]
+        whole = [size for size, text in enumerate(each, 1) if "\ufffd" not in text]
+        size = min(whole[0] if whole else 1, len(rest))
+        found += [each[size - 1], *[""] * (size - 1)]
+    return found

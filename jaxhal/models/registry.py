@@ -160,7 +160,8 @@ def locate(
         raise FileNotFoundError(f"{path} does not exist")
     if there and not there.gguf:
         return hub.model(name, wanted)
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.3)
+    place = "/" in name or name.startswith(".")
+    near = [] if place else difflib.get_close_matches(name, known, n=1, cutoff=0.3)
     hint = f"; did you mean {near[0]!r}?" if near else ""
     what, file = "text encoder", ""
     if kind == "decoder":

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from jaxhal.evaluation.intervals import FEWEST, fewest_sources
 from jaxhal.evaluation.ranking import auroc
 from jaxhal.evaluation.tables import compare
 
@@ -19,8 +20,9 @@ def summarize(reports: Sequence["Report"]) -> list[dict[str, Any]]:
     """A row per detector, methods first, best first; none without both labels.
 
     The rows of :func:`compare` with answers grouped by :func:`source`, and the AUROC
-    over tokens where spans are annotated.  ValueError where only some of the reports
-    have a detector's score.
+    over tokens where spans are annotated.  Answers of fewer than five sources of either
+    class are too few for an interval.  ValueError where only some of the reports have a
+    detector's score.
     """
     return short(compared(reports))
 
@@ -31,7 +33,9 @@ def short(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
         {
             "detector": row["method"],
             "AUROC": row["AUROC"],
-            "95 % interval": f"{row['low']:.2f}–{row['high']:.2f}",
+            "95 % interval": ""
+            if row["few"]
+            else f"{row['low']:.2f}–{row['high']:.2f}",
             "token AUROC": row["token AUROC"],
             "control": row["control"],
             "beats controls": row["beats controls"],
@@ -57,8 +61,9 @@ def compared(reports: Sequence["Report"]) -> list[dict[str, Any]]:
     scores = {name: [r.scores[name] for r in known] for name in first}
     controls = {n for n in scores if n in CATALOGUE and CATALOGUE[n]().control}
     groups = [source(one) or f"answer {number}" for number, one in enumerate(known)]
+    few = fewest_sources(labels, groups) < FEWEST
     return [
-        row | {"token AUROC": _token_auroc(known, row["method"])}
+        row | {"token AUROC": _token_auroc(known, row["method"]), "few": few}
         for row in compare(scores, labels, groups, controls)
     ]
 

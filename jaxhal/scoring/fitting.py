@@ -254,8 +254,8 @@ def fit(
     found = calibrate(seen, labels)
     if found.flat and not detector.control:
         warnings.warn(
-            f"detector {detector.name!r} ranks answers that it was not fitted to no "
-            "better than chance: all get one probability, and it flags none; give more "
+            f"detector {detector.name!r} ranks answers of the training part no better "
+            "than chance: all get one probability, and it flags none; give more "
             "labelled answers, or use another detector",
             stacklevel=2,
         )

@@ -61,6 +61,12 @@ async def _invalid(request: Request, error: Any) -> JSONResponse:
     first = next((one for one in field if not one["type"].endswith("_type")), found[0])
     place = ".".join(map(str, first["loc"][1:]))[:_NAME]
     why = first["msg"].removeprefix("Value error, ")
+    if first["type"] == "json_invalid":
+        place, why = "", f"the body is not JSON: {first['ctx']['error']}"
+    elif first["type"] == "extra_forbidden":
+        why = "there is no such field; /openapi.json has those there are"
+    elif not place:
+        why = "give a JSON object, and say so: Content-Type: application/json"
     body = problem(f"{place}: {why}" if place else why, "invalid_request_error")
     body["error"]["param"] = place or None
     return JSONResponse(body, 400)

@@ -138,7 +138,12 @@ def _scores(news: News) -> dict[str, Any]:
 
 
 def _judged(ended: Ended) -> dict[str, Any] | None:
-    return None if ended.report is None else said_of(ended.report)
+    if ended.report is not None:
+        return said_of(ended.report)
+    if ended.why != "probability":
+        return None
+    why = "the probability came to the limit before anything was shown"
+    return {**unjudged(why), "probability": ended.probability}
 
 
 def said_of(report: Report) -> dict[str, Any]:

@@ -69,6 +69,7 @@ class Ended(NamedTuple):
     prompt_tokens: int
     reused: int  # of them, which were read with another prompt
     tokens: int
+    probability: float | None  # of a hallucination, of what was written, shown or not
     report: Report | None
 
 

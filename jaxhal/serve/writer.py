@@ -329,7 +329,8 @@ class Writer:
 
     def _end(self, at: int, row: Response, why: str) -> None:
         prompt = len(row.encoded.prompt_ids)
-        row.tell(Ended(why, prompt, row.reused, row.shown, row.report()))
+        said = row.probability, row.report()
+        row.tell(Ended(why, prompt, row.reused, row.shown, *said))
         self._free(at)
 
     def _free(self, at: int) -> None:
