@@ -94,6 +94,15 @@ def test_without_relevance_a_span_says_how_to_get_it(opened):
     assert "red not in the context" in said
 
 
+def test_what_reorders_text_is_spelled_out(opened):
+    """The answer that was judged is the one that is seen."""
+    text = "It is \u202eder\u202c, \u0627\u0644\u200f."
+    one = report(response=text, context=text, tokens=[], spans=[], labels=None)
+    seen = opened([one], lambda page: page.locator("#cards article").all_inner_texts())
+    assert "It is \\u202eder\\u202c, \u0627\u0644\u200f." in seen[0]
+    assert "\u202e" not in seen[0]
+
+
 def test_spans_are_those_of_one_detector(opened):
     def see(page):
         page.locator(".answer .guess").click()

@@ -109,8 +109,10 @@ def evil(text):
 
 
 def shown(text):
-    """As a browser gives it back: line ends are one, and space at the edges is none."""
-    return text.replace("\r\n", "\n").replace("\r", "\n")
+    """As a browser gives it back: line ends are one, and what reorders is spelled."""
+    text = text.replace("\r\n", "\n").replace("\r", "\n")
+    signs = "[\u202a-\u202e\u2066-\u2069]"
+    return re.sub(signs, lambda sign: f"\\u{ord(sign[0]):x}", text)
 
 
 def watch(path: Path, errors=()):

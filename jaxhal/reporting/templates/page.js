@@ -2,9 +2,13 @@
 const at = id => document.getElementById(id);
 
 // Text enters the page through append and properties only, so markup in it stays text.
+// What reorders text is spelled out, for what is judged is the text as it is.
+const spelled = text => text.replace(/[\u202a-\u202e\u2066-\u2069]/g,
+  sign => `\\u${sign.charCodeAt(0).toString(16)}`);
+
 function make(name, props = {}, ...inside) {
   const node = Object.assign(document.createElement(name), props);
-  node.append(...inside);
+  node.append(...inside.map(one => typeof one === "string" ? spelled(one) : one));
   return node;
 }
 
