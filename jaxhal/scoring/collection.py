@@ -302,10 +302,14 @@ def fit(
     }
     methods = [name for name, one in ready.items() if not one.detector.control]
     if vain := [shown(name) for name in methods if ready[name].beats != "yes"]:
+        best = max(
+            (row for row in rows if row["control"]), key=lambda row: row["AUROC"]
+        )
         warnings.warn(
-            "detectors that do not clearly beat the best control on held-out answers: "
-            f"{', '.join(vain)}; they flag nothing and decide no verdict, so give more "
-            "labelled answers, or use other detectors",
+            f"detectors that do not clearly beat the best control, {best['method']} with "
+            f"AUROC {best['AUROC']:.3f}, on held-out answers: {', '.join(vain)}; they "
+            "flag nothing and decide no verdict, so give more labelled answers, or use "
+            "other detectors",
             stacklevel=2,
         )
     about = about_answers(lm, data, found.examples)
