@@ -361,6 +361,7 @@ def test_an_empty_file_is_no_error(tmp_path, calls):
     found = run("detect", "-m", "m", "-i", source, "--html", page)
     assert (found.exit_code, found.stdout) == (0, "")
     assert "0 answers" in page.read_text()
+    assert f"no rows in {source}" in " ".join(found.stderr.split())
 
 
 @pytest.mark.parametrize(
@@ -814,7 +815,7 @@ def test_data_options(monkeypatch):
         (["ragtruth", "implicit_true=5"], "implicit_true is '5'; use one of true, fa"),
         (["halueval", "root=a", "root=b"], "root is given 2 times; give it once"),
         (["bundled", "x=1", "x=2"], "unknown option 'x' of 'bundled'; it takes: none"),
-        (["empty.jsonl"], "got no examples"),
+        (["empty.jsonl"], "empty.jsonl holds no rows; give at least one"),
         (["empty.jsonl", "split=x"], "unknown option 'split' of 'empty.jsonl'"),
     ],
 )

@@ -476,6 +476,7 @@ def test_load_dataset(tmp_path, monkeypatch):
     ("name", "options", "message"),
     [
         ("ragtruht", {}, "unknown data set 'ragtruht'; did you mean 'ragtruth'\\?"),
+        ("medquad", {}, "'medquad' holds questions and no answers; .* jaxhal generate"),
         ("x.csv", {}, "unknown data set 'x.csv'; give one of bundled, .*, or the path"),
         ("bundled", {"split": "x"}, "unknown option 'split' of 'bundled'; .*: none"),
         ("toha_coqa", {"name": "x"}, "unknown option 'name' of 'toha_coqa'; .*: root$"),

@@ -166,6 +166,12 @@ def test_summary_is_the_comparison_by_source():
     assert [row["beats controls"] for row in rows] == ["yes", None]
 
 
+def test_few_answers_have_no_interval():
+    few = [*answers()[:8:2], answers()[1]]
+    rows = summarize(few)
+    assert len(rows) == 2 and not any(row["95 % interval"] for row in rows)
+
+
 def test_summary_leaves_out_failures_and_the_unlabelled():
     reports = answers()
     more = [

@@ -1164,3 +1164,15 @@ def test_an_endpoint_that_fails_costs_single_answers(here, tmp_path, monkeypatch
     said = f"row 4: example 'a4': {server.url} gave no answer from 'm'"
     assert escaped(said) in text
     assert escaped("row 33: example 'a45': 'm' replied '{}', of no use") in text
+
+
+def test_a_character_of_several_tokens_is_drawn_once():
+    def decode(tokens):
+        return bytes(tokens).decode("utf-8", "replace")
+
+    text = "aØ 中🎈b"
+    found = figures.texts_of(decode, [*text.encode()])
+    assert found == ["a", "Ø", "", " ", "中", "", "", "🎈", "", "", "", "b"]
+    # What is none stays what it is.
+    assert figures.texts_of(decode, [0xFF, 0x61]) == ["\ufffd", "a"]
+    assert figures.texts_of(decode, [*"中".encode()][:2]) == ["\ufffd", "\ufffd"]

@@ -188,6 +188,9 @@ def test_unknown_name_names_the_nearest():
         registry.fetch("smolm2-135")
     with pytest.raises(ValueError, match="unknown model 'zzz'; known names: all-m"):
         registry.fetch("zzz")
+    with pytest.raises(ValueError, match="'./folder' is no folder") as refused:
+        registry.locate("./folder")
+    assert "did you mean" not in str(refused.value)
 
 
 def test_pip_command(monkeypatch, tmp_path):

@@ -306,10 +306,10 @@ def fit(
             (row for row in rows if row["control"]), key=lambda row: row["AUROC"]
         )
         warnings.warn(
-            f"detectors that do not clearly beat the best control, {best['method']} with "
-            f"AUROC {best['AUROC']:.3f}, on held-out answers: {', '.join(vain)}; they "
-            "flag nothing and decide no verdict, so give more labelled answers, or use "
-            "other detectors",
+            "detectors that do not clearly beat the best control, "
+            f"{best['method']} with AUROC {best['AUROC']:.3f}, on held-out answers: "
+            f"{', '.join(vain)}; they flag nothing and decide no verdict, so give more "
+            "labelled answers, or use other detectors",
             stacklevel=2,
         )
     about = about_answers(lm, data, found.examples)
