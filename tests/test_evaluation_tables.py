@@ -170,6 +170,7 @@ def test_few_answers_have_no_interval():
     few = [*answers()[:8:2], answers()[1]]
     rows = summarize(few)
     assert len(rows) == 2 and not any(row["95 % interval"] for row in rows)
+    assert verdict(rows).startswith("Fewer than five sources of a class")
 
 
 def test_summary_leaves_out_failures_and_the_unlabelled():
@@ -196,8 +197,9 @@ def test_source_is_the_context_or_the_prompt():
 def test_verdict_says_what_the_table_shows():
     assert verdict([]) == "Answers of one class have no AUROC."
     row = {"detector": "a", "AUROC": 0.8, "control": False, "beats controls": None}
+    row |= {"95 % interval": "0.7–0.9"}
     assert verdict([row]).endswith("rise and fall together.")
-    control = {"detector": "c", "AUROC": 0.7, "control": True, "beats controls": None}
+    control = row | {"detector": "c", "AUROC": 0.7, "control": True}
     assert "best control is c (0.700); no method was scored." in verdict([control])
     rows = [
         row | {"beats controls": "yes"},

@@ -133,6 +133,8 @@ def verdict(rows: Sequence[Mapping[str, Any]]) -> str:
     text = (
         "The intervals resample sources, since answers to one rise and fall together."
     )
+    if not any(row["95 % interval"] for row in rows):
+        text = "Fewer than five sources of a class are too few for an interval."
     return f"{text} {against_controls(rows)}".rstrip()
 
 
