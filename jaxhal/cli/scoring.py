@@ -184,7 +184,7 @@ def demo(
 
     console = terminal(stderr=True)
     if rows:
-        console.print(as_table(rows))
+        terminal().print(as_table(rows))
     console.print(note, style="dim")
     console.print(f"\n{described(chosen, lm)}")
     console.print(counted([report.verdict for report in reports]))
