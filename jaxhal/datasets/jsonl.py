@@ -237,8 +237,10 @@ def _check_spelt(fields: Mapping[str, Any], found: Mapping[str, Any]) -> None:
     asked, pair = found.keys() & {"prompt", "turns"}, {"context", "question"}
     lacks = {"response"} if asked else {"response", *pair}
     lacks |= set() if asked or found.keys() & pair else {"prompt"}
-    names = [one for field in lacks - found.keys() for one in _TEXTS[field]]
-    for key in fields.keys() - {*itertools.chain(*_TEXTS.values())}:
+    wanted = [field for field in _SAID if field in lacks - found.keys()]
+    names = [one for field in wanted for one in _TEXTS[field]]
+    known = {*itertools.chain(*_TEXTS.values())}
+    for key in (one for one in fields if one not in known):
         for near in difflib.get_close_matches(key.lower(), names, 1, _NEAR):
             raise ValueError(
                 f"{quoted(key)} is not read; write {near!r}, or call it otherwise"

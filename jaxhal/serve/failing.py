@@ -65,7 +65,7 @@ async def _invalid(request: Request, error: Any) -> JSONResponse:
         place, why = "", f"the body is not JSON: {first['ctx']['error']}"
     elif first["type"] == "extra_forbidden":
         why = "there is no such field; /openapi.json has those there are"
-    elif not place:
+    elif not place and first["type"] != "value_error":
         why = "give a JSON object, and say so: Content-Type: application/json"
     body = problem(f"{place}: {why}" if place else why, "invalid_request_error")
     body["error"]["param"] = place or None
