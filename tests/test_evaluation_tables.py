@@ -197,7 +197,6 @@ def test_source_is_the_context_or_the_prompt():
 def test_verdict_says_what_the_table_shows():
     assert verdict([]) == "Answers of one class have no AUROC."
     row = {"detector": "a", "AUROC": 0.8, "control": False, "beats controls": None}
-    row |= {"95 % interval": "0.7–0.9"}
     assert verdict([row]).endswith("rise and fall together.")
     control = row | {"detector": "c", "AUROC": 0.7, "control": True}
     assert "best control is c (0.700); no method was scored." in verdict([control])

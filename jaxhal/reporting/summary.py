@@ -133,7 +133,7 @@ def verdict(rows: Sequence[Mapping[str, Any]]) -> str:
     text = (
         "The intervals resample sources, since answers to one rise and fall together."
     )
-    if not any(row["95 % interval"] for row in rows):
+    if all(row.get("95 % interval") == "" for row in rows):
         text = "Fewer than five sources of a class are too few for an interval."
     return f"{text} {against_controls(rows)}".rstrip()
 
