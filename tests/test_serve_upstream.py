@@ -156,7 +156,7 @@ def test_an_engine_that_fails(engine, url, client):
         assert "broke off" in found.text and "[DONE]" not in found.text
         found = http.post("/chat/completions", json=body | {"stop_on": {}})
         assert found.status_code == 400
-    with pytest.raises(openai.BadRequestError, match="dictionary"):
+    with pytest.raises(openai.BadRequestError, match="give a JSON object"):
         client.post("/completions", body=[], cast_to=object)
 
 
