@@ -205,8 +205,10 @@ def test_ragtruth_is_downloaded_where_it_is_not(tmp_path, published, monkeypatch
 
 def test_what_cannot_be_downloaded_is_named(published, monkeypatch):
     monkeypatch.setattr(spans, "_FILES", {"gone.jsonl": "", **spans._FILES})
-    with pytest.raises(FileNotFoundError, match="data/gone.jsonl could not be downl"):
+    said = "data/gone.jsonl could not be downl"
+    with pytest.raises(FileNotFoundError, match=said) as refused:
         ragtruth()
+    assert str(refused.value).count("gone.jsonl") == 1
     monkeypatch.setattr(spans, "_FILES", {"response.jsonl": "f9ae"})
     with pytest.raises(ValueError, match="response.jsonl was, whose git hash is f9ae"):
         ragtruth()

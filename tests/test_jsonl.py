@@ -144,6 +144,7 @@ def test_a_row_has_one_form(key):
 @pytest.mark.parametrize("key", ["questions", "contxt", "prompts", "answers", "note"])
 def test_other_keys_are_left_alone(key):
     assert one(**{key: "?"}).error is None
+    assert one(prompt=None, context="C", **{"Question": None}).error is None
     both = {"prompt": None, "context": "C", "question": "Q"}
     assert one(**both, **{key: "?"}).error is None
 

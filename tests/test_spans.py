@@ -1,5 +1,7 @@
 """Spans are whole words and numbers, and characters are counted as Python does."""
 
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -120,11 +122,10 @@ def test_spans_hold_what_is_marked_and_end_where_words_do(text, data):
 def test_a_level_is_the_highest_threshold_of_a_span_that_holds_it(text, data):
     ends = st.lists(st.integers(0, len(text)), max_size=8)
     edges = sorted({0, len(text), *data.draw(ends)})
-    places = [place for place in zip(edges, edges[1:], strict=False)]
+    places = [*itertools.pairwise(edges)]
     # A character may be of several tokens, and some tokens be without a score.
-    places = sorted(
-        [*places, *data.draw(st.lists(st.sampled_from(places)))] if places else []
-    )
+    if places:
+        places = sorted([*places, *data.draw(st.lists(st.sampled_from(places)))])
     some = st.sampled_from([None, 0.0, 0.1, 0.4, 0.4, 0.8, 1.0])
     tokens = [
         Token(text[a:b], a, b, {} if (s := data.draw(some)) is None else {"d": s})

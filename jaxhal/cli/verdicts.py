@@ -85,9 +85,7 @@ def deliver(
     def write_page() -> None:
         if page is not None:
             table = summarize(kept)
-            labels = [report.label for report in kept if report.label is not None]
-            told = f"{len(labels)} labelled answers, {sum(labels)} hallucinated."
-            note = f"{told} {verdict(table)}" if table else ""
+            note = verdict(table) if table else ""
             title = f"jaxhal {command}: {Path(source).name}"
             write_html(page, kept, title, table, note)
 

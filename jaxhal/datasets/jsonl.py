@@ -11,9 +11,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from jaxhal.datasets.fields import items, kind, name_field, short, text_field
 from jaxhal.datasets.logprobs import logprobs_of
 from jaxhal.io.files import replacing
-from jaxhal.io.showing import cut, quoted
+from jaxhal.io.showing import quoted
 from jaxhal.types import ROLES, Call, Example, Label, Turn
 
 
@@ -147,15 +148,15 @@ def _example(fields: Mapping[str, Any], name: str) -> Example:
     said = _said(fields)
     label = verdict(fields.get("label"))
     if label is not None and (type(label) is not int or label not in (0, 1)):
-        raise ValueError(f"'label' is {_show(label)}; use 0, 1 or leave it out")
+        raise ValueError(f"'label' is {short(label)}; use 0, 1 or leave it out")
     templated = fields.get("templated")
     if templated is not None and type(templated) is not bool:
         raise ValueError(
-            f"'templated' is {_show(templated)}; use true for a finished prompt, "
+            f"'templated' is {short(templated)}; use true for a finished prompt, "
             "false, or leave it out"
         )
-    spans = _items(fields, "labels", "spans")
-    samples = _items(fields, "samples", "texts") or []
+    spans = items(fields, "labels", "spans")
+    samples = items(fields, "samples", "texts") or []
     said_of = fields.get("logprobs")
     return Example(
         **said,
@@ -214,7 +215,7 @@ def _said(fields: Mapping[str, Any]) -> dict[str, Any]:
         if given:
             read = _joined if field == "context" else text_field
             found[field] = read(given[0], fields[given[0]])
-    if (messages := _items(fields, "messages", "{role, content}")) is not None:
+    if (messages := items(fields, "messages", "{role, content}")) is not None:
         for name in (name for field in _SAID for name in _TEXTS[field]):
             if fields.get(name) is not None:
                 raise ValueError(
@@ -222,7 +223,7 @@ def _said(fields: Mapping[str, Any]) -> dict[str, Any]:
                     f"answer and the others are the prompt, so leave {name!r} out"
                 )
         found |= _conversation(messages)
-    if tools := _items(fields, "tools", "definitions"):
+    if tools := items(fields, "tools", "definitions"):
         found["tools"] = tuple(
             _as_json(f"tools[{n}]", tool) for n, tool in enumerate(tools)
         )
@@ -234,13 +235,14 @@ def _said(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 def _check_spelt(fields: Mapping[str, Any], found: Mapping[str, Any]) -> None:
     """ValueError on a key that is nearly that of a text which the row does without."""
-    asked, pair = found.keys() & {"prompt", "turns"}, {"context", "question"}
-    lacks = {"response"} if asked else {"response", *pair}
-    lacks |= set() if asked or found.keys() & pair else {"prompt"}
-    wanted = [field for field in _SAID if field in lacks - found.keys()]
-    names = [one for field in wanted for one in _TEXTS[field]]
+    pair, needless = {"context", "question"}, {*found}
+    if found.keys() & {"prompt", "turns"}:
+        needless |= {"prompt", *pair}
+    elif found.keys() & pair:
+        needless.add("prompt")
+    names = [one for field in _SAID if field not in needless for one in _TEXTS[field]]
     known = {*itertools.chain(*_TEXTS.values())}
-    for key in (one for one in fields if one not in known):
+    for key in (n for n, it in fields.items() if n not in known and it is not None):
         for near in difflib.get_close_matches(key.lower(), names, 1, _NEAR):
             raise ValueError(
                 f"{quoted(key)} is not read; write {near!r}, or call it otherwise"
@@ -258,7 +260,7 @@ def _conversation(messages: list[Any]) -> dict[str, Any]:
     """The answer, which is the last message, and the turns before it."""
     turns = [to_turn(f"messages[{n}]", one) for n, one in enumerate(messages)]
     if not turns or turns[-1].role != "assistant":
-        last = f"the last is by {_show(turns[-1].role)}" if turns else "there are none"
+        last = f"the last is by {short(turns[-1].role)}" if turns else "there are none"
         raise ValueError(
             f"'messages' has to end with the answer, of 'assistant', and {last}"
         )
@@ -282,8 +284,8 @@ def to_turn(where: str, message: Any) -> Turn:
     role, content = message.get("role"), message.get("content")
     role = "system" if role == "developer" else role
     if role not in ROLES:
-        raise ValueError(f"'{where}.role' is {_show(role)}; use {', '.join(ROLES)}")
-    calls = _items(message, "tool_calls", "calls", f"{where}.") or []
+        raise ValueError(f"'{where}.role' is {short(role)}; use {', '.join(ROLES)}")
+    calls = items(message, "tool_calls", "calls", f"{where}.") or []
     if isinstance(content, list):
         content = "\n".join(
             _part(f"{where}.content[{n}]", one) for n, one in enumerate(content)
@@ -341,62 +343,14 @@ def _part(where: str, part: Any) -> str:
     return text_field(f"{where}.text", part.get("text"))
 
 
-def _items(
-    fields: Mapping[str, Any], key: str, of: str, where: str = ""
-) -> list[Any] | None:
-    items = fields.get(key)
-    if items is not None and not isinstance(items, list):
-        raise ValueError(f"'{where}{key}' is {kind(items)}; use a list of {of}")
-    return items
-
-
 def _label(index: int, span: Any) -> Label:
     where = f"labels[{index}]"
     if not isinstance(span, dict):
         raise ValueError(f"{where!r} is {kind(span)}; use {{start, end, label}}")
     for key in ("start", "end"):
         if type(span.get(key)) is not int:
-            value = _show(span.get(key))
+            value = short(span.get(key))
             raise ValueError(f"'{where}.{key}' is {value}; use a whole number")
     if (name := span.get("label")) is None:
         return Label(span["start"], span["end"])
     return Label(span["start"], span["end"], text_field(f"{where}.label", name))
-
-
-def name_field(fields: Mapping[str, Any], key: str) -> str:
-    """A name among fields, empty where there is none; a number counts as one."""
-    name = fields.get(key)
-    if name is None:
-        return ""
-    if isinstance(name, bool) or not isinstance(name, (str, int)):
-        raise ValueError(f"{key!r} is {kind(name)}; use text or a whole number")
-    return text_field(key, str(name))
-
-
-def text_field(key: str, value: Any) -> str:
-    """A value that has to be text; ValueError names the key."""
-    if not isinstance(value, str):
-        raise ValueError(f"{key!r} is {kind(value)}; use text")
-    # JSON can escape half of a UTF-16 pair; no tokenizer takes it and no file holds it.
-    if any("\ud800" <= letter <= "\udfff" for letter in value):
-        raise ValueError(f"{key!r} holds half of a surrogate pair; it is no valid text")
-    return value
-
-
-def kind(value: Any) -> str:
-    """What a value is, for an error: ``"a list"``, ``"text"``, or a short value itself.
-
-    >>> kind([1, 2]), kind("word"), kind(1.5)
-    ('a list', 'text', '1.5')
-    """
-    kinds = {dict: "an object", list: "a list", str: "text", type(None): "null"}
-    return kinds.get(type(value)) or _show(value)
-
-
-def _show(value: Any) -> str:
-    """The value as JSON has it, short enough for one line."""
-    try:
-        text = json.dumps(value, default=repr)
-    except (RecursionError, TypeError, ValueError):  # as of keys that are no text
-        text = quoted(value)
-    return cut(text, 40)

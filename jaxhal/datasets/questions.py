@@ -3,7 +3,8 @@
 import dataclasses
 import os
 
-from jaxhal.datasets.jsonl import name_field, numbered_lines, parse, text_field
+from jaxhal.datasets.fields import name_field, text_field
+from jaxhal.datasets.jsonl import numbered_lines, parse
 from jaxhal.io.showing import quoted
 
 

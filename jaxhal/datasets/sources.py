@@ -8,7 +8,8 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from jaxhal.datasets.jsonl import kind, numbered_lines, parse
+from jaxhal.datasets.fields import kind
+from jaxhal.datasets.jsonl import numbered_lines, parse
 from jaxhal.io.extras import brought_by
 from jaxhal.io.progress import taking
 from jaxhal.io.showing import quoted
@@ -68,7 +69,8 @@ def downloaded(folder: str, files: Mapping[str, str]) -> list[Path]:
                 path = Path(str(manager.download(f"{folder}/{name}")))
         except (OSError, aiohttp.ClientError) as error:
             # Of some, all that is said is the address.
-            why = type(error).__name__ if name in str(error) else error
+            bare = str(error) == f"{folder}/{name}"
+            why = type(error).__name__ if bare else error
             raise FileNotFoundError(
                 f"{folder}/{name} could not be downloaded ({why}); put the data set "
                 "into a folder, and set JAXHAL_DATA, or root=, to the one around that"

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Bool, Int
 
-from jaxhal.datasets.jsonl import kind
+from jaxhal.datasets.fields import kind
 from jaxhal.datasets.sources import (
     by_name,
     check,

@@ -23,10 +23,10 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from jaxhal.datasets.fields import kind
 from jaxhal.datasets.jsonl import (
     Row,
     existing,
-    kind,
     left_out,
     numbered_lines,
     parse,

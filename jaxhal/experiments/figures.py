@@ -153,6 +153,6 @@ def texts_of(decode: Callable[[list[int]], str], tokens: Sequence[int]) -> list[
     while rest := tokens[len(found) :]:
         each = [decode([*rest[:size]]) for size in range(1, _BYTES + 1)]
         whole = [size for size, text in enumerate(each, 1) if "\ufffd" not in text]
-        size = min(whole[0] if whole else 1, len(rest))
+        size = whole[0] if whole else 1
         found += [each[size - 1], *[""] * (size - 1)]
     return found
