@@ -374,6 +374,11 @@ def test_forest_drawing_shows_every_edge_and_counts_the_rest():
     png(figure)
 
 
+def test_a_forest_leaves_tokens_without_text_unnamed():
+    figure = plotting.forest_drawing([0, 0], [0.5, 0.5], ["a", "", "  "], 1)
+    assert texts(figure)[-2:] == ["", "␣"]
+
+
 @pytest.mark.parametrize("seq, prompt", [(2, 1), (40, 20), (520, 400)])
 def test_forest_drawing_at_any_size(seq, prompt):
     attention = oracles.causal_attention(0, seq, kind="peaked")

@@ -38,7 +38,7 @@ def forest_drawing(
       parents: ``[response]`` of :func:`jaxhal.features.forest.forest`, columns of
         ``tokens``.
       weights: ``[response]``, ``1 - attention`` along each edge.
-      tokens: text of every token, prompt first, without padding.
+      tokens: text of every token, prompt first, without padding; may be empty.
       prompt_length: how many of them are prompt.
       hallucinated: ``[response]``, True for tokens marked as hallucinated.
 
@@ -141,7 +141,8 @@ def _shown(token: str) -> str:
     from matplotlib.font_manager import FontProperties, findfont, get_font
 
     known = get_font(findfont(FontProperties())).get_charmap()
-    text = token.replace("\n", "↵").replace("\t", "⇥").strip() or "␣"
+    text = token.replace("\n", "↵").replace("\t", "⇥").strip()
+    text = text or ("␣" if token else "")  # white space alone, or no text at all
     text = "".join(c if ord(c) in known else "□" for c in text)
     return text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…"
 
