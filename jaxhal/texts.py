@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from jaxhal.io.extras import brought_by
 
+_FIELD = re.compile(r"\{(\w+)\}")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
 # Characters, and items of lists among them, that are cut into sentences together: the
@@ -39,6 +40,15 @@ _DECLINES = re.compile(
     r"(?:mentioned|stated|specified|provided|answered|clear)\b"
     r"|\bno (?:information|mention|answer)\b|\bunclear\b"
 )
+
+
+def filled(form: str, **parts: str) -> str:
+    """A form with a text in place of each ``{name}``; the texts are not looked into.
+
+    >>> filled("{context} {question} {more}", context="{question}", question="Why?")
+    '{question} Why? {more}'
+    """
+    return _FIELD.sub(lambda found: parts.get(found[1], found[0]), form)
 
 
 def normalise(text: str) -> str:

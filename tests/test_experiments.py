@@ -843,6 +843,19 @@ def test_settings_that_the_data_does_not_allow(here):
             experiments.run(here, change, progress=False)
 
 
+def test_an_official_split_within_sources(here, monkeypatch):
+    monkeypatch.setattr(
+        running,
+        "load_dataset",
+        lambda *_, **__: [
+            dataclasses.replace(one, split=("train", "test")[number % 2])
+            for number, one in enumerate(labelled(12))
+        ],
+    )
+    with pytest.raises(ValueError, match="'crates', protocol 'official': 4 sources"):
+        experiments.run(here, progress=False)
+
+
 def test_sources_are_drawn_around_an_official_test(monkeypatch):
     crates = [
         dataclasses.replace(

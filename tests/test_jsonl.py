@@ -1,5 +1,6 @@
 """Bad rows become errors with a line number, good rows around them survive."""
 
+import dataclasses
 import io
 import json
 import os
@@ -10,7 +11,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from jaxhal.datasets.fields import NAMES
 from jaxhal.datasets.jsonl import Row, read_rows, write_rows
+from jaxhal.datasets.tables import from_rows
 from jaxhal.io.files import replacing
 from jaxhal.types import Example, Label, Turn
 
@@ -130,12 +133,13 @@ def test_bad_chats_say_what_is_wrong(messages, problem):
     assert found.example is None and problem in found.error
 
 
-@pytest.mark.parametrize("key", ["response", "answer", "prompt", "context", "question"])
+@pytest.mark.parametrize("key", ["response", "answer", "prompt", "context", "query"])
 def test_a_row_has_one_form(key):
     found = one(**{"prompt": None, "response": None, "messages": SAID, key: "x"})
     assert f"'messages' and '{key}' are both given" in found.error
     assert one(answer="So.").error.endswith(
-        "'response' and 'answer' both stand for the response; leave one of them out"
+        "'response' and 'answer' both stand for the response; drop or rename all but "
+        "one"
     )
     assert "both stand for the context" in one(context="C", contexts=["C"]).error
     assert "'turns' and 'templated'" in chat(SAID, templated=True).error
@@ -391,3 +395,23 @@ def test_fields_of_an_example_are_of_their_kinds(wrong, message):
         object.__setattr__(made, name, value)
     with pytest.raises(ValueError, match=message):
         made.__post_init__()
+
+
+@pytest.mark.parametrize(("field", "names"), NAMES.items())
+def test_the_names_that_data_to_fit_to_may_have(field, names):
+    """What detectors are fitted to and what they judge is read alike."""
+    usual = {
+        "response": "A",
+        "context": "C",
+        "question": "Q",
+        "label": 1,
+        "source": "s",
+    }
+    want = one(**{"prompt": None, "response": None, **usual})
+    assert want.example is not None
+    for name in names:
+        given = {key: value for key, value in usual.items() if key != field}
+        row = {"prompt": None, "response": None} | given | {name: usual[field]}
+        assert one(**row) == want
+        (other,) = from_rows([row])
+        assert other.example == dataclasses.replace(want.example, id="row 1")

@@ -119,7 +119,7 @@ def test_questions_of_ones_own(world, tmp_path):
     named = make(config(tmp_path), progress=False)
     own = make(config(tmp_path, name="mine", questions=str(path)), progress=False)
     assert own.counts == named.counts
-    with pytest.raises(ValueError, match="options are .*; a file of questions takes"):
+    with pytest.raises(ValueError, match="unknown option .*; it takes: none"):
         make(config(tmp_path, name="x", questions=str(path), options={"a": 1}))
     with pytest.raises(FileNotFoundError, match="no such file"):
         make(config(tmp_path, name="y", questions="none.jsonl"))
@@ -134,6 +134,10 @@ def test_questions_of_ones_own(world, tmp_path):
         ('{"question": " ", "answer": "So."}', "line 2: .*text is ' '"),
         ('{"question": "Why?", "answer": ["So.", 3]}', "line 2: 'answer' is 3"),
         ('{"question": "Why?", "answer": "So.", "context": 1}', "'context' is 1"),
+        (
+            '{"question": "Why?", "answer": "So.", "contex": "C"}',
+            "line 2: 'contex' is not read; write 'context', or call it otherwise",
+        ),
     ],
 )
 def test_lines_that_are_no_questions(tmp_path, line, message):
@@ -386,3 +390,28 @@ def test_real_questions_have_several_right_answers():
     assert answered == [one for one in squad if one.answer != (REFUSAL,)]
     assert len(answered) == 408
     assert len(making.QUESTIONS["coqa"]()) == 1552
+
+
+def test_white_space_and_braces_in_questions(world, tmp_path, monkeypatch):
+    """Texts are filled in once, and found in the prompt whatever surrounds them."""
+    texts = ["Is {context} number is 0? ", " which number is 1?", "number is 5?\n"]
+    some = [
+        Question(
+            text, text.split("is ")[-1][0], id=f"q{n}", context=" The {question}.\n"
+        )
+        for n, text in enumerate(texts)
+    ]
+    monkeypatch.setitem(making.QUESTIONS, "numbers", lambda: some)
+    changes = {"prompt": "{context}\n\n{question}", "balance": False}
+    made = make(config(tmp_path, **changes), progress=False)
+    rows = {r.example.id: r.example for r in from_jsonl(made.folder / "dataset.jsonl")}
+    assert rows["q0"].question == "Is {context} number is 0?"
+    assert rows["q0"].context == "The {question}."
+    assert rows["q0"].prompt == "The {question}.\n\n\nIs {context} number is 0?"
+
+
+def test_options_of_questions_are_checked(tmp_path):
+    with pytest.raises(
+        ValueError, match="unknown option 'anwsered' of 'squad'; it tak"
+    ):
+        make(config(tmp_path, questions="squad", options={"anwsered": True}))

@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import functools
+import re
 import types
 
 import jax
@@ -236,6 +237,20 @@ def test_equal_settings_give_one_detector():
     first = detectors.build({"semantic_entropy": {"draw": {"n": 4, "seed": 1}}})
     again = detectors.build({"semantic_entropy": {"draw": {"seed": 1, "n": 4}}})
     assert first is again is not detectors.build("semantic_entropy")
+
+
+@pytest.mark.parametrize(
+    ("spec", "problem"),
+    [
+        ({"token_probe": 5}, "detector 'token_probe': options are 5; give {option: "),
+        ({"ensemble": ["toha"]}, "detector 'ensemble': options are ['toha']; give {"),
+        ({"ensemble": {"members": 5}}, "ensemble: members is 5; give a list"),
+        ({"ensemble": {"members": "toha"}}, "ensemble: members is toha; give a list"),
+    ],
+)
+def test_options_that_are_none(spec, problem):
+    with pytest.raises(ValueError, match=re.escape(problem)):
+        detectors.build(spec)
 
 
 def test_meanings_and_entropy(lm, drawn):

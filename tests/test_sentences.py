@@ -19,6 +19,7 @@ from jaxhal.reading.store import Store
 from jaxhal.reading.units import Part, parts_of, sentence_numbers
 from jaxhal.scoring.fitting import untrained
 from jaxhal.scoring.inputs import collect
+from jaxhal.scoring.saving import load
 from jaxhal.texts import sentences_of
 from jaxhal.types import Example, Label
 from tiny_lm import read_into, tiny_lm
@@ -166,6 +167,9 @@ def test_a_run_over_sentences(lm, store, tmp_path, monkeypatch):
     text = (result.folder / "results.md").read_text("utf-8")
     assert "one sentence is judged at a time" in text and "72 sentences" in text
     assert "## Sentences and answers" in text and "Pearson of answers [95 %]" in text
+    saved = result.folder / "fitted" / "ada"
+    assert load(saved / "selfcheck_ngram").unit == "sentence"
+    assert "each sentence of an answer" in (saved / "README.md").read_text("utf-8")
     kept = json.loads((result.folder / "results.json").read_text("utf-8"))
     rows = {row["method"]: row for row in kept["sentences"]}
     data = result.data["ada"]

@@ -406,7 +406,13 @@ def test_what_a_server_says_of_itself(http, client):
     said = http.get("/metrics").text
     assert 'jaxhal_requests_total{path="/health",status="200"}' in said
     assert "jaxhal_tokens_total" in said and "jaxhal_writing 0.0" in said
-    assert http.get("/nowhere").status_code == 404
+    for path, status, why in (
+        ("/nowhere", 404, "nothing is served at /nowhere"),
+        ("/v1/verdict", 405, "GET is not answered at /v1/verdict; send POST"),
+    ):
+        refused = http.get(path)
+        assert refused.status_code == status
+        assert why in refused.json()["error"]["message"]
 
 
 def test_without_a_detector_that_decides(lm):

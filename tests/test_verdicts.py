@@ -90,6 +90,29 @@ def test_no_verdict_contradicts_its_probability(threshold):
         assert bool(one.flags([score])[0]) == (said == "hallucinated")
 
 
+@pytest.mark.parametrize("score", [float("nan"), float("inf"), -float("inf")])
+def test_no_verdict_of_a_score_that_is_not_finite(lm, score):
+    with pytest.raises(ValueError, match=f"score of 'novel_words' is {score}; nothing"):
+        verdict(fitted(), score)
+    broken = fitted()
+    inputs = broken.detector.inputs
+    detector = broken.detector._replace(
+        inputs=lambda features: inputs(features) * score
+    )
+    example = Example("It holds pears.", prompt="What is in it?", id="a")
+    one = dataclasses.replace(broken, detector=detector)
+    (found,) = jaxhal.score(lm, [example], [one], progress=False)
+    assert "novel_words" in str(found.error) and found.verdict is None
+
+
+def test_what_was_fitted_to_parts_of_answers_flags_nothing():
+    for unit, said in (("response", None), ("sentence", "each sentence of answers")):
+        one = dataclasses.replace(fitted(), unit=unit)
+        assert (decider([one]) is None) == (said is not None)
+        assert bool(one.flags([9.0])[0]) == (said is None)
+        assert said is None or said in undecided([one], "tiny")
+
+
 def test_no_verdict_says_why():
     assert undecided([untrained(build("mtop_div"))], "tiny") == (
         "no verdict: none of the detectors in use was fitted to labelled answers read "
@@ -165,6 +188,22 @@ def test_spans_are_the_deciders_and_of_unsupported_answers(lm):
     worthless = fitted("token_entropy", 0.6, beats="no")
     found = judged(lm, best, worthless)
     assert (found.verdict, found.spans) == ("hallucinated", [])
+
+
+def test_a_name_of_its_own_changes_no_span(lm):
+    """Thresholds of token scores belong to what a detector is, not to its name."""
+    found = {}
+    for name in ("predictive_probability", "mine"):
+        plain = fitted("predictive_probability", threshold=0.0)
+        kind = build({"predictive_probability": {"name": name}})
+        one = dataclasses.replace(plain, detector=kind)
+        found[name] = judged(lm, one, "token_entropy")
+        assert found[name].detector == name
+        both = judged(lm, "token_entropy", untrained(kind))
+        assert both.detector == name
+    first, other = found.values()
+    assert [s[:3] for s in first.spans] == [s[:3] for s in other.spans]
+    assert first.verdict == other.verdict == "hallucinated"
 
 
 def test_a_conversation_of_several_turns_gets_a_verdict(lm):

@@ -799,6 +799,8 @@ def test_fuzzed_requests_crash_nothing(served):
     ):
         seen.add(send(served, method, path)[0])
     assert seen <= {200, 400, 404, 405} and {200, 400, 404, 405} <= seen
+    why = json.loads(send(served, "GET", "/v1/chat/completions")[1])["error"]["message"]
+    assert why == "GET is not answered at /v1/chat/completions; send POST"
     assert send(served, "GET", "/health")[0] == 200
 
 

@@ -131,6 +131,14 @@ def load_dataset(name: str | os.PathLike, /, **options: Any) -> list[Example]:
     name = str(name)
     rows = None if name in DATASETS else read_file(name)
     loader = DATASETS[name].loader if rows is None else None
+    _check_options(name, options, loader)
+    return loader(**options) if loader else examples(rows or ())
+
+
+def _check_options(
+    name: str, options: Mapping[str, Any], loader: Callable[..., Any] | None
+) -> None:
+    """ValueError on an option that a loader does not take; a file takes none."""
     known = inspect.signature(loader).parameters if loader else ()
     for option in options:
         if option not in known:
@@ -138,7 +146,6 @@ def load_dataset(name: str | os.PathLike, /, **options: Any) -> list[Example]:
             raise ValueError(
                 f"unknown option {option!r} of {name!r}; it takes: {takes}"
             )
-    return loader(**options) if loader else examples(rows or ())
 
 
 def read_file(name: str | os.PathLike) -> Iterator[Row]:
@@ -170,9 +177,10 @@ def check_questions(name: str) -> None:
 
 
 def load_questions(name: str, options: Mapping[str, Any]) -> list[Question]:
-    """Those of :data:`QUESTIONS`, or of a file as :func:`questions_from` reads it."""
-    if name in QUESTIONS:
-        return QUESTIONS[name](**options)
-    if options:
-        raise ValueError(f"options are {dict(options)}; a file of questions takes none")
-    return questions_from(name)
+    """Those of :data:`QUESTIONS`, or of a file as :func:`questions_from` reads it.
+
+    Raises ValueError on an unknown option.
+    """
+    loader = QUESTIONS.get(name)
+    _check_options(name, options, loader)
+    return loader(**options) if loader else questions_from(name)

@@ -1,10 +1,60 @@
 """Fields of a row, checked: an error names the field and what it holds."""
 
+import difflib
 import json
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from jaxhal.io.showing import cut, quoted
+
+#: Fields that go by other names too, as published data sets have them.
+NAMES = {
+    "response": ("response", "answer", "output", "generated_answer"),
+    "context": ("context", "contexts", "passages", "document", "knowledge"),
+    "question": ("question", "query"),
+    "label": ("label", "hallucination", "is_hallucination"),
+    "source": ("source", "source_id"),
+}
+
+# How much of a key has to be that of another, by difflib, for it to be meant.
+_NEAR = 0.85
+
+
+def named(fields: Mapping[str, Any], field: str) -> tuple[str, Any] | None:
+    """The name by which a row has a field, and its value; ``None`` where it has none.
+
+    Raises ValueError where several names stand for it, since nothing says which is
+    meant.
+    """
+    names = NAMES.get(field, (field,))
+    given = [name for name in names if not left_out(fields.get(name))]
+    if len(given) > 1:
+        raise ValueError(
+            f"{' and '.join(map(repr, given))} both stand for the {field}; drop or "
+            "rename all but one"
+        )
+    return (given[0], fields[given[0]]) if given else None
+
+
+def left_out(value: Any) -> bool:
+    """Whether a value says nothing, as null or as pandas has it."""
+    return value is None or (isinstance(value, float) and math.isnan(value))
+
+
+def near(key: Any, names: Iterable[str]) -> str | None:
+    """Which of some names a key is nearly, if it is text, and is none of them."""
+    if not isinstance(key, str) or key in names:
+        return None
+    found = difflib.get_close_matches(key.lower(), [*names], 1, _NEAR)
+    return found[0] if found else None
+
+
+def misspelt(key: Any, name: str) -> ValueError:
+    """What is wrong with a key that is nearly another, where that is missing."""
+    return ValueError(
+        f"{quoted(key)} is not read; write {name!r}, or call it otherwise"
+    )
 
 
 def items(
@@ -17,11 +67,11 @@ def items(
     return found
 
 
-def name_field(fields: Mapping[str, Any], key: str) -> str:
+def name_field(fields: Mapping[str, Any], field: str) -> str:
     """A name among fields, empty where there is none; a number counts as one."""
-    name = fields.get(key)
-    if name is None:
+    if (given := named(fields, field)) is None:
         return ""
+    key, name = given
     if isinstance(name, bool) or not isinstance(name, (str, int)):
         raise ValueError(f"{key!r} is {kind(name)}; use text or a whole number")
     return text_field(key, str(name))

@@ -1,20 +1,28 @@
 """Rows of a JSON Lines file to examples and back, one bad row never costing another."""
 
-import difflib
 import functools
 import itertools
 import json
-import math
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jaxhal.datasets.fields import items, kind, name_field, short, text_field
+from jaxhal.datasets.fields import (
+    NAMES,
+    items,
+    kind,
+    left_out,
+    misspelt,
+    name_field,
+    named,
+    near,
+    short,
+    text_field,
+)
 from jaxhal.datasets.logprobs import logprobs_of
 from jaxhal.io.files import replacing
-from jaxhal.io.showing import quoted
 from jaxhal.types import ROLES, Call, Example, Label, Turn
 
 
@@ -30,11 +38,12 @@ class Row(NamedTuple):
 def read_rows(source: str | os.PathLike | Iterable[bytes]) -> Iterator[Row]:
     """The rows of a JSON Lines file, in order; blank lines are passed over.
 
-    A row is an object with ``response`` (or ``answer``), ``prompt`` or else ``context``
-    (or ``contexts``; text or a list of texts) with ``question``; or with ``messages``,
-    ``[{"role", "content"}]``, the last of which is the answer, in the form of OpenAI's
-    chats, with ``tool_calls``, ``tool_call_id`` and ``name`` where there are tools, and
-    beside them ``tools``, their definitions.  Optional are ``id`` and
+    A row is an object with ``response``, ``prompt`` or else ``context`` (text or a list
+    of texts) with ``question``, which may go by the other names of
+    :mod:`jaxhal.datasets.tables`; or with ``messages``, ``[{"role", "content"}]``, the
+    last of which is the answer, in the form of OpenAI's chats, with ``tool_calls``,
+    ``tool_call_id`` and ``name`` where there are tools, and beside them ``tools``,
+    their definitions.  Optional are ``id`` and
     ``source`` (text or a whole number), ``split``, ``samples`` (a list of texts), and
     ``labels`` (``[{"start", "end", "label"}]``, characters of the response, end
     exclusive) or ``label`` (0 or 1), and ``templated`` (true where the prompt went
@@ -146,9 +155,10 @@ def to_row(number: int, unit: str, read: Callable[[], Mapping[str, Any]]) -> Row
 
 def _example(fields: Mapping[str, Any], name: str) -> Example:
     said = _said(fields)
-    label = verdict(fields.get("label"))
+    key, label = named(fields, "label") or ("label", None)
+    label = verdict(label)
     if label is not None and (type(label) is not int or label not in (0, 1)):
-        raise ValueError(f"'label' is {short(label)}; use 0, 1 or leave it out")
+        raise ValueError(f"{key!r} is {short(label)}; use 0, 1 or leave it out")
     templated = fields.get("templated")
     if templated is not None and type(templated) is not bool:
         raise ValueError(
@@ -176,11 +186,6 @@ def _example(fields: Mapping[str, Any], name: str) -> Example:
 _VERDICTS = {1: 1, 0: 0, "yes": 1, "no": 0}  # True and 1.0 are equal to 1
 
 
-def left_out(value: Any) -> bool:
-    """Whether a value says nothing, as null or as pandas has it."""
-    return value is None or (isinstance(value, float) and math.isnan(value))
-
-
 def verdict(label: Any) -> Any:
     """A label as 0 or 1 where it says so, ``None`` where it is left out."""
     if left_out(label):
@@ -189,35 +194,23 @@ def verdict(label: Any) -> Any:
     return _VERDICTS.get(label, label) if known else label
 
 
-# Texts by the names that a row may give them, and those that messages stand for.
-_TEXTS = {
-    "response": ("response", "answer"),
-    "prompt": ("prompt",),
-    "context": ("context", "contexts"),
-    "question": ("question",),
-    "split": ("split",),
+# Texts by the names that a row may give them; messages stand for them.
+_SAID = {
+    field: NAMES.get(field, (field,))
+    for field in ("response", "prompt", "context", "question")
 }
-_SAID = ("response", "prompt", "context", "question")
-# How much of a key has to be that of another, by difflib, for it to be meant.
-_NEAR = 0.85
 
 
 def _said(fields: Mapping[str, Any]) -> dict[str, Any]:
     """The texts of a row, and the turns of a conversation, as an example has them."""
     found: dict[str, Any] = {}
-    for field, names in _TEXTS.items():
-        given = [name for name in names if fields.get(name) is not None]
-        if len(given) > 1:
-            both = " and ".join(map(repr, given))
-            raise ValueError(
-                f"{both} both stand for the {field}; leave one of them out"
-            )
-        if given:
+    for field in (*_SAID, "split"):
+        if (given := named(fields, field)) is not None:
             read = _joined if field == "context" else text_field
-            found[field] = read(given[0], fields[given[0]])
+            found[field] = read(*given)
     if (messages := items(fields, "messages", "{role, content}")) is not None:
-        for name in (name for field in _SAID for name in _TEXTS[field]):
-            if fields.get(name) is not None:
+        for name in itertools.chain(*_SAID.values()):
+            if not left_out(fields.get(name)):
                 raise ValueError(
                     f"'messages' and {name!r} are both given; the last message is the "
                     f"answer and the others are the prompt, so leave {name!r} out"
@@ -240,13 +233,11 @@ def _check_spelt(fields: Mapping[str, Any], found: Mapping[str, Any]) -> None:
         needless |= {"prompt", *pair}
     elif found.keys() & pair:
         needless.add("prompt")
-    names = [one for field in _SAID if field not in needless for one in _TEXTS[field]]
-    known = {*itertools.chain(*_TEXTS.values())}
-    for key in (n for n, it in fields.items() if n not in known and it is not None):
-        for near in difflib.get_close_matches(key.lower(), names, 1, _NEAR):
-            raise ValueError(
-                f"{quoted(key)} is not read; write {near!r}, or call it otherwise"
-            )
+    names = [one for field in _SAID if field not in needless for one in _SAID[field]]
+    known = {*itertools.chain(*_SAID.values())}
+    for key in (n for n, it in fields.items() if n not in known and not left_out(it)):
+        if (meant := near(key, names)) is not None:
+            raise misspelt(key, meant)
 
 
 def _joined(key: str, value: Any) -> str:

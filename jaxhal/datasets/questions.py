@@ -2,8 +2,16 @@
 
 import dataclasses
 import os
+from collections.abc import Mapping
+from typing import Any
 
-from jaxhal.datasets.fields import name_field, text_field
+from jaxhal.datasets.fields import (
+    left_out,
+    misspelt,
+    name_field,
+    near,
+    text_field,
+)
 from jaxhal.datasets.jsonl import numbered_lines, parse
 from jaxhal.io.showing import quoted
 
@@ -38,6 +46,9 @@ class Question:
             )
 
 
+_TEXTS = ("question", "answer", "context")
+
+
 def questions_from(path: str | os.PathLike) -> list[Question]:
     """Questions of one's own, from a JSON Lines file.
 
@@ -50,6 +61,7 @@ def questions_from(path: str | os.PathLike) -> list[Question]:
     for line, raw in numbered_lines(path):
         try:
             row = parse(raw)
+            _check_spelt(row)
             answer, context = row.get("answer"), row.get("context")
             several = answer if isinstance(answer, list) else [answer]
             found.append(
@@ -67,3 +79,11 @@ def questions_from(path: str | os.PathLike) -> list[Question]:
     if not found:
         raise ValueError(f"{path} holds no question; give one a line")
     return found
+
+
+def _check_spelt(row: Mapping[str, Any]) -> None:
+    """ValueError on a key that is nearly that of a text which the row does without."""
+    missing = [name for name in _TEXTS if left_out(row.get(name))]
+    for key in (key for key in row if key not in _TEXTS):
+        if (meant := near(key, missing)) is not None:
+            raise misspelt(key, meant)

@@ -18,38 +18,23 @@ nothing says which is meant.
 
 import contextlib
 import functools
+import itertools
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from jaxhal.datasets.fields import kind
-from jaxhal.datasets.jsonl import (
-    Row,
-    existing,
-    left_out,
-    numbered_lines,
-    parse,
-    to_row,
-    verdict,
-)
+from jaxhal.datasets.fields import NAMES, kind, left_out, near
+from jaxhal.datasets.jsonl import Row, existing, numbered_lines, parse, to_row
 from jaxhal.io.progress import taking
 from jaxhal.types import Example
 
 if TYPE_CHECKING:
     import datasets
 
-_OTHER = {
-    "response": ("answer", "output", "generated_answer"),
-    "context": ("contexts", "passages", "document", "knowledge"),
-    "question": ("query",),
-    "label": ("hallucination", "is_hallucination"),
-    "source": ("source_id",),
-}
-_ALONE = ("prompt", "messages", "tools", "labels", "split", "samples", "templated")
-_ALONE += ("states", "logprobs")
-_NAMES = {name: (name, *_OTHER.get(name, ())) for name in ("id", *_OTHER, *_ALONE)}
-_COLUMNS = {name for names in _NAMES.values() for name in names}
+_ALONE = ("id", "prompt", "messages", "tools", "labels", "split", "samples")
+_ALONE += ("templated", "states", "logprobs")
+_COLUMNS = {*_ALONE, *itertools.chain(*NAMES.values())}
 # What classes of a label may be called, whose numbers follow their order alone.
 _CLASSES = {"1": 1, "yes": 1, "true": 1, "hallucinated": 1}
 _CLASSES |= {"0": 0, "no": 0, "false": 0, "grounded": 0, "supported": 0}
@@ -73,13 +58,13 @@ def from_rows(rows: Iterable[Any], split: str = "") -> Iterator[Row]:
     row 2 None row 2: 'response' is missing; every row needs one
     """
     for number, row in enumerate(rows, 1):
-        yield to_row(number, "row", functools.partial(_own_names, row, split))
+        yield to_row(number, "row", functools.partial(_fields, row, split))
 
 
 def from_jsonl(path: str | os.PathLike) -> Iterator[Row]:
     """The rows of a JSON Lines file, as :func:`from_rows` reads them."""
     return (
-        to_row(line, "line", lambda raw=raw: _own_names(parse(raw)))
+        to_row(line, "line", lambda raw=raw: _fields(parse(raw)))
         for line, raw in numbered_lines(path)
     )
 
@@ -156,14 +141,17 @@ def examples(rows: Iterable[Row]) -> list[Example]:
 
 
 def _known(columns: Sequence[str]) -> list[str]:
-    """The columns to read: others may be large, or need a decoder."""
+    """The columns to read: others may be large, or need a decoder.
+
+    What is misspelt is read, to be named where something is missing.
+    """
     known = [name for name in columns if name in _COLUMNS]
     if not known:
         raise ValueError(
             f"none of the columns {', '.join(columns)} is known; rename them to "
-            f"{', '.join(_NAMES)}"
+            f"{', '.join((*NAMES, *_ALONE))}"
         )
-    return known
+    return [name for name in columns if name in known or near(name, _COLUMNS)]
 
 
 def _features(metadata: bytes | None) -> dict[str, Any]:
@@ -183,7 +171,7 @@ def _names_of(feature: Any) -> list[str] | None:
 def _named(rows: Iterable[Any], features: Mapping[str, Any]) -> Iterator[Any]:
     """The same rows, numbers of classes replaced by the labels of their names."""
     found: dict[str, dict[int, int]] = {}
-    for column in _NAMES["label"]:
+    for column in NAMES["label"]:
         if (names := _names_of(features.get(column))) is None:
             continue
         if strange := [name for name in names if name.casefold() not in _CLASSES]:
@@ -195,20 +183,11 @@ def _named(rows: Iterable[Any], features: Mapping[str, Any]) -> Iterator[Any]:
     return (row | {n: of.get(row[n]) for n, of in found.items()} for row in rows)
 
 
-def _own_names(row: Any, split: str = "") -> dict[str, Any]:
+def _fields(row: Any, split: str = "") -> dict[str, Any]:
     if not isinstance(row, Mapping):
         raise ValueError(f"expected a dict of columns, got {kind(row)}")
-    fields: dict[str, Any] = {"split": split}
-    for field, names in _NAMES.items():
-        given = [name for name in names if not left_out(row.get(name))]
-        if len(given) > 1:
-            raise ValueError(
-                f"{' and '.join(map(repr, given))} both stand for the {field}; drop or "
-                "rename all but one"
-            )
-        if given:
-            fields[field] = _READ.get(field, lambda value: value)(row[given[0]])
-    return fields
+    given = {name: value for name, value in row.items() if not left_out(value)}
+    return {"split": split, **given, "labels": _spans(given.get("labels"))}
 
 
 def _spans(labels: Any) -> Any:
@@ -220,6 +199,3 @@ def _spans(labels: Any) -> Any:
     except (TypeError, ValueError):
         raise ValueError("'labels' is a dict; use lists of one length in it") from None
     return [dict(zip(labels, span, strict=True)) for span in spans]
-
-
-_READ = {"label": verdict, "labels": _spans}

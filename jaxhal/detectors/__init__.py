@@ -203,7 +203,7 @@ def get(names: Sequence[str] | None = None) -> list[Detector]:
     return chosen
 
 
-def build(spec: str | Mapping[str, Mapping[str, Any] | str]) -> Detector:
+def build(spec: str | Mapping[str, Any]) -> Detector:
     """A detector from a name, or from ``{name: {option: value}}`` as configs write it.
 
     ``{name: text}`` is ``{name: {"source": text}}``: what the detector is loaded from.
@@ -226,6 +226,10 @@ def build(spec: str | Mapping[str, Mapping[str, Any] | str]) -> Detector:
         )
     ((name, given),) = spec.items()
     given = {"source": given} if isinstance(given, str) else given
+    if given is not None and not isinstance(given, Mapping):
+        raise ValueError(
+            f"detector {name!r}: options are {shown(given)}; give {{option: value}}"
+        )
     options: dict[str, Any] = dict(given or {})
     called = options.get("name", name)
     for other in {*CATALOGUE, "ensemble"} - {name}:
@@ -235,7 +239,12 @@ def build(spec: str | Mapping[str, Mapping[str, Any] | str]) -> Detector:
                 "another detector; give it a name of its own"
             )
     if name == "ensemble":
-        members = [build(member) for member in options.pop("members", ())]
+        specs = options.pop("members", ())
+        if isinstance(specs, str) or not isinstance(specs, Sequence):
+            raise ValueError(
+                f"ensemble: members is {shown(specs)}; give a list of them"
+            )
+        members = [build(member) for member in specs]
         make: Callable[..., Detector] = functools.partial(ensemble, members)
     else:
         get([name])

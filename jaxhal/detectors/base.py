@@ -99,6 +99,7 @@ class Detector(NamedTuple):
       control: a method has to beat it to be worth its cost.
       settings: the options that it was made with, by :func:`factory`.
       marked: it learns from annotated spans alone.
+      kind: what :func:`factory` made, whatever the ``name`` it was given.
     """
 
     name: str
@@ -116,6 +117,7 @@ class Detector(NamedTuple):
     control: bool = False
     settings: tuple[tuple[str, Any], ...] = ()
     marked: bool = False
+    kind: str = ""
 
     @property
     def reducers(self) -> dict[str, Reducer]:
@@ -189,7 +191,9 @@ def factory(make: Callable[..., Detector]) -> Callable[..., Detector]:
     def known(types: Any, settings: tuple[tuple[str, Any], ...]) -> Detector:
         del types
         made = make(**dict(settings))  # which another factory may have made
-        return made._replace(settings=made.settings + settings) if settings else made
+        return made._replace(
+            settings=made.settings + settings, kind=made.kind or made.name
+        )
 
     signature = inspect.signature(make)
     named = inspect.Parameter("name", inspect.Parameter.KEYWORD_ONLY, default=None)
@@ -233,7 +237,7 @@ def _types(value: Any) -> Any:
 def _frozen(value: Any) -> Any:
     """A setting that can be told from others by its hash."""
     if isinstance(value, Mapping):
-        return tuple(sorted(value.items()))
+        return tuple(sorted((key, _frozen(one)) for key, one in value.items()))
     if isinstance(value, list | Iterator):
         return tuple(value)
     if isinstance(value, str) and value.startswith("endpoint:"):

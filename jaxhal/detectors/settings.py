@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from jaxhal.generation import Sampling
+from jaxhal.io.showing import shown
 from jaxhal.reading.samples import Draw
 
 # Fields of Draw and of its sampling with their values, as configurations write them.
@@ -22,7 +23,10 @@ def draw_of(settings: Settings, published: Draw) -> Draw:
     """
     if isinstance(settings, Draw):
         return settings
-    given = dict(settings or {})
+    try:
+        given = dict(settings or {})
+    except (TypeError, ValueError):
+        raise ValueError(f"draw is {shown(settings)}; give {{option: value}}") from None
     base = published if given.pop("published", False) else Draw()
     own = {f.name for f in dataclasses.fields(Draw)} - {"sampling"}
     chance = {f.name for f in dataclasses.fields(Sampling)}

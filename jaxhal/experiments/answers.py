@@ -44,7 +44,7 @@ def reports(
         judged = judge(chosen, features, known)
         for at, number in enumerate(numbers):
             example, row = data.examples[number], data.rows[number]
-            made[number] = report(chosen, lm, example, row, judged, at)
+            made[number] = report(chosen, lm, example, row, judged, at).checked()
     return [made[number] for number in rows]
 
 

@@ -61,12 +61,13 @@ class Experiment:
         ``{ensemble: {members: [...], name: ...}}``.
       unit: what is judged: a ``response``, each ``sentence`` of it as in SelfCheckGPT,
         or as in Lookback Lens a ``span`` or a ``window`` of eight tokens.
-      protocol: ``official`` (the data's own train and test), ``kfold`` (shuffled, as
-        LRP4RAG), ``stratified`` (folds with even classes, whatever the source),
-        ``grouped`` (the same with sources whole), ``kinds`` (the same, each fold judged
-        on kinds of spans that were kept from its training part), ``holdout`` (a share
-        of the sources), ``toha`` (a sample to fit to, five random test parts), or
-        ``leaky`` (random halves whatever the source, as published for Lookback Lens).
+      protocol: ``official`` (the data's own train and test, which may share no
+        source), ``kfold`` (shuffled, as LRP4RAG), ``stratified`` (folds with even
+        classes, whatever the source), ``grouped`` (the same with sources whole),
+        ``kinds`` (the same, each fold judged on kinds of spans that were kept from its
+        training part), ``holdout`` (a share of the sources), ``toha`` (a sample to fit
+        to, five random test parts), or ``leaky`` (random halves whatever the source, as
+        published for Lookback Lens).
         Several data sets need ``official`` or ``holdout``.
       folds: of ``kfold``, ``stratified``, ``grouped`` and ``kinds``.
       train_size: answers to fit to in ``toha``.

@@ -30,6 +30,7 @@ from jaxhal.io.configuration import claim, structured, write_config
 from jaxhal.io.extras import need
 from jaxhal.io.files import alone
 from jaxhal.io.progress import progress_bar
+from jaxhal.io.showing import quoted
 from jaxhal.llm import hosts
 from jaxhal.llm.endpoint import Endpoint, NoReply
 from jaxhal.llm.judges import NEARNESS, EndpointJudge, Judge, OverlapRule, ReferenceRule
@@ -245,12 +246,12 @@ def _row(
     config: Making, question: Question, answer: Mapping[str, Any], judge: Judge
 ) -> dict[str, Any]:
     prompt = prompt_of(config, question)
-    shown = bool(question.context) and str(question.context) in prompt
+    context = (question.context or "").strip()
     row: dict[str, Any] = {
         "id": question.id,
         "prompt": prompt,
-        "context": question.context if shown else None,
-        "question": question.text,
+        "context": context if context and context in prompt else None,
+        "question": question.text.strip(),
         "response": answer["response"],
         "source": source_of(question),
         "split": question.split,
@@ -297,5 +298,8 @@ def _kept(config: Making, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]
     kept = [rows[at] for at in sorted(at for some in by_label.values() for at in some)]
     for row in kept:  # what a data set's row must hold, checked here
         names = ("response", "prompt", "context", "question", "label")
-        Example(**{name: row[name] for name in names})
+        try:
+            Example(**{name: row[name] for name in names})
+        except ValueError as error:
+            raise ValueError(f"answer to {quoted(row['id'])}: {error}") from error
     return [{k: v for k, v in row.items() if k != "error"} for row in kept]

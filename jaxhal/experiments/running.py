@@ -102,6 +102,11 @@ class Result:
             if fits > 1
             else "answers that what is saved was not fitted to."
         )
+        if config.unit != "response":
+            about["note"] += (
+                f" They are of each {config.unit} of an answer; whole answers get no "
+                "verdict from these."
+            )
         specs = beside_controls(config.detectors)
         rows = [r for r in results.own(self.rows, label) if r["method"] in fitted]
         spans = (
@@ -109,7 +114,10 @@ class Result:
         )
         read = {
             name: dataclasses.replace(
-                one, dtype=config.dtype, highlights=spans.get(name)
+                one,
+                dtype=config.dtype,
+                unit=config.unit,
+                highlights=spans.get(name),
             )
             for name, one in fitted.items()
         }

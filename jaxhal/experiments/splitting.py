@@ -30,10 +30,10 @@ def splits(config: Experiment, data: Inputs, label: str) -> list[Split]:
     """The splits of a configuration's protocol.
 
     Raises:
-      ValueError: when the data has no official split, too few answers, or a part of one
-        class, with the data set's ``label``.
+      ValueError: when the data has no official split or one that parts the answers of
+        a source, too few answers, or a part of one class, with the data's ``label``.
     """
-    found = _drawn(config, data)
+    found = _drawn(config, data, label)
     for number, split in enumerate(found, 1):
         for rows, purpose in zip(split, ("fit to", "judge"), strict=True):
             if len(known := set(data.labels[rows].tolist())) < 2:
@@ -47,7 +47,7 @@ def splits(config: Experiment, data: Inputs, label: str) -> list[Split]:
     return found
 
 
-def _drawn(config: Experiment, data: Inputs) -> list[Split]:
+def _drawn(config: Experiment, data: Inputs, label: str) -> list[Split]:
     labels, groups, count = data.labels, data.groups.tolist(), len(data.labels)
     folds, seed = config.folds, config.seed
     kinds = [kind_of(example) for example in data.examples]
@@ -58,6 +58,12 @@ def _drawn(config: Experiment, data: Inputs) -> list[Split]:
             raise ValueError(
                 f"protocol is 'official' but the data has the splits "
                 f"{sorted(set(parts))}; use 'grouped' or 'holdout'"
+            )
+        if shared := {groups[n] for n in train} & {groups[n] for n in test}:
+            raise ValueError(
+                f"data set {label!r}, protocol 'official': {len(shared)} sources have "
+                "answers to fit to and to judge, which would tell what is judged; use "
+                "'grouped' or 'holdout'"
             )
         return [Split(train, test)]
     if config.protocol == "toha":

@@ -18,6 +18,7 @@ from jaxhal.io.progress import progress_bar
 from jaxhal.models.lm import DTYPES, LM
 from jaxhal.models.mesh import rows_at_once
 from jaxhal.reading.keys import digest
+from jaxhal.texts import filled
 
 
 @dataclasses.dataclass
@@ -83,9 +84,8 @@ def questions_of(config: Writing) -> list[Question]:
 
 def prompt_of(config: Writing, question: Question) -> str:
     """The user's turn."""
-    context = question.context or ""
-    prompt = config.prompt.replace("{question}", question.text)
-    return prompt.replace("{context}", context).strip()
+    parts = {"question": question.text, "context": question.context or ""}
+    return filled(config.prompt, **parts).strip()
 
 
 def source_of(question: Question) -> str:

@@ -57,12 +57,12 @@ class Draw:
     given: bool = False
 
     def __post_init__(self):
-        at_least(1, n=self.n, max_new_tokens=self.max_new_tokens)
-        at_least(0, seed=self.seed)
         for name in ("n", "max_new_tokens", "seed"):
             value = getattr(self, name)
             if not isinstance(value, int | np.integer) or value >= 2**32:
                 raise ValueError(f"{name} is {value}; give a whole number below 2**32")
+        at_least(1, n=self.n, max_new_tokens=self.max_new_tokens)
+        at_least(0, seed=self.seed)
         if self.sampling.temperature == 0.0:
             raise ValueError(
                 "temperature is 0, so that all samples would be equal; give one above 0"

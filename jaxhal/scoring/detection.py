@@ -386,7 +386,12 @@ def empty(
     """A report without a verdict."""
     with_tokens = [d.detector.name for d in chosen if d.detector.tokens is not None]
     best = [one.detector.name for one in verdicts.ranked(chosen)]
-    ordered = (*best, *verdicts.PREFERRED)
+    kinds = {kind: number for number, kind in enumerate(verdicts.PREFERRED)}
+    others = sorted(
+        (one.detector for one in chosen if one.detector.kind in kinds),
+        key=lambda detector: kinds[detector.kind],
+    )
+    ordered = (*best, *(one.name for one in others))
     order = [name for name in ordered if name in with_tokens]
     given: Any = {name: getattr(example, name) for name in GIVEN}
     nothing: Any = {"scores": {}, "tokens": [], "spans": [], "heads": {}}

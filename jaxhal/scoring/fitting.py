@@ -55,6 +55,9 @@ class Fitted:
       measured: how well it ranked those answers, ``None`` likewise.
       calibrated_on: the answers that calibration and threshold come from, with their
         ``unseen`` scores; ``None`` where they are not known.
+      unit: what it was fitted to, a ``response`` or parts of responses, as
+        :class:`jaxhal.experiments.Experiment` has it; of whole answers only the former
+        says anything.
       highlights: of answers that a fit had not seen, the mean share of supported
         characters in spans, per source and step of the token score
         (:func:`jaxhal.evaluation.highlighted`); ``None`` where it is not known.
@@ -77,6 +80,7 @@ class Fitted:
     dtype: str | None = None
     measured: Measured | None = None
     calibrated_on: CalibrationSet | None = None
+    unit: str = "response"
     highlights: Float[np.ndarray, "sources steps"] | None = None
     promise: Guarantee | None = None
     rate: float | None = None
@@ -98,6 +102,8 @@ class Fitted:
             return "it is a control"
         if self.threshold is None:
             return "it was shown no labelled answers"
+        if self.unit != "response":
+            return f"it was fitted to each {self.unit} of answers, not to whole ones"
         if self.calibration is not None and self.calibration.flat:
             return "it gives every answer the same probability"
         return {

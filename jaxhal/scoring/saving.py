@@ -87,6 +87,7 @@ def save(
         "layers": fitted.layers,
         "reader": fitted.reader,
         "dtype": fitted.dtype,
+        "unit": fitted.unit,
         "measured": measured and measured.to_dict(),
         "params": nesting,
         "versions": {name: version(name) for name in names},
@@ -169,6 +170,7 @@ def _load(folder: Path) -> Fitted:
         dtype=card.get("dtype"),  # earlier versions did not note it
         measured=None if measured is None else Measured(**measured),
         calibrated_on=kept,
+        unit=card.get("unit", "response"),
         highlights=None if spans is None else np.asarray(_rebuild(spans, leaves)),
     )
 

@@ -1,6 +1,7 @@
 """Which of the detectors in use decides, and what it says of an answer."""
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -23,7 +24,7 @@ from jaxhal.scoring.spans import find_spans
 # Tokens belong to a span from this score on: where a classifier finds it rather made up
 # than not, where the F1 of a probe of tokens is best on RAGTruth QA, and where the
 # reader gave the token less than 1 % probability.  Where no detector that scores tokens
-# may decide, the first of these colours them.
+# may decide, the first of these colours them.  By the kinds of detectors.
 PREFERRED = {
     "token_classifier": 0.5,
     "token_probe": 0.25,
@@ -84,6 +85,9 @@ def verdict(one: Fitted, score: float) -> tuple[Verdict, float]:
     hallucinated, which are those of a threshold no lower; recall for those not called
     supported, which are those of one no higher.
     """
+    if not math.isfinite(score):
+        name = one.detector.name
+        raise ValueError(f"score of {name!r} is {score}; nothing follows from that")
     probability = float(one.probabilities([score])[0])
     votes = int(one.reaches([score])[0]) + (probability >= 0.5)
     return _BY_VOTES[votes], probability
@@ -95,8 +99,11 @@ def decided(
     """A report with what follows from its scores: probabilities, flags, verdict, spans.
 
     Spans are those of the detector that colours the tokens, where it may flag, and none
-    where the verdict is that the answer is supported.
+    where the verdict is that the answer is supported.  With a score that is not finite
+    there is an error, and none of it.
     """
+    if not all(map(math.isfinite, found.scores.values())):
+        return found.checked()
     known = [(d, found.scores[d.detector.name]) for d in chosen if d.calibration]
     probable = {d.detector.name: float(d.probabilities([s])[0]) for d, s in known}
     flagged = [d.detector.name for d, s in known if d.flags([s])[0]]
@@ -115,7 +122,8 @@ def decided(
     if not any(found.detector in token.scores for token in found.tokens):
         return found
     if token_threshold is None:
-        token_threshold = PREFERRED.get(found.detector, _OTHERWISE)
+        kinds = {d.detector.name: d.detector.kind for d in chosen}
+        token_threshold = PREFERRED.get(kinds[found.detector], _OTHERWISE)
         if one is not None and one.promise is not None and of_spans([one]):
             token_threshold = one.promise.threshold
     given = found.response, found.tokens, found.detector

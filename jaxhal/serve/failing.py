@@ -11,7 +11,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-from jaxhal.serve.limits import Fault, problem
+from jaxhal.serve.limits import Fault, problem, reason
 from jaxhal.serve.upstream import Unreachable
 from jaxhal.serve.writer import Busy, Failed
 
@@ -50,7 +50,7 @@ async def failing(events: AsyncIterator[str]) -> AsyncIterator[str]:
 
 async def _fault(request: Request, error: Any) -> JSONResponse:
     kind = error.kind if isinstance(error, Fault) else "invalid_request_error"
-    body = problem(str(error.detail), kind)
+    body = problem(reason(error, request.method, request.url.path), kind)
     return JSONResponse(body, error.status_code, headers=error.headers)
 
 

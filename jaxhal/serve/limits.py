@@ -21,6 +21,8 @@ _HEAD, _BODY, _UNREAD = 10.0, 30.0, 30.0
 # Connections from one address, and from all; half of what the process may open, where
 # that is less.
 _PER_CLIENT, _CONNECTIONS = 256, 1024
+# Characters of a path that an error shows.
+_PATH = 80
 # Of one read, so many pieces of bodies; each takes as long as a larger one.
 _PIECES = 2000
 
@@ -99,6 +101,21 @@ def check_token(**tokens: str | None) -> None:
 def problem(message: str, kind: str) -> dict[str, Any]:
     """What is wrong, in OpenAI's form."""
     return {"error": {"message": message, "type": kind, "param": None, "code": None}}
+
+
+def reason(error: HTTPException, method: str, path: str) -> str:
+    """What is wrong with a request; the framework's two words for a path become more.
+
+    >>> reason(HTTPException(405, headers={"Allow": "POST"}), "GET", "/v1/verdict")
+    'GET is not answered at /v1/verdict; send POST'
+    """
+    if isinstance(error, Fault) or error.status_code not in (404, 405):
+        return str(error.detail)
+    path = path[:_PATH]
+    if error.status_code == 404:
+        return f"nothing is served at {path}; compare it with the documentation"
+    allowed = (error.headers or {}).get("Allow", "another method")
+    return f"{method} is not answered at {path}; send {allowed}"
 
 
 def is_own(named: str, host: str) -> bool:

@@ -33,7 +33,7 @@ with brought_by("watchdog"):
     from starlette.responses import JSONResponse, Response, StreamingResponse
     from starlette.routing import Route
 
-    from jaxhal.serve.limits import Fault, Limited, check_token, problem
+    from jaxhal.serve.limits import Fault, Limited, check_token, problem, reason
     from jaxhal.serve.proxy_wire import Wanted, asked, bounded, must
     from jaxhal.serve.running import bound, run
 
@@ -334,7 +334,8 @@ class Service:
         known = isinstance(error, Fault)
         path = request.scope["path"] if known else "other"
         self._count("requests", path, str(error.status_code))
-        body = problem(error.detail, error.kind if known else "invalid_request_error")
+        kind = error.kind if known else "invalid_request_error"
+        body = problem(reason(error, request.method, request.url.path), kind)
         return JSONResponse(body, error.status_code, headers=error.headers)
 
     async def _broken(self, request: Request, error: Exception) -> Response:

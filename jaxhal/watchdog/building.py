@@ -12,6 +12,7 @@ from jaxhal.llm.endpoint import endpoint_of
 from jaxhal.models.encoders.encoding import kept_encoder
 from jaxhal.models.lm import kept_lm as model
 from jaxhal.reading.keys import digest
+from jaxhal.texts import filled
 from jaxhal.watchdog.agents import Agent
 from jaxhal.watchdog.agents.endpoint import EndpointAgent
 from jaxhal.watchdog.agents.local import LocalAgent
@@ -29,9 +30,8 @@ def told(config: Watch, query: str, context: str) -> str:
     """The user's turn that the agent saw, as far as it is known here."""
     one = config.agent
     if one.passages:
-        prompt = one.prompt or FROM_PASSAGES
-        return prompt.replace("{passages}", context).replace("{query}", query)
-    return (one.prompt or "{query}").replace("{query}", query)
+        return filled(one.prompt or FROM_PASSAGES, passages=context, query=query)
+    return filled(one.prompt or "{query}", query=query)
 
 
 @hosts.brought("the configuration")

@@ -16,7 +16,7 @@ from jaxhal.reading.keys import digest
 from jaxhal.watchdog.agents import Reply, checked, failed
 
 # Seconds that a model waits for more queries before it writes; answers written at once.
-_GATHER, _TOGETHER = 0.005, 32
+_GATHER, _TOGETHER = 0.005, 128
 
 
 class _Waiting(NamedTuple):

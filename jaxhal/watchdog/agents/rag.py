@@ -11,6 +11,7 @@ from jaxhal.io.files import replacing
 from jaxhal.models.encoders.encoding import embed, kept_encoder
 from jaxhal.models.registry import private_cache
 from jaxhal.reading.keys import digest, fingerprint
+from jaxhal.texts import filled
 from jaxhal.watchdog.agents import Agent, Pieces, Reply, streamed
 from jaxhal.watchdog.conversation import Conversation
 from jaxhal.watchdog.index import Index
@@ -105,11 +106,13 @@ class RagAgent:
         last = [one.query for one in talks]
         found = await asyncio.to_thread(self.passages.search, last, self.k)
         contexts = ["\n\n".join(some) for some in found]
-        filled = (self.prompt.replace("{passages}", one) for one in contexts)
         return contexts, [
             Conversation(
-                [*one.turns[:-1], ("user", prompt.replace("{query}", one.query))],
+                [
+                    *one.turns[:-1],
+                    ("user", filled(self.prompt, passages=context, query=one.query)),
+                ],
                 one.wishes,
             )
-            for one, prompt in zip(talks, filled, strict=True)
+            for one, context in zip(talks, contexts, strict=True)
         ]
