@@ -4,6 +4,7 @@ import collections
 import dataclasses
 import json
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,8 +21,10 @@ from explore_world import (
     explorer,
     share,
 )
+from jaxhal.datasets import Question
 from jaxhal.datasets.jsonl import write_rows
 from jaxhal.io.files import alone, lines_of
+from jaxhal.llm.entailment import Similarity
 from jaxhal.watchdog import (
     CallableAgent,
     CallableEvaluator,
@@ -29,6 +32,7 @@ from jaxhal.watchdog import (
     Generator,
     Judgement,
     Plan,
+    ReferenceEvaluator,
 )
 from jaxhal.watchdog.journal import Review
 from jaxhal.watchdog.policy import TRANSFORMATIONS, probabilities, reward
@@ -231,7 +235,8 @@ def test_a_person_decides(encoder, tmp_path):
     (node,) = [one for one in again.nodes if one.query == rows[0]["query"]]
     assert node.label == 1 and node.why.startswith("a person decided")
     assert node.query in {point.query for point in ExactStore(WIDTH, tmp_path)}
-    assert Review(path).labels == {node.query: 1}
+    assert Review(path).label_of(node.query, node.answer) == 1
+    assert Review(path).label_of(node.query, "another answer") is None
     path.write_text('{"query": "a", "label": 2}\n')
     with pytest.raises(ValueError, match="line 1: 'label' is 2; use 0, 1 or null"):
         Review(path)
@@ -590,6 +595,10 @@ def test_one_process_explores_in_a_folder(encoder, tmp_path):
         ({"gamma": 0.0}, "gamma is 0.0; give a share in"),
         ({"budget": 0}, "budget is 0; give at least 1"),
         ({"samples": 0}, "samples is 0"),
+        ({"samples": 1}, "samples is 1, which has no entropy; give at least 2"),
+        ({"temperature": 0.0}, "temperature is 0.0, and answers drawn at 0 are all"),
+        ({"temperature": -3.0}, "temperature is -3.0"),
+        ({"answer_temperature": -0.1}, "answer_temperature is -0.1; give 0 or more"),
         ({"how": "greedy"}, "how is 'greedy'; use one of reinforced"),
         ({"ways": ["magic"]}, "ways are magic; use some of deduction"),
         ({"branch": 4}, "branch is 4, and there are 3 ways"),
@@ -611,6 +620,12 @@ def test_bad_plans(change, message):
         ("Question: how is it treated?\nBecause.", "how is it treated?"),
         ('One asks: "How is it treated?"', "How is it treated?"),
         ('How is "it" treated?', 'How is "it" treated?'),
+        ("为什么天空是蓝色的？", "为什么天空是蓝色的？"),
+        ("何が起こりますか？\nはい。", "何が起こりますか？"),
+        ("こう聞きます：「何が起こりますか？」", "何が起こりますか？"),
+        ("ما هي عاصمة فرنسا؟", "ما هي عاصمة فرنسا؟"),
+        ("Ποια είναι η πρωτεύουσα;", "Ποια είναι η πρωτεύουσα;"),
+        ("« Quelle est la capitale ? »", "Quelle est la capitale ?"),
         ("What is it?", ""),
         ("It is treated.", ""),
         ("?", ""),
@@ -624,6 +639,56 @@ def test_usable_queries(text, want):
 
 def test_plain():
     assert plain(" What's  THIS?") == plain("what s this")
+    assert plain("A well-known one?") == plain("a well known one")
+    assert plain("3+5?") == plain("3 + 5?") and plain("-- ?") == plain("+") == ""
+    apart = ["3 + 5?", "3 - 5?", "3 * 5?", "3 / 5?", "-2 squared", "2 squared"]
+    apart += ["What is C?", "What is C++?", "What is C#?", "काला", "कील", "5 %", "5 $"]
+    assert len({*map(plain, apart)}) == len(apart)
+
+
+def test_the_settings_of_who_speaks_are_of_an_exploration(encoder, tmp_path):
+    """What follows from a prompt or from references is not taken for other ones."""
+
+    def made(**changes):
+        folder = tmp_path / "one"
+        one = explorer(folder, encoder, plan=dataclasses.replace(PLAN, budget=4))
+        given: Any = {"questions": [Question(SEEDS[0], "Rome")], "similarity": 0.1}
+        one.evaluator = ReferenceEvaluator(encoder=str(encoder), **given | changes)
+        return one
+
+    made().run(progress=False)
+    made().run(progress=False)
+    for other in (
+        {"questions": [Question(SEEDS[0], "Paris")]},
+        {"contained": True},
+        {"similarity": 0.2},
+    ):
+        with pytest.raises(ValueError, match="whose settings of the evaluator is"):
+            made(**other).run(progress=False)
+    last = made()
+    last.entailment = Similarity(threshold=0.5)
+    with pytest.raises(ValueError, match="entailment"):
+        last.run(progress=False)
+    for least in (-1.5, 90.0):
+        with pytest.raises(ValueError, match=f"similarity is {least}; give a cosine"):
+            made(similarity=least)
+
+
+def test_an_exploration_that_broke_off_has_no_end(encoder, tmp_path):
+    """Longer than before, until the agent is out: what it found is not all there is."""
+    short = dataclasses.replace(PLAN, budget=4)
+    explorer(tmp_path, encoder, plan=short).run(progress=False)
+    assert (tmp_path / "summary.json").is_file()
+
+    def out(query, temperature):
+        raise OSError("out of order")
+
+    with pytest.raises(RuntimeError, match="answered none of the last"):
+        long = dataclasses.replace(PLAN, budget=400)
+        explorer(tmp_path, encoder, say=out, plan=long).run(progress=False)
+    assert not (tmp_path / "summary.json").exists()
+    explorer(tmp_path, encoder, plan=short).run(progress=False)
+    assert (tmp_path / "summary.json").is_file()
 
 
 def test_an_evaluator_that_says_nonsense(encoder, tmp_path):

@@ -226,6 +226,11 @@ def test_the_verdict_on_an_answer_is_that_of_a_stream(made, lm, client):
     (want,) = one.probabilities([last.scores["token_probe"]])
     assert found.jaxhal["probability"] == pytest.approx(want, abs=1e-5)
     assert found.jaxhal["by"] == "token_probe"
+    again = {"model": "tiny", "prompt": "A crate of ", "max_tokens": 3}
+    for count, given in ((None, False), (0, True), (1, True)):
+        (choice,) = client.completions.create(**again, logprobs=count).choices
+        assert (choice.logprobs is not None) == given
+        assert not given or len(choice.logprobs.token_logprobs) == 3
 
 
 def test_many_at_once_are_as_each_alone(client, url):
@@ -453,12 +458,24 @@ def test_a_token_and_a_name_of_its_own(made, http):
 
 
 def test_a_model_that_fails_says_so_and_goes_on(made, http, monkeypatch):
-    from jaxhal.generation import slots
+    from jaxhal.generation import pieces, slots
 
     def broken(*args, **options):
         raise RuntimeError("no memory")
 
     body = {"prompt": "A", "max_tokens": 2}
+    # Wherever it fails, a row that is about to be written as well is told.
+    for module, name in (
+        (pieces, "begin"),
+        (pieces, "read_piece"),
+        (slots, "empty"),
+        (slots, "enter"),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(module, name, broken)
+            new = body | {"prompt": f"Of {name}"}
+            found = http.post("/v1/completions", json=new, timeout=60)
+            assert found.status_code == 500 and "no memory" in found.text, name
     with monkeypatch.context() as patch:
         patch.setattr(slots, "go_on", broken)
         found = http.post("/v1/completions", json=body)
@@ -478,7 +495,8 @@ def test_too_many_are_told_so(made, http, monkeypatch):
     from jaxhal.serve import judge, writer
 
     monkeypatch.setattr(writer, "_WAITING", 0)
-    monkeypatch.setattr(judge, "_WAITING", 0)
+    monkeypatch.setattr(judge, "_WAITING", 1)
+    monkeypatch.setattr(judge.Judge, "waiting", 1)
     for path, kind, body in (
         ("/v1/completions", "json", {"prompt": "A", "stream": True}),
         ("/v1/verdict", "json", ROW | {"response": "Pears."}),
@@ -488,6 +506,16 @@ def test_too_many_are_told_so(made, http, monkeypatch):
         found = http.post(path, content=json.dumps(body), headers=kind)
         assert found.status_code == 503
         assert "try again later" in found.json()["error"]["message"]
+    row = json.dumps(ROW | {"response": "Pears."})
+    for path, kind, body in (
+        ("/v1/verdict", "json", f'{{"rows": [{row}, {row}]}}'),
+        ("/v1/verdict/lines", "jsonl", f"{row}\n{row}"),
+    ):
+        kind = {"content-type": f"application/{kind}"}
+        found = http.post(path, content=body, headers=kind)
+        assert found.status_code == 413
+        why = "2 answers are asked of at once, over 1; send them in parts"
+        assert found.json()["error"]["message"] == why
 
 
 def test_answers_that_are_read_together_are_as_each_alone(made, lm, url):

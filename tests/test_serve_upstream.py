@@ -12,6 +12,7 @@ import jaxhal
 from chat_server import BREAK, serving
 from jaxhal.serve.app import Server
 from jaxhal.serve.upstream import Upstream, example_of
+from jaxhal.serve.writer import Busy, Failed
 from jaxhal.types import Example, Turn
 from tiny_lm import tiny_lm
 
@@ -121,6 +122,23 @@ def test_a_stream_goes_through_with_the_verdict_last(lm, one, client):
     want = known(lm, one, turns=TURNS[1:])
     assert not last.choices and last.jaxhal["verdict"] == want.verdict
     assert last.jaxhal["probability"] == pytest.approx(want.probability, abs=1e-5)
+
+
+@pytest.mark.parametrize("error", [Busy("too many wait"), Failed("no memory")])
+def test_a_judge_that_fails_costs_no_answer(engine, client, one, monkeypatch, error):
+    async def reports(examples):
+        raise error
+        yield
+
+    monkeypatch.setattr(one.judge, "reports", reports)
+    found = client.chat.completions.create(model="theirs", messages=CHAT)
+    assert found.choices[0].message.content == SAID
+    assert found.jaxhal["verdict"] is None and found.jaxhal["error"] == str(error)
+    *parts, last = client.chat.completions.create(
+        model="theirs", messages=CHAT, stream=True
+    )
+    assert "".join(part.choices[0].delta.content for part in parts) == SAID
+    assert last.jaxhal["error"] == str(error)
 
 
 def test_what_cannot_be_judged_says_why_and_loses_nothing(lm, engine, client):

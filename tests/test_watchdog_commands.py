@@ -25,7 +25,7 @@ from jaxhal.datasets import Question
 from jaxhal.datasets.jsonl import write_rows
 from jaxhal.evaluation import auroc
 from jaxhal.experiments import making
-from jaxhal.io.configuration import claim
+from jaxhal.io.configuration import claim, write_config
 from jaxhal.io.files import lines_of
 from jaxhal.plotting.series import ablations, entropy_trend
 from jaxhal.serve import running
@@ -233,6 +233,8 @@ def test_who_is_who(written, tmp_path, monkeypatch):
             "agent.prompt is 'Be brief. {query}', but an endpoint that is given no",
         ),
         ("similarity=2", "similarity is 2.0; give a cosine"),
+        ("judge_similarity=90", "judge_similarity is 90.0; give a cosine"),
+        ("store=exakt", "store is 'exakt'; use exact, milvus, a file that ends in .db"),
         ("plan={speed: 3}", "'speed' not in 'Plan'"),
         ("plan={gamma: 0.0}", "gamma is 0.0; give a share"),
         ("training={epochs: 0}", "epochs is 0; give one above 0"),
@@ -243,6 +245,27 @@ def test_who_is_who(written, tmp_path, monkeypatch):
 def test_bad_configurations(written, change, message):
     with pytest.raises(ValueError, match=message):
         configs.load_watch(written, [change])
+
+
+def test_a_mistake_claims_no_folder(written, tmp_path):
+    """What was never explored may be configured otherwise."""
+    wrong = run("watchdog", "explore", written, "encoder=nowhere", "agent.passages=0")
+    assert wrong.exit_code == 2 and "nowhere" in wrong.output
+    assert not (tmp_path / "tiny" / "config.yaml").exists()
+
+
+@pytest.mark.parametrize(
+    "change",
+    ["plan.samples=3", "plan.temperature=0.5", "entailment=nli", "agent.passages=1"],
+)
+def test_explorations_of_other_entropies_are_not_compared(written, tmp_path, change):
+    config = configs.load_watch(written)
+    other = configs.load_watch(written, ["name=other", change])
+    other.folder.mkdir()
+    write_config(other.folder, other)
+    name = change.split("=")[0].split(".passages")[0]
+    with pytest.raises(ValueError, match=f"{name} of 'other' is .*entropies of one ki"):
+        configs.beside(config, "other")
 
 
 def test_commands(written, tmp_path):

@@ -69,6 +69,11 @@ class Similarity:
     def name(self) -> str:
         return f"similarity of embeddings ({self.source})"
 
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What it depends on besides."""
+        return {"threshold": self.threshold}
+
     def __call__(self, pairs: Sequence[Pair], /) -> Float[np.ndarray, "pairs 3"]:
         parts = {
             text: [s.text for s in texts.sentences(text)] or [text]

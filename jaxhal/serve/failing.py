@@ -11,6 +11,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
+from jaxhal.serve.judge import TooMany
 from jaxhal.serve.limits import Fault, problem, reason
 from jaxhal.serve.upstream import Unreachable
 from jaxhal.serve.writer import Busy, Failed
@@ -76,6 +77,10 @@ async def _busy(request: Request, error: Any) -> JSONResponse:
     return JSONResponse(problem(str(error), "unavailable_error"), 503)
 
 
+async def _too_many(request: Request, error: Any) -> JSONResponse:
+    return JSONResponse(problem(str(error), "invalid_request_error"), 413)
+
+
 async def _failed(request: Request, error: Any) -> JSONResponse:
     logging.getLogger(__name__).error("a request failed", exc_info=error)
     return JSONResponse(problem(str(error), "internal_error"), 500)
@@ -95,6 +100,7 @@ HANDLERS: Any = {
     HTTPException: _fault,
     RequestValidationError: _invalid,
     Busy: _busy,
+    TooMany: _too_many,
     Failed: _failed,
     Unreachable: _unreachable,
     Exception: _broken,

@@ -21,6 +21,10 @@ from jaxhal.types import Example
 _GATHER, _BATCH, _WAITING = 0.005, 8, 4096
 
 
+class TooMany(ValueError):
+    """More answers are asked of at once than may wait."""
+
+
 class _Asked(NamedTuple):
     """An answer that waits for its report."""
 
@@ -62,7 +66,15 @@ class Judge:
         return self._asked.qsize()
 
     def check(self, count: int) -> None:
-        """Raises :class:`Busy` where so many more answers would wait too long."""
+        """Raises :class:`Busy` where so many more answers would wait too long.
+
+        :class:`TooMany` where so many never could wait.
+        """
+        if count > _WAITING:
+            raise TooMany(
+                f"{count} answers are asked of at once, over {_WAITING}; send them in "
+                "parts"
+            )
         if self.waiting + count > _WAITING:
             raise Busy(
                 f"{self.waiting} answers wait, and with {count} more that is over "
@@ -75,7 +87,7 @@ class Judge:
         """Reports on answers, in order, as they are done.
 
         With ``relevance`` spans have what they rest on, a pass back for each.  One that
-        cannot be read has its ``error``.  Raises :class:`Busy` and :class:`Failed`.
+        cannot be read has its ``error``.  Raises as :meth:`check`, and :class:`Failed`.
         """
         self.check(len(examples))
         loop = asyncio.get_running_loop()

@@ -40,7 +40,8 @@ class Form:
     ):
         self.want, self._told, self._tokenizer = want, told, tokenizer
         self._chat = isinstance(want, ChatRequest)
-        self._logprobs = want.logprobs not in (None, False)
+        # Of completions a number: at 0 those of the tokens chosen, as always here.
+        self._logprobs = want.logprobs is not None and want.logprobs is not False
         self._offset = 0
         kind = "chatcmpl" if self._chat else "cmpl"
         self._about = {

@@ -163,11 +163,13 @@ class Upstream:
         texts = {at: text.encode(*how).decode(*how) for at, text in texts.items()}
         good = {at: text for at, text in texts.items() if text.strip()}
         examples = [dataclasses.replace(example, response=t) for t in good.values()]
-        reports = self.judge.reports(examples)
-        for at in good:
-            report = await anext(reports)
-            count(report)
-            found[at] = said_of(report)
+        reports, left = self.judge.reports(examples), [*good]
+        try:
+            async for report in reports:
+                count(report)
+                found[left.pop(0)] = said_of(report)
+        except (Busy, Failed) as error:  # the engine's answer counts
+            found |= {at: unjudged(str(error)) for at in left}
         return found
 
 

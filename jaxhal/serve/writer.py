@@ -104,7 +104,7 @@ class Writer:
         self._prefixes = pieces.Prefixes()
         self._waiting: deque[Response] = deque()
         self._checking = 0  # of those to come, whose prompts are looked at
-        self._read: tuple[Response, Prompt] | None = None
+        self._read: tuple[Response, Prompt | None] | None = None
         self._rows: dict[int, Response] = {}
         self._changed, self._closing = threading.Condition(), False
         self._thread = threading.Thread(target=self._work, daemon=True)
@@ -227,26 +227,25 @@ class Writer:
 
         Returns the columns read, or None where there is nothing to read.
         """
-        row = None
         if self._read is None and len(self._rows) < self.most:
             with self._changed:  # who leaves is taken out meanwhile
-                row = self._waiting.popleft() if self._waiting else None
-        if row is not None:
-            prompt = pieces.begin(self._model, row.encoded, self._prefixes)
-            self._read = row, prompt
+                if self._waiting:
+                    self._read = self._waiting.popleft(), None
         if self._read is None:
             return None
         row, prompt = self._read
+        if prompt is None:
+            prompt = pieces.begin(self._model, row.encoded, self._prefixes)
         before = prompt.read
         if not (row.left or prompt.complete):
             limit, pad = row.wish.limit, self._how.pad_id
             prompt = pieces.read_piece(self._model, prompt, limit, pad)
         self._read = row, prompt
-        if row.left or prompt.complete:
-            self._read = None
         if prompt.complete and not row.left:
             self._prefixes.add(prompt)
             self._enter(row, prompt)
+        if row.left or prompt.complete:
+            self._read = None
         return prompt.read - before
 
     def _enter(self, row: Response, prompt: Prompt) -> None:

@@ -103,12 +103,14 @@ def explorer_of(config: Watch, progress: bool | None = None) -> Explorer:
         config,
         config.writer or dataclasses.replace(config.agent, passages=0, prompt=""),
     )
-    # Not before a model was found.  Feedback may have come before an exploration.
+    evaluator = evaluator_of(config, known)
+    kept_encoder(config.encoder)
+    # Not before models were found.  Feedback may have come before an exploration.
     claim(config.folder, config, explored, beside=("bound.db", "points.jsonl"))
     check_unchanged(config, keep=True)
     return Explorer(
         agent,
-        evaluator_of(config, known),
+        evaluator,
         Generator(writer, config.domain),
         [one.text for one in known],
         store_of(config),

@@ -1,7 +1,9 @@
 """A watchdog as data: whose agent, in what domain, judged and guarded how."""
 
 import dataclasses
+import operator
 import os
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,11 +13,15 @@ from jaxhal.io.checks import at_least, check_name, one_of
 from jaxhal.io.configuration import MISSING, structured
 from jaxhal.io.extras import need
 from jaxhal.models.lm import DTYPES
+from jaxhal.watchdog.index import check_cosine
 from jaxhal.watchdog.monitor import PRESETS, Guard
 from jaxhal.watchdog.plan import OPEN, Plan, Training
 
-# What explorations that are compared have in common.
+# What explorations that are compared have in common; what entropies depend on as well.
 _ALIKE = ("questions", "options", "explored", "seed", "agent", "encoder", "contained")
+_ALIKE += ("entailment", "plan.samples", "plan.temperature", "plan.answer_temperature")
+# The stores that are no file and no server.
+_STORES = ("exact", "milvus")
 
 
 @dataclasses.dataclass
@@ -131,6 +137,12 @@ def load_watch(
             f"judge is {config.judge!r}, judge_endpoint {config.judge_endpoint!r} and "
             f"judge_model {config.judge_model!r}; an endpoint judges by all three"
         )
+    check_cosine(judge_similarity=config.judge_similarity)
+    if not (config.store in _STORES or re.search(r"\.db$|://", config.store)):
+        raise ValueError(
+            f"store is {config.store!r}; use {', '.join(_STORES)}, a file that ends in "
+            ".db, or the address of a Milvus server, such as http://localhost:19530"
+        )
     guard_of(config)
     return config
 
@@ -181,10 +193,11 @@ def beside(config: Watch, name: str) -> Watch:
     )
     first, second = explored(other), explored(config)
     for field in _ALIKE:
-        if getattr(first, field) != getattr(second, field):
+        of = operator.attrgetter(field)
+        if of(first) != of(second):
             raise ValueError(
-                f"{field} of {name!r} is {getattr(other, field)!r}, and of "
-                f"{config.name!r} {getattr(config, field)!r}; compare explorations of "
-                "one agent and the same questions"
+                f"{field} of {name!r} is {of(other)!r}, and of {config.name!r} "
+                f"{of(config)!r}; compare explorations of one agent and the same "
+                "questions, with entropies of one kind"
             )
     return other

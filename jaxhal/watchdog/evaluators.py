@@ -8,11 +8,12 @@ import numpy as np
 
 from jaxhal.datasets import Question
 from jaxhal.llm.endpoint import Endpoint, Unanswered, Useless, json_object
-from jaxhal.llm.judges import OverlapRule
+from jaxhal.llm.judges import OverlapRule, references
 from jaxhal.models.encoders.encoding import embed, kept_encoder
+from jaxhal.reading.keys import digest
 from jaxhal.texts import storable
 from jaxhal.watchdog.agents import Gate, Reply, failed, named
-from jaxhal.watchdog.index import Index
+from jaxhal.watchdog.index import Index, check_cosine
 
 # From this confidence on a verdict counts; judgements asked for at a time.
 _SURE, _AT_ONCE = 0.6, 8
@@ -75,9 +76,17 @@ class ReferenceEvaluator:
     ):
         if not questions:
             raise ValueError("there are no questions with references; give some")
+        check_cosine(similarity=similarity)
         self.questions, self.rule = list(questions), OverlapRule(contained)
         self.similarity, self.encoder = similarity, encoder
         self.name = f"references of {len(questions)} questions"
+        known = repr([(one.text, references(one)) for one in questions])
+        self.settings = {
+            "references": digest(known),
+            "contained": contained,
+            "similarity": similarity,
+            "encoder": encoder,
+        }
         texts = [one.text for one in questions]
         self._index = Index(embed(kept_encoder(encoder), texts, progress=False))
 

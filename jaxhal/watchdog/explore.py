@@ -123,6 +123,8 @@ class Explorer:
         with alone(self.folder):
             self.journal = Journal(self.folder / "journal.jsonl")
             await self._check_journal()
+            # Until this one has come to its end, there is none.
+            (self.folder / "summary.json").unlink(missing_ok=True)
             self._review = Review(self.folder / "review.jsonl")
             self._empty = not len(self.store)
             for _ in range(plan.starts):
@@ -142,7 +144,10 @@ class Explorer:
         return Explored(nodes, self.counts(), stopped, policy)
 
     async def _check_journal(self) -> None:
-        """What others said, or was drawn otherwise, is not this exploration's."""
+        """What others said, or was drawn otherwise, is not this exploration's.
+
+        What an earlier version did not note is not compared.
+        """
         plan = dataclasses.asdict(self.plan)
         about = {
             "agent": self.agent.name,
@@ -150,6 +155,17 @@ class Explorer:
             "domain": self.generator.domain,
             "evaluator": self.evaluator.name,
             "entailment": self.entailment.name,
+            "encoder": self.encoder,
+            "training": dataclasses.asdict(self._chooser.training),
+            **{
+                f"settings of the {of}": getattr(one, "settings", None)
+                for of, one in (
+                    ("agent", self.agent),
+                    ("writer", self.generator.agent),
+                    ("evaluator", self.evaluator),
+                    ("entailment", self.entailment),
+                )
+            },
             **{name: value for name, value in plan.items() if name not in OPEN},
         }
         known = await self.journal.once("about", lambda: _now(about))
@@ -227,8 +243,9 @@ class Explorer:
             return
         node.answer, node.context, node.entropy = answer.text, answer.context, entropy
         node.label, node.why, node.confidence, _ = first
-        if node.label is None and node.query in self._review.labels:
-            node.label, node.confidence = self._review.labels[node.query], 1.0
+        decided = self._review.label_of(node.query, node.answer)
+        if node.label is None and decided is not None:
+            node.label, node.confidence = decided, 1.0
             node.why = f"a person decided ({node.why})"
         node.clean = 1 not in [node.label, *(one.label for one in others)]
 

@@ -15,6 +15,13 @@ from jaxhal.io.checks import at_least
 _ROOM, _AT_ONCE = 256, (1, 8, 64)
 
 
+def check_cosine(**values: float) -> None:
+    """Raises ValueError, by name, on a least cosine that none or every one reaches."""
+    for name, value in values.items():
+        if not -1 < value <= 1:
+            raise ValueError(f"{name} is {value}; give a cosine in (-1, 1]")
+
+
 def unit(vectors: Any) -> Float[Array, "*rows width"]:
     """Vectors scaled to length 1; one of zeros stays as it is."""
     vectors = jnp.asarray(vectors, jnp.float32)

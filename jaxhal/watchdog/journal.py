@@ -110,8 +110,16 @@ class Review:
 
     def __init__(self, path: str | os.PathLike):
         self.path = Path(path)
-        self.labels = {query: row["label"] for query, row in self._decided().items()}
+        self._labels = {said: row["label"] for said, row in self._decided().items()}
         self._open: set[str] = set()
+
+    def label_of(self, query: str, answer: str) -> int | None:
+        """What a person decided of an answer to a query.
+
+        A row without its answer is of whatever is answered.
+        """
+        found = self._labels.get((query, answer))
+        return self._labels.get((query, None)) if found is None else found
 
     def write(self, nodes: Iterable[Node]) -> None:
         """What waits, beside what a person decided in the meantime, as it stands."""
@@ -120,20 +128,23 @@ class Review:
         waiting = {
             node.query: {name: getattr(node, name) for name in shown}
             for node in nodes
-            if node.label is None and node.answer and node.query not in decided
+            if node.label is None
+            and node.answer
+            and not {(node.query, node.answer), (node.query, None)} & decided.keys()
         }
         if {*waiting} - self._open:
             write_rows(self.path, [*decided.values(), *waiting.values()])
             self._open = {*waiting}
 
-    def _decided(self) -> dict[str, dict[str, Any]]:
-        """The rows that have a label, by their query."""
+    def _decided(self) -> dict[tuple[str, str | None], dict[str, Any]]:
+        """The rows that have a label, by their query and answer."""
         found = {}
         # What people write need not end in a new line, and is not ours to change.
         for number, line in numbered_lines(self.path) if self.path.is_file() else ():
             try:
                 row = parse(line)
                 query, label = row.get("query"), row.get("label")
+                answer = row.get("answer")
                 if not isinstance(query, str):
                     raise ValueError("'query' is missing; keep the rows")
                 if label not in (0, 1, None) or isinstance(label, bool):
@@ -141,5 +152,5 @@ class Review:
             except ValueError as error:
                 raise ValueError(f"{self.path}, line {number}: {error}") from error
             if label is not None:
-                found[query] = row
+                found[query, answer if isinstance(answer, str) else None] = row
         return found

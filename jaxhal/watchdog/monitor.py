@@ -18,7 +18,7 @@ from jaxhal.features import semantic
 from jaxhal.io.checks import one_of
 from jaxhal.llm.endpoint import NoReply
 from jaxhal.llm.entailment import Entailment, answering, both_ways
-from jaxhal.watchdog.index import nearest, unit
+from jaxhal.watchdog.index import check_cosine, nearest, unit
 
 #: Points that are looked at.
 NEAREST = 3
@@ -44,10 +44,7 @@ class Guard:
     entropy: str | None = "nearest"
 
     def __post_init__(self):
-        if not -1 < self.similarity <= 1:
-            raise ValueError(
-                f"similarity is {self.similarity}; give a cosine in (-1, 1]"
-            )
+        check_cosine(similarity=self.similarity)
         one_of(("weighted", "mean"), centroid=self.centroid)
         one_of(("nearest", "highest", None), entropy=self.entropy)
 

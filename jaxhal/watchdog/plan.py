@@ -40,8 +40,9 @@ class Plan:
       starts: queries it begins with.
       width: queries in a round, answered and judged at the same time.
       branch: queries made of one that the agent hallucinated at, by a policy.
-      samples: answers to a query that its entropy is of.
-      temperature: at which those are drawn.
+      samples: answers to a query that its entropy is of, at least 2.
+      temperature: at which those are drawn, above 0.
+      answer_temperature: at which the answer that is judged is drawn.
       ways: that a query is changed in after a hallucination.
       how: ways are ``"reinforced"`` or taken at ``"random"``.
       shares: how rewards become probabilities: ``"softmax"`` or ``"shares"``.
@@ -66,6 +67,17 @@ class Plan:
     def __post_init__(self):
         counts = ("least", "budget", "starts", "width", "branch", "samples", "steps")
         at_least(1, **{name: getattr(self, name) for name in counts})
+        if self.samples < 2:
+            raise ValueError("samples is 1, which has no entropy; give at least 2")
+        if not 0 < self.temperature < math.inf:
+            raise ValueError(
+                f"temperature is {self.temperature}, and answers drawn at 0 are all "
+                "equal; give one above 0"
+            )
+        if not 0 <= self.answer_temperature < math.inf:
+            raise ValueError(
+                f"answer_temperature is {self.answer_temperature}; give 0 or more"
+            )
         if not 0 < self.gamma <= 1:
             raise ValueError(f"gamma is {self.gamma}; give a share in (0, 1]")
         one_of(("reinforced", "random"), how=self.how)

@@ -183,7 +183,7 @@ class Chooser:
     ):
         self.policy: Trained | None = None
         self.steps: list[tuple[Node, list[float]]] = []
-        self._plan, self._training, self._vectors = plan, training, vectors
+        self._plan, self.training, self._vectors = plan, training, vectors
         self._key = jax.random.key(plan.seed)
         self._allowed = np.isin(TRANSFORMATIONS, plan.ways)
         self._ways = [way for way in TRANSFORMATIONS if way in plan.ways]
@@ -205,7 +205,7 @@ class Chooser:
         nodes, rewards = zip(*self.steps, strict=True)
         steps = self._states(nodes)
         steps.probabilities[:, self._allowed] = probabilities(rewards, plan.shares)
-        self.policy = train(steps, jax.random.fold_in(self._key, 1), self._training)
+        self.policy = train(steps, jax.random.fold_in(self._key, 1), self.training)
 
     def chosen(self, node: Node) -> list[Any]:
         """The ways that a query is changed in, and the chances they had."""

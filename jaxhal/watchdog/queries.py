@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+import unicodedata
 
 from jaxhal.watchdog.agents import Agent, Reply
 
@@ -24,7 +25,13 @@ WISHES = {
 _TEMPERATURE = 0.7
 # Characters of a query.
 _LONGEST = 400
-_QUOTED = re.compile(r"[\"“]([^\"“”]+\?)[\"”]")
+# What ends a question, in any script, and quotation marks; what begins a line.
+_ENDS = "?？؟;\u037e"
+_QUOTES = "\"'“”„«»‹›「」『』*"
+_QUOTED = re.compile(rf"[\"“„«「『]([^\"“”„«»「」『』]+[{_ENDS}])[\"“”»」』]")
+# Between two letters it joins words; elsewhere it and others say something.
+_HYPHEN = re.compile(r"(?<=[^\W\d_])[-\u2010\u2011](?=[^\W\d_])")
+_SIGNS = "-\u2010\u2011\u2013*/#%&@^"
 _NUMBERED = re.compile(r"^(?:\d+[.)]|[-*•]|question:)\s*", re.IGNORECASE)
 
 
@@ -59,12 +66,29 @@ def usable(text: str, query: str) -> str:
     for line in text.splitlines():
         quoted = _QUOTED.search(line)
         line = quoted[1] if quoted else line
-        found = _NUMBERED.sub("", line.strip().strip("\"'“”*").strip()).strip("\"'“”* ")
-        if found.endswith("?") and plain(found) and len(found) <= _LONGEST:
+        line = line.strip().strip(_QUOTES).strip()
+        found = _NUMBERED.sub("", line).strip(f"{_QUOTES} ")
+        if found.endswith((*_ENDS,)) and plain(found) and len(found) <= _LONGEST:
             return "" if plain(found) == plain(query) else found
     return ""
 
 
 def plain(query: str) -> str:
-    """A query without what does not matter: letters and digits in lower case."""
-    return " ".join(re.findall(r"\w+", query.lower()))
+    """A query without what does not matter: letters, digits and signs in lower case.
+
+    Empty where there is neither letter nor digit.
+
+    >>> plain(" What's  3+5?"), plain("C++?"), plain("--")
+    ('what s 3 + 5', 'c + +', '')
+    """
+    text = _HYPHEN.sub(" ", unicodedata.normalize("NFC", query.lower()))
+    found = "".join(map(_kept, text)).split()
+    return " ".join(found) if any(map(str.isalnum, "".join(found))) else ""
+
+
+def _kept(letter: str) -> str:
+    """A character of a word, with space around a sign, or space in its place."""
+    kind = unicodedata.category(letter)
+    if kind[0] in "LNM" or letter == "_":
+        return letter
+    return f" {letter} " if kind in ("Sm", "Sc", "So") or letter in _SIGNS else " "

@@ -32,8 +32,8 @@ class LocalAgent:
     """A model in this process; ``prompt``, the user's turn, has ``{query}`` in it.
 
     What it says to a query follows from the query and the temperature (rounded to
-    tenths, as each compiles a program).  Queries that come in while it writes wait, and
-    are then answered together.
+    tenths, as each compiles a program, but none above 0 to 0).  Queries that come in
+    while it writes wait, and are then answered together.
     """
 
     def __init__(self, lm: LM, prompt: str = "{query}", *, max_new_tokens: int = 128):
@@ -41,6 +41,7 @@ class LocalAgent:
             raise ValueError(f"prompt is {prompt!r}; it must hold {{query}}")
         self.lm, self.name, self.prompt = lm, lm.name, prompt
         self.max_new_tokens = max_new_tokens
+        self.settings = {"prompt": prompt, "max_new_tokens": max_new_tokens}
         self._waiting: list[_Waiting] = []
         self._lock, self._busy = threading.Lock(), False
 
@@ -51,7 +52,7 @@ class LocalAgent:
             raise ValueError(
                 f"n is {n} and temperature {temperature}; give at least 1 and 0"
             )
-        kind = n, round(temperature, 1)
+        kind = n, max(round(temperature, 1), 0.1) if temperature else 0.0
         asked = [
             _Waiting(query, *kind, concurrent.futures.Future()) for query in queries
         ]

@@ -79,6 +79,13 @@ class RagAgent:
         at_least(1, k=k)
         self.agent, self.passages, self.k, self.prompt = agent, passages, k, prompt
         self.name = f"{agent.name} with {len(passages)} passages"
+        self.settings = {
+            "agent": getattr(agent, "settings", None),
+            "passages": digest(repr(passages.texts)),
+            "encoder": passages.encoder,
+            "k": k,
+            "prompt": prompt,
+        }
         # Whether what answers is told what a conversation wishes.
         self.hears_wishes = getattr(agent, "hears_wishes", False)
 
