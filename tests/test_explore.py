@@ -626,6 +626,7 @@ def test_bad_plans(change, message):
         ("ما هي عاصمة فرنسا؟", "ما هي عاصمة فرنسا؟"),
         ("Ποια είναι η πρωτεύουσα;", "Ποια είναι η πρωτεύουσα;"),
         ("« Quelle est la capitale ? »", "Quelle est la capitale ?"),
+        ("It goes on;", ""),
         ("What is it?", ""),
         ("It is treated.", ""),
         ("?", ""),

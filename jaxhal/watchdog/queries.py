@@ -25,10 +25,12 @@ WISHES = {
 _TEMPERATURE = 0.7
 # Characters of a query.
 _LONGEST = 400
-# What ends a question, in any script, and quotation marks; what begins a line.
-_ENDS = "?？؟;\u037e"
+# What ends a question, in any script (in Greek after a letter of its own); quotation
+# marks; what begins a line.
+_ENDS = "?？؟\u037e"
+_ASKS = re.compile(rf"[{_ENDS}]$|[\u0370-\u03ff\u1f00-\u1fff]\s?;$")
 _QUOTES = "\"'“”„«»‹›「」『』*"
-_QUOTED = re.compile(rf"[\"“„«「『]([^\"“”„«»「」『』]+[{_ENDS}])[\"“”»」』]")
+_QUOTED = re.compile(rf"[\"“„«「『]([^\"“”„«»「」『』]+[{_ENDS};])[\"“”»」』]")
 # Between two letters it joins words; elsewhere it and others say something.
 _HYPHEN = re.compile(r"(?<=[^\W\d_])[-\u2010\u2011](?=[^\W\d_])")
 _SIGNS = "-\u2010\u2011\u2013*/#%&@^"
@@ -68,7 +70,7 @@ def usable(text: str, query: str) -> str:
         line = quoted[1] if quoted else line
         line = line.strip().strip(_QUOTES).strip()
         found = _NUMBERED.sub("", line).strip(f"{_QUOTES} ")
-        if found.endswith((*_ENDS,)) and plain(found) and len(found) <= _LONGEST:
+        if _ASKS.search(found) and plain(found) and len(found) <= _LONGEST:
             return "" if plain(found) == plain(query) else found
     return ""
 
