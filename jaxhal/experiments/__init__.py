@@ -14,7 +14,10 @@ from jaxhal.experiments.config import Experiment as Experiment
 from jaxhal.experiments.config import load_config as load_config
 from jaxhal.experiments.crossing import across_models as across_models
 from jaxhal.experiments.distributed import together
+from jaxhal.experiments.guiding import Guiding as Guiding
+from jaxhal.experiments.making import Making as Making
 from jaxhal.experiments.running import Result as Result
+from jaxhal.experiments.writing import Writing as Writing
 from jaxhal.io.checks import check_name
 from jaxhal.reading.sharing import Share as Share
 from jaxhal.scoring.collection import FittedDetectors

@@ -61,8 +61,9 @@ class Message(_Told):
 class VerdictRequest(_Told):
     """An answer, with what it should rest on; or ``rows`` of such, each an object.
 
-    The keys of a row are those below, as ``jaxhal detect`` has them; others in it are
-    passed over.
+    Rows are read as ``jaxhal detect`` reads them: keys are those below, or their other
+    names, one that is nearly such a name is an error of its row, and others are passed
+    over.
     """
 
     model: str | None = Field(None, description="A reader; by default the first.")

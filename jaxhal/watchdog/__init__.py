@@ -16,6 +16,8 @@ from jaxhal.watchdog.bounds import BoundaryStore as BoundaryStore
 from jaxhal.watchdog.bounds import ExactStore as ExactStore
 from jaxhal.watchdog.bounds import Hit as Hit
 from jaxhal.watchdog.bounds import Point as Point
+from jaxhal.watchdog.config import Talker as Talker
+from jaxhal.watchdog.config import Watch as Watch
 from jaxhal.watchdog.conversation import Conversation as Conversation
 from jaxhal.watchdog.evaluators import CallableEvaluator as CallableEvaluator
 from jaxhal.watchdog.evaluators import EndpointEvaluator as EndpointEvaluator
