@@ -60,15 +60,17 @@ class Results(SphinxDirective):
             for n in (called or names)
             for c in columns
         ]
-        lines = ["method", *header, *beside]
+        title = self.options.get("table", "")
+        first = results.first_column(names[0], title) if title else "method"
+        lines = [first, *header, *beside]
         table = ["| " + " | ".join(lines) + " |", "|---" * len(lines) + "|"]
         for line in filter(None, self.content):
             method, _, said = (part.strip() for part in line.partition("="))
-            title = self.options.get("table", "")
             found = [results.cell(n, method, c, title) for n in names for c in columns]
             paper = [part.strip() for part in said.split(";")]
             paper += [""] * (len(beside) - len(paper))
-            cells = [f"`{method}`", *found, *paper[: len(beside)]]
+            shown = f"`{method}`" if first == "method" else method
+            cells = [shown, *found, *paper[: len(beside)]]
             table.append(results.unbroken("| " + " | ".join(cells) + " |"))
         for name in names:
             self.env.note_dependency(str(results.RESULTS / f"{name}.md"))

@@ -113,6 +113,12 @@ def cell(name: str, row: str, column: str = "AUROC", title: str = "") -> str:
     raise KeyError(f"{name} has no {column!r} of {row!r}")
 
 
+def first_column(name: str, title: str = "") -> str:
+    """What the rows of the first table under such a title are called by."""
+    one = next(table for table in tables(name) if table.title.startswith(title))
+    return "method" if "method" in one.header else one.header[0]
+
+
 # What tests show of a family, in the order of the table.
 _SHOWN = "states attention logits greedy relevance mesh GGUF blocks detectors".split()
 

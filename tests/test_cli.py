@@ -598,7 +598,10 @@ def test_demo(tmp_path, calls):
     table = (out / "results.md").read_text("utf-8")
     assert "- answers: 66 answers, 22 sources, 20 hallucinated" in table
     assert "- hard pairs: 104 answers, 52 sources, 52 hallucinated" in table
-    assert re.findall("^## (.*)", table, re.MULTILINE) == ["Answers", "Hard pairs"]
+    titles = re.findall("^## (.*)", table, re.MULTILINE)
+    assert titles == ["Answers", "Hard pairs", "Verdicts"]
+    assert "| answers, hallucinated | 20 | 0 | 20 | 0 |" in table
+    assert "| hard pairs, supported | 52 | 0 | 52 | 0 |" in table
     assert table.count("| method | AUROC [95 %] | token AUROC | vs best control |") == 2
     page = (out / "report.html").read_text("utf-8")
     for text in (page, " ".join(found.stderr.split())):

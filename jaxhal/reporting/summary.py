@@ -1,22 +1,20 @@
 """Reports of a run as one table and one sentence."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, get_args
 
 from jaxhal.evaluation.intervals import FEWEST, fewest_sources
 from jaxhal.evaluation.ranking import auroc
 from jaxhal.evaluation.tables import compare
-
-if TYPE_CHECKING:
-    from jaxhal.reporting.report import Report
+from jaxhal.reporting.report import Report, Verdict
 
 
-def source(report: "Report") -> str | None:
+def source(report: Report) -> str | None:
     """What an answer rests on; answers that share it are not independent."""
     return report.source or report.context or report.prompt
 
 
-def summarize(reports: Sequence["Report"]) -> list[dict[str, Any]]:
+def summarize(reports: Sequence[Report]) -> list[dict[str, Any]]:
     """A row per detector, methods first, best first; none without both labels.
 
     The rows of :func:`compare` with answers grouped by :func:`source`, and the AUROC
@@ -44,7 +42,7 @@ def short(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     ]
 
 
-def compared(reports: Sequence["Report"]) -> list[dict[str, Any]]:
+def compared(reports: Sequence[Report]) -> list[dict[str, Any]]:
     """The rows of :func:`summarize` with all that :func:`compare` says."""
     from jaxhal.detectors import CATALOGUE  # reports need no detectors otherwise
 
@@ -71,13 +69,15 @@ def compared(reports: Sequence["Report"]) -> list[dict[str, Any]]:
 def markdown(
     title: str,
     model: str,
-    parts: Mapping[str, tuple[Sequence["Report"], Sequence[Mapping[str, Any]]]],
+    parts: Mapping[str, tuple[Sequence[Report], Sequence[Mapping[str, Any]]]],
 ) -> str:
     """What a model's detectors make of answers by people, a table for each part.
 
     Args:
       parts: by the title of a table, reports and what :func:`compared` says of them.
+        A last table counts verdicts by the answers' labels.
     """
+    from jaxhal.reporting.markdown import table as table_of
     from jaxhal.reporting.results import difference, short_markdown
 
     head, said = [f"# {title}", "", f"Reader: {model}.", ""], []
@@ -101,10 +101,26 @@ def markdown(
         if shown:
             table, said_of = short_markdown(shown), verdict(short(rows))
             said += ["", f"## {name}", "", table, "", said_of]
+    if called := [
+        row
+        for name, (reports, _) in parts.items()
+        for row in _called(name.lower(), reports)
+    ]:
+        columns = ["answers", "number", *get_args(Verdict)]
+        said += ["", "## Verdicts", "", table_of(columns, called)]
     return "\n".join([*head, *said, ""])
 
 
-def _token_auroc(reports: Iterable["Report"], name: str) -> float | None:
+def _called(name: str, reports: Sequence[Report]) -> Iterator[list[str]]:
+    """How many answers of either label get which verdict; none without verdicts."""
+    for kind, label in (("hallucinated", 1), ("supported", 0)):
+        some = [r.verdict for r in reports if r.label == label and r.verdict]
+        if some:
+            counts = [str(some.count(verdict)) for verdict in get_args(Verdict)]
+            yield [f"{name}, {kind}", str(len(some)), *counts]
+
+
+def _token_auroc(reports: Iterable[Report], name: str) -> float | None:
     """AUROC over all tokens against the annotated spans; ``None`` where undefined."""
     pairs = [
         (
