@@ -99,6 +99,27 @@ def test_queries_at_one_time_are_answered_together(lm, monkeypatch):
     assert found[3] == ask(agent, ["q3"], temperature=0.0)
 
 
+@pytest.mark.parametrize(
+    ("characters", "n", "sizes"),
+    # Reads at most 32 prompts, and writes 128 short answers or 32 to long prompts.
+    [(9, 1, [32, 8]), (9, 10, [12, 12, 12, 4]), (9000, 10, [3] * 13 + [1])],
+)
+def test_how_many_are_answered_at_once(lm, monkeypatch, characters, n, sizes):
+    seen = []
+
+    def written(lm, prompts, *, n, **options):
+        seen.append(len(prompts))
+        tokens, values = np.zeros(1, int), np.zeros(1)
+        said = local.requests.Generated("a", tokens, values, "eos", {})
+        return [[said] * n for _ in prompts]
+
+    monkeypatch.setattr(local, "generate", written)
+    monkeypatch.setattr(local.requests, "unanswerable", lambda *_: {})
+    agent = LocalAgent(lm, max_new_tokens=48)
+    ask(agent, [f"{at} {'x' * characters}" for at in range(40)], n=n)
+    assert seen == sizes
+
+
 def test_errors_of_the_model_are_raised(lm, monkeypatch):
     def broken(*_, **__):
         raise MemoryError("no room")

@@ -15,8 +15,11 @@ from jaxhal.models.lm import LM
 from jaxhal.reading.keys import digest
 from jaxhal.watchdog.agents import Reply, checked, failed
 
-# Seconds that a model waits for more queries before it writes; answers written at once.
-_GATHER, _TOGETHER = 0.005, 128
+# Seconds that a model waits for more queries before it writes.
+_GATHER = 0.005
+# Queries read at once, and answers written, of which a step of many takes little longer
+# than one of few; but each keeps its prompt, and all so many characters in any case.
+_FEW, _MANY, _KEPT = 32, 128, 2**18
 
 
 class _Waiting(NamedTuple):
@@ -72,7 +75,7 @@ class LocalAgent:
                     self._busy = False
                     return
                 _, n, temperature, _ = self._waiting[0]
-                most, alike, rest = max(1, _TOGETHER // n), [], []
+                most, alike, rest = self._most(n), [], []
                 for one in self._waiting:
                     fits = (one.n, one.temperature) == (n, temperature)
                     (alike if fits and len(alike) < most else rest).append(one)
@@ -86,6 +89,12 @@ class LocalAgent:
                 continue
             for one, replies in zip(alike, found, strict=True):
                 one.replies.set_result(replies)
+
+    def _most(self, n: int) -> int:
+        """Queries that are answered at once, each ``n`` times."""
+        # Four characters are about a token.
+        long = max(len(one.query) for one in self._waiting) + 4 * self.max_new_tokens
+        return max(1, min(_FEW, min(_MANY, max(_FEW, _KEPT // long)) // n))
 
     def _respond(
         self, queries: list[str], n: int, temperature: float
@@ -105,7 +114,7 @@ class LocalAgent:
                 key=jax.vmap(jax.random.fold_in, (None, 0))(
                     key, np.array(numbers, np.uint32)
                 ),
-                batch_size=max(n, _TOGETHER),
+                batch_size=max(n, _MANY),
                 progress=False,
             )
             for at, some in zip(asked, written, strict=True):
