@@ -49,8 +49,8 @@ def read_rows(source: str | os.PathLike | Iterable[bytes]) -> Iterator[Row]:
     exclusive) or ``label`` (0 or 1), and ``templated`` (true where the prompt went
     through a chat template already); of the engine that wrote the answer, ``states``
     (the name of a file) and ``logprobs`` (as :func:`logprobs_of` takes them).  ``null``
-    means left out; other keys are ignored, and ids may repeat.  A bad row comes back
-    with its error and never raises.
+    and NaN mean left out; other keys are ignored, and ids may repeat.  A bad row comes
+    back with its error and never raises.
 
     Args:
       source: a path, ``"-"`` for standard input, or the lines themselves.
@@ -146,7 +146,7 @@ def to_row(number: int, unit: str, read: Callable[[], Mapping[str, Any]]) -> Row
     """The row whose fields ``read`` gives; a ValueError of it is the row's error."""
     name = f"{unit} {number}"
     try:
-        fields = read()
+        fields = {k: value for k, value in read().items() if not left_out(value)}
         name = name_field(fields, "id") or name
         return Row(number, name, _example(fields, name), None)
     except ValueError as error:
@@ -210,7 +210,7 @@ def _said(fields: Mapping[str, Any]) -> dict[str, Any]:
             found[field] = read(*given)
     if (messages := items(fields, "messages", "{role, content}")) is not None:
         for name in itertools.chain(*_SAID.values()):
-            if not left_out(fields.get(name)):
+            if name in fields:
                 raise ValueError(
                     f"'messages' and {name!r} are both given; the last message is the "
                     f"answer and the others are the prompt, so leave {name!r} out"
@@ -235,7 +235,7 @@ def _check_spelt(fields: Mapping[str, Any], found: Mapping[str, Any]) -> None:
         needless.add("prompt")
     names = [one for field in _SAID if field not in needless for one in _SAID[field]]
     known = {*itertools.chain(*_SAID.values())}
-    for key in (n for n, it in fields.items() if n not in known and not left_out(it)):
+    for key in (key for key in fields if key not in known):
         if (meant := near(key, names)) is not None:
             raise misspelt(key, meant)
 
