@@ -191,9 +191,10 @@ def factory(make: Callable[..., Detector]) -> Callable[..., Detector]:
     def known(types: Any, settings: tuple[tuple[str, Any], ...]) -> Detector:
         del types
         made = make(**dict(settings))  # which another factory may have made
-        return made._replace(
-            settings=made.settings + settings, kind=made.kind or made.name
-        )
+        if made.kind and not settings:
+            return made
+        kind = made.kind or made.name
+        return made._replace(settings=made.settings + settings, kind=kind)
 
     signature = inspect.signature(make)
     named = inspect.Parameter("name", inspect.Parameter.KEYWORD_ONLY, default=None)
