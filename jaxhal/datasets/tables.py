@@ -186,8 +186,8 @@ def _named(rows: Iterable[Any], features: Mapping[str, Any]) -> Iterator[Any]:
 def _fields(row: Any, split: str = "") -> dict[str, Any]:
     if not isinstance(row, Mapping):
         raise ValueError(f"expected a dict of columns, got {kind(row)}")
-    given = {name: value for name, value in row.items() if not left_out(value)}
-    return {"split": split, **given, "labels": _spans(given.get("labels"))}
+    own = split if left_out(row.get("split")) else row["split"]
+    return {**row, "split": own, "labels": _spans(row.get("labels"))}
 
 
 def _spans(labels: Any) -> Any:

@@ -384,18 +384,17 @@ def empty(
     model: str, example: Example, chosen: Sequence[Fitted], error: str | None = None
 ) -> Report:
     """A report without a verdict."""
-    with_tokens = [d.detector.name for d in chosen if d.detector.tokens is not None]
     best = [one.detector.name for one in verdicts.ranked(chosen)]
-    kinds = {kind: number for number, kind in enumerate(verdicts.PREFERRED)}
-    others = sorted(
-        (one.detector for one in chosen if one.detector.kind in kinds),
-        key=lambda detector: kinds[detector.kind],
-    )
-    ordered = (*best, *(one.name for one in others))
-    order = [name for name in ordered if name in with_tokens]
+    usual = [*verdicts.PREFERRED]
+
+    def place(of: Detector) -> tuple[int, int]:
+        kind = usual.index(of.kind) if of.kind in usual else len(usual)
+        return best.index(of.name) if of.name in best else len(best), kind
+
+    colours = [one.detector for one in chosen if one.detector.tokens is not None]
     given: Any = {name: getattr(example, name) for name in GIVEN}
     nothing: Any = {"scores": {}, "tokens": [], "spans": [], "heads": {}}
     helpers = {d.detector.name: d.detector.by for d in chosen if d.detector.by}
     how: Any = {"error": error, "helpers": helpers}
-    how["detector"] = next(iter([*order, *with_tokens]), "")
+    how["detector"] = min(colours, key=place).name if colours else ""
     return Report(model=model, **given, **nothing, **how)
