@@ -24,10 +24,12 @@ from explore_world import (
 from jaxhal.datasets import Question
 from jaxhal.datasets.jsonl import write_rows
 from jaxhal.io.files import alone, lines_of
+from jaxhal.llm.endpoint import Endpoint
 from jaxhal.llm.entailment import Similarity
 from jaxhal.watchdog import (
     CallableAgent,
     CallableEvaluator,
+    EndpointAgent,
     ExactStore,
     Generator,
     Judgement,
@@ -670,6 +672,11 @@ def test_the_settings_of_who_speaks_are_of_an_exploration(encoder, tmp_path):
     last.entailment = Similarity(threshold=0.5)
     with pytest.raises(ValueError, match="entailment"):
         last.run(progress=False)
+    shorter = made()
+    behind = Endpoint("http://127.0.0.1:9/v1", shorter.agent.name)
+    shorter.agent = EndpointAgent(behind, max_tokens=9)
+    with pytest.raises(ValueError, match="whose settings of the agent is None"):
+        shorter.run(progress=False)
     for least in (-1.5, 90.0):
         with pytest.raises(ValueError, match=f"similarity is {least}; give a cosine"):
             made(similarity=least)

@@ -48,6 +48,7 @@ class EndpointAgent:
         self.endpoint, self.name = endpoint, endpoint.model
         self.retries, self.per_second = retries, per_second
         self.max_tokens = max_tokens
+        self.settings = {"max_tokens": max_tokens}
         # Streams wait for who listens, who may wait for answers to other queries.
         self._gate, self._streams = Gate(concurrency), Gate(concurrency)
         self._longest = endpoint.patience
