@@ -86,8 +86,8 @@ class Example:
       label: 1 when the response is hallucinated, 0 when it is not, ``None`` when
         unknown; follows from ``labels`` when these are given.
       source: what the answer rests on, by name; answers that share one are not
-        independent and stay together in splits and intervals.  Its ``source_text`` when
-        left out.
+        independent and stay together in splits and intervals.  Its context, or else its
+        prompt, when left out.
       split: the part of a data set it belongs to, such as ``"train"`` or ``"test"``.
       samples: other answers to the same prompt by whoever wrote this one.
       templated: the prompt went through a chat template, gets none, and has control
@@ -251,7 +251,7 @@ class Example:
     @property
     def group(self) -> str:
         """What it shares with answers that are not independent of it."""
-        return self.source or self.source_text
+        return self.source or self.context or self.source_text
 
 
 def _check_turn(where: str, turn: Turn) -> None:

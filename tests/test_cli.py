@@ -381,7 +381,7 @@ def test_an_empty_file_is_no_error(tmp_path, calls):
         (["--confidence", "0.95"], "--confidence 0.95 is that of a promise; give --th"),
         (
             ["-m", "smollm2-135m", "--threshold", "precision=0.99"],
-            "no threshold keeps precision 0.99 on 1655 answers of 839 sources",
+            "no known threshold keeps precision 0.99 on 1655 answers of 839 sources",
         ),
         (["-i", "missing.jsonl"], "missing.jsonl: no such file"),
         (["-i", "."], "is a folder"),

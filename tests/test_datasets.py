@@ -2,6 +2,7 @@
 
 import collections
 import csv
+import dataclasses
 import functools
 import http.server
 import json
@@ -27,7 +28,7 @@ from jaxhal.datasets import (
     truthfulqa_questions,
     xsum_inputs,
 )
-from jaxhal.types import Label
+from jaxhal.types import Example, Label
 
 
 def write(path, *rows):
@@ -451,6 +452,13 @@ def test_xsum_inputs(tmp_path):
     write(path, {"document": "Long text.", "summary": "", "id": "38"})
     with pytest.raises(ValueError, match="question '38': answer is ''"):
         xsum_inputs(tmp_path)
+
+
+def test_answers_to_one_context_are_a_group():
+    first = Example("Red.", context="A house.", question="What colour?")
+    assert first.group == dataclasses.replace(first, question="Which?").group
+    assert dataclasses.replace(first, source="s").group == "s"
+    assert Example("Red.", prompt="What colour?").group == "What colour?"
 
 
 def test_a_question_holds_text():

@@ -58,7 +58,8 @@ def test_grouped_kfold_keeps_groups_and_classes(rows, folds, seed):
 def test_kinds_are_judged_where_they_were_not_seen():
     kinds = np.array(["", "year", "name", "unit", "", "role"] * 6)
     groups = np.arange(36) // 3
-    parts = unseen_kinds(kinds.tolist(), groups, folds=3, seed=1)
+    each = [[kind] if kind else [] for kind in kinds.tolist()]
+    parts = unseen_kinds(each, groups, folds=3, seed=1)
     assert len(parts) == 9
     for train, test in parts:
         assert not set(groups[train]) & set(groups[test])
@@ -69,7 +70,12 @@ def test_kinds_are_judged_where_they_were_not_seen():
     learnt = np.bincount(np.concatenate([train for train, _ in parts]), minlength=36)
     assert (learnt == np.where(kinds == "", 6, 4)).all()
     with pytest.raises(ValueError, match="are of 4 kinds, too few for 5 folds"):
-        unseen_kinds(kinds.tolist(), groups, folds=5)
+        unseen_kinds(each, groups, folds=5)
+    # Judged by the first of several, and none of them is learnt from.
+    mixed = [[*one, "year"] if one and one != ["year"] else one for one in each]
+    for train, test in unseen_kinds(mixed, groups, folds=3, seed=1):
+        seen = {kind for row in train for kind in mixed[row]}
+        assert not seen & ({mixed[row][0] for row in test if mixed[row]})
 
 
 @settings(deadline=None)

@@ -418,7 +418,7 @@ def test_kinds_of_spans_are_judged_by_fits_that_lacked_them(here, lm, monkeypatc
     monkeypatch.setattr(running, "load_dataset", lambda name, **options: some)
     one = {"protocol": "kinds", "folds": 2, "detectors": ["lookback_probe"]}
     found = experiments.run(here | one, progress=False)
-    kinds = np.array([splitting.kind_of(each) for each in some])
+    kinds = np.array([[*splitting.kinds_of(each), ""][0] for each in some])
     (splits,) = found.splits.values()
     for train, test in splits:
         assert not set(kinds[train]) & set(kinds[test]) - {""}

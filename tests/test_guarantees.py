@@ -20,7 +20,7 @@ from jaxhal.evaluation import (
     prr,
     rate,
 )
-from jaxhal.evaluation.guarantees import bounded
+from jaxhal.evaluation.guarantees import Guarantee, bounded
 from jaxhal.evaluation.prevalence import _weight, at_rate
 
 PROMISES = [{"precision": 0.7}, {"recall": 0.8}, {"false_alarms": 0.2}]
@@ -90,6 +90,15 @@ def test_in_expectation_it_is_an_order_statistic(kind):
     assert "on average" in str(found)
 
 
+def test_a_promise_is_said_as_it_was_made():
+    for kind, level, sure, said in (
+        ("recall", 0.975, 0.995, "recall at least 97.5% with 99.5% confidence"),
+        ("false_alarms", 0.005, None, "false alarms at most 0.5% on average"),
+        ("precision", 0.29, 0.9, "precision at least 29% with 90% confidence"),
+    ):
+        assert str(Guarantee(kind, level, sure, 0.5, 40)) == f"{said} (40 sources)"
+
+
 @pytest.mark.parametrize("kind", ["recall", "false_alarms"])
 def test_in_expectation_an_answer_is_of_a_new_source(kind):
     """Threshold by threshold, written out."""
@@ -144,7 +153,7 @@ def test_a_share_that_is_just_reached_is_kept():
 def test_a_first_threshold_that_fails_ends_the_search():
     """The highest scores are of grounded answers: what comes after them is no help."""
     labels = [1] * 400 + [0] * 40
-    with pytest.raises(ValueError, match="no threshold keeps precision"):
+    with pytest.raises(ValueError, match="no known threshold keeps precision"):
         guarantee(range(440), labels, {"precision": 0.8})
     found = guarantee(range(440), [0] * 40 + [1] * 400, {"precision": 0.8})
     assert found.threshold < 40
@@ -170,7 +179,11 @@ def test_answers_of_one_source_count_as_one():
         ({"recall": 1.0}, 0.9, "recall is 1.0"),
         ({"recall": 0.9}, 1.0, "confidence is 1.0"),
         ({"precision": 0.9}, None, "precision cannot be promised on average"),
-        ({"precision": 0.99}, 0.9, "no threshold keeps precision 0.99 on 40 answers"),
+        (
+            {"precision": 0.99},
+            0.9,
+            "no known threshold keeps precision 0.99 on 40 answers",
+        ),
         ({"false_alarms": 0.01}, 0.9, "promise 0.15, which one keeps, or give more"),
     ],
 )
@@ -187,7 +200,7 @@ def test_the_nearest_promise_that_can_be_made_is_named():
         re.search(r"promise (0\.\d+), which one keeps", str(stopped.value))[1]
     )
     guarantee(scores, labels, {"precision": could}, groups)
-    with pytest.raises(ValueError, match="no threshold keeps"):
+    with pytest.raises(ValueError, match="no known threshold keeps"):
         guarantee(scores, labels, {"precision": could + 0.05}, groups)
     with pytest.raises(ValueError, match="promise less, or give more"):
         guarantee(range(4), [0, 1, 0, 1], {"precision": 0.9}, confidence=1 - 1e-9)
@@ -210,7 +223,7 @@ def test_few_supported_characters_are_highlighted(confidence):
     ]
     assert 0.02 < np.mean(shares) < 0.11
     assert found.kind == "highlighted"
-    with pytest.raises(ValueError, match="no threshold keeps the share"):
+    with pytest.raises(ValueError, match="no known threshold keeps the share"):
         guaranteed_highlights(highlighted([[1.0]] * 5, [[0]] * 5, [[3]] * 5), 0.1)
     with pytest.raises(ValueError, match="no answer has a supported character"):
         guaranteed_highlights(highlighted([[1.0]], [[1]], [[3]]), 0.1)
@@ -294,7 +307,7 @@ def test_prior_correction_finds_the_new_base_rate():
     assert share == pytest.approx(0.1, abs=0.01)
     new = odds * 0.1 / 0.9
     np.testing.assert_allclose(found, new / (1 + new), atol=0.02)
-    some, prior = rng.random(40), 0.3
+    some, prior = rng.random(40), 0.8
     slow = prior
     for _ in range(5000):  # expectation maximisation
         true, false = some * slow / prior, (1 - some) * (1 - slow) / (1 - prior)
@@ -306,9 +319,13 @@ def test_prior_correction_finds_the_new_base_rate():
     assert same.tolist() == [0.4, 0.4] and share == 0.3
     few, share = adapted([0.1, 0.2], 0.3)  # less likely than before, or by chance
     assert few.tolist() == [0.1, 0.2] and share == 0.3
-    assert adapted([0.1, 0.2] * 20, 0.3)[1] == 0.0
-    found, share = adapted([1.0, 0.9], 0.3)
-    assert share == 1.0 and found.tolist() == [1.0, 1.0]
+    assert adapted([0.1, 0.2] * 20, 0.3)[1] == 1 / 42
+    assert adapted([0.1, 0.2] * 20, 0.3, np.arange(40) // 4)[1] == 1 / 12
+    found, share = adapted([1.0, 0.9, 0.9, 0.9], 0.3)
+    assert share == 5 / 6 and found[0] == 1 and (found[1:] < 1).all()
+    found, share = adapted([0.9] + [0.12] * 19, 0.4)  # evidence of one's own counts
+    assert found[0] == pytest.approx(1 / (1 + 21 * 0.1 / 0.9 * 0.4 / 0.6))
+    assert found[1] < 0.02
     assert at_rate(np.array([0.25, 1.0]), 0.5, 0.0).tolist() == [0.0, 1.0]
     assert at_rate(np.array([0.0, 0.25]), 0.5, 1.0).tolist() == [0.0, 1.0]
     with pytest.raises(ValueError, match=r"probabilities\[0\] is 2"):

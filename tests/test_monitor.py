@@ -80,7 +80,7 @@ vector = st.lists(number, min_size=3, max_size=3)
 point = st.tuples(vector, st.sampled_from([0.0, 0.5, 1.0, 2.0]))
 guards = st.builds(
     Guard,
-    similarity=st.sampled_from([-0.5, 0.2, 0.8, 0.95]),
+    similarity=st.sampled_from([0.0, 0.2, 0.8, 0.95]),
     gate=st.booleans(),
     centroid=st.sampled_from(["weighted", "mean"]),
     entropy=st.sampled_from(["nearest", "highest", None]),
@@ -193,6 +193,7 @@ def test_maps_over_queries():
     [
         ({"similarity": 1.5}, "similarity is 1.5; give a cosine"),
         ({"similarity": -1.0}, "similarity is -1.0"),
+        ({"similarity": -0.5}, "similarity is -0.5; what is near has a cosine of"),
         ({"centroid": "median"}, "centroid is 'median'; use one of"),
         ({"entropy": "mean"}, "entropy is 'mean'; use one of"),
     ],

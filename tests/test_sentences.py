@@ -199,6 +199,8 @@ def test_correlation():
     # Answers that share a source say no more than one of them.
     twice = correlation(np.tile(x, 2), np.tile(y, 2), [*range(200), *range(200)])
     np.testing.assert_allclose(twice, (r, low, high), atol=1e-9)
+    line = np.linspace(0.1, 0.7, 7)  # rounding makes it more than 1
+    assert max(correlation(line, 3 * line + 0.1)) == 1.0
     assert all(map(math.isnan, correlation([1.0, 1.0], [1.0, 2.0])))
     for bad, more in (([math.inf, 1.0], {}), ([1.0, 2.0], {"repeats": 0})):
         with pytest.raises(ValueError, match="finite|repeats is 0"):

@@ -306,7 +306,9 @@ def test_promises_that_cannot_be_made():
     with pytest.raises(ValueError, match=r"{'recall': 0.9}: no verdict: none of the"):
         promising([untrained(build("mtop_div"))], "tiny", {"recall": 0.9}, 0.9)
     known = drawn(np.random.default_rng(0), 30)
-    with pytest.raises(ValueError, match="no threshold keeps precision 0.99 on 30"):
+    with pytest.raises(
+        ValueError, match="no known threshold keeps precision 0.99 on 30"
+    ):
         promised(known, {"precision": 0.99})
     for wrong in ({"f1": 0.9}, {}, {"recall": 0.9, "precision": 0.9}):
         with pytest.raises(ValueError, match="give one of precision, recall, false"):
@@ -365,7 +367,9 @@ def test_spans_keep_a_promise_of_their_own(lm):
     careful = marking(np.tile(np.arange(201) > 0, (300, 1)), threshold=0.0)
     assert judged(lm, careful, **asked).spans == [] != judged(lm, careful).spans
     # Where all is highlighted from the first score below 1 on, that is not.
-    with pytest.raises(ValueError, match="no threshold keeps the share of highlighted"):
+    with pytest.raises(
+        ValueError, match="no known threshold keeps the share of highlighted"
+    ):
         promising([marking(np.ones((50, 201)))], "tiny", promise, 0.9)
     for how, message in (
         ({"token_threshold": 0.5}, "token_threshold=0.5 is of the scores that a thre"),

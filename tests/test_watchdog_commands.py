@@ -109,7 +109,7 @@ def test_questions_with_one_answer_stay_together(written):
 
 
 def test_related_questions():
-    """Chains of equal words, answers and sources."""
+    """Chains of equal words, answers, sources and contexts."""
     some = [
         Question("What is it?", "A."),
         Question("what is  it", "B."),
@@ -117,10 +117,12 @@ def test_related_questions():
         Question("When?", "C.", context="One.", source="s"),
         Question("Where?", "D.", context="Two.", source="s"),
         Question("Why?", "E."),
+        Question("How?", "F.", context="Three."),
+        Question("Which?", "G.", context="Three."),
     ]
     found = domain.related(some).tolist()
     assert found[0] == found[1] == found[2] and found[3] == found[4]
-    assert len(set(found)) == 3
+    assert found[6] == found[7] and len(set(found)) == 4
 
 
 def test_what_the_agent_was_told(written):

@@ -100,7 +100,7 @@ def best_f1_threshold(scores: Rows, labels: Rows) -> float:
 
 
 def best_accuracy_threshold(scores: Rows, labels: Rows) -> float:
-    """The threshold of highest accuracy, as :func:`best_f1_threshold` finds it."""
+    """Of the thresholds that flag any answer that of highest accuracy, as for F1."""
     threshold, flagged, hits = _splits(scores, labels)
     return float(threshold[np.argmax(2 * hits - flagged)])
 

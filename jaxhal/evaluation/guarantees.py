@@ -40,7 +40,7 @@ _DRAWS = 25
 
 
 class NoThreshold(ValueError):
-    """Of a promise that no threshold is known to keep."""
+    """Of a promise that no known threshold keeps."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,9 +67,14 @@ class Guarantee:
         bound = "at least" if self.kind in ("precision", "recall") else "at most"
         sure = "on average"
         if self.confidence is not None:
-            sure = f"with {self.confidence:.0%} confidence"
+            sure = f"with {_percent(self.confidence)} confidence"
         what = self.kind.replace("_", " ")
-        return f"{what} {bound} {self.level:.0%} {sure} ({self.sources} sources)"
+        return f"{what} {bound} {_percent(self.level)} {sure} ({self.sources} sources)"
+
+
+def _percent(share: float) -> str:
+    """As it was given: a promise that is rounded is another one."""
+    return f"{100 * share:.10g}%"
 
 
 def guarantee(
@@ -110,8 +115,8 @@ def guarantee(
     less = most if could is None else f"{could:g}, which one keeps"
     sources = group_codes(groups, len(scores)).max() + 1
     raise NoThreshold(
-        f"no threshold keeps {kind} {level} on {len(scores)} answers of {sources} "
-        f"sources; promise {less}, or give more labelled answers"
+        f"no known threshold keeps {kind} {level} on {len(scores)} answers of "
+        f"{sources} sources; promise {less}, or give more labelled answers"
     )
 
 
@@ -201,8 +206,8 @@ def guaranteed_highlights(
         kept = np.array([bounded(each, level) for each in mean.T]) <= 1 - confidence
     if not (passed := _passed(kept)):
         raise NoThreshold(
-            f"no threshold keeps the share of highlighted characters at {level} on "
-            f"{len(mean)} sources; allow a larger share, or give more answers"
+            f"no known threshold keeps the share of highlighted characters at {level} "
+            f"on {len(mean)} sources; allow a larger share, or give more answers"
         )
     found = float(STEPS[passed - 1])
     return Guarantee("highlighted", level, confidence, found, len(mean))

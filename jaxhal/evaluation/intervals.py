@@ -119,7 +119,7 @@ def correlation(
     covariance = np.stack([np.cov(pairs, fweights=each, ddof=0) for each in counts])
     spread = covariance[:, 0, 0] * covariance[:, 1, 1]
     varied = spread > 1e-20 * spread[0]  # less is rounding
-    r = covariance[varied, 0, 1] / np.sqrt(spread[varied])
+    r = np.clip(covariance[varied, 0, 1] / np.sqrt(spread[varied]), -1, 1)
     low, high = np.percentile(r, [2.5, 97.5])
     return float(r[0]), float(low), float(high)
 

@@ -39,6 +39,9 @@ def adapted(
     hallucinated answers look as before but are more or fewer, the new rate
     :math:`\rho` is that of most likelihood, and :math:`p' \propto p \rho / \pi`
     (Saerens, Latinne and Decaestecker, 2002, who find it by expectation maximisation).
+    Of :math:`n` answers, or sources, it lies within :math:`1/(n+2)` of neither 0 nor 1,
+    where nothing that is seen in one answer would count.
+
     They stay as they are where they are all alike, and where another rate is not
     clearly likelier (a likelihood ratio test at 5 %): few answers always seem to have
     some other rate.  Answers to one source rise and fall together: with ``groups`` the
@@ -61,11 +64,12 @@ def adapted(
     def slope(rate: float) -> float:  # of the likelihood, which has one top
         return float(np.mean((true - false) / (rate * true + (1 - rate) * false)))
 
-    least, most = 1e-9, 1 - 1e-9
+    least = 1 / (int(group_codes(groups, len(given)).max()) + 3)
+    most = 1 - least
     if slope(least) <= 0:
-        rate = 0.0
+        rate = least
     elif slope(most) >= 0:
-        rate = 1.0
+        rate = most
     else:
         rate = float(root_scalar(slope, bracket=(least, most)).root)
     whole = rate * true + (1 - rate) * false  # at the old rate these are 1

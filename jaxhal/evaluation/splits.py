@@ -72,7 +72,7 @@ def grouped_kfold(
             raise SplitError(
                 f"the {name} answers come from {found} groups, too few for {folds} "
                 "folds",
-                "give fewer folds or more answers",
+                "give fewer folds or more answers, or sources that are narrower",
             )
     splitter = StratifiedGroupKFold(folds, shuffle=True, random_state=seed)
     parts = list(splitter.split(positive, positive, group))
@@ -82,18 +82,18 @@ def grouped_kfold(
 
 
 def unseen_kinds(
-    kinds: Sequence[str], groups: Groups, folds: int = 5, seed: int = 0
+    kinds: Sequence[Sequence[str]], groups: Groups, folds: int = 5, seed: int = 0
 ) -> list[TrainTest]:
     """Grouped folds, each judged on kinds of hallucination it was not fitted to.
 
     The kinds are dealt into as many parts as there are folds.  A fold is judged once a
-    part, on its grounded answers and those of that part; what is learnt from are the
-    other folds without it.
+    part, on its grounded answers and those whose first kind is of that part; what is
+    learnt from are the answers of other folds that are of none of its kinds.
 
     Args:
-      kinds: of each answer, empty for a grounded one.
+      kinds: of each answer, none of a grounded one.
     """
-    kind = np.array(kinds)
+    kind = np.array([next(iter(several), "") for several in kinds])
     known = np.unique(kind[kind != ""])
     if len(known) < folds:
         raise SplitError(
@@ -103,7 +103,10 @@ def unseen_kinds(
         )
     dealt = np.array_split(np.random.default_rng(seed).permutation(known), folds)
     return [
-        (train[~np.isin(kind[train], part)], test[np.isin(kind[test], ["", *part])])
+        (
+            train[[not {*kinds[row]} & {*part} for row in train]],
+            test[np.isin(kind[test], ["", *part])],
+        )
         for train, test in grouped_kfold(kind != "", groups, folds, seed)
         for part in dealt
     ]

@@ -9,7 +9,7 @@ import numpy as np
 from jaxhal.evaluation.intervals import FEWEST, correlation, fewest_sources
 from jaxhal.evaluation.ranking import WithinParts, auprc
 from jaxhal.experiments.running import Result
-from jaxhal.experiments.splitting import kind_of
+from jaxhal.experiments.splitting import kinds_of
 from jaxhal.reporting.report import Report
 from jaxhal.reporting.results import estimates, interval_markdown, pooled, ranked
 from jaxhal.scoring.detection import judge, report
@@ -59,7 +59,8 @@ def kind_table(found: Result) -> list[dict[str, Any]]:
         return []
     (one,) = found.data.values()
     whole = ranked(found.judged, found.methods)
-    kinds = np.array([kind_of(one.examples[row]) for row in whole.rows])
+    several = [kinds_of(one.examples[row]) for row in whole.rows]
+    kinds = np.array([next(iter(each), "") for each in several])
     names = sorted(set(kinds.tolist()) - {""})
     rows = []
     for name in names if len(names) > 1 else ():

@@ -50,7 +50,7 @@ def splits(config: Experiment, data: Inputs, label: str) -> list[Split]:
 def _drawn(config: Experiment, data: Inputs, label: str) -> list[Split]:
     labels, groups, count = data.labels, data.groups.tolist(), len(data.labels)
     folds, seed = config.folds, config.seed
-    kinds = [kind_of(example) for example in data.examples]
+    kinds = [kinds_of(example) for example in data.examples]
     if config.protocol == "official":
         parts = np.array([example.split for example in data.examples])
         train, test = np.flatnonzero(parts == "train"), np.flatnonzero(parts == "test")
@@ -86,8 +86,8 @@ def _drawn(config: Experiment, data: Inputs, label: str) -> list[Split]:
     return [Split(*part) for part in found[config.protocol]()]
 
 
-def kind_of(example: Example) -> str:
-    """Of the first span of a hallucinated answer; empty for a grounded one."""
+def kinds_of(example: Example) -> list[str]:
+    """Of the spans of a hallucinated answer, in order; none of a grounded one."""
     if not example.label:
-        return ""
-    return example.labels[0].label if example.labels else "unknown"
+        return []
+    return [span.label for span in example.labels] or ["unknown"]

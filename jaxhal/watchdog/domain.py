@@ -72,12 +72,15 @@ def check_unchanged(config: Watch, *, keep: bool = False) -> None:
 
 
 def related(questions: Sequence[Question]) -> Int[np.ndarray, " questions"]:
-    """A number for each, the same for those that share words, answers or a source."""
+    """A number for each, the same for those that share words, answers or sources.
+
+    Those with one context share a source."""
     keys: dict[tuple, int] = {}
     pairs = []
     for at, one in enumerate(questions):
         shared: list[tuple] = [("words", plain(one.text)), ("answers", references(one))]
         shared += [("source", one.source)] if one.source else []
+        shared += [("context", one.context)] if one.context else []
         pairs += [(at, keys.setdefault(key, len(keys))) for key in shared]
     rows, columns = np.array(pairs).T
     many = len(questions)

@@ -45,6 +45,11 @@ class Guard:
 
     def __post_init__(self):
         check_cosine(similarity=self.similarity)
+        if self.similarity < 0:
+            raise ValueError(
+                f"similarity is {self.similarity}; what is near has a cosine of at "
+                "least 0"
+            )
         one_of(("weighted", "mean"), centroid=self.centroid)
         one_of(("nearest", "highest", None), entropy=self.entropy)
 
