@@ -90,4 +90,4 @@ def kinds_of(example: Example) -> list[str]:
     """Of the spans of a hallucinated answer, in order; none of a grounded one."""
     if not example.label:
         return []
-    return [span.label for span in example.labels] or ["unknown"]
+    return [span.label for span in example.labels or ()] or ["unknown"]
