@@ -333,7 +333,7 @@ def test_own_reducer_under_jit_and_vmap(lm):
     np.testing.assert_allclose(mapped[1], plain["sink"][:, 2], atol=1e-5)
 
 
-@MIXED
+@ANY
 def test_gradients_are_finite(lm):
     sample = batch(LENGTHS, 16, 8)
 

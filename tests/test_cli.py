@@ -616,6 +616,18 @@ def test_demo(tmp_path, calls):
     assert "allotments-2 (hallucinated)" in found.stderr
 
 
+def test_a_demo_writes_over_nothing_but_a_demo(tmp_path, calls):
+    own = tmp_path / "results.md"
+    own.write_text("mine")
+    found = run("demo", "--out", tmp_path)
+    assert found.exit_code == 2 and "holds 'results.md', which no demo" in found.stderr
+    assert own.read_text() == "mine" and not calls
+    found = run("demo", "--out", own)
+    assert found.exit_code == 2 and "is a file; give a folder" in found.stderr
+    for _ in range(2):
+        assert run("demo", "--out", tmp_path / "new", "--limit", "1").exit_code == 0
+
+
 def test_demo_compares_with_the_controls_on_both(tmp_path, calls, monkeypatch):
     def score(lm, some, *_, **options):
         made_up = [{"token_entropy": float(e.label), "novel_words": 0.5} for e in some]

@@ -252,9 +252,15 @@ def test_the_hub_is_a_folder_far_away(ready, saved, tmp_path, monkeypatch):
 
     before = ["old/card.json", "old/params.safetensors", "mine.txt"]
     before += ["others/old/card.json"]
-    monkeypatch.setattr("huggingface_hub.list_repo_files", lambda repo: before)
 
-    def upload(repo_id, folder_path, delete_patterns):
+    def listed(repo, token):
+        assert token == "secret"
+        return before
+
+    monkeypatch.setattr("huggingface_hub.list_repo_files", listed)
+
+    def upload(repo_id, folder_path, delete_patterns, token):
+        assert token == "secret"
         gone = filter_repo_objects(before, allow_patterns=delete_patterns)
         assert [*gone] == before[:2]
         files = sorted(
@@ -264,7 +270,8 @@ def test_the_hub_is_a_folder_far_away(ready, saved, tmp_path, monkeypatch):
         return "https://hub.example/me/mine"
 
     monkeypatch.setattr("huggingface_hub.upload_folder", upload)
-    assert ready.push_to_hub("me/mine", private=True) == "https://hub.example/me/mine"
+    made = ready.push_to_hub("me/mine", private=True, token="secret")
+    assert made == "https://hub.example/me/mine"
     assert sent["private"] and "linear_probe/params.safetensors" in sent["me/mine"]
     assert "README.md" in sent["me/mine"]
     monkeypatch.setattr("huggingface_hub.snapshot_download", hub_of(saved, tmp_path))

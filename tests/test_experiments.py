@@ -825,6 +825,7 @@ def test_bad_settings_are_found_before_reading(here, change, problem, monkeypatc
         ("name: a\ndata: {b: 1}", "configuration: data is a mapping and has to be a l"),
         ("name: a\ndetectors: {toha: {}}", "configuration: detectors is a mapping and"),
         ("detectors: {a: {}}\ntuning: {rank: 3}", "n: detectors is a mapping and has"),
+        ("name: a\ntimed: many", "configuration: timed: Value 'many' of type"),
     ],
 )
 def test_what_is_no_mapping_or_no_list(tmp_path, text, problem):

@@ -111,11 +111,10 @@ def test_guiding_does_what_it_is_for(lm):
     assert entropy(UNSURE) < entropy(SURE) - 0.05
 
 
-@pytest.mark.parametrize("batch_size", [1, 2])
-def test_a_response_does_not_depend_on_its_batch(lm, batch_size):
+def test_a_response_does_not_depend_on_its_batch(lm):
     options = dict(candidates=3, chunk=4, max_new_tokens=10, key=KEY)
     together = guide(lm, PROMPTS, UNSURE, batch_size=3, **options)
-    apart = guide(lm, PROMPTS, UNSURE, batch_size=batch_size, **options)
+    apart = guide(lm, PROMPTS, UNSURE, batch_size=2, **options)
     for ours, theirs in zip(apart, together, strict=True):
         assert ours.response.tokens.tolist() == theirs.response.tokens.tolist()
         for mine, other in zip(ours.chunks, theirs.chunks, strict=True):

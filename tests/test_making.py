@@ -329,6 +329,9 @@ def test_a_question_that_an_endpoint_refuses_is_an_error_of_its_row(
         (dict(contained=2), "contained is 2; use 0, 1 or leave it out"),
         (dict(limit=0), "limit is 0; there are 12 questions"),
         (dict(limit=13), "limit is 13; there are 12 questions"),
+        (dict(batch_size=0), "batch_size is 0"),
+        (dict(max_new_tokens=0), "max_new_tokens is 0"),
+        (dict(limit="many"), "configuration: limit: Value 'many'"),
         (dict(temperature=-1.0), "temperature is -1.0"),
         (dict(dtype="float16"), "dtype is 'float16'"),
         (dict(heat=1.0), "configuration: .*heat"),
@@ -337,6 +340,8 @@ def test_a_question_that_an_endpoint_refuses_is_an_error_of_its_row(
 def test_wrong_configurations(world, tmp_path, wrong, message):
     with pytest.raises(ValueError, match=message):
         make(config(tmp_path, **wrong), progress=False)
+    # Nothing is in the way of its correction.
+    assert not [*tmp_path.rglob("config.yaml")]
 
 
 def test_one_sided_answers_make_no_data_set(world, tmp_path, monkeypatch):

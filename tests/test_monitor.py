@@ -87,7 +87,7 @@ guards = st.builds(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(vector, st.sampled_from([0.0, 0.5, 1.0]), st.lists(point, max_size=6), guards)
 def test_equals_a_slow_oracle(query, entropy, points, guard):
     # A point twice: equal vectors are a tie, and the first counts.

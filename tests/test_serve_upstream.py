@@ -82,11 +82,15 @@ def test_an_answer_and_the_verdict_on_it(lm, one, engine, client):
     assert engine.keys == [None]  # the client's own key is not theirs
 
 
+_PARTS = [{"type": "thinking", "thinking": []}, {"type": "text", "text": "Pears."}]
+
+
 @pytest.mark.parametrize(
     ("change", "want"),
     [
         ({"logprobs": {"content": [{"logprob": float("-inf")}]}}, 200),
         ({"message": {"role": "assistant", "content": "Red \ud83d pears"}}, 200),
+        ({"message": {"role": "assistant", "content": _PARTS}}, 200),
         ({"message": {"role": "assistant", "content": 5}}, 502),
         ({"index": float("inf")}, 502),
     ],

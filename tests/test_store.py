@@ -324,12 +324,12 @@ def test_a_full_disk_keeps_what_was_finished(lm, tmp_path, monkeypatch):
 
 def test_killed_at_any_moment_it_resumes_bit_for_bit(lm, tmp_path, monkeypatch):
     monkeypatch.setattr(store_module, "_PART_ROWS", PART_ROWS)
-    count = 192
+    count = 96
     whole = read_into(tmp_path / "whole", lm, answers(count), REDUCERS, batch_size=2)
     folder = tmp_path / "killed"
     rng = random.Random(0)
     seen: dict[str, int] = {}
-    for _ in range(6):
+    for _ in range(3):
         child = Child(folder, count)
         child.go()
         before = len(list(folder.glob("*/parts/[!.]*")))
@@ -354,7 +354,7 @@ def test_killed_at_any_moment_it_resumes_bit_for_bit(lm, tmp_path, monkeypatch):
 
 def test_two_processes_share_the_work(lm, tmp_path, monkeypatch):
     monkeypatch.setattr(store_module, "_PART_ROWS", PART_ROWS)
-    count = 64
+    count = 32
     whole = read_into(tmp_path / "whole", lm, answers(count), REDUCERS, batch_size=2)
     folder = tmp_path / "both"
     both = [Child(folder, count) for _ in range(2)]

@@ -132,6 +132,7 @@ def test_a_dict_of_lists_is_a_list_of_spans():
         (GOOD | {"is_hallucination": [1]}, "'is_hallucination' is [1]; use 0, 1"),
         (GOOD | {"labels": {"start": [0], "end": []}}, "use lists of one length"),
         (GOOD | {"labels": {"start": 0, "end": 1}}, "use lists of one length"),
+        (GOOD | {"labels": {}}, "'labels' is an empty dict; use a list of spans"),
         (GOOD | {"labels": np.zeros(2)}, "use a list of spans"),
         (GOOD | {"labels": [{"start": 0, "end": 9}]}, "[0, 9) lies outside"),
         ({"prompt": "P", "answer": b"A"}, "'answer' is \"b'A'\"; use text"),

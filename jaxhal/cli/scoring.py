@@ -146,6 +146,7 @@ def demo(
     with usage():
         names = placed(known_as(model), detector) if detector else None
         resolve(known_as(model), names)  # a wrong one should cost no download
+        _check_demo(out)
         out.mkdir(parents=True, exist_ok=True)
         lm = jaxhal.load(model, dtype=dtype, weights=weights, mesh=mesh)
         chosen = resolve_for(lm, names)
@@ -189,9 +190,24 @@ def demo(
     console.print(f"\n{described(chosen, lm)}")
     console.print(counted([report.verdict for report in reports]))
     _show(console, reports[:3])
-    for name in ("scores.jsonl", "results.md", "report.html"):
+    for name in _DEMO:
         console.print(f"wrote {out / name}", soft_wrap=True)
     finish(console, [report.error for report in reports])
+
+
+# What a demo writes.
+_DEMO = "scores.jsonl", "results.md", "report.html"
+
+
+def _check_demo(out: Path) -> None:
+    """Refuses a folder in which something else than a demo wrote one of its files."""
+    if out.exists() and not out.is_dir():
+        raise NotADirectoryError(f"{out} is a file; give a folder")
+    there = [name for name in _DEMO if (out / name).exists()]
+    if there and len(there) < len(_DEMO):
+        raise FileExistsError(
+            f"{out} holds {there[0]!r}, which no demo wrote; give another folder"
+        )
 
 
 def detect(

@@ -1,7 +1,6 @@
 """``jaxhal watchdog``: explore, evaluate, check and serve."""
 
 import asyncio
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -91,7 +90,7 @@ def check(
 ) -> None:
     """Says of queries whether the agent may hallucinate, a JSON object a line."""
     with usage("watchdog"):
-        from jaxhal.datasets.jsonl import numbered_lines
+        from jaxhal.datasets.jsonl import numbered_lines, write_rows
         from jaxhal.watchdog.config import load_watch
         from jaxhal.watchdog.guarding import verdict
 
@@ -104,10 +103,12 @@ def check(
             raise ValueError("there is nothing to check; give --query or --input")
         dog = _explored(loaded, config)
         checks = asyncio.run(dog.checks(queries))
-    for one in checks:
-        said: dict[str, Any] = {"query": one.query, **verdict(one, False)}
-        del said["mode"], said["blocked"]
-        typer.echo(json.dumps(said, ensure_ascii=False))
+    said = [{"query": one.query, **verdict(one, False)} for one in checks]
+    shown = (
+        {name: value for name, value in one.items() if name not in ("mode", "blocked")}
+        for one in said
+    )
+    write_rows("-", shown)
     if any(one.error is not None for one in checks):
         raise typer.Exit(1)
 

@@ -198,4 +198,6 @@ def _spans(labels: Any) -> Any:
         spans = list(zip(*labels.values(), strict=True))
     except (TypeError, ValueError):
         raise ValueError("'labels' is a dict; use lists of one length in it") from None
+    if not labels:
+        raise ValueError("'labels' is an empty dict; use a list of spans")
     return [dict(zip(labels, span, strict=True)) for span in spans]

@@ -99,11 +99,11 @@ def compare(
     config = structured(Guiding, source, overrides)
     check_writing(config)
     folder = Path(config.out) / config.name
-    # What is written together changes nothing.
-    claim(folder, config, lambda one: dataclasses.replace(one, batch_size=1))
     questions = questions_of(config)
     lm = model(config.model, config.dtype, config.mesh)
     guiding = _detector(config, lm)
+    # What is written together changes nothing.
+    claim(folder, config, lambda one: dataclasses.replace(one, batch_size=1))
     with alone(folder):
         written = _written(lm, config, guiding, questions, folder, progress)
     whole = [q for q in questions if all(written[q.id][way] for way in WAYS)]

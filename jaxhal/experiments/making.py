@@ -107,9 +107,9 @@ def make(
     config = structured(Making, source, overrides)
     _check(config)
     folder = Path(config.out) / config.name
-    claim(folder, config, _answers)
     questions = questions_of(config)
     judge, lm = _judge(config), model(config.model, config.dtype, config.mesh)
+    claim(folder, config, _answers)  # not before all that it names is found
     with alone(folder):
         answers = _answered(lm, config, questions, folder, progress)
         # Labels may be judged in another way than before, and no data set come of them.

@@ -57,7 +57,7 @@ def _drawn(config: Experiment, data: Inputs, label: str) -> list[Split]:
         if not len(train) or not len(test):
             raise ValueError(
                 f"protocol is 'official' but the data has the splits "
-                f"{sorted(set(parts))}; use 'grouped' or 'holdout'"
+                f"{sorted({*parts.tolist()})}; use 'grouped' or 'holdout'"
             )
         if shared := {groups[n] for n in train} & {groups[n] for n in test}:
             raise ValueError(

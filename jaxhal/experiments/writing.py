@@ -11,7 +11,7 @@ from jaxtyping import Array
 
 from jaxhal.datasets import Question, check_questions, load_questions
 from jaxhal.generation import requests
-from jaxhal.io.checks import check_name, one_of
+from jaxhal.io.checks import at_least, check_name, one_of
 from jaxhal.io.configuration import MISSING
 from jaxhal.io.files import append, lines_of
 from jaxhal.io.progress import progress_bar
@@ -64,6 +64,7 @@ def check_writing(config: Writing) -> None:
     check_name(config.name)
     check_questions(config.questions)
     one_of(DTYPES, dtype=config.dtype)
+    at_least(1, batch_size=config.batch_size, max_new_tokens=config.max_new_tokens)
 
 
 def questions_of(config: Writing) -> list[Question]:

@@ -75,7 +75,9 @@ def structured(
             _check_plain(merged, "the configuration")
         return OmegaConf.to_object(merged)
     except OmegaConfBaseException as error:
-        raise ValueError(f"configuration: {str(error).splitlines()[0]}") from error
+        said, key = str(error).splitlines()[0], error.full_key
+        where = f"{key}: " if key and key not in said else ""
+        raise ValueError(f"configuration: {where}{said}") from error
 
 
 def to_yaml(config: Any) -> str:
@@ -88,6 +90,8 @@ def _explained(where: str) -> Iterator[None]:
     """Says what is not YAML."""
     try:
         yield
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{where} is not UTF-8; save it as UTF-8") from error
     except YAMLError as error:
         problem = " ".join(str(error).split())
         raise ValueError(

@@ -124,15 +124,17 @@ class FittedDetectors:
         from huggingface_hub import create_repo, list_repo_files, upload_folder
 
         create_repo(repo, exist_ok=True, **options)
+        token = options.get("token")
         # Of detectors that were there before none decides with these; folders of others
         # further down stay.
-        there = (PurePosixPath(name) for name in list_repo_files(repo))
+        there = (PurePosixPath(name) for name in list_repo_files(repo, token=token))
         old = [one for one in there if len(one.parts) == 2 and one.name in FILES]
         with tempfile.TemporaryDirectory() as folder:
             self.save_pretrained(Path(folder) / "detectors")
             made = upload_folder(
                 repo_id=repo,
                 folder_path=Path(folder) / "detectors",
+                token=token,
                 delete_patterns=[glob.escape(str(one)) for one in old],
             )
         return str(made)

@@ -21,6 +21,7 @@ from jaxhal.datasets.jsonl import Row
 from jaxhal.detectors import Detector
 from jaxhal.evaluation.held_out import Measured
 from jaxhal.models.lm import LM
+from jaxhal.models.mesh import mesh_of
 from jaxhal.reading.extract import Extraction, extract
 from jaxhal.reading.keys import digest, fingerprint
 from jaxhal.reporting.attribution import Piece, Sources, SpanRelevance
@@ -77,6 +78,7 @@ def settings_of(
         "all": every,
         "jaxhal": jaxhal.__version__,
         "jax": jax.__version__,
+        "mesh": None if (mesh := mesh_of(lm.params)) is None else dict(mesh.shape),
         "device": jax.local_devices()[0].device_kind,
     }
 

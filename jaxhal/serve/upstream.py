@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Callable
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import Any
+from urllib.parse import quote
 
 import httpx2
 from fastapi.responses import Response, StreamingResponse
@@ -214,6 +215,8 @@ def _said(choice: dict[str, Any]) -> str:
     """The text of a choice, or of a piece of one."""
     message = choice.get("message") or choice.get("delta")
     text = (choice.get("text") if message is None else message.get("content")) or ""
+    if isinstance(text, list):  # of parts, such as what was thought before
+        text = "".join(part["text"] for part in text if part.get("type") == "text")
     if not isinstance(text, str):
         raise ValueError(f"the content of a choice is {quoted(text)}, not text")
     return text
@@ -225,7 +228,7 @@ def _headers(said: dict[str, Any]) -> dict[str, str]:
     if (probability := said.get("probability")) is not None:
         shown["X-Jaxhal-Probability"] = f"{probability:.4f}"
     if by := said.get("by"):
-        shown["X-Jaxhal-By"] = by
+        shown["X-Jaxhal-By"] = quote(by)  # a header holds no other script
     return shown
 
 

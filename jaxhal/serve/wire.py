@@ -83,9 +83,11 @@ class VerdictRequest(_Told):
     tools: list[dict[str, Any]] | None = Field(
         None, description="Definitions of those that messages may call."
     )
-    label: Any = Field(None, description="Changes nothing; labelled files have one.")
-    labels: Any = Field(None, description="Changes nothing.")
-    source: Any = Field(None, description="Changes nothing.")
+    label: Any = Field(
+        None, description="Of labelled files; checked, and changes nothing."
+    )
+    labels: Any = Field(None, description="Checked, and changes nothing.")
+    source: Any = Field(None, description="Checked, and changes nothing.")
     rows: list[dict[str, Any]] | None = Field(
         None, description="Answers, each an object with these keys."
     )

@@ -464,7 +464,7 @@ def test_what_is_cached_is_for_its_owner_alone(encoder, tmp_path, monkeypatch):
     assert stat.S_IMODE(kept.stat().st_mode) == 0o600
 
 
-@hypothesis.settings(max_examples=200, deadline=None, database=None)
+@hypothesis.settings(max_examples=80, deadline=None, database=None)
 @hypothesis.given(st.randoms(use_true_random=False))
 def test_fuzzed_requests(served, draw):
     """``python tests/adversary/fuzz.py requests`` sends more."""

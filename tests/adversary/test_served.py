@@ -65,6 +65,8 @@ def sent(draw) -> bytes:
     lines += [f"Content-Type: {kind}", f"Content-Length: {len(raw)}"]
     if draw.random() < 0.1:
         lines.append(draw.choice(HEADERS))
+    if draw.random() < 0.9:  # who sent it waits for more where the line stays open
+        lines.append("Connection: close")
     return "\r\n".join(lines).encode("utf-8", "surrogatepass") + b"\r\n\r\n" + raw
 
 
