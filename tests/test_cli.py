@@ -408,6 +408,15 @@ def test_usage_errors_exit_2(tmp_path, calls, monkeypatch, arguments, message):
     assert os.listdir() == ["in.jsonl"] and calls == []
 
 
+@pytest.mark.parametrize("start", [b"PAR1", b"\x1f\x8b\x08"])
+def test_files_that_hold_no_lines(tmp_path, calls, start):
+    path = tmp_path / "rows"
+    path.write_bytes(start + b"\n\0\xff\n" * 9)
+    found = run("detect", "-m", "m", "-i", path, "-o", tmp_path / "out.jsonl")
+    assert found.exit_code == 2 and "give its rows as JSON Lines" in found.stderr
+    assert os.listdir(tmp_path) == ["rows"]
+
+
 @pytest.mark.parametrize("command", ["detect", "demo"])
 def test_a_full_disk_is_one_line(command, tmp_path, calls, monkeypatch):
     """Exit code 2, not that of a row that failed."""
