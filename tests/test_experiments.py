@@ -844,17 +844,21 @@ def test_settings_that_the_data_does_not_allow(here):
             experiments.run(here, change, progress=False)
 
 
-def test_an_official_split_within_sources(here, monkeypatch):
-    monkeypatch.setattr(
-        running,
-        "load_dataset",
-        lambda *_, **__: [
-            dataclasses.replace(one, split=("train", "test")[number % 2])
+def test_no_official_split_costs_no_reading(here, monkeypatch):
+    """One within sources, and none at all."""
+    monkeypatch.setattr(running, "collect", None)
+    for names, problem in (
+        (("train", "test"), "4 sources have answers to fit to and to judge"),
+        (("", ""), r"it has the splits \[''\]; use 'grouped' or 'holdout'"),
+    ):
+        some = [
+            dataclasses.replace(one, split=names[number % 2])
             for number, one in enumerate(labelled(12))
-        ],
-    )
-    with pytest.raises(ValueError, match="'crates', protocol 'official': 4 sources"):
-        experiments.run(here, progress=False)
+        ]
+        monkeypatch.setattr(running, "load_dataset", lambda *_, some=some, **__: some)
+        found = f"'crates', protocol 'official': {problem}"
+        with pytest.raises(ValueError, match=found):
+            experiments.run(here, progress=False)
 
 
 def test_sources_are_drawn_around_an_official_test(monkeypatch):

@@ -16,7 +16,7 @@ from jaxhal.detectors import Detector, build
 from jaxhal.evaluation.held_out import Measured
 from jaxhal.experiments import finetuning
 from jaxhal.experiments.config import Data, Experiment
-from jaxhal.experiments.splitting import Split, splits
+from jaxhal.experiments.splitting import Split, official_split, splits
 from jaxhal.experiments.tokens import first_highlights
 from jaxhal.io.progress import progress_bar
 from jaxhal.models.lm import LM
@@ -183,6 +183,9 @@ def read_data(
         data.label: examples_of(data, config.seed, config.protocol)
         for data in config.data
     }
+    if config.protocol == "official":
+        for label, some in examples.items():
+            official_split(some, label)
     if config.unit == "response":
         for some in examples.values():
             check_marked(detectors, some)

@@ -1,5 +1,6 @@
 """Which answers an experiment fits to, and which it judges."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -52,20 +53,7 @@ def _drawn(config: Experiment, data: Inputs, label: str) -> list[Split]:
     folds, seed = config.folds, config.seed
     kinds = [kinds_of(example) for example in data.examples]
     if config.protocol == "official":
-        parts = np.array([example.split for example in data.examples])
-        train, test = np.flatnonzero(parts == "train"), np.flatnonzero(parts == "test")
-        if not len(train) or not len(test):
-            raise ValueError(
-                f"protocol is 'official' but the data has the splits "
-                f"{sorted({*parts.tolist()})}; use 'grouped' or 'holdout'"
-            )
-        if shared := {groups[n] for n in train} & {groups[n] for n in test}:
-            raise ValueError(
-                f"data set {label!r}, protocol 'official': {len(shared)} sources have "
-                "answers to fit to and to judge, which would tell what is judged; use "
-                "'grouped' or 'holdout'"
-            )
-        return [Split(train, test)]
+        return [official_split(data.examples, label)]
     if config.protocol == "toha":
         share = config.train_size / count
         if not 0 < share < 1:
@@ -84,6 +72,25 @@ def _drawn(config: Experiment, data: Inputs, label: str) -> list[Split]:
         "leaky": lambda: leaky_halves(count),
     }
     return [Split(*part) for part in found[config.protocol]()]
+
+
+def official_split(examples: Sequence[Example], label: str) -> Split:
+    """As the data set has it; ValueError where it has none that is of use."""
+    parts = np.array([example.split for example in examples])
+    train, test = np.flatnonzero(parts == "train"), np.flatnonzero(parts == "test")
+    if not len(train) or not len(test):
+        raise ValueError(
+            f"data set {label!r}, protocol 'official': it has the splits "
+            f"{sorted({*parts.tolist()})}; use 'grouped' or 'holdout'"
+        )
+    both = [{examples[row].group for row in rows} for rows in (train, test)]
+    if shared := both[0] & both[1]:
+        raise ValueError(
+            f"data set {label!r}, protocol 'official': {len(shared)} sources have "
+            "answers to fit to and to judge, which would tell what is judged; use "
+            "'grouped' or 'holdout'"
+        )
+    return Split(train, test)
 
 
 def kinds_of(example: Example) -> list[str]:
