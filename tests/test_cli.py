@@ -629,7 +629,7 @@ def test_a_demo_writes_over_nothing_but_a_demo(tmp_path, calls):
     own = tmp_path / "results.md"
     own.write_text("mine")
     found = run("demo", "--out", tmp_path)
-    assert found.exit_code == 2 and "holds 'results.md', which no demo" in found.stderr
+    assert found.exit_code == 2 and "holds 'results.md' and not the" in found.stderr
     assert own.read_text() == "mine" and not calls
     found = run("demo", "--out", own)
     assert found.exit_code == 2 and "is a file; give a folder" in found.stderr

@@ -11,7 +11,7 @@ from serve_world import reader, renamed, served
 import jaxhal
 from chat_server import BREAK, serving
 from jaxhal.serve.app import Server
-from jaxhal.serve.upstream import Upstream, example_of
+from jaxhal.serve.upstream import Upstream, _headers, example_of
 from jaxhal.serve.writer import Busy, Failed
 from jaxhal.types import Example, Turn
 from tiny_lm import tiny_lm
@@ -108,6 +108,11 @@ def test_odd_fields_of_an_engine_cost_no_answer(one, change, want):
     if want == 200:
         (told,) = json.loads(found.content)["choices"]
         assert told["jaxhal"]["verdict"] or told["jaxhal"]["error"]
+
+
+def test_a_name_in_another_script_fits_in_a_header():
+    found = _headers({"verdict": "supported", "by": "тест: a/b"})
+    assert found["X-Jaxhal-By"].encode("latin-1").endswith(b"\\u0442: a/b")
 
 
 def test_halves_of_a_character_are_joined(one):

@@ -206,7 +206,7 @@ def _check_demo(out: Path) -> None:
     there = [name for name in _DEMO if (out / name).exists()]
     if there and len(there) < len(_DEMO):
         raise FileExistsError(
-            f"{out} holds {there[0]!r}, which no demo wrote; give another folder"
+            f"{out} holds {there[0]!r} and not the rest of a demo; give another folder"
         )
 
 

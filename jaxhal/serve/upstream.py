@@ -10,7 +10,6 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Callable
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import Any
-from urllib.parse import quote
 
 import httpx2
 from fastapi.responses import Response, StreamingResponse
@@ -228,7 +227,8 @@ def _headers(said: dict[str, Any]) -> dict[str, str]:
     if (probability := said.get("probability")) is not None:
         shown["X-Jaxhal-Probability"] = f"{probability:.4f}"
     if by := said.get("by"):
-        shown["X-Jaxhal-By"] = quote(by)  # a header holds no other script
+        # A header holds no other script.
+        shown["X-Jaxhal-By"] = by.encode("ascii", "backslashreplace").decode()
     return shown
 
 

@@ -101,7 +101,8 @@ def told(port: int, raw: bytes) -> int | None:
                     heard += piece
             except TimeoutError:  # it waits for more, and is told that none comes
                 line.settimeout(60)
-                line.shutdown(socket.SHUT_WR)
+                with contextlib.suppress(OSError):  # it has hung up meanwhile
+                    line.shutdown(socket.SHUT_WR)
                 while piece := line.recv(65536):
                     heard += piece
     lines = [one.split() for one in heard.split(b"\r\n") if one[:5] == b"HTTP/"]
