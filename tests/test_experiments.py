@@ -1170,7 +1170,8 @@ def test_an_endpoint_that_fails_costs_single_answers(here, tmp_path, monkeypatch
         server.replies = ["no"]
         monkeypatch.setattr(running, "load_dataset", lambda name: some[4:5])
         with pytest.raises(ValueError, match="none of the 1 answers can be judged: ex"):
-            experiments.run({**here, "name": "none", "detectors": [asked]})
+            other = {"name": "none", "protocol": "grouped"}
+            experiments.run({**here, **other, "detectors": [asked]})
     scores = pd.read_parquet(tmp_path / "tiny" / "scores.parquet").set_index("id")
     tested = {one.id: one for one in some if one.split == "test" and one.id != "a45"}
     assert set(scores.index) == set(tested)

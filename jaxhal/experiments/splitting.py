@@ -83,7 +83,7 @@ def official_split(examples: Sequence[Example], label: str) -> Split:
             f"data set {label!r}, protocol 'official': it has the splits "
             f"{sorted({*parts.tolist()})}; use 'grouped' or 'holdout'"
         )
-    both = [{examples[row].group for row in rows} for rows in (train, test)]
+    both = [{examples[row].group for row in part.tolist()} for part in (train, test)]
     if shared := both[0] & both[1]:
         raise ValueError(
             f"data set {label!r}, protocol 'official': {len(shared)} sources have "
