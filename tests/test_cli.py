@@ -25,6 +25,7 @@ from jaxhal.cli import console, listing
 from jaxhal.cli import scoring as scoring_commands
 from jaxhal.cli.verdicts import excerpt
 from jaxhal.datasets import bundled, bundled_answers
+from jaxhal.datasets.jsonl import numbered_lines
 from jaxhal.detectors import AT_ONCE, build
 from jaxhal.evaluation import CalibrationSet, Measured, Platt
 from jaxhal.io import progress
@@ -408,13 +409,21 @@ def test_usage_errors_exit_2(tmp_path, calls, monkeypatch, arguments, message):
     assert os.listdir() == ["in.jsonl"] and calls == []
 
 
-@pytest.mark.parametrize("start", [b"PAR1", b"\x1f\x8b\x08"])
+@pytest.mark.parametrize("start", [b"PAR1\x15", b"\x1f\x8b\x08", b"PK\x03\x04"])
 def test_files_that_hold_no_lines(tmp_path, calls, start):
     path = tmp_path / "rows"
     path.write_bytes(start + b"\n\0\xff\n" * 9)
     found = run("detect", "-m", "m", "-i", path, "-o", tmp_path / "out.jsonl")
     assert found.exit_code == 2 and "give its rows as JSON Lines" in found.stderr
     assert os.listdir(tmp_path) == ["rows"]
+
+
+def test_lines_that_begin_with_such_letters(tmp_path):
+    path = tmp_path / "queries.txt"
+    path.write_text("PAR1 and its inhibitors?\nPKU: how is it treated?\n")
+    assert len([*numbered_lines(path)]) == 2
+    path.write_text("PKU: how is it treated?\n")
+    assert len([*numbered_lines(path)]) == 1
 
 
 @pytest.mark.parametrize("command", ["detect", "demo"])

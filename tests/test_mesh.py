@@ -9,6 +9,7 @@ from jax.sharding import AbstractMesh, AxisType
 import jaxhal
 import tiny_lm
 from jaxhal.models import mesh as mesh_lib
+from jaxhal.scoring.results import settings_of
 
 
 def test_eight_devices_compute_what_one_does():
@@ -53,6 +54,9 @@ def test_a_mesh_of_one_device_and_wrong_weights(tmp_path):
 
     folder = tiny_lm.write_lm(tmp_path)
     want, got = jaxhal.load(folder), jaxhal.load(folder, mesh="data=1,model=1")
+    # A result that is half there goes on over the mesh that it began on.
+    one, other = (settings_of(lm, [], 8) for lm in (want, got))
+    assert {name for name in one if one[name] != other[name]} == {"mesh"}
     for a, b in zip(*map(jax.tree.leaves, (want.params, got.params)), strict=True):
         np.testing.assert_array_equal(a, b)
     path = folder / "model.safetensors"

@@ -103,12 +103,12 @@ def check(
             raise ValueError("there is nothing to check; give --query or --input")
         dog = _explored(loaded, config)
         checks = asyncio.run(dog.checks(queries))
-    said = [{"query": one.query, **verdict(one, False)} for one in checks]
-    shown = (
-        {name: value for name, value in one.items() if name not in ("mode", "blocked")}
-        for one in said
-    )
-    write_rows("-", shown)
+    rows: list[dict[str, Any]] = [
+        {"query": one.query, **verdict(one, False)} for one in checks
+    ]
+    for row in rows:
+        del row["mode"], row["blocked"]
+    write_rows("-", rows)
     if any(one.error is not None for one in checks):
         raise typer.Exit(1)
 

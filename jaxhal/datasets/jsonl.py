@@ -104,13 +104,17 @@ def existing(source: str | os.PathLike, ending: str) -> Path:
     return path
 
 
-# How files begin that hold no lines.
-_OTHERS = {b"PAR1": "Parquet", b"\x1f\x8b": "compressed", b"PK": "compressed"}
+# How files begin that hold no lines; a line of text may begin with the letters alone.
+_OTHERS = {
+    b"PAR1\x15": "Parquet",
+    b"\x1f\x8b": "compressed",
+    b"PK\x03\x04": "compressed",
+}
 
 
 def _file_lines(path: Path) -> Iterator[tuple[int, bytes]]:
     with path.open("rb") as file:
-        start = file.peek(4)
+        start = file.peek(5)
         for known, kind in _OTHERS.items():
             if start.startswith(known):
                 raise ValueError(f"{path} is {kind}; give its rows as JSON Lines")

@@ -39,13 +39,13 @@ def adapted(
     hallucinated answers look as before but are more or fewer, the new rate
     :math:`\rho` is that of most likelihood, and :math:`p' \propto p \rho / \pi`
     (Saerens, Latinne and Decaestecker, 2002, who find it by expectation maximisation).
-    Of :math:`n` answers, or sources, it lies within :math:`1/(n+2)` of neither 0 nor 1,
-    where nothing that is seen in one answer would count.
+    Of :math:`n` sources it stays :math:`1/(n+2)` away from 0 and 1, where nothing that
+    is seen in one answer would count.
 
-    They stay as they are where they are all alike, and where another rate is not
-    clearly likelier (a likelihood ratio test at 5 %): few answers always seem to have
-    some other rate.  Answers to one source rise and fall together: with ``groups`` the
-    ratio counts less, as the scores' variance over sources has it (Rao and Scott,
+    Probabilities stay as they are where they are all alike, and where another rate is
+    not clearly likelier (a likelihood ratio test at 5 %): few answers always seem to
+    have some other rate.  Answers to one source rise and fall together: with ``groups``
+    the ratio counts less, as the scores' variance over sources has it (Rao and Scott,
     1981).
 
     Args:
@@ -64,8 +64,8 @@ def adapted(
     def slope(rate: float) -> float:  # of the likelihood, which has one top
         return float(np.mean((true - false) / (rate * true + (1 - rate) * false)))
 
-    least = 1 / (int(group_codes(groups, len(given)).max()) + 3)
-    most = 1 - least
+    sources = int(group_codes(groups, len(given)).max()) + 1
+    least, most = 1 / (sources + 2), 1 - 1 / (sources + 2)
     if slope(least) <= 0:
         rate = least
     elif slope(most) >= 0:

@@ -74,7 +74,8 @@ def check_unchanged(config: Watch, *, keep: bool = False) -> None:
 def related(questions: Sequence[Question]) -> Int[np.ndarray, " questions"]:
     """A number for each, the same for those that share words, answers or sources.
 
-    Those with one context share a source."""
+    Those with one context share a source.
+    """
     keys: dict[tuple, int] = {}
     pairs = []
     for at, one in enumerate(questions):
