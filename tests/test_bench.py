@@ -15,6 +15,7 @@ import jax
 import numpy as np
 import pytest
 import test_quantized
+import thorough
 from serve_world import reader, renamed, served
 from test_extras import CARD
 
@@ -75,7 +76,7 @@ def test_extracting_is_also_measured_in_answers_per_second(monkeypatch):
     assert row["spread"] == [1.3333, 2.6667]
 
 
-def test_fitting_is_measured_beside_reading(monkeypatch):
+def test_the_quickstart_says_what_was_measured():
     """What the quickstart says of its commands is of so many rows, and of these."""
     from jaxhal.bench import fit
 
@@ -87,6 +88,12 @@ def test_fitting_is_measured_beside_reading(monkeypatch):
     ratio = next(r["value"] for r in known if r["metric"].startswith("jaxhal.fit /"))
     said = " ".join(text.split())
     assert f"On {fit.ROWS} rows the first command takes [{ratio:.1f} times]" in said
+
+
+@thorough.mark
+def test_fitting_is_measured_beside_reading(monkeypatch):
+    from jaxhal.bench import fit
+
     short = dict(ROWS=20, DETECTORS=fit.DETECTORS[::2], bundled_answers=fit.bundled)
     for name, value in short.items():
         monkeypatch.setattr(fit, name, value)
@@ -105,6 +112,7 @@ def test_pairs_of_ten_samples(distinct):
     assert sorted(pairs) == sorted((b, a) for a, b in pairs)
 
 
+@thorough.mark
 def test_pairs_are_classified_as_hugging_face_does(monkeypatch):
     pytest.importorskip("torch", reason="torch is not installed")
     small = dict(hidden_size=32, intermediate_size=48, num_attention_heads=4)
@@ -203,6 +211,7 @@ def test_checks_are_measured_beside_answers(monkeypatch):
     assert 4 <= low["value"] <= high["value"]
 
 
+@thorough.mark
 def test_a_server_is_soaked(monkeypatch):
     """What the fuzzer asks is counted by the server; without one nothing is made up."""
     from jaxhal.bench import server, soak
@@ -297,6 +306,7 @@ def test_the_accelerator_bench_on_a_small_model(monkeypatch):
     assert count == 2 * 2 * 64 * (2 * weights + 2 * 64 * 64)
 
 
+@thorough.mark
 def test_a_file_beside_its_numbers(tmp_path, monkeypatch, capsys):
     from jaxhal.bench import stored
     from jaxhal.models import registry

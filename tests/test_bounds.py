@@ -7,6 +7,7 @@ import uuid
 import bound_child
 import numpy as np
 import pytest
+import thorough
 from milvus_server import MilvusServer
 
 from jaxhal.watchdog import BoundaryStore, ExactStore, MilvusStore, Point
@@ -265,7 +266,7 @@ def test_an_index_grows():
         ExactStore(0)
 
 
-@pytest.mark.parametrize("kind", ["file", "milvus"])
+@pytest.mark.parametrize("kind", ["file", *thorough.more("milvus")])
 def test_killed_again_and_again(kind, tmp_path):
     """Every kill is -9, in the middle of adding; no point that was kept is lost."""
     if kind == "milvus":
@@ -304,6 +305,7 @@ def test_of_equal_ones_the_first_comes_first(rows, count):
     assert np.isneginf(few[0][few[1] < 0]).all()
 
 
+@thorough.mark
 def test_a_server_killed_again_and_again(tmp_path):
     """One client all the while; what the server took is there when it is back."""
     pytest.importorskip("milvus_lite")

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import thorough
 
 import jaxhal
 import oracles
@@ -49,7 +50,10 @@ MIXED = families("llama-gqa", "qwen3.5-gqa")
 # windows, with learned positions, with linear attention.
 @pytest.fixture(
     scope="module",
-    params=["llama-gqa", "gemma3-gqa", "gemma4-borrowing", "gpt2-mha", "qwen3.5-gqa"],
+    params=[
+        *("llama-gqa", "gemma4-borrowing", "qwen3.5-gqa"),
+        *thorough.more("gemma3-gqa", "gpt2-mha"),
+    ],
 )
 def lm(request):
     meta = json.loads((tiny.GOLDEN / "parity.json").read_text("utf-8"))

@@ -88,7 +88,8 @@ def every(specs):
 @pytest.fixture(scope="module")
 def data(lm, examples, every, tmp_path_factory):
     store = Store(tmp_path_factory.mktemp("store"))
-    return collect(lm, examples, list(every.values()), store, progress=False)
+    how = dict(batch_size=len(examples), progress=False)
+    return collect(lm, examples, list(every.values()), store, **how)
 
 
 @pytest.fixture(scope="module")

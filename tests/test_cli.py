@@ -17,6 +17,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import thorough
 from typer.testing import CliRunner
 
 import jaxhal
@@ -541,7 +542,7 @@ def test_a_stream_that_fails_is_bad_usage(command, said):
 
 
 @pytest.mark.skipif(os.name != "posix", reason="of shells")
-@pytest.mark.parametrize("closed", [">&-", "<&-", "2>&-"])
+@pytest.mark.parametrize("closed", [">&-", *thorough.more("<&-", "2>&-")])
 def test_what_needs_no_stream_takes_it_closed(tmp_path, closed):
     source, output = write(tmp_path / "in.jsonl", GOOD), tmp_path / "out.jsonl"
     model = write_lm(tmp_path / "lm")

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import thorough
 from flax import nnx
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -68,7 +69,7 @@ OTHERS = [
 
 
 @pytest.mark.shows("greedy")
-@pytest.mark.parametrize("case", [*tiny.ONE_EACH, *OTHERS])
+@pytest.mark.parametrize("case", [*tiny.ONE_EACH, *thorough.more(*OTHERS)])
 def test_greedy_equals_hugging_face(case, tmp_path):
     want = json.loads((tiny.GOLDEN / "greedy.json").read_text("utf-8"))[case]
     meta = tiny.golden(case)

@@ -7,6 +7,7 @@ import pytest
 import test_capture
 import test_parity
 import test_slots
+import thorough
 
 import golden_scores
 import jaxhal
@@ -146,6 +147,7 @@ def test_what_reads_attention_says_so_before_anything_compiles(linear, name, cap
     assert "Compiling" in caplog.text
 
 
+@thorough.mark
 def test_all_else_scores_without_attention(linear):
     """With fits and without, by samples, graders, prompts and relevance too."""
     tell = [one for one in golden_scores.untaught() if one not in ATTENDS]
@@ -166,6 +168,7 @@ def test_relevance_of_linear_attention_adds_up(linear, rules):
     assert test_parity.error(matrix.sum(-1), np.asarray(seed)) < 1e-5
 
 
+@thorough.mark
 def test_what_is_written_in_slots_is_as_if_written_alone():
     """Where another row was, beside one that is written, in pieces; none is kept."""
     family, settings = tiny.CASES["qwen3.5-gqa"]

@@ -5,6 +5,7 @@ import socket
 from collections import Counter
 
 import pytest
+import thorough
 from distributed_child import Child
 from jax._src.clusters import cloud_tpu_cluster
 
@@ -106,6 +107,7 @@ def shared(first, second):
     return Counter(sum(did, []))
 
 
+@thorough.mark
 def test_where_all_were_killed_nothing_done_is_done_again(folder):
     command = ["run", "config.yaml", "--distributed", "store=anew", "out=anew"]
     both = [Child(command, folder, place) for place in job()]
@@ -161,6 +163,7 @@ def test_gke_tells_a_worker_of_a_slice_who_it_is(monkeypatch):
         state.shutdown()
 
 
+@thorough.mark
 def test_runs_that_know_nothing_of_each_other_share_a_store(folder):
     command = ["run", "config.yaml", "store=known"]
     waits = {"JAXHAL_TESTS": "1"}  # which says nothing but that it is told to go on

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 import pytest
+import thorough
 from sklearn.feature_extraction.text import TfidfTransformer
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import f1_score, precision_score, recall_score, roc_auc_score
@@ -468,6 +469,7 @@ def test_a_part_of_one_class_is_said_before_anything_is_fitted(data, drawn_here)
         splitting.splits(config, rare, "crates")
 
 
+@thorough.mark
 @pytest.mark.parametrize("protocol", ["kfold", "stratified", "grouped", "toha"])
 def test_protocols_with_several_splits(drawn_here, data, protocol, monkeypatch):
     changes = [f"protocol={protocol}", "folds=3", "train_size=30", "seed=1"]

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import thorough
 from test_encoding import write
 
 from explore_world import (
@@ -461,6 +462,7 @@ def test_unsure_is_not_hallucinated(encoder, tmp_path):
     assert all(node.clean and -1 <= node.reward <= 1 for node in known)
 
 
+@thorough.mark
 def test_killed_again_and_again(encoder, explored, tmp_path):
     """Every kill is -9; nothing known is asked again, no point is lost."""
     folder, log = tmp_path / "killed", tmp_path / "asked.jsonl"

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import thorough
 from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 from safetensors.numpy import load_file, save_file
@@ -79,6 +80,7 @@ def test_a_token_is_the_weighed_sum_of_its_experts(ragged):
     np.testing.assert_allclose(got, want, atol=1e-5)
 
 
+@thorough.mark
 @pytest.mark.parametrize(
     "case, slopes", [("gptoss-gqa", True), ("gemma4-experts", False)]
 )

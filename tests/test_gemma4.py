@@ -9,6 +9,7 @@ import pytest
 import test_parity
 import test_slots
 import test_weights
+import thorough
 from flax import nnx
 from safetensors.numpy import load_file, save_file
 
@@ -83,6 +84,7 @@ def test_a_model_that_sees_and_hears(tmp_path, capsys):
         jaxhal.load(tmp_path)
 
 
+@thorough.mark
 def test_what_is_written_in_slots_is_as_if_written_alone():
     """Prompts in pieces, one begun with the keys of another."""
     family, settings = tiny.CASES["gemma4-borrowing"]

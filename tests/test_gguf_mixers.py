@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import test_parity
+import thorough
 from test_gguf import header
 from test_quantized import check_outline
 
@@ -68,7 +69,7 @@ _OTHERS = [
 
 @pytest.mark.shows("blocks")
 @pytest.mark.parametrize(
-    ("case", "whole"), [*_MIXERS, *((case, False) for case in _OTHERS)]
+    ("case", "whole"), [*_MIXERS, *thorough.more(*((case, False) for case in _OTHERS))]
 )
 def test_blocks_of_a_file_stay(case, whole, tmp_path):
     """Gates of experts, and what they let through, may be one tensor."""

@@ -3,6 +3,7 @@
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import thorough
 
 import jaxhal
 import oracles
@@ -51,6 +52,7 @@ def attention(model, number, tokens):
     return seen[0][0].numpy()
 
 
+@thorough.mark
 def test_heads_belong_to_the_layers_of_their_numbers(lm, theirs, tmp_path):
     rows = tiny_lm.answers(24)
     names = ["toha", "lookback_probe"]

@@ -7,6 +7,7 @@ import forked
 import nbclient
 import nbformat
 import pytest
+import thorough
 from jupyter_client import AsyncKernelManager
 
 NOTEBOOKS = sorted((Path(__file__).parent.parent / "notebooks").glob("*.ipynb"))
@@ -48,7 +49,17 @@ def test_there_are_notebooks():
     assert len(NOTEBOOKS) >= 7
 
 
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+LONG = ("02_heads_and_transfer", "06_ask_again", "07_watch_an_agent")
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        *(path for path in NOTEBOOKS if path.stem not in LONG),
+        *thorough.more(*(path for path in NOTEBOOKS if path.stem in LONG)),
+    ],
+    ids=lambda path: path.stem,
+)
 def test_notebook(path, narrow):
     notebook = nbformat.read(path, as_version=4)
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]

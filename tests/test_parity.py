@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import shown
+import thorough
 
 import jaxhal
 import tiny
@@ -47,15 +48,18 @@ def compare(lm: LM, hidden: np.ndarray, logits: np.ndarray, tolerance: float):
         assert error(ours, theirs[:, 1:]) < tolerance, f"hidden state {layer}"
 
 
+EVERY = [*tiny.ONE_EACH, *thorough.more(*tiny.THE_OTHERS)]
+
+
 @pytest.mark.shows("states", "logits")
-@pytest.mark.parametrize("case", tiny.CASES)
+@pytest.mark.parametrize("case", EVERY)
 def test_golden(case, tmp_path):
     want = tiny.golden(case)
     lm = load(tmp_path, want["config"], want["shapes"])
     compare(lm, want["hidden"], want["logits"], 1e-4)
 
 
-@pytest.mark.parametrize("case", tiny.CASES)
+@pytest.mark.parametrize("case", EVERY)
 def test_golden_values_are_those_of_hugging_face(case):
     pytest.importorskip(
         "torch", reason="torch is not installed; golden values stand in"
@@ -129,7 +133,7 @@ def test_what_the_table_shows_all_tests_of_it_showed():
         for what in of.keys() - there.get(family, {}).keys()
     }
     assert not wrong | gone, (
-        "JAXHAL_RECORD=1 pytest writes the table, of files that are given, or with -k "
-        "of cases, what it has all tests of; it does not have\n"
+        "JAXHAL_RECORD=1 pytest -m '' writes the table, of files that are given, or "
+        "with -k of cases, what it has all tests of; it does not have\n"
         + "\n".join(sorted(wrong | gone))
     )

@@ -11,6 +11,7 @@ import jax
 import numpy as np
 import pytest
 import test_quantized
+import thorough
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from typer.testing import CliRunner
 
@@ -104,6 +105,7 @@ def test_what_bounds_a_pass():
     assert slow.by == "sums over links" and slow.seconds == 3.0
 
 
+@thorough.mark
 @pytest.mark.parametrize("hybrid", [False, True])
 def test_a_plan_of_writing_is_that_of_the_loop(here, hybrid):
     """The state that ``jaxhal.generate`` holds, and what a token has to be read for."""
@@ -328,7 +330,7 @@ def test_attention_stays_on_its_device(tmp_path, plugin, topology, kind):
     [
         ("llama-gqa", "bfloat16"),
         ("qwen3.5-gqa", "float32"),
-        ("qwen3.5-gqa", "bfloat16"),
+        *thorough.more(("qwen3.5-gqa", "bfloat16")),
     ],
 )
 def test_a_way_back_keeps_no_copy_of_the_weights(here, monkeypatch, case, dtype):

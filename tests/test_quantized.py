@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import test_decoding
 import test_parity
+import thorough
 from safetensors.numpy import load_file, save_file
 from test_decoding import how
 
@@ -351,12 +352,17 @@ def test_parts_of_a_fused_matrix_stay(tmp_path):
         np.testing.assert_array_equal(leaf, want[name])
 
 
+QUANTIZED = ["llama-mha", "gpt2-mha", "gptoss-gqa", "qwen3.5moe-gqa", "phi3-mha"]
+
+
 @pytest.mark.shows("blocks")
 @pytest.mark.parametrize(
     ("case", "kind"),
     [
         ("llama-gqa", "Q4_0"),
-        *((case, "Q8_0") for case in (*tiny.ONE_EACH, "gemma4-experts")),
+        *((case, "Q8_0") for case in QUANTIZED),
+        *thorough.more(*((c, "Q8_0") for c in tiny.ONE_EACH if c not in QUANTIZED)),
+        *thorough.more(("gemma4-experts", "Q8_0")),
     ],
 )
 def test_matrices_of_a_folder_are_rounded(case, kind, tmp_path):

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import test_decoding
 import test_quantized
+import thorough
 from test_decoding import how
 
 import jaxhal
@@ -53,6 +54,7 @@ def test_an_expert_is_its_numbers_to_the_last_bit(mixed):
                 np.testing.assert_array_equal(pick(one, jnp.array(expert)), rows.T)
 
 
+@thorough.mark
 def test_features_and_relevance(mixed):
     _, *pair = mixed
     batch = collate(test_quantized.rows(), 0)

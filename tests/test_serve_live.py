@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import thorough
 import uvicorn
 from serve_page import ANSWER, CONTEXT, QUESTION, judged, opened, quiet
 
@@ -214,6 +215,7 @@ class Paced:
         await self.app(scope, receive, paced)
 
 
+@thorough.mark
 def test_a_stream_turns_and_the_page_shows_it(look, smollm2, tmp_path):
     """The passage holds no year: the one that is made up is coloured before its
     sentence ends, and with a limit it is never seen.

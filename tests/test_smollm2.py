@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import thorough
 
 import jaxhal
 from jaxhal.generation import GREEDY, decoding
@@ -71,6 +72,7 @@ def test_attention(reference, read, layer):
     assert np.abs(ours - theirs).max() < 1e-5
 
 
+@thorough.mark
 @pytest.mark.parametrize("reference", ["chat_rag"], indirect=True)
 def test_greedy_tokens(smollm2, reference):
     tokens = reference["input_ids"].astype(np.int32)[None]

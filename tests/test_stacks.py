@@ -5,6 +5,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import thorough
 from flax import nnx
 
 import tiny
@@ -46,6 +47,7 @@ def test_a_way_back_keeps_no_copy_of_all_layers():
     assert memory.temp_size_in_bytes < layers / 2
 
 
+@thorough.mark
 def test_the_gradient_is_that_of_layers_written_out():
     """But for what 16 bits round away; of layers that come in periods."""
     lm = narrow("qwen3.5-gqa")

@@ -12,6 +12,7 @@ import numpy as np
 import optax
 import pandas as pd
 import pytest
+import thorough
 from flax import nnx
 from sklearn.metrics import roc_auc_score
 from typer.testing import CliRunner
@@ -589,6 +590,7 @@ SETTINGS = [
 ]
 
 
+@thorough.mark
 def test_an_experiment_with_a_tuned_reader(here, lm, tmp_path, monkeypatch):
     steps, update = [], training._updated
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import openai
 import pytest
+import thorough
 from test_encoding import write, write_pooling
 from typer.testing import CliRunner
 
@@ -149,6 +150,7 @@ def test_every_exploration_has_a_collection(written, tmp_path):
     assert len(names) == 2
 
 
+@thorough.mark
 def test_a_bound_in_milvus(written, tmp_path):
     """Explored, gone on with, checked and taught, all in one embedded file."""
     pytest.importorskip("milvus_lite")

@@ -336,6 +336,7 @@ CASES = {
 # One case of each family.
 ONE_EACH = [*{family: case for case, (family, _) in reversed(CASES.items())}.values()]
 # Files of Mistral say that they are of a Llama.
+THE_OTHERS = [case for case in CASES if case not in ONE_EACH]
 IN_FILES = [case for case in ONE_EACH if case != "mistral-gqa"]
 TOKENS = (np.arange(2 * 24).reshape(2, 24) * 37 % 59 + 2).astype(np.int32)
 # To go on from, and how far.

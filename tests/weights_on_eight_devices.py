@@ -14,6 +14,7 @@ import test_gpt_oss
 import test_parity
 import test_quantized
 import test_quantized_experts
+import thorough
 from eight import EXAMPLES, MESHES, REDUCERS, equal, filled
 
 import jaxhal
@@ -75,7 +76,9 @@ def test_every_family(case, tmp_path):
 
 
 # Sinks and experts; linear attention; fused matrices.
-@pytest.mark.parametrize("case", ["gptoss-gqa", "qwen3.5-gqa", "phi3-mha"])
+@pytest.mark.parametrize(
+    "case", ["gptoss-gqa", *thorough.more("qwen3.5-gqa", "phi3-mha")]
+)
 def test_families_are_read_and_explained(case, tmp_path):
     want, rows = tiny.golden(case), test_parity.batch(tiny.TOKENS, 15)
 
@@ -87,6 +90,7 @@ def test_families_are_read_and_explained(case, tmp_path):
     equal(on(2, 2), on(1, 1))
 
 
+@thorough.mark
 def test_heads_of_two_sizes():
     """Fewer key heads than devices, and fewer still where all keys are seen.
 

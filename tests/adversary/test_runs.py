@@ -311,13 +311,16 @@ def _swap(target, patch, step, stop):
         (place / "fitted" / "model.bin").write_text("new")
 
 
-def test_other_commands_refuse_what_is_not_theirs(tmp_path):
+def test_other_commands_refuse_what_is_not_theirs(world, tmp_path):
     before = foreign(tmp_path / "out" / "mine")
+    asked = tmp_path / "questions.jsonl"
+    asked.write_text(json.dumps({"question": "Who?", "answer": "Ada"}) + "\n")
     with pytest.raises(FileExistsError, match="holds what was not made here"):
         make(
             {
                 "name": "mine",
-                "questions": "coqa",
+                "questions": str(asked),
+                "model": str(world / "tiny"),
                 "out": str(tmp_path / "out"),
                 "judge": "overlap",
                 "contained": 0,

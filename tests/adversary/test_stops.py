@@ -14,6 +14,7 @@ import pytest
 import stopped
 import stopped_server
 import stops
+import thorough
 from typer.testing import CliRunner
 
 from jaxhal.cli import app as cli
@@ -28,10 +29,10 @@ pytestmark = pytest.mark.skipif(os.name == "nt", reason="POSIX signals")
 KILL, TERM, INT = stops.SIGNALS
 SMALL = {
     "detect": (stopped.detect(60), 5, (KILL, TERM, INT)),
-    "run": (stopped.run(100), 1, (KILL, TERM)),
-    "tune": (stopped.tune(30), 3, (KILL, INT)),
-    "generate": (stopped.generate(80), 4, (KILL, TERM)),
-    "explore": (stopped.explore(6), 6, (KILL, INT)),
+    "run": (stopped.run(60), 1, (KILL,)),
+    "tune": (stopped.tune(30), 3, (KILL,)),
+    "generate": (stopped.generate(60), 4, (TERM,)),
+    "explore": (stopped.explore(6), 6, (KILL,)),
 }
 
 
@@ -46,9 +47,11 @@ def keeps(command, folder, least):
     return len(command.kept(folder)) >= least
 
 
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize(
+    "name", ["detect", "explore", *thorough.more("run", "tune", "generate")]
+)
 def test_a_command_loses_nothing(name, tmp_path):
-    """A kill, then SIGTERM or Ctrl-C, each when a little more is done."""
+    """Each stop comes when a little more is done than before."""
     command, more, numbers = SMALL[name]
     whole, folder = tmp_path / "whole", tmp_path / "stopped"
     for each in (whole, folder):
@@ -67,7 +70,10 @@ def test_a_command_loses_nothing(name, tmp_path):
 
 @pytest.mark.parametrize(
     ("server", "then"),
-    [("watchdog serve", signal.SIGINT), ("serve", signal.SIGTERM)],
+    [
+        ("serve", signal.SIGTERM),
+        *thorough.more(("watchdog serve", signal.SIGINT)),
+    ],
 )
 def test_a_server_loses_no_feedback(server, then, tmp_path):
     """What was acknowledged is there after every stop, and the next one has it."""
@@ -83,16 +89,14 @@ def test_a_server_loses_no_feedback(server, then, tmp_path):
         assert len(found.kept) >= before + 3
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGINT, *thorough.more(signal.SIGTERM)])
 def test_stops_while_importing(tmp_path, number):
     command = stopped.detect(2)
     command.prepare(tmp_path)
     before = sorted(os.listdir(tmp_path))
-    draw = random.Random(number)
-    for _ in range(2):
-        moment = stops.later(draw.uniform(0, 1))
-        found = stops.stop(command, tmp_path, number, moment, fresh=True)
-        assert found.code == 128 + number
+    moment = stops.later(random.Random(number).uniform(0, 1))
+    found = stops.stop(command, tmp_path, number, moment, fresh=True)
+    assert found.code == 128 + number
     assert sorted(os.listdir(tmp_path)) == before
 
 
