@@ -40,8 +40,13 @@ SHAPE = dict(num_attention_heads=8, num_key_value_heads=2, hidden_size=64, head_
 SHAPE |= dict(vocab_size=264, intermediate_size=96, context=4096)
 
 
-def passes(tests):
-    """Runs the tests of a file on eight fake devices, all of which must pass."""
+def passes(tests, marked):
+    """Runs the tests of a file on eight fake devices, all of which must pass.
+
+    Args:
+      tests: the file.
+      marked: which of them, as ``-m`` has it.
+    """
     here = Path(__file__).parent
     flags = os.environ.get("XLA_FLAGS", "")
     environment = os.environ | {
@@ -51,6 +56,7 @@ def passes(tests):
         "PYTEST_ADDOPTS": "",
     }
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-n=0", "--no-header"]
+    command += ["-m", marked]
     done = subprocess.run(
         [*command, str(here / tests)],
         env=environment,

@@ -72,6 +72,14 @@ TAUGHT = (
     "redeep",
     "lrp4rag_lstm",
 )
+EVERY_TAUGHT = [
+    name
+    for name, make in detectors.CATALOGUE.items()
+    if make().fit
+    and make().features
+    # They sample, or read with a model of their own.
+    and name not in golden_scores.TAUGHT + golden_scores.OWN_MODEL
+]
 # And of what decides without a fit.
 TELLING = (
     "mtop_div",
@@ -83,6 +91,7 @@ TELLING = (
     "token_classifier",
     "lrp4rag_threshold",
 )
+EVERY_TELLING = [name for name, make in detectors.CATALOGUE.items() if not make().fit]
 
 
 @pytest.mark.parametrize(
@@ -162,6 +171,16 @@ def test_generation(spread, alone):
 
 
 @thorough.mark
+def test_a_stream(crossed, alone):
+    how = dict(max_new_tokens=8, key=jax.random.key(0))
+    want, got = (
+        [token.text for token in jaxhal.stream(lm, "Tell", **how)]
+        for lm in (alone, crossed)
+    )
+    assert got == want
+
+
+@thorough.mark
 def test_guided_decoding(crossed, alone):
     how = dict(candidates=3, chunk=4, max_new_tokens=10, key=jax.random.key(0))
     want, got = (
@@ -218,22 +237,24 @@ def collected(lm, some, tmp_path_factory):
     return collect(lm, LABELLED, some, store, progress=False).inputs
 
 
-def test_what_detectors_are_fitted_to(crossed, alone, tmp_path_factory):
+@pytest.mark.parametrize("names", [TAUGHT, *thorough.more([*EVERY_TAUGHT])])
+def test_what_detectors_are_fitted_to(crossed, alone, tmp_path_factory, names):
     """A fit is one of host arrays, whoever read them."""
-    every = [detectors.build(name) for name in TAUGHT]
+    every = [detectors.build(name) for name in names]
     want, got = (collected(lm, every, tmp_path_factory) for lm in (alone, crossed))
     for one in every:
         equal(got[one.name], want[one.name])
 
 
-def test_scores_of_detectors(crossed, alone):
+@pytest.mark.parametrize("names", [TELLING, *thorough.more([*EVERY_TELLING])])
+def test_scores_of_detectors(crossed, alone, names):
     """What needs no fit, samples, graders, prompts and relevance among it."""
-    tell = [one for one in golden_scores.untaught() if name_of(one) in TELLING]
+    tell = [one for one in golden_scores.untaught() if name_of(one) in names]
     want, got = (
         jaxhal.score(lm, EXAMPLES[:4], tell, progress=False) for lm in (alone, crossed)
     )
     for one, other in zip(got, want, strict=True):
-        assert not one.error and one.scores.keys() == {*TELLING}
+        assert not one.error and one.scores.keys() == {*names}
         assert one.scores == pytest.approx(other.scores, abs=1e-5)
 
 

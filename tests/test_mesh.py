@@ -12,8 +12,8 @@ from jaxhal.models import mesh as mesh_lib
 from jaxhal.scoring.results import settings_of
 
 
-def test_eight_devices_compute_what_one_does():
-    eight.passes("on_eight_devices.py")
+def test_eight_devices_compute_what_one_does(pytestconfig):
+    eight.passes("on_eight_devices.py", pytestconfig.option.markexpr)
 
 
 def test_a_mesh_in_words():

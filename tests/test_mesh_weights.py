@@ -10,8 +10,8 @@ import pytest
 import tiny_lm
 
 
-def test_eight_devices_hold_what_one_does():
-    eight.passes("weights_on_eight_devices.py")
+def test_eight_devices_hold_what_one_does(pytestconfig):
+    eight.passes("weights_on_eight_devices.py", pytestconfig.option.markexpr)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="memory is read off /proc")
