@@ -31,7 +31,7 @@ SMALL = {
     "detect": (stopped.detect(60), 5, (KILL, TERM, INT)),
     "run": (stopped.run(60), 1, (KILL,)),
     "tune": (stopped.tune(30), 3, (KILL,)),
-    "generate": (stopped.generate(60), 4, (TERM,)),
+    "generate": (stopped.generate(80), 4, (TERM,)),
     "explore": (stopped.explore(6), 6, (KILL,)),
 }
 
