@@ -72,7 +72,9 @@ def _compiled_programs():
 
 def _give_back() -> None:
     """Memory that is free goes back to the system, which would count it as taken."""
-    process = ctypes.CDLL(None) if os.name == "posix" else None
+    if os.name != "posix":
+        return
+    process = ctypes.CDLL(None)
     for name in ("MallocExtension_ReleaseFreeMemory", "malloc_trim"):
         if hasattr(process, name):
             getattr(process, name)(0)

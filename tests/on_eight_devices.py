@@ -61,7 +61,7 @@ UNSURE = [
     for n, e in enumerate(EXAMPLES * 4)
 ]
 # One of each kind of what a detector is fitted to.
-TAUGHT = (
+TRAINED = (
     "toha_supervised",
     "topology_probe",
     "lookback_lens",
@@ -72,7 +72,7 @@ TAUGHT = (
     "redeep",
     "lrp4rag_lstm",
 )
-EVERY_TAUGHT = [
+EVERY_TRAINED = [
     name
     for name, make in detectors.CATALOGUE.items()
     if make().fit
@@ -81,7 +81,7 @@ EVERY_TAUGHT = [
     and name not in golden_scores.TAUGHT + golden_scores.OWN_MODEL
 ]
 # And of what decides without a fit.
-TELLING = (
+UNTRAINED = (
     "mtop_div",
     "context_gain",
     "detection_prompt",
@@ -91,7 +91,7 @@ TELLING = (
     "token_classifier",
     "lrp4rag_threshold",
 )
-EVERY_TELLING = [name for name, make in detectors.CATALOGUE.items() if not make().fit]
+EVERY_UNTRAINED = [name for name, make in detectors.CATALOGUE.items() if not make().fit]
 
 
 @pytest.mark.parametrize(
@@ -237,7 +237,7 @@ def collected(lm, some, tmp_path_factory):
     return collect(lm, LABELLED, some, store, progress=False).inputs
 
 
-@pytest.mark.parametrize("names", [TAUGHT, *thorough.more([*EVERY_TAUGHT])])
+@pytest.mark.parametrize("names", [TRAINED, *thorough.more([*EVERY_TRAINED])])
 def test_what_detectors_are_fitted_to(crossed, alone, tmp_path_factory, names):
     """A fit is one of host arrays, whoever read them."""
     every = [detectors.build(name) for name in names]
@@ -246,10 +246,11 @@ def test_what_detectors_are_fitted_to(crossed, alone, tmp_path_factory, names):
         equal(got[one.name], want[one.name])
 
 
-@pytest.mark.parametrize("names", [TELLING, *thorough.more([*EVERY_TELLING])])
+@pytest.mark.parametrize("names", [UNTRAINED, *thorough.more([*EVERY_UNTRAINED])])
 def test_scores_of_detectors(crossed, alone, names):
     """What needs no fit, samples, graders, prompts and relevance among it."""
-    tell = [one for one in golden_scores.untaught() if name_of(one) in names]
+    given = golden_scores.untaught()
+    tell = [one for one in given if getattr(one, "name", one) in names]
     want, got = (
         jaxhal.score(lm, EXAMPLES[:4], tell, progress=False) for lm in (alone, crossed)
     )
@@ -258,14 +259,11 @@ def test_scores_of_detectors(crossed, alone, names):
         assert one.scores == pytest.approx(other.scores, abs=1e-5)
 
 
-def name_of(one):
-    return one if isinstance(one, str) else one.name
-
-
-# One of heads, and one that samples as it is fitted.
+# One of heads, one that samples as it is fitted, and one made of others.
 FITTED = [
     "toha",
     {"semantic_entropy_probe": {"draw": {"n": 3, "max_new_tokens": 1}}},
+    {"ensemble": {"members": ["lookback_probe", "novel_words"]}},
 ]
 
 

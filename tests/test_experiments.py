@@ -469,8 +469,9 @@ def test_a_part_of_one_class_is_said_before_anything_is_fitted(data, drawn_here)
         splitting.splits(config, rare, "crates")
 
 
-@thorough.mark
-@pytest.mark.parametrize("protocol", ["kfold", "stratified", "grouped", "toha"])
+@pytest.mark.parametrize(
+    "protocol", ["grouped", "toha", *thorough.more("kfold", "stratified")]
+)
 def test_protocols_with_several_splits(drawn_here, data, protocol, monkeypatch):
     changes = [f"protocol={protocol}", "folds=3", "train_size=30", "seed=1"]
     config = load_config(drawn_here, changes)

@@ -55,8 +55,8 @@ LONG = ("02_heads_and_transfer", "06_ask_again", "07_watch_an_agent")
 @pytest.mark.parametrize(
     "path",
     [
-        *(path for path in NOTEBOOKS if path.stem not in LONG),
-        *thorough.more(*(path for path in NOTEBOOKS if path.stem in LONG)),
+        pytest.param(path, marks=thorough.mark) if path.stem in LONG else path
+        for path in NOTEBOOKS
     ],
     ids=lambda path: path.stem,
 )

@@ -353,6 +353,7 @@ def test_parts_of_a_fused_matrix_stay(tmp_path):
 
 
 QUANTIZED = ["llama-mha", "gpt2-mha", "gptoss-gqa", "qwen3.5moe-gqa", "phi3-mha"]
+NOT_BY_DEFAULT = [c for c in tiny.ONE_EACH if c not in QUANTIZED] + ["gemma4-experts"]
 
 
 @pytest.mark.shows("blocks")
@@ -361,8 +362,7 @@ QUANTIZED = ["llama-mha", "gpt2-mha", "gptoss-gqa", "qwen3.5moe-gqa", "phi3-mha"
     [
         ("llama-gqa", "Q4_0"),
         *((case, "Q8_0") for case in QUANTIZED),
-        *thorough.more(*((c, "Q8_0") for c in tiny.ONE_EACH if c not in QUANTIZED)),
-        *thorough.more(("gemma4-experts", "Q8_0")),
+        *thorough.more(*((case, "Q8_0") for case in NOT_BY_DEFAULT)),
     ],
 )
 def test_matrices_of_a_folder_are_rounded(case, kind, tmp_path):
