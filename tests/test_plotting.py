@@ -347,6 +347,12 @@ def test_timing_bars_show_seconds_and_shares():
     assert figure.axes[0].get_xlabel() == "seconds (500 in all)"
     png(figure)
     png(plotting.timing_bars({"nothing": 0.0}))
+    figure = plotting.timing_bars({"read": 6600.4, "score": 407.6})
+    assert [text.get_text() for text in figure.axes[0].texts] == [
+        "6,600 s  (94 %)",
+        "408 s  (6 %)",
+    ]
+    assert figure.axes[0].get_xlabel() == "seconds (7,008 in all)"
 
 
 # Forests ------------------------------------------------------------------------------

@@ -66,13 +66,18 @@ def timing_bars(seconds: Mapping[str, int | float]) -> "Figure":
     figure, ax = _named_rows(names, 4.4, 0.7 + 0.26 * len(names))
     bars = ax.barh(range(len(names)), values, height=0.62, color=style.COLOURS[0])
     shown = [
-        f"{value:.3g} s  ({'< 1' if 0 < share < 1 else f'{share:.0f}'} %)"
+        f"{_rounded(value)} s  ({'< 1' if 0 < share < 1 else f'{share:.0f}'} %)"
         for value, share in zip(values, shares, strict=True)
     ]
     ax.bar_label(bars, shown, padding=4)
     ax.set(xlim=(0, 1.35 * max(values) or 1.0))
-    ax.set_xlabel(f"seconds ({sum(values):.3g} in all)")
+    ax.set_xlabel(f"seconds ({_rounded(sum(values))} in all)")
     return figure
+
+
+def _rounded(seconds: float) -> str:
+    """Three digits, or all before the point."""
+    return f"{seconds:,.0f}" if seconds >= 100 else f"{seconds:.3g}"
 
 
 def _named_rows(names: Collection[str], width: float, height: float) -> Any:
