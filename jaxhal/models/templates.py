@@ -10,6 +10,7 @@ import json
 import os
 import re
 import sys
+import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
@@ -30,9 +31,10 @@ _WRITTEN = {f"%{code}": _TODAY.strftime(f"%{code}") for code in "aAbBdjmyYHIMSp"
 _DATED = "{% macro strftime_now(form) %}{{ form"
 _DATED += "".join(f" | replace('{code}', '{_WRITTEN[code]}')" for code in _WRITTEN)
 _DATED += " }}{% endmacro %}"
-# What running a template may take.
+# What running a template may take.  Limits are the process's, so one runs at a time.
 _SECONDS = 10.0
 _BYTES = 1 << 30
+_ALONE = threading.Lock()
 _REMEDY = (
     "write it into the prompt yourself and set templated=True "
     '(or "templated": true in the row)'
@@ -286,7 +288,7 @@ def _filled(hf: Any, turns: Sequence[Turn], tools: Sequence[str], around: str) -
     if "**" in template and _raises_powers(template):
         raise ValueError(f"the chat template computes powers; {_REMEDY}")
     try:
-        with _limited(), _far_from_all():
+        with _ALONE, _limited(), _far_from_all():
             return hf.apply_chat_template(
                 messages,
                 tools=definitions,
@@ -313,11 +315,14 @@ def _raises_powers(template: str) -> bool:
 
 @contextlib.contextmanager
 def _limited() -> Iterator[None]:
-    """Ends what runs too long or takes too much memory, between two of its steps."""
-    ends, most = time.monotonic() + _SECONDS, _most_memory() + _BYTES
+    """Ends what runs too long or takes too much memory, between two of its steps.
+
+    Seconds are those of this thread, however busy the machine is.
+    """
+    ends, most = time.thread_time() + _SECONDS, _most_memory() + _BYTES
 
     def look(frame: FrameType, event: str, arg: Any) -> Any:
-        if time.monotonic() > ends:
+        if time.thread_time() > ends:
             raise TimeoutError(f"it takes over {_SECONDS:.0f} seconds")
         if _most_memory() > most:
             raise MemoryError(f"it takes over {_BYTES >> 20} MiB")

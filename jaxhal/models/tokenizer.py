@@ -348,16 +348,21 @@ class Tokenizer:
     def _frame(
         self, turns: Sequence[Turn], tools: tuple[str, ...] = ()
     ) -> templates.Frame:
-        """What the template puts around turns, or why it fails, found out once."""
+        """What the template puts around turns, or why it fails, found out once.
+
+        But for want of memory, which others may have taken, it may fail once more.
+        """
         key = templates.outline(turns), tools
-        if key not in self._frames:
-            if len(self._frames) >= _KEPT:
-                self._frames.clear()
+        found = self._frames.get(key)
+        if found is None:
             try:
-                self._frames[key] = self._new_frame(key)
+                found = self._new_frame(key)
             except ValueError as error:
-                self._frames[key] = error
-        found = self._frames[key]
+                found = error
+            if not isinstance(getattr(found, "__cause__", None), MemoryError):
+                if len(self._frames) >= _KEPT:
+                    self._frames.clear()
+                self._frames[key] = found
         if isinstance(found, ValueError):
             raise ValueError(str(found)) from found
         return found

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import dataclasses
 import json
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import tokenizers
@@ -329,7 +330,23 @@ def test_templates_that_hang_eat_or_fail(template, message, monkeypatch):
     for _ in range(3):  # it hangs once, not at every answer
         with pytest.raises(ValueError, match=message):
             tokenizer.encode_example(Example("r", prompt="p", id="a"))
-    assert len(asked) == 1
+    # Memory may have been taken by others.
+    assert len(asked) == (3 if "Memory" in message else 1)
+
+
+def test_templates_of_several_threads_leave_the_limits_of_the_process():
+    resource = pytest.importorskip("resource", reason="of POSIX")
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    tokenizer = wrapped(byte_level())
+
+    def ask(lengths):
+        for length in lengths:
+            turns = [Turn(("user", "assistant")[n % 2], "a") for n in range(length)]
+            tokenizer.encode_example(Example("r", turns=tuple(turns)))
+
+    with ThreadPoolExecutor(4) as threads:
+        [*threads.map(ask, (range(first, 41, 8) for first in (1, 3, 5, 7)))]
+    assert resource.getrlimit(resource.RLIMIT_AS) == before
 
 
 @pytest.mark.parametrize("payload", PAYLOADS)
