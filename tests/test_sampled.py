@@ -168,9 +168,10 @@ def test_wrong_draws(wrong, message):
 
 def test_a_draw_counts_in_whole_numbers():
     """Types are checked in tests alone, and before this is."""
-    given = types.SimpleNamespace(n=2.5, max_new_tokens=4, seed=0)
-    with pytest.raises(ValueError, match="n is 2.5; give a whole number"):
-        Draw.__post_init__(given)
+    for n in (2.5, "3"):
+        given = types.SimpleNamespace(n=n, max_new_tokens=4, seed=0)
+        with pytest.raises(ValueError, match=f"n is {n!r}; give a whole number"):
+            Draw.__post_init__(given)
 
 
 def test_clipped_samples(lm, drawn, tmp_path, monkeypatch):
@@ -731,8 +732,13 @@ def test_likelihood_of_a_sample():
 
 
 def test_bounds_of_too_few_tokens(lm):
+    clipped = dataclasses.replace(HOW, clip=0.001)
     with pytest.raises(ValueError, match="clip is 0.001, and the responses have"):
-        draw(lm, answers(2), dataclasses.replace(HOW, clip=0.001))
+        draw(lm, answers(2), clipped)
+    # It costs these answers their scores, and no others.
+    chosen = ["novel_words", detectors.eigenscore(draw=clipped)]
+    for report in jaxhal.score(lm, answers(2), chosen):
+        assert "clip is 0.001, and the responses have" in report.error
 
 
 def test_each_measure_is_computed_once(lm, monkeypatch):

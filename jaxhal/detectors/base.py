@@ -2,9 +2,8 @@
 
 import functools
 import inspect
-import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +15,7 @@ from jaxhal.classifiers.data import balanced
 from jaxhal.detectors.series import Ragged
 from jaxhal.evaluation.splits import holdout
 from jaxhal.features.base import Feature, Reducer
-from jaxhal.io.checks import check_name, one_of
+from jaxhal.io.checks import check_name, of_kind
 from jaxhal.llm.entailment import resolve
 from jaxhal.reading.bulk import Measure
 
@@ -183,7 +182,7 @@ def factory(make: Callable[..., Detector]) -> Callable[..., Detector]:
 
     ``name`` is a setting of everyone, and that of the folder it is saved in.  An
     endpoint is made anew each time, for not everyone may name one.  A setting that is
-    one of some words is checked.
+    one of some words, true or false, or a whole number is checked to be one.
     """
 
     # By its types as well, for layer 1 is none of 1.0, which Python calls equal.
@@ -198,18 +197,13 @@ def factory(make: Callable[..., Detector]) -> Callable[..., Detector]:
 
     signature = inspect.signature(make)
     named = inspect.Parameter("name", inspect.Parameter.KEYWORD_ONLY, default=None)
-    words = {
-        key: typing.get_args(one.annotation)
-        for key, one in signature.parameters.items()
-        if typing.get_origin(one.annotation) is Literal
-    }
 
     @functools.wraps(make)
     def call(*args: Any, name: str | None = None, **options: Any) -> Detector:
         given = signature.bind(*args, **options)
         given.apply_defaults()
-        for key, allowed in words.items():
-            one_of(allowed, **{key: given.arguments[key]})
+        for key, value in given.arguments.items():
+            of_kind(signature.parameters[key].annotation, **{key: value})
         settings = tuple((key, _frozen(it)) for key, it in given.arguments.items())
         made = known(_types(settings), settings)
         if name in (None, made.name):

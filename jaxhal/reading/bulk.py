@@ -16,7 +16,7 @@ from jaxhal.io.showing import quoted
 from jaxhal.llm.endpoint import NoReply
 from jaxhal.models.batching import check_length
 from jaxhal.models.lm import LM
-from jaxhal.reading.samples import Draw, Sample, draw, lacking
+from jaxhal.reading.samples import Draw, Sample, TooFew, draw, lacking
 from jaxhal.reading.store import Store
 from jaxhal.reading.units import Part
 from jaxhal.types import Example
@@ -80,23 +80,27 @@ class Bulk:
         """Of each answer's prompt, the same for everyone who asks for the same.
 
         Those of a prompt that leaves no room for them are empty, and so are those of
-        an answer that comes with too few; the answer is in error.
+        an answer that comes with too few, and all where these answers are too few to
+        clip them by; the answer is in error.
         """
         if how not in self._drawn:
             unfit = [self._unfit(example, how) for example in self.examples]
+            try:
+                drawn = draw(
+                    self.lm,
+                    [e for e, why in zip(self.examples, unfit, strict=True) if not why],
+                    how,
+                    self.store and self.store.root,
+                    share=self.store and self.store.share,
+                    # Reading weights costs as much for a few rows as for one.
+                    batch_size=max(self.batch_size, _PROMPTS * how.n),
+                    progress=self.progress,
+                )
+            except TooFew as error:
+                unfit, drawn = [why or str(error) for why in unfit], []
             for number, why in enumerate(unfit):
                 if why:
                     self._fail(number, why)
-            drawn = draw(
-                self.lm,
-                [e for e, why in zip(self.examples, unfit, strict=True) if not why],
-                how,
-                self.store and self.store.root,
-                share=self.store and self.store.share,
-                # Reading weights costs as much for a few rows as for one.
-                batch_size=max(self.batch_size, _PROMPTS * how.n),
-                progress=self.progress,
-            )
             none, rest = [Sample("", 0.0, 0)] * how.n, iter(drawn)
             self._drawn[how] = [none if why else next(rest) for why in unfit]
         return self._drawn[how]

@@ -60,7 +60,9 @@ class Draw:
         for name in ("n", "max_new_tokens", "seed"):
             value = getattr(self, name)
             if not isinstance(value, int | np.integer) or value >= 2**32:
-                raise ValueError(f"{name} is {value}; give a whole number below 2**32")
+                raise ValueError(
+                    f"{name} is {value!r}; give a whole number below 2**32"
+                )
         at_least(1, n=self.n, max_new_tokens=self.max_new_tokens)
         at_least(0, seed=self.seed)
         if self.sampling.temperature == 0.0:
@@ -111,6 +113,10 @@ class Sample(NamedTuple):
         return total / count if per_token and count else total
 
 
+class TooFew(ValueError):
+    """Answers of too few tokens for what is extreme among them to be known."""
+
+
 def draw(
     lm: LM,
     examples: Sequence[Example],
@@ -130,6 +136,7 @@ def draw(
       share: which of several processes this is.
 
     Raises:
+      TooFew: where samples are clipped by the responses.
       ValueError: as :func:`jaxhal.generate`; on a damaged file; when an example comes
         with fewer samples than are asked for.
     """
@@ -229,7 +236,7 @@ def _bounds(lm: LM, examples: Sequence[Example], share: float) -> Clip:
         rows.insert(0, tokenizer.encode_example(example))
         tokens += len(rows[0].response_ids)
     if tokens < 1 / share:
-        raise ValueError(
+        raise TooFew(
             f"clip is {share}, and the responses have {tokens} tokens; what is extreme "
             f"is known from {math.ceil(1 / share)} on, so score more answers together"
         )
