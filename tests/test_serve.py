@@ -585,7 +585,9 @@ def test_a_watchdog_is_a_mode_of_the_same_server(made, tmp_path_factory):
             assert http.post("/v1/completions", json={"prompt": "A"}).status_code == 404
             metrics = http.get("/metrics").text
             assert "watchdog_checks_total" in metrics
-            assert "jaxhal_requests_total" in metrics
+            for path, status in (("chat/completions", 200), ("feedback", 400)):
+                counted = f'path="/v1/{path}",status="{status}"'
+                assert f"jaxhal_requests_total{{{counted}}} 1.0" in metrics
 
 
 def test_a_reader_that_fails_says_so_in_the_line(http, monkeypatch):

@@ -611,6 +611,10 @@ def test_who_may_teach(encoder):
     service = Service(watchdog(encoder), token="secret", teacher="chalk")
     with proxy(service) as port:
         assert told(port, "secret") == 401 and told(port, "chalk") == 200
+        shown = {"Authorization": "bearer chalk"}  # in any letters, as HTTP has it
+        assert send(port, "POST", "/v1/feedback", body, **shown)[0] == 200
+        shown = {"Authorization": "Basic chalk"}
+        assert send(port, "POST", "/v1/feedback", body, **shown)[0] == 401
         with client(port, "chalk") as one, pytest.raises(openai.AuthenticationError):
             one.chat.completions.create(model="any", messages=user("w1"))
     with pytest.raises(ValueError, match="teacher is empty"):

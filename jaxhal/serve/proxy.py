@@ -362,8 +362,9 @@ def _allow(request: Request, token: str | None) -> None:
     """Raises Fault where the client shows no token or another one."""
     if token is None:
         return
-    shown = request.headers.get("authorization", "")
-    if not hmac.compare_digest(shown.encode(), f"Bearer {token}".encode()):
+    scheme, _, shown = request.headers.get("authorization", "").partition(" ")
+    same = hmac.compare_digest(shown.strip().encode(), token.encode())
+    if not (same and scheme.lower() == "bearer"):
         raise Fault(401, "no token, or a wrong one", "authentication_error")
 
 
