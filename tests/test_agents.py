@@ -641,9 +641,11 @@ def test_a_function_that_raises_has_judged_nothing():
 
 
 def test_an_answer_in_numbers():
-    from jaxhal.watchdog import CallableEvaluator
+    from jaxhal.watchdog import CallableEvaluator, Judgement
 
     some = ((True, 1), (np.int64(0), 0), (np.bool_(True), 1), (None, None))
     for said, label in some:
         evaluator = CallableEvaluator(lambda query, text, said=said: said)
         assert judged(evaluator, "q", "a").label == label
+    own = CallableEvaluator(lambda *_: Judgement(np.int64(1), "so", np.float32(0.5)))
+    assert json.dumps(judged(own, "q", "a")) == '[1, "so", 0.5, false]'

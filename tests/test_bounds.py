@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+import types
 import uuid
 
 import bound_child
@@ -235,6 +236,34 @@ def test_no_server():
 def test_bad_points(change, message):
     with pytest.raises(ValueError, match=message):
         dataclasses.replace(points(1)[0], **change)
+
+
+def test_an_entropy_of_numpy_is_one_of_python():
+    """JSON holds no other.  Types are checked in tests alone, and before this is."""
+    given = types.SimpleNamespace(**vars(points(1)[0]) | {"entropy": np.float32(0.5)})
+    Point.__post_init__(given)
+    assert given.entropy == 0.5 and type(given.entropy) is float
+
+
+def test_a_server_that_ends_between_pages(monkeypatch, tmp_path):
+    pytest.importorskip("milvus_lite")
+    from pymilvus import MilvusException
+
+    closed = []
+
+    class Pages:
+        def next(self):
+            raise MilvusException(message="gone")
+
+        def close(self):
+            closed.append(True)
+
+    store = MilvusStore(WIDTH, tmp_path / "bound.db")
+    monkeypatch.setattr(store._client, "query_iterator", lambda *a, **o: Pages())
+    with pytest.raises(RuntimeError, match="Milvus does not query .*gone"):
+        store.highest_entropy()
+    assert closed
+    store.close()
 
 
 def test_a_torn_line_is_dropped(tmp_path):

@@ -239,6 +239,7 @@ def test_who_is_who(written, tmp_path, monkeypatch):
         ("similarity=2", "similarity is 2.0; give a cosine"),
         ("judge_similarity=90", "judge_similarity is 90.0; give a cosine"),
         ("store=exakt", "store is 'exakt'; use exact, milvus, a file that ends in .db"),
+        ("store='tcp://localhost:1'", "store is 'tcp://localhost:1'; use exact, milvu"),
         ("plan={speed: 3}", "'speed' not in 'Plan'"),
         ("plan={gamma: 0.0}", "gamma is 0.0; give a share"),
         ("training={epochs: 0}", "epochs is 0; give one above 0"),
@@ -300,6 +301,24 @@ def test_commands(written, tmp_path):
     assert {"flagged", "score", "nearest", "entropy"} <= set(rows[0])
     empty = run("watchdog", "check", written)
     assert empty.exit_code == 2 and "nothing to check" in empty.output
+
+
+def test_held_out_questions_of_one_group_teach_nothing(written, monkeypatch):
+    """Said before anything is checked and read."""
+    asked = [
+        Question(f"w{n}", f"Answer {n}.", source="one" if n < 4 else str(n))
+        for n in range(10)
+    ]
+    monkeypatch.setattr(domain, "questions_of", lambda config: ([], asked))
+    agent = CallableAgent(
+        lambda query, temperature: "Pears." if query < "w4" else f"Answer {query[1:]}."
+    )
+    config = configs.load_watch(written)
+    dog = building.watchdog_of(config)
+    dog.agent = agent
+    said = "of 10 held-out questions that were answered, 4 wrongly, .* raise held_out"
+    with pytest.raises(ValueError, match=said):
+        domain.known_of(config, dog)
 
 
 def claimed(config):

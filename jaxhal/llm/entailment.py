@@ -303,7 +303,7 @@ def resolve(backend: Any, lm: LM | None = None) -> Entailment:
     """A backend by how configurations name it, or the one given.
 
     That is ``"similarity"``, ``"nli:SOURCE"`` with an encoder, ``"reader"``, which asks
-    ``lm``, or ``"endpoint:MODEL@URL"`` with an OpenAI-compatible one.
+    ``lm``, if there is one, or ``"endpoint:MODEL@URL"`` with an OpenAI-compatible one.
     """
     if not isinstance(backend, str):
         if not isinstance(backend, Entailment):
@@ -320,8 +320,10 @@ def resolve(backend: Any, lm: LM | None = None) -> Entailment:
         return Inference(source)
     if there := _ENDPOINT.fullmatch(backend):
         return EndpointInference(Endpoint(there[2], there[1]))
+    reader = "" if lm is None else "'reader', "
+    why = ", and no model reads here" * (backend == "reader")
     raise ValueError(
-        f"entailment is {backend!r}; use 'similarity', 'reader', 'nli:' and an "
+        f"entailment is {backend!r}{why}; use 'similarity', {reader}'nli:' and an "
         "encoder's folder or hub id, or 'endpoint:MODEL@URL'"
     )
 

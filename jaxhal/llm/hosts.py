@@ -64,12 +64,15 @@ def address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
     return None
 
 
-def server_of(url: str) -> Server:
-    """The server behind a plain http address, without user and password."""
+def server_of(url: str, what: str = "endpoint") -> Server:
+    """The server behind a plain http address, without user and password.
+
+    ``what`` names the address where it is none.
+    """
     if not (found := _ADDRESS.fullmatch(url)):
         bare = url.rpartition("@")[2]  # what is before it may be a password
         raise ValueError(
-            f"endpoint is {shown(bare)!r}; give the base address of a server, such as "
+            f"{what} is {shown(bare)!r}; give the base address of a server, such as "
             f"'http://localhost:8000/v1'{', without user and password' * (bare != url)}"
         )
     scheme, host, port = found.groups()
@@ -79,9 +82,13 @@ def server_of(url: str) -> Server:
 def is_named(server: Server, names: Iterable[str]) -> bool:
     """Whether the user named a server's host, by ``names`` or in the environment."""
     given = (name.strip() for name in os.environ.get(VARIABLE, "").split(","))
-    places = [place_of(name) for name in (*names, *filter(None, given))]
+    places = [place_of(name) for name in names]
+    try:
+        places += map(place_of, filter(None, given))
+    except ValueError as error:
+        raise ValueError(f"${VARIABLE}: {error}") from None
     if base := os.environ.get("OPENAI_BASE_URL"):
-        places.append(server_of(base)[1:])
+        places.append(server_of(base, "$OPENAI_BASE_URL")[1:])
     ports = [port for host, port in places if host == server.host]
     return None in ports or server.port in ports
 

@@ -57,6 +57,8 @@ class Point:
             raise ValueError(
                 f"entropy of point {self.id!r} is {self.entropy}; give a finite number"
             )
+        # One of NumPy is none that JSON holds.
+        object.__setattr__(self, "entropy", float(self.entropy))
 
 
 class Hit(NamedTuple):

@@ -138,7 +138,7 @@ def load_watch(
             f"judge_model {config.judge_model!r}; an endpoint judges by all three"
         )
     check_cosine(judge_similarity=config.judge_similarity)
-    if not (config.store in _STORES or re.search(r"\.db$|://", config.store)):
+    if not (config.store in _STORES or re.search(r"\.db$|^https?://", config.store)):
         raise ValueError(
             f"store is {config.store!r}; use {', '.join(_STORES)}, a file that ends in "
             ".db, or the address of a Milvus server, such as http://localhost:19530"

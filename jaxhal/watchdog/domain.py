@@ -12,6 +12,7 @@ from scipy.sparse import csr_array
 from scipy.sparse.csgraph import connected_components
 
 from jaxhal.datasets import Question, load_questions
+from jaxhal.evaluation.intervals import fewest_sources
 from jaxhal.io.files import replacing
 from jaxhal.llm.judges import OverlapRule, references
 from jaxhal.reading.keys import digest
@@ -156,4 +157,11 @@ def known_of(config: Watch, dog: Watchdog) -> Known:
             f"{int(labels.sum())} of them wrongly; that leaves nothing to tell apart"
         )
     asked, replies, others, _ = map(list, zip(*kept, strict=True))
+    # What learns, learns of each half of the groups and is judged on the other.
+    if fewest_sources(labels, related(asked).tolist()) < 2:
+        raise ValueError(
+            f"of {len(kept)} held-out questions that were answered, {labels.sum()} "
+            "wrongly, all that were answered rightly or all wrongly are related; raise "
+            "held_out"
+        )
     return Known(asked, replies, others, labels, len(questions) - len(kept))

@@ -167,7 +167,9 @@ class CallableEvaluator:
         except Exception as error:  # whatever another's code raises
             return Judgement(None, failed(error).error or "", 0.0, failed=True)
         if isinstance(found, Judgement):
-            return found
+            # Numbers of NumPy are none that JSON holds.
+            label = found.label if found.label is None else int(found.label)
+            return found._replace(label=label, confidence=float(found.confidence))
         if found is None:
             return Judgement(None, "the evaluator cannot tell", 0.0)
         kinds = bool | int | np.integer | np.bool_

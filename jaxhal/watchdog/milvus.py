@@ -123,9 +123,13 @@ class MilvusStore:
             "query_iterator", batch_size=_BLOCK, output_fields=["entropy"]
         )
         found = []
-        while page := pages.next():
-            found += [row["entropy"] for row in page]
-        pages.close()
+        try:
+            while page := pages.next():
+                found += [row["entropy"] for row in page]
+        except self._error as error:
+            raise self._failed("query", error) from error
+        finally:
+            pages.close()
         return max(found, default=None)
 
     def close(self) -> None:
@@ -143,9 +147,10 @@ class MilvusStore:
             self._client.load_collection(self._name)
             return ask(self._name, **options)
         except self._error as error:
-            raise RuntimeError(
-                f"Milvus does not {method} in {self._name!r}: {error}"
-            ) from error
+            raise self._failed(method, error) from error
+
+    def _failed(self, method: str, error: Exception) -> RuntimeError:
+        return RuntimeError(f"Milvus does not {method} in {self._name!r}: {error}")
 
 
 def _payload(point: Point) -> dict[str, Any]:

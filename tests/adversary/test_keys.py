@@ -167,7 +167,15 @@ def test_who_may_have_the_key(variables, url, keyed, monkeypatch):
 @pytest.mark.parametrize("name", ["https://a.org", "a.org/v1", "*", "a b", "@", "a:b"])
 def test_what_names_no_host(name, monkeypatch):
     monkeypatch.setenv(hosts.VARIABLE, name)
-    with hosts.brought("data"), pytest.raises(ValueError, match="names no host; write"):
+    wrong = r"^\$JAXHAL_ENDPOINTS: .* names no host; write"
+    with hosts.brought("data"), pytest.raises(ValueError, match=wrong):
+        Endpoint(FAR, "m")
+
+
+def test_a_base_address_that_is_none_is_called_by_its_name(monkeypatch):
+    monkeypatch.setenv("OPENAI_BASE_URL", "api.example.org/v1")
+    wrong = r"^\$OPENAI_BASE_URL is 'api.example.org/v1'; give the base address"
+    with hosts.brought("data"), pytest.raises(ValueError, match=wrong):
         Endpoint(FAR, "m")
 
 
