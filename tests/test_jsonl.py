@@ -7,6 +7,8 @@ import os
 import signal
 import sys
 
+import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -160,6 +162,17 @@ def test_other_keys_are_left_alone(key):
 )
 def test_a_label_as_pandas_writes_it(given, label):
     assert one(label=given).example.label == label
+
+
+@pytest.mark.parametrize(
+    ("given", "label"),
+    [(np.int64(1), 1), (np.bool_(False), 0), (np.str_("no"), 0), (np.float64(1), 1)]
+    + [(np.float32("nan"), None), (pd.NA, None)],
+)
+def test_a_label_as_numpy_and_pandas_hold_it(given, label):
+    row = {"prompt": "Why?", "response": "So.", "label": given}
+    [found] = from_rows([row])
+    assert found.error is None and found.example.label == label
 
 
 @pytest.mark.parametrize(

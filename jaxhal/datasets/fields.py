@@ -6,6 +6,8 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import numpy as np
+
 from jaxhal.io.showing import cut, quoted
 
 #: Fields that go by other names too, as published data sets have them.
@@ -39,7 +41,9 @@ def named(fields: Mapping[str, Any], field: str) -> tuple[str, Any] | None:
 
 def left_out(value: Any) -> bool:
     """Whether a value says nothing, as null or as pandas has it."""
-    return value is None or (isinstance(value, float) and math.isnan(value))
+    if isinstance(value, (float, np.floating)):
+        return math.isnan(value)
+    return value is None or type(value).__name__ == "NAType"
 
 
 def near(key: Any, names: Iterable[str]) -> str | None:

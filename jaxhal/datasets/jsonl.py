@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from jaxhal.datasets.fields import (
     NAMES,
     items,
@@ -202,6 +204,8 @@ def verdict(label: Any) -> Any:
     """A label as 0 or 1 where it says so, ``None`` where it is left out."""
     if left_out(label):
         return None
+    if isinstance(label, np.generic):
+        label = label.item()
     known = isinstance(label, (int, float, str))
     return _VERDICTS.get(label, label) if known else label
 
