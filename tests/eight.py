@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import thorough
 
 import jaxhal
 import tiny_lm
@@ -18,7 +19,8 @@ from jaxhal.models import placement, weights
 from jaxhal.models.lm import LM
 from jaxhal.types import Example
 
-MESHES = [(8, 1), (2, 4), (1, 8)]  # the last two with fewer heads of keys than devices
+# The last two with fewer heads of keys than devices.
+MESHES = ROWS, CROSSED, HEADS = (8, 1), (2, 4), (1, 8)
 REDUCERS = {
     "lookback": jaxhal.LookbackRatio(),
     "mtop_div": jaxhal.MTopDiv(),
@@ -83,7 +85,9 @@ def _name(sides):
     return "x".join(map(str, sides))
 
 
-@pytest.fixture(scope="module", params=MESHES, ids=_name)
+@pytest.fixture(
+    scope="module", params=[ROWS, CROSSED, *thorough.more((HEADS,))], ids=_name
+)
 def spread(request, folder):
     data, model = request.param
     return jaxhal.load(folder, mesh=jaxhal.make_mesh(data=data, model=model))

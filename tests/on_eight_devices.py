@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import test_slots
 import thorough
-from eight import EXAMPLES, MESHES, REDUCERS, equal
+from eight import CROSSED, EXAMPLES, HEADS, REDUCERS, ROWS, equal
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -95,7 +95,9 @@ EVERY_UNTRAINED = [name for name, make in detectors.CATALOGUE.items() if not mak
 
 
 @pytest.mark.parametrize(
-    "spread, rows", [*zip(MESHES, (8, 3, 8), strict=True)], indirect=["spread"]
+    "spread, rows",
+    [(ROWS, 8), (CROSSED, 3), *thorough.more((HEADS, 8))],
+    indirect=["spread"],
 )
 def test_every_reducer(spread, alone, rows):
     batch = alone.encode(EXAMPLES[:rows])
@@ -118,7 +120,7 @@ def test_logits(spread, alone):
 
 @pytest.mark.parametrize(
     "spread, rules",
-    [(MESHES[0], "cp_lrp"), (MESHES[1], "attnlrp"), (MESHES[2], "cp_lrp")],
+    [(ROWS, "cp_lrp"), (CROSSED, "attnlrp"), *thorough.more((HEADS, "cp_lrp"))],
     indirect=["spread"],
 )
 def test_relevance(spread, alone, rules):

@@ -403,6 +403,7 @@ def test_the_families_of_old_are_read_by_their_own_names(tmp_path):
         assert lm.config.family == family and lm.config.num_hidden_layers == 4
 
 
+@thorough.mark
 def test_a_version_that_is_not_the_one_asked_for(tmp_path):
     from jaxhal.bench import versions
 
