@@ -30,6 +30,7 @@ from jaxhal.models import mesh as mesh_lib
 from jaxhal.reading.store import Store
 from jaxhal.scoring.guided import guide
 from jaxhal.scoring.inputs import collect
+from jaxhal.tuning.checkpoints import Checkpoints
 from jaxhal.types import Label
 
 pytest_plugins = ["eight"]
@@ -224,7 +225,7 @@ def test_slots_of_a_server(folder, alone):
     equal(got, written(alone, False, (4, 2)))
 
 
-def test_tuning(crossed, alone):
+def test_tuning(crossed, alone, tmp_path, monkeypatch):
     rows = [
         dataclasses.replace(e, label=n % 2, source=str(n))
         for n, e in enumerate(EXAMPLES * 2)
@@ -232,6 +233,24 @@ def test_tuning(crossed, alone):
     how = tuning.Tuning(epochs=1, batch_size=8, micro_batch=4, validation_share=0.25)
     want, got = (tuning.fit(lm, rows, how) for lm in (alone, crossed))
     equal(got.losses, want.losses)
+    # Stopped after a checkpoint it goes on, and ends in the same numbers.
+    real, saved = Checkpoints.save, []
+
+    def stopping(self, step, state):
+        real(self, step, state)
+        saved.append(step)
+        if len(saved) == 1:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Checkpoints, "save", stopping)
+    how = dataclasses.replace(how, save_every=1)
+    with pytest.raises(KeyboardInterrupt):
+        tuning.fit(crossed, rows, how, tmp_path)
+    again = tuning.fit(crossed, rows, how, tmp_path)
+    assert saved[:2] == [1, 2]
+    np.testing.assert_array_equal(again.losses, got.losses)
+    done = tuning.fit(crossed, rows, how, tmp_path)
+    np.testing.assert_array_equal(done.score(crossed, rows), got.score(crossed, rows))
 
 
 def collected(lm, some, tmp_path_factory):

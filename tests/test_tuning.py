@@ -505,6 +505,16 @@ def test_half_a_checkpoint_is_left_by_no_stop(tmp_path):
         assert not half.exists()
 
 
+def test_one_process_at_a_time_has_a_folder(tmp_path):
+    half = tmp_path / "steps" / "4.orbax-checkpoint-tmp"
+    with checkpoints.opened(tmp_path, {}):
+        half.mkdir()
+        with pytest.raises(RuntimeError, match="another process writes to"):
+            with checkpoints.opened(tmp_path, {}):
+                pass
+        assert half.exists()
+
+
 def test_ctrl_c_waits_for_what_is_being_written(tmp_path, monkeypatch):
     """Orbax's threads wrote on in a folder that was being deleted."""
     ended = []

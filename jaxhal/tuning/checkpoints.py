@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jaxhal.io import sealing
+from jaxhal.io.files import alone
 from jaxhal.io.interrupts import uninterrupted
 from jaxhal.io.showing import shown
 
@@ -52,7 +54,10 @@ class Checkpoints:
                 "earlier version; delete its folder, and the fine-tuning begins anew "
                 f"({type(error).__name__}: {shown(str(error))})"
             ) from error
-        leaves = [found[name] for name in shapes if name != _DIGEST]
+        # As those of a new state they go wherever the model lies.
+        leaves = [
+            jnp.asarray(np.asarray(found[name])) for name in shapes if name != _DIGEST
+        ]
         return jax.tree.unflatten(jax.tree.structure(state), leaves)
 
     def save(self, step: int, state: Any) -> None:
@@ -97,6 +102,7 @@ def opened(
       ValueError: when the folder holds another fine-tuning, naming what differs, or
         is damaged.
       FileExistsError: when it holds something else.
+      RuntimeError: while another process has it open.
     """
     import orbax.checkpoint as ocp
 
@@ -105,12 +111,13 @@ def opened(
     options = ocp.CheckpointManagerOptions(
         max_to_keep=1, enable_async_checkpointing=False
     )
-    try:
-        _sweep(path)
-        with ocp.CheckpointManager(path / "steps", options=options) as manager:
-            yield Checkpoints(manager)
-    finally:
-        _sweep(path)
+    with alone(path):
+        try:
+            _sweep(path)
+            with ocp.CheckpointManager(path / "steps", options=options) as manager:
+                yield Checkpoints(manager)
+        finally:
+            _sweep(path)
 
 
 def _sweep(path: Path) -> None:
