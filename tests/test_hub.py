@@ -87,6 +87,8 @@ def test_what_a_tokenizer_is_made_of_is_asked_for():
     for name in ("tokenizer.json", "vocab.json", "merges.txt", "vocab.txt"):
         assert any(fnmatch.fnmatch(name, pattern) for pattern in hub.WANTED)
     assert not any(fnmatch.fnmatch("notes.txt", pattern) for pattern in hub.WANTED)
+    for name in ("original/model.safetensors", "consolidated.safetensors"):
+        assert any(fnmatch.fnmatch(name, pattern) for pattern in hub._UNWANTED)
 
 
 def test_without_a_connection_its_cache_is_asked(there, monkeypatch, tmp_path):

@@ -69,6 +69,20 @@ def test_sharded_folder_in_bfloat16(folder):
         load(folder)
 
 
+def test_other_weights_beside_the_model(folder):
+    tensors = load_file(folder / "model.safetensors")
+    save_file(
+        {"layers.0.attention.wq.weight": tensors["model.norm.weight"]},
+        folder / "consolidated.safetensors",
+    )
+    other = {name: 2 * x for name, x in tensors.items()}
+    save_file(other, folder / "model_old.safetensors")
+    _close(load(folder), "llama-gqa")
+    (folder / "model.safetensors").rename(folder / "mine.safetensors")
+    with pytest.raises(ValueError, match="model_old.* holds .*, and so does another"):
+        load(folder)
+
+
 def test_headless_and_wrapped_names(folder):
     path = folder / "model.safetensors"
     tensors = load_file(path)

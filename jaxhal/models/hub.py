@@ -17,8 +17,8 @@ from jaxhal.io.progress import taking
 
 #: Of a model, the files that the hub is asked for.
 WANTED = ("*.json", "*.safetensors", "*.model", "*.jinja", "merges.txt", "vocab.txt")
-# Another form of the same weights, as GPT-OSS has one.
-_UNWANTED = ("*/*.safetensors",)
+# Other forms of the same weights, as GPT-OSS and Mistral have them.
+_UNWANTED = ("*/*.safetensors", "consolidated*.safetensors")
 
 #: Of an owner, a repository or a folder in it.
 NAME = r"[A-Za-z0-9][\w.-]*"

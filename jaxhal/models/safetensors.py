@@ -30,6 +30,7 @@ _FP4 = np.array([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0], np.float32)
 _FP4 = np.concatenate([_FP4, -_FP4])
 _PAIRS = np.stack([np.tile(_FP4, 16), np.repeat(_FP4, 16)], axis=-1)
 _BLOCK = 32
+_INDEX = "model.safetensors.index.json"
 _NUMBERS = ("F64", "F32", "F16", "BF16")
 
 
@@ -67,6 +68,7 @@ class SafetensorsSource:
         self.where = str(folder)
         self._files: dict[str, tuple[Any, str]] = {}
         self.size = 0
+        indexed = (Path(folder) / _INDEX).is_file()
         for path in self._paths(Path(folder)):
             handle = _open(path)
             for stored in handle.keys():
@@ -74,6 +76,11 @@ class SafetensorsSource:
                 name = rename(stored)
                 if not name.startswith((bare_prefix, "lm_head.")):
                     name = bare_prefix + name
+                if not indexed and name in self._files:
+                    raise ValueError(
+                        f"{folder}: {path.name} holds {name}, and so does another "
+                        "file; keep one of them, as model.safetensors"
+                    )
                 self._files[name] = (handle, stored)
         names = self._files.keys()
         each = {name.removesuffix("_blocks") for name in names}
@@ -83,7 +90,7 @@ class SafetensorsSource:
 
     @staticmethod
     def _paths(folder: Path) -> list[Path]:
-        index = folder / "model.safetensors.index.json"
+        index = folder / _INDEX
         if index.is_file():
             shards = Settings(read_json(index), str(index)).inside("weight_map")
             paths = sorted({_shard(folder, shards, name) for name in shards})
@@ -94,6 +101,9 @@ class SafetensorsSource:
                     f"{', '.join(missing[:3])}; download the checkpoint again"
                 )
             return paths
+        # What lies beside it, such as Mistral's own form, is not the model's.
+        if (whole := folder / "model.safetensors").is_file():
+            return [whole]
         paths = sorted(folder.glob("*.safetensors"))
         if not paths:
             raise FileNotFoundError(
