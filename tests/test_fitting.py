@@ -658,7 +658,8 @@ def test_a_released_classifier_judges_answers_tokens_and_spans(lm, tmp_path):
 
 def test_a_released_classifier_of_another_geometry_is_refused(lm, tmp_path):
     fitted = released_lookback(release(tmp_path / "big.json", layers=3))
-    with pytest.raises(ValueError, match="fitted to 12 features.* is given 8"):
+    said = "fitted to a reader of num_hidden_layers 3, and '.*' has 2; read with"
+    with pytest.raises(ValueError, match=said):
         jaxhal.score(lm, answers(1), [fitted])
 
 
@@ -666,6 +667,7 @@ def test_a_released_classifier_of_another_geometry_is_refused(lm, tmp_path):
     ("changes", "problem"),
     [
         ({"n_heads": 5}, "8 coefficients for 2 layers of 5 heads"),
+        ({"n_layers": "two"}, "no released classifier .*'two'"),
         ({"classes": [1, 0]}, r"classes \[1, 0\]"),
         ({"coef": [float("nan")] * 8}, "no released classifier .* not finite"),
         ({"intercept": [0.1, 0.2]}, r"no released classifier .*intercept \(2,\); give"),

@@ -13,9 +13,9 @@ from safetensors.numpy import save_file
 import jaxhal
 from jaxhal.io import torch_file
 from jaxhal.models.lm import LM
-from jaxhal.scoring import released_probe
+from jaxhal.scoring import released_probe, saving
 from jaxhal.scoring.detection import placed, resolve
-from tiny_lm import tiny_lm
+from tiny_lm import answers, tiny_lm
 
 W, B = weights()
 
@@ -61,6 +61,16 @@ def test_scores_are_the_probe_of_what_the_layer_gives(lm):
     assert "nobody measured it" in report.undecided
 
 
+def test_a_reader_of_another_width_is_refused(tmp_path):
+    wide = tiny_lm(hidden_size=64)
+    fitted = released_probe(GOLDEN)
+    said = "fitted to a reader of hidden_size 32, and '.*' has 64; read with the model"
+    with pytest.raises(ValueError, match=said):
+        jaxhal.score(wide, answers(1), [fitted])
+    saving.save(tmp_path, fitted, {"token_probe": {"layer": 1, "highest": 1}})
+    assert saving.load(tmp_path).needs == {"hidden_size": 32}
+
+
 def test_a_folder_is_named_like_other_fitted_detectors(tmp_path):
     (one,) = placed("tiny", [str(copied(tmp_path))])
     assert one.detector.name == "token_probe" and one.threshold == 0.0
@@ -98,6 +108,9 @@ def broken(folder, how):
             head.unlink()
         case "no archive":
             head.write_bytes(b"GGUF" * 9)
+        case "pointer":  # what git leaves of a large file
+            safe = folder / "probe_head.safetensors"
+            safe.write_text("version https://git-lfs.github.com/spec/v1\n", "utf-8")
         case "method" | "version" | "encrypted" | "compressed":
             data = bytearray(head.read_bytes())
             at = data.index(b"PK\1\2")  # in the list of what the archive holds
@@ -144,6 +157,7 @@ def broken(folder, how):
         ("width", r"weights \[1, 32\] and \[1\] of hidden size 31"),
         ("no head", "is no released probe .*probe_head.bin"),
         ("no archive", "no state dict that torch wrote"),
+        ("pointer", "is no released probe .*SafetensorError"),
         ("method", "no state dict that torch wrote: That compression method"),
         ("version", "no state dict that torch wrote: zip file version 25.5"),
         ("encrypted", "no state dict that torch wrote: .* is encrypted"),

@@ -49,6 +49,8 @@ class Fitted:
         control, as :func:`jaxhal.evaluation.compare` has it: ``"yes"``, ``"within
         noise"`` or ``"no"``; ``None`` where nobody compared them.
       layers: of the reader it was fitted to, where it looks at layers.
+      needs: what else a reader's configuration has to be, such as
+        ``{"hidden_size": 64}``, where it was fitted elsewhere.
       reader: the :func:`~jaxhal.reading.keys.fingerprint` of that reader, where it has
         to be no other.
       dtype: of that reader's parameters, where it may be another one's, but is noted.
@@ -76,6 +78,7 @@ class Fitted:
     )
     beats: str | None = None
     layers: int | None = None
+    needs: Mapping[str, int] = dataclasses.field(default_factory=dict)
     reader: str | None = None
     dtype: str | None = None
     measured: Measured | None = None
@@ -123,6 +126,13 @@ class Fitted:
                 f"{self.layers} layers, and {name!r} has {layers}; read with the model "
                 "it was fitted to, or fit it to answers that this one has read"
             )
+        for key, needed in self.needs.items():
+            if (found := getattr(lm.config, key)) != needed:
+                raise ValueError(
+                    f"detector {self.detector.name!r} was fitted to a reader of {key} "
+                    f"{needed}, and {name!r} has {found}; read with the model it was "
+                    "fitted to"
+                )
         if self.reader is not None and self.reader != fingerprint(lm):
             raise ValueError(
                 f"detector {self.detector.name!r} was fitted to a reader of other "

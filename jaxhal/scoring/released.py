@@ -6,6 +6,7 @@ from pathlib import Path
 
 import jax.numpy as jnp
 import numpy as np
+from safetensors import SafetensorError
 
 from jaxhal import evaluation
 from jaxhal.classifiers.linear import Linear
@@ -37,6 +38,7 @@ def released_lookback(path: str | os.PathLike) -> Fitted:
         about = json.loads(Path(path).read_text("utf-8"))
         names = ("n_layers", "n_heads", "classes", "coef", "intercept")
         layers, heads, classes, coef, intercept = (about[name] for name in names)
+        layers, heads = int(layers), int(heads)
         # As scikit-learn has them, a row of coefficients, or without the row.
         w = -np.atleast_2d(np.array(coef, np.float32))
         b = -np.atleast_1d(np.array(intercept, np.float32))
@@ -60,7 +62,8 @@ def released_lookback(path: str | os.PathLike) -> Fitted:
             "classes [0, 1]"
         )
     fitted = published(Linear(*map(jnp.asarray, (w, b, 0 * w, 0 * w + 1))))
-    return Fitted(lookback_lens(), fitted, evaluation.Platt(1.0, 0.0), 0.0)
+    needs = {"num_hidden_layers": layers, "num_attention_heads": heads}
+    return Fitted(lookback_lens(), fitted, evaluation.Platt(1.0, 0.0), 0.0, needs=needs)
 
 
 def is_released_probe(folder: Path) -> bool:
@@ -106,7 +109,7 @@ def released_probe(folder: str | os.PathLike) -> Fitted:
         layer, width = int(about["layer_idx"]), int(about["hidden_size"])
         tensors = _tensors(folder)
         w, b = (np.asarray(tensors[name], np.float32) for name in ("weight", "bias"))
-    except (KeyError, OSError, TypeError, ValueError) as error:
+    except (KeyError, OSError, SafetensorError, TypeError, ValueError) as error:
         raise ValueError(
             f"{folder} is no released probe ({type(error).__name__}: {error}); give a "
             f"folder with {CONFIG} and {_HEAD}.bin or {_HEAD}.safetensors"
@@ -122,7 +125,8 @@ def released_probe(folder: str | os.PathLike) -> Fitted:
     detector = build({"token_probe": {"layer": layer + 1, "highest": 1}})
     w, b = jnp.asarray(w[0]), jnp.asarray(b[0])
     linear = Linear(w, b, jnp.zeros_like(w), jnp.ones_like(w))
-    return Fitted(detector, linear, evaluation.Platt(1.0, 0.0), 0.0)
+    needs = {"hidden_size": width}
+    return Fitted(detector, linear, evaluation.Platt(1.0, 0.0), 0.0, needs=needs)
 
 
 def _tensors(folder: Path) -> dict[str, np.ndarray]:

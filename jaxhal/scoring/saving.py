@@ -85,6 +85,7 @@ def save(
         "highlights": None if spans is None else _nesting(spans, "highlights", leaves),
         "beats controls": fitted.beats,
         "layers": fitted.layers,
+        "needs": dict(fitted.needs),
         "reader": fitted.reader,
         "dtype": fitted.dtype,
         "unit": fitted.unit,
@@ -166,6 +167,7 @@ def _load(folder: Path) -> Fitted:
         card["threshold"],
         beats=card["beats controls"],
         layers=card["layers"],
+        needs=card.get("needs", {}),
         reader=card["reader"],
         dtype=card.get("dtype"),  # earlier versions did not note it
         measured=None if measured is None else Measured(**measured),
