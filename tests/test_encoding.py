@@ -98,6 +98,16 @@ def alone(encoder, ids, types=None):
     return hidden_states(encoder, row, types)
 
 
+def test_no_room_for_texts(tmp_path):
+    tokenizer = load_encoder(write(tmp_path)).tokenizer
+    assert len(tokenizer.windows(words(0, 3), 3)) == 3
+    assert len(tokenizer.pair_windows(words(0, 3), words(0, 2), 5, True)) == 2
+    with pytest.raises(ValueError, match="length is 2, .* adds 2 tokens.* at least 3"):
+        tokenizer.windows("w0", 2)
+    with pytest.raises(ValueError, match="length is 4, .* adds 3 tokens.* at least 5"):
+        tokenizer.pair_windows("w0", "w1", 4, True)
+
+
 def ids(text: str) -> list[int]:
     return [WORDS.index(word) + 4 for word in text.split()]
 

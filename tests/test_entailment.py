@@ -219,6 +219,8 @@ def test_resolving():
     assert isinstance(reader, Reader) and reader.lm is lm
     own = Similarity(threshold=0.5)
     assert resolve(own) is own
+    with pytest.raises(ValueError, match="length is 0; give at least 1"):
+        Inference("some/model", length=0)
     for wrong in ("nli:", "magic", "reader"):
         with pytest.raises(ValueError, match=f"entailment is '{wrong}'.*; use 'simil"):
             resolve(wrong)

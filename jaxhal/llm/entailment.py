@@ -17,6 +17,7 @@ from jaxhal import texts
 from jaxhal.capture.forward import read_rows
 from jaxhal.features.consistency import selfcheck_prompt
 from jaxhal.features.uncertainty import TextLogprob
+from jaxhal.io.checks import at_least
 from jaxhal.llm.endpoint import Endpoint, json_object
 from jaxhal.models.encoders.encoding import classify, embed, kept_encoder
 from jaxhal.models.lm import LM
@@ -130,6 +131,7 @@ class Inference:
     length: int | None = None
 
     def __post_init__(self):
+        at_least(1, length=self.length)
         for name in ("{premise}", "{hypothesis}"):
             if self.template is not None and name not in self.template:
                 raise ValueError(f"template {self.template!r} lacks {name}; put it in")

@@ -71,13 +71,26 @@ class TextTokenizer(Tokenizer):
                 )
 
     def windows(self, text: str, length: int) -> "list[tokenizers.Encoding]":
-        """A text in pieces of about equal size, as many as ``length`` asks for."""
+        """A text in pieces of about equal size, as many as ``length`` asks for.
+
+        ValueError where that leaves no room.
+        """
         encoding = self._encode(text)
-        room = length - self._whole.num_special_tokens_to_add(False)
+        room = self._room(length, False)
         count = max(1, len(encoding))
         encoding.truncate(math.ceil(count / math.ceil(count / room)))
         pieces = [encoding, *encoding.overflowing]
         return [self._whole.post_process(piece) for piece in pieces]
+
+    def _room(self, length: int, pair: bool) -> int:
+        """Tokens that ``length`` leaves to texts, each of which needs one."""
+        added = self._whole.num_special_tokens_to_add(pair)
+        if length - added < 1 + pair:
+            raise ValueError(
+                f"length is {length}, and the encoder adds {added} tokens of its own; "
+                f"give at least {added + 1 + pair}"
+            )
+        return length - added
 
     def pair_windows(
         self, first: str, second: str, length: int, cut: bool
@@ -89,11 +102,12 @@ class TextTokenizer(Tokenizer):
         text there are those of the first together with it.
 
         Raises:
-          ValueError: naming both lengths when the pair is too long and must not be cut.
+          ValueError: naming both lengths when the pair is too long and must not be cut,
+            or where ``length`` leaves no room.
         """
         a, b = self._encode(first), self._encode(second)
         longer, shorter = (a, b) if len(a) >= len(b) else (b, a)
-        room = length - self._whole.num_special_tokens_to_add(True)
+        room = self._room(length, True)
         left = room - len(shorter)
         if len(longer) > left:
             if not cut:
