@@ -172,7 +172,11 @@ class Example:
             raise ValueError(
                 f"{where}label is {quoted(self.label)}; use 0, 1 or leave it out"
             )
+        if self.label is not None:
+            object.__setattr__(self, "label", int(self.label))  # as JSON holds it
         if self.labels is not None:
+            whole = [Label(int(x.start), int(x.end), x.label) for x in self.labels]
+            object.__setattr__(self, "labels", tuple(whole))
             implied = int(bool(self.labels))
             if self.label is None:
                 object.__setattr__(self, "label", implied)

@@ -1,12 +1,15 @@
 """What detectors decide on: cut to parts that do not give their labels away."""
 
 import dataclasses
+import json
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pandas as pd
 import pytest
 
+import jaxhal
 from jaxhal.detectors import build, closed_book, features_of
 from jaxhal.detectors.lookback_lens import lookback_spans
 from jaxhal.reading.extract import extract
@@ -116,3 +119,26 @@ def test_context_gain_needs_a_context(prompt):
         closed_book(example)
     framed = dataclasses.replace(example, prompt="Answer in French: " + prompt)
     assert closed_book(framed).prompt == "Why is it red?"
+
+
+def test_examples_in_any_order_of_pandas(lm):
+    """Rows go by their places, whatever their index."""
+    some = [dataclasses.replace(e, id=str(n)) for n, e in enumerate(answers(3))]
+    order, names = [2, 0, 1], ["mtop_div", "novel_words"]
+    want = jaxhal.score(lm, [some[n] for n in order], names)
+    shuffled = pd.Series(some).iloc[order]
+    for given in (shuffled, (one for one in shuffled)):
+        found = jaxhal.score(lm, given, names)
+        assert [one.id for one in found] == ["2", "0", "1"]
+        assert [one.to_dict() for one in found] == [one.to_dict() for one in want]
+
+
+def test_labels_of_numpy_are_those_of_python():
+    """JSON holds no other.  Types are checked in tests alone, and before this is."""
+    for given in ({"label": np.int64(1)}, {"labels": (Label(0, np.int64(3)),)}):
+        one = Example("Pears.", prompt="What?")
+        for name, value in given.items():
+            object.__setattr__(one, name, value)
+        one.__post_init__()
+        assert json.dumps(one.label) == "1"
+        assert [json.dumps(span[:2]) for span in one.labels or ()] in ([], ["[0, 3]"])

@@ -67,7 +67,7 @@ def detect(
 
 def score(
     lm: LM,
-    examples: Sequence[Example],
+    examples: Iterable[Example],
     detectors: Iterable[Asked] | None = None,
     *,
     batch_size: int = 8,
@@ -122,6 +122,7 @@ def score(
     chosen = resolve_for(lm, detectors, threshold, confidence)
     if adapt:
         verdicts.check_adaptable(chosen)
+    examples = list(examples)  # a pandas Series has other numbers
     found = score_batches(
         lm,
         examples,
@@ -138,7 +139,7 @@ def score(
 
 def score_batches(
     lm: LM,
-    examples: Sequence[Example],
+    examples: Iterable[Example],
     detectors: Iterable[Asked] | None = None,
     *,
     batch_size: int = 8,
@@ -159,7 +160,7 @@ def score_batches(
         together is read together still, so the others come out bit for bit as they
         would with these; batches of nothing but known examples are passed over.
     """
-    flow = None
+    examples, flow = list(examples), None
     if relevance is not None:
         flow = lrp.resolve(relevance)
         need("sentences")

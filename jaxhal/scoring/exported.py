@@ -23,7 +23,7 @@ from jaxhal.types import Example
 
 def score_states(
     lm: LM | str | os.PathLike,
-    examples: Sequence[Example],
+    examples: Iterable[Example],
     states: States,
     detectors: Iterable[Asked] | None = None,
     *,
@@ -78,6 +78,7 @@ def score_states(
         )
     if adapt:
         verdicts.check_adaptable(chosen)
+    examples = list(examples)
     found = score_batches(
         lm,
         examples,

@@ -42,7 +42,7 @@ class Rated(NamedTuple):
 
 def rate(
     lm: LM,
-    examples: Sequence[Example],
+    examples: Iterable[Example],
     detectors: Iterable[Asked] | None = None,
     *,
     batch_size: int = 8,
@@ -71,6 +71,7 @@ def rate(
       examples: ``source`` says which are not independent.
       detectors, batch_size, progress: as :func:`jaxhal.score` takes them.
     """
+    examples = list(examples)
     chosen = resolve(lm.name, detectors, lm=lm)
     if (one := decider(chosen)) is None or one.measured is None:
         raise ValueError(undecided(chosen, lm))
