@@ -762,12 +762,12 @@ def test_a_sweep_reads_once(here, lm, tmp_path, monkeypatch):
     changes.append(f"store={tmp_path / 'fresh'}")
     grid = {"seed": [0, 1], "test_share": [0.3, 0.5]}
     made = tmp_path / "tiny"
-    MODEL.cache_clear()
+    lms._kept.cache_clear()
     experiments.sweep(here, {"seed": ["0", "1"]}, changes, progress=False)
     assert (made / "sweep.png").read_bytes().startswith(b"\x89PNG")
     once = len(reads)
     table = experiments.sweep(here, grid, changes, progress=False)
-    MODEL.cache_clear()  # of a tiny model under the name of a real one
+    lms._kept.cache_clear()  # of a tiny model under the name of a real one
     assert loads == ["smollm2-135m"]
     assert len(reads) == once > 0
     assert len(table[["seed", "test_share"]].drop_duplicates()) == 4
@@ -879,6 +879,25 @@ def test_sources_are_drawn_around_an_official_test(monkeypatch):
     assert three == crates
     with pytest.raises(ValueError, match="has 3 sources to train on; sources is 4"):
         running.examples_of(Data("crates", sources=4), 0, "official")
+
+
+def test_what_an_official_split_has_beside_is_left_out(monkeypatch, capsys):
+    parts = ("train", "validation", "test")
+    crates = [
+        dataclasses.replace(one, split=parts[number % 3], source=f"{number}")
+        for number, one in enumerate(labelled()[:12])
+    ]
+    monkeypatch.setattr(running, "load_dataset", lambda *_, **__: crates)
+    few = running.examples_of(Data("crates", sources=3), 0, "official")
+    assert "4 of 12 answers are of the splits 'validation'" in capsys.readouterr().err
+    assert sorted(one.split for one in few) == ["test"] * 4 + ["train"] * 3
+    assert running.examples_of(Data("crates"), 0, "grouped") == crates
+
+
+def test_a_span_of_no_kind_is_not_grounded():
+    spans = (Label(0, 3, ""),)
+    one = jaxhal.Example("Six pears.", prompt="How many?", labels=spans)
+    assert splitting.kinds_of(one) == ["unknown"]
 
 
 def test_answers_that_decline_can_be_left_out(monkeypatch, here, tmp_path):

@@ -101,12 +101,13 @@ def _jaxhal(
     ] = False,
 ) -> None:
     """Finds hallucinations in what language models write."""
-    # What one command compiled, the next one finds; jax reads this when it is imported.
-    compiled = str(registry.cache_dir() / "compiled")
-    os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", compiled)
-    # Many small programs take as long as a large one.
-    os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
     with usage():
+        # What one command compiled, the next one finds; jax reads this when it is
+        # imported.
+        compiled = str(registry.cache_dir() / "compiled")
+        os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", compiled)
+        # Many small programs take as long as a large one.
+        os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
         for name in allowed or ():
             hosts.place_of(name)
             os.environ[hosts.VARIABLE] = f"{os.environ.get(hosts.VARIABLE, '')},{name}"

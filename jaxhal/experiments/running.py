@@ -16,9 +16,9 @@ from jaxhal.detectors import Detector, build
 from jaxhal.evaluation.held_out import Measured
 from jaxhal.experiments import finetuning
 from jaxhal.experiments.config import Data, Experiment
-from jaxhal.experiments.splitting import Split, official_split, splits
+from jaxhal.experiments.splitting import OFFICIAL, Split, official_split, splits
 from jaxhal.experiments.tokens import first_highlights
-from jaxhal.io.progress import progress_bar
+from jaxhal.io.progress import note, progress_bar
 from jaxhal.models.lm import LM
 from jaxhal.models.lm import kept_lm as model
 from jaxhal.models.registry import known_as, private_cache
@@ -127,9 +127,19 @@ class Result:
 def examples_of(data: Data, seed: int, protocol: str = "grouped") -> list[Example]:
     """The answers of a data set that are asked for.
 
-    With the protocol ``official`` sources are drawn to train on: the test stays whole.
+    With the protocol ``official`` sources are drawn to train on: the test stays whole,
+    and what is of neither part is left out.
     """
     found = load_dataset(data.name, **data.options)
+    official = protocol == "official"
+    parts = {one.split for one in found}
+    if official and OFFICIAL < parts:
+        several, found = len(found), [one for one in found if one.split in OFFICIAL]
+        note(
+            f"data {data.name!r}: {several - len(found)} of {several} answers are of "
+            f"the splits {', '.join(map(repr, sorted(parts - OFFICIAL)))}, and the "
+            "protocol 'official' leaves them out"
+        )
     if not data.refusals:
         found = [one for one in found if not declines(one.response)]
         if not found:
@@ -137,7 +147,6 @@ def examples_of(data: Data, seed: int, protocol: str = "grouped") -> list[Exampl
     if data.sources is None:
         return found
     groups = list(dict.fromkeys(example.group for example in found))
-    official = protocol == "official"
     whole = {one.group for one in found if official and one.split == "test"}
     order = np.random.default_rng(seed).permutation(len(groups))
     drawn = [groups[number] for number in order if groups[number] not in whole]

@@ -19,6 +19,9 @@ from jaxhal.experiments.config import Experiment
 from jaxhal.scoring.inputs import Inputs
 from jaxhal.types import Example
 
+#: The parts of a data set that the protocol ``official`` fits to and judges.
+OFFICIAL = frozenset({"train", "test"})
+
 
 class Split(NamedTuple):
     """One fit: the rows to fit to and the rows to judge."""
@@ -97,4 +100,4 @@ def kinds_of(example: Example) -> list[str]:
     """Of the spans of a hallucinated answer, in order; none of a grounded one."""
     if not example.label:
         return []
-    return [span.label for span in example.labels or ()] or ["unknown"]
+    return [span.label or "unknown" for span in example.labels or ()] or ["unknown"]

@@ -294,7 +294,15 @@ def check_dtype(dtype: Any) -> None:
         raise ValueError(f"dtype is {dtype}; use {' or '.join(DTYPES)}")
 
 
-@functools.lru_cache(maxsize=1)
 def kept_lm(name: str, dtype: str, mesh: str = "") -> LM:
-    """The model of a name, loaded once however many ask for it."""
+    """The model of a name, loaded once however many ask for it.
+
+    Its files may change meanwhile: then it is loaded again.
+    """
+    return _kept(name, dtype, mesh, registry.stamp(name))
+
+
+@functools.lru_cache(maxsize=1)
+def _kept(name: str, dtype: str, mesh: str, files: tuple[Any, ...]) -> LM:
+    del files
     return load(name, dtype=jnp.dtype(dtype), mesh=mesh or None)

@@ -93,11 +93,18 @@ def names(kind: Kind = "decoder") -> list[str]:
 
 
 def cache_dir() -> Path:
-    """Where files are kept: $JAXHAL_CACHE, else a folder in the user's cache."""
-    if own := os.environ.get("JAXHAL_CACHE"):
-        return Path(own).expanduser()
-    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(base).expanduser() / "jaxhal"
+    """Where files are kept: $JAXHAL_CACHE, else a folder in the user's cache.
+
+    RuntimeError where nobody knows the user's home.
+    """
+    own = os.environ.get("JAXHAL_CACHE")
+    base = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "jaxhal"
+    try:
+        return Path(own or base).expanduser()
+    except RuntimeError as error:
+        raise RuntimeError(
+            f"{error} Set $JAXHAL_CACHE to a folder for what is kept"
+        ) from None
 
 
 def private_cache(name: str) -> Path:
@@ -129,6 +136,16 @@ def _known_as(path: Path, size: int, changed: int) -> str | None:
             if sha256(path) == entry.files[0].sha256:
                 return name
     return None
+
+
+def stamp(source: str | os.PathLike) -> tuple[Any, ...]:
+    """What changes when the files of a model on this machine do; empty of a name."""
+    path = Path(source)
+    places = [path, *path.glob("*/")] if path.is_dir() else []
+    files = {file for place in places for one in hub.WANTED for file in place.glob(one)}
+    about = [(file, file.stat()) for file in sorted(files or {path}) if file.is_file()]
+    each = ((str(one.resolve()), s.st_size, s.st_mtime_ns) for one, s in about)
+    return tuple(each)
 
 
 def locate(

@@ -18,13 +18,22 @@ from jaxhal.features import consistency
 from jaxhal.models.batching import bucket
 from jaxhal.models.encoders.text_encoder import Framed, TextEncoder, load_encoder
 from jaxhal.models.encoders.windows import SMALLEST, Windows, cut_all, run
+from jaxhal.models.registry import stamp
 
 _COMPARED = 4096  # tokens of either side of the pairs that are compared at once
 
 
-@functools.lru_cache(maxsize=2)
 def kept_encoder(source: str) -> TextEncoder:
-    """The encoder of a source, loaded once; loaded again, it would compile again."""
+    """The encoder of a source, loaded once; loaded again, it would compile again.
+
+    Its files may change meanwhile: then it is.
+    """
+    return _kept(source, stamp(source))
+
+
+@functools.lru_cache(maxsize=2)
+def _kept(source: str, files: tuple[Any, ...]) -> TextEncoder:
+    del files
     return load_encoder(source)
 
 
