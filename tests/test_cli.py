@@ -442,6 +442,25 @@ def test_a_full_disk_is_one_line(command, tmp_path, calls, monkeypatch):
     assert found.exit_code == 2
     assert found.stderr.splitlines()[-1].startswith("jaxhal: ")
     assert "No space left" in found.stderr and "Traceback" not in found.stderr
+    if command == "demo":  # nothing of it is left, so the same command begins anew
+        assert not os.listdir(out)
+        assert run("demo", "--out", out, "--limit", "1").exit_code == 0
+
+
+def test_a_reader_that_fails_in_a_demo_is_one_line(tmp_path, calls, monkeypatch):
+    def fails(*arguments, **options):
+        raise RuntimeError("no memory")
+
+    monkeypatch.setattr(jaxhal, "score", fails)
+    found = run("demo", "--out", tmp_path / "out", "--limit", "1")
+    assert (found.exit_code, found.stderr) == (2, "jaxhal: no memory\n")
+
+
+def test_a_home_that_nobody_knows_is_one_line(monkeypatch):
+    monkeypatch.setenv("JAXHAL_CACHE", "~nosuchuser/x")
+    found = run("list", "datasets")
+    assert found.exit_code == 2 and found.stderr.startswith("jaxhal: Could not ")
+    assert "Set $JAXHAL_CACHE to a folder" in found.stderr
 
 
 def test_a_folder_called_like_a_model_has_no_fitted_detectors(
@@ -886,6 +905,7 @@ def test_bench_passes_on(tmp_path, monkeypatch):
         ("seed=0,", "seed=0, has an empty value"),
         ("precision", "'precision' is no option; write key=value"),
         ("=0,1", "'=0,1' is no option"),
+        ("seed2=2", "seed2 is given 2 times; give it once, as seed2=V1,V2"),
     ],
 )
 def test_sweep_bad_usage(monkeypatch, setting, message):

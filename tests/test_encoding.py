@@ -401,7 +401,12 @@ def test_encoders_that_cannot(tmp_path, nli):
 
 def test_an_encoder_is_loaded_once(tmp_path):
     folder = str(write(tmp_path))
-    assert encoding.kept_encoder(folder) is encoding.kept_encoder(folder)
+    known = encoding.kept_encoder(folder)
+    assert encoding.kept_encoder(folder) is known
+    (Path(folder) / "notes.log").write_text("no part of it")
+    assert encoding.kept_encoder(folder) is known
+    write_pooling(Path(folder), mean=True)
+    assert encoding.kept_encoder(folder) is not known
 
 
 def write_pooling(folder: Path, normalize: bool = False, more: str = "", **modes):

@@ -673,6 +673,12 @@ def test_states_that_were_written_again_are_others(tmp_path):
     assert exported._stamp(tmp_path) == before
     os.utime(tmp_path / "a.safetensors", ns=(0, 0))
     assert exported._stamp(tmp_path) != before
+    before = exported._stamp(tmp_path)
+    (tmp_path / "out.jsonl.partial").write_text("{}")  # of the command itself
+    assert exported._stamp(tmp_path) == before
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "1.safetensors").write_bytes(b"1")
+    assert exported._stamp(tmp_path) != before
 
 
 def test_the_base_rate_is_corrected_as_detect_does(

@@ -106,6 +106,13 @@ def sweep(
         check_apart({"the configuration": config}, {"--output": output})
         check_place(output)
         pairs = [pair_of(setting) for setting in settings]
+        given = [key for key, _ in pairs]
+        for key in given:
+            if given.count(key) > 1:
+                raise ValueError(
+                    f"{key} is given {given.count(key)} times; give it once, as "
+                    f"{key}=V1,V2"
+                )
         # A YAML list or mapping is one value, whatever commas it holds.
         grid = {k: v.split(",") for k, v in pairs if "," in v and v[0] not in "[{"}
         for key, values in grid.items():

@@ -1,6 +1,8 @@
 """``jaxhal demo`` and ``jaxhal detect``: answers and verdicts on them."""
 
 import functools
+import os
+import tempfile
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -153,7 +155,8 @@ def demo(
     answers = bundled_answers()[:limit]
     examples = [*answers, *bundled()][:limit]
     start = time.perf_counter()
-    reports = jaxhal.score(lm, examples, chosen)
+    with usage():
+        reports = jaxhal.score(lm, examples, chosen)
     pace = (time.perf_counter() - start) / len(reports) * 1000
     first, pairs = reports[: len(answers)], reports[len(answers) :]
     parts = {
@@ -176,12 +179,15 @@ def demo(
         f"All detectors together took {pace:.0f} ms per answer, compilation included."
     )
     note = " ".join(said)
-    with usage():
+    with usage(), tempfile.TemporaryDirectory(prefix=".demo", dir=out) as scratch:
+        made = Path(scratch)
         written = (report.to_dict(every=True) for report in reports)
-        write_rows(out / "scores.jsonl", written)
-        write_html(out / "report.html", reports, "jaxhal demo", rows, note)
-        with replacing(out / "results.md") as file:
+        write_rows(made / "scores.jsonl", written)
+        write_html(made / "report.html", reports, "jaxhal demo", rows, note)
+        with replacing(made / "results.md") as file:
             file.write(markdown("demo", f"{lm.name} ({dtype})", parts))
+        for name in _DEMO:  # none without the others
+            os.replace(made / name, out / name)
 
     console = terminal(stderr=True)
     if rows:

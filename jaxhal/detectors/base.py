@@ -20,8 +20,8 @@ from jaxhal.llm.entailment import resolve
 from jaxhal.reading.bulk import Measure
 
 LOG_ODDS = "log odds of a hallucination"
-# What stands beside detectors in a folder, or beside scores in a table of tokens.
-_TAKEN = ("README.md", "token", "start", "end")
+# What stands beside detectors in a folder, or beside scores in tables.
+_TAKEN = ("README.md", "token", "start", "end", "row", "id", "source", "label")
 
 # name -> array with a batch axis where `jaxhal.read` has it.  Always there, as
 # Bool[batch response]: "valid", real tokens; "text", those of them that have text,

@@ -341,6 +341,13 @@ def test_a_detectors_name_is_that_of_one_folder(name):
         detectors.toha(name=name)
 
 
+@pytest.mark.parametrize("name", ["source", "label", "row", "id", "token"])
+def test_a_detector_is_called_like_no_column(name):
+    spec = {"ensemble": {"members": ["toha", "novel_words"], "name": name}}
+    with pytest.raises(ValueError, match="name of detector 'ensemble' is one of READ"):
+        build(spec)
+
+
 def test_names_of_ones_own(tmp_path):
     assert build({"ensemble": {"members": ["toha", "novel_words"]}}).name == "ensemble"
     assert build({"detection_prompt": {"name": "mtop_div_asked"}}).name
