@@ -216,7 +216,7 @@ def test_a_score_that_is_no_number_is_an_error():
         assert found.scores == {} and found.verdict is None and found.tokens == []
 
 
-def test_other_options_are_other_settings():
+def test_other_options_are_other_settings(tmp_path):
     """What was stopped is gone on with by the same detectors alone."""
 
     def settings(spec):
@@ -227,6 +227,18 @@ def test_other_options_are_other_settings():
         ({"eigenscore": {"alpha": 1e-3}}, {"eigenscore": {"alpha": 1.0}}),
     ):
         assert settings(one) == settings(one) != settings(other)
+    # Nor by a classifier or encoder that has been written anew.
+    weights = tmp_path / "model.safetensors"
+    for spec in (
+        {"token_classifier": {"source": str(tmp_path)}},
+        {"nli_context": {"entailment": f"nli:{tmp_path}"}},
+        {"selfcheck_bertscore": {"encoder": str(tmp_path)}},
+    ):
+        weights.write_bytes(b"one")
+        before = settings(spec)
+        assert before == settings(spec)
+        weights.write_bytes(b"three")
+        assert before != settings(spec)
 
 
 def test_conflicting_readers_are_refused():
