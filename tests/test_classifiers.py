@@ -153,6 +153,25 @@ def test_constant_feature_adds_nothing():
         )
 
 
+@pytest.mark.parametrize("rows", [60, 5_000])
+def test_a_feature_that_rounding_alone_changes_is_constant(rows):
+    """A share of all has been 1 and 0.99999994; elsewhere it may be 0.9."""
+    x, y = data()
+    x, y = np.resize(x, (rows, x.shape[1])), np.resize(y, rows)
+    x[:, 2] = np.where(np.arange(rows) % 3, 1, np.nextafter(np.float32(1), 0))
+    for sign in (1, -1e-12):  # of any size
+        x[:, 2] *= sign
+        mean, std = moments(jnp.asarray(x), jnp.ones(rows))
+        assert np.isinf(std).tolist() == [n == 2 for n in range(x.shape[1])]
+        probe = linear.fit_linear(x, y, C=1.0)
+        assert probe.w[2] == 0
+        far = x.copy()
+        far[:, 2] = 0.9
+        np.testing.assert_array_equal(
+            linear.linear_logits(probe, far), linear.linear_logits(probe, x)
+        )
+
+
 @pytest.mark.parametrize("C", [1e-6, 1e4, 1e8])
 def test_separable_data_stay_finite(C):
     x, y = data()

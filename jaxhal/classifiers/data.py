@@ -1,5 +1,6 @@
 """Labelled rows with weights: checks before tracing, class weights, moments."""
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -158,19 +159,30 @@ def moments(
     """
     share = weight / weight.sum()
     axes = share.ndim
-    rows, counts = tuple(range(axes)), (weight > 0)[..., None]
 
     def some(x: Float[Array, "*rows columns"]) -> tuple[Array, Array]:
         with jax.default_matmul_precision("highest"):
             mean = jnp.tensordot(share, x, axes)
             std = jnp.sqrt(jnp.tensordot(share, (x - mean) ** 2, axes))
         # Sums of many equal numbers round to a mean beside them, and so to a deviation.
-        high = jnp.max(x, rows, initial=-jnp.inf, where=counts)
-        low = jnp.min(x, rows, initial=jnp.inf, where=counts)
-        varies = (high > low) & (std > _CONSTANT * jnp.abs(mean))
-        return mean, jnp.where(varies, std, jnp.inf)
+        same = ~_varies(x, weight) | (std <= _CONSTANT * jnp.abs(mean))
+        return mean, jnp.where(same, jnp.inf, std)
 
     return over_columns(some, x)
+
+
+def varies(
+    x: Float[Array, "*rows width"], weight: Float[Array, "*rows"]
+) -> Bool[Array, " width"]:
+    """Whether a feature is more than one number and how that is rounded."""
+    return over_columns(functools.partial(_varies, weight=weight), x)
+
+
+def _varies(x: Float[Array, "*rows columns"], weight: Float[Array, "*rows"]) -> Array:
+    rows, counts = tuple(range(weight.ndim)), (weight > 0)[..., None]
+    high = jnp.max(x, rows, initial=-jnp.inf, where=counts)
+    low = jnp.min(x, rows, initial=jnp.inf, where=counts)
+    return high - low > _CONSTANT * jnp.maximum(jnp.abs(high), jnp.abs(low))
 
 
 def over_columns(

@@ -13,7 +13,7 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, Float
 
-from jaxhal.classifiers.data import Values, check, moments
+from jaxhal.classifiers.data import Values, check, moments, varies
 from jaxhal.classifiers.solver import Fold, Point, basis, solve
 
 
@@ -106,11 +106,13 @@ def _fit_grid(
     def layer(x: Float[Array, "rows width"]) -> Linear:
         # The frame of all folds, in which float32 loses nothing and folds are alike.
         origin, unit = moments(x, overall)
+        differs = jax.vmap(lambda weight: varies(x, weight))(train)
         unit = jnp.where(jnp.isfinite(unit) & standardize, unit, 1.0)
         x = (x - origin) / unit
         shared = basis(x, overall)
         mean, std = jax.vmap(lambda weight: moments(x, weight))(train)
-        std = std if standardize else jnp.ones_like(std)
+        # From the origin, what was rounding is all that there is.
+        std = jnp.where(differs, std, jnp.inf) if standardize else jnp.ones_like(std)
 
         def pair(start: Point, C: Float[Array, " pair"]) -> tuple[Point, Point]:
             def fold(mean, scale, weight, start):
