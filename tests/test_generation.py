@@ -117,6 +117,14 @@ def test_eos_ends_a_row_and_belongs_to_it(lm):
         assert one.stopped == "eos" or len(one.tokens) == 60
 
 
+def test_a_stop_string_is_the_one_that_is_whole_first():
+    """Else what follows would decide, and a stream cannot know it."""
+    for stop in (("c", "bcd"), ("bcd", "c")):
+        assert stops.first("abcd", stop) == stops.first("abc", stop) == 2
+    assert stops.first("abcd", ("cd", "bcd")) == 1  # whole at once: the longer one
+    assert stops.first("abcd", ("x",)) is None
+
+
 def test_stop_strings(lm, written):
     whole = written[1][0].text
     stop = whole[18:20]

@@ -37,8 +37,9 @@ def cut(
 
 
 def first(text: str, stop: tuple[str, ...]) -> int | None:
-    """Where the first stop string begins."""
-    return min((at for s in stop if (at := text.find(s)) >= 0), default=None)
+    """Where the stop string begins that is whole first, whatever comes after it."""
+    found = ((at + len(s), at) for s in stop if (at := text.find(s)) >= 0)
+    return min(found, default=(0, None))[1]
 
 
 def _covering(tokenizer: Tokenizer, ids: np.ndarray, text: str) -> int:
