@@ -78,7 +78,6 @@ def eigenscore(
     if tokens is None:
         tokens = "before_last" if preset == "official" else "last"
     states = Embedded(how, tokens)
-    HiddenStates(tokens=tokens)  # says what is wrong before anything is sampled
 
     def inputs(features: Features) -> Any:
         found = features[states.feature]
