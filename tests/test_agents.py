@@ -640,6 +640,22 @@ def test_a_function_that_raises_has_judged_nothing():
     assert found == (None, "TimeoutError: out", 0.0, True)
 
 
+def test_who_leaves_while_waiting_takes_no_turn():
+    agent = EndpointAgent(Endpoint("http://localhost:9", "m"), per_second=0.1)
+
+    async def ask():
+        await agent._turn()
+        after = agent._free
+        waiting = [asyncio.create_task(agent._turn()) for _ in range(50)]
+        await asyncio.sleep(0)
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+        return after
+
+    assert asyncio.run(ask()) == agent._free
+
+
 def test_an_answer_in_numbers():
     from jaxhal.watchdog import CallableEvaluator, Judgement
 

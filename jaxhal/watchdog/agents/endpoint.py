@@ -54,7 +54,7 @@ class EndpointAgent:
         self._longest = endpoint.patience
         if per_second is not None:  # waiting for one's turn is nobody's fault
             self._longest += 2 * concurrency * (retries + 1) / per_second
-        self._free = 0.0  # when the next request may begin
+        self._pace, self._free = Gate(1), 0.0  # when the next request may begin
 
     async def respond(
         self, queries: Sequence[str], n: int = 1, temperature: float = 1.0
@@ -137,10 +137,9 @@ class EndpointAgent:
         """Waits until a request may begin."""
         if self.per_second is None:
             return
-        now = time.monotonic()
-        begin = max(now, self._free)
-        self._free = begin + 1 / self.per_second
-        await asyncio.sleep(begin - now)
+        async with self._pace():  # who leaves while waiting takes no turn
+            await asyncio.sleep(max(0.0, self._free - time.monotonic()))
+            self._free = time.monotonic() + 1 / self.per_second
 
 
 def _delta(piece: Any) -> tuple[str, bool]:
