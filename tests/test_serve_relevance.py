@@ -1,5 +1,6 @@
 """What spans rest on is what R* says, of the characters that were sent."""
 
+import asyncio
 import dataclasses
 import json
 from pathlib import Path
@@ -228,3 +229,38 @@ def test_the_documented_answer_is_what_the_default_reader_says(smollm2):
     assert rests["sentences"][0]["text"].startswith(begin)
     sentence["text"] = rests["sentences"][0]["text"]
     assert alike(span, shown, within=2e-3)
+
+
+def test_a_pass_back_that_fails_is_of_one_answer(made, monkeypatch):
+    """Of answers read together; one whose client has left costs no pass back."""
+    from jaxhal.serve import judge as judges
+
+    judge, traced = made.readers["narrow"].judge, []
+    real_pass = judges.explain
+
+    def explained(lm, example, places, rules):
+        traced.append(example.id)
+        if example.id == "large":
+            raise RuntimeError("no memory")
+        return real_pass(lm, example, places, rules)
+
+    monkeypatch.setattr(judges, "explain", explained)
+    some = [
+        jaxhal.Example("Pears.", prompt="What?", id=name)
+        for name in ("large", "left", "good")
+    ]
+    loop = asyncio.new_event_loop()
+    asked = [judges._Asked(one, True, loop, loop.create_future()) for one in some]
+    real = judges.detection.score_batches
+
+    def read(*arguments, **options):
+        yield from real(*arguments, **options)
+        asked[1].report.cancel()
+
+    monkeypatch.setattr(judges.detection, "score_batches", read)
+    judge._read(asked)
+    with pytest.raises(judges.Failed, match="no memory"):
+        loop.run_until_complete(asked[0].report)
+    assert loop.run_until_complete(asked[2].report).id == "good"
+    assert traced == ["large", "good"]
+    loop.close()

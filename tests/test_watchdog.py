@@ -392,6 +392,28 @@ def test_a_client_that_leaves(encoder):
         assert send(port, "GET", "/health")[0] == 200
 
 
+def test_a_client_that_leaves_before_the_answer(encoder):
+    """Nothing is drawn for it any more, and its next try finds a free agent."""
+    dog = watchdog(encoder, Guard(similarity=0.2))
+    dog.agent = agent = Writing()
+    respond = agent.respond
+
+    async def slow(*asked):
+        try:
+            await asyncio.sleep(60)
+            return await respond(*asked)
+        finally:
+            agent.closed.set()
+
+    agent.respond = slow
+    with proxy(Service(dog)) as port, client(port) as one:
+        hurried = one.with_options(timeout=2.0, max_retries=0)
+        with pytest.raises(openai.APITimeoutError):
+            hurried.chat.completions.create(model="any", messages=user(KNOWN[2]))
+        assert agent.closed.wait(20)
+        assert send(port, "GET", "/health")[0] == 200
+
+
 def test_turns_before(served):
     told = [
         {"role": "system", "content": "Be brief."},

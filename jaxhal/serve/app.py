@@ -15,6 +15,7 @@ from fastapi import Depends, FastAPI, Query, Request
 from fastapi.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from starlette.middleware import Middleware
+from starlette.requests import ClientDisconnect
 
 import jaxhal
 from jaxhal.datasets.jsonl import Row, read_rows, to_row, to_turn
@@ -24,9 +25,9 @@ from jaxhal.reporting.report import Report
 from jaxhal.scoring import verdicts
 from jaxhal.scoring.fitting import Fitted
 from jaxhal.serve import LARGEST
-from jaxhal.serve.failing import HANDLERS, failing, heard
+from jaxhal.serve.failing import HANDLERS, failing
 from jaxhal.serve.judge import Judge
-from jaxhal.serve.limits import Fault, Limited, check_token, problem
+from jaxhal.serve.limits import Fault, Limited, check_token, heard, problem
 from jaxhal.serve.openai import Form, unjudged
 from jaxhal.serve.response import Ended, News, Wish
 from jaxhal.serve.upstream import Upstream
@@ -203,7 +204,11 @@ class Server:
         if kind.lower() not in LINES:
             why = f"the body is {kind[:80] or 'of no type'}; send {' or '.join(LINES)}"
             raise Fault(415, why)
-        reader, raw = self._reader(model), await request.body()
+        reader = self._reader(model)
+        try:
+            raw = await request.body()
+        except ClientDisconnect as error:
+            raise Fault(499, "the client left") from error
         rows = [*read_rows(raw.splitlines())]
         reader.judge.check(len(rows))
         said = self._said(reader, rows, tokens, all, relevance)

@@ -1,10 +1,9 @@
 """What becomes of requests that cannot be answered, in OpenAI's form."""
 
-import asyncio
 import json
 import logging
-from collections.abc import AsyncIterator, Awaitable
-from typing import Any, TypeVar
+from collections.abc import AsyncIterator
+from typing import Any
 
 from fastapi import Request
 from fastapi.exceptions import RequestValidationError
@@ -16,27 +15,8 @@ from jaxhal.serve.limits import Fault, problem, reason
 from jaxhal.serve.upstream import Unreachable
 from jaxhal.serve.writer import Busy, Failed
 
-_T = TypeVar("_T")
 # Characters of a name that an error shows.
 _NAME = 80
-
-
-async def heard(request: Request, work: Awaitable[_T]) -> _T:
-    """What some work gives; given up when the client has left."""
-
-    async def left() -> None:
-        while (await request.receive())["type"] != "http.disconnect":
-            pass
-
-    tasks = asyncio.ensure_future(work), asyncio.ensure_future(left())
-    try:
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        if not tasks[0].done():
-            raise Fault(499, "the client left")
-        return tasks[0].result()
-    finally:
-        for task in tasks:
-            task.cancel()
 
 
 async def failing(events: AsyncIterator[str]) -> AsyncIterator[str]:

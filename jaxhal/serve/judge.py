@@ -132,14 +132,17 @@ class Judge:
                 else:
                     one.tell(report)
             for one, report in later:
-                one.tell(self._explained(one.example, report))
+                if not one.report.cancelled():
+                    one.tell(self._explained(one.example, report))
         except BaseException as error:
             for one in some:
                 one.tell(error)
 
-    def _explained(self, example: Example, report: Report) -> Report:
+    def _explained(self, example: Example, report: Report) -> Report | Exception:
         try:
             rests = explain(self.lm, example, report.places, lrp.attnlrp())
         except ValueError as error:
             return detection.empty(self.lm.name, example, [], str(error))
+        except Exception as error:  # of this answer alone, such as want of memory
+            return error
         return report.resting(rests)

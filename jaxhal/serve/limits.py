@@ -5,10 +5,12 @@ itself waits for ever for the rest of a request, and for a client to read.
 """
 
 import asyncio
-from typing import Any
+from collections.abc import Awaitable
+from typing import Any, TypeVar
 
 import h11
 from starlette.exceptions import HTTPException
+from starlette.requests import Request
 from starlette.responses import JSONResponse
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
@@ -75,6 +77,9 @@ class Limited:
                 await refuse(503, "the server is stopping", "unavailable_error")
 
 
+_T = TypeVar("_T")
+
+
 class Fault(HTTPException):
     """What is wrong with a request: the response's status, and the error's kind."""
 
@@ -82,6 +87,24 @@ class Fault(HTTPException):
         shown = {"WWW-Authenticate": "Bearer"} if status == 401 else None
         super().__init__(status, message, shown)
         self.kind = kind
+
+
+async def heard(request: Request, work: Awaitable[_T]) -> _T:
+    """What some work gives; given up when the client has left."""
+
+    async def left() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    tasks = asyncio.ensure_future(work), asyncio.ensure_future(left())
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        if not tasks[0].done():
+            raise Fault(499, "the client left")
+        return tasks[0].result()
+    finally:
+        for task in tasks:
+            task.cancel()
 
 
 def check_token(**tokens: str | None) -> None:

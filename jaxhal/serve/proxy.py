@@ -33,7 +33,7 @@ with brought_by("watchdog"):
     from starlette.responses import JSONResponse, Response, StreamingResponse
     from starlette.routing import Route
 
-    from jaxhal.serve.limits import Fault, Limited, check_token, problem, reason
+    from jaxhal.serve.limits import Fault, Limited, check_token, heard, problem, reason
     from jaxhal.serve.proxy_wire import Wanted, asked, bounded, must
     from jaxhal.serve.running import bound, run
 
@@ -156,16 +156,16 @@ class Service:
         size = sum(map(len, turns_of(want.prompt, self._said)))
         why = f"the messages have {size} characters, over {_LOOKED}, beside answers"
         must(size <= _LOOKED, f"{why} from here; leave out the first ones")
-        check, reply, rest = await self._guarded(want)
+        check, reply, rest = await heard(request, self._guarded(want))
         kind = "near" if check.near else "unsure" if check.flagged else "clean"
         self._count("checks", "unknown" if check.error else kind)
         self._timers["lookup"].observe(check.seconds)
         status = 200 if reply.error is None else 502
         self._count("requests", _CHAT, str(status))
-        said, heard = verdict(check, self.block), want.prompt.wishes
+        said, wishes = verdict(check, self.block), want.prompt.wishes
         if getattr(self.watchdog.agent, "hears_wishes", False):
-            heard = {}
-        said |= {"ignored": sorted([*want.ignored, *heard])}
+            wishes = {}
+        said |= {"ignored": sorted([*want.ignored, *wishes])}
         short = {
             "X-Watchdog-Flagged": str(check.flagged).lower(),
             "X-Watchdog-Blocked": str(said["blocked"]).lower(),

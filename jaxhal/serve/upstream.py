@@ -26,6 +26,7 @@ from jaxhal.types import Example, Turn
 
 # Seconds for a connection; those for an answer are an endpoint's.
 _CONNECT = 10.0
+_KEPT = 20  # connections to the engine that nobody uses
 # What comes of JSON of another shape than expected.
 _MALFORMED = (ValueError, TypeError, KeyError, AttributeError, RecursionError)
 _MALFORMED += (OverflowError,)
@@ -56,6 +57,8 @@ class Upstream:
             self._client = httpx2.AsyncClient(
                 headers=shown,
                 timeout=timeout,
+                # As many as clients have here, which are counted.
+                limits=httpx2.Limits(max_keepalive_connections=_KEPT),
                 cookies=keeping,
                 trust_env=not hosts.server_of(self.url).is_local,  # no proxy sees it
             )
