@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import socket
 import threading
 import time
 from pathlib import Path
@@ -603,3 +604,18 @@ def test_a_reader_that_fails_says_so_in_the_line(http, monkeypatch):
         assert "no memory" in json.loads(found.text)["error"]["message"]
         assert http.post("/v1/verdict", json=row).status_code == 500
     assert http.post("/v1/verdict", json=row).status_code == 200
+
+
+def test_an_upload_that_breaks_off_is_no_failure_of_the_server(http, caplog):
+    where = http.base_url
+    head = "POST /v1/verdict/lines HTTP/1.1\r\nHost: localhost\r\n"
+    head += "Content-Type: application/jsonl\r\nContent-Length: 99\r\n\r\n"
+    with socket.create_connection((where.host, where.port)) as one:
+        one.sendall(head.encode() + b'{"id"')
+    said = 'path="/v1/verdict/lines",status="499"'
+    for _ in range(100):
+        if said in http.get("/metrics").text:
+            break
+        time.sleep(0.05)
+    assert said in http.get("/metrics").text
+    assert "a request failed" not in caplog.text

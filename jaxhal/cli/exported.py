@@ -120,11 +120,10 @@ def score(
 
 def _stamp(folder: Path) -> str:
     """What changes when an engine writes the files of a folder again."""
+    from jaxhal.io.files import stamps
     from jaxhal.reading.keys import digest
 
-    files = [one for one in sorted(folder.rglob("*.safetensors")) if one.is_file()]
-    about = [(str(one.relative_to(folder)), one.stat()) for one in files]
-    return digest(repr([(n, s.st_size, s.st_mtime_ns) for n, s in about]))
+    return digest(repr(stamps(folder.rglob("*.safetensors"))))
 
 
 def _numbers(layers: str) -> list[int]:

@@ -273,6 +273,12 @@ def alone(folder: str | os.PathLike) -> Iterator[None]:
         yield
 
 
+def stamps(files: Iterable[Path]) -> tuple[tuple[str, int, int], ...]:
+    """Of each file what is another when it is written again: its size and time."""
+    about = [(one, one.stat()) for one in sorted(files) if one.is_file()]
+    return tuple((str(one.resolve()), s.st_size, s.st_mtime_ns) for one, s in about)
+
+
 @contextlib.contextmanager
 def locked(path: Path, wait: bool = True) -> Iterator[bool]:
     """Whether this process has a lock, a file, which dies with its process."""

@@ -21,7 +21,7 @@ from typing import IO, Any, Literal, NamedTuple
 
 from tqdm import tqdm
 
-from jaxhal.io.files import replacing
+from jaxhal.io.files import replacing, stamps
 from jaxhal.io.progress import taking
 from jaxhal.io.sealing import sha256
 from jaxhal.io.showing import printable
@@ -143,9 +143,7 @@ def stamp(source: str | os.PathLike) -> tuple[Any, ...]:
     path = Path(source)
     places = [path, *path.glob("*/")] if path.is_dir() else []
     files = {file for place in places for one in hub.WANTED for file in place.glob(one)}
-    about = [(file, file.stat()) for file in sorted(files or {path}) if file.is_file()]
-    each = ((str(one.resolve()), s.st_size, s.st_mtime_ns) for one, s in about)
-    return tuple(each)
+    return stamps(files or {path})
 
 
 def locate(

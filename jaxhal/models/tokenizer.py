@@ -358,11 +358,12 @@ class Tokenizer:
             try:
                 found = self._new_frame(key)
             except ValueError as error:
+                if isinstance(error.__cause__, MemoryError):
+                    raise
                 found = error
-            if not isinstance(getattr(found, "__cause__", None), MemoryError):
-                if len(self._frames) >= _KEPT:
-                    self._frames.clear()
-                self._frames[key] = found
+            if len(self._frames) >= _KEPT:
+                self._frames.clear()
+            self._frames[key] = found
         if isinstance(found, ValueError):
             raise ValueError(str(found)) from found
         return found

@@ -122,7 +122,6 @@ def score(
     chosen = resolve_for(lm, detectors, threshold, confidence)
     if adapt:
         verdicts.check_adaptable(chosen)
-    examples = list(examples)  # a pandas Series has other numbers
     found = score_batches(
         lm,
         examples,
@@ -132,8 +131,7 @@ def score(
         token_threshold=token_threshold,
         relevance=relevance,
     )
-    by_number = {number: report for batch in found for number, report in batch}
-    reports = [by_number[number] for number in range(len(examples))]
+    reports = in_order(found)
     return verdicts.adapted(reports, chosen, token_threshold) if adapt else reports
 
 
@@ -160,7 +158,7 @@ def score_batches(
         together is read together still, so the others come out bit for bit as they
         would with these; batches of nothing but known examples are passed over.
     """
-    examples, flow = list(examples), None
+    examples, flow = list(examples), None  # a pandas Series has other numbers
     if relevance is not None:
         flow = lrp.resolve(relevance)
         need("sentences")
@@ -197,6 +195,12 @@ def score_batches(
                         one = empty(lm.name, example, [], str(error))
             done.append((number, one.checked()))
         yield done
+
+
+def in_order(batches: Iterable[list[tuple[int, Report]]]) -> list[Report]:
+    """All that :func:`score_batches` gives, in the order of the examples."""
+    by_number = dict(pair for batch in batches for pair in batch)
+    return [by_number[number] for number in sorted(by_number)]
 
 
 def resolve(

@@ -16,7 +16,13 @@ from jaxhal.reading.extract import kinds
 from jaxhal.reporting.report import Report
 from jaxhal.scoring import verdicts
 from jaxhal.scoring.collection import Asked
-from jaxhal.scoring.detection import placed, resolve, resolve_for, score_batches
+from jaxhal.scoring.detection import (
+    in_order,
+    placed,
+    resolve,
+    resolve_for,
+    score_batches,
+)
 from jaxhal.scoring.fitting import Fitted
 from jaxhal.types import Example
 
@@ -78,7 +84,6 @@ def score_states(
         )
     if adapt:
         verdicts.check_adaptable(chosen)
-    examples = list(examples)
     found = score_batches(
         lm,
         examples,
@@ -88,8 +93,7 @@ def score_states(
         token_threshold=token_threshold,
         reading=reading_of(exported),
     )
-    by_number = {number: report for batch in found for number, report in batch}
-    reports = [by_number[number] for number in range(len(examples))]
+    reports = in_order(found)
     return verdicts.adapted(reports, chosen, token_threshold) if adapt else reports
 
 

@@ -15,7 +15,6 @@ from fastapi import Depends, FastAPI, Query, Request
 from fastapi.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from starlette.middleware import Middleware
-from starlette.requests import ClientDisconnect
 
 import jaxhal
 from jaxhal.datasets.jsonl import Row, read_rows, to_row, to_turn
@@ -204,11 +203,7 @@ class Server:
         if kind.lower() not in LINES:
             why = f"the body is {kind[:80] or 'of no type'}; send {' or '.join(LINES)}"
             raise Fault(415, why)
-        reader = self._reader(model)
-        try:
-            raw = await request.body()
-        except ClientDisconnect as error:
-            raise Fault(499, "the client left") from error
+        reader, raw = self._reader(model), await request.body()
         rows = [*read_rows(raw.splitlines())]
         reader.judge.check(len(rows))
         said = self._said(reader, rows, tokens, all, relevance)

@@ -9,6 +9,7 @@ from fastapi import Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from jaxhal.serve.judge import TooMany
 from jaxhal.serve.limits import Fault, problem, reason
@@ -70,6 +71,10 @@ async def _unreachable(request: Request, error: Any) -> JSONResponse:
     return JSONResponse(problem(str(error), "upstream_error"), 502)
 
 
+async def _left(request: Request, error: Any) -> JSONResponse:
+    return JSONResponse(problem("the client left", "invalid_request_error"), 499)
+
+
 async def _broken(request: Request, error: Exception) -> JSONResponse:
     logging.getLogger(__name__).error("a request failed", exc_info=error)
     return JSONResponse(problem("the server failed", "internal_error"), 500)
@@ -83,5 +88,6 @@ HANDLERS: Any = {
     TooMany: _too_many,
     Failed: _failed,
     Unreachable: _unreachable,
+    ClientDisconnect: _left,
     Exception: _broken,
 }

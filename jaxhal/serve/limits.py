@@ -28,6 +28,8 @@ _PATH = 80
 # Of one read, so many pieces of bodies; each takes as long as a larger one.
 _PIECES = 2000
 
+_T = TypeVar("_T")
+
 
 class Limited:
     """An ASGI application that is told only what is small enough, and meant for it.
@@ -75,9 +77,6 @@ class Limited:
         except asyncio.CancelledError:  # the server ends, and has waited long enough
             if not begun:
                 await refuse(503, "the server is stopping", "unavailable_error")
-
-
-_T = TypeVar("_T")
 
 
 class Fault(HTTPException):
