@@ -50,7 +50,7 @@ class _Chat(http.server.BaseHTTPRequestHandler):
         later = len(server.replies) > 1
         reply = server.replies.pop(0) if later else server.replies[0]
         if callable(reply):
-            reply = reply(server.questions[-1])
+            reply = reply(body["messages"][-1]["content"])
         if reply is STALL:
             server.closing.wait()
             return

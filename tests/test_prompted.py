@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import threading
 
 import jax
 import jax.numpy as jnp
@@ -499,7 +500,12 @@ def test_a_kept_reply_that_is_of_no_use_is_replaced(server):
 )
 def test_a_reply_of_no_use_costs_no_other_answer(lm, server, bad, error, times):
     examples = EXAMPLES[:3]
-    server.replies = [listing("Balls"), *[bad] * 2 * times, listing()]
+    replies = {examples[0].response: listing("Balls"), examples[1].response: bad}
+
+    def said(question):
+        return next((replies[one] for one in replies if one in question), listing())
+
+    server.replies = [said]
     detector = build(spec(server))
     reports = jaxhal.score(lm, examples, [untrained(detector), "novel_words"])
     assert reports[0].scores[NAME] == pytest.approx(5 / len(examples[0].response))
@@ -507,7 +513,7 @@ def test_a_reply_of_no_use_costs_no_other_answer(lm, server, bad, error, times):
     assert reports[1].error.startswith("example '1': ") and error in reports[1].error
     assert reports[2].scores == {NAME: 0.0, "novel_words": 1}
     # Among the others, then alone; what was answered is not asked again.
-    assert len(server.asked) == 1 + 2 * times + 1
+    assert len(server.asked) == 2 + 2 * times
     server.replies = [bad]
     one = {"response": "New.", "context": "Old.", "detectors": [untrained(detector)]}
     with pytest.raises(ValueError, match="example 'answer': .*'judge'"):
@@ -516,9 +522,28 @@ def test_a_reply_of_no_use_costs_no_other_answer(lm, server, bad, error, times):
 
 def test_an_endpoint_that_takes_no_question_stops_all(lm, server):
     server.replies = [listing(), 401]
+    examples = [
+        dataclasses.replace(EXAMPLE, id=f"{n}", context=f"{n}.") for n in range(99)
+    ]
     with pytest.raises(RuntimeError, match="gave no answer from 'judge' .*401"):
-        jaxhal.score(lm, EXAMPLES[:3], [untrained(build(spec(server)))])
-    assert len(server.asked) == 2
+        jaxhal.score(lm, examples, [untrained(build(spec(server)))])
+    # No more than were asked at that time.
+    assert len(server.asked) < 50
+
+
+def test_several_questions_at_a_time(server):
+    """Each once, and their replies in order."""
+    together = threading.Barrier(4, timeout=30)
+
+    def said(question):
+        if question != "0":
+            together.wait()
+        return f"says {question}"
+
+    server.replies = [said]
+    asked = ["0", "1", "2", "0", "3", "4"]
+    found = Endpoint(server.url, "judge").ask_all(asked)
+    assert found == [f"says {one}" for one in asked] and len(server.asked) == 5
 
 
 def test_an_endpoint_that_fails(server):

@@ -158,6 +158,33 @@ def test_entailment_that_is_not_known(encoder):
     assert fine.error is None and fine.entropy == pytest.approx(math.log(4), abs=1e-6)
 
 
+def test_slow_entailment_leaves_threads_to_others(encoder):
+    """A server's own work, which asyncio's threads do, goes on meanwhile."""
+    said, go = [], threading.Event()
+
+    def say(query, temperature):
+        said.append(query)
+        return f"{len(said)}"
+
+    class Slow(Same):
+        def __call__(self, pairs):
+            assert go.wait(timeout=30)
+            return super().__call__(pairs)
+
+    dog = watchdog(encoder, say=say)
+    dog.entailment = Slow()
+
+    async def others():
+        asked = [f"{FAR} w{n}" for n in range(64)]
+        checks = [asyncio.create_task(dog.check(query)) for query in asked]
+        while len(said) < len(asked) * dog.samples:
+            await asyncio.sleep(0.01)
+        await asyncio.to_thread(go.set)
+        return await asyncio.gather(*checks)
+
+    assert all(one.entropy is not None for one in asyncio.run(others()))
+
+
 def test_an_entropy_that_cannot_be_known(encoder):
     check = asyncio.run(watchdog(encoder).check("w44 w1"))
     assert not check.flagged and check.entropy is None and check.score == 0.5

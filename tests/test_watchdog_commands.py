@@ -40,6 +40,7 @@ from jaxhal.watchdog import (
     MilvusStore,
     Point,
     RagAgent,
+    Reply,
     building,
     domain,
 )
@@ -584,6 +585,31 @@ def test_what_is_asked_twice_at_once_is_asked_once(tmp_path):
         said = [reply.text for (reply,) in found]
         assert said[0] == said[2] == said[3] != said[1]
     assert sorted(asked) == ["a", "b"] and len(agent.journal) == 2
+
+
+def test_the_first_error_stops_the_others(tmp_path):
+    """None goes on asking for what nobody waits for any more."""
+    ended = []
+
+    class Fails:
+        name = "fails"
+
+        async def respond(self, queries, n=1, temperature=1.0):
+            if queries == ["bad"]:
+                raise RuntimeError("the key is wrong")
+            try:
+                await asyncio.sleep(30)
+            finally:
+                ended.append(queries)
+            return [[Reply("late")]]
+
+    async def ask():
+        agent = Recorded(Fails(), Journal(tmp_path / "said.jsonl"))
+        with pytest.raises(RuntimeError, match="the key is wrong"):
+            await agent.respond(["a", "bad"])
+        assert ended == [["a"]]
+
+    asyncio.run(ask())
 
 
 def test_the_bound_at_a_share(encoder):

@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import jax
 import numpy as np
@@ -135,12 +135,16 @@ class ListedShare(Measure):
         return False
 
     def __call__(self, bulk: Bulk) -> Float[np.ndarray, " examples"]:
-        shares = bulk.judged(lambda some: [self._share(e) for e in some], bulk.examples)
+        shares = bulk.judged(self._shares, bulk.examples)
         return np.array([share or 0.0 for share in shares], np.float32)
 
-    def _share(self, example: Example) -> float:
-        reply = self.endpoint.ask(plainly(example, self.ask), accept=_listed)
-        return listed_share(example.response, _listed(reply))
+    def _shares(self, examples: Sequence[Example]) -> list[float]:
+        asked = [plainly(one, self.ask) for one in examples]
+        replies = self.endpoint.ask_all(asked, accept=_listed)
+        return [
+            listed_share(one.response, _listed(reply))
+            for one, reply in zip(examples, replies, strict=True)
+        ]
 
 
 def _listed(reply: str) -> list[str]:

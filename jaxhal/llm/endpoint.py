@@ -1,5 +1,6 @@
 """Asking a language model behind an OpenAI-compatible address, each question once."""
 
+import concurrent.futures
 import contextlib
 import dataclasses
 import functools
@@ -10,7 +11,7 @@ import os
 import re
 import ssl
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,8 @@ PATIENCE = 600.0
 _NO_KEY = "none"
 _HEADERS = {"host", "connection", "user-agent"}
 _HEADERS |= {"accept", "accept-encoding", "content-type", "content-length"}
+# Of several questions, those that a server has at a time.
+_AT_ONCE = 8
 # How often a model is asked for a reply that can be used.
 _ATTEMPTS = 3
 # Of a reply that an error shows.
@@ -120,6 +123,20 @@ class Endpoint:
             f"{self.model!r} replied {reply[:_SHOWN]!r}, of no use in {_ATTEMPTS} "
             f"attempts: {fault}; leave this one out, or choose another model"
         )
+
+    def ask_all(
+        self, questions: Iterable[str], accept: Callable[[str], object] = str
+    ) -> list[str]:
+        """The reply to each question, some of them asked at a time; see :meth:`ask`.
+
+        The error of the first one that has one is raised, and no more are asked.
+        """
+        every = list(questions)
+        ask = functools.partial(self.ask, accept=accept)
+        fresh = list(dict.fromkeys(every))
+        with concurrent.futures.ThreadPoolExecutor(_AT_ONCE) as threads:
+            known = dict(zip(fresh, threads.map(ask, fresh), strict=True))
+        return [known[one] for one in every]
 
     def path(self, question: str) -> Path:
         """Where the reply is kept, ``$JAXHAL_CACHE/replies/<hash>.json``."""

@@ -232,8 +232,8 @@ class EndpointInference:
         return self.endpoint.name
 
     def __call__(self, pairs: Sequence[Pair], /) -> Float[np.ndarray, "pairs 3"]:
-        asked = (CLASSIFY.format(premise=a, hypothesis=b) for a, b in pairs)
-        said = [_relation(self.endpoint.ask(one, accept=_relation)) for one in asked]
+        asked = [CLASSIFY.format(premise=a, hypothesis=b) for a, b in pairs]
+        said = map(_relation, self.endpoint.ask_all(asked, accept=_relation))
         return np.eye(3, dtype=np.float32)[[*map(_CLASSES.index, said)]]
 
 
@@ -253,8 +253,9 @@ class YesNo:
         return f"{self.endpoint.name} asked yes or no"
 
     def __call__(self, pairs: Sequence[Pair], /) -> Float[np.ndarray, "pairs 3"]:
-        replies = [self.endpoint.ask(_filled(self.ask, pair)) for pair in pairs]
-        return _or_not(1 - np.array([selfcheck_prompt([reply]) for reply in replies]))
+        asked = [_filled(self.ask, pair) for pair in pairs]
+        said = [selfcheck_prompt([one]) for one in self.endpoint.ask_all(asked)]
+        return _or_not(1 - np.array(said))
 
 
 def _or_not(entailed: np.ndarray) -> Float[np.ndarray, "pairs 3"]:

@@ -17,7 +17,7 @@ from jaxhal.io.files import replacing
 from jaxhal.llm.judges import OverlapRule, references
 from jaxhal.reading.keys import digest
 from jaxhal.texts import sentences_of
-from jaxhal.watchdog.agents import Reply
+from jaxhal.watchdog.agents import Reply, together
 from jaxhal.watchdog.config import Watch
 from jaxhal.watchdog.guarding import Watchdog
 from jaxhal.watchdog.journal import enough
@@ -136,8 +136,8 @@ def known_of(config: Watch, dog: Watchdog) -> Known:
     _, questions = questions_of(config)
     queries = [one.text for one in questions]
 
-    async def ask() -> tuple[list[list[Reply]], list[list[Reply]]]:
-        return await asyncio.gather(
+    async def ask() -> list[list[list[Reply]]]:
+        return await together(
             dog.agent.respond(queries, 1, dog.answer_temperature),
             dog.agent.respond(queries, dog.samples, dog.temperature),
         )

@@ -12,7 +12,7 @@ from jaxhal.llm.judges import OverlapRule, references
 from jaxhal.models.encoders.encoding import embed, kept_encoder
 from jaxhal.reading.keys import digest
 from jaxhal.texts import storable
-from jaxhal.watchdog.agents import Gate, Reply, failed, named
+from jaxhal.watchdog.agents import Reply, Threads, failed, named, together
 from jaxhal.watchdog.index import Index, check_cosine
 
 # From this confidence on a verdict counts; judgements asked for at a time.
@@ -113,14 +113,12 @@ class EndpointEvaluator:
     """
 
     def __init__(self, endpoint: Endpoint):
-        self.endpoint, self.name, self._gate = endpoint, endpoint.name, Gate(_AT_ONCE)
+        self.endpoint, self.name = endpoint, endpoint.name
+        self._threads = Threads(_AT_ONCE)
 
     async def judge(self, query: str, replies: Sequence[Reply]) -> list[Judgement]:
-        async def one(reply: Reply) -> Judgement:
-            async with self._gate():
-                return await asyncio.to_thread(self._judge, query, reply)
-
-        return await asyncio.gather(*map(one, replies))
+        work = (self._threads(self._judge, query, one) for one in replies)
+        return await together(*work)
 
     def _judge(self, query: str, reply: Reply) -> Judgement:
         parts = {"Material": reply.context, "Question": query, "Answer": reply.text}

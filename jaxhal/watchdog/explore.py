@@ -20,7 +20,7 @@ from jaxhal.io.progress import Bar, progress_bar
 from jaxhal.llm.entailment import Entailment, Similarity
 from jaxhal.models.encoders.encoding import embed, kept_encoder
 from jaxhal.reading.keys import digest
-from jaxhal.watchdog.agents import Agent, Reply
+from jaxhal.watchdog.agents import Agent, Reply, together
 from jaxhal.watchdog.bounds import BoundaryStore, Point, now, point_id
 from jaxhal.watchdog.evaluators import Evaluator, Judgement
 from jaxhal.watchdog.journal import Journal, Review, answered
@@ -180,14 +180,14 @@ class Explorer:
         """Asks queries, keeps what was found out, and makes others of them."""
         for node in some:
             node.round = number
-        await asyncio.gather(*map(self._ask, some))
+        await together(*map(self._ask, some))
         if fresh := [one.query for one in some if one.query not in self._vectors]:
             vectors = embed(kept_encoder(self.encoder), fresh, progress=False)
             self._vectors.update(zip(fresh, vectors, strict=True))
         for node in some:
             self._take(node)
         self._chooser.learn()
-        made = await asyncio.gather(*map(self._follow, some))
+        made = await together(*map(self._follow, some))
         for node, children in zip(some, made, strict=True):
             new = [self._enqueue(child) for child in children]
             for child, is_new in zip(children, new, strict=True):
@@ -202,7 +202,7 @@ class Explorer:
         """Fills in a query's answer, label and entropy, or why there is none."""
         key, plan, once = digest(node.query), self.plan, self.journal.once
         said = partial(self._said, node.query)
-        own, drawn = await asyncio.gather(
+        own, drawn = await together(
             once(f"answer {key}", partial(said, 1, plan.answer_temperature), _came),
             once(
                 f"samples {key}", partial(said, plan.samples, plan.temperature), _came
@@ -344,7 +344,7 @@ class Explorer:
             return made["error"] is None
 
         asked = (once(f"{way} {key}", partial(change, way), kept) for way in ways)
-        found = await asyncio.gather(*asked)
+        found = await together(*asked)
         self._failures += [made["error"] for made in found]
         return [
             Node(made["text"], way, node.depth + 1, node.query, node.first)

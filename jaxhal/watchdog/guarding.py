@@ -17,12 +17,15 @@ from jaxhal.io.showing import quoted
 from jaxhal.llm.entailment import Entailment, Similarity
 from jaxhal.models.batching import bucket
 from jaxhal.models.encoders.encoding import embed, kept_encoder
-from jaxhal.watchdog.agents import Agent, Reply
+from jaxhal.watchdog.agents import Agent, Reply, Threads
 from jaxhal.watchdog.bounds import BoundaryStore, Hit, Point, now, point_id
 from jaxhal.watchdog.conversation import Conversation, last_turn, looked_at
 from jaxhal.watchdog.index import unit
 from jaxhal.watchdog.journal import enough
 from jaxhal.watchdog.monitor import NEAREST, Decision, Guard, decide, known_entropies
+
+# Whose answers are compared at a time.
+_COMPARED = 4
 
 
 class Check(NamedTuple):
@@ -83,6 +86,7 @@ class Watchdog:
         self.encoder, self.samples, self.temperature = encoder, samples, temperature
         self.answer_temperature = answer_temperature
         self.entailment, self.domain = entailment or Similarity(), domain
+        self._comparing = Threads(_COMPARED)
 
     def behind(self, store: BoundaryStore, **settings: Any) -> "Watchdog":
         """The same agent behind another bound, or guarded by other settings."""
@@ -229,7 +233,7 @@ class Watchdog:
         replies = await self.agent.respond(asked, self.samples, self.temperature)
         said = [[one.text for one in some if one.error is None] for some in replies]
         last = [one.query for one in talks]
-        found = await asyncio.to_thread(known_entropies, last, said, self.entailment)
+        found = await self._comparing(known_entropies, last, said, self.entailment)
         errors = [_lacking(some) for some in replies]
         return [
             (None if lacking or error else entropy, lacking or error)

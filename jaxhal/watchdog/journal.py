@@ -11,7 +11,7 @@ from typing import Any
 from jaxhal.datasets.jsonl import numbered_lines, parse, write_rows
 from jaxhal.io.files import append, lines_of
 from jaxhal.reading.keys import digest
-from jaxhal.watchdog.agents import Agent, Reply
+from jaxhal.watchdog.agents import Agent, Reply, together
 from jaxhal.watchdog.plan import Node
 
 # Of an agent's answers to one query, how many may be missing.
@@ -102,7 +102,7 @@ class Recorded:
             replies = await self.journal.once(key, ask, answered)
             return [Reply(**reply) for reply in replies]
 
-        return await asyncio.gather(*map(one, queries))
+        return await together(*map(one, queries))
 
 
 class Review:

@@ -120,6 +120,20 @@ class Gate:
         return self._of.setdefault(loop, asyncio.Semaphore(self._most))
 
 
+class Threads:
+    """Calls that may take long, so many at a time, in threads of their own.
+
+    Those that all of asyncio shares are few, and a server's other work waits for them.
+    """
+
+    def __init__(self, most: int):
+        self._pool = concurrent.futures.ThreadPoolExecutor(most)
+
+    async def __call__(self, call: Callable[..., Any], *args: Any) -> Any:
+        there = functools.partial(contextvars.copy_context().run, call, *args)
+        return await asyncio.get_running_loop().run_in_executor(self._pool, there)
+
+
 async def together(*work: Coroutine[Any, Any, Any]) -> list[Any]:
     """What all of them return; the first error stops the others, and is raised."""
     try:
@@ -156,8 +170,7 @@ class CallableAgent:
     ):
         at_least(1, concurrency=concurrency)
         self.function, self._gate = function, Gate(concurrency)
-        # Those that all of asyncio shares are few, and others wait for them.
-        self._threads = concurrent.futures.ThreadPoolExecutor(concurrency)
+        self._threads = Threads(concurrency)
         self.name = name or named(function)
         known = inspect.signature(function).parameters
         self._takes_temperature = "temperature" in known
@@ -173,9 +186,7 @@ class CallableAgent:
                     if inspect.iscoroutinefunction(self.function):
                         return checked(await self.function(query, **options))
                     ask = functools.partial(self.function, query, **options)
-                    run = contextvars.copy_context().run
-                    loop = asyncio.get_running_loop()
-                    return checked(await loop.run_in_executor(self._threads, run, ask))
+                    return checked(await self._threads(ask))
                 except Exception as error:  # whatever another's code raises
                     return failed(error)
 
