@@ -268,12 +268,16 @@ def test_a_limit_draws_questions(world, tmp_path):
     )
 
 
+def first_of(bad, good):
+    """What a server says: something else to the first question."""
+    return lambda question: bad if "number is 1?" in question else good
+
+
 def test_an_endpoint_confirms_and_its_failures_stay_with_their_rows(
     world, tmp_path, monkeypatch
 ):
     yes = json.dumps({"hallucinated": "yes", "parts": ["no idea"]})
-    with serving(yes, tmp_path, monkeypatch) as server:
-        server.replies = ["?", "?", "?", yes]
+    with serving(first_of("?", yes), tmp_path, monkeypatch) as server:
         made = make(
             config(tmp_path, judge="endpoint", endpoint=server.url, endpoint_model="m"),
             progress=False,
@@ -289,11 +293,7 @@ def test_an_endpoint_that_hangs_costs_its_answer(world, tmp_path, monkeypatch):
     hasty = functools.partial(Endpoint, timeout=0.2)
     monkeypatch.setattr(making, "Endpoint", hasty)
     yes = json.dumps({"hallucinated": "yes", "parts": ["no idea"]})
-
-    def reply(question):
-        return STALL if "number is 1?" in question else yes
-
-    with serving(reply, tmp_path, monkeypatch) as server:
+    with serving(first_of(STALL, yes), tmp_path, monkeypatch) as server:
         judge = {"judge": "endpoint", "endpoint": server.url, "endpoint_model": "m"}
         made = make(config(tmp_path, **judge), progress=False)
     rows = {row["id"]: row for row in lines(made.folder / "answers.jsonl")}
@@ -306,8 +306,7 @@ def test_a_question_that_an_endpoint_refuses_is_an_error_of_its_row(
     world, tmp_path, monkeypatch
 ):
     yes = json.dumps({"hallucinated": "yes", "parts": ["no idea"]})
-    with serving(yes, tmp_path, monkeypatch) as server:
-        server.replies = [400, yes]
+    with serving(first_of(400, yes), tmp_path, monkeypatch) as server:
         made = make(
             config(tmp_path, judge="endpoint", endpoint=server.url, endpoint_model="m"),
             progress=False,

@@ -32,7 +32,7 @@ from jaxhal.io.files import alone
 from jaxhal.io.progress import progress_bar
 from jaxhal.io.showing import quoted
 from jaxhal.llm import hosts
-from jaxhal.llm.endpoint import Endpoint, NoReply
+from jaxhal.llm.endpoint import Endpoint, NoReply, at_once
 from jaxhal.llm.judges import NEARNESS, EndpointJudge, Judge, OverlapRule, ReferenceRule
 from jaxhal.models.lm import LM
 from jaxhal.models.lm import kept_lm as model
@@ -229,14 +229,17 @@ def _judged(
     named = config.judge
     if config.endpoint:
         named += f": {config.endpoint_model} at {config.endpoint}"
+
+    def row(question: Question) -> dict[str, Any]:
+        answer = answers[question.id]
+        about = {name: answer.get(name) for name in ("model", "jaxhal", "made")}
+        about |= {"judge": named, "judged": _today()}
+        return _row(config, question, answer, judge) | {"provenance": about}
+
     rows = []
     with progress_bar(len(questions), "judging", "answer", progress) as bar:
-        for question in questions:
-            answer = answers[question.id]
-            about = {name: answer.get(name) for name in ("model", "jaxhal", "made")}
-            about |= {"judge": named, "judged": _today()}
-            row = _row(config, question, answer, judge)
-            rows.append(row | {"provenance": about})
+        for one in (at_once if config.endpoint else map)(row, questions):
+            rows.append(one)
             bar.update()
     write_rows(folder / "answers.jsonl", rows)
     return rows

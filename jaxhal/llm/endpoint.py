@@ -134,8 +134,7 @@ class Endpoint:
         every = list(questions)
         ask = functools.partial(self.ask, accept=accept)
         fresh = list(dict.fromkeys(every))
-        with concurrent.futures.ThreadPoolExecutor(_AT_ONCE) as threads:
-            known = dict(zip(fresh, threads.map(ask, fresh), strict=True))
+        known = dict(zip(fresh, at_once(ask, fresh), strict=True))
         return [known[one] for one in every]
 
     def path(self, question: str) -> Path:
@@ -340,6 +339,15 @@ def trusted() -> ssl.SSLContext:
     import httpx2  # what openai's clients are made of
 
     return httpx2.create_ssl_context()
+
+
+def at_once(ask: Callable[[Any], Any], items: Iterable[Any]) -> Iterator[Any]:
+    """``map`` for what asks endpoints: some items at a time, the results in order.
+
+    An error that is raised keeps what has not begun from being asked.
+    """
+    with concurrent.futures.ThreadPoolExecutor(_AT_ONCE) as threads:
+        yield from threads.map(ask, items)
 
 
 def content_of(answer: Any) -> tuple[Any, bool]:
