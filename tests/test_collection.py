@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from huggingface_hub.utils import filter_repo_objects
 from make_golden_probe import GOLDEN
+from safetensors.numpy import load_file, save_file
 from sklearn.metrics import roc_auc_score
 from typer.testing import CliRunner
 
@@ -562,5 +563,21 @@ def test_a_classifier_that_others_trained_is_fitted_to_give_verdicts(
     assert [json.loads(line)["spans"] for line in found.stdout.splitlines()] == [
         row["spans"] for row in said
     ]
-    found = CliRunner().invoke(app, [*sure, "highlighted=0.2", "--adapt"])
-    assert found.exit_code == 2 and "give one of the two" in found.stderr
+    both = CliRunner().invoke(app, [*sure, "highlighted=0.2", "--adapt"])
+    assert both.exit_code == 2 and "give one of the two" in both.stderr
+    # From any folder it is the same classifier; with other weights it is none of this.
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    detect[2], there = "../answers.jsonl", ["-d", "../mine", "--model", str(place)]
+    again = CliRunner().invoke(app, [*detect, *there])
+    assert [json.loads(line) for line in again.stdout.splitlines()] == said
+    kept = jaxhal.FittedDetectors.from_pretrained("../mine")
+    with pytest.raises(
+        ValueError, match="asks the classifier in .*theirs, which nobod"
+    ):
+        kept.push_to_hub("owner/name")
+    weights = tmp_path / "theirs" / "model.safetensors"
+    arrays = load_file(weights)
+    save_file({name: 1.5 * array for name, array in arrays.items()}, weights)
+    changed = CliRunner().invoke(app, [*detect, *there])
+    assert changed.exit_code == 2 and "theirs said, which has other w" in changed.stderr

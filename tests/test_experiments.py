@@ -345,8 +345,15 @@ def test_a_run_leaves_its_directory(drawn_here, tmp_path):
         assert by_method.loc[name, "AUROC"] == pytest.approx(expected)
         flagged = scores[f"{name}.flagged"] == scores["label"]
         assert by_method.loc[name, "accuracy"] == pytest.approx(flagged.mean())
+        one = saving.load(tmp_path / "tiny" / "fitted" / "crates" / name)
         prior = np.mean([e.label for e in labelled() if e.split == "train"])
-        given = adapted(scores[f"{name}.probability"], prior, scores["source"])[0]
+        given, _ = adapted(
+            scores[f"{name}.probability"],
+            prior,
+            scores["source"],
+            known=one.probabilities(one.calibrated_on.scores),
+            known_groups=one.calibrated_on.sources,
+        )
         expected = ece(given, scores["label"])
         assert by_method.loc[name, "ECE adapted"] == pytest.approx(expected)
         assert by_method.loc[name, "ECE by chance"] == pytest.approx(

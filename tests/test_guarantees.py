@@ -17,6 +17,7 @@ from jaxhal.evaluation import (
     guarantee,
     guaranteed_highlights,
     highlighted,
+    platt,
     prr,
     rate,
 )
@@ -295,6 +296,29 @@ def test_answers_of_few_sources_seldom_seem_of_another_rate():
     clear = np.where(np.arange(200) % 20 == 0, 0.9, 0.1)
     assert adapted(clear, 0.5, sources.tolist())[1] < 0.1
     assert adapted(clear, 0.5, ["one"] * 200)[1] == 0.5
+
+
+@pytest.mark.parametrize(
+    ("known", "new", "each"), [(100, 100, 1), (200, 2000, 1), (500, 500, 5)]
+)
+def test_a_calibration_is_a_sample_too(known, new, each):
+    """Off by chance itself: to many new answers that would be another rate."""
+    rng, changed = np.random.default_rng(5), np.zeros(2)
+
+    def drawn(size, rate=0.3):
+        labels = (rng.random(size // each) < rate).repeat(each)
+        return labels, rng.normal(size=size) + 1.5 * labels
+
+    groups = np.arange(new) // each
+    for _ in range(100):
+        labels, seen = drawn(known)
+        prior, right = labels.mean(), platt(seen, labels)
+        sample = dict(known=right(seen), known_groups=np.arange(known) // each)
+        given = right(drawn(new)[1])
+        rates = [adapted(given, prior, groups, **some)[1] for some in ({}, sample)]
+        changed += [rate != prior for rate in rates]
+    assert changed[0] > 10 and changed[1] < 10
+    assert adapted(right(drawn(new, 0.8)[1]), prior, groups, **sample)[1] > 0.6
 
 
 def test_prior_correction_finds_the_new_base_rate():

@@ -8,7 +8,7 @@ import pytest
 
 from jaxhal.classifiers.linear import Linear
 from jaxhal.detectors import build
-from jaxhal.evaluation import CalibrationSet, Measured, Platt
+from jaxhal.evaluation import CalibrationSet, Guarantee, Measured, Platt
 from jaxhal.io import sealing
 from jaxhal.reading.samples import Draw
 from jaxhal.scoring.fitting import Fitted
@@ -55,6 +55,29 @@ def test_a_spec_must_be_plain(tmp_path):
     plain = {"eigenscore": {"draw": {"n": 3}}}
     save(tmp_path / "one", fitted(spec), plain)
     assert load(tmp_path / "one").detector == build(plain)
+
+
+def test_other_options_make_another_detector(tmp_path):
+    other = fitted({"token_probe": {"highest": 1}})
+    with pytest.raises(ValueError, match="its settings is .*'highest': 5"):
+        save(tmp_path / "one", other, "token_probe")
+    save(tmp_path / "one", other, {"token_probe": {"highest": 1}})
+    assert load(tmp_path / "one").detector is other.detector
+
+
+def test_what_was_written_is_built_again(tmp_path):
+    """JSON has lists where Python has tuples."""
+    spec = {"eigenscore": {"draw": (("n", 5),)}}
+    save(tmp_path / "one", fitted(spec), spec)
+    assert load(tmp_path / "one").detector is build(spec)
+
+
+def test_a_promise_and_a_rate_are_kept(tmp_path, probe):
+    promise = Guarantee("recall", 0.9, None, 0.25, 40)
+    whole = dataclasses.replace(probe, promise=promise, rate=0.05)
+    save(tmp_path / "one", whole, "token_probe")
+    again = load(tmp_path / "one")
+    assert (again.promise, again.rate) == (promise, 0.05)
 
 
 def test_options_may_be_written_out(tmp_path, probe):

@@ -401,7 +401,8 @@ SEVERAL = [
     )
     for n in range(30)
 ]
-HALF = CalibrationSet(np.zeros(2, np.float32), np.array([0, 1]), np.arange(2))
+MANY = np.arange(2000)
+HALF = CalibrationSet(np.zeros(len(MANY), np.float32), MANY % 2, MANY)
 
 
 def shifting(name, auroc, intercept, known=HALF):
@@ -428,7 +429,10 @@ def test_probabilities_follow_the_base_rate_of_the_answers(lm, capsys):
     for one in chosen[:3]:
         name = one.detector.name
         given = [report.probabilities[name] for report in before]
-        want, rates[name] = evaluation.adapted(given, 0.5)
+        kept = one.calibrated_on
+        seen = one.calibration(kept.scores), kept.sources.tolist()
+        of = dict(zip(("known", "known_groups"), seen, strict=True))
+        want, rates[name] = evaluation.adapted(given, 0.5, **of)
         got = [report.probabilities[name] for report in after]
         np.testing.assert_array_equal(got, want)
     rate = rates["novel_words"]

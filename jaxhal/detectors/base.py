@@ -22,6 +22,8 @@ from jaxhal.reading.bulk import Measure
 LOG_ODDS = "log odds of a hallucination"
 # What stands beside detectors in a folder, or beside scores in tables.
 _TAKEN = ("README.md", "token", "start", "end", "row", "id", "source", "label")
+_TAKEN += ("train", "test", "fold", "part")
+_COLUMNS = ".probability", ".adapted", ".flagged"  # of a detector, in tables
 
 # name -> array with a batch axis where `jaxhal.read` has it.  Always there, as
 # Bool[batch response]: "valid", real tokens; "text", those of them that have text,
@@ -209,9 +211,9 @@ def factory(make: Callable[..., Detector]) -> Callable[..., Detector]:
         if name in (None, made.name):
             return made
         check_name(name, f"name of detector {made.name!r}")
-        if name in _TAKEN:
-            taken = ", ".join(_TAKEN)
-            raise ValueError(f"name of detector {made.name!r} is one of {taken}")
+        if name in _TAKEN or name.endswith(_COLUMNS):
+            taken = f"one of {', '.join(_TAKEN)}, or ends in one of {_COLUMNS}"
+            raise ValueError(f"name of detector {made.name!r} is {taken}")
         return _renamed(made, name)
 
     every = [*signature.parameters.values(), named]
@@ -233,8 +235,8 @@ def _frozen(value: Any) -> Any:
     """A setting that can be told from others by its hash."""
     if isinstance(value, Mapping):
         return tuple(sorted((key, _frozen(one)) for key, one in value.items()))
-    if isinstance(value, list | Iterator):
-        return tuple(value)
+    if type(value) is tuple or isinstance(value, list | Iterator):
+        return tuple(map(_frozen, value))
     if isinstance(value, str) and value.startswith("endpoint:"):
         return resolve(value)
     try:

@@ -31,7 +31,12 @@ class Rate(NamedTuple):
 
 
 def adapted(
-    probabilities: Rows, prior: float, groups: Groups = None
+    probabilities: Rows,
+    prior: float,
+    groups: Groups = None,
+    *,
+    known: Rows | None = None,
+    known_groups: Groups = None,
 ) -> tuple[Numbers, float]:
     r"""Probabilities for answers of another base rate, and that base rate.
 
@@ -46,11 +51,15 @@ def adapted(
     not clearly likelier (a likelihood ratio test at 5 %): few answers always seem to
     have some other rate.  Answers to one source rise and fall together: with ``groups``
     the ratio counts less, as the scores' variance over sources has it (Rao and Scott,
-    1981).
+    1981).  And those of the calibration are a sample too: what seems another rate may
+    be the chance of either.
 
     Args:
       probabilities: of unlabelled answers, calibrated.
       prior: the share of hallucinated answers that they were calibrated to.
+      known: probabilities of the answers of the calibration, by fits that had not seen
+        them; without these it is taken for exact.
+      groups, known_groups: sources of both.
     """
     from scipy.optimize import root_scalar
 
@@ -73,28 +82,40 @@ def adapted(
     else:
         rate = float(root_scalar(slope, bracket=(least, most)).root)
     whole = rate * true + (1 - rate) * false  # at the old rate these are 1
-    if 2 * np.log(whole).sum() < _chance(true - false, groups):
+    design, free = _design(true - false, groups)
+    if known is not None:
+        seen, _ = shares(known, np.zeros(len(known), int))
+        own, few = _design(seen / prior - (1 - seen) / (1 - prior), known_groups)
+        design, free = design + own * len(given) / len(seen), min(free, few)
+    if 2 * np.log(whole).sum() < design * _once_in_twenty(free):
         return given, prior
     return at_rate(given, prior, rate), rate
 
 
-def _chance(scores: Numbers, groups: Groups) -> float:
-    """What twice the logarithm of a likelihood ratio exceeds by chance once in twenty.
+def _design(scores: Numbers, groups: Groups) -> tuple[float, float]:
+    """How much more a mean varies than of as many sources, and degrees of freedom.
 
     ``scores`` are derivatives of the answers' likelihoods.
     """
-    from scipy.stats import chi2, f
-
     code = group_codes(groups, len(scores))
     sources = int(code.max()) + 1
     if sources == len(scores):
-        return float(chi2.ppf(0.95, 1))
-    if sources == 1:
-        return math.inf
+        return 1.0, math.inf
     apart = scores - scores.mean()
+    if sources == 1 or not apart.any():
+        return 1.0, float(sources - 1)
     together = np.bincount(code, apart)
     design = sources / (sources - 1) * (together**2).sum() / (apart**2).sum()
-    return float(max(1.0, design) * f.ppf(0.95, 1, sources - 1))
+    return max(1.0, float(design)), float(sources - 1)
+
+
+def _once_in_twenty(free: float) -> float:
+    """What the square of a normal number exceeds so often, its variance estimated."""
+    from scipy.stats import chi2, f
+
+    if math.isinf(free):
+        return float(chi2.ppf(0.95, 1))
+    return float(f.ppf(0.95, 1, free)) if free else math.inf
 
 
 def at_rate(probabilities: Numbers, prior: float, rate: float) -> Numbers:

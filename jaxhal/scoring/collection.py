@@ -26,6 +26,7 @@ from jaxhal.reading.store import Store
 from jaxhal.reporting import results
 from jaxhal.reporting.markdown import escaped
 from jaxhal.reporting.results import Judged
+from jaxhal.scoring import encoders
 from jaxhal.scoring.fitting import Fitted
 from jaxhal.scoring.folders import check_folder, located, own, saved
 from jaxhal.scoring.inputs import (
@@ -80,10 +81,15 @@ class FittedDetectors:
         return f"<FittedDetectors for {self.about['model']}: {', '.join(self.fitted)}>"
 
     def for_reader(self, lm: LM) -> "FittedDetectors":
-        """The same, which refuse what a reader of other weights has read."""
+        """The same, which refuse what a reader of other weights has read.
+
+        And what others say than the encoders that they ask now.
+        """
         reader = fingerprint(lm)
         named = {
-            name: dataclasses.replace(one, reader=reader)
+            name: dataclasses.replace(
+                one, reader=reader, encoders=encoders.fingerprints(one.detector)
+            )
             for name, one in self.fitted.items()
         }
         return dataclasses.replace(self, fitted=named)
@@ -123,6 +129,12 @@ class FittedDetectors:
 
         from huggingface_hub import create_repo, list_repo_files, upload_folder
 
+        for name, one in self.fitted.items():
+            if here := [source for source in one.encoders if Path(source).is_dir()]:
+                raise ValueError(
+                    f"detector {name!r} asks the classifier in {here[0]}, which nobody "
+                    "else has; put that on the hub, and fit with its 'owner/name'"
+                )
         create_repo(repo, exist_ok=True, **options)
         token = options.get("token")
         # Of detectors that were there before none decides with these; folders of others

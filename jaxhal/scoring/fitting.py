@@ -27,6 +27,7 @@ from jaxhal.io.progress import note
 from jaxhal.io.showing import shown
 from jaxhal.models.lm import LM
 from jaxhal.reading.keys import fingerprint
+from jaxhal.scoring import encoders
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,6 +54,7 @@ class Fitted:
         ``{"hidden_size": 64}``, where it was fitted elsewhere.
       reader: the :func:`~jaxhal.reading.keys.fingerprint` of that reader, where it has
         to be no other.
+      encoders: fingerprints of those that it asks beside the reader, by source.
       dtype: of that reader's parameters, where it may be another one's, but is noted.
       measured: how well it ranked those answers, ``None`` likewise.
       calibrated_on: the answers that calibration and threshold come from, with their
@@ -80,6 +82,7 @@ class Fitted:
     layers: int | None = None
     needs: Mapping[str, int] = dataclasses.field(default_factory=dict)
     reader: str | None = None
+    encoders: Mapping[str, str] = dataclasses.field(default_factory=dict)
     dtype: str | None = None
     measured: Measured | None = None
     calibrated_on: CalibrationSet | None = None
@@ -115,7 +118,7 @@ class Fitted:
         }.get(self.beats or "yes")
 
     def check_reader(self, lm: LM) -> None:
-        """ValueError where it was fitted to what another model read.
+        """ValueError where it was fitted to what another model read, or others said.
 
         That the same model reads in another dtype is noted once.
         """
@@ -140,6 +143,14 @@ class Fitted:
                 "and dtype it was fitted to, or fit it to answers that this one has "
                 "read"
             )
+        now = encoders.fingerprints(self.detector) if self.encoders else {}
+        for source, known in self.encoders.items():
+            if now[source] != known:
+                raise ValueError(
+                    f"detector {self.detector.name!r} was fitted to what {source} "
+                    "said, which has other weights now; bring those back, or fit it "
+                    "anew"
+                )
         of_text = all(isinstance(one, OfText) for _, one in self.detector.features)
         if self.dtype not in (None, lm.dtype) and not of_text:
             note(
@@ -176,10 +187,16 @@ class Fitted:
                 "it was calibrated on, so their base rate is not known; fit it anew "
                 "and use that one, or leave adapt out"
             )
-        prior, given = self.calibrated_on.labels.mean(), np.asarray(scores, float)
+        kept, given = self.calibrated_on, np.asarray(scores, float)
         fine = np.flatnonzero(np.isfinite(given))
-        groups = None if sources is None else [sources[at] for at in fine.tolist()]
-        rate = evaluation.adapted(self.calibration(given[fine]), prior, groups)[1]
+        prior = kept.labels.mean()
+        rate = evaluation.adapted(
+            self.calibration(given[fine]),
+            prior,
+            None if sources is None else [sources[at] for at in fine.tolist()],
+            known=self.calibration(kept.scores),
+            known_groups=kept.sources.tolist(),
+        )[1]
         return dataclasses.replace(self, rate=None if rate == prior else rate)
 
     def flags(self, scores: Any) -> Bool[np.ndarray, " samples"]:

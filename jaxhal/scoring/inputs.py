@@ -353,12 +353,19 @@ def columns_of(
 
     Probabilities also as adapted to the base rate that these answers seem to have.
     """
-    assert one.calibrated_on is not None
-    known, prior = one.probabilities(score), one.calibrated_on.labels.mean()
+    assert (kept := one.calibrated_on) is not None
+    found = one.probabilities(score)
+    new, _ = adapted(
+        found,
+        kept.labels.mean(),
+        sources.tolist(),
+        known=one.probabilities(kept.scores),
+        known_groups=kept.sources.tolist(),
+    )
     return {
         name: score,
-        f"{name}.probability": known,
-        f"{name}.adapted": adapted(known, prior, sources.tolist())[0],
+        f"{name}.probability": found,
+        f"{name}.adapted": new,
         f"{name}.flagged": one.reaches(score),
     }
 

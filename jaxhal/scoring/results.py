@@ -23,12 +23,11 @@ from jaxhal.evaluation.held_out import Measured
 from jaxhal.models.lm import LM
 from jaxhal.models.mesh import mesh_of
 from jaxhal.models.registry import stamp
-from jaxhal.reading.bulk import Measure
 from jaxhal.reading.extract import Extraction, extract
 from jaxhal.reading.keys import digest, fingerprint
 from jaxhal.reporting.attribution import Piece, Sources, SpanRelevance
 from jaxhal.reporting.report import Report, Span, Token
-from jaxhal.scoring import detection, verdicts
+from jaxhal.scoring import detection, encoders, verdicts
 from jaxhal.scoring.detection import empty
 from jaxhal.scoring.fitting import Fitted
 from jaxhal.scoring.partial import OtherInput, Partial
@@ -65,6 +64,7 @@ def settings_of(
     ]
     leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(learnt)]
     measures = [m for one in chosen for m in one.detector.measures]
+    others = encoders.sources(measures)
     return {
         "model": lm.name,
         "weights": fingerprint(lm),
@@ -72,7 +72,7 @@ def settings_of(
         "detectors": [one.detector.name for one in chosen],
         "options": [_options(one.detector) for one in chosen],
         "measures": [m.feature for m in measures],
-        "files of other models": digest(repr([*map(_files, measures)])),
+        "files of other models": digest(repr([*map(stamp, others)])),
         "threshold": threshold,
         "confidence": confidence,
         "parameters": digest(b"|".join(leaf.tobytes() for leaf in leaves)),
@@ -85,14 +85,6 @@ def settings_of(
         "mesh": None if (mesh := mesh_of(lm.params)) is None else dict(mesh.shape),
         "device": jax.local_devices()[0].device_kind,
     }
-
-
-def _files(measure: Measure) -> list[tuple[Any, ...]]:
-    """Of encoders in folders that a measure asks, what changes when their files do."""
-    parts = [getattr(measure, field.name) for field in dataclasses.fields(measure)]
-    named = [getattr(part, "source", part) for part in parts]
-    texts = [name.removeprefix("nli:") for name in named if isinstance(name, str)]
-    return [stamp(text) for text in texts if text]
 
 
 def _options(detector: Detector) -> str:

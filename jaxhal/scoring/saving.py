@@ -27,11 +27,13 @@ from jaxhal.detectors.controls import TfIdf
 from jaxhal.detectors.ensemble import Stack
 from jaxhal.detectors.toha import Heads
 from jaxhal.evaluation.calibration import Isotonic, Platt
+from jaxhal.evaluation.guarantees import Guarantee
 from jaxhal.evaluation.held_out import CalibrationSet, Measured
 from jaxhal.io import sealing
 from jaxhal.io.files import replacing
 from jaxhal.io.showing import shown
 from jaxhal.llm import hosts
+from jaxhal.scoring import encoders
 from jaxhal.scoring.fitting import Fitted
 
 #: Of a folder of a detector.
@@ -75,10 +77,10 @@ def save(
     names = ("jaxhal", "jax", "flax", "optax", "safetensors")
     leaves: dict[str, np.ndarray] = {}
     nesting = _nesting(fitted.params, "", leaves)
-    kept, measured = fitted.calibrated_on, fitted.measured
+    kept, measured, promise = fitted.calibrated_on, fitted.measured, fitted.promise
     spans = fitted.highlights
     about = {
-        "detector": spec,
+        "detector": encoders.whole(spec),
         "threshold": float(fitted.threshold),
         "calibration": dataclasses.asdict(fitted.calibration),
         "calibrated on": kept and _nesting(kept, "calibrated on", leaves),
@@ -87,9 +89,12 @@ def save(
         "layers": fitted.layers,
         "needs": dict(fitted.needs),
         "reader": fitted.reader,
+        "encoders": dict(fitted.encoders),
         "dtype": fitted.dtype,
         "unit": fitted.unit,
         "measured": measured and measured.to_dict(),
+        "promise": promise and dataclasses.asdict(promise),
+        "rate": fitted.rate,
         "params": nesting,
         "versions": {name: version(name) for name in names},
     }
@@ -159,7 +164,8 @@ def _load(folder: Path) -> Fitted:
     leaves, measured, kept = deserialized(params), card["measured"], None
     if (nesting := card["calibrated on"]) is not None:
         kept = CalibrationSet(*map(np.asarray, _rebuild(nesting, leaves)))
-    spans = card.get("highlights")  # as with the dtype
+    # What earlier versions did not note is missing.
+    spans, promise = card.get("highlights"), card.get("promise")
     return Fitted(
         build(card["detector"]),
         _rebuild(card["params"], leaves),
@@ -169,11 +175,14 @@ def _load(folder: Path) -> Fitted:
         layers=card["layers"],
         needs=card.get("needs", {}),
         reader=card["reader"],
-        dtype=card.get("dtype"),  # earlier versions did not note it
+        encoders=card.get("encoders", {}),
+        dtype=card.get("dtype"),
         measured=None if measured is None else Measured(**measured),
         calibrated_on=kept,
         unit=card.get("unit", "response"),
         highlights=None if spans is None else np.asarray(_rebuild(spans, leaves)),
+        promise=None if promise is None else Guarantee(**promise),
+        rate=card.get("rate"),
     )
 
 
@@ -186,13 +195,15 @@ def _calibration(**fields: Any) -> Platt | Isotonic:
 def _check_same(spec: Any, made: Detector, kept: Detector) -> None:
     """Makes sure that a spec makes what was fitted, as far as that can be seen.
 
-    Functions cannot be compared; what they depend on shows in what a detector reads, in
-    its summary, or in its parameters.
+    Functions cannot be compared; what they depend on shows in the settings that a spec
+    can write, in what a detector reads, in its summary, or in its parameters.
     """
     if made.name != kept.name:
         raise ValueError(f"spec {spec!r} makes {made.name!r}, not {kept.name!r}")
-    for field in ("summary", "features"):
+    for field in ("kind", "summary", "features", "settings"):
         ours, theirs = getattr(made, field), getattr(kept, field)
+        if field == "settings":
+            ours, theirs = _written(ours, theirs), _written(theirs, ours)
         if ours != theirs:
             raise ValueError(
                 f"spec {spec!r} makes another {made.name!r} than the one that was "
@@ -201,6 +212,17 @@ def _check_same(spec: Any, made: Detector, kept: Detector) -> None:
             )
     for one, other in zip(made.members, kept.members, strict=True):
         _check_same(spec, one, other)
+
+
+def _written(settings: Any, others: Any) -> dict[str, Any]:
+    """Those that in both are numbers, words and lists of them, as a spec has them."""
+
+    def plain(value: Any) -> bool:
+        inside = type(value) is tuple and all(map(plain, value))
+        return inside or value is None or isinstance(value, bool | int | float | str)
+
+    known = {key for key, value in others if plain(value)}
+    return {key: value for key, value in settings if key in known and plain(value)}
 
 
 def _nesting(node: Any, name: str, leaves: dict[str, np.ndarray]) -> Any:
