@@ -259,6 +259,12 @@ def test_highlights_by_slow_loops():
     assert found.threshold == pytest.approx(failed + 0.005) and found.sources == 40
 
 
+@pytest.mark.filterwarnings("error")
+def test_many_losses_are_bounded_without_a_warning():
+    assert bounded(np.zeros(100_000), 0.05) == 0.0
+    assert bounded(np.ones(100_000), 0.05) == 1.0
+
+
 @pytest.mark.parametrize(("count", "level"), [(12, 0.3), (40, 0.1), (30, 0.8)])
 def test_a_mean_is_bounded_as_often_as_stated(count, level):
     """Of 0 and 1, every number of them by the binomial; and bets as an integral."""

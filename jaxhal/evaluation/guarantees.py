@@ -291,11 +291,27 @@ def _tested(
     kept = value <= risk
     if kind == "precision":
         # So few flagged that one mistake among them ends the search say too little.
-        fewest = 2 * math.log(risk / (1 if alone else 2)) / math.log(level)
+        fewest = _fewest(level, risk, alone)
         untested = int(np.sum(np.median(sizes, axis=0) < fewest))
         # Those are the first; without the one after them nothing is promised.
         kept[:untested] = untested < len(kept) and kept[untested]
     return kept
+
+
+def _fewest(level: float, risk: float, alone: bool) -> float:
+    return 2 * math.log(risk / (1 if alone else 2)) / math.log(level)
+
+
+def says_enough(flagged: Mask, groups: Groups, level: float, confidence: float) -> bool:
+    """Whether so many answers are flagged that a promise of precision was tested.
+
+    Of answers to one source one counts.
+    """
+    codes = group_codes(groups, len(flagged))
+    sizes = np.bincount(codes)
+    alone = len(sizes) == len(codes)
+    expected = float(np.sum(flagged / sizes[codes]))
+    return expected >= _fewest(level, 1 - confidence, alone)
 
 
 def _in_expectation(
@@ -355,4 +371,7 @@ def bounded(losses: Numbers, level: float) -> float:
     """
     bets = np.linspace(0, 1 / (1 - level), 66)[1:-1]
     wealth = np.log1p(-np.outer(bets, losses - level)).sum(1)
-    return float(min(1.0, len(bets) / np.exp(wealth).sum()))
+    with np.errstate(under="ignore"):
+        most = wealth.max()
+        mean = most + math.log(np.exp(wealth - most).mean())
+    return math.exp(min(0.0, -mean))

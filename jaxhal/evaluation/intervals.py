@@ -11,6 +11,7 @@ true one in 93 cases of 100 where twenty sources hold the hallucinated answers, 
 where five do, and in 66 where two do.
 """
 
+import itertools
 import math
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -91,12 +92,15 @@ def mean_interval(
             f"values of shape {list(value.shape)} must be [rows, columns] of finite "
             "numbers"
         )
-    group, drawn = drawn_sources(groups, len(value), repeats, seed)
+    group = group_codes(groups, len(value))
     size = np.bincount(group)
     total = np.zeros((len(size), value.shape[1]))
     np.add.at(total, group, value)
-    found = (drawn @ total) / (drawn @ size)[:, None]
-    return tuple(np.percentile(found, [2.5, 97.5], axis=0))
+    found = [
+        (drawn @ total) / (drawn @ size)[:, None]
+        for drawn in drawn_sources(len(size), repeats, seed)
+    ]
+    return tuple(np.percentile(np.concatenate(found), [2.5, 97.5], axis=0))
 
 
 def correlation(
@@ -112,11 +116,13 @@ def correlation(
         raise ValueError(
             f"{pairs.shape[1]} pairs of numbers: give at least one, all of them finite"
         )
-    group, drawn = drawn_sources(groups, pairs.shape[1], repeats, seed)
+    group = group_codes(groups, pairs.shape[1])
+    blocks = drawn_sources(int(group.max()) + 1, repeats, seed)
     if not np.ptp(pairs, axis=1).all():
         return math.nan, math.nan, math.nan
-    counts = np.vstack([np.ones_like(drawn[:1]), drawn])[:, group]
-    covariance = np.stack([np.cov(pairs, fweights=each, ddof=0) for each in counts])
+    drawn = itertools.chain.from_iterable(some[:, group] for some in blocks)
+    each = itertools.chain([np.ones(len(group), int)], drawn)
+    covariance = np.stack([np.cov(pairs, fweights=one, ddof=0) for one in each])
     spread = covariance[:, 0, 0] * covariance[:, 1, 1]
     varied = spread > 1e-20 * spread[0]  # less is rounding
     r = np.clip(covariance[varied, 0, 1] / np.sqrt(spread[varied]), -1, 1)
@@ -182,13 +188,19 @@ def _of_draws(metric: Metric, score: Numbers, positive: Mask) -> OfDraws:
     )
 
 
-def drawn_sources(groups: Groups, count: int, repeats: int, seed: int) -> Any:
-    """Source of each of ``count`` rows, and ``[repeats sources]``, their draws."""
+def drawn_sources(
+    count: int, repeats: int, seed: int
+) -> Iterator[Int[np.ndarray, "some sources"]]:
+    """How often each source is drawn, some resamples at a time."""
     at_least(1, repeats=repeats)
-    group = group_codes(groups, count)
-    total = int(group.max()) + 1
-    rng = np.random.default_rng(seed)
-    return group, rng.multinomial(total, np.full(total, 1 / total), repeats)
+    rng, together = np.random.default_rng(seed), max(1, _AT_ONCE // count)
+    for start in range(0, repeats, together):
+        some = range(min(together, repeats - start))
+        yield np.stack([_drawn(rng, count) for _ in some])
+
+
+def _drawn(rng: np.random.Generator, count: int) -> Int[np.ndarray, " sources"]:
+    return np.bincount(rng.integers(count, size=count), minlength=count)
 
 
 def _draws(
@@ -204,7 +216,7 @@ def _draws(
     for start in range(0, repeats, together):
         some: list[np.ndarray] = []
         while len(some) < min(together, repeats - start):
-            drawn = np.bincount(rng.integers(total, size=total), minlength=total)
+            drawn = _drawn(rng, total)
             if all(drawn[sources].any() for sources in kinds):
                 some.append(drawn)
         yield np.stack(some)[:, group]

@@ -179,20 +179,19 @@ def rate(
             )
     columns = seen, positive.astype(float), seen * positive
     if shifted or groups is None or known_groups is None:
-        codes, drawn = drawn_sources(groups, len(score), repeats, seed)
-        known_codes, known_drawn = drawn_sources(
-            known_groups, len(seen), repeats, seed + 1
-        )
+        new = _sums(group_codes(groups, len(score)), score)
+        old = _sums(group_codes(known_groups, len(seen)), *columns)
+        draws = [_of_draws(new, repeats, seed), _of_draws(old, repeats, seed + 1)]
+        count, total, known_count, *known_sums = np.concatenate(draws)
     else:
-        every = [*groups, *known_groups]
-        both, drawn = drawn_sources(every, len(every), repeats, seed)
+        both = group_codes([*groups, *known_groups], len(score) + len(seen))
         codes, known_codes = np.split(both, [len(score)])
+        every = int(both.max()) + 1
+        new = _sums(codes, score, sources=every)
+        old = _sums(known_codes, *columns, sources=every)
+        draws = _of_draws(np.concatenate([new, old]), repeats, seed)
         # A draw without an answer of either side says nothing.
-        sides = [drawn[:, np.unique(each)].any(1) for each in (codes, known_codes)]
-        drawn = drawn[sides[0] & sides[1]]
-        known_drawn = drawn
-    count, total = _sums(codes, drawn, score)
-    known_count, *known_sums = _sums(known_codes, known_drawn, *columns)
+        count, total, known_count, *known_sums = draws[:, (draws[[0, 2]] > 0).all(0)]
     if shifted:
         found = _shifted(total / count, known_count, *known_sums)
     else:
@@ -208,14 +207,19 @@ _Draws = Float[np.ndarray, " draws"]
 
 
 def _sums(
-    codes: Int[np.ndarray, " rows"],
-    drawn: Int[np.ndarray, "repeats sources"],
-    *columns: Numbers,
+    codes: Int[np.ndarray, " rows"], *columns: Numbers, sources: int = 0
+) -> Float[np.ndarray, "columns sources"]:
+    """The number of rows and the sum of each column, of each source."""
+    values = np.ones(len(codes)), *columns
+    return np.stack([np.bincount(codes, each, sources) for each in values])
+
+
+def _of_draws(
+    sums: Float[np.ndarray, "columns sources"], repeats: int, seed: int
 ) -> Float[np.ndarray, "columns draws"]:
-    """The number of rows and the sum of each column."""
-    values, sources = np.stack([np.ones(len(codes)), *columns]), drawn.shape[1]
-    total = np.stack([np.bincount(codes, each, sources) for each in values])
-    return np.column_stack([total.sum(1), total @ drawn.T])
+    """Of the sample itself, then of each resample of its sources."""
+    drawn = drawn_sources(sums.shape[1], repeats, seed)
+    return np.column_stack([sums.sum(1), *(sums @ some.T for some in drawn)])
 
 
 def _shifted(

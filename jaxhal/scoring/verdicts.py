@@ -7,9 +7,11 @@ from typing import Any
 
 from jaxhal.evaluation.guarantees import (
     KINDS,
+    NoThreshold,
     check_promise,
     guarantee,
     guaranteed_highlights,
+    says_enough,
 )
 from jaxhal.evaluation.held_out import Measured
 from jaxhal.io.progress import note
@@ -81,9 +83,9 @@ def verdict(one: Fitted, score: float) -> tuple[Verdict, float]:
     what does neither.  Of what does one of the two it is unsure.
 
     So a promise of the threshold holds whatever the probabilities, of answers like
-    those it was chosen on: precision and false alarms for the answers called
-    hallucinated, which are those of a threshold no lower; recall for those not called
-    supported, which are those of one no higher.
+    those it was chosen on: precision (see :func:`promising`) and false alarms for the
+    answers called hallucinated, which are those of a threshold no lower; recall for
+    those not called supported, which are those of one no higher.
     """
     if not math.isfinite(score):
         name = one.detector.name
@@ -178,7 +180,8 @@ def promising(
     It is chosen on the answers that the detector was calibrated on, that of spans on
     what fits that had not seen them highlight in these.  Raises ValueError where none
     may decide, or that one was saved without those, or gives no spans, or as
-    :func:`jaxhal.evaluation.guarantee`.
+    :func:`jaxhal.evaluation.guarantee`; and on a precision where so few answers are
+    more likely hallucinated than not that no such threshold was tested.
     """
     kind, level = check_promise(promise, confidence, (*KINDS, _SPANS))
     if (one := decider(chosen)) is None:
@@ -211,6 +214,18 @@ def promising(
     scores, labels, sources = known
     kept = guarantee(scores, labels, promise, sources.tolist(), confidence=confidence)
     sure = dataclasses.replace(one, threshold=kept.threshold, promise=kept)
+    if kind == "precision" and confidence is not None:
+        likely = one.probabilities(scores) >= 0.5
+        reach = sure.reaches(scores)
+        fewer = (reach & ~likely).any()  # than the threshold promises of
+        if fewer and not says_enough(
+            reach & likely, sources.tolist(), level, confidence
+        ):
+            raise NoThreshold(
+                f"detector {name!r} gives {likely.sum()} of {len(scores)} answers a "
+                f"probability of a half or more, so few that {vain}; promise less, or "
+                "recall or false_alarms"
+            )
     return [sure if each is one else each for each in chosen]
 
 
