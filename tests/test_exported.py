@@ -685,7 +685,8 @@ def test_the_base_rate_is_corrected_as_detect_does(
     tmp_path, folder, lm, probe, by_transformers
 ):
     """Those of the calibration were half of them hallucinated, these seem to be few."""
-    half = CalibrationSet(np.zeros(2, np.float32), np.array([0, 1]), np.arange(2))
+    many = np.arange(2000)
+    half = CalibrationSet(np.zeros(len(many), np.float32), many % 2, many)
     sure = {"calibration": Platt(0.01, -3.0), "calibrated_on": half, "layers": DEPTH}
     one = dataclasses.replace(probe, **sure)
     place = tmp_path / "mine" / "token_probe"

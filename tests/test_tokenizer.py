@@ -844,6 +844,49 @@ def test_a_finished_prompt_gets_no_second_template():
     )
 
 
+@pytest.mark.parametrize("template", [LLAMA2, CHATML])
+def test_a_finished_prompt_is_marked_as_one_that_was_not(template):
+    """What opens the answer is no context, whoever wrote it."""
+    tokenizer = wrap(template)
+    parts = dict(context="Opened in 1887.", question="When was it opened?")
+    plain = Example("In 1887.", **parts)
+    text = tokenizer.prompt(plain).text
+    want = tokenizer.encode_prompt(plain)
+    whole, bare = (
+        tokenizer.encode_prompt(Example("-", prompt=text, templated=True, **more))
+        for more in (parts, {})
+    )
+    for name in ("prompt_ids", "context", "document", "question"):
+        np.testing.assert_array_equal(getattr(whole, name), getattr(want, name))
+    np.testing.assert_array_equal(bare.context, want.context)
+    assert (bare.document <= bare.context).all() and not bare.question.any()
+    # Of another template it is all context but for what queries the first token.
+    other = Example("In 1887.", prompt="Human: when?\n\nAI:", templated=True)
+    assert tokenizer.encode_prompt(other).context[:-1].all()
+
+
+@pytest.mark.parametrize(
+    ("template", "stop", "want"),
+    [
+        (CHATML, None, "</s>"),  # a template's end that stops nothing
+        (CHATML, ("</s>", "<|end|>"), "<|end|>"),
+        (LLAMA2, ("</s>", "<|end|>"), "</s>"),
+        (None, ("</s>", "<|end|>"), "</s>"),
+        ("{{ messages[0].content }}", ("<|end|>", "</s>"), "</s>"),  # no answers
+    ],
+)
+def test_a_response_ends_as_the_model_ends_its_own(template, stop, want):
+    hf = wrap(template).hf
+    hf.add_special_tokens({"additional_special_tokens": ["<|end|>"]})
+    ids = stop and [hf.convert_tokens_to_ids(one) for one in stop]
+    tokenizer, example = Tokenizer(hf, ids), Example("ok", prompt="hi")
+    found = tokenizer.encode_example(example)
+    assert found.response_ids[-1] == hf.convert_tokens_to_ids(want)
+    assert found.offsets[-1].tolist() == [2, 2]
+    bare = tokenizer.encode_example(example, eos=False)
+    assert bare.response_ids.tolist() == found.response_ids[:-1].tolist()
+
+
 def test_bare_prompt(plain, chat):
     for tokenizer in (plain, chat):
         example = Example(response="It is Paris.", prompt="The capital of France?")

@@ -178,6 +178,22 @@ class Tokenizer:
         """The token that ends a text, if there is one."""
         return self.hf.eos_token_id
 
+    @functools.cached_property
+    def end_id(self) -> int | None:
+        """The token that a response ends with, if there is one.
+
+        That is the one of ``stop_ids`` that the chat template writes after an answer,
+        else EOS: some models end a turn otherwise than a text.
+        """
+        turns = Turn("user", ""), Turn("assistant", ""), Turn("user", "")
+        try:
+            after = self._frame(turns).pieces[2].lstrip()
+        except ValueError:  # it shows no answer
+            after = ""
+        ids = self.encode(after, [(0, len(after))]) if after else []
+        said = next((one for one in ids if self.decode([one]).strip()), None)
+        return said if said in self.stop_ids else self.eos_id
+
     @property
     def pad_id(self) -> int:
         """What fills the padding: the pad token, else EOS, else 0."""
@@ -240,9 +256,9 @@ class Tokenizer:
         if example.turns:
             return self._conversation(example)
         text = example.source_text
-        before, middle, after = "", text, ""
-        if not example.templated:
-            before, middle, after = self.render(text)
+        before, middle, after = (
+            self._cut(text) if example.templated else self.render(text)
+        )
         start, end = len(before), len(before) + len(middle)
         shift = start - text.index(middle)  # below start where the template strips
 
@@ -262,6 +278,15 @@ class Tokenizer:
         places = _around(quoted if example.templated else [(start, end)], len(whole))
         return Prompt(whole, (start, end), [document], question, places)
 
+    def _cut(self, text: str) -> tuple[str, str, str]:
+        """A finished prompt, before what the template writes where an answer begins."""
+        try:
+            after = self._frame([Turn("user", "")]).pieces[-1].rstrip()
+        except ValueError:  # it was finished by other means
+            after = ""
+        end = text.rfind(after) if after else -1
+        return ("", text[:end], text[end:]) if end > 0 else ("", text, "")
+
     def _conversation(self, example: Example) -> Prompt:
         frame = self._frame(example.turns, example.tools)
         text, places = frame.pieces[0], [(0, 0)] * len(example.turns)
@@ -279,8 +304,8 @@ class Tokenizer:
 
         The prompt has one BOS: its own where the text begins with one, else one is
         added if the checkpoint adds it (a doubled BOS splits the attention sink).  With
-        ``eos`` the response ends with the EOS token, which counts as one of its tokens,
-        as in the TOHA code.
+        ``eos`` the response ends with :attr:`end_id`, which counts as one of its
+        tokens, as in the TOHA code.
 
         Raises:
           ValueError: on text without tokens, lone surrogates, a template that changes
@@ -291,7 +316,7 @@ class Tokenizer:
             response, offsets = self.encode_with_offsets(example.response)
             if not response:
                 raise ValueError("the tokenizer makes no token of the response")
-            if eos and self.eos_id is None:
+            if eos and self.end_id is None:
                 raise ValueError(
                     "the tokenizer has no EOS token; use eos=False, or name an "
                     "eos_token in its tokenizer_config.json"
@@ -300,8 +325,8 @@ class Tokenizer:
             if not example.id:
                 raise
             raise ValueError(f"example {cut(repr(example.id))}: {error}") from error
-        if eos and response[-1] != self.eos_id:
-            response = [*response, self.eos_id]
+        if eos and response[-1] != self.end_id:
+            response = [*response, self.end_id]
             offsets = np.vstack([offsets, np.full((1, 2), len(example.response))])
         return dataclasses.replace(
             row,

@@ -49,7 +49,10 @@ def _same(token: str, number: int, text: str, tokenizer: Tokenizer) -> bool:
     if token.startswith(_BY_ID):
         return token == f"{_BY_ID}{number}"
     if not text:  # the end of the sequence, which servers spell or leave empty
-        return token in ("", tokenizer.decode([number]))
+        return token in (
+            "",
+            *(tokenizer.decode([n]) for n in (number, *tokenizer.stop_ids)),
+        )
     # Whether a space belongs to a word, tokenizers and servers do not agree.
     return "\N{REPLACEMENT CHARACTER}" in token or token.strip() == text.strip()
 
