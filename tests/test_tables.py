@@ -25,6 +25,7 @@ from jaxhal.io import progress
 from jaxhal.types import Example, Label
 
 GOOD = {"prompt": "Why?", "response": "So."}
+SAID = [{"role": "user", "content": "Why?"}, {"role": "assistant", "content": "So."}]
 LETTUCE = {
     "prompt": "User request: Why?\n\nBecause.",
     "answer": "So it is.",
@@ -133,7 +134,7 @@ def test_a_dict_of_lists_is_a_list_of_spans():
         (GOOD | {"labels": {"start": [0], "end": []}}, "use lists of one length"),
         (GOOD | {"labels": {"start": 0, "end": 1}}, "use lists of one length"),
         (GOOD | {"labels": {}}, "'labels' is an empty dict; use a list of spans"),
-        (GOOD | {"labels": np.zeros(2)}, "use a list of spans"),
+        (GOOD | {"labels": np.zeros(2)}, "'labels[0]' is 0.0; use {start, end"),
         (GOOD | {"labels": [{"start": 0, "end": 9}]}, "[0, 9) lies outside"),
         ({"prompt": "P", "answer": b"A"}, "'answer' is \"b'A'\"; use text"),
         ({"passages": ["a", 3], "answer": "A"}, "'passages[1]' is 3; use text"),
@@ -335,6 +336,59 @@ def test_hugging_face_classes_of_unknown_names():
     problem = "classes of 'label' are LABEL_1, yes; rename LABEL_1, so that each is one"
     with pytest.raises(ValueError, match=problem):
         from_dataset(dataset)
+
+
+def test_definitions_of_tools_are_those_of_their_row():
+    """In a column of structs each has the members of all."""
+
+    def tool(name, **kinds):
+        properties = {key: {"type": kind} for key, kind in kinds.items()}
+        parameters = {"type": "object", "properties": properties}
+        return {
+            "type": "function",
+            "function": {"name": name, "parameters": parameters},
+        }
+
+    some = tool("weather", city="string"), tool("add", a="number", b="number")
+    rows = [{"messages": SAID, "tools": [one]} for one in some]
+    want = [one(row).example.tools for row in rows]
+    found = from_dataset(hf.Dataset.from_list(rows))
+    assert [row.example.tools for row in found] == want
+    # As JSON in a text they are whatever they are, whole or one by one.
+    for text in (json.dumps(some[:1]), [json.dumps(some[0])]):
+        assert one(rows[0] | {"tools": text}).example.tools == want[0]
+    assert "'tools' is text and no JSON" in one(rows[0] | {"tools": "["}).error
+
+
+def test_rows_of_pandas_as_they_come(tmp_path):
+    """Lists come back as arrays, and numbers beside none as fractions."""
+    frame = pd.DataFrame(
+        {
+            "id": [1.0, None],
+            "contexts": [["One.", "Two."], ["Three."]],
+            "answer": ["So.", "No."],
+            "labels": [[{"start": 0, "end": 2}], []],
+            "label": [1.0, None],
+        }
+    )
+    frame.to_parquet(tmp_path / "rows.parquet")
+    rows = pd.read_parquet(tmp_path / "rows.parquet").to_dict("records")
+    assert isinstance(rows[0]["contexts"], np.ndarray)
+    first, last = examples(from_rows(rows))
+    assert (first.id, first.context, first.labels) == (
+        "1",
+        "One.\n\nTwo.",
+        (Label(0, 2),),
+    )
+    assert (last.id, last.labels, last.label) == ("row 2", (), 0)
+    assert one(GOOD | {"id": np.int64(3), "source": (1 + 0.5)}).error
+    assert one(GOOD | {"id": np.int64(3)}).example.id == "3"
+
+
+def test_spans_as_lists_of_their_parts_everywhere():
+    row = GOOD | {"labels": {"start": [0], "end": [2], "label": ["x"]}}
+    (found,) = read_rows([json.dumps(row).encode()])
+    assert found.example.labels == one(row).example.labels == (Label(0, 2, "x"),)
 
 
 def test_hugging_face_rows_as_they_come():

@@ -309,7 +309,7 @@ def test_characters_of_what_is_written_as_json():
         ([USER, called("")], {}, "turn 1, call 0 names no tool"),
         ([USER, called("weather"), called("x")], {}, "is by 'assistant'"),
         ([USER], {"tools": {}}, "'tools' is an object; use a list of definitions"),
-        ([USER], {"tools": ["x"]}, "'tools[0]' is text; use an object"),
+        ([USER], {"tools": ["x"]}, "'tools[0]' is text and no JSON"),
         ([USER], {"tools": [{"name": "x"}]}, 'tool 0 has no name; use {"type": '),
         ([USER], {"tools": [{"function": {"name": "\ud800"}}]}, "half of a surrogate"),
         (

@@ -39,6 +39,17 @@ def named(fields: Mapping[str, Any], field: str) -> tuple[str, Any] | None:
     return (given[0], fields[given[0]]) if given else None
 
 
+def plain(value: Any) -> Any:
+    """A value as JSON has it: NumPy's numbers and arrays, and tuples, are others."""
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, (np.ndarray, list, tuple)):
+        return [plain(one) for one in value]
+    if isinstance(value, Mapping):
+        return {key: plain(one) for key, one in value.items()}
+    return value
+
+
 def left_out(value: Any) -> bool:
     """Whether a value says nothing, as null or as pandas has it."""
     if isinstance(value, (float, np.floating)):
@@ -76,6 +87,8 @@ def name_field(fields: Mapping[str, Any], field: str) -> str:
     if (given := named(fields, field)) is None:
         return ""
     key, name = given
+    if isinstance(name, float) and name.is_integer():  # as pandas has it beside none
+        name = int(name)
     if isinstance(name, bool) or not isinstance(name, (str, int)):
         raise ValueError(f"{key!r} is {kind(name)}; use text or a whole number")
     return text_field(key, str(name))

@@ -179,7 +179,7 @@ def _example(fields: Mapping[str, Any], name: str) -> Example:
             f"'templated' is {short(templated)}; use true for a finished prompt, "
             "false, or leave it out"
         )
-    spans = items(fields, "labels", "spans")
+    spans = items(fields | {"labels": _listed(fields.get("labels"))}, "labels", "spans")
     samples = items(fields, "samples", "texts") or []
     said_of = fields.get("logprobs")
     return Example(
@@ -232,9 +232,11 @@ def _said(fields: Mapping[str, Any]) -> dict[str, Any]:
                     f"answer and the others are the prompt, so leave {name!r} out"
                 )
         found |= _conversation(messages)
-    if tools := items(fields, "tools", "definitions"):
+    given = {"tools": _parsed("tools", fields.get("tools"))}
+    if tools := items(given, "tools", "definitions"):
         found["tools"] = tuple(
-            _as_json(f"tools[{n}]", tool) for n, tool in enumerate(tools)
+            _as_json(f"tools[{n}]", _parsed(f"tools[{n}]", tool))
+            for n, tool in enumerate(tools)
         )
     _check_spelt(fields, found)
     if "response" not in found:
@@ -332,6 +334,16 @@ def _call(where: str, call: Any) -> Call:
     )
 
 
+def _parsed(where: str, value: Any) -> Any:
+    """What JSON in a text stands for, as columns of tables may have it."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except (RecursionError, ValueError) as error:
+        raise ValueError(f"{where!r} is text and no JSON: {error}") from None
+
+
 def _as_json(where: str, value: Any) -> str:
     if not isinstance(value, dict):
         raise ValueError(f"{where!r} is {kind(value)}; use an object")
@@ -348,6 +360,19 @@ def _part(where: str, part: Any) -> str:
         shape = '{"type": "text", "text": ...}'
         raise ValueError(f"{where!r} is no text; use text, or {shape}")
     return text_field(f"{where}.text", part.get("text"))
+
+
+def _listed(labels: Any) -> Any:
+    """Spans as a list of structs; Hugging Face may have them as a struct of lists."""
+    if not isinstance(labels, Mapping):
+        return labels
+    try:
+        spans = list(zip(*labels.values(), strict=True))
+    except (TypeError, ValueError):
+        raise ValueError("'labels' is a dict; use lists of one length in it") from None
+    if not labels:
+        raise ValueError("'labels' is an empty dict; use a list of spans")
+    return [dict(zip(labels, span, strict=True)) for span in spans]
 
 
 def _label(index: int, span: Any) -> Label:

@@ -24,7 +24,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from jaxhal.datasets.fields import NAMES, kind, left_out, near
+from jaxhal.datasets.fields import NAMES, kind, left_out, near, plain
 from jaxhal.datasets.jsonl import Row, existing, numbered_lines, parse, to_row
 from jaxhal.io.progress import taking
 from jaxhal.types import Example
@@ -180,24 +180,24 @@ def _named(rows: Iterable[Any], features: Mapping[str, Any]) -> Iterator[Any]:
                 f"{', '.join(strange)}, so that each is one of {', '.join(_CLASSES)}"
             )
         found[column] = {at: _CLASSES[n.casefold()] for at, n in enumerate(names)}
-    return (row | {n: of.get(row[n]) for n, of in found.items()} for row in rows)
+
+    def renamed(row: Any) -> Any:
+        classes = {name: of.get(row[name]) for name, of in found.items()}
+        # In a column of structs each has the members of all, null where it had none.
+        known = {key: _without_nulls(row[key]) for key in ("tools",) if key in row}
+        return row | classes | known
+
+    return map(renamed, rows)
+
+
+def _without_nulls(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {k: _without_nulls(v) for k, v in value.items() if v is not None}
+    return [*map(_without_nulls, value)] if isinstance(value, list) else value
 
 
 def _fields(row: Any, split: str = "") -> dict[str, Any]:
     if not isinstance(row, Mapping):
         raise ValueError(f"expected a dict of columns, got {kind(row)}")
     own = split if left_out(row.get("split")) else row["split"]
-    return {**row, "split": own, "labels": _spans(row.get("labels"))}
-
-
-def _spans(labels: Any) -> Any:
-    if not isinstance(labels, Mapping):
-        return labels
-    # Hugging Face turns a Sequence of structs into a struct of lists.
-    try:
-        spans = list(zip(*labels.values(), strict=True))
-    except (TypeError, ValueError):
-        raise ValueError("'labels' is a dict; use lists of one length in it") from None
-    if not labels:
-        raise ValueError("'labels' is an empty dict; use a list of spans")
-    return [dict(zip(labels, span, strict=True)) for span in spans]
+    return {key: plain(value) for key, value in row.items()} | {"split": own}
