@@ -10,6 +10,7 @@ from browser import contrasts
 from jaxhal.reporting.attribution import Piece, Sources, SpanRelevance
 from jaxhal.reporting.page import write_html
 from jaxhal.reporting.report import Span
+from jaxhal.types import Example, Turn
 
 CONTEXT = "🎈 It is blue. A crate\nof pears is red."
 RESTS = SpanRelevance(
@@ -82,6 +83,39 @@ def test_a_span_opens_what_it_rests_on(opened):
     assert shades == [["blue", "against", "−12.5 %"], ["red", "for", "+50.0 %"]]
     assert marks == ["red"] and rows == ["entropy\t0.9", "lookback\t0.4"]
     assert status.startswith("“red”: 0 of 1 word not in the context; rests most on")
+
+
+def test_what_a_span_rests_on_in_a_conversation(opened):
+    """Words of a turn are shaded where the prompt has it."""
+
+    def see(page):
+        page.locator(".answer").get_by_role("button").click()
+        rests = page.get_by_role("region", name="What a span rests on")
+        shades = "all => all.map(n => [n.textContent, n.className])"
+        found = rests.locator(".text :is(.for, .against)").evaluate_all(shades)
+        page.emulate_media(media="print")
+        hidden = "n => n.scrollHeight - n.clientHeight"
+        colours = "n => getComputedStyle(n).printColorAdjust"
+        printed = [rests.locator(".text").evaluate(one) for one in (hidden, colours)]
+        return found, rests.locator(".shares li").all_inner_texts(), printed
+
+    turns = Turn("user", "🎈 Hello."), Turn("assistant", ""), Turn("user", CONTEXT * 40)
+    rests = SpanRelevance(
+        "attnlrp",
+        [Piece("messages[2]", 16, 41, "of pears is red.", 0.375)],
+        [
+            Piece("messages[2]", 34, 37, "red", 0.5),
+            Piece("messages[0]", 2, 7, "Hello", 1),
+        ],
+    )
+    example = Example("It is red.", turns=turns)
+    span = SPAN._replace(relevance=rests)
+    one = report(
+        context=None, prompt=example.prompt, turns=turns, spans=[span], labels=None
+    )
+    shades, shares, printed = opened([one], see)
+    assert shades == [["Hello", "for"], ["red", "for"]]
+    assert "in messages[2]" in shares[0] and printed == [0, "exact"]
 
 
 def test_without_relevance_a_span_says_how_to_get_it(opened):

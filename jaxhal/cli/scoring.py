@@ -378,10 +378,14 @@ def _with_pairs(
     >>> pairs = [{"detector": "toha", "AUROC": 0.5, "95 % interval": "0.40–0.60"}]
     >>> _with_pairs([{"detector": "toha", "AUROC": 0.7}], pairs)
     [{'detector': 'toha', 'AUROC': 0.7, 'on hard pairs': '0.50 (0.40–0.60)'}]
+    >>> few = [{"detector": "toha", "AUROC": 0.5, "95 % interval": ""}]
+    >>> _with_pairs([{"detector": "toha"}], few)[0]["on hard pairs"]
+    '0.50'
     """
-    reached = {
-        row["detector"]: f"{row['AUROC']:.2f} ({row['95 % interval']})" for row in pairs
-    }
+    reached = {}
+    for row in pairs:
+        interval = f" ({row['95 % interval']})" if row["95 % interval"] else ""
+        reached[row["detector"]] = f"{row['AUROC']:.2f}{interval}"
     return [dict(row) | {"on hard pairs": reached[row["detector"]]} for row in rows]
 
 

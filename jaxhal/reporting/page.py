@@ -21,6 +21,7 @@ from jaxhal.reporting.report import (
     templates,
     token_detectors,
 )
+from jaxhal.types import Turn
 
 
 def write_html(
@@ -37,7 +38,8 @@ def write_html(
 
     Args:
       path: of the page; it appears only when complete.
-      reports: the answers, in the order of the page.
+      reports: the answers; those with a verdict stand on the page by probability, until
+        its reader chooses the order given.
       title: the page's heading.
       summary: rows of a table of results; the keys of the first are its columns.
       note: a paragraph under the table.
@@ -117,6 +119,16 @@ def _page_data(reports: Sequence[Report]) -> dict[str, Any]:
     }
 
 
+def _starts(turns: Sequence[Turn]) -> dict[str, int]:
+    """Where the texts of turns begin in the prompt that they are."""
+    found, start = {}, 0
+    for number, turn in enumerate(turns):
+        if turn.content:
+            found[f"messages[{number}]"] = start
+            start += len(turn.content) + len("\n\n")
+    return found
+
+
 def _answer(report: Report) -> dict[str, Any]:
     row, own = report.to_dict(every=True), shown(report.id)
     spans = np.array([(t.start, t.end) for t in report.tokens], int).reshape(-1, 2)
@@ -125,6 +137,7 @@ def _answer(report: Report) -> dict[str, Any]:
         "source": ("context", report.context)
         if report.prompt is None
         else ("prompt", report.prompt),
+        "starts": _starts(report.turns),
         "question": report.question,
         "response": report.response,
         "spans": row["spans"],

@@ -14,7 +14,7 @@ import numpy as np
 from jaxhal.evaluation.held_out import Measured
 from jaxhal.io.showing import printable, shown
 from jaxhal.reporting.attribution import Sources, SpanRelevance
-from jaxhal.types import Label
+from jaxhal.types import Label, Turn
 
 if TYPE_CHECKING:
     import pandas
@@ -100,6 +100,7 @@ class Report:
       context: the retrieved text, where the example had one.
       question: what was asked.
       prompt: the whole prompt, where the example had that instead of a context.
+      turns: of a conversation, whose texts the prompt is.
       source: what the example said it shares with answers not independent of it.
       label: 1 hallucinated, 0 grounded, ``None`` unknown.
       labels: annotated spans, ``None`` unknown.
@@ -143,6 +144,7 @@ class Report:
     context: str | None = None
     question: str | None = None
     prompt: str | None = None
+    turns: tuple[Turn, ...] = ()
     source: str = ""
     label: int | None = None
     labels: tuple[Label, ...] | None = None

@@ -309,7 +309,8 @@ def resolve_for(
 
 
 # What a report has from its example.
-GIVEN = ("id", "response", "context", "question", "prompt", "label", "labels", "source")
+GIVEN = ("id", "response", "context", "question", "prompt", "turns", "source")
+GIVEN += ("label", "labels")
 
 
 @functools.partial(jax.jit, static_argnums=0)

@@ -180,7 +180,8 @@ function panel(card, fill) {
 const words = new Intl.Segmenter(undefined, {granularity: "word"});
 const same = text => text.normalize("NFKC").toLowerCase();
 const signed = share => `${share < 0 ? "−" : "+"}${(100 * Math.abs(share)).toFixed(1)} %`;
-const where = of => of === "response" ? "the answer before it" : `the ${of}`;
+const where = of => of === "response" ? "the answer before it" :
+  of.startsWith("messages[") ? of : `the ${of}`;
 
 // A node in the colour of a share of relevance: for, or against; deepest at `most`.
 function lean(node, share, most) {
@@ -219,9 +220,12 @@ function shaded(source, counts, shares) {
 
 // What a span rests on, and its words in the source; `relevance` is the server's, or why
 // there is none.
-function grounds(span, relevance, [kind, source], counts) {
+function grounds(span, relevance, [kind, source, starts = {}], counts) {
   const there = typeof relevance === "object", {rules, sentences, words} = there ? relevance : {};
   const most = there ? Math.max(...sentences.map(({share}) => Math.abs(share))) : 1;
+  const places = {[kind]: 0, ...starts};  // of texts in the source
+  const own = there ? words.filter(({of}) => Object.hasOwn(places, of)).map(word => ({...word,
+    start: word.start + places[word.of], end: word.end + places[word.of]})) : [];
   const items = there ? sentences.map(({of, text, share}) => make("li", {},
     lean(make("span", {className: "share"}, signed(share)), share, most),
     make("span", {}, quote(text), " ", make("span", {className: "soft"}, `in ${where(of)}`)))) : [];
@@ -232,7 +236,7 @@ function grounds(span, relevance, [kind, source], counts) {
     make("h4", {}, "It rests most on"),
     there ? make("ul", {className: "shares"}, ...items) : make("p", {className: "soft"}, relevance),
     make("h4", {}, `The ${kind}`),
-    shaded(source, counts, there ? words.filter(({of}) => of === kind) : []), list,
+    shaded(source, counts, own), list,
     make("p", {className: "soft"}, there ? make("span", {}, "Shaded: words it rests on, ",
       make("span", {className: "whole"}, "against", make("span", {className: "scale sides"}), "for. ")) : "",
       make("mark", {}, "Marked"), ": words of the span, which may stand there in another sense.",
@@ -242,7 +246,8 @@ function grounds(span, relevance, [kind, source], counts) {
 }
 
 // Fills the panel with what is known of a span, and gives what fills in its relevance.
-function rests(box, span, {tokens}, names, [kind, source]) {
+function rests(box, span, {tokens}, names, from) {
+  const [kind, source] = from;
   const own = tokens.filter(token => token.start < span.end && token.end > span.start);
   const counts = counted(span.text, source), part = make("div");
   const gone = [...counts.values()].filter(([, count]) => !count).length;
@@ -253,7 +258,7 @@ function rests(box, span, {tokens}, names, [kind, source]) {
     make("h4", {}, "Scores of its tokens"),
     table("Scores of its tokens", ["detector", ...own.map(token => quote(token.text))], rows));
   return relevance => {
-    part.replaceChildren(...grounds(span, relevance, [kind, source], counts));
+    part.replaceChildren(...grounds(span, relevance, from, counts));
     if (!part.isConnected || box.hidden) return;
     const best = relevance.sentences?.[0];
     say(`${quote(span.text)}: ${gone} of ${many(counts.size, "word")} not in the ${kind}; ` +

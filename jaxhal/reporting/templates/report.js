@@ -218,7 +218,7 @@ function card(answer) {
   const names = [answer.detector, ...Object.keys(answer.tokens)]
     .filter((name, i, all) => held(answer.tokens, name) && all.indexOf(name) === i);
   const {box, choose, letGo} = panel(node, (box, span) =>
-    rests(box, span, whole, names, [kind, source ?? ""])(span.relevance ?? UNTRACED));
+    rests(box, span, whole, names, [kind, source ?? "", answer.starts])(span.relevance ?? UNTRACED));
   if (answer.response) node.append(shown, box);
   node.repaint = () => {
     letGo();
