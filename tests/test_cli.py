@@ -520,6 +520,21 @@ def test_how_a_model_is_loaded(tmp_path, monkeypatch, command):
     assert seen == {"dtype": "bfloat16", "weights": "int8", "mesh": "data=1"}
 
 
+def test_tokens_of_the_environment(monkeypatch):
+    """One of a watchdog's teacher is there for other servers; none may be empty."""
+
+    def load(*args, **options):
+        raise ValueError("that far")
+
+    monkeypatch.setattr(jaxhal, "load", load)
+    monkeypatch.setenv("JAXHAL_TEACHER", "s3cret")
+    assert run("serve", "--port", 0).stderr == "jaxhal: that far\n"
+    said = run("serve", "--port", 0, "--teacher", "other").stderr
+    assert "--teacher are a watchdog's; give --watchdog" in said
+    monkeypatch.setenv("JAXHAL_TOKEN", "")
+    assert "$JAXHAL_TOKEN is empty; give one" in run("serve", "--port", 0).stderr
+
+
 @pytest.mark.parametrize("command", [["serve"], ["watchdog", "serve", "gone.yaml"]])
 def test_a_port_that_is_taken_costs_no_loading(command, monkeypatch):
     monkeypatch.setattr(jaxhal, "load", None)

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import threading
+import time
 
 import jax
 import jax.numpy as jnp
@@ -36,7 +37,14 @@ from jaxhal.detectors.prompts import (
 )
 from jaxhal.features.base import OfRewrite
 from jaxhal.features.uncertainty import TextLogprob, TokenLogprob
-from jaxhal.llm.endpoint import Endpoint, NoReply, Unanswered, Useless, json_object
+from jaxhal.llm.endpoint import (
+    Endpoint,
+    NoReply,
+    Unanswered,
+    Useless,
+    at_once,
+    json_object,
+)
 from jaxhal.models.batching import lengths
 from jaxhal.reading import store as store_module
 from jaxhal.reading.bulk import Bulk
@@ -521,14 +529,54 @@ def test_a_reply_of_no_use_costs_no_other_answer(lm, server, bad, error, times):
 
 
 def test_an_endpoint_that_takes_no_question_stops_all(lm, server):
-    server.replies = [listing(), 401]
-    examples = [
-        dataclasses.replace(EXAMPLE, id=f"{n}", context=f"{n}.") for n in range(99)
-    ]
+    refused = threading.Event()
+
+    def said(question):
+        if len(server.asked) > 1:
+            refused.wait(10)
+        return 401
+
+    server.replies = [said]
+    examples = [dataclasses.replace(EXAMPLE, context=f"{n}.") for n in range(99)]
+    threading.Timer(0.5, refused.set).start()
     with pytest.raises(RuntimeError, match="gave no answer from 'judge' .*401"):
         jaxhal.score(lm, examples, [untrained(build(spec(server)))])
     # No more than were asked at that time.
-    assert len(server.asked) < 50
+    assert len(server.asked) < 20
+
+
+def test_a_reply_of_no_use_slows_no_other_answer(lm, server):
+    """All others are asked along with it, not one after another later."""
+    open_, most = 0, []
+
+    def said(question):
+        nonlocal open_
+        open_ += 1
+        most.append(open_)
+        time.sleep(0.02)
+        open_ -= 1
+        return "Sorry." if "<0.>" in question else listing()
+
+    server.replies = [said]
+    examples = [dataclasses.replace(EXAMPLE, context=f"<{n}.>") for n in range(24)]
+    found = jaxhal.score(lm, examples, [untrained(build(spec(server)))])
+    assert [one.error is None for one in found] == [False] + [True] * 23
+    assert len(server.asked) == 23 + 2 * 3
+    assert sum(one > 1 for one in most[3:]) > 10
+
+
+def test_what_is_not_waited_for_is_not_asked():
+    asked, go = [], threading.Event()
+
+    def ask(number):
+        asked.append(number)
+        return number == 0 or go.wait(10)
+
+    found = at_once(ask, range(99))
+    assert next(found)
+    threading.Timer(0.2, go.set).start()
+    found.close()
+    assert len(asked) < 20
 
 
 def test_several_questions_at_a_time(server):

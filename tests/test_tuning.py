@@ -466,8 +466,17 @@ def test_bad_examples(lm):
 
 def test_a_loss_that_is_no_number(lm):
     wild = dataclasses.replace(FULL, learning_rate=1e30, warmup=0.0)
-    with pytest.raises(ValueError, match="loss became (nan|inf); .* than 1e\\+30"):
+    with pytest.raises(ValueError, match="loss .* became (nan|inf); .* than 1e\\+30"):
         tuning.fit(lm, toy(32), wild)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.25])
+def test_a_last_step_that_diverges(lm, share):
+    """No step comes after it whose loss would show that."""
+    wild = dataclasses.replace(LORA, learning_rate=1e30, warmup=0.0, epochs=1)
+    wild = dataclasses.replace(wild, batch_size=32, validation_share=share)
+    with pytest.raises(ValueError, match="became (nan|inf); .* than 1e\\+30"):
+        tuning.fit(lm, toy(16), wild)
 
 
 def test_a_folder_of_something_else(lm, tmp_path):

@@ -375,6 +375,12 @@ def test_serve(written, monkeypatch):
     monkeypatch.setenv("JAXHAL_TOKEN", "secret")
     run("watchdog", "serve", written, "--host", "0.0.0.0", *free)
     assert seen["service"].token == "secret"
+    for name in ("JAXHAL_TOKEN", "JAXHAL_TEACHER"):
+        with monkeypatch.context() as empty:
+            empty.setenv("JAXHAL_TOKEN", "secret")
+            empty.setenv(name, "")
+            found = run("watchdog", "serve", written, "--host", "0.0.0.0", *free)
+        assert found.exit_code == 2 and f"${name} is empty; give one" in found.output
     monkeypatch.delenv("JAXHAL_TOKEN")
     open_ = run("watchdog", "serve", written, "--host", "0.0.0.0", *free)
     assert "give --token" in open_.output

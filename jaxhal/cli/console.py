@@ -129,6 +129,16 @@ def check_place(path: str | Path | None) -> None:
         check_replaceable(path)
 
 
+def secret(value: str | None, variable: str) -> str | None:
+    """What was given, or stands in the environment; ValueError where that is empty.
+
+    An option takes an empty variable for none, and would leave a server open.
+    """
+    if value is None and variable in os.environ:
+        raise ValueError(f"${variable} is empty; give one, or unset it")
+    return value
+
+
 @contextlib.contextmanager
 def usage(*extras: str) -> Iterator[None]:
     """Turns what is wrong with the arguments into one line and exit code 2.

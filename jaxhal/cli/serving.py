@@ -1,12 +1,13 @@
 """``jaxhal serve``: verdicts over HTTP, and answers judged while they are written."""
 
 import logging
+import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from jaxhal.cli.console import terminal, usage
+from jaxhal.cli.console import secret, terminal, usage
 from jaxhal.cli.scoring import (
     DEFAULT,
     Confidence,
@@ -95,8 +96,11 @@ def serve(
 
         if watchdog is not None and upstream is not None:
             raise ValueError("--watchdog and --upstream both answer; give one of them")
-        if watchdog is None and (block or teacher is not None):
+        # In the environment a teacher's token may stand for other servers.
+        teaches = teacher not in (None, os.environ.get("JAXHAL_TEACHER"))
+        if watchdog is None and (block or teaches):
             raise ValueError("--block and --teacher are a watchdog's; give --watchdog")
+        token = secret(token, "JAXHAL_TOKEN")
         threshold, sure = promised(promise, confidence)
         bound(host, port).close()  # what is taken already should cost no loading
         readers = {}
@@ -112,6 +116,7 @@ def serve(
         options = {"max_tokens": max_tokens, "token": token, "largest": largest}
         dog = None
         if watchdog is not None:
+            teacher = secret(teacher, "JAXHAL_TEACHER")
             shown = {"token": token, "teacher": teacher, "largest": largest}
             dog = service_of(watchdog, (), block, **shown)
         server = Server(readers, upstream=engine, watchdog=dog, **options)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from jaxhal.cli.console import Configuration, Setting, tell, terminal, usage
+from jaxhal.cli.console import Configuration, Setting, secret, tell, terminal, usage
 from jaxhal.serve import LARGEST
 
 if TYPE_CHECKING:
@@ -139,6 +139,8 @@ def serve(
     with usage("watchdog"):
         from jaxhal.serve.running import bound, run, url_of
 
+        token = secret(token, "JAXHAL_TOKEN")
+        teacher = secret(teacher, "JAXHAL_TEACHER")
         bound(host, port).close()  # what is taken already should cost no loading
         shown = {"token": token, "teacher": teacher, "largest": largest}
         service = service_of(config, settings or (), block, **shown)

@@ -1,6 +1,7 @@
 """A labelled data set of one's own: a reader answers questions, a judge labels them."""
 
 import collections
+import contextlib
 import dataclasses
 import datetime
 import os
@@ -236,9 +237,13 @@ def _judged(
         about |= {"judge": named, "judged": _today()}
         return _row(config, question, answer, judge) | {"provenance": about}
 
-    rows = []
-    with progress_bar(len(questions), "judging", "answer", progress) as bar:
-        for one in (at_once if config.endpoint else map)(row, questions):
+    rows, here = [], (row(question) for question in questions)
+    found = at_once(row, questions) if config.endpoint else here
+    with (
+        contextlib.closing(found),  # else what is left out is asked all the same
+        progress_bar(len(questions), "judging", "answer", progress) as bar,
+    ):
+        for one in found:
             rows.append(one)
             bar.update()
     write_rows(folder / "answers.jsonl", rows)

@@ -129,12 +129,22 @@ class Endpoint:
     ) -> list[str]:
         """The reply to each question, some of them asked at a time; see :meth:`ask`.
 
-        The error of the first one that has one is raised, and no more are asked.
+        All are asked, so that replies are kept, before the first :class:`NoReply` is
+        raised; what every question would meet with ends it at once.
         """
+
+        def ask(question: str) -> str | NoReply:
+            try:
+                return self.ask(question, accept)
+            except NoReply as error:
+                return error
+
         every = list(questions)
-        ask = functools.partial(self.ask, accept=accept)
         fresh = list(dict.fromkeys(every))
         known = dict(zip(fresh, at_once(ask, fresh), strict=True))
+        for reply in known.values():
+            if isinstance(reply, NoReply):
+                raise reply
         return [known[one] for one in every]
 
     def path(self, question: str) -> Path:

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import functools
 import hashlib
+import math
 import os
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -222,6 +223,8 @@ def _train(
             if step % task.steps_per_epoch == 0 and len(task.validation):
                 state = _validated(task, state, step // task.steps_per_epoch - 1)
             ended = step == task.steps or int(state.stale) >= tuning.patience
+            if ended and not len(task.validation):
+                _check_scores(task, learned, numbers)  # no loss comes after these
             if checkpoints is not None and (ended or step % tuning.save_every == 0):
                 checkpoints.save(step, state)
     return state
@@ -245,11 +248,22 @@ def _gradient(
         total = _accumulated(remat, total, learned, task.lm.bare, *laid, scale)
         bar.update(len(part))
     if not np.isfinite(total[0]):
-        raise ValueError(
-            f"the training loss became {float(total[0])}; give a lower learning_rate "
-            f"than {task.tuning.learning_rate}"
-        )
+        raise _diverged(task.tuning, "loss", float(total[0]))
     return total
+
+
+def _check_scores(task: Task, learned: Learned, numbers: list[int]) -> None:
+    some = [task.sequences[number] for number in numbers]
+    found = scores(task.lm, task.tuning, learned, some, progress=False)
+    if not np.isfinite(found).all():
+        raise _diverged(task.tuning, "last score", math.nan)
+
+
+def _diverged(tuning: Tuning, what: str, found: float) -> ValueError:
+    return ValueError(
+        f"the {what} of the training became {found}; give a lower learning_rate than "
+        f"{tuning.learning_rate}"
+    )
 
 
 @functools.partial(jax.jit, static_argnums=0, donate_argnums=1)
@@ -276,7 +290,10 @@ def _validated(task: Task, state: TrainingState, epoch: int) -> TrainingState:
     chosen = [task.sequences[number] for number in task.validation]
     found = scores(task.lm, task.tuning, state.learned, chosen, progress=False)
     sign = 2 * task.labels[task.validation] - 1
-    loss = np.float32(np.logaddexp(0, -sign * found).mean())
+    with np.errstate(invalid="ignore"):
+        loss = np.float32(np.logaddexp(0, -sign * found).mean())
+    if not np.isfinite(loss):
+        raise _diverged(task.tuning, "validation loss", float(loss))
     better = bool(loss < state.best_loss)
     return state._replace(
         best=state.learned if better else state.best,
