@@ -1,4 +1,4 @@
-"""What detectors, protocols and an exploration give, by number: recorded, compared.
+"""What detectors and an exploration give, by number: recorded, compared.
 
     python tests/golden_scores.py            writes tests/golden/scores/*.json
 
@@ -17,7 +17,7 @@ import numpy as np
 
 import jaxhal
 import tiny_encoders
-from jaxhal import detectors, experiments
+from jaxhal import detectors
 from jaxhal.datasets import bundled
 from jaxhal.types import Example
 from tiny import GOLDEN
@@ -50,49 +50,6 @@ SAMPLED = (
 )
 # Samples while it is fitted.
 TAUGHT = ("semantic_entropy_probe",)
-LAYER = {"layer": 1}
-TRAINED = (
-    "toha",
-    "toha_supervised",
-    "topology_probe",
-    "lookback_lens",
-    "lookback_probe",
-    "linear_probe",
-    "linear_probe_last",
-    {"hidden_probe": LAYER},
-    {"mlp_probe": LAYER},
-    {"attention_pooling": LAYER},
-    {"token_probe": LAYER},
-    "lrp4rag_svm",
-    "lrp4rag_mlp",
-    "lrp4rag_forest",
-    "lrp4rag_lstm",
-    "lrp4rag_comb",
-    "max_prompt_probe",
-    "tfidf",
-    {"ensemble": {"members": ["lookback_probe", "novel_words"]}},
-)
-FEW = ("mtop_div", "toha", "lookback_probe", "context_gain", "tfidf")
-RUNS: dict[str, dict[str, Any]] = {
-    "official": {"detectors": list(TRAINED)},
-    "kfold": {"protocol": "kfold", "folds": 3},
-    "stratified": {"protocol": "stratified", "folds": 3, "threshold": "accuracy"},
-    "grouped": {"protocol": "grouped", "folds": 3, "calibration": "isotonic"},
-    "holdout": {"protocol": "holdout", "precision": 0.35},
-    "toha": {"protocol": "toha", "train_size": 20},
-    "leaky": {"protocol": "leaky"},
-    "sentences": {"unit": "sentence", "protocol": "grouped", "folds": 3},
-    "spans": {
-        "unit": "span",
-        "detectors": ["lookback_probe", "linear_probe"],
-        "protocol": "holdout",
-    },
-    "windows": {
-        "unit": "window",
-        "detectors": ["lookback_probe", "linear_probe"],
-        "protocol": "holdout",
-    },
-}
 
 
 def own_model(name: str) -> dict[str, Any]:
@@ -171,53 +128,18 @@ def _scores(lm, examples, chosen) -> dict[str, Any]:
     }
 
 
-def protocols(folder: Path) -> dict[str, Any]:
-    """Scores, probabilities and the printed table of one run of each protocol."""
-    import pandas as pd
-
-    model = write_lm(folder / "tiny")
-    data = folder / "crates.jsonl"
-    data.write_text("".join(json.dumps(row) + "\n" for row in labelled()))
-    usual = {
-        "data": [{"name": str(data), "label": "crates"}],
-        "detectors": list(FEW),
-        "model": str(model),
-        "store": str(folder / "store"),
-        "out": str(folder / "runs"),
-    }
-    made = {}
-    for name, settings in RUNS.items():
-        run = experiments.run({"name": name} | usual | settings, progress=False)
-        frame = pd.read_parquet(run.folder / "scores.parquet")
-        numbers = frame.select_dtypes("number")
-        made[name] = {
-            "scores": {column: numbers[column].tolist() for column in numbers},
-            "table": _table((run.folder / "results.md").read_text()),
-        }
-    return made
-
-
-def _table(text: str) -> list[str]:
-    """The lines of a Markdown text's first table."""
-    lines = text.splitlines()
-    start = next(at for at, line in enumerate(lines) if line.startswith("|"))
-    end = next(
-        (at for at in range(start, len(lines)) if not lines[at].startswith("|")),
-        len(lines),
-    )
-    return lines[start:end]
-
-
-def exploration(folder: Path) -> dict[str, Any]:
+def exploration() -> dict[str, Any]:
     """The queries, chances and points of an exploration of the small world."""
     from test_encoding import write, write_pooling
 
     from explore_world import explorer
 
-    encoder = write(folder / "encoder")
-    write_pooling(encoder, normalize=True, mean=True)
-    (folder / "explored").mkdir()
-    found = explorer(folder / "explored", encoder).run(progress=False)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        encoder = write(folder / "encoder")
+        write_pooling(encoder, normalize=True, mean=True)
+        (folder / "explored").mkdir()
+        found = explorer(folder / "explored", encoder).run(progress=False)
     return {
         "queries": [node.query for node in found.nodes],
         "labels": [node.label for node in found.nodes],
@@ -257,16 +179,10 @@ def compare(found: Any, known: Any, where: str = "") -> list[str]:
     return [] if found == known else [f"{where}: {found!r} for {known!r}"]
 
 
-def _in_folder(make: Callable[[Path], Any]) -> Any:
-    with tempfile.TemporaryDirectory() as folder:
-        return make(Path(folder))
-
-
 RECORDS: dict[str, Callable[[], Any]] = {
     "demo": demo,
     "catalogue": catalogue,
-    "protocols": lambda: _in_folder(protocols),
-    "exploration": lambda: _in_folder(exploration),
+    "exploration": exploration,
 }
 
 

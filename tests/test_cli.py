@@ -10,7 +10,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Collection
 from pathlib import Path
 from types import SimpleNamespace
@@ -935,7 +934,7 @@ def test_version():
     assert (found.exit_code, found.stdout) == (0, f"jaxhal {jaxhal.__version__}\n")
 
 
-def test_help_is_light_and_fast():
+def test_help_is_light():
     code = (
         "import sys; from jaxhal.cli import app as cli; sys.argv[1:] = ['--help']\n"
         "try: cli.main()\n"
@@ -944,9 +943,7 @@ def test_help_is_light_and_fast():
         " 'sklearn', 'jinja2'}\n"
         "print(sorted(heavy & set(sys.modules)), file=sys.stderr)\n"
     )
-    start = time.perf_counter()
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert time.perf_counter() - start < 5  # half a second where nothing else runs
     assert done.returncode == 0 and done.stderr == "[]\n"
     for command in ("demo", "detect", "list", "data", "bench"):
         assert command in done.stdout

@@ -27,6 +27,7 @@ from jaxhal.detectors import (
     ensemble,
     scores_of,
 )
+from jaxhal.detectors.base import held_out
 from jaxhal.detectors.lookback_lens import lookback_spans
 from jaxhal.detectors.series import Series
 from jaxhal.detectors.toha import Heads
@@ -1106,6 +1107,11 @@ def test_token_probe_against_scikit_learn(data):
     blind = Series((states, spans & False), valid)
     with pytest.raises(ValueError, match="no token of the training part is marked"):
         detector.fit(blind, targets_of(data))
+    # Of one source alone: a fold without it has nothing to learn from.
+    lone = np.flatnonzero((spans & valid).any(1))[0]
+    alone = spans & (data.groups == data.groups[lone])[:, None]
+    with pytest.raises(ValueError, match="annotate spans in answers of more sources"):
+        held_out(detector, Series((states, alone), valid), targets_of(data))
 
 
 def test_token_probe_learns_an_answer_without_spans_whole(data):

@@ -44,20 +44,42 @@ def _modules():
             yield name.removesuffix(".__init__"), ast.parse(path.read_text("utf-8"))
 
 
+# What the package has at its top -> the module that it comes from.
+TOP = {
+    alias.name: f"jaxhal.{node.module}"
+    for node in ast.parse((PACKAGE / "__init__.pyi").read_text("utf-8")).body
+    if isinstance(node, ast.ImportFrom) and node.module
+    for alias in node.names
+}
+
+
 def _imports(tree: ast.AST):
-    """Modules of this package named by imports anywhere, inside functions too."""
+    """Modules of this package named by imports anywhere, inside functions too.
+
+    What is taken of ``jaxhal`` itself is of the module that it comes from.
+    """
     for node in ast.walk(tree):
-        if not isinstance(node, ast.ImportFrom):
+        if isinstance(node, ast.ImportFrom):
+            module, names = node.module or "", [alias.name for alias in node.names]
+        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            module, names = node.value.id, [node.attr]
+        else:
             continue
-        module = node.module or ""
-        if module.split(".")[0] != "jaxhal":
-            continue
-        for alias in node.names:
-            inner = f"{module}.{alias.name}"
-            path = PACKAGE.parent.joinpath(*inner.split("."))
-            is_module = path.with_suffix(".py").is_file() or path.is_dir()
-            if is_module or module != "jaxhal":
-                yield inner if is_module else module
+        if module == "jaxhal" or module.startswith("jaxhal."):
+            yield from (_named(module, name) for name in names if name[:2] != "__")
+
+
+def _named(module: str, name: str) -> str:
+    inner = f"{module}.{name}"
+    path = PACKAGE.parent.joinpath(*inner.split("."))
+    if path.with_suffix(".py").is_file() or path.is_dir():
+        return inner
+    return TOP[name] if module == "jaxhal" else module
+
+
+def test_what_is_taken_of_the_package_has_a_place():
+    code = "from jaxhal import fit, models; jaxhal.score(jaxhal.__version__)"
+    assert {*_imports(ast.parse(code))} == {TOP["fit"], "jaxhal.models", TOP["score"]}
 
 
 def test_imports_point_down():

@@ -4,9 +4,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import jaxhal
 import oracles
+from jaxhal.detectors import build
 from jaxhal.features.arrays import reduce
 from jaxhal.features.spectrum import LaplacianEigenvalues, SinkScores
+from jaxhal.types import Example
+from tiny_lm import tiny_lm
 
 
 def laplacian(attention, prompt):
@@ -66,3 +70,22 @@ def test_by_hand_and_a_bad_count():
     np.testing.assert_allclose(found, [0.35, 0.1, 0.0], atol=1e-6)
     with pytest.raises(ValueError, match="top is 0"):
         LaplacianEigenvalues(0)
+
+
+@pytest.mark.parametrize(
+    ("name", "reducer"),
+    [("lap_eigvals", LaplacianEigenvalues(10)), ("sink_probe", SinkScores(10))],
+)
+def test_a_probe_looks_at_all_heads_of_all_layers(name, reducer):
+    one = build(name)
+    assert [feature for _, feature in one.features] == [reducer]
+    lm = tiny_lm()
+    examples = [
+        Example("It is red.", context="A red box."),
+        Example("No.", prompt="So?"),
+    ]
+    found = jaxhal.read(lm, lm.encode(examples), {"x": reducer})["x"]
+    layers, rows, heads, top = found.shape
+    want = np.moveaxis(np.asarray(found), 1, 0).reshape(rows, layers * heads * top)
+    np.testing.assert_array_equal(one.inputs({one.features[0][0]: found}), want)
+    assert top == 10 and (want[0] != want[1]).any()

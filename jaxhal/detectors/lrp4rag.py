@@ -2,8 +2,9 @@
 
 The published settings were chosen on the folds they are reported for, without scaling,
 and zeros in empty bins tell the classifier how long the answer is.  Here settings are
-chosen inside the training part and empty bins repeat a value; ``published=True`` gives
-what the released code did.
+chosen inside the training part and empty bins repeat a value; ``published=True`` takes
+the released settings and zeros.  Relevance is that of the logit itself, where the
+released code divides it by the square of the temperature.
 """
 
 import functools
@@ -23,6 +24,7 @@ from jaxhal.io.checks import at_least, one_of
 from jaxhal.lrp import PromptRelevance, RelevanceMap, ResponseRelevance
 
 _REFERENCE = "Hu et al. 2024 (LRP4RAG)"
+_MARGIN = "distance from the machine's boundary"
 # The paper's best length of R_response, and the one in the released code.
 LENGTH, PUBLISHED_LENGTH = 220, 235
 # What each profile is read as.
@@ -114,7 +116,7 @@ def _on_profile(
     return base.Detector(
         _named(f"lrp4rag_{classifier}", of),
         f"{kind} on the relevance of {length} parts of the {of}, {how}",
-        base.LOG_ODDS,
+        _MARGIN if classifier == "svm" else base.LOG_ODDS,
         f"{_REFERENCE}, table 2",
         features=(read,),
         inputs=inputs,
@@ -140,7 +142,7 @@ def lrp4rag_comb() -> base.Detector:
     return base.Detector(
         "lrp4rag_comb",
         f"the published machine on which of {PUBLISHED_LENGTH} bins are empty",
-        base.LOG_ODDS,
+        _MARGIN,
         f"length leak of {_REFERENCE}",
         features=(),
         inputs=lambda features: comb(jnp.asarray(features["valid"])),

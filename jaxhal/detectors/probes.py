@@ -262,10 +262,16 @@ def fits_of_tokens(
         learnt = answers > 0
         weight = answers[row]
         if not marked[weight > 0].any():
+            else_ = "set whole=True to learn hallucinated answers as one span each, or "
+            if marked[weights[0][row] > 0].any():
+                raise ValueError(
+                    "a probe of tokens is fitted without some sources after others, "
+                    "and without some of these no token is marked; annotate spans in "
+                    f"answers of more sources, {else_}use linear_probe"
+                )
             raise ValueError(
                 "a probe of tokens learns from annotated spans, and no token of the "
-                "training part is marked; give 'labels', set whole=True to learn "
-                "hallucinated answers as one span each, or use linear_probe"
+                f"training part is marked; give 'labels', {else_}use linear_probe"
             )
         strength = _STRENGTH / float(weight.sum())
         if even:

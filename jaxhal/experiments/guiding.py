@@ -93,7 +93,7 @@ def compare(
       RuntimeError: when another process writes to it.
 
     References:
-      Chuang et al., Lookback Lens, EMNLP 2024, section 4.
+      Chuang et al., Lookback Lens, EMNLP 2024, section 3.
     """
     need("experiments")
     config = structured(Guiding, source, overrides)

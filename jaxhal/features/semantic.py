@@ -130,7 +130,7 @@ def semantic_entropy(
     Args:
       clusters: ``[samples]`` of :func:`cluster`, -1 for a missing answer.
       loglik: ``Float[samples]``, mean log probability of an answer's tokens, its end
-        among them; ``"discrete"`` needs none.
+        among them but for ``"nature"``; ``"discrete"`` needs none.
       preset: a key of :data:`PRESETS`.
     """
     one_of(PRESETS, preset=preset)

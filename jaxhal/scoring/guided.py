@@ -1,6 +1,6 @@
 """Decoding steered by a detector: of several ways to go on, the least suspicious.
 
-Chuang et al., `Lookback Lens <https://arxiv.org/abs/2407.07071>`_, 2024, section 4.
+Chuang et al., `Lookback Lens <https://arxiv.org/abs/2407.07071>`_, 2024, section 3.
 """
 
 import dataclasses
