@@ -69,7 +69,7 @@ OTHERS = [
 
 
 @pytest.mark.shows("greedy")
-@pytest.mark.parametrize("case", [*tiny.ONE_EACH, *thorough.more(*OTHERS)])
+@pytest.mark.parametrize("case", [*tiny.UNLIKE, *thorough.more(*tiny.ALIKE, *OTHERS)])
 def test_greedy_equals_hugging_face(case, tmp_path):
     want = json.loads((tiny.GOLDEN / "greedy.json").read_text("utf-8"))[case]
     meta = tiny.golden(case)

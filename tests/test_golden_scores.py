@@ -7,7 +7,7 @@ import golden_scores
 
 
 @thorough.mark
-@pytest.mark.parametrize("name", golden_scores.RECORDS)
+@pytest.mark.parametrize("name", ["catalogue", "exploration"])
 def test_what_was_recorded(name):
     found = golden_scores.compare(
         golden_scores.RECORDS[name](), golden_scores.known(name)

@@ -109,7 +109,8 @@ def test_a_store_knows_a_share_by_its_number(tmp_path):
         np.testing.assert_array_equal(one, other)
 
 
-@pytest.mark.parametrize("layers", [4, *thorough.more(12, 30, 80)])
+@thorough.mark
+@pytest.mark.parametrize("layers", [4, 12, 30, 80])
 def test_the_catalogue_on_a_reader_of(layers, tmp_path):
     """Also of the shallowest, in which two shares are one layer.
 

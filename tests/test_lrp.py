@@ -157,11 +157,13 @@ def test_the_published_seed_divides_twice(model, two):
 
 
 # The 1 beside clipped gates adds to no seed; `test_sinks_take_no_relevance` is without.
-_CONSERVING = [case for case in tiny.ONE_EACH if case != "gptoss-gqa"]
+_CONSERVING = [case for case in tiny.UNLIKE if case != "gptoss-gqa"]
 
 
 @pytest.mark.shows("relevance")
-@pytest.mark.parametrize("case", [*_CONSERVING, *thorough.more("gemma4-experts")])
+@pytest.mark.parametrize(
+    "case", [*_CONSERVING, *thorough.more("gemma4-experts", *tiny.ALIKE)]
+)
 def test_cp_lrp_conserves_without_biases(case, tmp_path, two):
     lm = family(case, tmp_path)
     leaves = [

@@ -49,7 +49,7 @@ def test_there_are_notebooks():
     assert len(NOTEBOOKS) >= 7
 
 
-LONG = ("02_heads_and_transfer", "06_ask_again", "07_watch_an_agent")
+LONG = "02_heads_and_transfer", "03_probe_sweep", "06_ask_again", "07_watch_an_agent"
 
 
 @pytest.mark.parametrize(

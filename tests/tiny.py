@@ -335,6 +335,12 @@ CASES = {
 }
 # One case of each family.
 ONE_EACH = [*{family: case for case, (family, _) in reversed(CASES.items())}.values()]
+# Of these, those that differ from a Llama by norms, ropes, windows and sizes alone.
+ALIKE = [
+    *("ministral3-gqa", "glm4-gqa", "olmo3-gqa", "olmo2-gqa", "granite-gqa"),
+    *("granite4-dense", "smollm3-gqa", "phi3-mha", "qwen3-mha", "mistral-gqa"),
+]
+UNLIKE = [case for case in ONE_EACH if case not in ALIKE]
 # Files of Mistral say that they are of a Llama.
 THE_OTHERS = [case for case in CASES if case not in ONE_EACH]
 IN_FILES = [case for case in ONE_EACH if case != "mistral-gqa"]

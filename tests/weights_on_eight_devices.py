@@ -68,7 +68,9 @@ def test_weights_are_those_of_one_device(spread, alone):
 
 
 @pytest.mark.shows("mesh")
-@pytest.mark.parametrize("case", [*tiny.ONE_EACH, "gemma4-experts"])
+@pytest.mark.parametrize(
+    "case", [*tiny.UNLIKE, "gemma4-experts", *thorough.more(*tiny.ALIKE)]
+)
 def test_every_family(case, tmp_path):
     want, mesh = tiny.golden(case), jaxhal.make_mesh(data=2, model=2)
     lm = test_parity.load(tmp_path, want["config"], want["shapes"], mesh=mesh)

@@ -179,7 +179,7 @@ def _example(fields: Mapping[str, Any], name: str) -> Example:
             f"'templated' is {short(templated)}; use true for a finished prompt, "
             "false, or leave it out"
         )
-    spans = items(fields | {"labels": _listed(fields.get("labels"))}, "labels", "spans")
+    spans = items({"labels": _listed(fields.get("labels"))}, "labels", "spans")
     samples = items(fields, "samples", "texts") or []
     said_of = fields.get("logprobs")
     return Example(

@@ -11,7 +11,7 @@ import os
 import re
 import ssl
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -351,7 +351,9 @@ def trusted() -> ssl.SSLContext:
     return httpx2.create_ssl_context()
 
 
-def at_once(ask: Callable[[Any], Any], items: Iterable[Any]) -> Iterator[Any]:
+def at_once(
+    ask: Callable[[Any], Any], items: Iterable[Any]
+) -> Generator[Any, None, None]:
     """``map`` for what asks endpoints: some items at a time, the results in order.
 
     An error that is raised keeps what has not begun from being asked.

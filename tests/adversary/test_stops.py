@@ -48,7 +48,7 @@ def keeps(command, folder, least):
 
 
 @pytest.mark.parametrize(
-    "name", ["detect", "explore", *thorough.more("run", "tune", "generate")]
+    "name", ["detect", *thorough.more("explore", "run", "tune", "generate")]
 )
 def test_a_command_loses_nothing(name, tmp_path):
     """A kill, then SIGTERM or Ctrl-C, each when a little more is done."""
