@@ -186,10 +186,7 @@ class Tokenizer:
         else EOS: some models end a turn otherwise than a text.
         """
         turns = Turn("user", ""), Turn("assistant", ""), Turn("user", "")
-        try:
-            after = self._frame(turns).pieces[2].lstrip()
-        except ValueError:  # it shows no answer
-            after = ""
+        after = self._pieces(*turns)[2].lstrip()
         ids = self.encode(after, [(0, len(after))]) if after else []
         said = next((one for one in ids if self.decode([one]).strip()), None)
         return said if said in self.stop_ids else self.eos_id
@@ -280,10 +277,7 @@ class Tokenizer:
 
     def _cut(self, text: str) -> tuple[str, str, str]:
         """A finished prompt, before what the template writes where an answer begins."""
-        try:
-            after = self._frame([Turn("user", "")]).pieces[-1].rstrip()
-        except ValueError:  # it was finished by other means
-            after = ""
+        after = self._pieces(Turn("user", ""))[-1].rstrip()
         end = text.rfind(after) if after else -1
         return ("", text[:end], text[end:]) if end > 0 else ("", text, "")
 
@@ -369,6 +363,15 @@ class Tokenizer:
                 f"the model knows those below {self._size}; leave it out"
             )
         return encoding
+
+    def _pieces(self, *turns: Turn) -> tuple[str, ...]:
+        """What the template writes around turns, nothing where it takes none such."""
+        try:
+            return self._frame(turns).pieces
+        except ValueError as error:
+            if isinstance(error.__cause__, MemoryError):
+                raise
+            return ("",) * (len(turns) + 1)
 
     def _frame(
         self, turns: Sequence[Turn], tools: tuple[str, ...] = ()
