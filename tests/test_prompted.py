@@ -547,14 +547,16 @@ def test_an_endpoint_that_takes_no_question_stops_all(lm, server):
 
 def test_a_reply_of_no_use_slows_no_other_answer(lm, server):
     """All others are asked along with it, not one after another later."""
-    open_, most = 0, []
+    open_, most, lock = 0, [], threading.Lock()
 
     def said(question):
         nonlocal open_
-        open_ += 1
-        most.append(open_)
+        with lock:
+            open_ += 1
+            most.append(open_)
         time.sleep(0.02)
-        open_ -= 1
+        with lock:
+            open_ -= 1
         return "Sorry." if "<0.>" in question else listing()
 
     server.replies = [said]
@@ -563,6 +565,43 @@ def test_a_reply_of_no_use_slows_no_other_answer(lm, server):
     assert [one.error is None for one in found] == [False] + [True] * 23
     assert len(server.asked) == 23 + 2 * 3
     assert sum(one > 1 for one in most[3:]) > 10
+
+
+def test_the_same_at_one_time_is_asked_once(server):
+    server.replies = [lambda question: time.sleep(0.1) or "So."]
+    ask = Endpoint(server.url, "judge").ask
+    assert [*at_once(ask, ["One?"] * 5)] == ["So."] * 5
+    assert len(server.asked) == 1
+
+
+def test_an_error_behind_a_slow_question_ends_it_at_once():
+    asked = []
+
+    def ask(number):
+        asked.append(number)
+        if number == 0:
+            time.sleep(0.5)
+        if number == 1:
+            raise RuntimeError("no key")
+
+    with pytest.raises(RuntimeError, match="no key"):
+        list(at_once(ask, range(99)))
+    assert len(asked) < 20
+
+
+def test_who_interrupts_does_not_wait_for_replies():
+    go = threading.Event()
+
+    def ask(number):
+        return number == 0 or go.wait(60)
+
+    found = at_once(ask, range(9))
+    assert next(found)
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        found.throw(KeyboardInterrupt)
+    assert time.monotonic() - began < 30
+    go.set()
 
 
 def test_what_is_not_waited_for_is_not_asked():

@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 
 from jaxhal.classifiers.linear import Linear
-from jaxhal.detectors import build
+from jaxhal.detectors import build, nli_context
 from jaxhal.evaluation import CalibrationSet, Guarantee, Measured, Platt
 from jaxhal.io import sealing
 from jaxhal.reading.samples import Draw
+from jaxhal.scoring import encoders
 from jaxhal.scoring.fitting import Fitted
 from jaxhal.scoring.saving import load, save
 
@@ -170,3 +171,20 @@ def test_names_with_dots_do_not_meet(tmp_path):
 def test_a_folder_without_a_card(tmp_path):
     with pytest.raises(FileNotFoundError, match="no card.json"):
         load(tmp_path)
+
+
+def test_the_encoders_of_a_detector():
+    class Own:
+        name, source = "mine", "kb-2024"
+
+        def __call__(self, pairs):
+            return np.zeros((len(pairs), 3), np.float32)
+
+    def of(spec, **options):
+        made = build(spec) if isinstance(spec, str | dict) else spec(**options)
+        return encoders.sources(made.measures)
+
+    assert of(nli_context, entailment=Own()) == of("nli_context") == []
+    assert of({"nli_context": {"entailment": "nli:owner/name"}}) == ["owner/name"]
+    assert of("pair_grader:owner/name") == ["owner/name"]
+    assert of("token_entropy") == of("semantic_entropy") == []

@@ -352,8 +352,10 @@ def test_definitions_of_tools_are_those_of_their_row():
     some = tool("weather", city="string"), tool("add", a="number", b="number")
     rows = [{"messages": SAID, "tools": [one]} for one in some]
     want = [one(row).example.tools for row in rows]
-    found = from_dataset(hf.Dataset.from_list(rows))
-    assert [row.example.tools for row in found] == want
+    dataset = hf.Dataset.from_list(rows)
+    assert [row.example.tools for row in from_dataset(dataset)] == want
+    pandas = dataset.to_pandas().to_dict("records")
+    assert [row.example.tools for row in from_rows(pandas)] == want
     # As JSON in a text they are whatever they are, whole or one by one.
     for text in (json.dumps(some[:1]), [json.dumps(some[0])]):
         assert one(rows[0] | {"tools": text}).example.tools == want[0]
@@ -383,6 +385,18 @@ def test_rows_of_pandas_as_they_come(tmp_path):
     assert (last.id, last.labels, last.label) == ("row 2", (), 0)
     assert one(GOOD | {"id": np.int64(3), "source": (1 + 0.5)}).error
     assert one(GOOD | {"id": np.int64(3)}).example.id == "3"
+
+
+def test_other_columns_are_not_looked_into(tmp_path):
+    deep = "[" * 600 + "]" * 600
+    lines = [f'{{"response": "So.", "prompt": "Why?", "other": {deep}}}'] * 2
+    (tmp_path / "rows.jsonl").write_text("\n".join(lines))
+    assert [row.error for row in from_jsonl(tmp_path / "rows.jsonl")] == [None] * 2
+    assert one(GOOD | {"id": np.array(3)}).example.id == "3"
+    nested = {}
+    for _ in range(5000):
+        nested = {"tools": nested}
+    assert "nested too deep" in one({"messages": SAID, "tools": [nested]}).error
 
 
 def test_spans_as_lists_of_their_parts_everywhere():

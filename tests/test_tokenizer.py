@@ -860,9 +860,15 @@ def test_a_finished_prompt_is_marked_as_one_that_was_not(template):
         np.testing.assert_array_equal(getattr(whole, name), getattr(want, name))
     np.testing.assert_array_equal(bare.context, want.context)
     assert (bare.document <= bare.context).all() and not bare.question.any()
-    # Of another template it is all context but for what queries the first token.
-    other = Example("In 1887.", prompt="Human: when?\n\nAI:", templated=True)
-    assert tokenizer.encode_prompt(other).context[:-1].all()
+    # Behind it may be an empty thought; of another template, and where what follows is
+    # no opening of an answer, all is context but for what queries the first token.
+    thought = Example("-", prompt=f"{text}<think>\n\n</think>\n\n", templated=True)
+    assert tokenizer.encode_prompt(thought).context.sum() == want.context.sum()
+    for more in ("Human: when?\n\nAI:", f"{text} Rain, said a tool. [END]"):
+        other = Example("-", prompt=more, templated=True)
+        assert tokenizer.encode_prompt(other).context[:-1].all()
+    behind = Example("-", prompt=f"{text}<Rain>", context="<Rain>", templated=True)
+    assert tokenizer.encode_prompt(behind).document.any()
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,9 @@ def plain(value: Any) -> Any:
     """A value as JSON has it: NumPy's numbers and arrays, and tuples, are others."""
     if isinstance(value, np.generic):
         return value.item()
-    if isinstance(value, (np.ndarray, list, tuple)):
+    if isinstance(value, np.ndarray):
+        return plain(value.tolist())
+    if isinstance(value, (list, tuple)):
         return [plain(one) for one in value]
     if isinstance(value, Mapping):
         return {key: plain(one) for key, one in value.items()}

@@ -24,6 +24,8 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from jaxhal.datasets.fields import NAMES, kind, left_out, near, plain
 from jaxhal.datasets.jsonl import Row, existing, numbered_lines, parse, to_row
 from jaxhal.io.progress import taking
@@ -57,8 +59,12 @@ def from_rows(rows: Iterable[Any], split: str = "") -> Iterator[Row]:
     row 1 0 None
     row 2 None row 2: 'response' is missing; every row needs one
     """
+    return _rows(rows, split)
+
+
+def _rows(rows: Iterable[Any], split: str, structs: bool = False) -> Iterator[Row]:
     for number, row in enumerate(rows, 1):
-        yield to_row(number, "row", functools.partial(_fields, row, split))
+        yield to_row(number, "row", functools.partial(_fields, row, split, structs))
 
 
 def from_jsonl(path: str | os.PathLike) -> Iterator[Row]:
@@ -90,7 +96,7 @@ def from_parquet(path: str | os.PathLike) -> Iterator[Row]:
     features = {name: said[name] for name in numbers if name in said}
     batches = file.iter_batches(columns=_known(schema.names))
     rows = (row for batch in batches for row in batch.to_pylist())
-    return from_rows(_named(rows, features))
+    return _rows(_named(rows, features), "", structs=True)
 
 
 def from_dataset(dataset: "datasets.Dataset") -> Iterator[Row]:
@@ -109,7 +115,7 @@ def from_dataset(dataset: "datasets.Dataset") -> Iterator[Row]:
     columns = _known(dataset.column_names or list(next(iter(dataset), {})))
     plain: Any = dataset.with_format(None).select_columns(columns)
     named = _named(plain, dataset.features or {})
-    return from_rows(named, str(dataset.split or ""))
+    return _rows(named, str(dataset.split or ""), structs=True)
 
 
 def from_hub(id: str, split: str, name: str | None = None) -> Iterator[Row]:
@@ -180,14 +186,7 @@ def _named(rows: Iterable[Any], features: Mapping[str, Any]) -> Iterator[Any]:
                 f"{', '.join(strange)}, so that each is one of {', '.join(_CLASSES)}"
             )
         found[column] = {at: _CLASSES[n.casefold()] for at, n in enumerate(names)}
-
-    def renamed(row: Any) -> Any:
-        classes = {name: of.get(row[name]) for name, of in found.items()}
-        # In a column of structs each has the members of all, null where it had none.
-        known = {key: _without_nulls(row[key]) for key in ("tools",) if key in row}
-        return row | classes | known
-
-    return map(renamed, rows)
+    return (row | {n: of.get(row[n]) for n, of in found.items()} for row in rows)
 
 
 def _without_nulls(value: Any) -> Any:
@@ -196,8 +195,16 @@ def _without_nulls(value: Any) -> Any:
     return [*map(_without_nulls, value)] if isinstance(value, list) else value
 
 
-def _fields(row: Any, split: str = "") -> dict[str, Any]:
+def _fields(row: Any, split: str = "", structs: bool = False) -> dict[str, Any]:
     if not isinstance(row, Mapping):
         raise ValueError(f"expected a dict of columns, got {kind(row)}")
     own = split if left_out(row.get("split")) else row["split"]
-    return {key: plain(value) for key, value in row.items()} | {"split": own}
+    known = {**row, "split": own}
+    try:
+        known |= {key: plain(known[key]) for key in _COLUMNS & known.keys()}
+        # In a column of structs each has the members of all, null where it had none.
+        if structs or isinstance(row.get("tools"), np.ndarray):
+            known["tools"] = _without_nulls(known.get("tools"))
+    except RecursionError:
+        raise ValueError("it is nested too deep; give lists and objects") from None
+    return known

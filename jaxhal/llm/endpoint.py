@@ -10,7 +10,9 @@ import math
 import os
 import re
 import ssl
+import threading
 import time
+import weakref
 from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -33,6 +35,9 @@ _HEADERS = {"host", "connection", "user-agent"}
 _HEADERS |= {"accept", "accept-encoding", "content-type", "content-length"}
 # Of several questions, those that a server has at a time.
 _AT_ONCE = 8
+# By where a reply is kept, one asks at a time.
+_ASKING: "weakref.WeakValueDictionary[Path, threading.Lock]"
+_ASKING, _GUARD = weakref.WeakValueDictionary(), threading.Lock()
 # How often a model is asked for a reply that can be used.
 _ATTEMPTS = 3
 # Of a reply that an error shows.
@@ -105,6 +110,10 @@ class Endpoint:
           NoReply: where this question is left without a reply of use.
           RuntimeError: where every question would be: a wrong key, address or model.
         """
+        with _alone(self.path(question)):  # who asks the same waits for this reply
+            return self._answered(question, accept)
+
+    def _answered(self, question: str, accept: Callable[[str], object]) -> str:
         kept = self._kept(question)
         if kept is not None and _fault(kept, accept) is None:
             return kept
@@ -351,15 +360,35 @@ def trusted() -> ssl.SSLContext:
     return httpx2.create_ssl_context()
 
 
+def _alone(path: Path) -> threading.Lock:
+    with _GUARD:
+        return _ASKING.setdefault(path, threading.Lock())
+
+
 def at_once(
     ask: Callable[[Any], Any], items: Iterable[Any]
 ) -> Generator[Any, None, None]:
     """``map`` for what asks endpoints: some items at a time, the results in order.
 
-    An error that is raised keeps what has not begun from being asked.
+    After an error, and where it is left or interrupted, nothing more begins to be
+    asked, and nobody waits for what has.
     """
-    with concurrent.futures.ThreadPoolExecutor(_AT_ONCE) as threads:
-        yield from threads.map(ask, items)
+    threads, over = concurrent.futures.ThreadPoolExecutor(_AT_ONCE), threading.Event()
+
+    def tried(item: Any) -> Any:
+        if over.is_set():  # one before it failed, whose error comes first
+            raise concurrent.futures.CancelledError
+        try:
+            return ask(item)
+        except BaseException:
+            over.set()
+            raise
+
+    try:
+        yield from threads.map(tried, items)
+    finally:
+        over.set()
+        threads.shutdown(wait=False, cancel_futures=True)
 
 
 def content_of(answer: Any) -> tuple[Any, bool]:

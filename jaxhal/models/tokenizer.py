@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import json
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -63,6 +64,10 @@ def _find_question(text: str, question: str, context: str) -> int:
     if question in after:
         return start + len(context) + after.rindex(question)
     return (before if question in before else text).rindex(question)
+
+
+# Tags and a word beside each, such as those of a channel or of a thought.
+_OPENING = re.compile(r"\s*(<[^<>]*>\w*\s*)*")
 
 
 class Tokenizer:
@@ -254,7 +259,7 @@ class Tokenizer:
             return self._conversation(example)
         text = example.source_text
         before, middle, after = (
-            self._cut(text) if example.templated else self.render(text)
+            self._cut(example) if example.templated else self.render(text)
         )
         start, end = len(before), len(before) + len(middle)
         shift = start - text.index(middle)  # below start where the template strips
@@ -275,11 +280,21 @@ class Tokenizer:
         places = _around(quoted if example.templated else [(start, end)], len(whole))
         return Prompt(whole, (start, end), [document], question, places)
 
-    def _cut(self, text: str) -> tuple[str, str, str]:
-        """A finished prompt, before what the template writes where an answer begins."""
-        after = self._pieces(Turn("user", ""))[-1].rstrip()
+    def _cut(self, example: Example) -> tuple[str, str, str]:
+        """A finished prompt, before what the template writes where an answer begins.
+
+        Behind that may be an empty thought, or the name of a channel, and no more.
+        """
+        text, after = example.source_text, self._pieces(Turn("user", ""))[-1].rstrip()
         end = text.rfind(after) if after else -1
-        return ("", text[:end], text[end:]) if end > 0 else ("", text, "")
+        own = [part for part in (example.context, example.question) if part]
+        if (
+            end <= 0
+            or not _OPENING.fullmatch(text, end + len(after))
+            or not all(part in text[:end] for part in own)
+        ):
+            return "", text, ""
+        return "", text[:end], text[end:]
 
     def _conversation(self, example: Example) -> Prompt:
         frame = self._frame(example.turns, example.tools)

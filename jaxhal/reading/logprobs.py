@@ -46,13 +46,12 @@ def check_logprobs(
 
 
 def _same(token: str, number: int, text: str, tokenizer: Tokenizer) -> bool:
+    # The end of the sequence, which servers spell or leave empty, and models choose.
+    ends = () if text else tokenizer.stop_ids
     if token.startswith(_BY_ID):
-        return token == f"{_BY_ID}{number}"
-    if not text:  # the end of the sequence, which servers spell or leave empty
-        return token in (
-            "",
-            *(tokenizer.decode([n]) for n in (number, *tokenizer.stop_ids)),
-        )
+        return token in {f"{_BY_ID}{one}" for one in (number, *ends)}
+    if not text:
+        return token in {"", *(tokenizer.decode([one]) for one in (number, *ends))}
     # Whether a space belongs to a word, tokenizers and servers do not agree.
     return "\N{REPLACEMENT CHARACTER}" in token or token.strip() == text.strip()
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxhal.detectors import Detector
+from jaxhal.llm.entailment import Inference, Similarity
 from jaxhal.models.encoders.encoding import kept_encoder
 from jaxhal.models.registry import ENTRIES
 from jaxhal.reading.bulk import Measure
@@ -24,10 +25,12 @@ def sources(measures: Iterable[Measure]) -> list[str]:
         for field in dataclasses.fields(measure):
             if field.name in _NAMED:
                 part = getattr(measure, field.name)
-                source = getattr(part, "source", part)
-                bare = not isinstance(part, str) or field.name != "entailment"
-                if isinstance(source, str) and (bare or source.startswith(_NLI)):
-                    found.append(source.removeprefix(_NLI))
+                if isinstance(part, Inference | Similarity):
+                    found.append(part.source)
+                elif isinstance(part, str) and (
+                    field.name != "entailment" or part.startswith(_NLI)
+                ):
+                    found.append(part.removeprefix(_NLI))
     return [one for one in dict.fromkeys(found) if one not in ENTRIES]
 
 

@@ -145,11 +145,11 @@ class Fitted:
             )
         now = encoders.fingerprints(self.detector) if self.encoders else {}
         for source, known in self.encoders.items():
-            if now[source] != known:
+            if now.get(source) != known:
                 raise ValueError(
                     f"detector {self.detector.name!r} was fitted to what {source} "
-                    "said, which has other weights now; bring those back, or fit it "
-                    "anew"
+                    "said, which has other weights now, or lies elsewhere; bring that "
+                    "back, or fit it anew"
                 )
         of_text = all(isinstance(one, OfText) for _, one in self.detector.features)
         if self.dtype not in (None, lm.dtype) and not of_text:
