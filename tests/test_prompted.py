@@ -37,12 +37,12 @@ from jaxhal.detectors.prompts import (
 )
 from jaxhal.features.base import OfRewrite
 from jaxhal.features.uncertainty import TextLogprob, TokenLogprob
+from jaxhal.io.threads import at_once
 from jaxhal.llm.endpoint import (
     Endpoint,
     NoReply,
     Unanswered,
     Useless,
-    at_once,
     json_object,
 )
 from jaxhal.models.batching import lengths

@@ -113,8 +113,8 @@ def from_dataset(dataset: "datasets.Dataset") -> Iterator[Row]:
             f"dataset[{next(iter(dataset), 'train')!r}]"
         )
     columns = _known(dataset.column_names or list(next(iter(dataset), {})))
-    plain: Any = dataset.with_format(None).select_columns(columns)
-    named = _named(plain, dataset.features or {})
+    known: Any = dataset.with_format(None).select_columns(columns)
+    named = _named(known, dataset.features or {})
     return _rows(named, str(dataset.split or ""), structs=True)
 
 

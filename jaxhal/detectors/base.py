@@ -212,7 +212,7 @@ def factory(make: Callable[..., Detector]) -> Callable[..., Detector]:
             return made
         check_name(name, f"name of detector {made.name!r}")
         if name in _TAKEN or name.endswith(_COLUMNS):
-            taken = f"one of {', '.join(_TAKEN)}, or ends in one of {_COLUMNS}"
+            taken = f"one of {', '.join(_TAKEN)}, or ends in {', '.join(_COLUMNS)}"
             raise ValueError(f"name of detector {made.name!r} is {taken}")
         return _renamed(made, name)
 

@@ -32,8 +32,9 @@ from jaxhal.io.extras import need
 from jaxhal.io.files import alone
 from jaxhal.io.progress import progress_bar
 from jaxhal.io.showing import quoted
+from jaxhal.io.threads import at_once
 from jaxhal.llm import hosts
-from jaxhal.llm.endpoint import Endpoint, NoReply, at_once
+from jaxhal.llm.endpoint import Endpoint, NoReply
 from jaxhal.llm.judges import NEARNESS, EndpointJudge, Judge, OverlapRule, ReferenceRule
 from jaxhal.models.lm import LM
 from jaxhal.models.lm import kept_lm as model
@@ -237,10 +238,9 @@ def _judged(
         about |= {"judge": named, "judged": _today()}
         return _row(config, question, answer, judge) | {"provenance": about}
 
-    rows, here = [], (row(question) for question in questions)
-    found = at_once(row, questions) if config.endpoint else here
+    rows = []
     with (
-        contextlib.closing(found),  # else what is left out is asked all the same
+        contextlib.closing(at_once(row, questions)) as found,
         progress_bar(len(questions), "judging", "answer", progress) as bar,
     ):
         for one in found:

@@ -1,6 +1,5 @@
 """Asking a language model behind an OpenAI-compatible address, each question once."""
 
-import concurrent.futures
 import contextlib
 import dataclasses
 import functools
@@ -13,13 +12,14 @@ import ssl
 import threading
 import time
 import weakref
-from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from jaxhal.io.extras import need
 from jaxhal.io.files import replacing
 from jaxhal.io.showing import quoted, shown
+from jaxhal.io.threads import at_once
 from jaxhal.llm import hosts
 from jaxhal.models.registry import cache_dir, private_cache
 from jaxhal.texts import storable
@@ -33,8 +33,6 @@ PATIENCE = 600.0
 _NO_KEY = "none"
 _HEADERS = {"host", "connection", "user-agent"}
 _HEADERS |= {"accept", "accept-encoding", "content-type", "content-length"}
-# Of several questions, those that a server has at a time.
-_AT_ONCE = 8
 # By where a reply is kept, one asks at a time.
 _ASKING: "weakref.WeakValueDictionary[Path, threading.Lock]"
 _ASKING, _GUARD = weakref.WeakValueDictionary(), threading.Lock()
@@ -363,32 +361,6 @@ def trusted() -> ssl.SSLContext:
 def _alone(path: Path) -> threading.Lock:
     with _GUARD:
         return _ASKING.setdefault(path, threading.Lock())
-
-
-def at_once(
-    ask: Callable[[Any], Any], items: Iterable[Any]
-) -> Generator[Any, None, None]:
-    """``map`` for what asks endpoints: some items at a time, the results in order.
-
-    After an error, and where it is left or interrupted, nothing more begins to be
-    asked, and nobody waits for what has.
-    """
-    threads, over = concurrent.futures.ThreadPoolExecutor(_AT_ONCE), threading.Event()
-
-    def tried(item: Any) -> Any:
-        if over.is_set():  # one before it failed, whose error comes first
-            raise concurrent.futures.CancelledError
-        try:
-            return ask(item)
-        except BaseException:
-            over.set()
-            raise
-
-    try:
-        yield from threads.map(tried, items)
-    finally:
-        over.set()
-        threads.shutdown(wait=False, cancel_futures=True)
 
 
 def content_of(answer: Any) -> tuple[Any, bool]:

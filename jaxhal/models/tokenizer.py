@@ -4,13 +4,12 @@ import dataclasses
 import functools
 import json
 import os
-import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from jaxtyping import Array, Bool, Int
+from jaxtyping import Array, Int
 
 from jaxhal.io.progress import note
 from jaxhal.io.showing import cut, shown
@@ -18,6 +17,7 @@ from jaxhal.models import characters, gguf_tokenizer, templates
 from jaxhal.models.batching import Encoded
 from jaxhal.models.control import Places, disarmed, mark
 from jaxhal.models.gguf import GGUFSource
+from jaxhal.models.prompts import OPENING, Prompt, around, find_question, overlap
 from jaxhal.models.settings import Settings, read_json
 from jaxhal.types import Example, Turn
 
@@ -29,45 +29,6 @@ if TYPE_CHECKING:
 _ROLES = ("bos", "eos", "pad", "unk", "sep", "cls")
 _Framed = tuple[tuple[Turn, ...], tuple[str, ...]]  # turns without texts, and tools
 _KEPT = 256  # frames of such
-
-
-class Prompt(NamedTuple):
-    """A whole prompt text and the ``(start, end)`` characters of its parts."""
-
-    text: str
-    user: tuple[int, int]  # what the user wrote, all turns of a conversation
-    document: Places  # of a conversation, each turn in their order; (0, 0) without text
-    question: tuple[int, int]
-    # Where control tokens are recognised: what the template wrote, or all of a finished
-    # prompt but the context and the question.
-    control: Places
-
-
-def _around(spans: Places, length: int) -> Places:
-    """What spans leave of a text.
-
-    >>> _around([(5, 8), (2, 4), (3, 4)], 9)
-    [(0, 2), (4, 5), (8, 9)]
-    """
-    left, last = [], 0
-    for start, end in sorted(spans):
-        if last < start:
-            left.append((last, start))
-        last = max(last, end)
-    return [*left, (last, length)] if last < length else left
-
-
-def _find_question(text: str, question: str, context: str) -> int:
-    """Where the question stands: its last place that is not inside the context."""
-    start = text.index(context)
-    before, after = text[:start], text[start + len(context) :]
-    if question in after:
-        return start + len(context) + after.rindex(question)
-    return (before if question in before else text).rindex(question)
-
-
-# Tags and a word beside each, such as those of a channel or of a thought.
-_OPENING = re.compile(r"\s*(<[^<>]*>\w*\s*)*")
 
 
 class Tokenizer:
@@ -273,11 +234,11 @@ class Tokenizer:
             document = span(text.index(example.context), example.context)
             quoted.append(document)
         if example.question:
-            first = _find_question(text, example.question, example.context or "")
+            first = find_question(text, example.question, example.context or "")
             question = span(first, example.question)
             quoted.append(question)
         whole = before + middle + after
-        places = _around(quoted if example.templated else [(start, end)], len(whole))
+        places = around(quoted if example.templated else [(start, end)], len(whole))
         return Prompt(whole, (start, end), [document], question, places)
 
     def _cut(self, example: Example) -> tuple[str, str, str]:
@@ -290,7 +251,7 @@ class Tokenizer:
         own = [part for part in (example.context, example.question) if part]
         if (
             end <= 0
-            or not _OPENING.fullmatch(text, end + len(after))
+            or not OPENING.fullmatch(text, end + len(after))
             or not all(part in text[:end] for part in own)
         ):
             return "", text, ""
@@ -305,7 +266,7 @@ class Tokenizer:
             places[turn] = start, len(text)
             text += after
         start, end = min(places[turn] for turn in frame.order)[0], max(places)[1]
-        control = _around(places, len(text))
+        control = around(places, len(text))
         return Prompt(text, (start, end), places, (end, end), control)
 
     def encode_example(self, example: Example, *, eos: bool = True) -> Encoded:
@@ -358,8 +319,8 @@ class Tokenizer:
             response_ids=np.zeros(0, np.int32),
             offsets=np.zeros((0, 2), np.int32),
             context=context,
-            document=_overlap(spans, prompt.document),
-            question=_overlap(spans, [prompt.question]),
+            document=overlap(spans, prompt.document),
+            question=overlap(spans, [prompt.question]),
         )
 
     def _encode(self, text: str) -> "tokenizers.Encoding":
@@ -437,13 +398,3 @@ def _stop_ids(folder: Path) -> tuple[int, ...] | None:
     if any(type(end) is not int for end in ends):
         settings.refuse("eos_token_id", "give the number of a token, or a list of them")
     return tuple(ends)
-
-
-def _overlap(
-    spans: Int[np.ndarray, "tokens 2"], places: Places
-) -> Bool[np.ndarray, " tokens"]:
-    """Tokens that share a character with one of the places."""
-    found = np.zeros(len(spans), bool)
-    for start, end in places:
-        found |= (spans[:, 0] < end) & (spans[:, 1] > start) & (start < end)
-    return found

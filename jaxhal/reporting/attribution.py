@@ -14,8 +14,9 @@ from jaxhal.lrp.rules import RuleSet
 from jaxhal.models.batching import Encoded, bucket, collate
 from jaxhal.models.lm import LM
 from jaxhal.models.mesh import here
+from jaxhal.models.prompts import Prompt
 from jaxhal.models.templates import spelled
-from jaxhal.models.tokenizer import Prompt, Tokenizer
+from jaxhal.models.tokenizer import Tokenizer
 from jaxhal.texts import sentences, whole_words
 from jaxhal.types import Example
 
